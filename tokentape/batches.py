@@ -67,7 +67,7 @@ class Batch:
         if error is None:
             await self.ack()
             return
-        with suppress(ClientError):  # the first error matters more, and the lease expires by itself
+        with suppress(ClientError):  # the first error matters more, and the lease expires
             await self.release()
 
     def _end(self) -> None:
@@ -93,7 +93,7 @@ async def claim_batches(
     poll_s = LONG_POLL_S if wait_s is None else wait_s
     while True:
         claimed = await client.claim_batch(consumer=consumer, groups=groups, wait_s=poll_s, lease_s=lease_s, **options)
-        _log_left_out(claimed, logged)
+        _log_excluded(claimed, logged)
         if claimed["batch_id"] is not None:
             async with Batch(client, claimed, lease_s) as batch:
                 yield batch
@@ -101,8 +101,8 @@ async def claim_batches(
             return
 
 
-def _log_left_out(claimed: dict[str, Any], logged: set[str]) -> None:
-    """Log why groups were refused or dropped: each reason once, whatever rollouts and numbers it names."""
+def _log_excluded(claimed: dict[str, Any], logged: set[str]) -> None:
+    """Log why groups were refused or dropped: each reason once, ignoring its ids and numbers."""
     for outcome in ("refused", "dropped"):
         for group in claimed.get(outcome, ()):
             reason = f"{outcome}: {_NAMES_AND_NUMBERS.sub('', group['why'])}"

@@ -268,5 +268,5 @@ def _prompt(step: Step, choice: Mapping[str, Any]) -> Sequence[int]:
 
 
 def _idempotency_key() -> dict[str, str]:
-    """Return a header that makes one step of a call that openai's client retries by itself."""
+    """Return a header that makes one step of a call and its automatic retries by openai's client."""
     return {"Idempotency-Key": uuid4().hex}

@@ -65,7 +65,7 @@ def read_minted(key: str) -> MintedKey | None:
 
 
 def proves(key: MintedKey, incarnation: str, secret: bytes, *, dispatch: str | None = None) -> bool:
-    """Whether the key was minted for this life of the rollout, and for this dispatch of it if one is given."""
+    """Return whether the key was minted for this incarnation of the rollout, and for this dispatch if one is given."""
     expected = _proof(key.rollout_id, incarnation, secret, dispatch).encode()
     return hmac.compare_digest(key.proof.encode("utf-8", "replace"), expected)
 

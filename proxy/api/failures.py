@@ -39,14 +39,14 @@ def visible_error(request: web.Request, error: ProxyError) -> ProxyError:
 def error_response(request: web.Request, error: ProxyError) -> web.Response:
     """Return the error response in the format of the request's API and dialect."""
     error = visible_error(request, error)
-    spoken = request.get(ERROR_DIALECT)
+    dialect = request.get(ERROR_DIALECT)
     headers = {"Content-Type": "application/json"}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
     if error.kind in {"rollout_limit", "rollout_closed"}:
         headers["X-Should-Retry"] = "false"  # OpenAI's clients would retry, which cannot succeed
-    status = spoken.status(error) if spoken else error.status
-    return web.Response(status=status, headers=headers, body=spoken.error(error) if spoken else openai_error(error))
+    status = dialect.status(error) if dialect else error.status
+    return web.Response(status=status, headers=headers, body=dialect.error(error) if dialect else openai_error(error))
 
 
 def _is_of_an_agent(request: web.Request) -> bool:
@@ -73,7 +73,7 @@ async def answer_failures(
         return _failed(request, NotFound(f"Path {request.path!r} not found."))
     except web.HTTPException as error:
         return _failed(request, BadRequest(f"Bad request: {error.reason}"))
-    except Exception as failure:  # noqa: BLE001 - the outermost place: what nothing expected is logged, and answered as ours
+    except Exception as failure:  # noqa: BLE001 - unexpected exceptions are logged and become a 500
         return _failed(request, internal_error(failure, path=request.path))
     finally:
         release(request)

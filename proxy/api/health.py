@@ -33,7 +33,7 @@ async def info_metrics(context: Context) -> bytes:
 def make_info_metrics(
     registry: CollectorRegistry, endpoints: Collection[Endpoint], facts: Mapping[str, str]
 ) -> list[Gauge]:
-    """Create the gauges and register them. Facts that the store does not report are left out."""
+    """Create the gauges and register them. Facts that the store does not report have no gauge."""
     build = Gauge(
         "tokentape_build_info", "Always 1; the label is the version of TokenTape.", ("version",), registry=registry
     )
@@ -95,8 +95,8 @@ async def show_ready(request: web.Request) -> web.Response:
 async def show_metrics(request: web.Request) -> web.Response:
     """`GET /metrics`: the metrics of all workers, in Prometheus' text format."""
     context = request.app[CONTEXT]
-    counted, told = await asyncio.gather(context.worker_metrics.exposition(), info_metrics(context))
-    return web.Response(body=counted + told, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    counted, info = await asyncio.gather(context.worker_metrics.exposition(), info_metrics(context))
+    return web.Response(body=counted + info, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _store(context: Context) -> str:

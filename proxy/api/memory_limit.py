@@ -1,7 +1,7 @@
 """The limit on the memory of calls in flight, and the disconnection of stalled clients.
 
-A slow client is not stalled: its engine is read no faster than the client reads, with a few hundred kB between them. Nothing is
-counted per event; the calls are summed when another one arrives, at most ten times a second if they are many.
+A slow client is not stalled: its engine is read no faster than the client reads, with a buffer of a few hundred kB. Bytes are
+not counted per event: they are summed when a call arrives, at most ten times a second if there are many calls.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 
 _MANY = 64
-_COUNT_EVERY_S = 0.1
-_PROBES = 4  # of each client within the time that it may stall
+_COUNT_INTERVAL_S = 0.1
+_PROBES = 4  # of each client within the stall timeout
 
 
 class Held(Protocol):
@@ -34,18 +34,18 @@ class Held(Protocol):
 class ByteReservation:
     """The bytes of one request: they grow as its body arrives, and are released after its response."""
 
-    __slots__ = ("_bytes", "_pressure")
+    __slots__ = ("_bytes", "_in_flight")
 
-    def __init__(self, pressure: "InFlightBytes") -> None:
-        self._pressure = pressure
+    def __init__(self, in_flight: "InFlightBytes") -> None:
+        self._in_flight = in_flight
         self._bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Reservation of {self._bytes} bytes>"
+        return f"<ByteReservation of {self._bytes} bytes>"
 
     def grow(self, more: int) -> None:
         """Reserve more bytes before they are used, or release some (negative). Raises Overloaded."""
-        self._pressure.take(more, own=self._bytes)
+        self._in_flight.take(more, own=self._bytes)
         self._bytes += more
 
     def release(self) -> None:
@@ -57,29 +57,29 @@ class InFlightBytes:
     """The calls in flight of one process. `kept` returns the bytes of detached steps that are not stored yet."""
 
     def __init__(
-        self, most_bytes: int, client_stall_timeout_s: float, metrics: Metrics, kept: Callable[[], int]
+        self, max_bytes: int, client_stall_timeout_s: float, metrics: Metrics, kept: Callable[[], int]
     ) -> None:
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._client_stall_timeout_s = client_stall_timeout_s
         self._metrics = metrics
         self._kept = kept
-        self._asked_bytes = 0
-        self._answered_bytes = 0  # as they were counted last
-        self._counted_at = -_COUNT_EVERY_S
+        self._request_bytes = 0
+        self._call_bytes = 0  # when they were last counted
+        self._counted_at = -_COUNT_INTERVAL_S
         self._loop = asyncio.get_running_loop()
         self._watching = self._loop.create_task(self._watch())
         self.calls: set[Held] = set()
         metrics.in_flight_bytes.set_function(self.held_bytes)
-        metrics.in_flight_limit_bytes.set(most_bytes)
+        metrics.in_flight_limit_bytes.set(max_bytes)
 
     def __repr__(self) -> str:
-        return f"<Pressure {self.held_bytes()} of {self._most_bytes} bytes>"
+        return f"<InFlightBytes {self.held_bytes()} of {self._max_bytes} bytes>"
 
     def held_bytes(self) -> int:
         """Return the bytes in flight: request bodies, forwarded requests with their responses, and steps to be stored."""
-        self._answered_bytes = sum(call.body_bytes for call in self.calls)
+        self._call_bytes = sum(call.body_bytes for call in self.calls)
         self._counted_at = self._loop.time()
-        return self._asked_bytes + self._answered_bytes + self._kept()
+        return self._request_bytes + self._call_bytes + self._kept()
 
     def oldest_s(self, now: float) -> float:
         """Return the age of the oldest call in flight in seconds; 0 if there is none."""
@@ -95,19 +95,19 @@ class InFlightBytes:
         A request is always accepted if nothing else is in flight: the length of a body has its own limit.
         """
         if more > 0:
-            held, most = self._held_lately(), self._most_bytes
-            if held > own and held + more > most:
+            held, limit = self._recently_held(), self._max_bytes
+            if held > own and held + more > limit:
                 raise Overloaded(
                     f"Calls in flight use {held} bytes, and this call would exceed the limit of "
-                    f"{most} (agents.max_bytes_in_flight). Try again later."
+                    f"{limit} (agents.max_bytes_in_flight). Try again later."
                 )
-        self._asked_bytes += more
+        self._request_bytes += more
 
-    def _held_lately(self) -> int:
+    def _recently_held(self) -> int:
         """Return the bytes in flight; with many calls, a recent value, so that each new call does not sum thousands."""
-        if len(self.calls) < _MANY or self._loop.time() - self._counted_at > _COUNT_EVERY_S:
+        if len(self.calls) < _MANY or self._loop.time() - self._counted_at > _COUNT_INTERVAL_S:
             return self.held_bytes()
-        return self._asked_bytes + self._answered_bytes + self._kept()
+        return self._request_bytes + self._call_bytes + self._kept()
 
     async def close(self) -> None:
         """Stop watching clients."""
@@ -117,7 +117,7 @@ class InFlightBytes:
     async def _watch(self) -> None:
         """Disconnect every client whose unsent bytes have not decreased within the stall timeout.
 
-        It counts probes, not time: while this process is blocked, clients cannot show that they read.
+        Probes are counted, not time: while this process is blocked, the unsent bytes of clients cannot decrease.
         """
         seen: dict[Held, tuple[int, int]] = {}
         while True:
@@ -127,8 +127,8 @@ class InFlightBytes:
                 waiting = _unsent(call.request)
                 if not waiting:
                     continue
-                size, looks = before.get(call, (waiting, -1))
-                seen[call] = (waiting, looks + 1 if size == waiting else 0)
+                size, probes = before.get(call, (waiting, -1))
+                seen[call] = (waiting, probes + 1 if size == waiting else 0)
                 if seen[call][1] >= _PROBES and call.request.transport is not None:
                     LOG.warning("Client disconnected because it read nothing for %s s", self._client_stall_timeout_s)
                     self._metrics.stalled_clients.inc()

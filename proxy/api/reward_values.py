@@ -13,7 +13,7 @@ from proxy.api.body import read_body
 from proxy.errors import BadRequest, UnprocessableRequest
 
 LARGEST: Final = 3.4028234663852886e38  # of float32
-_NO_NUMBERS: Final = ("NaN", "Infinity")  # as JavaScript and Python write them, behind a sign or none; JSON has neither
+_NO_NUMBERS: Final = ("NaN", "Infinity")  # as JavaScript and Python write them; JSON has neither
 
 
 def _all_finite(values: dict[str, Any]) -> dict[str, Any]:
@@ -44,14 +44,14 @@ def read_object(text: bytes) -> dict[str, Any]:
     try:
         return read_body(text)
     except BadRequest:
-        if _has_no_number(text):
+        if _has_non_finite_number(text):
             raise UnprocessableRequest(
                 "A number in the request body is NaN, infinite or too large for a float."
             ) from None
         raise
 
 
-def _has_no_number(text: bytes) -> bool:
+def _has_non_finite_number(text: bytes) -> bool:
     """Return whether a body is invalid JSON because a number is NaN or infinite. orjson 3.11 rejects 1e400 as infinity."""
     try:
         orjson.loads(text)

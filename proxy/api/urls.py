@@ -11,11 +11,11 @@ from proxy.config.addresses import split_listen
 _DOTS = (".", "..")
 
 
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - addresses to compare with, not to listen on
+_ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - addresses to compare with, not to listen on
 
 
 def prefix_of(rollout_id: str) -> str:
-    """Return the path prefix of a rollout. It is empty for an ID of only dots, which clients treat as a folder."""
+    """Return the path prefix of a rollout. It is empty for the IDs `.` and `..`, which clients resolve as folders."""
     return "" if rollout_id in _DOTS else f"/rollouts/{quote(rollout_id, safe='')}"
 
 
@@ -28,7 +28,7 @@ def model_url(request: web.Request, context: Context) -> str:
     return f"{request.scheme}://{host}"
 
 
-def model_host(listen: str, seen: URL) -> str:
+def model_host(listen: str, request_url: URL) -> str:
     """Return host and port of a model API on a separate port; if it listens on all addresses, the host of the request."""
     host, port = split_listen(listen)
-    return f"{seen.host_subcomponent}:{port}" if host in _EVERYWHERE else listen
+    return f"{request_url.host_subcomponent}:{port}" if host in _ALL_ADDRESSES else listen

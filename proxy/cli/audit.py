@@ -45,8 +45,8 @@ def table(results: Iterable[Result]) -> Table:
             str(result.branch),
             Text(result.verdict, _COLORS.get(result.verdict, "red")),
             str(result.count),
-            str(result.left_out),
-            str(result.telling),
+            str(result.skipped),
+            str(result.informative),
             _number(result.mean),
             _number(result.max),
             Text(_first(result.first)),
@@ -199,6 +199,6 @@ def _print(results: list[Result], out: Console, notes: Console, *, as_json: bool
     print_table(out, table(results))
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in totals["verdicts"].items())
     notes.print(
-        f"{len(results)} sequences, {totals['tokens']} tokens compared, {totals['left_out']} skipped: {verdicts}",
+        f"{len(results)} sequences, {totals['tokens']} tokens compared, {totals['skipped']} skipped: {verdicts}",
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""`tokentape export`: downloads rows from the control API and reports what they leave out."""
+"""`tokentape export`: downloads rows from the control API and reports skipped steps and rollouts."""
 
 import sys
 from collections import Counter

@@ -80,13 +80,13 @@ class Pushed:
     """The result of pushing a group, and the problems that were found."""
 
     group_id: str
-    told: str
+    result: str
     reasons: list[str]
 
     @property
     def is_received(self) -> bool:
         """Whether the service received the group."""
-        return self.told == "received"
+        return self.result == "received"
 
 
 class _NoResponse(OSError):

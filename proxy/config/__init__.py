@@ -1,1 +1,1 @@
-"""proxy.config.settings."""
+"""The settings; see `proxy.config.settings`."""

@@ -38,7 +38,7 @@ def base_url(url: str) -> str:
 
 
 def _can_be_called(url: str, parts: SplitResult) -> bool:
-    """Whether a URL needs no encoding, and its host and port are valid."""
+    """Return whether a URL needs no encoding, and its host and port are valid."""
     try:
         has_port = parts.port != 0
     except ValueError:
@@ -55,7 +55,7 @@ def without_secrets(url: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is only reachable from this machine."""
+    """Return whether a host is only reachable from this machine."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

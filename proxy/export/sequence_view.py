@@ -1,6 +1,6 @@
 """Formats with one row for each sequence, and what they have in common: filled logprobs, rewards, advantages, versions.
 
-What a rollout does not have is never made up: the format refuses the rollout with the reason.
+No value is invented: if a rollout lacks one that the format requires, the format refuses the rollout with the reason.
 """
 
 from abc import abstractmethod
@@ -134,11 +134,11 @@ def advantage_of(source: RowSource) -> float:
     Raises:
         Inexpressible: It has none, or several.
     """
-    given = source.facts.advantages
-    if given is None:
+    advantages = source.facts.advantages
+    if advantages is None:
         raise source.refuse("an advantage", "none")
-    if isinstance(given, int | float):
-        return float(given)
+    if isinstance(advantages, int | float):
+        return float(advantages)
     raise source.refuse("one advantage per rollout", "several")
 
 
@@ -148,23 +148,23 @@ def advantages_of(row: Row, source: RowSource) -> list[float]:
     A rollout's advantages are one number, a list with one for each position of its only row, or an object by step id of
     numbers or of lists with one for each sampled token.
     """
-    given = source.facts.advantages
-    if isinstance(given, Mapping):
-        return _by_step(row, source, given)
-    if isinstance(given, Sequence):
-        if not source.alone or len(given) != len(row.token_ids):
+    advantages = source.facts.advantages
+    if isinstance(advantages, Mapping):
+        return _by_step(row, source, advantages)
+    if isinstance(advantages, Sequence):
+        if not source.alone or len(advantages) != len(row.token_ids):
             raise source.refuse(
                 "a single sequence and one advantage for each of its tokens", "a list of advantages that does not match"
             )
-        return [float(value) if mask else 0.0 for value, mask in zip(given, row.mask, strict=True)]
+        return [float(value) if mask else 0.0 for value, mask in zip(advantages, row.mask, strict=True)]
     value = advantage_of(source)
     return [value if mask else 0.0 for mask in row.mask]
 
 
-def _by_step(row: Row, source: RowSource, given: Mapping[str, Any]) -> list[float]:
+def _by_step(row: Row, source: RowSource, advantages: Mapping[str, Any]) -> list[float]:
     filled = [0.0] * len(row.token_ids)
     for span in owned_turns(row):
-        of_step = given.get(span.step_id)
+        of_step = advantages.get(span.step_id)
         values = [of_step] * (span.end - span.start) if isinstance(of_step, int | float) else of_step
         if not isinstance(values, list) or len(values) != span.end - span.start:
             raise source.refuse(

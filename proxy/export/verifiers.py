@@ -109,9 +109,9 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _advantage(step: Step, given: Any) -> float | None:
+def _advantage(step: Step, advantages: Any) -> float | None:
     """Return the step's advantage if it is one number, else None."""
-    value = given.get(step.step_id) if isinstance(given, Mapping) else given
+    value = advantages.get(step.step_id) if isinstance(advantages, Mapping) else advantages
     return float(value) if isinstance(value, int | float) else None
 
 

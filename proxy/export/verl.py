@@ -92,12 +92,12 @@ def _padding(row: Row, source: RowSource) -> tuple[int, int]:
         "prompt_length": (source.fill.prompt_length, row.prompt_len),
         "response_length": (source.fill.response_length, len(row.token_ids) - row.prompt_len),
     }
-    for name, (given, length) in lengths.items():
-        if given is None:
+    for name, (padded, length) in lengths.items():
+        if padded is None:
             raise source.refuse(f"the parameter {name}, because it pads its rows", f"{length} tokens to pad")
-        if given < length:
-            raise source.refuse(f"at most {name}={given} tokens", f"{length}")
-    (prompt, response) = ((given or 0) - length for given, length in lengths.values())
+        if padded < length:
+            raise source.refuse(f"at most {name}={padded} tokens", f"{length}")
+    (prompt, response) = ((padded or 0) - length for padded, length in lengths.values())
     return prompt, response
 
 

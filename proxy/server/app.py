@@ -54,7 +54,7 @@ _SECRET = "minting-secret"  # noqa: S105 - the name of a constant in the store
 
 
 def make_app(
-    settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: WorkerSlot | None = None
+    settings: Settings, store: Store | None = None, clock: Clock | None = None, slot: WorkerSlot | None = None
 ) -> web.Application:
     """Return the application with both APIs, or with the model API alone if the control API has its own port.
 
@@ -64,7 +64,7 @@ def make_app(
     app = _new_app()
     app[CALLS] = CALL_ROUTES
     app[OTHERS] = {**MODEL_ROUTES, **OSMOSIS_ROUTES}
-    app.cleanup_ctx.append(_context_lifespan(settings, store, clock or SystemClock(), crew))
+    app.cleanup_ctx.append(_context_lifespan(settings, store, clock or SystemClock(), slot))
     if settings.control.listen is None:
         app.add_routes(_control_routes(settings))
     if settings.atropos.enabled:
@@ -106,11 +106,11 @@ def _new_app() -> web.Application:
 
 
 def _context_lifespan(
-    settings: Settings, store: Store | None, clock: Clock, crew: WorkerSlot | None
+    settings: Settings, store: Store | None, clock: Clock, slot: WorkerSlot | None
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     async def lifespan(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            context = await _make_context(app, stack, settings, store, clock, crew)
+            context = await _make_context(app, stack, settings, store, clock, slot)
             watch = _kept(stack, DriftWatch(context.drift))
             late = context.drift_totals.settle_late
             context.recorder.followers += [watch.offer, lambda step, _, appended: late(step, appended)]
@@ -133,12 +133,12 @@ async def _make_context(
     settings: Settings,
     store: Store | None,
     clock: Clock,
-    crew: WorkerSlot | None,
+    slot: WorkerSlot | None,
 ) -> Context:
     """Make the services in the order of their dependencies; the stack closes them in reverse."""
     collectors = CollectorRegistry()
     metrics = make_metrics(collectors)
-    worker_metrics = _kept(stack, WorkerMetrics(collectors, metrics, crew))
+    worker_metrics = _kept(stack, WorkerMetrics(collectors, metrics, slot))
     await worker_metrics.start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
     secret = await opened.set_once(_SECRET, clock.entropy(32))  # first: a start without a store fails here

@@ -42,31 +42,31 @@ class RunningServer:
 
 @asynccontextmanager
 async def running(
-    settings: Settings, store: Store | None = None, clock: Clock | None = None, crew: WorkerSlot | None = None
+    settings: Settings, store: Store | None = None, clock: Clock | None = None, slot: WorkerSlot | None = None
 ) -> AsyncIterator[RunningServer]:
     """Run the proxy and listen; port 0 selects a free port. Raises OSError, ValueError or StorageError on failure.
 
-    While the store is unreachable, a standby application listens. With a `crew`, this is one of several processes that share
+    While the store is unreachable, a standby application listens. With a `slot`, this is one of several processes that share
     the port.
     """
     async with AsyncExitStack() as stack:
         served: RunningServer | None = None
         while served is None:
             try:
-                served = await stack.enter_async_context(_started(settings, store, clock, crew))
+                served = await stack.enter_async_context(_started(settings, store, clock, slot))
             except StoreUnreachable as error:
-                await _stand_by(settings, store, StandbyApp(str(error)), shared=crew is not None)
+                await _stand_by(settings, store, StandbyApp(str(error)), shared=slot is not None)
         yield served
 
 
 @asynccontextmanager
 async def _started(
-    settings: Settings, store: Store | None, clock: Clock | None, crew: WorkerSlot | None
+    settings: Settings, store: Store | None, clock: Clock | None, slot: WorkerSlot | None
 ) -> AsyncIterator[RunningServer]:
     async with AsyncExitStack() as stack:
-        app = make_app(settings, store, clock, crew)
+        app = make_app(settings, store, clock, slot)
         tls = _tls(settings.listen_tls)
-        shared = crew is not None
+        shared = slot is not None
         control_urls: list[str] = []
         if settings.control.listen is not None:
             app.cleanup_ctx.append(_control_api(settings, settings.control.listen, tls, control_urls, shared=shared))

@@ -35,7 +35,7 @@ async def work() -> None:
         set_up(settings.log.level, settings.log.format)
         listening = loop.create_task(_watch_pipe(pipe, stop))
         try:
-            async with running(settings, crew=WorkerSlot(start["number"], Path(start["folder"]))) as served:
+            async with running(settings, slot=WorkerSlot(start["number"], Path(start["folder"]))) as served:
                 _report(served)
                 await stop.wait()
         finally:

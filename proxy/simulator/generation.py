@@ -25,7 +25,7 @@ class Token:
     """One sampled token.
 
     `text` is what the token adds to the text: nothing, its own string, or also text that was held back before.
-    `logprobs` has the token itself, then the most likely tokens if the request wants alternatives.
+    `logprobs` has the token itself, then the most likely tokens if alternatives are requested.
     """
 
     id: int

@@ -1,7 +1,7 @@
 """Prepares the tool calls of earlier turns for the chat template, as vLLM 0.32 and SGLang 0.5.23 do.
 
-Both engines parse `arguments` from JSON, so the template gets an object and formats it anew. They differ in what else
-they accept.
+Both engines parse `arguments` from JSON, so the template receives an object and serializes it again. They differ in what
+else they accept.
 """
 
 import json

@@ -14,7 +14,7 @@ class Options:
 
     `shape` is the engine whose HTTP API it has. `seed` is used for requests without a seed (None: a random one for each).
     `token_delay_s` is the delay before each token. `strict_models` rejects model names other than `model`, as vLLM does.
-    `weight_version` is the initial label of the weights. `routed_experts` returns experts when a request wants them.
+    `weight_version` is the initial label of the weights. `routed_experts` returns experts if they are requested.
     With a `script`, chat completions follow the script.
 
     SGLang only: without `has_parser`, neither reasoning nor tool calls are parsed, and streams lose logprobs, as in

@@ -77,7 +77,7 @@ def words_from(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Words:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Samples the tokens of one choice. At temperature 0 it takes the most likely token, whatever the seed."""
+    """Samples the tokens of one choice. At temperature 0 it takes the most likely token for every seed."""
 
     model: NextTokenModel
     words: Words

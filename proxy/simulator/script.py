@@ -46,7 +46,7 @@ class Failure:
 
     status: int = 500
     times: int = 1
-    message: str = "the script says so"
+    message: str = "the script requests this error"
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -1,6 +1,6 @@
 """The chat template: renders messages and tools as the text that the simulated model continues (ChatML).
 
-Like the templates of real models, it makes the prompts of consecutive turns diverge in two ways: it leaves out the
+Like the templates of real models, it makes the prompts of consecutive turns diverge in two ways: it removes the
 reasoning of turns before the last user message, and with reasoning disabled the prompt ends in an empty reasoning block
 that later prompts do not contain.
 """

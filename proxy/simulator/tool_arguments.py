@@ -1,6 +1,6 @@
-"""Arguments of a tool call, made up from the tool's JSON schema.
+"""Generates arguments of a tool call from the tool's JSON schema.
 
-They fit types, bounds, enums and references. Patterns and formats are ignored: a model may get them wrong, too.
+They fit types, bounds, enums and references. Patterns and formats are ignored: models violate them, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ Schema = Mapping[str, Any]
 _MAX_DEPTH: Final = 6  # schemas can refer to themselves
 _MAX_VALUES: Final = 200
 _MAX_ITEMS: Final = 2
-_MAX_LENGTH: Final = 256  # of strings and arrays, whatever the schema requires
+_MAX_LENGTH: Final = 256  # of strings and arrays, even if the schema requires more
 
 
 def make_arguments(schema: object, stream: RandomStream, words: Sequence[str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The label of the weights, which weights sampled which tokens, and made-up routed experts.
+"""The label of the weights, the weights that sampled each token, and simulated routed experts.
 
-The simulated model never changes, whatever the label says, and has no experts.
+The simulated model never changes with the label, and has no experts.
 """
 
 from base64 import b64encode

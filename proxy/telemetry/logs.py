@@ -1,7 +1,7 @@
-"""The log: one line a call, in words for people or in JSON for machines.
+"""The formatters and the setup of the log, as text or as JSON.
 
-Holds the formatters and the set-up of logging. What is logged is names, counts, statuses and durations: never the content
-of a message, never a key. `fields` of a record come by `extra={"fields": {...}}`.
+Names, counts, statuses and durations are logged; contents of messages and keys are not. Pass fields of a record as
+`extra={"fields": {...}}`.
 """
 
 import logging
@@ -14,14 +14,14 @@ import orjson
 from aiohttp.http_exceptions import HttpProcessingError
 
 LOG = logging.getLogger("tokentape")
-WIRE_LOG = logging.getLogger("tokentape.wire")  # aiohttp's server speaks to this one
+WIRE_LOG = logging.getLogger("tokentape.wire")  # used by aiohttp's server
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line."""
+    """Formats each record as a line with a JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Time, level, message and the fields."""
+        """Return a line with the time, the level, the message and the fields."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -34,10 +34,10 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """`12:00:00 info  call  rollout_id=r1 status=200 …`."""
+    """Formats each record as `12:00:00 info  call  rollout_id=r1 status=200 …`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Time, level, message and the fields, in one line unless there is an exception."""
+        """Return a line with the time, the level, the message and the fields, followed by the traceback of an exception."""
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
         words = " ".join(f"{name}={_word(value)}" for name, value in _fields(record).items() if value is not None)
         line = f"{time} {record.levelname.lower():7} {record.getMessage()} {words}".rstrip()
@@ -47,10 +47,10 @@ class TextLines(logging.Formatter):
 FORMATS: dict[str, type[logging.Formatter]] = {"text": TextLines, "json": JsonLines}
 
 
-def tell_no_bytes(record: logging.LogRecord) -> bool:
-    """Make a request that nobody could read one line without its bytes: what is malformed may hold a key.
+def drop_request_bytes(record: logging.LogRecord) -> bool:
+    """Replace aiohttp's log record of a malformed request, which quotes its bytes and a traceback, by one line.
 
-    aiohttp logs a traceback for each that quotes the line; anybody could fill a disk with it.
+    The bytes may contain a key, and clients could fill the disk with tracebacks.
     """
     if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
         record.msg, record.args = "Malformed request rejected", ()
@@ -59,7 +59,7 @@ def tell_no_bytes(record: logging.LogRecord) -> bool:
     return True
 
 
-WIRE_LOG.addFilter(tell_no_bytes)
+WIRE_LOG.addFilter(drop_request_bytes)
 
 
 def set_up(level: str, form: Literal["text", "json"]) -> None:
@@ -77,7 +77,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 def _word(value: Any) -> str:
-    """A value as one word: what has blanks or control characters is quoted, so that a line stays a line."""
+    """Return a value as one word, quoted if it contains spaces or control characters."""
     if isinstance(value, float):
         return f"{value:.4g}"
     text = str(value)

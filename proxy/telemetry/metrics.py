@@ -22,12 +22,8 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _FINE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _LOGPROB_DIFFERENCES = (1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
-VERDICTS: Final = (
-    "aligned",
-    "shifted",
-    "other weights",
-    "wrong tokens",
-)  # the values of proxy.rollouts.audit.verdict.Verdict
+# The values of proxy.rollouts.audit.verdict.Verdict.
+VERDICTS: Final = ("aligned", "shifted", "other weights", "wrong tokens")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The metrics of all worker processes, summed by any of them.
 
-A worker that is scraped collects the metrics of the others over Unix sockets, in a folder that only the workers can access.
+The worker that is scraped collects the metrics of the others over Unix sockets, in a folder that only the workers can access.
 Counting itself needs no shared memory and no files.
 
 The last answer of each worker is kept in the folder. It is used for a worker that does not answer, and a worker that replaces
@@ -27,7 +27,7 @@ _Sample: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]  # name and labels
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlot:
-    """A worker's place among the workers: its number, and the folder that only they can access."""
+    """A worker's number among the workers, and the folder that only they can access."""
 
     number: int
     folder: Path
@@ -46,20 +46,20 @@ class Family:
 class WorkerMetrics:
     """The metrics of this process, or of all workers if it is one of several. `start` in the event loop, then `close`."""
 
-    def __init__(self, registry: CollectorRegistry, metrics: Metrics, crew: WorkerSlot | None = None) -> None:
+    def __init__(self, registry: CollectorRegistry, metrics: Metrics, slot: WorkerSlot | None = None) -> None:
         self._registry = registry
         self._metrics = metrics
-        self._crew = crew
+        self._slot = slot
         self._inherited: list[Family] = []
         self._server: asyncio.Server | None = None
 
     def __repr__(self) -> str:
-        return f"<Totals of {self._crew or 'this process'}>"
+        return f"<WorkerMetrics of {self._slot or 'this process'}>"
 
     async def start(self) -> None:
         """Take over the counters of the previous worker with this number, and start to answer the other workers."""
-        if self._crew is not None:
-            path = _socket(self._crew)
+        if self._slot is not None:
+            path = _socket(self._slot)
             self._inherited = _last_answer(path)
             path.unlink(missing_ok=True)
             self._server = await asyncio.start_unix_server(self._answer, path)
@@ -71,10 +71,10 @@ class WorkerMetrics:
 
     async def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        if self._crew is None:
+        if self._slot is None:
             return generate_latest(self._registry)
-        own = _socket(self._crew)
-        paths = sorted(path for path in self._crew.folder.glob("*.sock") if path != own)
+        own = _socket(self._slot)
+        paths = sorted(path for path in self._slot.folder.glob("*.sock") if path != own)
         workers = []
         for path, answer in zip(paths, await asyncio.gather(*map(_fetch, paths)), strict=True):
             if answer is None:
@@ -126,8 +126,8 @@ def summed(workers: Iterable[Iterable[Family]]) -> list[Family]:
     return list(combined.values())
 
 
-def _socket(crew: WorkerSlot) -> Path:
-    return crew.folder / f"{crew.number}.sock"
+def _socket(slot: WorkerSlot) -> Path:
+    return slot.folder / f"{slot.number}.sock"
 
 
 async def _fetch(path: Path) -> bytes | None:

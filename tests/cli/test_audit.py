@@ -71,7 +71,7 @@ async def test_what_has_nothing_to_compare_is_not_wrong_and_proves_nothing(engin
 
     code, out, _ = await tokentape("audit", "--engine", engine.url, "--file", rows(bound), "--json")
     told = orjson.loads(out)
-    assert (3, False, 0, 30) == (code, told["aligned"], told["tokens"], told["left_out"])
+    assert (3, False, 0, 30) == (code, told["aligned"], told["tokens"], told["skipped"])
 
 
 async def test_a_piped_table_is_as_wide_as_its_lines(engine, rows):

@@ -60,5 +60,5 @@ async def test_groups_are_told_one_by_one(address, call_proxy, engine, capsys, s
     is_received = await push_all(address.url, None, wanted(), PushOptions(engine.url), api_key=None, as_json=True)
     told = orjson.loads(capsys.readouterr().out)
 
-    assert (is_received, scored) == (told["received"], told["groups"][0]["told"] == "received")
+    assert (is_received, scored) == (told["received"], told["groups"][0]["result"] == "received")
     assert bool(told["groups"][0]["reasons"]) != scored

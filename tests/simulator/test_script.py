@@ -77,7 +77,7 @@ async def test_failures_precede_the_turn(client):
         {"role": "user", "content": "?"},
     ]
     for _ in range(2):
-        with pytest.raises(openai.InternalServerError, match="the script says so"):
+        with pytest.raises(openai.InternalServerError, match="the script requests this error"):
             await reply(client, messages)
 
     assert "It rains." == (await reply(client, messages)).message.content

@@ -30,5 +30,5 @@ def graded(found: list[Finding]) -> Mapping[str, list[str]]:
     """Return problems and fixes by grade."""
     by_grade: dict[str, list[str]] = {"ok": [], "note": [], "fault": []}
     for finding in found:
-        by_grade[finding.grade].append(f"{finding.subject}: {finding.seen} -> {finding.mend}")
+        by_grade[finding.grade].append(f"{finding.subject}: {finding.seen} -> {finding.fix}")
     return by_grade

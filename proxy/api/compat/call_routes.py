@@ -1,4 +1,4 @@
-"""The endpoints that sample, in all dialects and in other systems' shapes, each with its adapters."""
+"""The endpoints that sample, in all dialects and in other systems' formats, each with its adapters."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -30,31 +30,31 @@ async def claim_batch(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     body = await body_from(request, ClaimBatch)
     claim = Claim(new_id(context.clock), body, export_query_of_claim(body))
-    until = context.clock.monotonic() + body.wait_s
+    deadline = context.clock.monotonic() + body.wait_s
     try:
-        await _fill_in_time(request, context, claim, until)
+        await _fill_in_time(request, context, claim, deadline)
         lease_ms = await _record(context, claim)
     except BaseException:
         await undo(context, claim, claim.held)
         raise
-    if _has_left(request):
+    if _is_disconnected(request):
         await undo(context, claim, claim.held)
         return web.Response(status=CLIENT_CLOSED_REQUEST)
     context.metrics.group_events.labels("claimed").inc(len(claim.held))
-    return web.Response(body=_answer(claim, lease_ms), content_type="application/json")
+    return web.Response(body=_batch_json(claim, lease_ms), content_type="application/json")
 
 
-async def _fill_in_time(request: web.Request, context: Context, claim: Claim, until: float) -> None:
-    """Poll for groups until there is one, the time is over, or the client has disconnected."""
+async def _fill_in_time(request: web.Request, context: Context, claim: Claim, deadline: float) -> None:
+    """Poll for groups until one is leased, the deadline is over, or the client has disconnected."""
     while True:
         await fill(context, claim)
-        left = until - context.clock.monotonic()
-        if claim.held or left <= 0 or _has_left(request):
+        remaining_s = deadline - context.clock.monotonic()
+        if claim.held or remaining_s <= 0 or _is_disconnected(request):
             return
-        await asyncio.sleep(min(_POLL_INTERVAL_S, left))
+        await asyncio.sleep(min(_POLL_INTERVAL_S, remaining_s))
 
 
-def _has_left(request: web.Request) -> bool:
+def _is_disconnected(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
@@ -77,7 +77,7 @@ async def _record(context: Context, claim: Claim) -> int | None:
     return now_ms + lease_ms
 
 
-def _answer(claim: Claim, lease_ms: int | None) -> bytes:
+def _batch_json(claim: Claim, lease_ms: int | None) -> bytes:
     """Return the batch as JSON, around groups that are JSON already."""
     fields = {
         "batch_id": claim.batch_id if claim.held else None,
@@ -173,8 +173,8 @@ def _check_any(batch: Batch, held: list[str]) -> None:
         )
 
 
-async def _end(context: Context, batch: Batch, ended: Ending, answer: dict[str, Any]) -> web.Response:
+async def _end(context: Context, batch: Batch, ended: Ending, payload: dict[str, Any]) -> web.Response:
     """Store the response for retries, and return it."""
-    fields = write_fields({"ended": ended, "answer": answer})
+    fields = write_fields({"ended": ended, "answer": payload})
     await context.store.batches.update_if(batch.batch_id, fields, expect={}, now_ms=context.clock.now_ms())
-    return json_response(answer)
+    return json_response(payload)

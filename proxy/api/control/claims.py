@@ -129,8 +129,8 @@ async def _consider(context: Context, claim: Claim, waiting: QueuedGroup) -> Non
             await _drop(context, claim, held, dropped)
         elif held.rendered:
             claim.held.append(held)
-    except Conflict as refusal:
-        claim.refused[waiting.group] = refusal.message
+    except Conflict as error:
+        claim.refused[waiting.group] = error.message
         await undo(context, claim, [held])
     except BaseException:
         await undo(context, claim, [held])
@@ -139,14 +139,18 @@ async def _consider(context: Context, claim: Claim, waiting: QueuedGroup) -> Non
 
 def why_stale(claim: Claim, waiting: QueuedGroup) -> str | None:
     """Return why a group is too old for the claim; None if it is not. A group of unknown age is too old."""
-    most = claim.body.max_staleness
-    if most is None:
+    max_staleness = claim.body.max_staleness
+    if max_staleness is None:
         return None
     now, oldest = number_of(claim.policy_version), _version(waiting)
     if now is None or oldest == _UNKNOWN:
         return "the policy version of its tokens or the announced one (PUT /policy) is not a number"
     behind = now - oldest
-    return f"its oldest token is {behind} policy versions behind; max_staleness is {most}" if behind > most else None
+    return (
+        f"its oldest token is {behind} policy versions behind; max_staleness is {max_staleness}"
+        if behind > max_staleness
+        else None
+    )
 
 
 async def _render(context: Context, claim: Claim, held: Held) -> str | None:

@@ -18,8 +18,8 @@ _DIALECTS: tuple[DialectName, ...] = ("chat", "completions")  # the dialects who
 
 
 async def show_engines(request: web.Request) -> web.Response:
-    """`GET /engines`: endpoints with health, calls in flight, versions and known losses."""
-    return await _shown(request.app[CONTEXT])
+    """`GET /engines`: endpoints with health, calls in flight, versions and known limitations."""
+    return await _engines_response(request.app[CONTEXT])
 
 
 async def put_engines(request: web.Request) -> web.Response:
@@ -32,10 +32,10 @@ async def put_engines(request: web.Request) -> web.Response:
     if not context.control_keys:
         raise Forbidden("Changing endpoints requires a control key, and none is configured; set control.api_keys.")
     await context.registry.put((await body_from(request, PutEngines)).endpoints)
-    return await _shown(context)
+    return await _engines_response(context)
 
 
-async def _shown(context: Context) -> web.Response:
+async def _engines_response(context: Context) -> web.Response:
     healthy = await healthy_engines(context)
     await context.upstream.detect_all()
     record, now = context.settings.record, context.clock.now()
@@ -63,7 +63,7 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
             )
             for name in _DIALECTS
         },
-        "loses": [loss.what for loss in QUIRKS if loss.engine == endpoint.engine.kind],
+        "loses": [quirk.what for quirk in QUIRKS if quirk.engine == endpoint.engine.kind],
         "healthy": healthy.get(endpoint.settings.label, False),  # False for one that was added during the check
         "ejected_until": None if ejected_s is None else now + ejected_s,
         "max_in_flight": endpoint.settings.max_in_flight,

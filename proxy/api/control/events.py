@@ -25,12 +25,12 @@ async def show_events(request: web.Request) -> web.StreamResponse:
     """
     context = request.app[CONTEXT]
     reject_unknown_params(request, ("rollout_id",))
-    wanted = request.query.get("rollout_id")
+    rollout_id = request.query.get("rollout_id")
     async with context.store.changes.subscribe() as changes:
         response = web.StreamResponse(headers=_HEADERS)
         await response.prepare(request)
         await response.write(b": following\n\n")
-        sending = asyncio.create_task(_send(response, changes, wanted))  # noqa: TID251 - held by this very function
+        sending = asyncio.create_task(_send(response, changes, rollout_id))  # noqa: TID251 - held by this very function
         stopping = asyncio.create_task(context.stopping.wait())  # noqa: TID251
         try:
             await asyncio.wait((sending, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -42,11 +42,11 @@ async def show_events(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _send(response: web.StreamResponse, changes: AsyncIterator[Change | None], wanted: str | None) -> None:
+async def _send(response: web.StreamResponse, changes: AsyncIterator[Change | None], rollout_id: str | None) -> None:
     async for change in changes:
         if change is None:
             await response.write(b": quiet\n\n")
-        elif wanted in (None, change.rollout):
+        elif rollout_id in (None, change.rollout):
             await response.write(event_of(change))
 
 

@@ -40,8 +40,8 @@ class Planned:
         with_all = self.plan
         try:
             return await aside(self.weight, lambda: Rows(list(with_all.render()), with_all.skipped, with_all.trained))
-        except Inexpressible as refusal:
-            raise Conflict(str(refusal), param="format") from None
+        except Inexpressible as error:
+            raise Conflict(str(error), param="format") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ class ExportQuery:
         weight = weight_of(steps)
         try:
             return Planned(await aside(weight, lambda: self.form.plan(facts, steps, self.options, fill)), weight)
-        except Inexpressible as refusal:
-            raise Conflict(str(refusal), param="format") from None
+        except Inexpressible as error:
+            raise Conflict(str(error), param="format") from None
 
     def about(self, rollout: Rollout, trained: Iterable[Sequence[str]]) -> list[dict[str, Any]]:
         """Describe rows of a rollout, in their order; `trained` has the ids of the steps that each of them trains.
@@ -81,8 +81,8 @@ class ExportQuery:
         `advantage` is null unless the rollout has exactly one.
         """
         advantages = None if self.advantage == "none" else rollout.advantages
-        is_one = isinstance(advantages, int | float) and not isinstance(advantages, bool)
-        facts = {"reward": rollout.reward, "advantage": advantages if is_one else None}
+        is_number = isinstance(advantages, int | float) and not isinstance(advantages, bool)
+        facts = {"reward": rollout.reward, "advantage": advantages if is_number else None}
         return [{"rollout_id": rollout.rollout_id, "step_ids": list(step_ids), **facts} for step_ids in trained]
 
     async def load(self) -> None:
@@ -179,9 +179,9 @@ async def _retokenized(context: Context, steps: Sequence[Step]) -> list[Step]:
     names = {step.engine.name for step in steps}
     tokenizers = {name: tokenizer for name in names if (tokenizer := await context.tokenizers.get(name)) is not None}
 
-    def made() -> list[Step]:
+    def retokenize_all() -> list[Step]:
         return [
             retokenize(step, tokenizers[step.engine.name]) if step.engine.name in tokenizers else step for step in steps
         ]
 
-    return await asyncio.to_thread(made)
+    return await asyncio.to_thread(retokenize_all)

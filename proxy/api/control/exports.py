@@ -34,19 +34,19 @@ _MAX_RENDERED = 256  # weight of a rollout whose rows may all be in memory at on
 async def export_rollout(request: web.Request) -> web.StreamResponse:
     """`GET /rollouts/{id}/export?format=…`: the rows; `X-Export-Skipped` has the number of steps without rows, and why."""
     reject_unknown_params(request, EXPORT_OPTIONS)
-    wanted = export_query_from(request)
-    await wanted.load()
+    query = export_query_from(request)
+    await query.load()
     rollout = await rollout_from(request)
-    planned = await wanted.plan(request.app[CONTEXT], rollout)
+    planned = await query.plan(request.app[CONTEXT], rollout)
     plan = planned.plan
-    report = {"skipped": plan.skipped, "rows": wanted.about(rollout, plan.trained)}
+    report = {"skipped": plan.skipped, "rows": query.about(rollout, plan.trained)}
     try:
-        # Row by row, each of them bytes before the next is made: as Python lists all rows would take several times as much.
-        pieces = await aside(planned.weight, lambda: list(wanted.pieces(plan.render(), report)))
-    except Inexpressible as refusal:
-        raise Conflict(str(refusal), param="format") from None
+        # Each row is serialized before the next is made: all rows as Python lists would use several times the memory.
+        pieces = await aside(planned.weight, lambda: list(query.pieces(plan.render(), report)))
+    except Inexpressible as error:
+        raise Conflict(str(error), param="format") from None
     response = web.StreamResponse(headers=skipped_header(plan.skipped, is_empty=not plan.trained))
-    response.content_type = wanted.container.content_type
+    response.content_type = query.container.content_type
     response.content_length = sum(map(len, pieces))
     await response.prepare(request)
     request[RESPONSE_STARTED] = True
@@ -63,17 +63,17 @@ async def export_many(request: web.Request) -> web.StreamResponse:
     """`GET /export?format=…&status=&group_id=&since=&limit=`: rollouts newest first, streamed as they are read."""
     reject_unknown_params(request, (*EXPORT_OPTIONS, "status", "group_id", "since", "limit"))
     context = request.app[CONTEXT]
-    wanted = export_query_from(request)
-    await wanted.load()
+    query = export_query_from(request)
+    await query.load()
     rollouts = _rollouts(
         context,
         filter_of(request),
         limit=int_param(request, "limit", None, least=1),
         since=int_param(request, "since", None, least=0),
     )
-    async with aclosing(_pieces(context, wanted, rollouts)) as pieces:
+    async with aclosing(_pieces(context, query, rollouts)) as pieces:
         first = await anext(pieces)  # errors before this point still get their own status
-        response = web.StreamResponse(headers={"Content-Type": wanted.container.content_type})
+        response = web.StreamResponse(headers={"Content-Type": query.container.content_type})
         await response.prepare(request)
         if request.method == "HEAD":
             return response  # as for one rollout
@@ -94,14 +94,14 @@ async def export_many(request: web.Request) -> web.StreamResponse:
 
 
 async def _pieces(
-    context: Context, wanted: ExportQuery, rollouts: AsyncIterator[Rollout]
+    context: Context, query: ExportQuery, rollouts: AsyncIterator[Rollout]
 ) -> AsyncGenerator[bytes, None]:
     """Write an export of many rollouts: at least one piece, and the first has the first row, if there is any."""
     skipped: list[dict[str, str]] = []
     described: list[dict[str, Any]] = []
-    writer = wanted.writer()
+    writer = query.writer()
     ahead = writer.opening()
-    async with aclosing(_read_ahead(context, wanted, rollouts)) as found:
+    async with aclosing(_read_ahead(context, query, rollouts)) as found:
         async for rollout, planned in found:
             plan = planned.plan
             async with aclosing(_written(planned, writer)) as pieces:
@@ -109,31 +109,31 @@ async def _pieces(
                     piece, ahead = ahead + text, b""
                     if piece:
                         yield piece
-            if wanted.report:
-                described += wanted.about(rollout, plan.trained)
-                skipped += [{"rollout_id": rollout.rollout_id, **left} for left in plan.skipped]
-    yield ahead + writer.closing({"skipped": skipped, "rows": described} if wanted.report else None)
+            if query.report:
+                described += query.about(rollout, plan.trained)
+                skipped += [{"rollout_id": rollout.rollout_id, **entry} for entry in plan.skipped]
+    yield ahead + writer.closing({"skipped": skipped, "rows": described} if query.report else None)
 
 
 async def _written(planned: Planned, writer: Writer) -> AsyncGenerator[bytes, None]:
     """Write the rows of one rollout; those that take milliseconds are made and written in a thread."""
     rows = planned.plan.render()
-    of_each = planned.weight // max(1, len(planned.plan.trained))
-    while (row := await aside(of_each, lambda: next(rows, None))) is not None:
-        is_long = of_each >= LONG or writer.fills(row)
+    row_weight = planned.weight // max(1, len(planned.plan.trained))
+    while (row := await aside(row_weight, lambda: next(rows, None))) is not None:
+        is_long = row_weight >= LONG or writer.fills(row)
         yield await asyncio.to_thread(writer.row, row) if is_long else writer.row(row)
 
 
 async def _read_ahead(
-    context: Context, wanted: ExportQuery, rollouts: AsyncIterator[Rollout]
+    context: Context, query: ExportQuery, rollouts: AsyncIterator[Rollout]
 ) -> AsyncGenerator[tuple[Rollout, Planned], None]:
     """Plan the rows of rollouts, in their order; while one is written, the next few are read from the store."""
     reading: deque[tuple[Rollout, asyncio.Task[Planned]]] = deque()
     ahead = 0
     try:
-        async for next_one in rollouts:
-            reading.append((next_one, asyncio.get_running_loop().create_task(_planned(context, wanted, next_one))))
-            ahead += _steps(next_one)
+        async for upcoming in rollouts:
+            reading.append((upcoming, asyncio.get_running_loop().create_task(_planned(context, query, upcoming))))
+            ahead += _steps(upcoming)
             while len(reading) > _MAX_AHEAD or (len(reading) > 1 and ahead > _MAX_STEPS_AHEAD):
                 rollout, task = reading.popleft()
                 ahead -= _steps(rollout)
@@ -142,20 +142,20 @@ async def _read_ahead(
             rollout, task = reading.popleft()
             yield rollout, await task
     finally:
-        left = [task for _, task in reading]
-        for task in left:
+        unfinished = [task for _, task in reading]
+        for task in unfinished:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*unfinished, return_exceptions=True)
 
 
-async def _planned(context: Context, wanted: ExportQuery, rollout: Rollout) -> Planned:
+async def _planned(context: Context, query: ExportQuery, rollout: Rollout) -> Planned:
     """Plan the rows of one rollout of many; one that cannot be exported has none, and a skipped entry with the reason.
 
     The rows that are planned can be rendered: those of a rollout of moderate size are rendered here, those of a large one
     are rendered twice, so that they are in memory one at a time.
     """
     try:
-        planned = await wanted.plan(context, rollout)
+        planned = await query.plan(context, rollout)
         if planned.weight <= _MAX_RENDERED:
             rows = await planned.rows()
             plan = Plan(rows.trained, rows.skipped, lambda: iter(rows.rows))
@@ -163,19 +163,19 @@ async def _planned(context: Context, wanted: ExportQuery, rollout: Rollout) -> P
             plan = planned.plan
             await asyncio.to_thread(lambda: deque(plan.render(), maxlen=0))
     except NotFound:
-        return _left_out(GONE)
+        return _skipped(GONE)
     except DamagedStep as damage:
         LOG.error("Rollout skipped in an export", extra={"fields": {"why": damage.message}})
-        return _left_out(damage.message)
-    except Conflict as refusal:
-        return _left_out(refusal.message)
-    except Inexpressible as refusal:
-        return _left_out(str(refusal))
-    left = [] if plan.trained else [{"why": without_rows(plan.skipped)}]
-    return Planned(Plan(plan.trained, [*plan.skipped, *left], plan.render), planned.weight)
+        return _skipped(damage.message)
+    except Conflict as error:
+        return _skipped(error.message)
+    except Inexpressible as error:
+        return _skipped(str(error))
+    whole = [] if plan.trained else [{"why": without_rows(plan.skipped)}]
+    return Planned(Plan(plan.trained, [*plan.skipped, *whole], plan.render), planned.weight)
 
 
-def _left_out(why: str) -> Planned:
+def _skipped(why: str) -> Planned:
     return Planned(Plan((), [{"why": why}], lambda: iter(())), 0)
 
 
@@ -184,7 +184,7 @@ def _steps(rollout: Rollout) -> int:
 
 
 async def _rollouts(
-    context: Context, wanted: RolloutFilter, *, limit: int | None, since: int | None
+    context: Context, query: RolloutFilter, *, limit: int | None, since: int | None
 ) -> AsyncIterator[Rollout]:
     """Yield the rollouts that match, newest first, in constant memory. `since` is unix seconds."""
     found = 0
@@ -195,7 +195,7 @@ async def _rollouts(
         if since is not None and stored.created_ms < since * 1000:
             return
         rollout = read_rollout(stored)
-        if wanted(rollout):
+        if query(rollout):
             yield rollout
             found += 1
             if found == limit:
@@ -206,6 +206,6 @@ def skipped_header(skipped: Sequence[Mapping[str, str]], *, is_empty: bool) -> d
     """Return the header with the number of skipped steps and the reasons; no header if none were skipped."""
     if not skipped:
         return {"X-Export-Skipped": "0; the rollout has no steps"} if is_empty else {}
-    reasons = Counter(left["why"] for left in skipped)
+    reasons = Counter(entry["why"] for entry in skipped)
     counted = ", ".join(f"{why} ({count})" for why, count in reasons.most_common(5))
     return {"X-Export-Skipped": f"{len(skipped)}; {counted}"}

@@ -49,33 +49,33 @@ class GroupRows:
         """The number of rows."""
         return sum(len(member.rows.rows) for member in self.members)
 
-    async def whole(self, wanted: ExportQuery) -> Any:
+    async def whole(self, query: ExportQuery) -> Any:
         """Combine the rows as the trainer takes them. Raises Conflict for members that cannot be combined."""
         try:
-            return await aside(self.count, lambda: wanted.form.gather(self._rows()))
-        except Inexpressible as refusal:
-            raise Conflict(str(refusal), param="format") from None
+            return await aside(self.count, lambda: query.form.gather(self._rows()))
+        except Inexpressible as error:
+            raise Conflict(str(error), param="format") from None
 
-    def described(self, wanted: ExportQuery) -> dict[str, Any]:
+    def described(self, query: ExportQuery) -> dict[str, Any]:
         """Return what a consumer needs beside `whole`.
 
         `rollouts`, `rewards` and `advantages` have an entry for each member with rows; `rows` one for each row, in the
         order of `whole`: of its items, of the entries of its lists, or of the rows within its items.
         """
         rollouts = [member.rollout for member in self.members]
-        advantages = None if wanted.advantage == "none" else [rollout.advantages for rollout in rollouts]
+        advantages = None if query.advantage == "none" else [rollout.advantages for rollout in rollouts]
         return {
             "rollouts": [rollout.rollout_id for rollout in rollouts],
             "rewards": [rollout.reward for rollout in rollouts],
             "advantages": advantages,
-            "rows": self.about(wanted),
+            "rows": self.about(query),
             "skipped": self.skipped,
         }
 
-    def about(self, wanted: ExportQuery) -> list[dict[str, Any]]:
+    def about(self, query: ExportQuery) -> list[dict[str, Any]]:
         """Describe each row, in the order in which `whole` has them."""
-        described = [wanted.about(member.rollout, member.rows.trained) for member in self.members]
-        return [described[member][row] for member, row in wanted.form.order(self._rows())]
+        described = [query.about(member.rollout, member.rows.trained) for member in self.members]
+        return [described[member][row] for member, row in query.form.order(self._rows())]
 
     def _rows(self) -> list[Rows]:
         return [member.rows for member in self.members]
@@ -83,10 +83,10 @@ class GroupRows:
 
 async def read_group_rows(
     context: Context,
-    wanted: ExportQuery,
+    query: ExportQuery,
     group: Group,
     rollouts: Sequence[Rollout],
-    worth: GroupFilter,
+    conditions: GroupFilter,
     *,
     whole: bool = False,
 ) -> GroupRows:
@@ -96,16 +96,16 @@ async def read_group_rows(
     `whole`, it raises DamagedStep.
     """
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-    if worth.only_mixed and len(set(rewards)) < 2:
+    if conditions.only_mixed and len(set(rewards)) < 2:
         return GroupRows([], [], f"all its {len(rollouts)} rollouts have the same reward")
-    found = {rollout.rollout_id: rollout for rollout in with_advantages(rollouts, wanted.advantage)}
+    found = {rollout.rollout_id: rollout for rollout in with_advantages(rollouts, query.advantage)}
     members, skipped = [], []
     for name in group.members:
         if name not in found:
             skipped.append({"rollout_id": name, "why": GONE})
             continue
         try:
-            rows = await (await wanted.plan(context, found[name])).rows()
+            rows = await (await query.plan(context, found[name])).rows()
         except NotFound:
             skipped.append({"rollout_id": name, "why": GONE})
         except DamagedStep as damage:
@@ -113,13 +113,13 @@ async def read_group_rows(
                 raise
             skipped.append({"rollout_id": name, "why": damage.message})
         else:
-            skipped += [{"rollout_id": name, **left} for left in rows.skipped]
+            skipped += [{"rollout_id": name, **entry} for entry in rows.skipped]
             if rows.rows:
                 members.append(Member(found[name], rows))
             else:
                 skipped.append({"rollout_id": name, "why": without_rows(rows.skipped)})
-    if len(members) < worth.min_group:
-        return GroupRows([], skipped, f"{len(members)} of its rollouts have rows; min_group is {worth.min_group}")
+    if len(members) < conditions.min_group:
+        return GroupRows([], skipped, f"{len(members)} of its rollouts have rows; min_group is {conditions.min_group}")
     return GroupRows(members, skipped)
 
 

@@ -38,12 +38,12 @@ async def open_group(request: web.Request) -> web.Response:
     name = opening.group_id or new_id(context.clock)
     terms = opening.rollout.model_dump(exclude_none=True, exclude_defaults=True)
     payload = {**opening.model_dump(exclude_none=True, exclude_defaults=True), "group_id": name, "rollout": terms}
-    members = [_beside(context, name) for _ in range(opening.size)]
+    members = [_id_in_slot(context, name) for _ in range(opening.size)]
     fields = write_fields({"size": opening.size, "members": members, "metadata": opening.metadata or None})
     fields["opened_with"] = orjson.dumps(payload, option=orjson.OPT_SORT_KEYS)
-    of_each = write_fields({**terms, "group_id": name})
-    _check_size(opening.size, of_each)
-    rollouts = dict.fromkeys(members, of_each)
+    terms_fields = write_fields({**terms, "group_id": name})
+    _check_size(opening.size, terms_fields)
+    rollouts = dict.fromkeys(members, terms_fields)
     stored = await context.store.open_group(name, fields, rollouts, now_ms=context.clock.now_ms())
     if stored.fields.get("opened_with") != fields["opened_with"]:
         raise Conflict(
@@ -56,18 +56,18 @@ async def open_group(request: web.Request) -> web.Response:
     return json_response(shown, status=201 if stored.created else 200)
 
 
-def _check_size(size: int, of_each: Mapping[str, bytes]) -> None:
+def _check_size(size: int, terms_fields: Mapping[str, bytes]) -> None:
     """Raise RequestTooLarge if the terms, which are written for each rollout, are too large in total."""
-    each = sum(map(len, of_each.values()))
-    if size * each > _MAX_TERMS_BYTES:
+    terms_bytes = sum(map(len, terms_fields.values()))
+    if size * terms_bytes > _MAX_TERMS_BYTES:
         raise RequestTooLarge(
-            f"{size} rollouts with {each} bytes of terms each exceed {_MAX_TERMS_BYTES} bytes. "
+            f"{size} rollouts with {terms_bytes} bytes of terms each exceed {_MAX_TERMS_BYTES} bytes. "
             "Put shared data into the group's `metadata`, and only small values into `rollout`."
         )
 
 
-def _beside(context: Context, group_id: str) -> str:
-    """Return a new ID in the hash slot of the group, so that both can be opened together: one in sixteen is."""
+def _id_in_slot(context: Context, group_id: str) -> str:
+    """Return a new ID in the hash slot of the group, so that both can be opened together; one ID in sixteen is in it."""
     while True:
         name = new_id(context.clock)
         if context.store.same_slot(group_id, name):
@@ -100,8 +100,8 @@ async def list_groups(request: web.Request) -> web.Response:
         raise BadRequest(str(error), param="cursor") from None
     found = await asyncio.gather(*(find_group(context.store, name) for name in page.names))
     now_ms = context.clock.now_ms()
-    there = [group for group in found if group is not None]
-    shown = [_terms(group, now_ms) for group in there if status in (None, group.status_at(now_ms))]
+    groups = [group for group in found if group is not None]
+    shown = [_terms(group, now_ms) for group in groups if status in (None, group.status_at(now_ms))]
     return json_response({"groups": shown, "cursor": page.cursor})
 
 
@@ -126,38 +126,38 @@ async def export_group(request: web.Request) -> web.Response:
     """`GET /groups/{id}/export?format=…`: in JSON the group as one value in the trainer's format, otherwise its rows."""
     context = request.app[CONTEXT]
     reject_unknown_params(request, (*EXPORT_OPTIONS, "min_group", "only_mixed"))
-    wanted = export_query_from(request, ADVANTAGES)
-    await wanted.load()
-    worth = GroupFilter(
+    query = export_query_from(request, ADVANTAGES)
+    await query.load()
+    conditions = GroupFilter(
         min_group=int_param(request, "min_group", 1, least=1) or 1,
         only_mixed=enum_param(request, "only_mixed", ("true", "false"), "false") == "true",
     )
     group = await group_of(request)
-    gathered = await read_group_rows(context, wanted, group, await members_of(context.store, group), worth)
+    gathered = await read_group_rows(context, query, group, await members_of(context.store, group), conditions)
     skipped = [{"why": gathered.why}] if gathered.why else gathered.skipped
-    body = await _rendered(wanted, gathered)
+    body = await _rendered(query, gathered)
     return web.Response(
         body=body,
-        content_type=wanted.container.content_type,
+        content_type=query.container.content_type,
         headers=skipped_header(skipped, is_empty=not gathered.members),
     )
 
 
-async def _rendered(wanted: ExportQuery, gathered: GroupRows) -> bytes:
-    """Write a group in its container: one JSON value, in an object beside a report if one is requested; or its rows.
+async def _rendered(query: ExportQuery, gathered: GroupRows) -> bytes:
+    """Write a group in its container: as one JSON value, in an object with the report if one is requested; or as rows.
 
     The `rows` of the report are parallel to the rows, or to the entries of the lists of a format that is one object.
     """
-    whole = await gathered.whole(wanted)
-    report = {"skipped": gathered.skipped, "why": gathered.why, "rows": gathered.about(wanted)}
-    if isinstance(wanted.container, Json):
-        shown = {"group": whole, "report": report} if wanted.report else whole
+    whole = await gathered.whole(query)
+    report = {"skipped": gathered.skipped, "why": gathered.why, "rows": gathered.about(query)}
+    if isinstance(query.container, Json):
+        shown = {"group": whole, "report": report} if query.report else whole
         return await aside(gathered.count, lambda: to_json_bytes(shown))
     if isinstance(whole, list):
-        rows = whole if wanted.container.nests else [row for item in whole for row in wanted.form.flat(item)]
+        rows = whole if query.container.nests else [row for item in whole for row in query.form.flat(item)]
     else:
         rows = [whole] if gathered.count else []
-    return await aside(gathered.count, lambda: b"".join(wanted.pieces(rows, report)))
+    return await aside(gathered.count, lambda: b"".join(query.pieces(rows, report)))
 
 
 async def drop_group(context: Context, group_id: str) -> None:

@@ -62,9 +62,9 @@ async def list_rollouts(request: web.Request) -> web.Response:
         )
     except ValueError as error:
         raise BadRequest(str(error), param="cursor") from None
-    wanted = filter_of(request)
+    matches = filter_of(request)
     found = await asyncio.gather(*map(context.store.get, page.names))
-    rollouts = [rollout for stored in found if stored is not None and wanted(rollout := read_rollout(stored))]
+    rollouts = [rollout for stored in found if stored is not None and matches(rollout := read_rollout(stored))]
     shown = await asyncio.gather(*(_shown(request, context, rollout) for rollout in rollouts))
     listed = [{**fields, "metadata": own_metadata(fields["metadata"])} for fields in shown]
     return json_response({"rollouts": listed, "cursor": page.cursor})
@@ -133,10 +133,10 @@ async def patch_rollout(request: web.Request) -> web.Response:
 def _changes(rollout: Rollout, values: Mapping[str, Any], step_rewards: Mapping[str, Any]) -> dict[str, bytes | None]:
     """Return the fields that change; equal values change nothing."""
     merged = {**rollout.step_rewards, **step_rewards}
-    wanted = {**values, **({"step_rewards": merged} if step_rewards else {})}
+    values_to_set = {**values, **({"step_rewards": merged} if step_rewards else {})}
     return {
         name: None if value is None else orjson.dumps(value)
-        for name, value in wanted.items()
+        for name, value in values_to_set.items()
         if value != getattr(rollout, name)
     }
 

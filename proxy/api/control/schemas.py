@@ -124,7 +124,7 @@ class ExtendBatch(_Body):
 
 
 class PutEngines(_Body):
-    """The endpoints that calls go to from now on; null: those of the configuration."""
+    """`PUT /engines`: the new endpoints of calls; null restores those of the configuration."""
 
     endpoints: Annotated[EndpointList, Field(min_length=1, max_length=1000)] | None
 
@@ -159,7 +159,7 @@ class FinishRollout(_Body):
 
 
 class DispatchRollout(_Body):
-    """`POST /rollouts/{id}/dispatch`: the rollout server, its protocol, and the request that it gets.
+    """`POST /rollouts/{id}/dispatch`: the rollout server, its protocol, and the request that is sent to it.
 
     Sampling parameters are `sampling_params` in the synchronous protocol and `completion_params` in the asynchronous one.
     """
@@ -204,12 +204,12 @@ def read_as(model: type[Read], text: bytes) -> Read:
         return model.model_validate(body)
     except ValidationError as error:
         faults = faults_of(error)
-        named = [
+        messages = [
             f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults[:_MAX_NAMED_FAULTS]
         ]
         more = [f"and {len(faults) - _MAX_NAMED_FAULTS} more"] if len(faults) > _MAX_NAMED_FAULTS else []
         first = faults[0]["loc"]
-        raise UnprocessableRequest("; ".join([*named, *more]), param=str(first[0]) if first else None) from None
+        raise UnprocessableRequest("; ".join([*messages, *more]), param=str(first[0]) if first else None) from None
 
 
 async def body_from(request: web.Request, model: type[Read]) -> Read:

@@ -1,8 +1,8 @@
 """The route that returns the texts of a step's tokens.
 
 Texts come from the first source that has them: the strings that the engine recorded with its logprobs, the tokenizer of the
-endpoint, or the engine's detokenizer, one id at a time. Texts that no source has are null, and so are tokens that are not
-valid UTF-8 by themselves.
+endpoint, or the engine's detokenizer, one id at a time. A text is null if no source has it, or if the token alone is not valid
+UTF-8.
 """
 
 import asyncio

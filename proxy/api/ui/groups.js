@@ -58,7 +58,7 @@ const COLUMNS = [
     cell: (g) => line(String(g.policy_version ?? "–"), 40),
     sort: (g) => g.policy_version,
   },
-  { key: "held", title: "Held by", cell: (g) => line(g.consumer ?? g.why ?? "–", 60), sort: (g) => g.consumer ?? null },
+  { key: "held", title: "Consumer", cell: (g) => line(g.consumer ?? g.why ?? "–", 60), sort: (g) => g.consumer ?? null },
   {
     key: "age",
     title: "Opened",

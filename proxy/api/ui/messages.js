@@ -108,7 +108,7 @@ function calls(sent) {
 
 /** Show a text; a long one gets a button that shows the rest. */
 export function body(text) {
-  const isLong = text.length > MAX_UNSCROLLED; // it scrolls by itself, so it must be reachable by keyboard
+  const isLong = text.length > MAX_UNSCROLLED; // a scrollable text must be reachable by keyboard
   const shown = el(
     "div",
     { class: "text", dir: "auto", tabindex: isLong ? "0" : null },

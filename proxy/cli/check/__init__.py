@@ -85,5 +85,5 @@ def _print(finding: Finding, out: Console) -> None:
     first, *more = visible_lines(finding.seen)
     lines = [Text.assemble(_MARKS[finding.grade], " ", (visible(finding.subject), "bold"), ": ", first)]
     lines += [Text(f"     {line}") for line in more]
-    lines += [Text(f"     -> {visible(finding.mend)}")] if finding.mend else []
+    lines += [Text(f"     -> {visible(finding.fix)}")] if finding.fix else []
     print_lines(out, lines, indent=8)

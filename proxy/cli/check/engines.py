@@ -57,8 +57,8 @@ async def check_engine(
     """Check an engine and add the models that it lists to `listed`, by its label."""
     subject = f"engine {endpoint.settings.url}"
     if await is_tokentape(endpoint.settings.url, settings):
-        mend = "use the URL of the engine; two recording proxies in a row record every step twice"
-        yield Finding(subject, "fault", "this is a TokenTape proxy, not an engine", mend)
+        fix = "use the URL of the engine; two recording proxies in a row record every step twice"
+        yield Finding(subject, "fault", "this is a TokenTape proxy, not an engine", fix)
         return
     try:
         fault = await upstream.ensure_detected(endpoint)
@@ -101,8 +101,8 @@ async def _no_models(subject: str, endpoint: Endpoint, models: Response) -> Find
     other_url = await find_engine(endpoint.settings.url)
     if other_url is not None:
         return Finding(subject, "fault", seen, f"use {other_url}, where an engine responds")
-    mend = "use the base URL of an OpenAI-compatible engine, e.g. http://127.0.0.1:8000"
-    return Finding(subject, "fault", seen, mend)
+    fix = "use the base URL of an OpenAI-compatible engine, e.g. http://127.0.0.1:8000"
+    return Finding(subject, "fault", seen, fix)
 
 
 async def _check_tokens(upstream: Upstream, endpoint: Endpoint, subject: str, model: str) -> Finding:
@@ -116,19 +116,19 @@ async def _check_tokens(upstream: Upstream, endpoint: Endpoint, subject: str, mo
         seen = f"{name}: a completion of {model!r} returned {response.status}: {_error_message(response.body)}"
         return Finding(subject, "fault", seen, "request a completion with curl; agents get the same error")
     if endpoint.kind == "plain":
-        mend = "its steps cannot be exported for training; serve the policy with vLLM or SGLang"
-        return Finding(subject, "note", f"unknown engine type: {model!r} returns text without token IDs", mend)
+        fix = "its steps cannot be exported for training; serve the policy with vLLM or SGLang"
+        return Finding(subject, "note", f"unknown engine type: {model!r} returns text without token IDs", fix)
     try:
         tokens = endpoint.engine.tokens(dialect.name, body, response.body if isinstance(response.body, dict) else {})
     except (TypeError, KeyError, AttributeError):
         tokens = Tokens(None, ())
     if not tokens.choices or not all(choice.ids for choice in tokens.choices):
         ignored = ", ".join(sorted(injection.fields))
-        mend = f"update the engine: old versions ignore {ignored}; no step is exact without token IDs"
-        return Finding(subject, "fault", f"{name}: {model!r} returns no token IDs", mend)
+        fix = f"update the engine: old versions ignore {ignored}; no step is exact without token IDs"
+        return Finding(subject, "fault", f"{name}: {model!r} returns no token IDs", fix)
     if not all(choice.logprobs for choice in tokens.choices):
-        mend = "update the engine, or set record.logprobs: off if the trainer computes logprobs itself"
-        return Finding(subject, "fault", f"{name}: {model!r} returns token IDs but no logprobs", mend)
+        fix = "update the engine, or set record.logprobs: off if the trainer computes logprobs itself"
+        return Finding(subject, "fault", f"{name}: {model!r} returns token IDs but no logprobs", fix)
     return Finding(subject, "ok", f"{name}: {model!r} returns token IDs and logprobs")
 
 
@@ -137,13 +137,13 @@ async def _check_flags(upstream: Upstream, endpoint: Endpoint, subject: str, mod
     body = {"model": model, "prompt": "hi", "max_tokens": 1, "logprobs": MAX_LOGPROBS}
     response = await _request(upstream, endpoint, "POST", _COMPLETIONS, body)
     if response.status == 400 and "max allowed" in _error_message(response.body):
-        mend = f"start it with --max-logprobs {MAX_LOGPROBS} if agents request top_logprobs"
-        yield Finding(subject, "note", _error_message(response.body), mend)
+        fix = f"start it with --max-logprobs {MAX_LOGPROBS} if agents request top_logprobs"
+        yield Finding(subject, "note", _error_message(response.body), fix)
     body = {"model": model, "token_ids": [1], "sampling_params": {"max_tokens": 1}}
     response = await _request(upstream, endpoint, "POST", _GENERATE, body)
     if response.status in {403, 404}:
-        mend = f"start it with --enable-scale-out if clients call {_GENERATE}; chat and completions work without it"
-        yield Finding(subject, "note", "the token-in, token-out endpoint is disabled", mend)
+        fix = f"start it with --enable-scale-out if clients call {_GENERATE}; chat and completions work without it"
+        yield Finding(subject, "note", "the token-in, token-out endpoint is disabled", fix)
 
 
 async def _request(upstream: Upstream, endpoint: Endpoint, method: str, path: str, body: Any) -> Response:

@@ -8,7 +8,7 @@ Grade = Literal["ok", "note", "fault"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check: its subject, its grade, what was found (`seen`), and how to fix it (`mend`).
+    """The result of one check: its subject, its grade, what was found (`seen`), and how to fix it (`fix`).
 
     A fault prevents or loses recorded steps, or allows unintended access. A note is a warning.
     """
@@ -16,4 +16,4 @@ class Finding:
     subject: str
     grade: Grade
     seen: str
-    mend: str = ""
+    fix: str = ""

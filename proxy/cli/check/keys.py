@@ -36,8 +36,8 @@ def check_keys(settings: Settings) -> Iterator[Finding]:
     if settings.insecure:
         yield from _missing({"agents": agents, "control": control}, listens)
     if set(agents) & set(control):
-        mend = "use separate keys for the control API; with this one, every agent can read and delete all rollouts"
-        yield Finding("keys", "fault", "a key is in both agents.api_keys and control.api_keys", mend)
+        fix = "use separate keys for the control API; with this one, every agent can read and delete all rollouts"
+        yield Finding("keys", "fault", "a key is in both agents.api_keys and control.api_keys", fix)
     for section, keys in (("agents", agents), ("control", control)):
         is_public = not is_loopback(split_listen(listens[section])[0])
         yield from _section(section, keys, is_public=is_public)
@@ -60,8 +60,8 @@ def _section(section: str, keys: Sequence[str], *, is_public: bool) -> Iterator[
     for index, key in enumerate(keys):
         name = f"{section}.api_keys[{index}]"
         if key in keys[:index]:
-            mend = "remove the duplicate, so that removing the key revokes it"
-            yield Finding("keys", "note", f"{name} is a duplicate", mend)
+            fix = "remove the duplicate, so that removing the key revokes it"
+            yield Finding("keys", "note", f"{name} is a duplicate", fix)
         elif read_minted(key) is not None:
             seen = f"{name} has the prefix of rollout keys ({MINTED_PREFIX}…) and is treated as one"
             yield Finding("keys", "fault", seen, f"use a key that does not start with {MINTED_PREFIX}")

@@ -18,12 +18,12 @@ def check_aliases(models: Mapping[str, str], listed: Mapping[str, Sequence[str]]
         if not every:
             continue  # no engine responded; other findings report it
         if len(without) == len(listed):
-            mend = f"use a model that the engines list ({', '.join(every)}), or start one with --served-model-name"
-            yield Finding(subject, "fault", f"refers to {served!r}, which no engine lists", mend)
+            fix = f"use a model that the engines list ({', '.join(every)}), or start one with --served-model-name"
+            yield Finding(subject, "fault", f"refers to {served!r}, which no engine lists", fix)
         elif without:
             seen = f"refers to {served!r}, which {', '.join(without)} does not list"
-            mend = "calls routed there return 404; serve the model on every engine, or remove the engine"
-            yield Finding(subject, "note", seen, mend)
+            fix = "calls routed there return 404; serve the model on every engine, or remove the engine"
+            yield Finding(subject, "note", seen, fix)
         else:
             yield Finding(subject, "ok", f"refers to {served!r}")
 
@@ -34,6 +34,6 @@ async def check_tokenizer(endpoint: EndpointSettings) -> Finding:
     try:
         await asyncio.to_thread(load, endpoint.tokenizer or "")
     except UnprocessableRequest as error:
-        mend = "use a folder that contains tokenizer.json, or the name of a model on the Hugging Face Hub"
-        return Finding(subject, "fault", error.message, "" if "pip install" in error.message else mend)
+        fix = "use a folder that contains tokenizer.json, or the name of a model on the Hugging Face Hub"
+        return Finding(subject, "fault", error.message, "" if "pip install" in error.message else fix)
     return Finding(subject, "ok", f"loads, for {endpoint.label}")

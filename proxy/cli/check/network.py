@@ -48,10 +48,10 @@ def _address(name: str, listen: str, *, runs: bool) -> Finding:
     if error is None:
         return Finding(name, "ok", f"{listen} is free; {scope}")
     if runs:
-        mend = "no action is needed if it is the expected proxy"
-        return Finding(name, "note", f"{listen} is in use by a running TokenTape proxy", mend)
-    mend = f"stop the program that uses the port, or choose another address of this machine ({name})"
-    return Finding(name, "fault", f"cannot listen on {listen}: {error}", mend)
+        fix = "no action is needed if it is the expected proxy"
+        return Finding(name, "note", f"{listen} is in use by a running TokenTape proxy", fix)
+    fix = f"stop the program that uses the port, or choose another address of this machine ({name})"
+    return Finding(name, "fault", f"cannot listen on {listen}: {error}", fix)
 
 
 def _bind_error(host: str, port: int) -> str | None:
@@ -93,8 +93,8 @@ def check_files(settings: Settings) -> Iterator[Finding]:
         return
     source = "allowed by max_in_flight and max_queued" if is_limited else "typical of a busy proxy"
     seen = f"the limit is {limit}; {calls + queued} concurrent calls ({source}) need about {needed}"
-    mend = f"run ulimit -n {needed}, or set LimitNOFILE= in the systemd unit; the hard limit of this shell is {hard}"
-    yield Finding("open files", "note", seen, mend)
+    fix = f"run ulimit -n {needed}, or set LimitNOFILE= in the systemd unit; the hard limit of this shell is {hard}"
+    yield Finding("open files", "note", seen, fix)
 
 
 def check_spool(settings: Settings) -> Iterator[Finding]:
@@ -107,8 +107,8 @@ def check_spool(settings: Settings) -> Iterator[Finding]:
     if error is None:
         yield Finding("spool", "ok", f"{path} is writable")
     else:
-        mend = "grant this user write access, or set store.spool_path to a file on a persistent disk"
-        yield Finding("spool", "fault", f"cannot write {path}: {error}", mend)
+        fix = "grant this user write access, or set store.spool_path to a file on a persistent disk"
+        yield Finding("spool", "fault", f"cannot write {path}: {error}", fix)
 
 
 def _write_error(path: Path, folder: Path) -> str | None:

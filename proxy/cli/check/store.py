@@ -27,8 +27,8 @@ async def check_store(settings: StoreSettings, clock: Clock, *, runs: bool = Fal
             await store.close()
     except (StorageError, ValueError, OSError) as error:
         if runs and _IN_USE in str(error):
-            mend = "no action is needed if that is the running proxy; GET /ready reports its state"
-            yield Finding(subject, "note", str(error), mend)
+            fix = "no action is needed if that is the running proxy; GET /ready reports its state"
+            yield Finding(subject, "note", str(error), fix)
             return
         yield Finding(subject, "fault", str(error), _fix(settings.url, str(error)))
         return

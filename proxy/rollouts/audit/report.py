@@ -16,7 +16,7 @@ _CONTEXT_IDS = 5  # ids shown on each side of the first token beyond the toleran
 class Result:
     """The result of one sequence: a verdict of `verdict`, or the reason why it has none.
 
-    `count` tokens were compared; `left_out` have a recorded logprob that no engine can score again. `first` is the first
+    `count` tokens were compared; `skipped` have a recorded logprob that no engine can score again. `first` is the first
     token beyond the tolerance, with the ids around it.
     """
 
@@ -24,13 +24,13 @@ class Result:
     branch: int
     verdict: str
     count: int = 0
-    telling: int = 0
+    informative: int = 0
     mean: float | None = None
     max: float | None = None
     offset: int = 0
     first: dict[str, Any] | None = field(default=None)
     note: str = ""
-    left_out: int = 0
+    skipped: int = 0
 
     @property
     def is_aligned(self) -> bool:
@@ -50,7 +50,7 @@ def of_finding(recorded: AuditSample, scored: Scored, finding: Assessment) -> Re
         recorded.branch,
         finding.verdict,
         count=finding.count,
-        telling=finding.telling,
+        informative=finding.informative,
         mean=finding.mean,
         max=finding.max,
         offset=finding.offset,
@@ -68,7 +68,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "aligned": is_well(results),
         "verdicts": dict(Counter(result.verdict for result in results)),
         "tokens": tokens,
-        "left_out": sum(result.left_out for result in results),
+        "skipped": sum(result.skipped for result in results),
         "mean": weighed / tokens if tokens else None,
         "max": max((result.max or 0 for result in compared), default=None),
         "sequences": [asdict(result) for result in results],

@@ -126,9 +126,9 @@ async def _audited(row: Any, scorer: Scorer, terms: AuditOptions, journal: Audit
         recorded = of_row(row)
     except ValueError as error:
         return Result(*name, NOT_SCORED, note=str(error))
-    left_out, reason = recorded.left_out(terms.logprobs_mode)
-    if left_out == recorded.count and not recorded.mask_offset:
-        return Result(*name, NOTHING, note=reason or _UNLOGGED, left_out=left_out)
+    skipped, reason = recorded.skipped(terms.logprobs_mode)
+    if skipped == recorded.count and not recorded.mask_offset:
+        return Result(*name, NOTHING, note=reason or _UNLOGGED, skipped=skipped)
     key = await asyncio.to_thread(_key, recorded, scorer, terms)
     if (known := journal.find(key)) is not None:
         return known
@@ -140,7 +140,7 @@ async def _audited(row: Any, scorer: Scorer, terms: AuditOptions, journal: Audit
         return Result(*name, NOT_SCORED, note=str(why))  # the next run retries
     else:
         judged = of_finding(recorded, scored, finding) if finding else Result(*name, NOTHING, note=_BEYOND)
-        result = replace(judged, left_out=left_out, note="; ".join(filter(None, (judged.note, reason))))
+        result = replace(judged, skipped=skipped, note="; ".join(filter(None, (judged.note, reason))))
     journal.note(key, result)
     return result
 

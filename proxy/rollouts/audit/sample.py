@@ -65,15 +65,15 @@ class AuditSample:
 
     def comparable(self, mode: LogprobsMode) -> "AuditSample":
         """Return the sequence without the logprobs that no engine can score again."""
-        left_out = [span for span in self.stretches if not span.can_be_scored(mode)]
-        if not left_out:
+        skipped = [span for span in self.stretches if not span.can_be_scored(mode)]
+        if not skipped:
             return self
         logprobs = list(self.logprobs)
-        for span in left_out:
+        for span in skipped:
             logprobs[span.start : span.end] = [None] * len(logprobs[span.start : span.end])
         return replace(self, logprobs=logprobs)
 
-    def left_out(self, mode: LogprobsMode) -> tuple[int, str]:
+    def skipped(self, mode: LogprobsMode) -> tuple[int, str]:
         """Return the number of logprobs that `comparable` removes, and the reason."""
         reasons = []
         if any(span.constrained for span in self.stretches):

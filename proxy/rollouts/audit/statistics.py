@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import log, sqrt
 
-_RARE = 0.05  # a token is telling if at most so many of the other values would agree with it as well
+_RARE = 0.05  # a token is informative if at most this share of the other values would agree with it as well
 ONCE_IN_A_THOUSAND, NEVER = 1e-3, 1e-5
-_MISSES = 0.1  # the share of telling tokens that may disagree at an offset: the ends of spans have no counterpart
+_MISSES = 0.1  # the share of informative tokens that may disagree at an offset: the ends of spans have no counterpart
 _TOGETHER = 0.8  # a correlation that 20 unrelated pairs reach about once in 30 000 times
 _ENOUGH = 20
 
@@ -36,7 +36,7 @@ class ChanceModel:
     def __repr__(self) -> str:
         return f"<ChanceModel of {len(self._values)} values, tolerance {self.tolerance}>"
 
-    def is_telling(self, pair: Pair) -> bool:
+    def is_informative(self, pair: Pair) -> bool:
         """Whether the agreement of this token is evidence."""
         return self._others(pair) <= _RARE * len(self._values)
 
@@ -53,15 +53,15 @@ class ChanceModel:
 
 def no_chance(pairs: Iterable[Pair], model: ChanceModel, below: float = ONCE_IN_A_THOUSAND) -> bool:
     """Whether the probability that these tokens agree by chance is below `below`."""
-    return sum(model.log_chance(pair) for pair in pairs if model.is_telling(pair)) <= log(below)
+    return sum(model.log_chance(pair) for pair in pairs if model.is_informative(pair)) <= log(below)
 
 
 def nearly_all_agree(pairs: Sequence[Pair], tolerance: float) -> bool:
-    """Whether nearly all telling tokens agree, beyond chance."""
+    """Whether nearly all informative tokens agree, beyond chance."""
     model = ChanceModel(pairs, tolerance)
-    telling = [pair for pair in pairs if model.is_telling(pair)]
-    agreeing = [pair for pair in telling if pair.size <= tolerance]
-    return len(telling) - len(agreeing) <= max(1, _MISSES * len(telling)) and no_chance(agreeing, model)
+    informative = [pair for pair in pairs if model.is_informative(pair)]
+    agreeing = [pair for pair in informative if pair.size <= tolerance]
+    return len(informative) - len(agreeing) <= max(1, _MISSES * len(informative)) and no_chance(agreeing, model)
 
 
 def go_together(pairs: Sequence[Pair]) -> bool:

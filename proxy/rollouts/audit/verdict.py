@@ -1,27 +1,26 @@
 """The verdict on a sequence, from the differences between its recorded and its scored logprobs.
 
 A *difference* is recorded minus scored. An *offset* d supposes that recorded logprob i belongs to token i - d: that the
-logprobs stand d places too late. Most tokens of a good model have a logprob near 0, and agree whatever was shifted. So
-a token counts as evidence only if it is *telling*: of the scored values, few others are within the tolerance of its
-recorded one. How likely the agreeing tellings are by mere chance is the product, over them, of the share of values that
-would have agreed as well; an agreement is believed when that is below one in a thousand (in 3: in a hundred thousand,
-since at another temperature some likelihoods happen to stay what they were).
+logprobs are d positions late. Most tokens of a good model have a logprob near 0, and agree at any offset, so a token counts as
+evidence only if it is *informative*: few of the other scored values are within the tolerance of its recorded one. The
+probability that the agreeing informative tokens agree by chance is the product of the shares of values that would agree as
+well; agreement is evidence if it is below one in a thousand (in 3: one in a hundred thousand, since some logprobs do not
+change with the temperature).
 
 The rule, in order:
 
-1. `aligned`: every difference is within the tolerance, and the mask covers the tokens that have logprobs. With few telling
-   tokens that says little, and `telling` shows it.
-2. `shifted`: at another offset nearly all telling tokens agree, and that is no chance. Or they do where they stand, once
-   the ids themselves are moved and scored again (a moved context gives other values everywhere, so that no offset of
-   the first scores would show it). Or the mask alone is moved.
-3. `wrong tokens`: what comes before the first difference agrees, which is no chance, and from there on differences are of
-   quite another size. Context is what does it: after a wrong token every later one is scored differently. Where the
-   stretch that differs was sampled by other weights or at another temperature than the one that agrees, it is 5.
-4. `shifted`, once more: at another offset the values are not equal but go together, and do not at 0. That is an id lost at
-   the start: the context is nearly right.
-5. `other weights`: all else. The differences are everywhere and from the start on. The note says how the values go
-   together: closely, then it is a temperature, a precision or a neighbouring version; not at all, then it is another
-   model, or a first prompt that is not the one sampled after.
+1. `aligned`: every difference is within the tolerance, and the mask covers the tokens that have logprobs. With few informative
+   tokens this is weak evidence; `informative` is their number.
+2. `shifted`: at another offset nearly all informative tokens agree, beyond chance. Or they agree at offset 0 after the ids
+   are shifted and scored again (a shifted context changes all values, so no offset of the first scores shows it). Or only the
+   mask is shifted.
+3. `wrong tokens`: the values before the first difference agree, beyond chance, and from there on the differences are much
+   larger: after a wrong token, every later one is scored in another context. If the differing span was sampled by other
+   weights or at another temperature than the agreeing one, it is 5.
+4. `shifted`: at another offset the values are not equal but correlate, and do not at offset 0. An id is missing at the start,
+   and the context is nearly the same.
+5. `other weights`: all other cases. The differences begin at the start. The note has the correlation: a strong one indicates
+   another temperature, precision or a neighboring version; none indicates another model, or another first prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +53,7 @@ class Assessment:
 
     verdict: Verdict
     count: int
-    telling: int
+    informative: int
     mean: float
     max: float
     first: int | None = None
@@ -92,7 +91,7 @@ def judge(
     finding = Assessment(
         verdict="aligned",
         count=len(pairs),
-        telling=sum(map(likeness.is_telling, pairs)),
+        informative=sum(map(likeness.is_informative, pairs)),
         mean=sum(pair.size for pair in pairs) / len(pairs),
         max=max(pair.size for pair in pairs),
         first=beyond[0].place if beyond else None,
@@ -153,13 +152,13 @@ def _broken(
 ) -> Assessment | None:
     """Return the verdict if a wrong token follows correct ones."""
     before = [pair for pair in pairs if pair.place < (finding.first or 0)]
-    telling = [pair.size for pair in before if likeness.is_telling(pair)]
+    informative = [pair.size for pair in before if likeness.is_informative(pair)]
     after = [pair for pair in pairs[len(before) :] if pair.size > likeness.tolerance]
     jump = sum(pair.size for pair in after) / len(after)
     if not no_chance(before, likeness, NEVER) or finding.max < _LARGE * likeness.tolerance:
         return None
     long_right = no_chance(before, likeness, NEVER**2)
-    if sum(telling) / len(telling) * (_JUMP if long_right else _STEEP_JUMP) > jump:
+    if sum(informative) / len(informative) * (_JUMP if long_right else _STEEP_JUMP) > jump:
         return None
     other = _other_conditions(recorded, before, after)
     if other:

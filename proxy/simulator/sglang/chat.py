@@ -109,7 +109,7 @@ class SglangChatResponse:
         return [event(chunk) for chunk in chunks]
 
     def closing_events(self) -> list[bytes]:
-        """Return the finish of each choice, then ids and usage if the request wants them."""
+        """Return the finish of each choice, then ids and usage if they are requested."""
         events = []
         for index, streamed in enumerate(self._streamed):
             reason, stop = self._finish(streamed.tokens[-1], has_calls=streamed.has_calls)
@@ -174,7 +174,7 @@ class SglangChatResponse:
         return meta
 
     def _extension(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
-        """Return `sglext`; empty if the request wants nothing of it."""
+        """Return `sglext`; empty if none of its fields are requested."""
         extension: JsonObject = {}
         if self.fields.return_input_ids_in_sglext:
             extension["input_ids"] = self.prompt.ids

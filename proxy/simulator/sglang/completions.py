@@ -52,7 +52,7 @@ class SglangCompletionsResponse:
         return [event(self.head.keys("text_completion") | chunk)]
 
     def closing_events(self) -> list[bytes]:
-        """Return the usage chunk, if the request wants it."""
+        """Return the usage chunk, if it is requested."""
         if not self.common.include_usage:
             return []
         chunk: JsonObject = {"choices": [], "usage": self._streamed_usage(self._prompt_tokens, sum(self._sampled))}

@@ -122,7 +122,7 @@ class NativeResponse:
         return meta
 
     def _prompt_logprobs(self, prompt_index: int, *, with_text: bool) -> list[LogprobTuple]:
-        """Return the prompt's logprobs from `logprob_start_len` on; the first is None, at whatever position."""
+        """Return the prompt's logprobs from `logprob_start_len` on; the first is None, at any position."""
         start = self.native.logprob_start_len
         if start is None or start < 0:
             return []

@@ -101,7 +101,7 @@ class ChatResponse:
         return [event(chunk)]
 
     def closing_events(self) -> list[bytes]:
-        """Return the usage chunk, if the request wants it."""
+        """Return the usage chunk, if it is requested."""
         if not self.common.include_usage:
             return []
         details = {"completion_tokens_details": self._details(self._ids)} if self._reasoning else {}

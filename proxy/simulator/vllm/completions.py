@@ -63,7 +63,7 @@ class CompletionsResponse:
         return [event(chunk)]
 
     def closing_events(self) -> list[bytes]:
-        """Return the usage chunk, if the request wants it."""
+        """Return the usage chunk, if it is requested."""
         if not self.common.include_usage:
             return []
         chunk = {
@@ -120,7 +120,7 @@ class CompletionsResponse:
         return bool(self.completions.echo) and self.common.max_tokens == 0
 
     def _text(self, tokens: Sequence[Token], prompt: TextPrompt, *, first: bool) -> str:
-        """Return the text of these tokens, after the echoed prompt unless the request also wants ids."""
+        """Return the text of these tokens, after the echoed prompt unless ids are requested."""
         echoes = first and self.completions.echo and not self.common.return_token_ids
         generated = "" if self._only_echoes else "".join(token.text for token in tokens)
         return prompt.text + generated if echoes else generated

@@ -105,7 +105,7 @@ class GenerateResponse:
         return [event(chunk | {"output_mode": self.fields.output_mode, "choices": [choice]})]
 
     def closing_events(self) -> list[bytes]:
-        """Return the usage chunk, if the request wants it."""
+        """Return the usage chunk, if it is requested."""
         if not self.common.include_usage:
             return []
         total = usage(len(self.fields.token_ids), sum(map(len, self._ids)))

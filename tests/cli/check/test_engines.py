@@ -30,12 +30,12 @@ IDS = {"/v1/models": "get_v1_models", "/v1/completions": "cmpl_ids_lp1", "/infer
 
 
 async def test_all_is_well_with_a_store_and_an_engine_that_gives_ids(tmp_path):
-    """A finding for each, and nothing to mend."""
+    """A finding for each, and nothing to fix."""
     async with simulating("127.0.0.1:0", Options()) as engine:
         found = await all_findings(settings_for(engine, store={"url": f"embedded:{tmp_path / 'store'}"}))
 
     assert {"ok"} == {finding.grade for finding in found}
-    assert {""} == {finding.mend for finding in found}
+    assert {""} == {finding.fix for finding in found}
     assert "'simulated' returns token IDs and logprobs" in found[-1].seen
 
 
@@ -48,20 +48,20 @@ async def test_no_engine_is_no_fault(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("models", "response", "seen", "mend"),
+    ("models", "response", "seen", "fix"),
     [
         ("get_v1_models", "cmpl_plain", "returns no token IDs", "return_token_ids"),
         ("get_v1_models", "err_badmodel", "returned 404", "curl"),
         ("err_404", "cmpl_plain", "lists no models", "base URL"),
     ],
 )
-async def test_an_engine_that_is_no_use_is_told_apart(engine, models, response, seen, mend):
+async def test_an_engine_that_is_no_use_is_told_apart(engine, models, response, seen, fix):
     """Too old to give ids, refusing, or no engine at all."""
     playing(engine, {**IDS, "/v1/models": models, "/v1/completions": response})
     (fault,) = graded(await engine_findings(engine.url))["fault"]
 
     assert seen in fault
-    assert mend in fault
+    assert fix in fault
 
 
 async def test_an_engine_that_gives_ids_without_logprobs_is_a_fault(engine):

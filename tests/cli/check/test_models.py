@@ -40,13 +40,13 @@ def test_aliases_of_engines_that_told_nothing_are_passed_over():
 
 
 @pytest.mark.parametrize(
-    ("refusal", "mend"),
+    ("refusal", "fix"),
     [
         ("it cannot be loaded: no such folder", "a folder that contains tokenizer.json"),
         ("pip install 'tokentape[tokenizer]'", ""),
     ],
 )
-async def test_a_tokenizer_that_cannot_be_loaded_is_a_fault(monkeypatch, refusal, mend):
+async def test_a_tokenizer_that_cannot_be_loaded_is_a_fault(monkeypatch, refusal, fix):
     """With what to do, unless the refusal says that itself. What is refused is in tests/upstream/test_tokenizers.py."""
 
     def load(path):
@@ -57,7 +57,7 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_a_fault(monkeypatch, refusal
     finding = await check_tokenizer(EndpointSettings(url="http://127.0.0.1:9", tokenizer="none/here"))
 
     assert ("fault", refusal) == (finding.grade, finding.seen)
-    assert mend in finding.mend
+    assert fix in finding.fix
 
 
 async def test_a_tokenizer_of_an_engine_is_tried(tmp_path, monkeypatch):

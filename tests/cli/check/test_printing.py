@@ -44,6 +44,6 @@ async def test_as_json_all_findings_are_one_document(make_console, capsys):
 
     assert {
         "well": False,
-        "findings": [{"subject": "engine", "grade": "fault", "seen": "away\nand lost", "mend": "start it"}],
+        "findings": [{"subject": "engine", "grade": "fault", "seen": "away\nand lost", "fix": "start it"}],
     } == orjson.loads(capsys.readouterr().out)
     assert "" == out.file.getvalue()

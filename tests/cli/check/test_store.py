@@ -55,7 +55,7 @@ async def test_a_store_that_forgets_is_a_fault_until_it_is_mended(lax):
     url, setting = lax
     faults = (await told(url))["fault"]
     assert ["noeviction", "appendonly yes"] == [
-        mend for fault in faults for mend in ("noeviction", "appendonly yes") if mend in fault
+        fix for fault in faults for fix in ("noeviction", "appendonly yes") if fix in fault
     ]
 
     await setting("CONFIG", "SET", "maxmemory-policy", "noeviction", "appendonly", "yes", "appendfsync", "no")

@@ -48,11 +48,11 @@ def test_the_summary_counts_verdicts_and_weighs_means_by_tokens():
 
 def test_nothing_is_well_unless_all_that_was_compared_is_aligned():
     """No sequence at all is not well either, nor some that have nothing to compare."""
-    nothing = Result("r4", 0, NOTHING, left_out=5)
+    nothing = Result("r4", 0, NOTHING, skipped=5)
 
     assert is_well([result_of(honest_row()), nothing])
     assert not is_well([nothing])
-    assert 5 == summary([nothing])["left_out"]
+    assert 5 == summary([nothing])["skipped"]
     assert is_well([result_of(honest_row())])
     assert not is_well([result_of(honest_row()), Result("r3", 0, NOT_SCORED)])
     assert not is_well([])

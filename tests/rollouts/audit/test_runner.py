@@ -147,7 +147,7 @@ async def test_logprobs_after_temperature_are_not_called_wrong(scorer):
     row["spans"][0]["temperature"] = 0.5
     (result,) = await audited(given(row), scorer, logprobs_mode="after_temperature_logprobs")
 
-    assert ("nothing to compare", 30, 0) == (result.verdict, result.left_out, result.count)
+    assert ("nothing to compare", 30, 0) == (result.verdict, result.skipped, result.count)
     assert "after temperature 0.5" in result.note
 
 
@@ -163,7 +163,7 @@ async def test_constrained_tokens_are_left_out_and_counted(engine, scorer):
     results = await audited(given(odd, wrong, bound), scorer)
 
     assert ["aligned", "other weights", "nothing to compare"] == [result.verdict for result in results]
-    assert [(20, 10), (20, 10), (0, 30)] == [(result.count, result.left_out) for result in results]
+    assert [(20, 10), (20, 10), (0, 30)] == [(result.count, result.skipped) for result in results]
     assert all("with a constraint" in result.note for result in results)
     assert not any(200 in body.get("prompt", ()) for body in engine.requests)
     moved = bound | {"mask": [0, *bound["mask"][:-1]]}

@@ -85,9 +85,9 @@ def test_what_was_constrained_is_not_compared_in_any_mode():
 
     for mode in ("raw_logprobs", "processed_logprobs", "after_temperature_logprobs"):
         assert [None, None, -1, None] == recorded.comparable(mode).logprobs
-        count, why = recorded.left_out(mode)
+        count, why = recorded.skipped(mode)
         assert (1, True) == (count, "with a constraint" in why)
-    assert (0, "") == of_row(row()).left_out("raw_logprobs")
+    assert (0, "") == of_row(row()).skipped("raw_logprobs")
 
 
 def test_a_step_is_a_sequence_of_its_prompt_and_a_choice():

@@ -15,7 +15,7 @@ def test_a_value_like_all_others_tells_nothing():
     both = pairs(values, values)
     likeness = ChanceModel(both, 0.01)
 
-    assert [False] * 90 + [True] * 10 == [likeness.is_telling(pair) for pair in both]
+    assert [False] * 90 + [True] * 10 == [likeness.is_informative(pair) for pair in both]
     assert not no_chance(both[:90], likeness)
     assert no_chance(both[90:], likeness)
 

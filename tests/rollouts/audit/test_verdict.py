@@ -217,7 +217,7 @@ def test_certain_tokens_tell_nothing():
     row["logprobs"] = [-0.0001 if m else None for m in row["mask"]]
     finding = audited(row, scoring=lambda ids: [None] + [-0.0002] * (len(ids) - 1))
 
-    assert ("aligned", 0) == (finding.verdict, finding.telling)
+    assert ("aligned", 0) == (finding.verdict, finding.informative)
 
 
 @given(seeds)

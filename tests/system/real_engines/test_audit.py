@@ -125,7 +125,7 @@ async def test_rows_that_the_engine_sampled_are_aligned(recorded, audited):
     assert {"aligned": 5} == report["verdicts"]
     assert 6 * SAMPLED == report["tokens"]
     assert report["max"] < 1e-3
-    assert all(sequence["telling"] > SAMPLED / 2 for sequence in report["sequences"])
+    assert all(sequence["informative"] > SAMPLED / 2 for sequence in report["sequences"])
 
 
 async def test_shifts_are_detected_and_measured(row, audited):
@@ -206,7 +206,7 @@ async def test_tokens_under_a_grammar_are_left_out_of_the_verdict(bound, audited
 
     assert [True, False] == [span["constrained"] for span in row["spans"]]
     assert (True, {"aligned": 1}) == (report["aligned"], report["verdicts"])
-    assert (SAMPLED, sampled) == (report["tokens"], report["left_out"])
+    assert (SAMPLED, sampled) == (report["tokens"], report["skipped"])
     assert report["max"] < 1e-3
     assert (False, {"other weights": 1}) == (wrong["aligned"], wrong["verdicts"])
     assert not blind["aligned"]  # the mark is required
@@ -220,7 +220,7 @@ async def test_a_rollout_under_a_grammar_alone_has_nothing_to_compare(bound, row
 
     assert (True, {"aligned": 1, "nothing to compare": 1}) == (beside["aligned"], beside["verdicts"])
     assert (False, {"nothing to compare": 1}) == (by_itself["aligned"], by_itself["verdicts"])
-    assert (0, sum(alone["mask"])) == (by_itself["tokens"], by_itself["left_out"])
+    assert (0, sum(alone["mask"])) == (by_itself["tokens"], by_itself["skipped"])
 
 
 @pytest.mark.parametrize(
@@ -259,5 +259,5 @@ async def test_raw_logprobs_do_not_depend_on_sampling_parameters(vllm, tmp_path,
         report = await audited(url=through.url)
 
     assert {"aligned": len(FREE)} == report["verdicts"], report
-    assert 0 == report["left_out"]
+    assert 0 == report["skipped"]
     assert report["max"] < 1e-3

@@ -13,7 +13,7 @@ from proxy.api.body import read_body
 from proxy.api.body_reader import read_bytes
 from proxy.api.compat.atropos.engines import rendered
 from proxy.api.compat.atropos.session import read_session_chat
-from proxy.api.compat.atropos.sessions import Handler, in_their_shape, session_of
+from proxy.api.compat.atropos.sessions import Handler, session_of, with_atropos_errors
 from proxy.api.compat.call_routes import CALL_ROUTES
 from proxy.api.context import CONTEXT
 from proxy.api.http import json_response
@@ -31,25 +31,24 @@ _CHAT_ROUTE: Final = CallRoute(DIALECTS[_CHAT], (read_session_chat,))
 
 
 async def render(request: web.Request) -> web.Response:
-    """`POST …/chat/completions/render`: the prompt that the call would have. It leaves no step."""
+    """`POST …/chat/completions/render`: the prompt of this call. No step is recorded."""
     rollout, _ = await _admitted(request)
     context = request.app[CONTEXT]
     body = await read_bytes(request)
-    form = await off_loop(len(body), lambda: read_session_chat(_CHAT, read_body(body), context.ways))
+    chat = await off_loop(len(body), lambda: read_session_chat(_CHAT, read_body(body), context.ways))
     endpoint = choose(context.upstream.endpoints, rollout.rollout_id)
-    call = form.native(context.settings.models, endpoint.kind)
+    call = chat.native(context.settings.models, endpoint.kind)
     text, ids = await rendered(context, endpoint, call)
-    told = {"prompt_text": text, "token_ids": ids, "num_tokens": len(ids)}
-    return json_response(told)
+    return json_response({"prompt_text": text, "token_ids": ids, "num_tokens": len(ids)})
 
 
 async def list_models(request: web.Request) -> web.StreamResponse:
-    """`GET …/models`: as without a session."""
+    """`GET …/models`: the same as without a session."""
     rollout, caller = await _admitted(request)
     return await show_models(ModelRequest(request, request.app[CONTEXT], "/v1/models", rollout.rollout_id, caller))
 
 
-def _calling(endpoint: str, route: CallRoute) -> Handler:
+def _call_handler(endpoint: str, route: CallRoute) -> Handler:
     """Return the handler of a session's recorded calls to this endpoint."""
 
     async def call(request: web.Request) -> web.StreamResponse:
@@ -62,15 +61,15 @@ def _calling(endpoint: str, route: CallRoute) -> Handler:
 
 
 async def _admitted(request: web.Request) -> tuple[Rollout, Caller]:
-    """The session and who calls, if this caller may call there. Raises Unauthorized, Forbidden, or NotFound."""
+    """Return the session and the caller, if the caller has access to it. Raises Unauthorized, Forbidden or NotFound."""
     caller = await identify(request, request.app[CONTEXT])
     check_minted(caller.minted, request.match_info["uuid"])
     return await session_of(request), caller
 
 
 SESSION_CALL_ROUTES: Final[list[web.RouteDef]] = [
-    web.post(SESSION_API + _CHAT.removeprefix("/v1"), in_their_shape(_calling(_CHAT, _CHAT_ROUTE))),
-    web.post(SESSION_API + "/chat/completions/render", in_their_shape(render)),
-    web.post(SESSION_API + "/completions", in_their_shape(_calling(_COMPLETIONS, CALL_ROUTES[_COMPLETIONS]))),
-    web.get(SESSION_API + "/models", in_their_shape(list_models)),
+    web.post(SESSION_API + _CHAT.removeprefix("/v1"), with_atropos_errors(_call_handler(_CHAT, _CHAT_ROUTE))),
+    web.post(SESSION_API + "/chat/completions/render", with_atropos_errors(render)),
+    web.post(SESSION_API + "/completions", with_atropos_errors(_call_handler(_COMPLETIONS, CALL_ROUTES[_COMPLETIONS]))),
+    web.get(SESSION_API + "/models", with_atropos_errors(list_models)),
 ]

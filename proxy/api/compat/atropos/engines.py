@@ -15,15 +15,12 @@ from proxy.errors import BadRequest, EngineError, NotFound
 from proxy.protocols.engines.tokenizer_api import template_fields
 from proxy.upstream import Endpoint
 
-_WITHIN_S: Final = 2
-_RENDERS: Final = (
-    "vllm",
-    "sglang",
-)  # /tokenize renders messages by the template that their chat does, /detokenize reverses
+_TIMEOUT_S: Final = 2
+_RENDERS: Final = ("vllm", "sglang")  # engines whose /tokenize renders messages with the chat template
 
 
 def endpoint_named(context: Context, url: str) -> Endpoint:
-    """The configured engine of this base URL, with or without `/v1` and slashes. Raises NotFound, which lists them all."""
+    """Return the configured engine with this base URL, with or without `/v1` and slashes. Raises NotFound, which lists all."""
     known = {endpoint.settings.url: endpoint for endpoint in context.upstream.endpoints}
     try:
         return known[base_url(url)]
@@ -35,68 +32,75 @@ def endpoint_named(context: Context, url: str) -> Endpoint:
 
 
 async def model_of(context: Context, endpoint: Endpoint) -> str | None:
-    """The model that an engine serves; None if it does not say."""
+    """Return the model that an engine serves; None if it is unknown."""
     try:
-        listed = await asyncio.wait_for(_told(context, endpoint, "GET", "/v1/models", None), _WITHIN_S)
+        listed = await asyncio.wait_for(_fetch_json(context, endpoint, "GET", "/v1/models", None), _TIMEOUT_S)
         return str(listed["data"][0]["id"])
     except (EngineError, NotRendered, TimeoutError, KeyError, IndexError, TypeError):
         return None
 
 
 class NotRendered(BadRequest):
-    """A prompt that could not be rendered; the sentence says why."""
+    """A prompt could not be rendered; the message has the reason."""
 
-    def __init__(self, why: object) -> None:
-        super().__init__(f"Failed to render prompt: {why}")
+    def __init__(self, reason: object) -> None:
+        super().__init__(f"Failed to render prompt: {reason}")
 
 
 async def rendered(context: Context, endpoint: Endpoint, call: Mapping[str, Any]) -> tuple[str | None, list[int]]:
-    """The prompt that a chat call has: its text, where it can be known, and its ids. Raises NotRendered.
+    """Return the text (None if unknown) and the ids of a chat call's prompt. Raises NotRendered.
 
-    The engine itself is asked, with what decides its template in chat, so that it is the prompt that would be sampled from.
+    They come from the engine's tokenize endpoint, which receives all fields that affect the chat template, so the prompt is the
+    one that the engine would sample from.
     """
     await context.upstream.ensure_detected(endpoint)
     if endpoint.kind not in _RENDERS:
         raise NotRendered(f"{endpoint.settings.public_label} ({endpoint.kind}) does not support /tokenize for messages")
-    asked = {**({"model": call["model"]} if "model" in call else {}), **template_fields(endpoint.kind, call)}
+    body = {**({"model": call["model"]} if "model" in call else {}), **template_fields(endpoint.kind, call)}
     try:
-        told = await _told(context, endpoint, "POST", "/tokenize", asked)
+        response = await _fetch_json(context, endpoint, "POST", "/tokenize", body)
     except EngineError as fault:
         raise NotRendered(fault.public) from fault
-    ids = told.get("tokens") if isinstance(told, dict) else None
+    ids = response.get("tokens") if isinstance(response, dict) else None
     if not isinstance(ids, list) or set(map(type, ids)) - {int}:
         raise NotRendered("The engine's response to POST /tokenize has no token ids")
     return (await texts_of(context, endpoint, [ids]))[0], ids
 
 
-async def texts_of(context: Context, endpoint: Endpoint, several: Sequence[Sequence[int]]) -> list[str | None]:
-    """The texts of ids, special tokens spelt out: by the endpoint's tokenizer, else by the engine; None where neither can."""
+async def texts_of(context: Context, endpoint: Endpoint, id_lists: Sequence[Sequence[int]]) -> list[str | None]:
+    """Return the texts of lists of ids, special tokens included, from the endpoint's tokenizer or else from the engine.
+
+    A text is None if neither is available.
+    """
     tokenizer = await context.tokenizers.get(endpoint.settings.label)
     if tokenizer is not None:
-        return await asyncio.to_thread(lambda: [tokenizer.decode(ids) for ids in several])
+        return await asyncio.to_thread(lambda: [tokenizer.decode(ids) for ids in id_lists])
     await context.upstream.ensure_detected(endpoint)
     if endpoint.kind not in _RENDERS:
-        return [None] * len(several)
-    return list(await asyncio.gather(*(_detokenized(context, endpoint, ids) for ids in several)))
+        return [None] * len(id_lists)
+    return list(await asyncio.gather(*(_detokenized(context, endpoint, ids) for ids in id_lists)))
 
 
 async def _detokenized(context: Context, endpoint: Endpoint, ids: Sequence[int]) -> str | None:
-    said = {"skip_special_tokens": False} if endpoint.kind == "sglang" else {}  # vLLM spells them out by itself
+    options = {"skip_special_tokens": False} if endpoint.kind == "sglang" else {}  # vLLM always includes them
     try:
-        told = await _told(context, endpoint, "POST", "/detokenize", {"tokens": list(ids), **said})
+        response = await _fetch_json(context, endpoint, "POST", "/detokenize", {"tokens": list(ids), **options})
     except (EngineError, NotRendered):
         return None
     name = "text" if endpoint.kind == "sglang" else "prompt"
-    text = told.get(name) if isinstance(told, dict) else None
+    text = response.get(name) if isinstance(response, dict) else None
     return text if isinstance(text, str) else None
 
 
-async def _told(context: Context, endpoint: Endpoint, method: str, path: str, body: Any) -> Any:
-    """The JSON that an engine answers. Raises EngineError, or NotRendered for an answer that is not 200."""
+async def _fetch_json(context: Context, endpoint: Endpoint, method: str, path: str, body: Any) -> Any:
+    """Send a request to an engine and return the JSON of its response.
+
+    Raises EngineError, or NotRendered for a status other than 200.
+    """
     headers = () if body is None else (("Content-Type", "application/json"),)
     text = None if body is None else orjson.dumps(body)
-    async with context.upstream.send(endpoint, method, path, headers=headers, body=text) as answer:
-        if answer.status == 200:
-            return await answer.json()
-        said = (await answer.read())[:300].decode("utf-8", "replace")
-    raise NotRendered(f"{endpoint.settings.name or 'the engine'} returned status {answer.status}: {said}")
+    async with context.upstream.send(endpoint, method, path, headers=headers, body=text) as response:
+        if response.status == 200:
+            return await response.json()
+        error = (await response.read())[:300].decode("utf-8", "replace")
+    raise NotRendered(f"{endpoint.settings.name or 'the engine'} returned status {response.status}: {error}")

@@ -22,7 +22,7 @@ from proxy.trajectory.step import Choice, Step
 GENERATE: Final = "/generate"
 COMPLETIONS: Final = "/v1/completions"
 _SGLANG_NEW_TOKENS: Final = 128  # SGLang's default on /generate; completions would take 16
-# Both shapes sample as they say, and with nothing more; completions would take the model's generation_config for the rest.
+# Neither format uses the model's generation_config for absent parameters, as completions would.
 _SAMPLING: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _RENAMED: Final = {
     "max_new_tokens": "max_tokens",
@@ -42,17 +42,15 @@ _SGLANG_FIELDS: Final = frozenset(
         "metadata",
     }
 )
-_AS_GOOD_AS_ABSENT: Final = {"logprob_start_len": -1, "top_logprobs_num": 0}  # where they stand for nothing
-_NOT_SAMPLED: Final = (
-    "phantom_token"  # of a call for the prompt's logprobs, which samples one token that nobody asked for
-)
+_DEFAULT_VALUES: Final = {"logprob_start_len": -1, "top_logprobs_num": 0}  # values that have no effect
+_NOT_SAMPLED: Final = "phantom_token"  # the one token of a call for the prompt's logprobs, which the client ignores
 
 
 @dataclass(frozen=True, slots=True)
 class TokensInCall:
-    """One call of `/generate`: as it came, and as a completions call.
+    """One call of `/generate`: the client's body, and the body of the completions call.
 
-    `tells_logprobs`: whether the answer has them. `scores_prompt`: whether those of the prompt were asked for.
+    `returns_logprobs`: whether the response has them. `scores_prompt`: whether logprobs of the prompt are requested.
     """
 
     request: Mapping[str, Any]
@@ -69,7 +67,7 @@ class TokensInCall:
         return self
 
     def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
-        """The completions call. Its clients name no model, so a name for any model is the one."""
+        """Return the completions call. Its clients send no model, so the alias `*` applies if it is configured."""
         if kind == "plain":
             raise UnprocessableRequest(
                 "The engine of this rollout returns no token ids (kind: plain); use /v1/chat/completions."
@@ -82,19 +80,19 @@ class TokensInCall:
         return with_any_model(self.body, models)
 
     def recorded(self, plan: Plan) -> Plan:
-        """The plan of the completions call. The one token of a call for the prompt's logprobs is not to be trained."""
+        """Return the plan to record. The one token of a call for the prompt's logprobs must not be trained."""
         if self.scores_prompt and plan.body.get("max_tokens") in {0, 1}:
             plan = replace(plan, problems=(*plan.problems, _NOT_SAMPLED), expected=plan.expected | {_NOT_SAMPLED})
-        return as_it_came(plan, self.request, f"atropos_{self.shape}")
+        return with_client_body(plan, self.request, f"atropos_{self.shape}")
 
     def reshape(self, outcome: Outcome) -> Outcome:
-        """The end as this client reads it; an error of ours where the engine's answer cannot be told in ids."""
+        """Return the end in the client's format; an error if the engine returned no ids."""
         step = outcome.step
         if step.status != "complete":
             return outcome
-        told = self.answer(step)
-        if told is not None:
-            return replace(outcome, end=told)
+        response = self.answer(step)
+        if response is not None:
+            return replace(outcome, end=response)
         missing = "token ids with a logprob for each of them" if self.returns_logprobs else "token ids"
         if self.scores_prompt:
             missing += ", and prompt_logprobs"
@@ -105,29 +103,29 @@ class TokensInCall:
         return replace(outcome, end=openai_error(fault), status=fault.status)
 
     def answer(self, step: Step) -> bytes | None:
-        """The answer of a step; None if not every sampled id is known, and its logprob."""
+        """Return the response of a step; None if a sampled id or its logprob is missing."""
         if step.status != "complete" or not step.prompts or not step.choices:
             return None
         if not all(self._is_whole(choice) for choice in step.choices):
             return None
-        texts = {each["index"]: each.get("text") for each in (step.response or {})["choices"]}
+        texts = {choice["index"]: choice.get("text") for choice in (step.response or {})["choices"]}
         if self.shape == "sglang":
-            answers = [self._sglang(step, choice, texts[choice.index]) for choice in step.choices]
-            return orjson.dumps(answers[0] if self._samples == 1 else answers)
-        told = self._vllm(step, [texts[choice.index] for choice in step.choices])
+            responses = [self._sglang(step, choice, texts[choice.index]) for choice in step.choices]
+            return orjson.dumps(responses[0] if self._samples == 1 else responses)
+        response = self._vllm(step, [texts[choice.index] for choice in step.choices])
         if self.scores_prompt:
             scores = (step.response or {})["choices"][0].get("prompt_logprobs")
             if scores is None:
                 return None
-            told["prompt_logprobs"] = [None if place is None else _by_id(place) for place in scores]
-        return orjson.dumps(told)
+            response["prompt_logprobs"] = [None if entry is None else _by_id(entry) for entry in scores]
+        return orjson.dumps(response)
 
     @property
     def _samples(self) -> int | None:
         return samples_of(self.body)
 
     def _is_whole(self, choice: Choice) -> bool:
-        """Whether there are ids, and the logprobs that are to be told."""
+        """Return whether the choice has ids, and their logprobs if they are requested."""
         if not choice.ids:
             return self.body.get("max_tokens") == 0
         return not self.returns_logprobs or (
@@ -135,16 +133,16 @@ class TokensInCall:
         )
 
     def _vllm(self, step: Step, texts: list[Any]) -> dict[str, Any]:
-        """As the script answers; it decodes the prompt, and here nobody asked for that text."""
-        told: dict[str, Any] = {
+        """Return the response in the script's format. The script decodes the prompt; here the text is null."""
+        fields: dict[str, Any] = {
             "text": texts,
             "prompt": None,
             "finish_reasons": [choice.finish_reason for choice in step.choices],
         }
         if not self.returns_logprobs:
-            return told
+            return fields
         return {
-            **told,
+            **fields,
             "logprobs": [
                 [[{str(token): logprob}] for token, logprob in zip(choice.ids, choice.logprobs, strict=True)]
                 for choice in step.choices
@@ -154,7 +152,7 @@ class TokensInCall:
         }
 
     def _sglang(self, step: Step, choice: Choice, text: Any) -> dict[str, Any]:
-        """As SGLang answers (0.5.23), as far as completions tell it."""
+        """Return the response in SGLang's format (0.5.23), with the fields that completions return."""
         meta: dict[str, Any] = {
             "id": (step.response or {}).get("id") or step.step_id,
             "finish_reason": _sglang_reason(choice),
@@ -168,18 +166,18 @@ class TokensInCall:
 
 
 def with_any_model(body: dict[str, Any], models: Mapping[str, str]) -> dict[str, Any]:
-    """A body that names no model, with the one that stands for any, if there is one."""
+    """Return a body without a model with the alias `*`, if it is configured."""
     return body if body.get("model") or "*" not in models else {**body, "model": models["*"]}
 
 
-def as_it_came(plan: Plan, request: Mapping[str, Any], form: str) -> Plan:
-    """The plan of a call that came in another form, saying what was changed of the body that came."""
+def with_client_body(plan: Plan, request: Mapping[str, Any], form: str) -> Plan:
+    """Return the plan with the client's body and its form, and with the differences between that body and the one sent."""
     changed = {name: value for name, value in plan.body.items() if name not in request or request[name] != value}
     sent = {"set": changed, "unset": sorted(request.keys() - plan.body.keys())}
     return replace(plan, request=dict(request), sent=sent, extra={**plan.extra, "form": form})
 
 
-def read_generate(_endpoint: str, body: Mapping[str, Any], _ways: TranslationOptions) -> TokensInCall:
+def read_generate(_endpoint: str, body: Mapping[str, Any], _options: TranslationOptions) -> TokensInCall:
     """Parse a body of either shape. Raises UnprocessableRequest for another body, or one that requests a stream."""
     if is_on(body.get("stream")):
         raise UnprocessableRequest("/generate does not support streaming; remove `stream`.", param="stream")
@@ -192,10 +190,10 @@ def read_generate(_endpoint: str, body: Mapping[str, Any], _ways: TranslationOpt
     if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
         ids = _ids(prompt["prompt_token_ids"], "prompt.prompt_token_ids")
         scores = body.get("prompt_logprobs") is not None
-        taken = {"prompt", "logprobs", "stream"}
-        kept = {name: value for name, value in body.items() if name not in taken and value is not None}
+        dropped = {"prompt", "logprobs", "stream"}
+        fields = {name: value for name, value in body.items() if name not in dropped and value is not None}
         return TokensInCall(
-            body, {**_SAMPLING, **kept, "prompt": ids}, "vllm", body.get("logprobs") is not None, scores
+            body, {**_SAMPLING, **fields, "prompt": ids}, "vllm", body.get("logprobs") is not None, scores
         )
     if "input_ids" in body:
         return _read_sglang(body)
@@ -214,7 +212,7 @@ def _read_sglang(body: Mapping[str, Any]) -> TokensInCall:
     unknown = sorted(
         name
         for name, value in body.items()
-        if name not in _SGLANG_FIELDS and value not in (None, _AS_GOOD_AS_ABSENT.get(name))
+        if name not in _SGLANG_FIELDS and value not in (None, _DEFAULT_VALUES.get(name))
     )
     if unknown:
         raise UnprocessableRequest(
@@ -226,12 +224,12 @@ def _read_sglang(body: Mapping[str, Any]) -> TokensInCall:
         _RENAMED.get(str(name), str(name)): value for name, value in sampling.items() if value is not None
     }
     named = {name: body[name] for name in ("rid", "rollout_id", "metadata") if name in body}
-    asked: dict[str, Any] = {**_SAMPLING, "max_tokens": _SGLANG_NEW_TOKENS, **renamed, **named, "prompt": ids}
-    return TokensInCall(body, asked, "sglang", is_on(body.get("return_logprob")))
+    fields: dict[str, Any] = {**_SAMPLING, "max_tokens": _SGLANG_NEW_TOKENS, **renamed, **named, "prompt": ids}
+    return TokensInCall(body, fields, "sglang", is_on(body.get("return_logprob")))
 
 
 def _ids(value: Any, name: str) -> list[int]:
-    """The ids of one prompt. Raises UnprocessableRequest."""
+    """Return the ids of one prompt. Raises UnprocessableRequest."""
     if not isinstance(value, list) or not value or not all(type(token) is int for token in value):
         raise UnprocessableRequest(
             f"{name} must be a list with the token ids of one prompt.", param=name.partition(".")[0]
@@ -239,13 +237,13 @@ def _ids(value: Any, name: str) -> list[int]:
     return value
 
 
-def _by_id(place: Mapping[str, Any]) -> dict[str, Any]:
-    """One place of vLLM's `prompt_logprobs`: its script tells the numbers alone."""
-    return {token: entry["logprob"] for token, entry in place.items()}
+def _by_id(position: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one position of vLLM's `prompt_logprobs` as numbers by id, as the script returns it."""
+    return {token: entry["logprob"] for token, entry in position.items()}
 
 
 def _sglang_reason(choice: Choice) -> dict[str, Any] | None:
-    """Why a choice finished, as SGLang says it: an object."""
+    """Return SGLang's finish reason, which is an object."""
     if choice.finish_reason is None:
         return None
     more: dict[str, dict[str, Any]] = {"length": {"length": len(choice.ids)}, "stop": {"matched": choice.stop_reason}}

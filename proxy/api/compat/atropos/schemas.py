@@ -13,15 +13,15 @@ from proxy.errors import UnprocessableRequest
 
 
 class SchemaFault(UnprocessableRequest):
-    """A body that its schema refuses; `detail` is FastAPI's account of it."""
+    """A body that does not match its schema; `detail` is FastAPI's description of the errors."""
 
     def __init__(self, detail: list[dict[str, Any]]) -> None:
-        super().__init__("; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in detail))
+        super().__init__("; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in detail))
         self.detail = detail
 
 
 class ServerNamed(BaseModel):
-    """A server that `POST /setup` names. All but its URL is the configuration's business here."""
+    """A server of `POST /setup`. Only its URL is used; the rest is configured."""
 
     base_url: str | None = None
 
@@ -74,7 +74,7 @@ Read = TypeVar("Read", bound=BaseModel)
 
 
 def read_as(model: type[Read], body: Mapping[str, Any]) -> Read:
-    """The body as this model. Raises SchemaFault."""
+    """Return the body as this model. Raises SchemaFault."""
     try:
         return model.model_validate(body)
     except ValidationError as error:

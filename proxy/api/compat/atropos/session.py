@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import orjson
 
-from proxy.api.compat.atropos.generate import as_it_came, with_any_model
+from proxy.api.compat.atropos.generate import with_any_model, with_client_body
 from proxy.api.compat.atropos.schemas import SessionCall, read_as
 from proxy.errors import BadRequest
 from proxy.export import FORMATS, Inexpressible
@@ -29,37 +29,37 @@ from proxy.trajectory.step import Step
 TERMS: Final = "atropos"  # in the metadata of its rollout
 _CHAT: Final = "/v1/chat/completions"
 _DEFAULTS: Final = {"max_tokens": 1024, "temperature": 1.0, "n": 1}  # of its schema
-# Version 8 of RFC 9562 is its makers' own: so sessions are told from other rollouts by their names alone.
-_NAMED: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+# UUIDs of version 8 are application-specific (RFC 9562): sessions are distinguished from other rollouts by their ids alone.
+_SESSION_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 
 def session_id(entropy: bytes) -> str:
-    """The id that 16 random bytes make."""
+    """Return the session id made of 16 random bytes."""
     digits = entropy.hex()
     variant = "89ab"[int(digits[16], 16) & 3]
     return f"{digits[:8]}-{digits[8:12]}-8{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
 
 def is_session_id(name: str) -> bool:
-    """Whether a rollout of this name may be a session."""
-    return _NAMED.fullmatch(name) is not None
+    """Return whether a rollout with this id may be a session."""
+    return _SESSION_ID.fullmatch(name) is not None
 
 
 def terms_of(rollout: Rollout) -> Mapping[str, Any] | None:
-    """The terms that a session was created with; None if the rollout is no session, or no more."""
+    """Return the terms that a session was created with; None if the rollout is not a session, or a deleted one."""
     terms = rollout.metadata.get(TERMS) if is_session_id(rollout.rollout_id) else None
     return terms if isinstance(terms, Mapping) and not terms.get("deleted") else None
 
 
 def metadata_of_deleted(rollout: Rollout) -> dict[str, Any]:
-    """The metadata of a rollout that was a session and is kept: its terms say that its client deleted it."""
+    """Return the metadata of a kept rollout whose session was deleted: its terms are marked as deleted."""
     terms = rollout.metadata.get(TERMS)
     return {**rollout.metadata, TERMS: {**(terms if isinstance(terms, Mapping) else {}), "deleted": True}}
 
 
 @dataclass(frozen=True, slots=True)
 class SessionChat:
-    """One chat call of a session: as it came, and as an engine's."""
+    """One chat call of a session: the client's body, and the body for an engine."""
 
     request: Mapping[str, Any]
     body: dict[str, Any]
@@ -73,63 +73,60 @@ class SessionChat:
         return self
 
     def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
-        """The chat call. Most of its clients name no model."""
+        """Return the chat call. Most of its clients send no model."""
         return with_any_model(self.body, models)
 
     def recorded(self, plan: Plan) -> Plan:
-        """The plan, saying what was changed of the body that came."""
-        return as_it_came(plan, self.request, "atropos_session")
+        """Return the plan with the client's body."""
+        return with_client_body(plan, self.request, "atropos_session")
 
     def reshape(self, outcome: Outcome) -> Outcome:
-        """The end in its shape. A stream, which it has none of, is the engine's own."""
+        """Return the end in the client's format. A stream, which its proxy lacks, is the engine's own."""
         if is_on(self.body.get("stream")):
             return outcome
-        told = self.answer(outcome.step)
-        if told is not None:
-            return replace(outcome, end=told)
+        response = self.answer(outcome.step)
+        if response is not None:
+            return replace(outcome, end=response)
         message = f"Completion failed: {_reason(outcome.step)}"
         return replace(outcome, end=error_body(500, message), status=500)
 
     def answer(self, step: Step) -> bytes | None:
-        """The answer of a step; None if it has none that is whole, or was streamed."""
+        """Return the response of a step; None if it is incomplete or was streamed."""
         response = step.response or {}
         choices = response.get("choices")
         if is_on(self.body.get("stream")) or step.status != "complete" or not isinstance(choices, list) or not choices:
             return None
-        answer = {
+        payload = {
             "id": f"chatcmpl-{blake2b(step.step_id.encode(), digest_size=6).hexdigest()}",
             "object": "chat.completion",
             "created": int(response.get("created") or step.timing.received),
             "model": response.get("model"),
             "choices": [
-                {"index": each["index"], "message": _message(each), "finish_reason": each.get("finish_reason")}
-                for each in choices
+                {"index": choice["index"], "message": _message(choice), "finish_reason": choice.get("finish_reason")}
+                for choice in choices
             ],
         }
-        return orjson.dumps(answer)
+        return orjson.dumps(payload)
 
 
-def read_session_chat(_endpoint: str, body: Mapping[str, Any], _ways: TranslationOptions) -> SessionChat:
-    """The call that a body is. Raises SchemaFault, or BadRequest for one without messages."""
+def read_session_chat(_endpoint: str, body: Mapping[str, Any], _options: TranslationOptions) -> SessionChat:
+    """Parse the body of a chat call. Raises SchemaFault, or BadRequest if it has no messages."""
     call = read_as(SessionCall, body)
     if not call.messages:
         raise BadRequest("messages must not be empty.", param="messages")
-    said = {name: value for name, value in body.items() if value is not None}
-    if not said.get("tools"):
-        said = {name: value for name, value in said.items() if name not in {"tools", "tool_choice"}}
+    fields = {name: value for name, value in body.items() if value is not None}
+    if not fields.get("tools"):
+        fields = {name: value for name, value in fields.items() if name not in {"tools", "tool_choice"}}
     messages = [{key: value for key, value in message.items() if value is not None} for message in body["messages"]]
-    if "max_completion_tokens" in said:
-        said = {
-            "max_tokens": said["max_completion_tokens"],
-            **said,
-        }  # the other spelling of it, which then has no default
-    return SessionChat(body, {**_DEFAULTS, **said, "messages": messages})
+    if "max_completion_tokens" in fields:
+        fields = {"max_tokens": fields["max_completion_tokens"], **fields}  # instead of the default of max_tokens
+    return SessionChat(body, {**_DEFAULTS, **fields, "messages": messages})
 
 
 def nodes_of(facts: RolloutFacts, steps: Sequence[Step], *, as_tree: bool) -> list[dict[str, Any]]:
-    """The nodes of a session, their texts unknown.
+    """Return the nodes of a session without their texts.
 
-    A tree has one for each completion, and carries no mask forward; else they are what the `nodes` export gives.
+    A tree has one node per completion, and masks all of its prompt; otherwise the nodes are those of the `nodes` export.
     """
     if not as_tree:
         return FORMATS["nodes"].rows(facts, steps, Options()).rows
@@ -152,27 +149,27 @@ def nodes_of(facts: RolloutFacts, steps: Sequence[Step], *, as_tree: bool) -> li
 
 
 def error_body(status: int, message: str) -> bytes:
-    """An error in its shape."""
+    """Return an error in its format."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return orjson.dumps({"error": {"message": message, "type": kind, "code": status}})
 
 
 def _message(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply: its role and content always, anything more only if it says something."""
+    """Return a message with its role and content, and its other fields unless they are empty."""
     message = choice.get("message") or {}
     more = {name: value for name, value in message.items() if name not in {"role", "content"} and value}
     return {"role": message.get("role") or "assistant", "content": message.get("content"), **more}
 
 
 def _reason(step: Step) -> str:
-    """Why there is no answer, in the engine's words if it had any."""
-    said = (step.response or {}).get("body")
-    if not isinstance(said, str):
+    """Return why there is no response: the engine's message if it sent one."""
+    text = (step.response or {}).get("body")
+    if not isinstance(text, str):
         return step.reason or "the engine returned no response"
     try:
-        told = orjson.loads(said)
+        body = orjson.loads(text)
     except orjson.JSONDecodeError:
-        return said
-    error = told.get("error", told) if isinstance(told, dict) else told
+        return text
+    error = body.get("error", body) if isinstance(body, dict) else body
     message = error.get("message") if isinstance(error, dict) else None
-    return str(message or said)
+    return str(message or text)

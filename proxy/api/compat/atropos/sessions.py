@@ -35,20 +35,20 @@ from proxy.upstream import Endpoint, choose, preferred
 from proxy.upstream.concurrency import off_loop
 from storage.errors import FieldsChanged, StorageError
 
-_COUNTED_WITHIN_S: Final = 2
+_COUNT_TIMEOUT_S: Final = 2
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def in_their_shape(route: Handler) -> Handler:
-    """A route whose failures are told as its clients know them."""
+def with_atropos_errors(route: Handler) -> Handler:
+    """Return the route with errors in the format of Atropos' proxy."""
 
-    async def told(request: web.Request) -> web.StreamResponse:
+    async def handle(request: web.Request) -> web.StreamResponse:
         try:
             return await route(request)
         except (ProxyError, StorageError) as failure:
             if request.get(RESPONSE_STARTED):
-                raise  # half an answer is there already
+                raise  # a part of the response is already sent
             error = (
                 failure if isinstance(failure, ProxyError) else StoreUnavailable(f"The store is unavailable: {failure}")
             )
@@ -59,11 +59,11 @@ def in_their_shape(route: Handler) -> Handler:
         body = error_body(error.status, error.message)
         return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
 
-    return told
+    return handle
 
 
 async def session_of(request: web.Request) -> Rollout:
-    """The session that the path names. Raises NotFound."""
+    """Return the session that the path names. Raises NotFound."""
     name = request.match_info["uuid"]
     stored = await request.app[CONTEXT].store.get(name) if is_session_id(name) else None
     rollout = None if stored is None else read_rollout(stored)
@@ -73,21 +73,21 @@ async def session_of(request: web.Request) -> Rollout:
 
 
 async def show_health(request: web.Request) -> web.Response:
-    """`GET /health`, with what its clients read there beside our own `status`."""
+    """`GET /health`: the response of TokenTape with the fields of Atropos' proxy."""
     context = request.app[CONTEXT]
     engines, model, sessions = await asyncio.gather(healthy_engines(context), _model(context), _count_sessions(context))
-    told = {
+    payload = {
         "status": "ok",
         "model": model,
         "sessions": sessions,
         "servers": len(engines),
         "healthy_servers": sum(engines.values()),
     }
-    return json_response(told)
+    return json_response(payload)
 
 
 async def set_up(request: web.Request) -> web.Response:
-    """`POST /setup`: a check that the engines it names are those of the configuration, which alone decides who is asked."""
+    """`POST /setup`: check that the named servers are configured engines. Other servers are never used."""
     context = request.app[CONTEXT]
     text = await read_bytes(request)
     setup = await off_loop(len(text), lambda: read_as(Setup, read_body(text)))
@@ -95,12 +95,12 @@ async def set_up(request: web.Request) -> web.Response:
         if server.base_url is None:
             raise NoBaseUrl("base_url is missing in one of the servers")
         endpoint_named(context, server.base_url)
-    told = {
+    payload = {
         "status": "ok",
         "servers": len(context.upstream.endpoints),
         "model_name": await _model(context) or setup.model_name,
     }
-    return json_response(told)
+    return json_response(payload)
 
 
 async def list_servers(request: web.Request) -> web.Response:
@@ -108,34 +108,34 @@ async def list_servers(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     healthy = await healthy_engines(context)
     return json_response(
-        {"servers": [await _server(context, at, healthy) for at in range(len(context.upstream.endpoints))]}
+        {"servers": [await _server(context, index, healthy) for index in range(len(context.upstream.endpoints))]}
     )
 
 
 async def create_session(request: web.Request) -> web.Response:
-    """`POST /sessions/create`: a rollout. With a `base_url`, its id is one that falls to that engine, wherever it is asked."""
+    """`POST /sessions/create`: create a rollout. With a `base_url`, its id is one that every replica routes to that engine."""
     context = request.app[CONTEXT]
     text = await read_bytes(request)
-    asked = await off_loop(len(text), lambda: read_as(CreateSession, read_body(text or b"{}")))
-    wanted = None if asked.base_url is None else endpoint_named(context, asked.base_url)
+    body = await off_loop(len(text), lambda: read_as(CreateSession, read_body(text or b"{}")))
+    engine = None if body.base_url is None else endpoint_named(context, body.base_url)
     name = session_id(context.clock.entropy(16))
-    while wanted is not None and preferred(context.upstream.endpoints, name).settings.url != wanted.settings.url:
+    while engine is not None and preferred(context.upstream.endpoints, name).settings.url != engine.settings.url:
         name = session_id(context.clock.entropy(16))
     model = await model_of(context, choose(context.upstream.endpoints, name))
-    terms = {**asked.model_dump(), "model_name": model}
+    terms = {**body.model_dump(), "model_name": model}
     stored = await context.store.open(name, write_fields({"metadata": {TERMS: terms}}), now_ms=context.clock.now_ms())
-    told = {
+    payload = {
         "uuid": name,
         "model_name": model,
-        "tool_parser": asked.tool_parser,
-        "base_url": asked.base_url,
+        "tool_parser": body.tool_parser,
+        "base_url": body.base_url,
         "created_at": stored.created_ms / 1000,
     }
-    return json_response(told)
+    return json_response(payload)
 
 
 async def list_sessions(request: web.Request) -> web.Response:
-    """`GET /sessions`: all of them, newest first."""
+    """`GET /sessions`: all sessions, newest first."""
     context = request.app[CONTEXT]
     sessions = []
     async for name in context.store.names():
@@ -156,7 +156,7 @@ async def list_sessions(request: web.Request) -> web.Response:
 
 
 async def show_nodes(request: web.Request) -> web.Response:
-    """`GET /{uuid}/nodes`: with texts, where a tokenizer is configured or the engine makes them; else `full_text` is null."""
+    """`GET /{uuid}/nodes`. `full_text` is null unless a tokenizer is configured or the engine detokenizes."""
     context = request.app[CONTEXT]
     rollout = await session_of(request)
     nodes = await _nodes(context, rollout, terms_of(rollout) or {})
@@ -166,9 +166,9 @@ async def show_nodes(request: web.Request) -> web.Response:
 
 
 async def delete_session(request: web.Request) -> web.Response:
-    """`DELETE /{uuid}`, as its client asks on leaving: the session is gone, and its rollout is finished.
+    """`DELETE /{uuid}`: delete the session and finish its rollout.
 
-    With `atropos.keep_sessions: false` the rollout is gone as well, and everything of it.
+    With `atropos.keep_sessions: false` the rollout and its steps are deleted as well.
     """
     context, rollout = request.app[CONTEXT], await session_of(request)
     if context.settings.atropos.keep_sessions:
@@ -179,9 +179,9 @@ async def delete_session(request: web.Request) -> web.Response:
 
 
 async def _finish(context: Context, rollout: Rollout) -> None:
-    """Finish the rollout of a session, which is none from then on. What it was finished as before stays."""
+    """Finish the rollout of a session and mark the session as deleted. An earlier status of the rollout is not changed."""
     if not rollout.is_finished:
-        with suppress(Conflict):  # somebody was quicker, who knew how it ended
+        with suppress(Conflict):  # another request has finished it
             rollout = await context.finisher.finish(rollout, "completed")
     while True:
         fields = write_fields({"metadata": metadata_of_deleted(rollout)})
@@ -189,25 +189,25 @@ async def _finish(context: Context, rollout: Rollout) -> None:
         try:
             await context.store.update_if(rollout.rollout_id, fields, expect=expect, now_ms=context.clock.now_ms())
         except FieldsChanged as changed:
-            rollout = read_rollout(changed.rollout)  # somebody was quicker: look again
+            rollout = read_rollout(changed.rollout)  # changed by another request: try again
         else:
             return
 
 
 async def _count_sessions(context: Context) -> int | None:
-    """How many there are, by their names alone; None if the store does not say so in time: the process answers all the same."""
+    """Return the number of sessions, from their ids alone; None if the store fails or times out."""
 
     async def count() -> int:
         return len([name async for name in context.store.names() if is_session_id(name)])
 
     try:
-        return await asyncio.wait_for(count(), _COUNTED_WITHIN_S)
+        return await asyncio.wait_for(count(), _COUNT_TIMEOUT_S)
     except (TimeoutError, StorageError):
         return None
 
 
 class NoBaseUrl(ProxyError):
-    """A server without a URL: what its proxy answers with 500."""
+    """A server without a URL; Atropos' proxy responds with 500."""
 
 
 async def _nodes(context: Context, rollout: Rollout, terms: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -215,19 +215,19 @@ async def _nodes(context: Context, rollout: Rollout, terms: Mapping[str, Any]) -
     as_tree = bool(terms.get("track_tree"))
     try:
         return await aside(len(steps), lambda: nodes_of(facts_of(rollout), steps, as_tree=as_tree))
-    except Inexpressible as refusal:
-        raise Conflict(str(refusal)) from None
+    except Inexpressible as error:
+        raise Conflict(str(error)) from None
 
 
 async def _model(context: Context) -> str | None:
-    """What the first engine serves: its proxy knows one model."""
+    """Return the model of the first engine: Atropos' proxy has one model."""
     return await model_of(context, context.upstream.endpoints[0]) if context.upstream.endpoints else None
 
 
-async def _server(context: Context, at: int, healthy: Mapping[str, bool]) -> dict[str, Any]:
-    endpoint: Endpoint = context.upstream.endpoints[at]
+async def _server(context: Context, index: int, healthy: Mapping[str, bool]) -> dict[str, Any]:
+    endpoint: Endpoint = context.upstream.endpoints[index]
     return {
-        "index": at,
+        "index": index,
         "base_url": endpoint.settings.url,
         "healthy": healthy[endpoint.settings.label],
         "model_name": await model_of(context, endpoint),
@@ -235,13 +235,13 @@ async def _server(context: Context, at: int, healthy: Mapping[str, bool]) -> dic
     }
 
 
-# Only with `atropos.enabled`, and before our own routes: of `/health` its shape is the wider one.
+# Only with `atropos.enabled`, and before the other routes: its `/health` has more fields.
 SESSION_ROUTES: Final[list[web.RouteDef]] = [
-    web.get("/health", in_their_shape(show_health)),
-    web.post("/setup", in_their_shape(set_up)),
-    web.get("/servers", in_their_shape(list_servers)),
-    web.post("/sessions/create", in_their_shape(create_session)),
-    web.get("/sessions", in_their_shape(list_sessions)),
-    web.get("/{uuid}/nodes", in_their_shape(show_nodes)),
-    web.delete("/{uuid}", in_their_shape(delete_session)),
+    web.get("/health", with_atropos_errors(show_health)),
+    web.post("/setup", with_atropos_errors(set_up)),
+    web.get("/servers", with_atropos_errors(list_servers)),
+    web.post("/sessions/create", with_atropos_errors(create_session)),
+    web.get("/sessions", with_atropos_errors(list_sessions)),
+    web.get("/{uuid}/nodes", with_atropos_errors(show_nodes)),
+    web.delete("/{uuid}", with_atropos_errors(delete_session)),
 ]

@@ -19,7 +19,7 @@ from storage.errors import FieldsChanged
 
 COMPLETED: Final = "/v1/rollout/completed"
 _STATUS: Final[Mapping[str, Literal["completed", "failed"]]] = {"COMPLETED": "completed", "ERROR": "failed"}
-_DECIDING: Final = ("status", "reward", "metadata", "result")  # fields by which it is decided what a result changes
+_DECIDING: Final = ("status", "reward", "metadata", "result")  # fields that decide what a result changes
 
 
 async def report_result(call: ModelRequest) -> web.Response:
@@ -37,10 +37,10 @@ async def report_result(call: ModelRequest) -> web.Response:
 
 
 async def complete(context: Context, rollout_id: str, result: RolloutResult, *, is_claim: bool) -> web.Response:
-    """Answer `POST /v1/rollout/completed`. Its clients retry: the same result again changes nothing and is 200.
+    """Handle `POST /v1/rollout/completed`. Its clients retry: a repeated result changes nothing and is 200.
 
-    A claim, which is a result from a caller who may not report one, is kept and has no effect. A rollout that failed before
-    its first call is created here: that it failed is worth a record.
+    A claim, which is a result from a caller without the permission to report one, is stored and has no effect. The rollout is
+    created if it does not exist: it may have failed before its first call.
     """
     rollout = read_rollout(await context.store.open(rollout_id, {}, now_ms=context.clock.now_ms()))
     if is_claim:
@@ -55,8 +55,8 @@ async def take_result(
 ) -> None:
     """Finish a rollout by the result that its server reported; `status` replaces the reported one.
 
-    The result is kept in `metadata.osmosis`. A reward or status that the rollout has already is not changed: the control
-    API set it.
+    The result is stored in `metadata.osmosis`. An existing reward or status of the rollout, which the control API has set, is
+    not changed.
 
     Raises:
         Conflict: a result with another status or reward was reported before.
@@ -71,7 +71,7 @@ async def take_result(
         if not was_finished:
             fields |= {"status": status or _STATUS[result.status], "finished_ms": context.clock.now_ms()}
             fields |= {} if rollout.reward is not None else {"reward": result.reward}
-        changed, rollout = await _amended(context, rollout, fields)
+        changed, rollout = await _update(context, rollout, fields)
         if changed:
             await context.finisher.after_finish(rollout, again=was_finished)
             return
@@ -81,32 +81,32 @@ async def take_result(
 
 
 async def keep_claim(context: Context, rollout: Rollout, claim: RolloutResult) -> None:
-    """Keep a claim in `metadata.osmosis.claim`, until a result is reported. It changes no reward and no status.
+    """Store a claim in `metadata.osmosis.claim` unless a result is reported. It changes no reward and no status.
 
     Raises NotFound if the rollout was deleted, RequestTooLarge for a claim with too many bytes.
     """
     claimed, changed = kept_result(claim), False
     while not changed and rollout.result is None:
-        beside = rollout.metadata.get(RESULT, {})
-        if not isinstance(beside, Mapping) or beside.get("claim") == claimed:
-            return  # a trainer has another use for this name, or it is the same claim again
-        metadata = {**rollout.metadata, RESULT: {**beside, "claim": claimed}}
-        changed, rollout = await _amended(context, rollout, {"metadata": metadata})
+        current = rollout.metadata.get(RESULT, {})
+        if not isinstance(current, Mapping) or current.get("claim") == claimed:
+            return  # the trainer uses this name for something else, or the claim is repeated
+        metadata = {**rollout.metadata, RESULT: {**current, "claim": claimed}}
+        changed, rollout = await _update(context, rollout, {"metadata": metadata})
 
 
 def _with_reported(rollout: Rollout, reported: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of a rollout with its result, beside which a claim stays what it is."""
-    beside = rollout.metadata.get(RESULT)
-    claim = {"claim": beside["claim"]} if isinstance(beside, Mapping) and "claim" in beside else {}
+    """Return the metadata of a rollout with its result and an unchanged claim."""
+    current = rollout.metadata.get(RESULT)
+    claim = {"claim": current["claim"]} if isinstance(current, Mapping) and "claim" in current else {}
     return {**rollout.metadata, RESULT: {**reported, **claim}}
 
 
-async def _amended(context: Context, rollout: Rollout, fields: Mapping[str, Any]) -> tuple[bool, Rollout]:
-    """Set fields of a rollout, unless one that decides on them has changed; return whether they are set, and the rollout.
+async def _update(context: Context, rollout: Rollout, fields: Mapping[str, Any]) -> tuple[bool, Rollout]:
+    """Set fields of a rollout unless a deciding field has changed; return whether they are set, and the rollout.
 
     Raises NotFound if it was deleted.
     """
-    name, expect = rollout.rollout_id, {each: rollout.origin.fields.get(each) for each in _DECIDING}
+    name, expect = rollout.rollout_id, {field: rollout.origin.fields.get(field) for field in _DECIDING}
     try:
         stored = await context.store.update_if(name, write_fields(fields), expect=expect, now_ms=context.clock.now_ms())
     except FieldsChanged as changed:
@@ -116,9 +116,9 @@ async def _amended(context: Context, rollout: Rollout, fields: Mapping[str, Any]
     return True, read_rollout(stored)
 
 
-def ticket(server: str, protocol: str, asked: str, state: str) -> dict[str, Any]:
-    """What a rollout keeps of its dispatch."""
-    return {"server": server, "protocol": protocol, "asked": asked, "state": state}
+def ticket(server: str, protocol: str, digest: str, state: str) -> dict[str, Any]:
+    """Return the fields of a dispatch that are stored with its rollout. `digest` identifies the request."""
+    return {"server": server, "protocol": protocol, "asked": digest, "state": state}
 
 
 MODEL_ROUTES: Final = {COMPLETED: ModelRoute("POST", report_result, takes_control_keys=True)}

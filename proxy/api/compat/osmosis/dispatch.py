@@ -27,77 +27,77 @@ from proxy.upstream.concurrency import off_loop
 from storage.errors import FieldsChanged, StorageError
 
 ROLLOUT_SERVERS = web.AppKey("rollout_servers", RolloutServers)
-_OURS: Final = {"server", "protocol", "wait"}  # fields of a dispatch that the server does not get
+_NOT_FORWARDED: Final = {"server", "protocol", "wait"}  # fields of a dispatch that are not sent to the server
 
 
 async def dispatch_rollout(request: web.Request) -> web.Response:
-    """`POST /rollouts/{id}/dispatch`: 202 at once, or with `wait` 200 when the server has answered.
+    """`POST /rollouts/{id}/dispatch`: 202 at once, or with `wait` 200 after the server's response.
 
-    The same again starts nothing and is 202; another dispatch of the rollout is 409.
+    A repeated dispatch starts nothing and is 202; a different one is 409.
     """
     context, servers = request.app[CONTEXT], request.app[ROLLOUT_SERVERS]
     text = await read_bytes(request)
-    asked = await off_loop(len(text), read_as, DispatchRollout, text)
+    dispatch = await off_loop(len(text), read_as, DispatchRollout, text)
     digest = (await off_loop(len(text), blake2b, text, digest_size=16)).hexdigest()
-    servers.named(asked.server)
+    servers.named(dispatch.server)
     rollout = await rollout_from(request)
-    state = "starting" if asked.protocol == "async" else "started"
-    kept = write_fields({"osmosis": ticket(asked.server, asked.protocol, digest, state)})
+    state = "starting" if dispatch.protocol == "async" else "started"
+    fields = write_fields({"osmosis": ticket(dispatch.server, dispatch.protocol, digest, state)})
     try:
         stored = await context.store.update_if(
-            rollout.rollout_id, kept, expect={"osmosis": None, "status": None}, now_ms=context.clock.now_ms()
+            rollout.rollout_id, fields, expect={"osmosis": None, "status": None}, now_ms=context.clock.now_ms()
         )
     except FieldsChanged as changed:
         rollout = read_rollout(changed.rollout)
         if rollout.osmosis.get("asked") != digest:
-            why = f"dispatched to {rollout.osmosis['server']}" if rollout.osmosis else rollout.status
-            raise Conflict(f"Rollout {rollout.rollout_id!r} is already {why}.", param="rollout_id") from None
+            state = f"dispatched to {rollout.osmosis['server']}" if rollout.osmosis else rollout.status or ""
+            raise Conflict(f"Rollout {rollout.rollout_id!r} is already {state}.", param="rollout_id") from None
         return _answer(rollout, status=202)
     if stored is None:
         raise no_rollout(rollout.rollout_id)
     rollout = read_rollout(stored)
-    body = _request_of(asked, rollout, servers.server_url or model_url(request, context))
+    body = _request_of(dispatch, rollout, servers.server_url or model_url(request, context))
     key = mint(rollout.rollout_id, rollout.incarnation, context.secret, dispatch=digest)
-    body["callback_api_key" if asked.protocol == "sync" else "api_key"] = key
-    task = servers.hold(_run(context, servers, rollout, asked, body))
-    if not asked.wait:
+    body["callback_api_key" if dispatch.protocol == "sync" else "api_key"] = key
+    task = servers.start(_run(context, servers, rollout, dispatch, body))
+    if not dispatch.wait:
         return _answer(rollout, status=202)
     await asyncio.shield(task)
     return _answer(await rollout_from(request), status=200)
 
 
-def _request_of(asked: DispatchRollout, rollout: Rollout, server_url: str) -> dict[str, Any]:
-    """The RolloutRequest, by the names of its protocol."""
-    said = asked.model_dump(exclude=_OURS, exclude_none=True)
-    params = said.pop("sampling_params", None) or said.pop("completion_params", None) or {}
-    name = "sampling_params" if asked.protocol == "sync" else "completion_params"
-    return {**said, name: params, "rollout_id": rollout.rollout_id, "server_url": server_url}
+def _request_of(dispatch: DispatchRollout, rollout: Rollout, server_url: str) -> dict[str, Any]:
+    """Return the RolloutRequest with the field names of its protocol."""
+    fields = dispatch.model_dump(exclude=_NOT_FORWARDED, exclude_none=True)
+    params = fields.pop("sampling_params", None) or fields.pop("completion_params", None) or {}
+    name = "sampling_params" if dispatch.protocol == "sync" else "completion_params"
+    return {**fields, name: params, "rollout_id": rollout.rollout_id, "server_url": server_url}
 
 
 async def _run(
-    context: Context, servers: RolloutServers, rollout: Rollout, asked: DispatchRollout, body: dict[str, Any]
+    context: Context, servers: RolloutServers, rollout: Rollout, dispatch: DispatchRollout, body: dict[str, Any]
 ) -> None:
-    """Have the rollout run, to its end or, asynchronously, to its beginning."""
+    """Run the rollout: in the synchronous protocol to its end, in the asynchronous one until the server has accepted it."""
     try:
-        if asked.protocol == "async":
-            init = validated(InitAnswer, await servers.ask(asked.server, "/v1/rollout/init", body))
+        if dispatch.protocol == "async":
+            init = validated(InitAnswer, await servers.post(dispatch.server, "/v1/rollout/init", body))
             await _begin(context, rollout, init)
             return
-        result = _result_of(rollout, await servers.ask(asked.server, "/rollout", body))
+        result = _result_of(rollout, await servers.post(dispatch.server, "/rollout", body))
     except ServerFault as fault:
         result = _failed(rollout, fault.category, fault.message, fault.status)
     except (UnprocessableRequest, RequestTooLarge) as fault:
-        told = f"Rollout server {asked.server} returned an invalid response: {fault.message}"
-        result = _failed(rollout, "validation_error", told)
+        message = f"Rollout server {dispatch.server} returned an invalid response: {fault.message}"
+        result = _failed(rollout, "validation_error", message)
     except asyncio.CancelledError:
-        told = "The proxy shut down before the rollout server responded."
-        await _settle(context, rollout, _failed(rollout, "aborted", told), is_aborted=True)
+        message = "The proxy shut down before the rollout server responded."
+        await _settle(context, rollout, _failed(rollout, "aborted", message), is_aborted=True)
         raise
     await _settle(context, rollout, result)
 
 
-def _result_of(rollout: Rollout, told: dict[str, Any]) -> RolloutResult:
-    result = validated(RolloutResult, told)
+def _result_of(rollout: Rollout, body: dict[str, Any]) -> RolloutResult:
+    result = validated(RolloutResult, body)
     if result.rollout_id != rollout.rollout_id:
         raise UnprocessableRequest(f"rollout_id: the response is for another rollout, {result.rollout_id!r}.")
     kept_result(result)
@@ -105,7 +105,7 @@ def _result_of(rollout: Rollout, told: dict[str, Any]) -> RolloutResult:
 
 
 async def _begin(context: Context, rollout: Rollout, init: InitAnswer) -> None:
-    """Keep the tools that the server named; calls may come now."""
+    """Store the tools that the server returned, and accept calls."""
     fields = write_fields({"osmosis": {**rollout.osmosis, "state": "started"}, "tools": init.tools or None})
     try:
         await context.store.update_if(rollout.rollout_id, fields, expect={}, now_ms=context.clock.now_ms())
@@ -114,7 +114,7 @@ async def _begin(context: Context, rollout: Rollout, init: InitAnswer) -> None:
 
 
 async def _settle(context: Context, rollout: Rollout, result: RolloutResult, *, is_aborted: bool = False) -> None:
-    """Finish the rollout; one that was finished or deleted meanwhile stays as it is."""
+    """Finish the rollout; one that was finished or deleted meanwhile is not changed."""
     try:
         await take_result(context, rollout, result, status="aborted" if is_aborted else None)
     except (ProxyError, StorageError) as error:
@@ -124,13 +124,13 @@ async def _settle(context: Context, rollout: Rollout, result: RolloutResult, *, 
 
 
 def _failed(rollout: Rollout, category: str, message: str, status: int | None = None) -> RolloutResult:
-    """The result of a rollout that its server did not bring to an end."""
+    """Return the result of a rollout whose server failed."""
     fields = {"error_category": category, **({} if status is None else {"http_status": status})}
     return RolloutResult(rollout_id=rollout.rollout_id, status="ERROR", error_message=message, extra_fields=fields)
 
 
 def _answer(rollout: Rollout, *, status: int) -> web.Response:
-    told = {
+    payload = {
         "rollout_id": rollout.rollout_id,
         "server": rollout.osmosis.get("server"),
         "protocol": rollout.osmosis.get("protocol"),
@@ -138,4 +138,4 @@ def _answer(rollout: Rollout, *, status: int) -> web.Response:
         "tools": rollout.tools,
         "result": rollout.metadata.get("osmosis"),
     }
-    return json_response(told, status=status)
+    return json_response(payload, status=status)

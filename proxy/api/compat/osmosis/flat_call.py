@@ -20,13 +20,13 @@ from proxy.trajectory.step import Choice, Ids, Prompt, Step
 
 CHAT: Final = "/v1/chat/completions"
 _FLAT: Final = "/v1/completions"
-_ANY_MODEL: Final = "default"  # what its clients say of the model: nothing
-_NO_LOGPROB: Final = -9999.0  # its schema takes no null; vLLM's own clamp, and such a step is flagged
+_ANY_MODEL: Final = "default"  # the model name of its clients, which names none
+_NO_LOGPROB: Final = -9999.0  # its schema allows no null; vLLM clamps logprobs to this value; the step is flagged
 
 
 @dataclass(frozen=True, slots=True)
 class FlatCall:
-    """One flat call: as it came, and as a chat call. `claims` says whether it has a mask at all, which may be null."""
+    """One flat call: the client's body, and the body of the chat call. `claims`: the body has a mask, which may be null."""
 
     request: Mapping[str, Any]
     body: dict[str, Any]
@@ -35,42 +35,42 @@ class FlatCall:
     returns_logprobs: bool = True
     before: Sequence[Step] = field(default=())
     endpoint: str = CHAT
-    # Its clients retry without a key (SDK 120bf30), and a history that only grows never repeats a body.
+    # Its clients retry without a key (SDK 120bf30); their history only grows, so two different calls never have the same body.
     retries_by_body: bool = True
 
     @property
     def needs_steps(self) -> bool:
-        """The claimed mask is compared with the steps before."""
+        """Whether earlier steps are needed to verify the claimed mask."""
         return self.claims
 
     def with_steps(self, steps: Sequence[Step]) -> Self:
-        """Return the call with the steps that its claimed mask is compared with."""
+        """Return the call with the earlier steps, which its claimed mask is compared with."""
         return replace(self, before=steps)
 
     def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
-        """The body of the chat call. A model of no name is left out: engines then take the one they serve."""
+        """Return the body of the chat call. The model name `default` is removed, so that engines use the one they serve."""
         if self.body.get("model") == _ANY_MODEL and served_as(_ANY_MODEL, models) is None:
             return {name: value for name, value in self.body.items() if name != "model"}
         return self.body
 
     def recorded(self, plan: Plan) -> Plan:
-        """The plan of the chat call, saying what was changed of the body that came."""
-        said = {"messages": self.body["messages"]} if self.body["messages"] != self.request["messages"] else {}
+        """Return the plan to record: with the client's body, and its differences from the chat call."""
+        changed = {"messages": self.body["messages"]} if self.body["messages"] != self.request["messages"] else {}
         model = self.request.get("model")
         return replace(
             plan,
             request=dict(self.request),
-            sent={"set": {**said, **plan.sent["set"]}, "unset": sorted(self.request.keys() - plan.body.keys())},
+            sent={"set": {**changed, **plan.sent["set"]}, "unset": sorted(self.request.keys() - plan.body.keys())},
             model_asked=model if isinstance(model, str) else None,
             extra={**plan.extra, "form": "osmosis", **({} if self.mask is None else {"mask_claim": len(self.mask)})},
         )
 
     def reshape(self, outcome: Outcome) -> Outcome:
-        """The end as this client reads it, and the step with what its claim was worth. Errors stay the engine's own."""
+        """Return the end in the client's format, and the step with a mismatch of its mask. Engines' errors are unchanged."""
         step = outcome.step
-        wrong = self._mismatch(step)
-        if wrong is not None:
-            step = replace(step, extra={**step.extra, "mask_mismatch": wrong})
+        mismatch = self._mismatch(step)
+        if mismatch is not None:
+            step = replace(step, extra={**step.extra, "mask_mismatch": mismatch})
         flat = flat_answer(step)
         return replace(outcome, step=step, end=outcome.end if flat is None else flat)
 
@@ -79,7 +79,7 @@ class FlatCall:
         return flat_answer(step)
 
     def _mismatch(self, step: Step) -> dict[str, int | None] | None:
-        """Both lengths, if the claim is not what the ids show; None if it is, or if there is nothing to compare."""
+        """Return both lengths if the claim differs from the ids; None if it is correct or cannot be verified."""
         if not self.claims or not step.prompts:
             return None
         exact = added_since(step.prompts[0], self.before)
@@ -89,8 +89,8 @@ class FlatCall:
         return {"claimed": claimed, "exact": exact, "claimed_sampled": sampled} if claimed != exact or sampled else None
 
 
-def read_flat(endpoint: str, body: Mapping[str, Any], _ways: TranslationOptions) -> FlatCall | None:
-    """The flat call that a body is; None if it is none. Raises UnprocessableRequest."""
+def read_flat(endpoint: str, body: Mapping[str, Any], _options: TranslationOptions) -> FlatCall | None:
+    """Parse a flat call; None if the body is another call. Raises UnprocessableRequest."""
     if endpoint != _FLAT or "messages" not in body or "prompt" in body:
         return None
     call = validated(FlatCallBody, body)
@@ -100,7 +100,7 @@ def read_flat(endpoint: str, body: Mapping[str, Any], _ways: TranslationOptions)
 
 
 def added_since(prompt: Prompt, before: Iterable[Step]) -> int | None:
-    """How many ids a prompt has more than the latest step that it goes on from; None if it goes on from none."""
+    """Return the number of ids that a prompt adds to the latest step that it continues; None if it continues none."""
     latest = None
     for step in before:
         for choice in step.choices:
@@ -110,21 +110,21 @@ def added_since(prompt: Prompt, before: Iterable[Step]) -> int | None:
 
 
 def flat_answer(step: Step) -> bytes | None:
-    """The answer of a step in the flat shape; None if it has none that is whole."""
-    shown = (step.response or {}).get("choices")
-    if step.status != "complete" or step.response is None or not isinstance(shown, list) or not shown:
+    """Return the response of a step in the flat format; None if it is incomplete."""
+    choices = (step.response or {}).get("choices")
+    if step.status != "complete" or step.response is None or not isinstance(choices, list) or not choices:
         return None
-    first = shown[0] if isinstance(shown[0], dict) else {}
+    first = choices[0] if isinstance(choices[0], dict) else {}
     sampled = step.choices[0] if step.choices else None
     ids = sampled.ids.tolist() if sampled else []
     prompt = step.prompts[0].tolist() if step.prompts else []
     usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids), "total_tokens": len(prompt) + len(ids)}
-    answer = {
+    payload = {
         "id": step.response.get("id") or step.step_id,
         "created": int(step.response.get("created") or step.timing.received),
         "object": "chat.completion",
         "model": step.model_asked or step.response.get("model") or _ANY_MODEL,
-        # A null finish reason is refused by its clients; "stop" is what their schema takes it for.
+        # Its clients refuse a null finish reason; "stop" is the default of their schema.
         "choices": [
             {"index": 0, "message": first.get("message"), "finish_reason": first.get("finish_reason") or "stop"}
         ],
@@ -133,7 +133,7 @@ def flat_answer(step: Step) -> bytes | None:
         "prompt_token_ids": prompt,
         "usage": step.usage or usage,
     }
-    return orjson.dumps(answer)
+    return orjson.dumps(payload)
 
 
 def _numbers(sampled: Choice | None) -> list[float]:
@@ -146,12 +146,13 @@ def _begins_with(prompt: Prompt, earlier: Prompt, sampled: Ids) -> bool:
 
 
 def _for_chat(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message as chat takes it: without nulls on its top level, and with the arguments of calls as text.
+    """Return the message in chat's format: without nulls on its top level, and with arguments of calls as text.
 
-    The protocol allows objects there, which vLLM (0.32.0) and OpenAI refuse.
+    The protocol allows objects as arguments, which vLLM (0.32.0) and OpenAI refuse.
     """
-    said = {name: value for name, value in message.items() if value is not None}
-    return {**said, "tool_calls": list(map(_call_for_chat, said["tool_calls"]))} if said.get("tool_calls") else said
+    fields = {name: value for name, value in message.items() if value is not None}
+    calls = fields.get("tool_calls")
+    return {**fields, "tool_calls": list(map(_call_for_chat, calls))} if calls else fields
 
 
 def _call_for_chat(call: Mapping[str, Any]) -> Mapping[str, Any]:

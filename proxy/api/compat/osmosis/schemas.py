@@ -13,12 +13,12 @@ from proxy.api.body import FIRST_FAULT, faults_of
 from proxy.api.reward_values import Signal, read_object
 from proxy.errors import RequestTooLarge, UnprocessableRequest
 
-MOST_BYTES: Final = 64_000  # of a result in a rollout's metadata
-_TOLD = 5  # faults that a refusal names: a long list may have one at every place
+MAX_RESULT_BYTES: Final = 64_000  # of a result in a rollout's metadata
+_MAX_NAMED_FAULTS = 5  # of a body: a long list may have one per item
 
 
 def _bits(mask: Any) -> Any:
-    """A mask, judged as a whole: its faults would otherwise be told one by one."""
+    """Validate a mask as a whole, with one error for all of its items."""
     if mask is not None and not (isinstance(mask, list) and all(type(bit) is int and bit in (0, 1) for bit in mask)):
         raise ValueError(
             "response_mask must be null or a list of 0 and 1, one for each token added since the previous call"
@@ -39,7 +39,7 @@ class _Message(BaseModel):
 
 
 class FlatCallBody(BaseModel):
-    """`POST /v1/completions` with messages. `n` and `stream` are refused where the flat answer cannot carry them."""
+    """`POST /v1/completions` with messages. The flat response cannot represent several choices or a stream."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -56,7 +56,7 @@ class FlatCallBody(BaseModel):
 
 
 class RolloutResult(BaseModel):
-    """What a rollout came to, by its server's word: the answer to `POST /rollout`, or the body of a completed callback."""
+    """The result of a rollout as its server reports it: the response to `POST /rollout`, or the body of a callback."""
 
     model_config = ConfigDict(strict=True)
 
@@ -78,23 +78,23 @@ def read_result(text: bytes) -> RolloutResult:
 
 
 def kept_result(result: RolloutResult) -> dict[str, Any]:
-    """Return the fields of a result as a rollout keeps them: at most 64 kB of JSON.
+    """Return the fields of a result that are stored with the rollout: at most 64 kB of JSON.
 
-    Messages are what makes results long, and the rollout's steps have them: without room for all fields, they are left out,
-    and `left_out` names them. Raises RequestTooLarge for other fields that are too long.
+    If they are larger, the messages are removed, which are in the steps as well, and `left_out` names them. Raises
+    RequestTooLarge if the other fields are too large.
     """
     fields = result.model_dump(exclude_none=True, exclude={"rollout_id"})
-    if len(orjson.dumps(fields)) > MOST_BYTES and fields.pop("final_messages", None) is not None:
+    if len(orjson.dumps(fields)) > MAX_RESULT_BYTES and fields.pop("final_messages", None) is not None:
         fields["left_out"] = ["final_messages"]
-    if len(orjson.dumps(fields)) > MOST_BYTES:
+    if len(orjson.dumps(fields)) > MAX_RESULT_BYTES:
         raise RequestTooLarge(
-            f"The result without its messages is too large; the maximum is {MOST_BYTES} bytes of JSON."
+            f"The result without its messages is too large; the maximum is {MAX_RESULT_BYTES} bytes of JSON."
         )
     return fields
 
 
 class InitAnswer(BaseModel):
-    """The answer to `POST /v1/rollout/init`: the tools that the policy is to see."""
+    """The response to `POST /v1/rollout/init`: the tools of the policy."""
 
     rollout_id: Name
     tools: list[dict[str, Any]] = []
@@ -104,12 +104,14 @@ Read = TypeVar("Read", bound=BaseModel)
 
 
 def validated(model: type[Read], body: Mapping[str, Any]) -> Read:
-    """The body as this model. Raises UnprocessableRequest, which names the fields."""
+    """Return the body as this model. Raises UnprocessableRequest, which names the fields."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
         faults = faults_of(error)
-        told = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in faults[:_TOLD]]
-        more = [f"and {len(faults) - _TOLD} more"] if len(faults) > _TOLD else []
+        named = [
+            f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults[:_MAX_NAMED_FAULTS]
+        ]
+        more = [f"and {len(faults) - _MAX_NAMED_FAULTS} more"] if len(faults) > _MAX_NAMED_FAULTS else []
         first = faults[0]["loc"]
-        raise UnprocessableRequest("; ".join([*told, *more]), param=str(first[0]) if first else None) from None
+        raise UnprocessableRequest("; ".join([*named, *more]), param=str(first[0]) if first else None) from None

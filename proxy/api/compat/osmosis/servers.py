@@ -10,8 +10,8 @@ import orjson
 from proxy.config.sections import OsmosisSettings, RolloutServerSettings
 from proxy.errors import UnprocessableRequest
 
-_CONNECT_S: Final = 10
-_QUOTED: Final = 500  # characters of a server's refusal that are kept
+_CONNECT_TIMEOUT_S: Final = 10
+_MAX_QUOTED: Final = 500  # characters of an error response
 
 
 class ServerFault(Exception):
@@ -25,26 +25,26 @@ class ServerFault(Exception):
 
 
 class RolloutServers:
-    """The rollout servers that the configuration names. Made inside the event loop; `close` when done."""
+    """The configured rollout servers. Create it in the event loop, and close it at shutdown."""
 
     def __init__(self, settings: OsmosisSettings) -> None:
         self._settings = settings
         self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=settings.timeout_s, sock_connect=_CONNECT_S),
+            timeout=aiohttp.ClientTimeout(total=settings.timeout_s, sock_connect=_CONNECT_TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<RolloutServers {', '.join(self._settings.servers) or 'none'}; {len(self._tasks)} asked>"
+        return f"<RolloutServers {', '.join(self._settings.servers) or 'none'}; {len(self._tasks)} requests>"
 
     @property
     def server_url(self) -> str | None:
-        """Our base URL as they reach it, if it is configured."""
+        """The base URL at which the servers reach TokenTape, if it is configured."""
         return self._settings.server_url
 
     def named(self, name: str) -> RolloutServerSettings:
-        """The server of this name. Raises UnprocessableRequest, which names the known."""
+        """Return the server with this name. Raises UnprocessableRequest, which lists the configured ones."""
         server = self._settings.servers.get(name)
         if server is None:
             known = ", ".join(sorted(self._settings.servers)) or "none"
@@ -54,33 +54,33 @@ class RolloutServers:
             )
         return server
 
-    async def ask(self, name: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a server a request, and wait for its answer. Raises ServerFault."""
+    async def post(self, name: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request to a server and return the JSON object of its response. Raises ServerFault."""
         server = self.named(name)
         headers = {"Content-Type": "application/json"}
         if server.api_key is not None:
             headers["Authorization"] = f"Bearer {server.api_key.get_secret_value()}"
-        asking = self._session.post(
+        request = self._session.post(
             server.url + path, data=orjson.dumps(body), headers=headers, allow_redirects=False
         )  # no redirects: they could lead past the allow-list
         try:
-            async with asking as answer:
-                text = await answer.read()
+            async with request as response:
+                text = await response.read()
         except TimeoutError:
             raise ServerFault("timeout", f"Rollout server {name} timed out.") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ServerFault("network_error", f"Rollout server {name} is unreachable: {error}") from error
-        if not 200 <= answer.status < 300:
-            told = text[:_QUOTED].decode("utf-8", "replace")
+        if not 200 <= response.status < 300:
+            quoted = text[:_MAX_QUOTED].decode("utf-8", "replace")
             raise ServerFault(
-                _category(answer.status),
-                f"Rollout server {name} returned status {answer.status}: {told}",
-                answer.status,
+                _category(response.status),
+                f"Rollout server {name} returned status {response.status}: {quoted}",
+                response.status,
             )
         return _read(name, text)
 
-    def hold(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """A task that waits for a server: it does not vanish, and `close` ends it."""
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Start a task that waits for a server. It is referenced until it is done, and `close` cancels it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -97,16 +97,16 @@ class RolloutServers:
 
 def _read(name: str, text: bytes) -> dict[str, Any]:
     try:
-        told = orjson.loads(text)
+        body = orjson.loads(text)
     except orjson.JSONDecodeError:
-        told = None
-    if not isinstance(told, dict):
+        body = None
+    if not isinstance(body, dict):
         raise ServerFault("internal_error", f"Rollout server {name} did not return a JSON object.")
-    return told
+    return body
 
 
 def _category(status: int) -> str:
-    """The protocol's word for a status that is not one of success."""
+    """Return the protocol's error category of a status."""
     if status == 429:
         return "rate_limited"
     return "internal_error" if status >= 500 else "validation_error"

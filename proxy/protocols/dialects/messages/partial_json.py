@@ -25,8 +25,8 @@ _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+
 _CUT_NUMBER: Final = re.compile(
     r"-?(?:(?:0|[1-9][0-9]*)(?:\.(?:[0-9]+(?:[eE](?:[+-]?[0-9]*)?)?)?|[eE](?:[+-]?[0-9]*)?)?)?"
 )
-DEEPEST: Final = 100  # jiter refuses 200 levels
-LONGEST: Final = 100  # characters of a number
+MAX_DEPTH: Final = 100  # jiter refuses 200 levels
+MAX_NUMBER_LENGTH: Final = 100  # characters of a number
 
 
 class PartialObject:
@@ -47,15 +47,15 @@ class PartialObject:
         """Return the new part of the prefix."""
         if self.broken:
             return ""
-        text, at, returned = self._tail + piece, 0, 0 if self._expects == "object" else len(self._tail)
+        text, pos, returned = self._tail + piece, 0, 0 if self._expects == "object" else len(self._tail)
         self._tail = ""
-        while at < len(text) and not self._is_waiting():
-            at = self._take(text, at)
+        while pos < len(text) and not self._is_waiting():
+            pos = self._take(text, pos)
         if self._expects == "object":  # only white space so far
-            self._tail = text[:at]
+            self._tail = text[:pos]
             return ""
-        self._base += at - len(self._tail)
-        return text[returned:at]
+        self._base += pos - len(self._tail)
+        return text[returned:pos]
 
     def whole(self, prefix: str) -> str:
         """Return the JSON of the object; `prefix` is the joined results of `feed`."""
@@ -67,46 +67,46 @@ class PartialObject:
     def _is_waiting(self) -> bool:
         return self.broken or bool(self._tail)
 
-    def _take(self, text: str, at: int) -> int:
+    def _take(self, text: str, pos: int) -> int:
         """Parse one token, possibly incomplete, and return where it ends."""
         if self._in is not None:
-            return self._string(text, at, self._in)
-        if white := _WHITE.match(text, at):
+            return self._string(text, pos, self._in)
+        if white := _WHITE.match(text, pos):
             return white.end()
-        if text[at] in "{}[]:,":
-            return self._mark(text[at], at)
+        if text[pos] in "{}[]:,":
+            return self._mark(text[pos], pos)
         values = self._expects in {"value", "value or end"}
-        if text[at] == '"' and (values or self._expects in {"key", "key or end"}):
+        if text[pos] == '"' and (values or self._expects in {"key", "key or end"}):
             self._in = "next" if values else "colon"
-            return at + 1
-        scalar = _SCALAR.match(text, at) if values else None
-        return self._break(at) if scalar is None else self._scalar(scalar[0], at, ended=scalar.end() < len(text))
+            return pos + 1
+        scalar = _SCALAR.match(text, pos) if values else None
+        return self._break(pos) if scalar is None else self._scalar(scalar[0], pos, ended=scalar.end() < len(text))
 
-    def _string(self, text: str, at: int, after: str) -> int:
-        if plain := _PLAIN.match(text, at):
+    def _string(self, text: str, pos: int, after: str) -> int:
+        if plain := _PLAIN.match(text, pos):
             return plain.end()
-        if text[at] == '"':
+        if text[pos] == '"':
             self._in = None
-            return self._reach(after, at + 1)
-        if escape := _ESCAPE.match(text, at):
+            return self._reach(after, pos + 1)
+        if escape := _ESCAPE.match(text, pos):
             return escape.end()
-        cut = _CUT_ESCAPE.match(text, at)
-        return self._cut(text, at, at if cut is None else cut.end())
+        cut = _CUT_ESCAPE.match(text, pos)
+        return self._cut(text, pos, pos if cut is None else cut.end())
 
-    def _scalar(self, token: str, at: int, *, ended: bool) -> int:
+    def _scalar(self, token: str, pos: int, *, ended: bool) -> int:
         """Parse a word or a number; of an invalid one, return the longest valid prefix."""
         if word := _WORD.match(token):
-            return self._reach("next", at + word.end())
-        number = _CUT_NUMBER.match(token[:LONGEST])
+            return self._reach("next", pos + word.end())
+        number = _CUT_NUMBER.match(token[:MAX_NUMBER_LENGTH])
         digits = "" if number is None else number[0]
         while _NUMBER.fullmatch(digits) and not math.isfinite(float(digits)):
             digits = digits[:-1]
         if digits == token and (not ended or _NUMBER.fullmatch(token)):
-            return self._reach("next", at + len(token)) if ended else self._cut(token, 0, len(token)) + at
+            return self._reach("next", pos + len(token)) if ended else self._cut(token, 0, len(token)) + pos
         word = None if digits else _CUT_WORD.match(token)
-        return self._cut(token, 0, len(digits) if word is None else word.end(), broken=ended) + at
+        return self._cut(token, 0, len(digits) if word is None else word.end(), broken=ended) + pos
 
-    def _mark(self, mark: str, at: int) -> int:
+    def _mark(self, mark: str, pos: int) -> int:
         """Parse a bracket, a colon or a comma."""
         expects, closer = self._expects, self._open[-1] if self._open else ""
         if mark == ":" and expects == "colon":
@@ -115,30 +115,30 @@ class PartialObject:
             self._expects = "key" if closer == "}" else "value"
         elif mark in "{[" and expects in ({"value", "value or end"} | ({"object"} if mark == "{" else set())):
             self._open.append("}" if mark == "{" else "]")
-            if len(self._open) > DEEPEST:
+            if len(self._open) > MAX_DEPTH:
                 self._open.pop()
-                return self._break(at)
-            return self._reach("key or end" if mark == "{" else "value or end", at + 1)
+                return self._break(pos)
+            return self._reach("key or end" if mark == "{" else "value or end", pos + 1)
         elif mark == closer and expects in {"next", "key or end", "value or end"}:
             self._open.pop()
-            return self._reach("next", at + 1)
+            return self._reach("next", pos + 1)
         else:
-            return self._break(at)
-        return at + 1
+            return self._break(pos)
+        return pos + 1
 
-    def _reach(self, expects: str, at: int) -> int:
+    def _reach(self, expects: str, pos: int) -> int:
         """Complete a token, after which the object can be closed, unless the token is a key."""
         self._expects = expects
         if expects != "colon":
-            self._safe = self._base + at, "".join(reversed(self._open))
-        return at
+            self._safe = self._base + pos, "".join(reversed(self._open))
+        return pos
 
-    def _cut(self, text: str, at: int, end: int, *, broken: bool = False) -> int:
+    def _cut(self, text: str, pos: int, end: int, *, broken: bool = False) -> int:
         """Keep an incomplete token, or mark the object as broken."""
-        self._tail = text[at:end]
+        self._tail = text[pos:end]
         self.broken = broken or end < len(text)
         return end
 
-    def _break(self, at: int) -> int:
+    def _break(self, pos: int) -> int:
         self.broken = True
-        return at
+        return pos

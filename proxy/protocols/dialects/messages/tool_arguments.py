@@ -12,16 +12,16 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.protocols.dialects.messages.partial_json import DEEPEST, LONGEST, PartialObject
+from proxy.protocols.dialects.messages.partial_json import MAX_DEPTH, MAX_NUMBER_LENGTH, PartialObject
 from proxy.protocols.dialects.translation import Json
 from proxy.protocols.dialects.validation import refusal
 
-_LONG_NUMBER: Final = re.compile(rf"[-+.0-9eE]{{{LONGEST + 1}}}")
+_LONG_NUMBER: Final = re.compile(rf"[-+.0-9eE]{{{MAX_NUMBER_LENGTH + 1}}}")
 
 
 def parse_arguments(arguments: str) -> Json:
     """Return the client's object of a sampled text: the values that are complete."""
-    if arguments.count("{") + arguments.count("[") <= DEEPEST and not _LONG_NUMBER.search(arguments):
+    if arguments.count("{") + arguments.count("[") <= MAX_DEPTH and not _LONG_NUMBER.search(arguments):
         try:
             read = orjson.loads(arguments)  # faster, with the same result for what is accepted above
         except orjson.JSONDecodeError:

@@ -29,7 +29,7 @@ async def test_a_server_gets_its_own_key(servers, runner, name, key):
     """Or none, if it wants none."""
     runner.response_body = {"rollout_id": "r1"}
 
-    assert {"rollout_id": "r1"} == await servers.ask(name, "/rollout", {"a": 1})
+    assert {"rollout_id": "r1"} == await servers.post(name, "/rollout", {"a": 1})
     assert (key, {"a": 1}) == (runner.headers[0].get("authorization"), runner.requests[0])
 
 
@@ -46,7 +46,7 @@ async def test_a_servers_fault_has_a_category_and_its_status(servers, runner, st
     """An answer that is no object has no status to tell: it was one of success."""
     runner.status, runner.response_body = status, told
     with pytest.raises(ServerFault) as fault:
-        await servers.ask("one", "/rollout", {})
+        await servers.post("one", "/rollout", {})
 
     assert (category, None if status == 200 else status) == (fault.value.category, fault.value.status)
 
@@ -55,7 +55,7 @@ async def test_an_answer_that_nobody_can_read_is_a_fault(servers, runner):
     """A page of a balancer's, say."""
     runner.raw = b"<html>"
     with pytest.raises(ServerFault, match="did not return a JSON object") as fault:
-        await servers.ask("one", "/rollout", {})
+        await servers.post("one", "/rollout", {})
 
     assert "internal_error" == fault.value.category
 
@@ -69,7 +69,7 @@ async def test_a_server_of_another_name_is_refused(servers):
         nobody.named("one")
     await nobody.close()
 
-    assert ("<RolloutServers one, two; 0 asked>", "<RolloutServers none; 0 asked>") == (repr(servers), repr(nobody))
+    assert ("<RolloutServers one, two; 0 requests>", "<RolloutServers none; 0 requests>") == (repr(servers), repr(nobody))
 
 
 async def test_closing_ends_what_waits(servers):
@@ -79,7 +79,7 @@ async def test_closing_ends_what_waits(servers):
     async def wait():
         await never.wait()
 
-    task = servers.hold(wait())
+    task = servers.start(wait())
     await asyncio.sleep(0)
     await servers.close()
 
