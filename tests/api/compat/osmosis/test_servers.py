@@ -69,7 +69,10 @@ async def test_a_server_of_another_name_is_refused(servers):
         nobody.named("one")
     await nobody.close()
 
-    assert ("<RolloutServers one, two; 0 requests>", "<RolloutServers none; 0 requests>") == (repr(servers), repr(nobody))
+    assert ("<RolloutServers one, two; 0 requests>", "<RolloutServers none; 0 requests>") == (
+        repr(servers),
+        repr(nobody),
+    )
 
 
 async def test_closing_ends_what_waits(servers):
