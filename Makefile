@@ -4,21 +4,28 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+RUNNABLE := .venv/.runnable
 
 .PHONY: all install run test test-faults test-engine test-trainers test-agents test-deploy test-monitoring test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
 
 all: lint types test  ## what must hold before anything lands
 
-install: $(READY)  ## everything into .venv
+install: $(READY)  ## install everything into .venv, test packages included
 
-$(READY): pyproject.toml constraints.txt tests/system/trainers/requirements.txt
+$(RUNNABLE): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing TokenTape into .venv"
+	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $(RUNNABLE)
+
+$(READY): $(RUNNABLE) tests/system/trainers/requirements.txt
+	@echo "Installing the packages of the tests into .venv (about 1 GB)"
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[arrow,client,msgpack,tokenizer]" --group dev
 	@rm -rf .trainers && $(BIN)/python -m pip install --quiet --no-deps --target .trainers -r tests/system/trainers/requirements.txt
 	@touch $(READY)
 
-run: $(READY)  ## the proxy on 127.0.0.1:8400; ENGINE=http://… for a real engine, else the simulator
+run: $(RUNNABLE)  ## the proxy on 127.0.0.1:8400; ENGINE=http://… for a real engine, else the simulator
 	@$(BIN)/tokentape serve $(if $(ENGINE),--engine $(ENGINE)) $(if $(CONFIG),--config $(CONFIG))
 
 test: $(READY)  ## the specification, against real parts

@@ -25,7 +25,7 @@ class Clock(Protocol):
         """Return seconds that never decrease. Only differences are meaningful."""
         ...
 
-    def entropy(self, count: int) -> bytes:
+    def entropy(self, count: int, /) -> bytes:
         """Return `count` cryptographically secure random bytes."""
         ...
 
@@ -33,21 +33,14 @@ class Clock(Protocol):
 class SystemClock:
     """The clock of the operating system."""
 
-    def now(self) -> float:
-        """Return the Unix time in seconds."""
-        return time.time()  # noqa: TID251 - here and nowhere else
+    # Built-in functions, without a Python frame: every call reads the time a dozen times.
+    now = staticmethod(time.time)  # noqa: TID251 - here and nowhere else
+    monotonic = staticmethod(time.monotonic)
+    entropy = staticmethod(os.urandom)
 
     def now_ms(self) -> int:
         """Return the Unix time in milliseconds."""
         return int(time.time() * 1000)  # noqa: TID251 - here and nowhere else
-
-    def monotonic(self) -> float:
-        """Return seconds that never decrease."""
-        return time.monotonic()
-
-    def entropy(self, count: int) -> bytes:
-        """Return random bytes of the operating system."""
-        return os.urandom(count)
 
 
 def new_id(clock: Clock) -> str:

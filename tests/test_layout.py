@@ -57,7 +57,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "api": (
         ("http", "body", "api_keys", "rollout_id", "memory_limit", "adapters"),
         ("context",),
-        ("auth", "query", "urls", "health", "failures", "body_reader", "reward_values"),
+        ("auth", "query", "urls", "health", "failures", "body", "reward_values"),
         ("model", "control", "ui"),
         ("compat",),
     ),

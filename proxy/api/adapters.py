@@ -48,7 +48,7 @@ class CallAdapter(Protocol):
         ...
 
     def recorded(self, plan: Plan) -> Plan:
-        """The plan of that body, saying what was changed of the one that came."""
+        """Return the plan with the changes of this adapter to the client's body, for the record."""
         ...
 
     def reshape(self, outcome: Outcome) -> Outcome:
@@ -71,9 +71,9 @@ class CallRoute:
     errors: ErrorDialect
     adapters: tuple[ReadAdapter, ...] = ()
 
-    def read(self, endpoint: str, body: Mapping[str, Any], ways: TranslationOptions) -> CallAdapter | None:
+    def read(self, endpoint: str, body: Mapping[str, Any], options: TranslationOptions) -> CallAdapter | None:
         """Return the adapter of a body; None if the body has the endpoint's own format. Raises UnprocessableRequest."""
         for read in self.adapters:
-            if (adapter := read(endpoint, body, ways)) is not None:
+            if (adapter := read(endpoint, body, options)) is not None:
                 return adapter
         return None

@@ -1,33 +1,206 @@
-"""Parsing of request bodies: JSON objects that can be forwarded without changing a value.
+"""Request bodies: received within limits, decompressed, and parsed as JSON objects that can be forwarded unchanged.
 
+aiohttp's own decompression is disabled (`server`): it limits only the whole body, and reports other codings as bad JSON.
+Bytes are reserved before they are received or inflated, and stay reserved until the request has its response.
 `_check_weight` limits memory and time before parsing, because a small text can become a very large object.
 """
 
+import asyncio
 import re
-from typing import Any, Final
+import zlib
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Final, Protocol
 
 import orjson
+import zstandard
+from aiohttp import web
 from pydantic import FailFast, ValidationError
 
-from proxy.errors import BadRequest, RequestTooLarge
+from proxy.api.context import CONTEXT
+from proxy.api.memory_limit import ByteReservation
+from proxy.errors import BadRequest, RequestTimeout, RequestTooLarge, UnsupportedEncoding
+from proxy.upstream.concurrency import off_loop
 
-MAX_DEPTH: Final = 200  # orjson writes 254 levels; records and answers of ours wrap a body in a few
+RESERVED: Final = web.RequestKey("reserved", ByteReservation)
+
+_MAX_RATIO: Final = 100  # text of agents compresses 3 to 20 times, long repetitions 50 times
+_ANY_RATIO_BYTES: Final = 2**20
+_FIRST_PIECE_BYTES: Final = 2**16  # inflated on the loop, in a fraction of a millisecond
+_PIECE_BYTES: Final = 2**20
+_SLICE_BYTES: Final = 2**16
+_ZSTD_WINDOW_BYTES: Final = 2**23  # the most that RFC 9659 allows a sender
+_MAX_MEMBERS: Final = 1000  # of one gzip body; each costs time, and may be empty
+_BROKEN: Final = (EOFError, zlib.error, zstandard.ZstdError)  # of a stream that cannot be inflated
+
+
+async def read_bytes(request: web.Request, *, most: int | None = None) -> bytes:
+    """Return the body, decompressed, of at most `most` bytes, if that is less than the configured limit.
+
+    Its bytes stay reserved until `release`.
+
+    Raises RequestTooLarge, RequestTimeout, UnsupportedEncoding, Overloaded, or BadRequest if it cannot be decompressed.
+    """
+    agents, coding = request.app[CONTEXT].settings.agents, _coding(request)
+    reserved = request.get(RESERVED)
+    if reserved is None:
+        reserved = request[RESERVED] = request.app[CONTEXT].memory_limit.reserve()
+    most = min(most or agents.max_body_bytes, agents.max_body_bytes)
+    try:
+        async with nullcontext() if request.content.is_eof() else asyncio.timeout(agents.body_timeout_s):
+            received = await _received(request, reserved, most)
+    except TimeoutError:
+        raise RequestTimeout(
+            f"Receiving the request body timed out after {agents.body_timeout_s:g} s (agents.body_timeout_s)."
+        ) from None
+    except web.RequestPayloadError:
+        raise BadRequest("The request body does not match its Content-Length or Transfer-Encoding header.") from None
+    if coding is None or not received:
+        return received
+    try:
+        return await _inflated(_SOURCES[coding](received), len(received), reserved, most)
+    except _BROKEN:
+        raise BadRequest(f"The request body cannot be decompressed (Content-Encoding: {coding}).") from None
+
+
+def release(request: web.Request) -> None:
+    """Release the bytes that the request's body reserved."""
+    if (reserved := request.get(RESERVED)) is not None:
+        reserved.release()
+
+
+async def _received(request: web.Request, reserved: ByteReservation, most: int) -> bytes:
+    """Receive the body. An announced length is reserved at once, so that a body that does not fit is rejected early."""
+    announced = request.content_length or 0
+    if announced > most:
+        raise _too_long(most)
+    reserved.grow(announced)
+    body, counted = bytearray(), announced
+    while read := await request.content.readany():
+        if len(body) + len(read) > most:
+            raise _too_long(most)
+        reserved.grow(max(len(body) + len(read) - counted, 0))
+        body += read
+        counted = max(counted, len(body))
+    return await off_loop(len(body), bytes, body)
+
+
+async def _inflated(source: "_Source", packed: int, reserved: ByteReservation, most: int) -> bytes:
+    """Return all bytes of a source: at most `most`, and at most `_MAX_RATIO` times the received ones."""
+    by_ratio = max(packed * _MAX_RATIO, _ANY_RATIO_BYTES)
+    body, piece = bytearray(), _FIRST_PIECE_BYTES
+    while True:
+        reserved.grow(piece)
+        read = source.read(piece) if piece == _FIRST_PIECE_BYTES else await asyncio.to_thread(source.read, piece)
+        reserved.grow(len(read) - piece)
+        if not read:
+            return await off_loop(len(body), bytes, body)
+        body += read
+        if len(body) > most:
+            raise _too_long(most)
+        if len(body) > by_ratio:
+            raise RequestTooLarge(f"The request body decompresses to more than {_MAX_RATIO} times its {packed} bytes.")
+        piece = _PIECE_BYTES
+
+
+def _too_long(most: int) -> RequestTooLarge:
+    return RequestTooLarge(f"The request body exceeds the limit of {most} bytes (agents.max_body_bytes).")
+
+
+def _coding(request: web.Request) -> str | None:
+    """Return the content coding, None for identity. Raises UnsupportedEncoding."""
+    coding = ", ".join(request.headers.getall("Content-Encoding", ())).strip().lower()
+    if coding in ("", "identity"):
+        return None
+    if coding not in _SOURCES:
+        raise UnsupportedEncoding(f"Unsupported Content-Encoding; use {', '.join(_SOURCES)} or identity.")
+    return coding
+
+
+class _Source(Protocol):
+    def read(self, size: int, /) -> bytes:
+        """Return up to `size` inflated bytes; none at the end."""
+        ...
+
+
+class _Zlib:
+    """A gzip or deflate body. gzip may have several members; a deflate body is one stream."""
+
+    def __init__(self, packed: bytes, window: int, members: int) -> None:
+        self._packed = memoryview(packed)
+        self._at = 0
+        self._window = window
+        self._members = members
+        self._inflate = zlib.decompressobj(window)
+        self._tail = b""
+        self._is_drained = False  # zlib may keep output back although it has consumed all input
+
+    def read(self, size: int, /) -> bytes:
+        """See `_Source`. Raises zlib.error or EOFError."""
+        while True:
+            if not self._tail:
+                self._tail = bytes(self._packed[self._at : self._at + _SLICE_BYTES])
+                self._at += len(self._tail)
+            if not self._tail and self._inflate.eof:
+                return b""
+            if not self._tail and self._is_drained:
+                raise EOFError("the compressed stream is truncated")
+            if self._inflate.eof:
+                self._next_member()
+            read = self._inflate.decompress(self._tail, size)
+            self._tail = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+            self._is_drained = not read
+            if read:
+                return read
+
+    def _next_member(self) -> None:
+        self._members -= 1
+        if not self._members:
+            raise EOFError("trailing bytes after the compressed stream")
+        self._inflate = zlib.decompressobj(self._window)
+
+
+def _gzip(packed: bytes) -> _Source:
+    return _Zlib(packed, 16 + zlib.MAX_WBITS, _MAX_MEMBERS)
+
+
+def _deflate(packed: bytes) -> _Source:
+    """Read a body with zlib's header, as in the standard, or without it, as some clients send it."""
+    has_header = len(packed) > 1 and packed[0] & 15 == zlib.DEFLATED and (packed[0] * 256 + packed[1]) % 31 == 0
+    return _Zlib(packed, zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS, 1)
+
+
+def _zstd(packed: bytes) -> _Source:
+    reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    source: _Source = reader.stream_reader(packed, read_across_frames=True)
+    return source
+
+
+_SOURCES: Final[dict[str, Callable[[bytes], _Source]]] = {
+    "gzip": _gzip,
+    "x-gzip": _gzip,
+    "deflate": _deflate,
+    "zstd": _zstd,
+}
+
+
+MAX_DEPTH: Final = 200  # orjson writes 254 levels; records and responses of TokenTape wrap a body in a few
 _FIRST_INEXACT: Final = 2.0**63
 _LONG_DIGITS: Final = 19  # an integer of fewer digits fits into 64 bits
-_MOST_DIGITS: Final = 309  # of the greatest float; an integer literal of more was no JSON to orjson
-_MOST_FIELDS: Final = 1000  # the top level of a body is copied while a call is planned
-_MOST_FAULTS: Final = 1000
-_OF_A_FAULT: Final = ("type", "loc", "msg", "input")
+_MAX_DIGITS: Final = 309  # of the greatest float; orjson rejects longer integer literals
+_MAX_FIELDS: Final = 1000  # the top level of a body is copied while a call is planned
+_MAX_FAULTS: Final = 1000
+_FAULT_FIELDS: Final = ("type", "loc", "msg", "input")
 _SHORT: Final = 100
-_MOST_RUNS: Final = 100_000  # which takes a tenth of a second
+_MAX_RUNS: Final = 100_000  # which takes a tenth of a second
 _DIGITS_AS_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _DIGITS: Final = re.compile(rb"\d+")
 
-# Bytes of memory that one character stands for while a body is parsed (orjson 3.13, CPython 3.11, x86-64, measured): its
+# Bytes of memory for one character while a body is parsed (orjson 3.13, CPython 3.11, x86-64, measured): its
 # own 16 bytes for each value, then a dict, a list, a boxed number with its slot, and half a string or key.
 _WEIGHTS: Final = {b"{": 248, b"[": 88, b",": 56}
 _QUOTE_WEIGHT: Final = 40
-_MOST_QUOTES: Final = 400_000  # up to so many, the text is cut at them
+_MAX_QUOTES: Final = 400_000  # at most this many, because the text is split at them
 _FREE_WEIGHT: Final = 24 * 2**20  # of 600,000 token ids, or 40,000 short messages
 _WEIGHT_PER_BYTE: Final = 2
 
@@ -43,8 +216,8 @@ def read_body(text: bytes) -> dict[str, Any]:
         raise BadRequest(f"The request body is not valid JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadRequest(f"The request body must be a JSON object, not {_kind(body)}.")
-    if len(body) > _MOST_FIELDS:
-        raise BadRequest(f"The request body has {len(body)} fields; the maximum is {_MOST_FIELDS}.")
+    if len(body) > _MAX_FIELDS:
+        raise BadRequest(f"The request body has {len(body)} fields; the maximum is {_MAX_FIELDS}.")
     inexact = _inexact(body)
     if inexact and (found := _long_integer(text, inexact)) is not None:
         raise BadRequest(
@@ -63,14 +236,15 @@ FIRST_FAULT: Final = _FirstFault()  # for lists in models: only the first invali
 def faults_of(error: ValidationError) -> list[dict[str, Any]]:
     """Return the errors of a body as in pydantic: type, loc, msg, input. Very many are summarized in one.
 
-    Long inputs are left out, so that the response does not repeat the body for each error.
+    Long inputs are omitted, so that the response does not repeat the body for each error.
     """
     count = error.error_count()
-    if count > _MOST_FAULTS:
+    if count > _MAX_FAULTS:
         return [{"type": "too_many_faults", "loc": (), "msg": f"{count} values are invalid"}]
     faults = error.errors(include_url=False, include_context=False)
     return [
-        {name: fault[name] for name in _OF_A_FAULT if name != "input" or _is_short(fault["input"])} for fault in faults
+        {name: fault[name] for name in _FAULT_FIELDS if name != "input" or _is_short(fault["input"])}
+        for fault in faults
     ]
 
 
@@ -86,13 +260,13 @@ def _is_short(value: Any) -> bool:
 def _check_weight(text: bytes) -> None:
     """Raise RequestTooLarge for a body with so many values that parsing it would take many times its length in memory.
 
-    It takes a few passes in C: first all characters are counted, and if they are too many, those outside of strings.
+    The passes are in C: all characters are counted first; if there are too many, those outside of strings.
     """
     most = _FREE_WEIGHT + _WEIGHT_PER_BYTE * len(text)
     if len(text) * max(_WEIGHTS.values()) <= most or _weight(text, _quotes_in(text)) <= most:
         return
     quotes = _quotes(text)
-    if quotes > _MOST_QUOTES or _weight(b"".join(_unescaped(text).split(b'"')[::2]), quotes) > most:
+    if quotes > _MAX_QUOTES or _weight(b"".join(_unescaped(text).split(b'"')[::2]), quotes) > most:
         raise RequestTooLarge(
             f"The request body has too many JSON values for its length of {len(text)} bytes: "
             f"parsing it would take more than {most} bytes of memory. Send fewer or longer values."
@@ -104,12 +278,12 @@ def _weight(text: bytes, quotes: int) -> int:
 
 
 def _quotes_in(text: bytes) -> int:
-    """Count the quotes that begin or end a string; too few where strings end in a backslash."""
+    """Count the quotes that begin or end a string; the count is too low if strings end in a backslash."""
     return text.count(b'"') - text.count(b'\\"')
 
 
 def _unescaped(text: bytes) -> bytes:
-    """Leave out escaped backslashes and quotes, so that every quote begins or ends a string."""
+    """Remove escaped backslashes and quotes, so that every quote begins or ends a string."""
     return text.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
@@ -135,12 +309,12 @@ def _inexact(body: dict[str, Any]) -> set[float]:
 def _long_integer(text: bytes, inexact: set[float]) -> str | None:
     """Return the first integer literal beyond 64 bits, if there is one (a float such as 1e30 is none).
 
-    orjson gives such an integer as the nearest float, so only literals of a value in `inexact` count. Long runs of digits
+    orjson returns such an integer as the nearest float, so only literals of a value in `inexact` count. Long runs of digits
     are found without a regular expression, which is slow on a large text. Raises BadRequest for too many of them.
     """
     zeros, run = text.translate(_DIGITS_AS_ZEROS), b"0" * _LONG_DIGITS
     start, checked, quotes = zeros.find(run), 0, 0
-    for _ in range(_MOST_RUNS):
+    for _ in range(_MAX_RUNS):
         if start < 0:
             return None
         end = _end_of_digits(text, start)
@@ -152,7 +326,7 @@ def _long_integer(text: bytes, inexact: set[float]) -> str | None:
                 return literal.decode()
         start = zeros.find(run, end)
     raise BadRequest(
-        f"The request body has an integer beyond 64 bits and more than {_MOST_RUNS} long sequences of "
+        f"The request body has an integer beyond 64 bits and more than {_MAX_RUNS} long sequences of "
         "digits; send such integers as strings."
     )
 
@@ -172,7 +346,7 @@ def _integer_at(text: bytes, start: int, end: int) -> bytes | None:
     before, after = text[max(start - 2, 0) : start], text[end : end + 1]
     is_negative = before.endswith(b"-")
     is_part = before.endswith((b".", b"+", b"e", b"E")) or before in (b"e-", b"E-") or after in (b".", b"e", b"E")
-    if is_part or end - start > _MOST_DIGITS:
+    if is_part or end - start > _MAX_DIGITS:
         return None
     return text[start - is_negative : end]
 

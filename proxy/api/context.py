@@ -17,11 +17,10 @@ from proxy.rollouts.drift_report import DriftReporter
 from proxy.rollouts.drift_totals import DriftTotals
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
-from proxy.rollouts.lifetimes import Lifetimes
 from proxy.rollouts.opening import RolloutOpener
 from proxy.rollouts.policy import Pause, Policy
 from proxy.rollouts.recorder import Recorder
-from proxy.rollouts.reservations import StepReservations
+from proxy.rollouts.renewals import Lifetimes, StepReservations
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.multiprocess import WorkerMetrics
 from proxy.upstream import Upstream
@@ -35,6 +34,7 @@ from storage.store import Store
 class Context:
     """The services of one process.
 
+    `translation`: the options of the dialects that are translated to chat.
     `secret` is the store's secret, which verifies minted keys. `in_flight` counts the calls in flight of each rollout.
     `stopping` is set when the shutdown begins: no new call is accepted from then on.
     """
@@ -51,6 +51,7 @@ class Context:
     control_keys: KeyRing
     secret: bytes
     sampling: Sampling
+    translation: TranslationOptions
     tokenizers: Tokenizers
     pause: Pause
     registry: EndpointRegistry
@@ -78,11 +79,6 @@ class Context:
     def drift(self) -> DriftReporter:
         """The drift of rollouts, with its texts."""
         return self.drift_totals.reporter
-
-    @property
-    def ways(self) -> TranslationOptions:
-        """The options of dialects that are translated to chat."""
-        return TranslationOptions(**dict(self.settings.dialects))
 
 
 CONTEXT = web.AppKey("context", Context)

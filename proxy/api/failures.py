@@ -9,7 +9,7 @@ from uuid import uuid4
 from aiohttp import web
 
 from proxy.api.auth import MODEL_API, SESSION_API
-from proxy.api.body_reader import release
+from proxy.api.body import release
 from proxy.api.context import CONTEXT
 from proxy.api.http import ERROR_DIALECT, RESPONSE_STARTED
 from proxy.errors import BadRequest, InternalError, NotFound, ProxyError, StoreUnavailable

@@ -41,7 +41,7 @@ def make_info_metrics(
     text = "Always 1; the labels are the detected kind and version of an endpoint."
     engines = Gauge("tokentape_engine_info", text, ("engine", "kind", "version"), registry=registry)
     for endpoint in endpoints:
-        engines.labels(endpoint.settings.label, endpoint.kind, endpoint.version or "unknown").set(1)
+        engines.labels(endpoint.label, endpoint.kind, endpoint.version or "unknown").set(1)
     text = "Always 1; the labels are the version and the durability of the store."
     store_is = Gauge("tokentape_store_info", text, ("version", "durability"), registry=registry)
     if "version" in facts:
@@ -115,4 +115,4 @@ async def healthy_engines(context: Context) -> dict[str, bool]:
     """Return whether each endpoint is healthy, by name."""
     endpoints = context.upstream.endpoints
     found = await asyncio.gather(*map(context.upstream.health_checker.check, endpoints))
-    return {endpoint.settings.label: healthy for endpoint, healthy in zip(endpoints, found, strict=True)}
+    return {endpoint.label: healthy for endpoint, healthy in zip(endpoints, found, strict=True)}

@@ -1,11 +1,10 @@
 """The limit on the memory of calls in flight, and the disconnection of stalled clients.
 
-A slow client is not stalled: its engine is read no faster than the client reads, with a buffer of a few hundred kB. Bytes are
-not counted per event: they are summed when a call arrives, at most ten times a second if there are many calls.
+A slow client is not stalled: its engine is read no faster than the client reads, with a few hundred kB between them. Nothing is
+counted per event; the calls are summed when another one arrives, at most ten times a second if they are many.
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
 from aiohttp import web
@@ -14,12 +13,18 @@ from proxy.errors import Overloaded
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 
-_MANY = 64
-_COUNT_INTERVAL_S = 0.1
+_MANY_CALLS = 64
+_SUM_INTERVAL_S = 0.1  # with many calls
 _PROBES = 4  # of each client within the stall timeout
 
 
-class Held(Protocol):
+class DetachedSteps(Protocol):
+    """The recorder, with the bytes of steps that are not stored yet and whose calls have ended."""
+
+    detached_bytes: int
+
+
+class CallInFlight(Protocol):
     """A call in flight: its start, the bytes of its request and response so far, and its client's connection."""
 
     request: web.Request
@@ -34,10 +39,10 @@ class Held(Protocol):
 class ByteReservation:
     """The bytes of one request: they grow as its body arrives, and are released after its response."""
 
-    __slots__ = ("_bytes", "_in_flight")
+    __slots__ = ("_bytes", "_limit")
 
-    def __init__(self, in_flight: "InFlightBytes") -> None:
-        self._in_flight = in_flight
+    def __init__(self, limit: "InFlightBytes") -> None:
+        self._limit = limit
         self._bytes = 0
 
     def __repr__(self) -> str:
@@ -45,7 +50,7 @@ class ByteReservation:
 
     def grow(self, more: int) -> None:
         """Reserve more bytes before they are used, or release some (negative). Raises Overloaded."""
-        self._in_flight.take(more, own=self._bytes)
+        self._limit.take(more, own=self._bytes)
         self._bytes += more
 
     def release(self) -> None:
@@ -54,32 +59,32 @@ class ByteReservation:
 
 
 class InFlightBytes:
-    """The calls in flight of one process. `kept` returns the bytes of detached steps that are not stored yet."""
+    """The calls in flight of one process, and the limit on their bytes."""
 
     def __init__(
-        self, max_bytes: int, client_stall_timeout_s: float, metrics: Metrics, kept: Callable[[], int]
+        self, limit_bytes: int, client_stall_timeout_s: float, metrics: Metrics, detached: DetachedSteps
     ) -> None:
-        self._max_bytes = max_bytes
+        self._limit_bytes = limit_bytes
         self._client_stall_timeout_s = client_stall_timeout_s
         self._metrics = metrics
-        self._kept = kept
+        self._detached = detached
         self._request_bytes = 0
-        self._call_bytes = 0  # when they were last counted
-        self._counted_at = -_COUNT_INTERVAL_S
+        self._call_bytes = 0  # as they were summed last
+        self._summed_at = -_SUM_INTERVAL_S
         self._loop = asyncio.get_running_loop()
         self._watching = self._loop.create_task(self._watch())
-        self.calls: set[Held] = set()
-        metrics.in_flight_bytes.set_function(self.held_bytes)
-        metrics.in_flight_limit_bytes.set(max_bytes)
+        self.calls: set[CallInFlight] = set()
+        metrics.in_flight_bytes.set_function(self.total_bytes)
+        metrics.in_flight_limit_bytes.set(limit_bytes)
 
     def __repr__(self) -> str:
-        return f"<InFlightBytes {self.held_bytes()} of {self._max_bytes} bytes>"
+        return f"<InFlightBytes {self.total_bytes()} of {self._limit_bytes} bytes>"
 
-    def held_bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Return the bytes in flight: request bodies, forwarded requests with their responses, and steps to be stored."""
         self._call_bytes = sum(call.body_bytes for call in self.calls)
-        self._counted_at = self._loop.time()
-        return self._request_bytes + self._call_bytes + self._kept()
+        self._summed_at = self._loop.time()
+        return self._request_bytes + self._call_bytes + self._detached.detached_bytes
 
     def oldest_s(self, now: float) -> float:
         """Return the age of the oldest call in flight in seconds; 0 if there is none."""
@@ -95,19 +100,19 @@ class InFlightBytes:
         A request is always accepted if nothing else is in flight: the length of a body has its own limit.
         """
         if more > 0:
-            held, limit = self._recently_held(), self._max_bytes
-            if held > own and held + more > limit:
+            in_flight, limit = self._recent_bytes(), self._limit_bytes
+            if in_flight > own and in_flight + more > limit:
                 raise Overloaded(
-                    f"Calls in flight use {held} bytes, and this call would exceed the limit of "
+                    f"Calls in flight use {in_flight} bytes, and this call would exceed the limit of "
                     f"{limit} (agents.max_bytes_in_flight). Try again later."
                 )
         self._request_bytes += more
 
-    def _recently_held(self) -> int:
+    def _recent_bytes(self) -> int:
         """Return the bytes in flight; with many calls, a recent value, so that each new call does not sum thousands."""
-        if len(self.calls) < _MANY or self._loop.time() - self._counted_at > _COUNT_INTERVAL_S:
-            return self.held_bytes()
-        return self._request_bytes + self._call_bytes + self._kept()
+        if len(self.calls) < _MANY_CALLS or self._loop.time() - self._summed_at > _SUM_INTERVAL_S:
+            return self.total_bytes()
+        return self._request_bytes + self._call_bytes + self._detached.detached_bytes
 
     async def close(self) -> None:
         """Stop watching clients."""
@@ -117,9 +122,9 @@ class InFlightBytes:
     async def _watch(self) -> None:
         """Disconnect every client whose unsent bytes have not decreased within the stall timeout.
 
-        Probes are counted, not time: while this process is blocked, the unsent bytes of clients cannot decrease.
+        It counts probes, not time: while this process is blocked, clients cannot show that they read.
         """
-        seen: dict[Held, tuple[int, int]] = {}
+        seen: dict[CallInFlight, tuple[int, int]] = {}
         while True:
             await asyncio.sleep(self._client_stall_timeout_s / _PROBES)
             before, seen = seen, {}

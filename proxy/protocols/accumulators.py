@@ -22,8 +22,11 @@ class Accumulator(Protocol):
 
     problems: set[str]
 
-    def feed(self, chunk: Json) -> None:
-        """Add one chunk. Raises TypeError, KeyError, AttributeError or ValueError for an invalid one."""
+    def feed(self, chunk: Json) -> bool:
+        """Add one chunk; return whether it finished a choice.
+
+        Raises TypeError, KeyError, AttributeError or ValueError for an invalid one.
+        """
         ...
 
     def finish(self) -> Json:
@@ -211,9 +214,11 @@ class CompletionsAccumulator:
         """The number of choices that have a finish reason."""
         return self._chunks.finished
 
-    def feed(self, chunk: Json) -> None:
-        """Add one chunk."""
+    def feed(self, chunk: Json) -> bool:
+        """Add one chunk; return whether it finished a choice."""
+        finished = self._chunks.finished
         self._chunks.feed(chunk)
+        return self._chunks.finished > finished
 
     def finish(self) -> Json:
         """Return a `text_completion` response."""
@@ -291,13 +296,15 @@ class ChatAccumulator:
         """The number of choices that have a finish reason."""
         return self._chunks.finished
 
-    def feed(self, chunk: Json) -> None:
-        """Add one chunk."""
+    def feed(self, chunk: Json) -> bool:
+        """Add one chunk; return whether it finished a choice."""
+        finished = self._chunks.finished
         for choice in self._chunks.feed(chunk):
             message = self._messages.get(choice["index"])
             if message is None:
                 message = self._messages[choice["index"]] = _MessageAccumulator()
             message.feed(choice.get("delta") or {})
+        return self._chunks.finished > finished
 
     def finish(self) -> Json:
         """Return a `chat.completion` response."""
@@ -321,9 +328,11 @@ class GenerateAccumulator:
         """The number of choices that have a finish reason."""
         return self._chunks.finished
 
-    def feed(self, chunk: Json) -> None:
-        """Add one chunk."""
+    def feed(self, chunk: Json) -> bool:
+        """Add one chunk; return whether it finished a choice."""
+        finished = self._chunks.finished
         self._chunks.feed(chunk)
+        return self._chunks.finished > finished
 
     def finish(self) -> Json:
         """Return a response of the endpoint."""

@@ -66,12 +66,12 @@ class Exchange:
 
     @property
     def is_over(self) -> bool:
-        """Whether a stream's terminal event arrived: the response is complete, whatever happens to the connection."""
+        """Whether a stream's terminal event arrived: the response is complete even if the connection is lost afterwards."""
         return isinstance(self._reply, StreamResponse) and self._reply.ended
 
     @property
     def forces_usage(self) -> bool:
-        """Whether the stream showed that its server writes usage to each event, whatever is requested."""
+        """Whether the stream showed that its server writes usage to each event even if it is not requested."""
         return isinstance(self._reply, StreamResponse) and self._reply.forces_usage
 
     @property

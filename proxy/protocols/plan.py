@@ -70,11 +70,10 @@ class Plan:
     problems: tuple[str, ...] = ()
     expected: frozenset[str] = frozenset()
     extra: Mapping[str, Any] = field(default_factory=dict)
+    error_dialect: ErrorDialect = field(init=False)  # the client's dialect
 
-    @property
-    def error_dialect(self) -> ErrorDialect:
-        """The dialect of the client."""
-        return self.translation or self.dialect
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "error_dialect", self.translation or self.dialect)
 
     def error_events(self, body: bytes) -> bytes:
         """Return an error event for a stream that has begun, in the client's dialect; `body` is the error's JSON body."""

@@ -12,6 +12,8 @@ Rule 3: what cannot be parsed is forwarded, and recorded as a problem.
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+import orjson
+
 from proxy.errors import EngineDisconnected
 from proxy.protocols import synthetic_stream as replay
 from proxy.protocols.dialects.base import Dialect
@@ -230,7 +232,7 @@ class StreamResponse:
 
     def __init__(self, view: ClientView, max_event_bytes: int | None = None) -> None:
         self._view = view
-        self._cutter = EventParser() if max_event_bytes is None else EventParser(max_event_bytes)
+        self._parser = EventParser() if max_event_bytes is None else EventParser(max_event_bytes)
         self._accumulator = view.dialect.accumulator()
         self._held: list[bytes | _Finish] = []
         self._holding = False
@@ -247,12 +249,12 @@ class StreamResponse:
     @property
     def pending(self) -> int:
         """The size of the incomplete event in bytes."""
-        return self._cutter.pending
+        return len(self._parser.rest)
 
     def feed(self, read: bytes) -> bytes:
         """Forward complete events, until the end of the turn begins."""
         shown: list[bytes] = []
-        for event in self._cutter.feed(read):
+        for event in self._parser.feed(read):
             text = self._understand(event)
             if self._holding or isinstance(text, _Finish):
                 self._held.append(text)
@@ -262,7 +264,7 @@ class StreamResponse:
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
         """Return the withheld events; a truncated last one is forwarded unchanged."""
-        rest = self._cutter.finish()
+        rest = self._parser.finish()
         if rest is not None:
             self._held.append(self._understand(rest))
         end = b"".join(self._written(held) if isinstance(held, _Finish) else held for held in self._held)
@@ -301,7 +303,10 @@ class StreamResponse:
             return self._as_it_came(event)
         chunk: Any = None
         try:
-            chunk, loosely = read_json(payload)
+            try:
+                chunk, loosely = orjson.loads(payload), False
+            except orjson.JSONDecodeError:
+                chunk, loosely = read_json(payload)
             if chunk.get("error") is not None:
                 self._holding = True
                 self._error = self._error or payload.decode("utf-8", "replace")
@@ -315,15 +320,14 @@ class StreamResponse:
 
     def _accumulate(self, event: Event, chunk: Json, *, loosely: bool) -> bytes | _Finish:
         accumulator = self._accumulator
-        finished = accumulator.finished
-        accumulator.feed(chunk)
-        if accumulator.finished >= self._enough:
+        has_finish = accumulator.feed(chunk)
+        if has_finish and accumulator.finished >= self._enough:
             self._holding = True
         if chunk.get("usage") is not None:
             self._see_usage(chunk)
         view = self._view
         shown = view.chunk(chunk)
-        if accumulator.finished > finished:
+        if has_finish:
             wanted = view.usage or view.strip_rules.usage
             self._lacks_usage = wanted and view.engine.must_send_usage(view.dialect.name, chunk)
             if view.strip_rules.usage and shown is not None and view.renderer is None:
@@ -332,7 +336,9 @@ class StreamResponse:
             return b"" if shown is None else view.renderer.feed(shown)
         if shown is chunk:
             return event.raw
-        return b"" if shown is None else event.with_payload(write_json(shown, loosely=loosely))
+        if shown is None:
+            return b""
+        return event.with_payload(write_json(shown, loosely=True) if loosely else orjson.dumps(shown))
 
     def _see_usage(self, chunk: Json) -> None:
         """Process a usage event. Unrequested usage beside a choice is a server setting (--enable-force-include-usage)."""
@@ -351,7 +357,8 @@ class StreamResponse:
         if finish.is_unchanged and not missing:
             return finish.event.raw
         try:
-            return finish.event.with_payload(write_json({**shown, **missing}, loosely=finish.loosely))
+            whole = {**shown, **missing}
+            return finish.event.with_payload(write_json(whole, loosely=True) if finish.loosely else orjson.dumps(whole))
         except MALFORMED:  # nested too deeply to be serialized
             self._problems.add("unparsed_event")
             return finish.event.raw

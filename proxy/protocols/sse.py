@@ -67,20 +67,15 @@ class EventParser:
     The work is linear in the number of bytes, however they are split into reads. `limit`: maximum bytes of one event.
     """
 
-    __slots__ = ("_limit", "_rest")
+    __slots__ = ("_limit", "rest")
 
     def __init__(self, limit: int = MAX_EVENT_BYTES) -> None:
         self._limit = limit
-        self._rest = bytearray()  # the event that is not complete yet
-
-    @property
-    def pending(self) -> int:
-        """The size of the incomplete event in bytes."""
-        return len(self._rest)
+        self.rest = bytearray()  # the event that is not complete yet
 
     def feed(self, read: bytes) -> list[Event]:
         """Return the events that this read completes. Raises EngineEventTooLong; the parser is unusable afterwards."""
-        rest = self._rest
+        rest = self.rest
         if not rest:
             if _is_one_data_line(read):  # what engines send, in the reads that they come in
                 return [_event((read, read[6:-2], b""))]
@@ -101,15 +96,15 @@ class EventParser:
 
     def finish(self) -> Event | None:
         """Return the bytes after the last blank line as a truncated event; None if there are none."""
-        rest = bytes(self._rest)
-        self._rest.clear()
+        rest = bytes(self.rest)
+        self.rest.clear()
         return read_event(rest) if rest else None
 
     def _cut(self, text: bytes, scanned: int) -> list[Event]:
         """The events of a text whose first `scanned` bytes contain no blank line; what follows the last one is kept."""
         if b"\r" not in text:  # what engines send: found without the search for three kinds of line ends
             *whole, last = text.split(b"\n\n")
-            self._rest += last
+            self.rest += last
             return [
                 _event((raw + b"\n\n", raw[6:], b""))
                 if raw.startswith(b"data: ") and b"\n" not in raw
@@ -124,7 +119,7 @@ class EventParser:
                 break  # a LF that belongs to this CR may be in the next read
             events.append(read_event(text[start:end]))
             start = scanned = end
-        self._rest += text[start:]
+        self.rest += text[start:]
         return events
 
 

@@ -20,10 +20,10 @@ _NAMED: Final = "token_id:"
 
 @dataclass(frozen=True, slots=True)
 class TokenAnnotations:
-    """What one client is told beside the usual.
+    """The token annotations of one response.
 
-    `pieces` gives the vocabulary's strings of ids, None for an id that it has not; without it tokens stay as the engine
-    spelt them. `ids`: each choice gets its ids and those of its prompt.
+    `pieces` returns the vocabulary's string of each id, None for an unknown id; without it tokens are the engine's texts.
+    `ids`: each choice has its token ids and those of its prompt.
     """
 
     pieces: Pieces | None = None

@@ -29,7 +29,7 @@ CHAT: Final = "/v1/chat/completions"
 # raised by a stored response that does not have chat's format: it cannot be rendered again
 _ODD_SHAPE: Final = (TypeError, KeyError, AttributeError, ValueError, IndexError, UnprocessableRequest)
 
-# What an engine makes of these dialects by itself (see `TranslationOptions`). Seen: vLLM 0.32.0; read: SGLang 0.5.23
+# How an engine itself translates these dialects (see `TranslationOptions`). Seen: vLLM 0.32.0; read: SGLang 0.5.23
 # (entrypoints/anthropic/serving.py:421), llama.cpp 2026.10.
 _OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "vllm": {"thought": "reasoning"},

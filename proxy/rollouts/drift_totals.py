@@ -79,12 +79,12 @@ class DriftTotals:
         if rollout.is_finished and not rollout.is_drift_known and not self._coalescer.is_recent(rollout.rollout_id):
             self.settle(rollout.rollout_id)
 
-    def settle_late(self, step: Step, appended: Appended) -> None:
+    def settle_late(self, step: Step, _incarnation: str, _appended: Appended) -> None:
         """Count the drift again after a step was stored in a finished rollout.
 
         While it is counted, and shortly after, that is left to the next read: each count reads all steps.
         """
-        if appended.is_late and not self._coalescer.is_recent(step.rollout_id):
+        if not self._coalescer.is_recent(step.rollout_id):
             self.settle(step.rollout_id)
 
     async def _settle(self, rollout_id: str) -> None:

@@ -49,13 +49,13 @@ class StoredAnswer:
 class Attempt:
     """One attempt at a call.
 
-    `again` is the stored response, if there is one; else the call is sent, recorded as `step_id`, and its step keeps `extra`.
+    `stored_answer` is the stored response, if there is one; else the call is sent and recorded as `step_id`, with `extra`.
     The caller sets `stored` once that step is stored: retries that wait do not wait for the client to read.
     """
 
     step_id: str
     extra: Mapping[str, Any]
-    again: StoredAnswer | None = None
+    stored_answer: StoredAnswer | None = None
     stored: asyncio.Event = field(default_factory=asyncio.Event)
     marks: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -78,27 +78,15 @@ class IdempotencyKeys:
         return f"<IdempotencyKeys {len(self._in_flight)} in flight>"
 
     @asynccontextmanager
-    async def attempt(
-        self,
-        rollout: Rollout,
-        headers: Mapping[str, str],
-        request_key: str,
-        step_id: str,
-        *,
-        default_key: str | None = None,
-    ) -> AsyncIterator[Attempt]:
-        """Return the attempt for a request with these headers; it ends when the context exits.
+    async def attempt(self, rollout: Rollout, key: str, request_key: str, step_id: str) -> AsyncIterator[Attempt]:
+        """Return the attempt for a request with this idempotency key; it ends when the context exits.
+
+        `request_key` is a digest of the request body.
 
         Raises:
             UnprocessableRequest: The key was used with another body.
             StorageError: The store failed.
         """
-        key = headers.get(KEY) or default_key
-        if not key:
-            count = _count(headers.get(COUNT, ""))
-            extra = {"request_key": request_key, **({"attempt": count} if count else {})}
-            yield Attempt(step_id, extra)
-            return
         raw = key.encode("utf-8", "surrogateescape")  # the raw bytes: a header may have any
         name = (rollout.rollout_id, rollout.incarnation, blake2b(raw, digest_size=16).hexdigest())
         while (flight := self._in_flight.get(name)) is not None and not flight.over.is_set():
@@ -114,8 +102,6 @@ class IdempotencyKeys:
 
     async def begin(self, rollout: Rollout, attempt: Attempt) -> None:
         """Record in the store that the call is sent, for other processes."""
-        if not attempt.marks:
-            return
         with suppress(RolloutDeleted):  # deleted meanwhile: the recorder will discard its step as well
             await self._store.mark(rollout.rollout_id, rollout.incarnation, attempt.marks, now_ms=self._clock.now_ms())
 
@@ -151,10 +137,10 @@ class IdempotencyKeys:
 
 
 def _answer_from_record(record: bytes, blocks: Mapping[bytes, bytes]) -> StoredAnswer | None:
-    return given_answer(decode(record, BlockReader(blocks)))
+    return stored_answer_from(decode(record, BlockReader(blocks)))
 
 
-def given_answer(step: Step) -> StoredAnswer | None:
+def stored_answer_from(step: Step) -> StoredAnswer | None:
     """Return the response to a step's client; None if it was incomplete, or cannot be rendered again.
 
     Streams are rendered by `replay_events`: equal to the engine's for a client, with possibly fewer events. Streams of
@@ -187,6 +173,7 @@ def _check_body(known: str, request_key: str) -> None:
         )
 
 
-def _count(value: str) -> int:
-    """Return the number of earlier attempts, as counted by the client; 0 for an invalid value."""
-    return int(value) if value.isascii() and value.isdecimal() and len(value) < 5 and int(value) < _MAX_ATTEMPTS else 0
+def retry_fields(value: str) -> dict[str, int]:
+    """Return the field for the step of a retry without a key, from the client's count; nothing for 0 or an invalid value."""
+    is_count = value.isascii() and value.isdecimal() and len(value) < 5 and 0 < int(value) < _MAX_ATTEMPTS
+    return {"attempt": int(value)} if is_count else {}

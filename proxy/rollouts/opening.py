@@ -12,7 +12,7 @@ from proxy.clock import Clock
 from proxy.errors import StoreUnavailable
 from proxy.rollouts.group import join
 from proxy.rollouts.recorder import Recorder
-from proxy.rollouts.reservations import LEASE_MS
+from proxy.rollouts.renewals import LEASE_MS
 from proxy.rollouts.rollout import Rollout, checked_id, read_rollout, write_fields
 from proxy.telemetry.metrics import Metrics
 from storage.errors import StorageError, StoreUnreachable
@@ -76,7 +76,8 @@ class RolloutOpener:
             checked_id(group_id, what="group id")
         started = self._clock.monotonic()
         try:
-            self._recorder.store_health.check()
+            if self._recorder.store_health.unreachable is not None:
+                self._recorder.store_health.check()
             fields, reservation = write_fields({"group_id": group_id}), Reservation(step_id, LEASE_MS)
             stored = await self._store.open(rollout_id, fields, now_ms=self._clock.now_ms(), reservation=reservation)
             rollout = read_rollout(stored)
@@ -90,8 +91,9 @@ class RolloutOpener:
             raise StoreUnavailable(f"The call was not sent because it cannot be recorded: {error}") from error
         finally:
             self._metrics.store_operation_duration_seconds.labels("open").observe(self._clock.monotonic() - started)
-        if self._recorder.journaled is not None:
+        if self._recorder.has_journal:
             self._cache.put(rollout)
-        for announced in self._announced:
-            announced.apply(stored.announcements)
+        if stored.announcements:
+            for announced in self._announced:
+                announced.apply(stored.announcements)
         return rollout

@@ -42,6 +42,7 @@ _ENCODE_IN_THREAD_FROM_BYTES = 2**18  # about a millisecond of hashing and compr
 _KNOWN_BLOCKS = 2**18  # names of stored blocks in memory, of all rollouts: at most about 30 MB
 
 
+_FIDELITIES = ("exact", "flagged", "error")  # under which a step is counted
 FINISHED_FIELD = "finished_ms"  # of a rollout: steps stored from then on are late
 CLAIMED_FIELD = "claimed_by"
 
@@ -49,7 +50,8 @@ CLAIMED_FIELD = "claimed_by"
 class Recorder:
     """Write steps to the store. Call `close` at the end.
 
-    `followers` are called with each stored step, the incarnation of its rollout and the result; they must not block.
+    `followers` are called with each stored step, the incarnation of its rollout and the result, `late_followers` with those
+    that were stored after the finish; they must not block.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Recorder:
         followers: Iterable[Follower] = (),
     ) -> None:
         self.followers = list(followers)
+        self.late_followers: list[Follower] = []
         self._origin_of = origin_of
         self._store = store
         self._metrics = metrics
@@ -70,6 +73,7 @@ class Recorder:
         self._known_count = 0
         self.tasks = BackgroundTasks()
         self._journal = journal
+        self.has_journal = journal is not None
         self.detached_bytes = 0  # of steps whose calls have ended and that are not written yet
         self.store_health = StoreHealth(store, metrics, self._replay)
         if journal is not None:
@@ -146,13 +150,14 @@ class Recorder:
     ) -> None:
         """Write a step to the journal with all its blocks: the store may not have them at replay."""
         step, record = await _encoded(step, set(), body_bytes)
+        entry = _entry(step, incarnation, record, origin)
         try:
-            await self._write_entry(journal, _entry(step, incarnation, record, origin))
+            await self._write_entry(journal, entry)
         except OSError as error:
             raise StoreUnavailable(
                 f"The step could not be stored, neither in the store nor in the journal: {error}"
             ) from error
-        self._count(step)
+        self._count(step, entry)
 
     async def _write_entry(self, journal: Journal, entry: StepWrite) -> None:
         """Write an entry to the journal. Raises OSError."""
@@ -204,8 +209,8 @@ class Recorder:
         if self._known.get((step.rollout_id, incarnation)) is known:  # not evicted meanwhile
             self._remember_blocks(known, record)
         self._note(entry, appended)
-        self._count(step)
-        for follow in self.followers:
+        self._count(step, entry)
+        for follow in (*self.followers, *self.late_followers) if appended.is_late else self.followers:
             follow(step, incarnation, appended)
 
     def _origin(self, step: Step, incarnation: str) -> Origin:
@@ -276,12 +281,12 @@ class Recorder:
         known.update(record.names)
         self._known_count += len(known) - before
 
-    def _count(self, step: Step) -> None:
+    def _count(self, step: Step, entry: StepWrite) -> None:
         """Count a stored step in the metrics."""
-        metrics = self._metrics
-        metrics.steps.labels(step.status, _fidelity(step)).inc()
-        metrics.completion_tokens.labels(step.engine.name).inc(step.sampled)
-        metrics.prompt_tokens.labels(step.engine.name).inc(sum(map(len, step.prompts)))
+        metrics, counts = self._metrics, entry.counts
+        metrics.steps.labels(step.status, next(name for name in _FIDELITIES if name in counts)).inc()
+        metrics.completion_tokens.labels(step.engine.name).inc(counts["sampled_tokens"])
+        metrics.prompt_tokens.labels(step.engine.name).inc(counts["prompt_tokens"])
         for code in step.problems:
             metrics.fidelity_problems.labels(code).inc()
 
@@ -331,5 +336,5 @@ def _late_if(entry: StepWrite, stored: StoredEntity | None) -> str:
 
 
 def _fidelity(step: Step) -> str:
-    """Return the fidelity under which a step is counted: exact, flagged or error."""
+    """Return the one of _FIDELITIES under which a step is counted."""
     return "error" if step.status == "error" else "exact" if step.exact else "flagged"

@@ -25,8 +25,9 @@ from proxy.api.memory_limit import InFlightBytes
 from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
 from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.clock import Clock, SystemClock, new_id
-from proxy.config.sections import AgentsSettings, EndpointSettings, StoreSettings
+from proxy.config.sections import AgentsSettings, EndpointSettings, SamplingSettings, StoreSettings
 from proxy.config.settings import Settings
+from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.audit.background import BackgroundAudit
 from proxy.rollouts.completion import GroupCompletion
@@ -36,11 +37,10 @@ from proxy.rollouts.drift_watch import DriftWatch
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.journal import Journal
-from proxy.rollouts.lifetimes import Lifetimes
 from proxy.rollouts.opening import RolloutOpener
 from proxy.rollouts.policy import Pause, Policy
-from proxy.rollouts.recorder import Recorder
-from proxy.rollouts.reservations import StepReservations
+from proxy.rollouts.recorder import Follower, Recorder
+from proxy.rollouts.renewals import Lifetimes, StepReservations
 from proxy.telemetry.metrics import Metrics, make_metrics
 from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
 from proxy.upstream import Upstream
@@ -110,10 +110,13 @@ def _context_lifespan(
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     async def lifespan(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            context = await _make_context(app, stack, settings, store, clock, slot)
+            context = await _make_context(stack, settings, store, clock, slot)
+            app[ROLLOUT_SERVERS] = _kept(
+                stack, RolloutServers(settings.osmosis)
+            )  # closed before the recorder, which it uses
             watch = _kept(stack, DriftWatch(context.drift))
-            late = context.drift_totals.settle_late
-            context.recorder.followers += [watch.offer, lambda step, _, appended: late(step, appended)]
+            context.recorder.followers.append(watch.offer)
+            context.recorder.late_followers.append(context.drift_totals.settle_late)
             context.metrics.in_flight_rollouts.set_function(lambda: len(context.in_flight))
             context.metrics.oldest_call_age_seconds.set_function(
                 lambda: context.memory_limit.oldest_s(context.clock.monotonic())
@@ -128,12 +131,7 @@ def _context_lifespan(
 
 
 async def _make_context(
-    app: web.Application,
-    stack: AsyncExitStack,
-    settings: Settings,
-    store: Store | None,
-    clock: Clock,
-    slot: WorkerSlot | None,
+    stack: AsyncExitStack, settings: Settings, store: Store | None, clock: Clock, slot: WorkerSlot | None
 ) -> Context:
     """Make the services in the order of their dependencies; the stack closes them in reverse."""
     collectors = CollectorRegistry()
@@ -144,15 +142,14 @@ async def _make_context(
     secret = await opened.set_once(_SECRET, clock.entropy(32))  # first: a start without a store fails here
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     lifetimes = await _kept(stack, Lifetimes(opened, metrics)).start()
-    audit = _kept(stack, _audit(settings, upstream, metrics, clock))
-    recorder = _kept(stack, Recorder(opened, metrics, clock, _journal(settings.store), lifetimes.origin, [audit.offer]))
+    followers = _audits(stack, settings, upstream, metrics, clock)
+    recorder = _kept(stack, Recorder(opened, metrics, clock, _journal(settings.store), lifetimes.origin, followers))
     tokenizers = Tokenizers(settings.engines.endpoints)
     registry = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
     pause = _pause(opened, clock, settings.agents, registry)
-    app[ROLLOUT_SERVERS] = _kept(stack, RolloutServers(settings.osmosis))  # closed before the recorder, which it uses
     await _kept(stack, pause).start()
     policy, stopping = Policy(), asyncio.Event()
-    drift_totals = DriftTotals(DriftReporter(opened, clock, metrics, upstream, tokenizers), recorder.tasks, stopping)
+    reporter = DriftReporter(opened, clock, metrics, upstream, tokenizers)
     return Context(
         settings=settings,
         clock=clock,
@@ -165,7 +162,8 @@ async def _make_context(
         agent_keys=_keys(settings.agents.api_keys),
         control_keys=_keys(settings.control.api_keys),
         secret=secret,
-        sampling=Sampling(settings.sampling.override, settings.sampling.default, settings.sampling.cap),
+        sampling=_sampling(settings.sampling),
+        translation=TranslationOptions(**dict(settings.dialects)),
         tokenizers=tokenizers,
         pause=pause,
         registry=registry,
@@ -174,9 +172,13 @@ async def _make_context(
         lifetimes=lifetimes,
         policy=policy,
         opener=RolloutOpener(opened, clock, metrics, recorder, [policy, registry, pause]),
-        finisher=Finisher(opened, clock, drift_totals, GroupCompletion(opened, clock, metrics)),
+        finisher=_finisher(opened, clock, metrics, DriftTotals(reporter, recorder.tasks, stopping)),
         stopping=stopping,
     )
+
+
+def _finisher(store: Store, clock: Clock, metrics: Metrics, drift_totals: DriftTotals) -> Finisher:
+    return Finisher(store, clock, drift_totals, GroupCompletion(store, clock, metrics))
 
 
 def _pause(store: Store, clock: Clock, agents: AgentsSettings, registry: EndpointRegistry) -> Pause:
@@ -202,14 +204,22 @@ def _registry(
 
 
 def _memory_limit(agents: AgentsSettings, metrics: Metrics, recorder: Recorder) -> InFlightBytes:
-    limit, timeout_s = agents.max_bytes_in_flight, agents.client_stall_timeout_s
-    return InFlightBytes(limit, timeout_s, metrics, lambda: recorder.detached_bytes)
+    return InFlightBytes(agents.max_bytes_in_flight, agents.client_stall_timeout_s, metrics, recorder)
 
 
-def _audit(settings: Settings, upstream: Upstream, metrics: Metrics, clock: Clock) -> BackgroundAudit:
-    audit = BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock)
+def _audits(
+    stack: AsyncExitStack, settings: Settings, upstream: Upstream, metrics: Metrics, clock: Clock
+) -> list[Follower]:
+    """Start the background audit, if one is configured."""
+    if not settings.audit.sample_rate:
+        return []
+    audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
     audit.start()
-    return audit
+    return [audit.offer]
+
+
+def _sampling(settings: SamplingSettings) -> Sampling:
+    return Sampling(settings.override, settings.default, settings.cap)
 
 
 def _journal(settings: StoreSettings) -> Journal | None:

@@ -8,6 +8,7 @@ head's `chains` refers to their blocks. Experts and masks are null in `response`
 positions. Schema 1 is the same without experts and masks.
 """
 
+from array import array
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -76,14 +77,18 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
     if isinstance(sent.get("set"), dict):
         sent["set"], chains["sent"] = _chain_fields(sent["set"], step.prompts, writer)
     prompts, arrays = [], []
-    for ids in step.prompts:
-        pieces, tail = blocks.cut(to_little_endian(ids))
+    for prompt in step.prompts:
+        pieces, tail = blocks.cut(to_little_endian(prompt))
         prompts.append({"end": writer.write(blocks.IDS, pieces).hex(), "tail": len(tail)})
         arrays.append(tail)
-    arrays += [to_little_endian(choice.ids) for choice in step.choices]
-    arrays += [to_little_endian(choice.logprobs) for choice in step.choices]
-    arrays += [raw for choice in step.choices for raw in extras.bytes_of(choice)]
-    response, again = extras.left_out(step.response, step.choices)
+    sampled: list[array[int] | array[float]] = [choice.ids for choice in step.choices]
+    sampled += [choice.logprobs for choice in step.choices]
+    arrays += [to_little_endian(values) for values in sampled]
+    response = step.response
+    again: list[list[Any]] = []
+    if any(map(_has_experts_or_mask, step.choices)):
+        arrays += [raw for choice in step.choices for raw in extras.bytes_of(choice)]
+        response, again = extras.left_out(step.response, step.choices)
     head = {name: getattr(step, name) for name in _FACTS}
     head |= {
         "prompts": prompts,
@@ -118,7 +123,7 @@ def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whol
     are shared between all steps of a reader and must not be changed.
 
     Raises:
-        UnreadableRecord: The record cannot be read, for whatever reason.
+        UnreadableRecord: The record is damaged, incomplete or of an unknown version.
     """
     if len(record) < _HEADER or not record.startswith(_MAGIC):
         raise UnreadableRecord(f"{len(record)} bytes are not a record")
@@ -162,8 +167,12 @@ def _choice_head(choice: Choice) -> dict[str, Any]:
         "ids": len(choice.ids),
         "logprobs": len(choice.logprobs),
         "code": choice.logprobs.typecode,
-        **extras.head_of(choice),
+        **(extras.head_of(choice) if _has_experts_or_mask(choice) else {"experts": None, "mask": None}),
     }
+
+
+def _has_experts_or_mask(choice: Choice) -> bool:
+    return choice.routed_experts is not None or choice.sampling_mask is not None
 
 
 def _chain_fields(

@@ -1,6 +1,6 @@
 """Retokenizing: token ids made from text, for engines that return none, and only on request.
 
-The rows are marked as retokenized: nobody sampled these ids, and they have no logprobs. A step with ids is never
+The rows are marked as retokenized: these ids were not sampled, and they have no logprobs. A step with ids is never
 changed.
 """
 

@@ -20,9 +20,9 @@ from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.detection import detect
 from proxy.upstream.endpoint import Endpoint, make_endpoint
-from proxy.upstream.failover import UNAVAILABLE_STATUSES, Failover
 from proxy.upstream.headers import upstream as upstream_headers
 from proxy.upstream.health import HealthChecker
+from proxy.upstream.routing import UNAVAILABLE_STATUSES, Failover
 
 # uvicorn, under vLLM and SGLang, closes idle connections after 5 s. Closing them first avoids the race in which a
 # request is written to a connection that the engine has just closed.
@@ -56,7 +56,9 @@ class EngineResponse:
         with self._upstream.translate_errors(self._endpoint, is_auxiliary=self._is_auxiliary):
             async for chunk in self._response.content.iter_any():
                 yield chunk
-        if self.status not in UNAVAILABLE_STATUSES and not self._is_auxiliary:
+        health = self._endpoint.health
+        has_answered = self.status not in UNAVAILABLE_STATUSES and not self._is_auxiliary
+        if has_answered and (health.faults or health.ejections):
             self._upstream.health_checker.answered(self._endpoint)
 
     async def read(self) -> bytearray:
@@ -157,9 +159,9 @@ class Upstream:
             )
         if not 200 <= response.status <= 599:
             response.close()
-            raise EngineDisconnected(f"Engine {endpoint.settings.label} returned invalid status {response.status}")
+            raise EngineDisconnected(f"Engine {endpoint.label} returned invalid status {response.status}")
         if response.status in UNAVAILABLE_STATUSES and not is_auxiliary:
-            self.health_checker.failed(endpoint, f"Engine {endpoint.settings.label} returned status {response.status}")
+            self.health_checker.failed(endpoint, f"Engine {endpoint.label} returned status {response.status}")
         try:
             content_type = response.headers.get("Content-Type", "")
             yield EngineResponse(
@@ -184,7 +186,7 @@ class Upstream:
 
     def endpoint_named(self, label: str) -> Endpoint | None:
         """Return the endpoint with this label, if one is configured."""
-        return next((endpoint for endpoint in self.endpoints if endpoint.settings.label == label), None)
+        return next((endpoint for endpoint in self.endpoints if endpoint.label == label), None)
 
     @asynccontextmanager
     async def slot(self, endpoint: Endpoint, rollout_id: str, *, can_fail_over: bool) -> AsyncIterator[None]:
@@ -194,12 +196,12 @@ class Upstream:
             EngineBusy: The queue is full, or waiting timed out.
             EngineUnreachable: The endpoint was ejected or removed, and the call `can_fail_over`.
         """
-        waits = nullcontext() if endpoint.queue.is_free else self._waiting(endpoint.settings.label)
+        waits = nullcontext() if endpoint.queue.is_free else self._waiting(endpoint.label)
         with waits:
             is_acquired = await endpoint.queue.acquire(rollout_id, can_fail_over=can_fail_over)
         if not is_acquired:
             raise EngineUnreachable(
-                f"Engine {endpoint.settings.label} is not available: {endpoint.last_fault or 'it was removed'}"
+                f"Engine {endpoint.label} is not available: {endpoint.last_fault or 'it was removed'}"
             )
         try:
             yield
@@ -250,11 +252,11 @@ class Upstream:
         try:
             yield
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            fault = self._engine_error(endpoint.settings.label, error)
+            fault = self._engine_error(endpoint.label, error)
             if not is_auxiliary:
                 endpoint.is_detected = False
                 self.health_checker.failed(endpoint, fault.message)
-                self._metrics.engine_faults.labels(endpoint.settings.label, fault.fault).inc()
+                self._metrics.engine_faults.labels(endpoint.label, fault.fault).inc()
             raise fault from error
 
     def _engine_error(self, label: str, error: Exception) -> EngineError:
@@ -277,9 +279,7 @@ class Upstream:
             await asyncio.wait([detection], timeout=_DETECTION_TIMEOUT_S)
         if endpoint.traits is not None or endpoint.settings.kind != "auto":
             return None
-        return EngineUnreachable(
-            f"Engine {endpoint.settings.label} is unreachable: {endpoint.last_fault or 'no response'}"
-        )
+        return EngineUnreachable(f"Engine {endpoint.label} is unreachable: {endpoint.last_fault or 'no response'}")
 
     async def served_models(self, endpoint: Endpoint, name: str) -> frozenset[str] | None:
         """Return the models that an endpoint lists, by id, root and alias; None if it lists none.

@@ -35,7 +35,7 @@ async def count_prompt(
         status, counted = await upstream.post_json(endpoint, lookup.path, text)
         return read_count(counted) if status == 200 else None
     except EngineError as error:
-        LOG.warning("Engine %s did not count the tokens of a prompt: %s", endpoint.settings.label, error)
+        LOG.warning("Engine %s did not count the tokens of a prompt: %s", endpoint.label, error)
         return None
 
 
@@ -48,13 +48,12 @@ async def tokens_left(
     *,
     body_bytes: int,
 ) -> int | None:
-    """Return the number of tokens that the context window leaves for a completion whose maximum is capped by it.
+    """Return the number of tokens that the context window leaves for a completion whose maximum is capped by it
+    (`caps_by_window`).
 
     None if no cap is needed: the completion fits in any case, it has no maximum (engines then use what is left),
     nothing is left (the engine rejects the request with its own message), or the engine cannot count.
     """
-    if not options.sampling.caps_by_window:
-        return None
     fields, unset = edit(body, options, dialect)
     edited = {key: value for key, value in body.items() if key not in unset} | fields
     bound = bound_of(dialect.sampling(edited))

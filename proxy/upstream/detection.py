@@ -40,9 +40,7 @@ async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
 def _update(endpoint: Endpoint, traits: Traits, *, is_loading: bool) -> None:
     """Store the detected traits and clear what was cached: the engine may have been restarted with other flags."""
     if endpoint.settings.kind not in {"auto", traits.kind}:
-        LOG.warning(
-            "Engine %s is configured as %s but was detected as %s", endpoint.settings.label, endpoint.kind, traits.kind
-        )
+        LOG.warning("Engine %s is configured as %s but was detected as %s", endpoint.label, endpoint.kind, traits.kind)
     endpoint.traits, endpoint.is_detected = traits, not (is_loading and traits.kind == "plain")
     endpoint.window, endpoint.forces_usage = None, False
     endpoint.models.forget()

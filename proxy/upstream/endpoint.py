@@ -1,14 +1,170 @@
-"""One engine endpoint: its settings and what is known about the engine."""
+"""One engine endpoint: its settings, its ejection, its queue, and what is known about the engine.
+
+An endpoint is ejected after consecutive failures, for a duration that doubles each time (Envoy's outlier ejection). The queue
+limits the concurrent calls and is fair between rollouts: a released slot goes to the rollout that has waited longest, and to
+its first call. A rollout with a thousand concurrent calls therefore waits for its own calls, and other rollouts do not.
+"""
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 
 from proxy.config.sections import EndpointSettings, EnginesSettings
+from proxy.errors import EngineBusy
 from proxy.protocols.engines import ENGINES, Engine, Traits
 from proxy.trajectory.step import EngineFacts
-from proxy.upstream.ejection import EjectionState
 from proxy.upstream.lookups import CachedAnswer, ModelList
-from proxy.upstream.queue import FairQueue
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A queued call. `granted` is True if it got a slot, False if it should fail over."""
+
+    rollout_id: str
+    can_fail_over: bool
+    granted: "asyncio.Future[bool]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class FairQueue:
+    """The slots and the queue of one endpoint. `limit` may change; None is unlimited."""
+
+    def __init__(self, limit: int | None, *, max_waiting: int, timeout_s: float) -> None:
+        self.limit = limit
+        self.in_flight = 0
+        self.waiting = 0
+        self._max_waiting = max_waiting
+        self._timeout_s = timeout_s
+        self._lanes: dict[str, deque[_Waiter]] = {}  # by rollout, in the order in which slots are granted
+
+    def __repr__(self) -> str:
+        return f"<FairQueue: {self.in_flight} in flight, {self.waiting} waiting>"
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a new call gets a slot without waiting."""
+        return self.limit is None or (self.in_flight < self.limit and not self._lanes)
+
+    async def acquire(self, rollout_id: str, *, can_fail_over: bool) -> bool:
+        """Wait for a slot, which `release` returns. False if the call was evicted and should fail over.
+
+        Raises:
+            EngineBusy: The queue is full, or waiting timed out.
+        """
+        if self.is_free:
+            self.in_flight += 1
+            return True
+        if self.waiting >= self._max_waiting:
+            raise EngineBusy(
+                f"{self.in_flight} calls are in flight at the engine, and {self.waiting} are "
+                "queued (engines.max_queued). Try again later."
+            )
+        waiter = self._enqueue(rollout_id, can_fail_over=can_fail_over)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.shield(waiter.granted)
+        except TimeoutError:
+            self._cancel(waiter)
+            raise EngineBusy(
+                f"Timed out after {self._timeout_s:g} s in the queue of the engine "
+                "(engines.queue_timeout_s). Try again later."
+            ) from None
+        except asyncio.CancelledError:
+            self._cancel(waiter)
+            raise
+
+    def release(self) -> None:
+        """Return a slot, and grant it to the next waiter."""
+        self.in_flight -= 1
+        self.dispatch()
+
+    def dispatch(self) -> None:
+        """Grant the free slots to waiters."""
+        while self._lanes and (self.limit is None or self.in_flight < self.limit):
+            rollout_id, lane = next(iter(self._lanes.items()))
+            waiter = lane[0]
+            self._remove(waiter)
+            if lane:  # to the end of the round
+                self._lanes[rollout_id] = self._lanes.pop(rollout_id)
+            self.in_flight += 1
+            waiter.granted.set_result(True)
+
+    def evict_waiters(self) -> None:
+        """Evict the waiters that can fail over."""
+        for waiter in [waiter for lane in self._lanes.values() for waiter in lane if waiter.can_fail_over]:
+            self._remove(waiter)
+            waiter.granted.set_result(False)
+
+    def _enqueue(self, rollout_id: str, *, can_fail_over: bool) -> _Waiter:
+        waiter = _Waiter(rollout_id, can_fail_over)
+        self._lanes.setdefault(rollout_id, deque()).append(waiter)
+        self.waiting += 1
+        return waiter
+
+    def _cancel(self, waiter: _Waiter) -> None:
+        """Remove a waiter; a slot that was granted at the same moment goes to the next one."""
+        if not waiter.granted.done():
+            self._remove(waiter)
+            waiter.granted.cancel()
+        elif waiter.granted.result():
+            self.release()
+
+    def _remove(self, waiter: _Waiter) -> None:
+        lane = self._lanes[waiter.rollout_id]
+        lane.remove(waiter)
+        self.waiting -= 1
+        if not lane:
+            del self._lanes[waiter.rollout_id]
+
+
+_MAX_DOUBLINGS = 30
+
+
+@dataclass(slots=True)
+class EjectionState:
+    """The failures and the ejection of one endpoint.
+
+    `faults` are consecutive; `ejections` counts those since the last answered call. Times are those of the event loop.
+    """
+
+    eject_after: int
+    base_ejection_s: float
+    max_ejection_s: float
+    faults: int = 0
+    ejections: int = 0
+    ejected_until: float | None = None
+
+    @property
+    def is_ejected(self) -> bool:
+        """Whether the endpoint is ejected: until a health check after the end of the ejection passes, or a call is answered."""
+        return self.ejected_until is not None
+
+    def failed(self, now: float) -> None:
+        """Count a failed call or health check.
+
+        Failures of calls that were in flight at the ejection do not prolong it.
+        """
+        self.faults += 1
+        if self.faults < self.eject_after or (self.ejected_until is not None and now < self.ejected_until):
+            return
+        self.ejected_until = now + min(
+            self.base_ejection_s * 2 ** min(self.ejections, _MAX_DOUBLINGS), self.max_ejection_s
+        )
+        self.ejections += 1
+
+    def answered(self) -> None:
+        """Reset the state: a call was answered."""
+        self.faults, self.ejections, self.ejected_until = 0, 0, None
+
+    def passed(self, now: float) -> None:
+        """End an ejection whose duration is over: a health check passed.
+
+        One more failure then ejects the endpoint for longer.
+
+        An engine whose calls fail while its health checks pass is thereby tried less and less often.
+        """
+        if self.ejected_until is None or now >= self.ejected_until:
+            self.ejected_until = None
+            self.faults = min(self.faults, self.eject_after - 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -18,8 +174,7 @@ class Endpoint:
     `traits`: None until the engine is detected. `is_detected` is false again after a connection is lost, since another
     engine may be restarted at the URL. `window`: the context window in tokens, once it was needed. `models`: the models
     that it lists, once a response named another model than the request. `forces_usage`: as in `Traits`, from its
-    streams.
-    `merges_systems`: as in `TranslationOptions`, once it was needed.
+    streams. `merges_systems`: as in `TranslationOptions`, once it was needed. `label`: the name in logs, metrics and steps.
     """
 
     settings: EndpointSettings
@@ -34,10 +189,15 @@ class Endpoint:
     forces_usage: bool = False
     merges_systems: CachedAnswer[bool] = field(default_factory=CachedAnswer)
     detection: "asyncio.Task[None] | None" = field(default=None, repr=False)
+    label: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.label = self.settings.label
 
     def change(self, settings: EndpointSettings) -> None:
         """Apply other settings of the same URL, and keep the state and the calls in flight."""
         self.settings = settings
+        self.label = settings.label
         self.queue.limit = settings.max_in_flight
         self.queue.dispatch()
 
@@ -81,7 +241,7 @@ class Endpoint:
     @property
     def facts(self) -> EngineFacts:
         """The description of the engine that steps record."""
-        return EngineFacts(self.settings.label, self.kind, self.version, self.settings.url)
+        return EngineFacts(self.label, self.kind, self.version, self.settings.url)
 
 
 def make_endpoint(settings: EndpointSettings, engines: EnginesSettings) -> Endpoint:

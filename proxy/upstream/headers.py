@@ -1,7 +1,15 @@
-"""The headers that are forwarded, in each direction. Headers that describe the framing of a body are dropped."""
+"""TokenTape's own headers, and the headers that are forwarded in each direction.
+
+Headers that describe the framing of a body are dropped.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Final
+
+ROLLOUT_HEADER: Final = "X-Rollout-Id"  # names the rollout, in requests and responses
+GROUP_HEADER: Final = "X-Rollout-Group"
+STEP_HEADER: Final = "X-Step-Id"  # of responses
 
 # Of one connection, not of the message (RFC 9110, 7.6.1).
 _HOP_BY_HOP = frozenset(
@@ -11,11 +19,11 @@ _HOP_BY_HOP = frozenset(
 # API keys of TokenTape, which are never forwarded; what TokenTape sets itself; names of rollouts.
 _NOT_UPSTREAM = _HOP_BY_HOP | {
     "authorization", "x-api-key", "host", "content-length", "content-encoding", "accept-encoding", "expect",
-    "x-rollout-id", "x-rollout-group", "x-reply-tokens", "x-reply-ids",
+    ROLLOUT_HEADER.lower(), GROUP_HEADER.lower(), "x-reply-tokens", "x-reply-ids",
 }  # fmt: skip
-_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
-_NOT_DOWNSTREAM = _HOP_BY_HOP | {"content-length", "content-encoding", "date"}
-
+_NOT_DOWNSTREAM = _HOP_BY_HOP | {
+    "content-length", "content-encoding", "date", ROLLOUT_HEADER.lower(), STEP_HEADER.lower(),
+}  # fmt: skip
 
 # Invalid in header values (RFC 9110, 5.5): aiohttp's server refuses to write them.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -31,9 +39,9 @@ def upstream(headers: Iterable[tuple[str, str]], *, api_key: str | None) -> list
 
 def downstream(headers: Mapping[str, str], *, rollout_id: str | None, step_id: str | None) -> list[tuple[str, str]]:
     """Return the engine's headers as they are sent to the client, with the ids of the rollout and the step."""
-    ours = (("X-Rollout-Id", rollout_id), ("X-Step-Id", step_id))
+    ours = ((ROLLOUT_HEADER, rollout_id), (STEP_HEADER, step_id))
     sent = [(name, value) for name, value in headers.items() if not _CONTROL.search(name + value)]
-    shown = _passing(sent, _NOT_DOWNSTREAM | {"x-rollout-id", "x-step-id"})
+    shown = _passing(sent, _NOT_DOWNSTREAM)
     return [*shown, *((name, value) for name, value in ours if value is not None)]
 
 

@@ -33,8 +33,8 @@ class HealthChecker:
 
     def start(self, endpoint: Endpoint) -> None:
         """Start to check an endpoint. If it is checked already, only its name may have changed."""
-        self._metrics.engine_healthy.labels(endpoint.settings.label).set(not endpoint.health.is_ejected)
-        self._metrics.begin_engine(endpoint.settings.label)
+        self._metrics.engine_healthy.labels(endpoint.label).set(not endpoint.health.is_ejected)
+        self._metrics.begin_engine(endpoint.label)
         if endpoint not in self._tasks:
             self._ejected[endpoint] = asyncio.Event()
             self._tasks[endpoint] = asyncio.get_running_loop().create_task(self._run(endpoint))
@@ -60,12 +60,10 @@ class HealthChecker:
         except EngineError:
             return False  # `translate_errors` has counted it
         except TimeoutError:
-            self.failed(
-                endpoint, f"Engine {endpoint.settings.label} did not respond to GET /health within {_CHECK_TIMEOUT_S} s"
-            )
+            self.failed(endpoint, f"Engine {endpoint.label} did not respond to GET /health within {_CHECK_TIMEOUT_S} s")
             return False
         if status >= 500:
-            self.failed(endpoint, f"Engine {endpoint.settings.label} returned status {status} for GET /health")
+            self.failed(endpoint, f"Engine {endpoint.label} returned status {status} for GET /health")
             return False
         was_ejected = endpoint.health.is_ejected
         endpoint.health.passed(_now())
@@ -82,13 +80,12 @@ class HealthChecker:
 
     def answered(self, endpoint: Endpoint) -> None:
         """Reset the failures of an endpoint that answered a call completely."""
-        if endpoint.health.faults or endpoint.health.ejections:
-            was_ejected = endpoint.health.is_ejected
-            endpoint.health.answered()
-            self._report_change(endpoint, was_ejected=was_ejected)
+        was_ejected = endpoint.health.is_ejected
+        endpoint.health.answered()
+        self._report_change(endpoint, was_ejected=was_ejected)
 
     def _report_change(self, endpoint: Endpoint, *, was_ejected: bool) -> None:
-        is_ejected, label = endpoint.health.is_ejected, endpoint.settings.label
+        is_ejected, label = endpoint.health.is_ejected, endpoint.label
         if is_ejected == was_ejected or endpoint not in self._ejected:
             return
         self._metrics.engine_healthy.labels(label).set(not is_ejected)

@@ -63,9 +63,7 @@ async def _merges(upstream: Upstream, endpoint: Endpoint, model: str, joint: str
             async with asyncio.timeout(_COUNT_TIMEOUT_S):
                 _, counted = await upstream.post_json(endpoint, _COUNT, body)
         except (EngineError, TimeoutError) as error:
-            LOG.warning(
-                "Engine %s did not count the tokens of a prompt: %s", endpoint.settings.label, str(error) or "timed out"
-            )
+            LOG.warning("Engine %s did not count the tokens of a prompt: %s", endpoint.label, str(error) or "timed out")
             return None
         counts.append(counted.get("input_tokens") if isinstance(counted, dict) else None)
         if type(counts[-1]) is not int:

@@ -25,7 +25,7 @@ Vocabulary: TypeAlias = tuple[str, ...]  # endpoint and model
 
 
 class TokenTexts:
-    """A cache of token texts by vocabulary and id. The value is None for a token that is not text by itself."""
+    """A cache of token texts by vocabulary and id. The value is None for a token that is only a part of a character."""
 
     def __init__(self, max_texts: int = _MAX_TEXTS) -> None:
         self._max_texts = max_texts

@@ -8,6 +8,7 @@ in a cluster.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from typing import Any, Final, Protocol
@@ -31,6 +32,33 @@ _NO_CLIENT_INFO: Final[dict[str, None]] = (
 )
 _RETRY_INTERVAL_S: Final = 0.02
 _MAX_SHARED_BYTES: Final = 2**18  # longer commands would delay those after them on the shared connection
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """The commands that follow a write.
+
+    `commands` (none or one) are sent in the same round trip as the write and must return at least `required` confirmations.
+    `confirmed`: a PING in another round trip shows that the server wrote its append-only file (see `multiplexed`).
+    """
+
+    commands: tuple[Command, ...] = ()
+    required: int = 0
+    confirmed: bool = False
+
+    def check(self, replies: Sequence[Reply]) -> None:
+        """Raise `StoreUnreachable` if there are too few confirmations. The write may be stored nevertheless."""
+        for reply in replies:
+            answer = checked(reply)
+            if answer == b"PONG":
+                continue
+            # WAIT returns a number of replicas; WAITAOF the number of local disks (0 or 1) and of disks of replicas.
+            count, unit = (answer[0], "disks") if isinstance(answer, list) else (answer, "replicas")
+            if count < self.required:
+                raise StoreUnreachable(
+                    f"the write reached {count} of {self.required} {unit} before the timeout; retry: it may be stored already, "
+                    "and is not stored twice"
+                )
 
 
 class Servers(Protocol):

@@ -1,45 +1,15 @@
-"""The durability of writes: the commands that follow each write (WAIT, WAITAOF, PING) and the check of their replies."""
+"""The barrier that a durability requires, checked against the configuration of the servers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
-from storage.errors import StorageError, StoreUnreachable
+from storage.errors import StorageError
 from storage.options import StoreOptions
-from storage.redis.connections import Connections
+from storage.redis.connections import Barrier, Connections
 from storage.redis.errors import checked
-from storage.redis.multiplexed import Reply
-from storage.redis.scripts import Command
 from storage.redis.server_info import ServerInfo
 
 _WAITAOF_SINCE: Final = (7, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Barrier:
-    """The commands that follow a write.
-
-    `commands` (none or one) are sent in the same round trip as the write and must return at least `required` confirmations.
-    `confirmed`: a PING in another round trip shows that the server wrote its append-only file (see `multiplexed`).
-    """
-
-    commands: tuple[Command, ...] = ()
-    required: int = 0
-    confirmed: bool = False
-
-    def check(self, replies: Sequence[Reply]) -> None:
-        """Raise `StoreUnreachable` if there are too few confirmations. The write may be stored nevertheless."""
-        for reply in replies:
-            answer = checked(reply)
-            if answer == b"PONG":
-                continue
-            # WAIT returns a number of replicas; WAITAOF the number of local disks (0 or 1) and of disks of replicas.
-            count, unit = (answer[0], "disks") if isinstance(answer, list) else (answer, "replicas")
-            if count < self.required:
-                raise StoreUnreachable(
-                    f"the write reached {count} of {self.required} {unit} before the timeout; retry: it may be stored already, "
-                    "and is not stored twice"
-                )
 
 
 async def barrier_for(servers: Sequence[tuple[Connections, ServerInfo]], options: StoreOptions) -> Barrier:

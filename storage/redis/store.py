@@ -16,9 +16,8 @@ from storage.options import StoreOptions
 from storage.redis import scripts
 from storage.redis.announcements import RedisAnnouncements, RedisReservations
 from storage.redis.changes import RedisChanges
-from storage.redis.connections import Servers
+from storage.redis.connections import Barrier, Servers
 from storage.redis.decoding import decode_entity, encode_optional, pairs
-from storage.redis.durability import Barrier
 from storage.redis.errors import checked
 from storage.redis.keys import (
     BATCHES,
@@ -323,7 +322,8 @@ class RedisStore:
         if isinstance(reply, NoScriptError):
             reply, *confirmations = await execute([script.as_eval(command), *barrier.commands])
         reply = checked(reply)
-        barrier.check(confirmations)
+        if confirmations:
+            barrier.check(confirmations)
         return reply
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import load
 
-from proxy.api import body_reader as reading
-from proxy.api.body_reader import _SOURCES, read_bytes
+from proxy.api import body as reading
+from proxy.api.body import _SOURCES, read_bytes
 from proxy.api.context import CONTEXT
 from proxy.api.memory_limit import ByteReservation
 from proxy.errors import Overloaded, RequestTooLarge

@@ -21,7 +21,7 @@ from proxy.protocols.translated_call import (
     error_dialect_for,
     read_translated_call,
 )
-from proxy.rollouts.idempotency import given_answer
+from proxy.rollouts.idempotency import stored_answer_from
 from proxy.trajectory.codec import encode
 from proxy.trajectory.step import Timing
 
@@ -99,7 +99,7 @@ def test_an_answer_is_told_again_as_it_was(path):
         if step.status != "complete":
             assert None is client_response_bytes(step)
             continue
-        again = given_answer(step)
+        again = stored_answer_from(step)
 
         assert cassette.is_stream == again.content_type.startswith("text/event-stream")
         assert (end if not cassette.is_stream else again.body) == again.body

@@ -10,7 +10,7 @@ from fakes import proxying
 from recorded import load
 from stored import stored_steps, wait_for_steps, wait_for_undelivered
 
-from proxy.rollouts.idempotency import given_answer
+from proxy.rollouts.idempotency import stored_answer_from
 from proxy.rollouts.rollout import read_marks
 from proxy.trajectory.tree import grow
 from storage.errors import StoreUnreachable
@@ -277,8 +277,8 @@ async def test_what_cannot_be_told_again_is_asked_again(store, engine, http):
         await post(http, served, body=BODY | {"stream": True}, headers={})
 
     (step,) = await stored_steps(store, "r1")
-    assert given_answer(step) is not None
-    assert given_answer(replace(step, dialect="generate")) is None
-    assert given_answer(replace(step, status="partial")) is None
-    assert given_answer(replace(step, response=None)) is None
-    assert given_answer(replace(step, response={"choices": [{}]})) is None
+    assert stored_answer_from(step) is not None
+    assert stored_answer_from(replace(step, dialect="generate")) is None
+    assert stored_answer_from(replace(step, status="partial")) is None
+    assert stored_answer_from(replace(step, response=None)) is None
+    assert stored_answer_from(replace(step, response={"choices": [{}]})) is None

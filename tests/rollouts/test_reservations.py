@@ -8,7 +8,7 @@ from fakes import proxying
 from recorded import load
 from stored import stored_steps, wait_for_steps
 
-from proxy.rollouts import reservations as places
+from proxy.rollouts import renewals as places
 from proxy.rollouts.rollout import write_fields
 
 CHAT = "/rollouts/r1/v1/chat/completions"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.upstream.ejection import EjectionState
+from proxy.upstream.endpoint import EjectionState
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from proxy.errors import EngineDisconnected, EngineTimeout, EngineUnreachable
-from proxy.upstream.failover import Failover
+from proxy.upstream.routing import Failover
 
 
 def endpoint(name):
-    return SimpleNamespace(settings=SimpleNamespace(label=name))
+    return SimpleNamespace(label=name)
 
 
 ENDPOINTS = [endpoint("a"), endpoint("b"), endpoint("c")]
@@ -19,9 +19,9 @@ def test_endpoints_come_in_routing_order_up_to_the_maximum():
     """`engines.max_attempts` bounds how many there are."""
     failover = Failover(ENDPOINTS, 2)
 
-    assert "a" == failover.next().settings.label
+    assert "a" == failover.next().label
     assert failover.has_next
-    assert "b" == failover.next().settings.label
+    assert "b" == failover.next().label
     assert not failover.has_next
 
 

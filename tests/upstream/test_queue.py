@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from proxy.errors import EngineBusy
-from proxy.upstream.queue import FairQueue
+from proxy.upstream.endpoint import FairQueue
 
 
 def make_queue(limit, max_waiting=2000, timeout_s=60):

@@ -47,7 +47,7 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
     traits = endpoint.known
     ejected_s = ejected_for(endpoint)
     return {
-        "name": endpoint.settings.label,
+        "name": endpoint.label,
         "url": endpoint.settings.url,
         "kind": endpoint.kind,
         "version": endpoint.version,
@@ -64,7 +64,7 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
             for name in _DIALECTS
         },
         "loses": [quirk.what for quirk in QUIRKS if quirk.engine == endpoint.engine.kind],
-        "healthy": healthy.get(endpoint.settings.label, False),  # False for one that was added during the check
+        "healthy": healthy.get(endpoint.label, False),  # False for one that was added during the check
         "ejected_until": None if ejected_s is None else now + ejected_s,
         "max_in_flight": endpoint.settings.max_in_flight,
         "in_flight": endpoint.queue.in_flight,

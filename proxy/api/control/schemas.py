@@ -5,8 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 from aiohttp import web
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
-from proxy.api.body import FIRST_FAULT, faults_of
-from proxy.api.body_reader import read_bytes
+from proxy.api.body import FIRST_FAULT, faults_of, read_bytes
 from proxy.api.reward_values import Signal, Signals, read_object
 from proxy.config.sections import Caps, EndpointList
 from proxy.errors import BadRequest, UnprocessableRequest

@@ -84,7 +84,7 @@ def _decoded(decode: Callable[[Sequence[int]], str], ids: Ids) -> dict[int, str 
 async def _engine_texts(context: Context, step: Step, ids: Ids) -> Mapping[int, str | None]:
     """Return the texts from the engine that sampled; empty if it is not configured any more or has no detokenizer."""
     name = step.engine.name
-    endpoint = next((endpoint for endpoint in context.upstream.endpoints if endpoint.settings.label == name), None)
+    endpoint = next((endpoint for endpoint in context.upstream.endpoints if endpoint.label == name), None)
     if endpoint is None:
         return {}
 

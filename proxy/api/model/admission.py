@@ -75,8 +75,9 @@ async def _started(context: Context, rollout: Rollout) -> Rollout:
 async def guard(context: Context, rollout: Rollout) -> None:
     """Run every guard; mark a rollout that has reached a limit."""
     try:
+        now_ms = context.clock.now_ms()
         for check in GUARDS:
-            check(rollout, context.clock.now_ms())
+            check(rollout, now_ms)
     except LimitReached:
         if rollout.status == "open":
             await _mark_limited(context, rollout.rollout_id)

@@ -21,12 +21,12 @@ from proxy.protocols.synthetic_stream import CONTENT_TYPE, KEEP_ALIVE
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
-from proxy.upstream.failover import Failover
 from proxy.upstream.headers import downstream
+from proxy.upstream.routing import Failover
 
 
 class Planner(Protocol):
-    """Plans a call for one endpoint, and anew for each next one, with the attempts that failed before."""
+    """Plans a call for one endpoint, and again for each next one, with the attempts that failed before."""
 
     async def plan(self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]]) -> tuple[Plan, EngineError | None]:
         """Return the plan, and why the endpoint cannot be called, if that is known. Raises UnprocessableRequest."""
@@ -39,7 +39,7 @@ class Planner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request of the model API: the endpoint as an engine knows it, the rollout that its path names, and who calls."""
+    """A request of the model API: the engine's endpoint, the rollout that the path names, and the caller."""
 
     request: web.Request
     context: Context
@@ -50,10 +50,10 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class IncomingCall:
-    """A call as it was read: its endpoint and dialect, its body, and when it came (unix seconds; then monotonic seconds).
+    """A parsed call: its endpoint and dialect, its body, and its time (`received` in Unix seconds, `started` monotonic).
 
-    `digest` is equal for equal bytes of bodies. `tokens` says what its response has of token ids and texts; `adapter` is None
-    where the body has the endpoint's own shape. `is_named` is false for a call that got a new rollout because it named none.
+    `digest`: a hash of the body's bytes. `tokens`: the requested token annotations. `adapter`: None if the body has the
+    endpoint's own format. `is_named`: false for a call that names no rollout and got a new one.
     """
 
     request: web.Request
@@ -72,9 +72,9 @@ class IncomingCall:
 
 @dataclass(slots=True, eq=False)
 class CallState:
-    """One call, accepted: what is decided of it, and how far it has come.
+    """An admitted call: its plan, and its progress.
 
-    `received` is in unix seconds, the other times are monotonic.
+    `received` is in Unix seconds, the other times are monotonic.
     """
 
     request: web.Request
@@ -86,25 +86,25 @@ class CallState:
     received: float
     started: float
     body_bytes: int
-    fault: EngineError | None = None  # found out before anything was sent
-    stored: asyncio.Event = field(default_factory=asyncio.Event)  # set once its step is
+    fault: EngineError | None = None  # known before anything is sent
+    stored: asyncio.Event = field(default_factory=asyncio.Event)  # set once the step is stored
     sent: float | None = None
     first_byte: float | None = None
     last_byte: float | None = None
     step: Step | None = None
-    exchange: Exchange | None = None  # of the endpoint that answers
+    exchange: Exchange | None = None  # with the current endpoint
     task: "asyncio.Task[Any] | None" = None
-    cut: str | None = None  # why the proxy itself ended the call
-    failed: list[Mapping[str, Any]] = field(default_factory=list)  # where it was, and the fault
+    cut: str | None = None  # why TokenTape itself ended the call
+    failed: list[Mapping[str, Any]] = field(default_factory=list)  # the endpoints that failed, and their errors
 
     def stop(self, reason: str) -> None:
-        """End the call: its step has what came until now, and this reason."""
+        """Cancel the call: its partial step has what arrived until now, and this reason."""
         if self.task is not None:
             self.cut = reason
             self.task.cancel()
 
     def timing(self) -> Timing:
-        """The times as a step keeps them."""
+        """Return the times for the step, in Unix seconds."""
         stamps = (
             None if stamp is None else self.received + (stamp - self.started)
             for stamp in (self.sent, self.first_byte, self.last_byte)
@@ -113,35 +113,35 @@ class CallState:
 
 
 class ClientStream:
-    """The client's side of a call: its head is written with the first bytes, its end with the last."""
+    """The response to the client: the head is written with the first bytes of the body."""
 
     def __init__(self, call: CallState) -> None:
         self._call = call
         self.status = CLIENT_CLOSED_REQUEST
-        self.has_heard_only_comments = False
+        self.only_keepalives_sent = False
         self._headers: list[tuple[str, str]] = []
         self._is_stream = False
         self._stream: web.StreamResponse | None = None
 
     @property
-    def has_seen_answer(self) -> bool:
-        """Whether a byte of the answer was written; comments are none."""
-        return self.has_seen_something and not self.has_heard_only_comments
+    def body_started(self) -> bool:
+        """Whether a byte of the engine's response was written; keep-alive comments do not count."""
+        return self.headers_sent and not self.only_keepalives_sent
 
     @property
     def is_stream(self) -> bool:
-        """Whether the client reads events."""
+        """Whether the response is a stream of events."""
         if self._stream is None:
             return self._is_stream
         return self._stream.headers.get("Content-Type", "").startswith("text/event-stream")
 
     @property
-    def has_seen_something(self) -> bool:
-        """Whether anything was written: from then on no other status can be given."""
+    def headers_sent(self) -> bool:
+        """Whether the head was written: the status cannot change any more."""
         return self._stream is not None
 
     def set_head(self, status: int, headers: Mapping[str, str], *, content_type: str | None = None) -> None:
-        """What the engine's head was; nothing is written yet. `content_type` if the client gets another one."""
+        """Set the head from the engine's; nothing is written yet. `content_type` replaces the engine's."""
         plan = self._call.plan
         self.status = status
         self._is_stream = content_type == CONTENT_TYPE
@@ -151,14 +151,14 @@ class ClientStream:
         self._headers = shown
 
     async def keep_alive(self) -> None:
-        """A comment in a stream that has nothing to say yet; the first one decides that the status is 200."""
+        """Write a comment to a stream that waits for its engine; the first one sends the head with status 200."""
         if self._stream is None:
             self.set_head(200, {}, content_type=CONTENT_TYPE)
-            self.has_heard_only_comments = True
+            self.only_keepalives_sent = True
         await self.write(KEEP_ALIVE)
 
     async def write(self, shown: bytes) -> None:
-        """Write bytes as they come. Raises ClientConnectionResetError when the client is gone."""
+        """Write bytes of the body. Raises ClientConnectionResetError if the client has disconnected."""
         if self._stream is None:
             self._call.request[RESPONSE_STARTED] = True
             self._stream = web.StreamResponse(status=self.status, headers=self._headers)
@@ -166,18 +166,18 @@ class ClientStream:
         await self._stream.write(shown)
 
     async def end(self, end: bytes, *, broken: bool) -> web.StreamResponse:
-        """Write the withheld end; nothing written yet means one write, with its length.
+        """Write the withheld end: the whole response with its Content-Length if nothing was written yet.
 
-        `broken`: the engine's connection ended improperly, and so does the client's. Raises ClientConnectionResetError
-        when the client is gone.
+        `broken`: the engine disconnected early, and the client's connection is closed early as well. Raises
+        ClientConnectionResetError if the client has disconnected.
         """
         if self._stream is None:
             response = web.Response(status=self.status, headers=self._headers, body=end)
             await response.prepare(self._call.request)
             await response.write_eof()
             return response
-        if self.has_heard_only_comments and not self._is_stream:
-            end = self._call.plan.error_events(end)  # the status was given already
+        if self.only_keepalives_sent and not self._is_stream:
+            end = self._call.plan.error_events(end)  # status 200 was sent already
         if end:
             await self._stream.write(end)
         if broken:
@@ -189,7 +189,7 @@ class ClientStream:
         return self._stream
 
     def cut(self) -> web.StreamResponse:
-        """End the connection improperly: what was written is flushed, and the body stays without its last chunk."""
+        """Close the connection before the last chunk, so that the client sees an incomplete response."""
         transport = self._call.request.transport
         if transport is not None:
             transport.close()
@@ -198,16 +198,13 @@ class ClientStream:
 
 
 @asynccontextmanager
-async def keeping_alive(call: CallState, client: ClientStream, *, every_s: float) -> AsyncIterator[None]:
-    """While a replayed call waits for its engine, its client hears so now and then."""
-    if call.plan.framing != "replay":
-        yield
-        return
+async def keeping_alive(client: ClientStream, interval_s: float) -> AsyncIterator[None]:
+    """Send keep-alive comments while an unstreamed call to the engine serves a client that requested a stream."""
 
     async def keep_alive() -> None:
         with suppress(ClientConnectionResetError):  # the server cancels the call itself
             while True:
-                await asyncio.sleep(every_s)
+                await asyncio.sleep(interval_s)
                 await client.keep_alive()
 
     task = asyncio.get_running_loop().create_task(keep_alive())

@@ -14,8 +14,7 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.api.adapters import CallAdapter, CallRoute
 from proxy.api.auth import check_minted
-from proxy.api.body import read_body
-from proxy.api.body_reader import read_bytes
+from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.http import CLIENT_CLOSED_REQUEST
 from proxy.api.model.admission import admitted, guard
@@ -23,8 +22,8 @@ from proxy.api.model.call import CallState, IncomingCall, ModelRequest
 from proxy.api.model.probes import is_probe
 from proxy.api.model.references import followed_rollout, with_references
 from proxy.api.model.relay import relay
-from proxy.api.model.token_options import read_token_reply
-from proxy.api.model.unrecorded import pass_on
+from proxy.api.model.token_options import IDS, TOKENS, read_token_annotations
+from proxy.api.model.unrecorded import forward
 from proxy.api.rollout_id import named_rollout
 from proxy.clock import new_id
 from proxy.errors import BadRequest, EngineError
@@ -34,19 +33,19 @@ from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import CallOptions, Plan, edit, make_plan
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import TranslatedCall
-from proxy.rollouts.idempotency import Attempt, StoredAnswer
+from proxy.rollouts.idempotency import COUNT, KEY, Attempt, StoredAnswer, retry_fields
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_steps
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import tokens_left
-from proxy.upstream.failover import Failover
-from proxy.upstream.headers import downstream
+from proxy.upstream.headers import GROUP_HEADER, ROLLOUT_HEADER, downstream
+from proxy.upstream.routing import Failover
 from proxy.upstream.system_messages import with_engine_traits
 
 
 async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResponse:
-    """Read, admit, plan, relay and record a call; or pass it on unrecorded, where the configuration says so."""
+    """Receive, admit, plan, relay and record a call; or forward it unrecorded if the configuration says so."""
     call = await receive(request, route)
     return await _answer(request.context, call) if isinstance(call, IncomingCall) else call
 
@@ -57,12 +56,12 @@ async def receive(request: ModelRequest, route: CallRoute) -> IncomingCall | web
     received, started = context.clock.now(), context.clock.monotonic()
     text = await read_bytes(request.request)
     body_bytes = len(text)
-    body, adapter, digest = await off_loop(body_bytes, _read, text, route, request.endpoint, context.ways)
+    body, adapter, digest = await off_loop(body_bytes, _read, text, route, request.endpoint, context.translation)
     endpoint = request.endpoint if adapter is None else adapter.endpoint
     dialect = DIALECTS[endpoint]
     rollout_id = _named_rollout(request, body, adapter)
-    if rollout_id is None and (passed := await _pass_on(request, dialect, text, body, adapter)) is not None:
-        return passed
+    if rollout_id is None and (forwarded := await _forward(request, dialect, text, body, adapter)) is not None:
+        return forwarded
     return IncomingCall(
         request=request.request,
         rollout_id=rollout_id or new_id(context.clock),
@@ -78,42 +77,47 @@ async def receive(request: ModelRequest, route: CallRoute) -> IncomingCall | web
     )
 
 
-async def _pass_on(
+async def _forward(
     request: ModelRequest, dialect: Dialect, text: bytes, body: dict[str, Any], adapter: CallAdapter | None
 ) -> web.StreamResponse | None:
-    """Pass on a call that names no rollout, if it is a health probe or the configuration says so. Raises BadRequest."""
+    """Forward a call that names no rollout, if it is a health probe or the configuration says so. Raises BadRequest."""
     context = request.context
     agents = context.settings.agents
     headers = request.request.headers
     if adapter is None and is_probe(agents.probes, dialect, headers, body, body_bytes=len(text)):
         context.metrics.health_probes.labels(dialect.name).inc()
-        passed = await off_loop(len(text), _for_engine, context, dialect, body)
-        return await pass_on(request.request, context, request.endpoint, passed)
+        passed = await off_loop(len(text), _with_engine_model, context, dialect, body)
+        return await forward(request.request, context, request.endpoint, passed)
     if agents.unnamed_rollouts == "pass" and (adapter is None or isinstance(adapter, TranslatedCall)):
-        return await pass_on(request.request, context, request.endpoint, text)
+        return await forward(request.request, context, request.endpoint, text)
     if agents.unnamed_rollouts != "new":
         raise BadRequest(
             "The call names no rollout. Use the base URL or the API key of a rollout, the header "
-            "X-Rollout-Id, or rollout_id in the request body.",
+            f"{ROLLOUT_HEADER}, or rollout_id in the request body.",
             param="rollout_id",
         )
     return None
 
 
 def _read(
-    text: bytes, route: CallRoute, endpoint: str, ways: TranslationOptions
+    text: bytes, route: CallRoute, endpoint: str, options: TranslationOptions
 ) -> tuple[dict[str, Any], CallAdapter | None, str]:
     """Parse a body, choose its adapter, and compute its digest. Raises BadRequest, UnprocessableRequest."""
     body = read_body(text)
-    return body, route.read(endpoint, body, ways), blake2b(text, digest_size=16).hexdigest()
+    adapter = route.read(endpoint, body, options) if route.adapters else None
+    return body, adapter, blake2b(text, digest_size=16).hexdigest()
 
 
 def _named_rollout(request: ModelRequest, body: Mapping[str, Any], adapter: CallAdapter | None) -> str | None:
-    """Return the rollout that a call names, itself or by what it follows. Raises Forbidden if its key is another one's."""
+    """Return the rollout that a call names, directly or by the response that it continues.
+
+    Raises:
+        Forbidden: The API key was minted for another rollout.
+    """
     minted = request.caller.minted
     rollout_id = named_rollout(
         path=request.rollout_id,
-        header=request.request.headers.get("X-Rollout-Id"),
+        header=request.request.headers.get(ROLLOUT_HEADER),
         minted=minted.rollout_id if minted else None,
         key=request.caller.key,
         body=body,
@@ -124,29 +128,40 @@ def _named_rollout(request: ModelRequest, body: Mapping[str, Any], adapter: Call
 
 
 async def _answer(context: Context, call: IncomingCall) -> web.StreamResponse:
-    """Make the call, or replay the response that it has already."""
+    """Admit the call and send it, or replay the stored response of an earlier attempt."""
     step_id = new_id(context.clock)
     headers = call.request.headers
-    async with admitted(context, call.rollout_id, headers.get("X-Rollout-Group"), step_id) as rollout:
-        if not isinstance(call.adapter, TranslatedCall):
-            call = replace(call, tokens=await read_token_reply(context, rollout, headers, call.dialect, call.body))
-        key = _retry_key(call, rollout)
-        async with context.idempotency_keys.attempt(rollout, headers, call.digest, step_id, default_key=key) as attempt:
-            if attempt.again is not None:
-                return await replay(context, call, rollout, attempt.again)
-            await guard(context, rollout)
-            await context.idempotency_keys.begin(rollout, attempt)
-            return await relay(context, await _planned(context, call, rollout, attempt))
+    async with admitted(context, call.rollout_id, headers.get(GROUP_HEADER), step_id) as rollout:
+        if (rollout.reply or TOKENS in headers or IDS in headers) and not isinstance(call.adapter, TranslatedCall):
+            call = replace(
+                call, tokens=await read_token_annotations(context, rollout, headers, call.dialect, call.body)
+            )
+        key = headers.get(KEY) or _retry_key(call, rollout)
+        if not key:
+            retry = retry_fields(headers[COUNT]) if COUNT in headers else {}
+            return await _send(context, call, rollout, Attempt(step_id, {"request_key": call.digest, **retry}))
+        async with context.idempotency_keys.attempt(rollout, key, call.digest, step_id) as attempt:
+            if attempt.stored_answer is not None:
+                return await replay(context, call, rollout, attempt.stored_answer)
+            return await _send(context, call, rollout, attempt)
+
+
+async def _send(context: Context, call: IncomingCall, rollout: Rollout, attempt: Attempt) -> web.StreamResponse:
+    """Check the limits of the rollout, then plan the call and relay it."""
+    await guard(context, rollout)
+    if attempt.marks:
+        await context.idempotency_keys.begin(rollout, attempt)
+    return await relay(context, await _planned(context, call, rollout, attempt))
 
 
 def _retry_key(call: IncomingCall, rollout: Rollout) -> str | None:
-    """Return the idempotency key of a call without one, where equal bodies are one call and its retries."""
+    """Return the idempotency key of a call without one, if calls with the same body are retries."""
     adapted = call.adapter is not None and call.adapter.retries_by_body
     return call.digest if adapted or rollout.retries_by_body else None
 
 
 async def replay(context: Context, call: IncomingCall, rollout: Rollout, stored: StoredAnswer) -> web.StreamResponse:
-    """Answer from the store: nothing is sent to an engine, and nothing is recorded but the delivery."""
+    """Respond from the store: nothing is sent to an engine, and only the delivery is recorded."""
     shown = downstream(
         {"Content-Type": stored.content_type, "X-Idempotent-Replayed": "true"},
         rollout_id=rollout.rollout_id,
@@ -172,13 +187,14 @@ async def _planned(context: Context, call: IncomingCall, rollout: Rollout, attem
     if isinstance(adapter, TranslatedCall):
         adapter = await with_references(context, rollout, replace(adapter, received=call.received))
     planner = CallPlanner(context, replace(call, adapter=adapter), rollout, attempt)
-    # Chosen with no wait before its turn, so that calls which come at once are spread. Token texts come from the tokenizer of
-    # the rollout's own endpoint.
+    # There is no await between this choice and the queue, so that concurrent calls are spread over the endpoints. Token texts
+    # come from the tokenizer of the rollout's own endpoint.
     order = ranked if call.is_named or call.tokens is not None else least_loaded
     failover = Failover(order(context.upstream.endpoints, rollout.rollout_id), context.settings.engines.max_attempts)
     endpoint = failover.next()
     plan, fault = await planner.plan(endpoint, ())
-    context.reservations.use(attempt.step_id)
+    if rollout.has_reservation:
+        context.reservations.use(attempt.step_id)
     return CallState(
         request=call.request,
         planner=planner,
@@ -196,7 +212,7 @@ async def _planned(context: Context, call: IncomingCall, rollout: Rollout, attem
 
 @dataclass(frozen=True, slots=True)
 class CallPlanner:
-    """Plans one call for the endpoints that it is tried at."""
+    """Plans one call for each endpoint that is tried."""
 
     context: Context
     call: IncomingCall
@@ -208,18 +224,22 @@ class CallPlanner:
         context, call, adapter, rollout = self.context, self.call, self.call.adapter, self.rollout
         extra = {**self.attempt.extra, "attempts": list(failed)} if failed else self.attempt.extra
         fault = await context.upstream.ensure_detected(endpoint)
-        options = terms_of(context, rollout, endpoint, call.tokens)
+        options = call_options(context, rollout, endpoint, call.tokens)
         if adapter is not None and adapter.returns_logprobs:
             options = replace(options, logprobs="full")
         body = call.body
         if adapter is not None:
             body = await _native(context, endpoint if fault is None else None, adapter, options.models, call.body_bytes)
-        left = await tokens_left(context.upstream, endpoint, options, call.dialect, body, body_bytes=call.body_bytes)
+        if options.sampling.caps_by_window:
+            left = await tokens_left(
+                context.upstream, endpoint, options, call.dialect, body, body_bytes=call.body_bytes
+            )
+            options = replace(options, room_left=left)
         plan = await off_loop(
             call.body_bytes,
             make_plan,
             body,
-            options=options if left is None else replace(options, room_left=left),
+            options=options,
             step_id=self.attempt.step_id,
             rollout_id=rollout.rollout_id,
             endpoint=call.endpoint,
@@ -242,16 +262,16 @@ class CallPlanner:
 async def _native(
     context: Context, endpoint: Endpoint | None, adapter: CallAdapter, models: Mapping[str, str], body_bytes: int
 ) -> dict[str, Any]:
-    """Return the body of an adapted call for this engine; None: one that cannot be reached."""
+    """Return the body of an adapted call for this engine; `endpoint` is None if it is unreachable."""
     if endpoint is not None and isinstance(adapter, TranslatedCall):
         adapter = await with_engine_traits(context.upstream, endpoint, adapter, models)
     return await off_loop(body_bytes, adapter.native, models, None if endpoint is None else endpoint.kind)
 
 
-def terms_of(
+def call_options(
     context: Context, rollout: Rollout, endpoint: Endpoint, tokens: TokenAnnotations | None = None
 ) -> CallOptions:
-    """The configuration, and the rollout's own terms on top."""
+    """Return the options of a call: the configuration, overridden by the terms of its rollout."""
     models: Mapping[str, str] = context.settings.models
     return CallOptions(
         sampling=rollout.sampling.over(context.sampling),
@@ -264,7 +284,7 @@ def terms_of(
     )
 
 
-def _for_engine(context: Context, dialect: Dialect, body: dict[str, Any]) -> bytes:
-    """A body of no rollout, with the engine's own name of the model."""
+def _with_engine_model(context: Context, dialect: Dialect, body: dict[str, Any]) -> bytes:
+    """Return a body without a rollout, with the model's name as the engine has it."""
     fields, unset = edit(body, CallOptions(models=context.settings.models), dialect)
     return orjson.dumps({key: value for key, value in body.items() if key not in unset} | fields)

@@ -11,10 +11,10 @@ from proxy.protocols.dialects import Dialect
 from proxy.protocols.dialects.base import DialectName
 
 _BOUNDS: Final = ("max_completion_tokens", "max_tokens")
-_MOST_BYTES: Final = 512  # a body with "ping" in it and all its fields; an agent's prompt is longer
+_MAX_BYTES: Final = 512  # a probe's message and fields fit; an agent's prompt is longer
 
 
-def _said(content: str, **fields: Any) -> dict[str, Any]:
+def _user_message(content: str, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], **fields}
 
 
@@ -22,15 +22,15 @@ def _said(content: str, **fields: Any) -> dict[str, Any]:
 KNOWN: Final[Mapping[DialectName, tuple[dict[str, Any], ...]]] = {
     "chat": (
         # atroposlib 0.4.0, OpenAIServer and SGLangServer.check_server_status_task: every second
-        _said("hi", max_tokens=1),
+        _user_message("hi", max_tokens=1),
         # verifiers 0.1.9, RLMEnv._test_logprobs_support: once for an environment
-        _said("hi", max_tokens=1, logprobs=True),
+        _user_message("hi", max_tokens=1, logprobs=True),
         # litellm 1.106.2, proxy/health_check.py: every 300 s for a model, one of the two
-        _said("Hey how's it going?", max_tokens=16),
-        _said("What's 1 + 1?", max_tokens=16),
+        _user_message("Hey how's it going?", max_tokens=16),
+        _user_message("What's 1 + 1?", max_tokens=16),
     ),
     "completions": (
-        # atroposlib 0.4.0, the same classes where the environment asks for completions or tokens
+        # atroposlib 0.4.0, the same classes if the environment uses completions or tokens
         {"prompt": "hi", "max_tokens": 1},
     ),
 }
@@ -39,11 +39,11 @@ KNOWN: Final[Mapping[DialectName, tuple[dict[str, Any], ...]]] = {
 def is_probe(
     probes: ProbeSettings, dialect: Dialect, headers: Mapping[str, str], body: Mapping[str, Any], *, body_bytes: int
 ) -> bool:
-    """Whether a call that names no rollout is a probe: by its user agent, its known body, or for its one token."""
+    """Return whether a call that names no rollout is a probe: by its user agent, a known body, or a limit of one token."""
     agent = headers.get("User-Agent", "").lower()
     if any(name.lower() in agent for name in probes.user_agents):
         return True
-    if body_bytes > _MOST_BYTES:
+    if body_bytes > _MAX_BYTES:
         return False
     if probes.known and {key: value for key, value in body.items() if key != "model"} in KNOWN.get(dialect.name, ()):
         return True

@@ -1,6 +1,6 @@
 """References of a call to earlier responses, items and tool calls, resolved from recorded steps.
 
-The text of tool calls that clients cannot send back is stored here. A rollout's key finds nothing of another rollout.
+It also stores the text of tool calls that clients cannot send back. The key of a rollout gives no access to other rollouts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,77 +30,78 @@ _CALL_MARK: Final = "call:"
 RESPONSES: Final = "responses"
 
 
-def followed_rollout(form: TranslatedCall, minted: MintedKey | None) -> str | None:
-    """The rollout of the answer that a call follows; None if it follows none that says so.
+def followed_rollout(call: TranslatedCall, minted: MintedKey | None) -> str | None:
+    """Return the rollout of the response that a call continues; None if it continues none, or its id has no rollout.
 
-    Raises Forbidden if the key is another rollout's.
+    Raises:
+        Forbidden: The API key belongs to another rollout.
     """
-    followed = rollout_of(form.translation.references(form.request).previous_response)
+    followed = rollout_of(call.translation.references(call.request).previous_response)
     check_minted(minted, followed)
     return followed
 
 
-async def with_references(context: Context, rollout: Rollout, form: TranslatedCall) -> TranslatedCall:
-    """The call, with what it names. Raises NotFound for an answer that is not there."""
-    leaning = form.translation.references(form.request)
-    kept = await _kept(context, rollout.rollout_id, leaning.calls)
-    if form.translation.name != RESPONSES:
+async def with_references(context: Context, rollout: Rollout, call: TranslatedCall) -> TranslatedCall:
+    """Return the call with the responses, items and tool calls that it refers to. Raises NotFound for an unknown response."""
+    references = call.translation.references(call.request)
+    stored = await _stored_calls(context, rollout.rollout_id, references.calls)
+    if call.translation.name != RESPONSES:
         return replace(
-            form, resolved=ResolvedReferences(items={name: {"function": call} for name, call in kept.items()})
+            call, resolved=ResolvedReferences(items={name: {"function": function} for name, function in stored.items()})
         )
-    before = (
+    previous = (
         None
-        if leaning.previous_response is None
-        else await _before(context, rollout.rollout_id, leaning.previous_response)
+        if references.previous_response is None
+        else await _previous(context, rollout.rollout_id, references.previous_response)
     )
-    whose = rollout_of(leaning.previous_response) or rollout.rollout_id
-    named = [turn for name in _steps_of(leaning.items) if (turn := await _turn(context, whose, name)) is not None]
-    calls = {name: call["arguments"] for name, call in kept.items()}
-    return replace(form, resolved=resolve_references(before, named, calls))
+    owner = rollout_of(references.previous_response) or rollout.rollout_id
+    named = [turn for name in _steps_of(references.items) if (turn := await _turn(context, owner, name)) is not None]
+    arguments = {name: function["arguments"] for name, function in stored.items()}
+    return replace(call, resolved=resolve_references(previous, named, arguments))
 
 
-async def keep_calls(context: Context, plan: Plan, incarnation: str, step: Step) -> None:
-    """Keep the text of calls that no client can bring back, before their client hears of them.
+async def store_unrestorable_calls(context: Context, plan: Plan, incarnation: str, step: Step) -> None:
+    """Store the text of tool calls that the client cannot send back, before it receives them.
 
-    Where the store is away it is lost: the next prompt then differs from what was sampled, and the tree shows it.
+    While the store is unreachable the text is lost: the next prompt then differs from what was sampled, which is drift.
     """
     if plan.translation is None or step.status != "complete" or step.response is None:
         return
-    told = call_identity(plan.step_id, plan.rollout_id, step.timing.received, plan.model_asked)
+    identity = call_identity(plan.step_id, plan.rollout_id, step.timing.received, plan.model_asked)
     try:
-        kept = plan.translation.unrestorable_calls(plan.request, told, step.response)
+        stored = plan.translation.unrestorable_calls(plan.request, identity, step.response)
     except MALFORMED:
-        return  # a response of an odd shape: the step is flagged for it
-    if not kept or context.recorder.store_health.unreachable is not None:
+        return  # the problems of the step include it
+    if not stored or context.recorder.store_health.unreachable is not None:
         return
-    marks = {_mark_of(name): orjson.dumps(call) for name, call in kept.items()}
+    marks = {_mark_of(name): orjson.dumps(function) for name, function in stored.items()}
     try:
         await context.store.mark(plan.rollout_id, incarnation, marks, now_ms=context.clock.now_ms())
     except StorageError as error:
         LOG.error("Text of tool calls not stored: %s", error, extra={"fields": {"step_id": plan.step_id}})
 
 
-async def find_answer(context: Context, name: str, rollout_id: str | None) -> Step:
-    """The step of an answer of Responses; `rollout_id` is what the call names. Raises NotFound."""
-    whose, step_id = rollout_of(name) or rollout_id, step_of(name)
-    step = None if whose is None or step_id is None else await read_step(context.store, whose, step_id)
-    is_whole = (
+async def find_response_step(context: Context, name: str, rollout_id: str | None) -> Step:
+    """Return the step of a response of /v1/responses; `rollout_id` is what the call names. Raises NotFound."""
+    owner, step_id = rollout_of(name) or rollout_id, step_of(name)
+    step = None if owner is None or step_id is None else await read_step(context.store, owner, step_id)
+    is_complete = (
         step is not None and step.dialect == RESPONSES and step.status == "complete" and step.response is not None
     )
-    if step is None or not is_whole or step.request.get("store") is False:
+    if step is None or not is_complete or step.request.get("store") is False:
         raise NotFound(f"Response {name[:200]!r} not found.", param="response_id")
     return step
 
 
 def turn_of(step: Step) -> Turn:
-    """A step of Responses as the dialect knows it."""
-    told = call_identity(step.step_id, step.rollout_id, step.timing.received, step.model_asked)
-    return Turn(told, step.request, dict(step.response or {}))
+    """Return a step of /v1/responses as a turn of the dialect."""
+    identity = call_identity(step.step_id, step.rollout_id, step.timing.received, step.model_asked)
+    return Turn(identity, step.request, dict(step.response or {}))
 
 
-async def _before(context: Context, rollout_id: str, name: str) -> Sent:
+async def _previous(context: Context, rollout_id: str, name: str) -> Sent:
     try:
-        step = await find_answer(context, name, rollout_id)
+        step = await find_response_step(context, name, rollout_id)
     except NotFound as error:
         raise NotFound(error.message, param="previous_response_id") from None
     return Sent(turn_of(step), step.body.get("messages") or [])
@@ -115,8 +116,8 @@ def _steps_of(items: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(step for name in items if (step := step_of(name)) is not None))
 
 
-async def _kept(context: Context, rollout_id: str, names: Sequence[str]) -> Mapping[str, Any]:
-    """Calls whose text was kept, by the id they were told by."""
+async def _stored_calls(context: Context, rollout_id: str, names: Sequence[str]) -> Mapping[str, Any]:
+    """Return the tool calls owner text is stored, by their id."""
     if not names:
         return {}
     marks = await context.store.marks(rollout_id, [_mark_of(name) for name in names])
@@ -124,5 +125,5 @@ async def _kept(context: Context, rollout_id: str, names: Sequence[str]) -> Mapp
 
 
 def _mark_of(name: str) -> str:
-    """Ids are an engine's or a client's own, and may be anything."""
+    # hashed, because ids come from engines and clients and may be any text
     return _CALL_MARK + blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

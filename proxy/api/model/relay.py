@@ -6,7 +6,7 @@ The end of the response is withheld until the step is recorded.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -19,7 +19,7 @@ from proxy.api.context import Context
 from proxy.api.failures import internal_error
 from proxy.api.http import CLIENT_CLOSED_REQUEST
 from proxy.api.model.call import CallState, ClientStream, keeping_alive
-from proxy.api.model.references import keep_calls
+from proxy.api.model.references import store_unrestorable_calls
 from proxy.errors import EngineBusy, EngineError, EngineUnreachable, ProxyError, StoreUnavailable, UnprocessableRequest
 from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.protocols.exchange import Exchange, Outcome
@@ -29,12 +29,12 @@ from proxy.upstream import EngineResponse
 
 T = TypeVar("T")
 
-_ASIDE_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
-_END_WITHIN_S = 0.2  # the body of an answer that is whole ends at once; uvicorn writes its end right behind [DONE]
+_THREAD_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
+_END_TIMEOUT_S = 0.2  # after [DONE]; uvicorn writes the end of the body at once
 
 
 async def relay(context: Context, call: CallState) -> web.StreamResponse:
-    """Carry a call through, to its end on whichever side it ends first."""
+    """Send a call, stream its response, record its step, and end the response."""
     client = ClientStream(call)
     call.task = asyncio.current_task()
     context.metrics.in_flight_calls.inc()
@@ -46,15 +46,15 @@ async def relay(context: Context, call: CallState) -> web.StreamResponse:
         try:
             await context.recorder.record(outcome.step, call.incarnation, body_bytes=call.body_bytes)
         except StoreUnavailable:
-            if not client.has_seen_something:
+            if not client.headers_sent:
                 raise
-            return client.cut()  # what is not stored may not be told to be over
+            return client.cut()  # a response whose step is not stored must not look complete
         call.stored.set()
         return await _end(context, call, client, outcome)
     except ClientConnectionResetError:
-        return web.Response(status=CLIENT_CLOSED_REQUEST)  # nobody is there to read it
+        return web.Response(status=CLIENT_CLOSED_REQUEST)  # the client disconnected
     except EngineBusy as busy:
-        client.status = busy.status  # as it will be told: nothing was sent, and nothing is recorded
+        client.status = busy.status  # for the metrics and the log; nothing was sent or recorded
         raise
     finally:
         context.metrics.in_flight_calls.dec()
@@ -66,9 +66,9 @@ async def relay(context: Context, call: CallState) -> web.StreamResponse:
 
 
 async def _outcome(context: Context, call: CallState, client: ClientStream) -> Outcome:
-    """The engines' part: at one endpoint after the other, until one answers, the client saw something or none is left.
+    """Try one endpoint after the other, until one responds, the client received something, or none is left.
 
-    Once something was sent, an exception that nobody named costs no step: what came until then is recorded.
+    If an unexpected exception is raised after the request was sent, what arrived until then is recorded as a partial step.
     """
     try:
         while (outcome := await _at_endpoint(context, call, client)) is None:
@@ -81,11 +81,11 @@ async def _outcome(context: Context, call: CallState, client: ClientStream) -> O
             raise
         return _failed(call, client, error)
     finally:
-        call.exchange = None  # its parsed answer need not stay in memory while the step is stored
+        call.exchange = None  # frees the parsed response while the step is stored
 
 
 async def _at_endpoint(context: Context, call: CallState, client: ClientStream) -> Outcome | None:
-    """One endpoint's part: from sending to the last byte, whoever breaks off; None if the next one is to be tried."""
+    """Send the call to one endpoint and relay its response; return None if the next endpoint is to be tried."""
     exchange: Exchange | None = None
     try:
         if call.failed:
@@ -93,28 +93,31 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         plan = call.plan
         if call.fault is not None:
             raise call.fault
-        async with keeping_alive(call, client, every_s=context.settings.record.keep_alive_interval_s):
-            async with _in_turn(context, call, client) as answer:
-                call.failover.check_status(call.endpoint, answer.status)
+        interval_s = context.settings.record.keep_alive_interval_s
+        async with keeping_alive(client, interval_s) if plan.framing == "replay" else nullcontext():
+            async with _sent(context, call, client) as response:
+                call.failover.check_status(call.endpoint, response.status)
                 exchange = call.exchange = Exchange(
                     plan,
-                    answer.status,
-                    answer.content_type,
+                    response.status,
+                    response.content_type,
                     max_event_bytes=context.settings.engines.max_event_bytes,
                 )
-                client.set_head(answer.status, answer.headers, content_type=exchange.content_type)
-                await _carry(context, call, client, exchange, answer)
-            await _look_up(context, call, exchange)
-        return await _aside(call.body_bytes, partial(exchange.finish, call.timing(), context.policy.version))
+                client.set_head(response.status, response.headers, content_type=exchange.content_type)
+                await _stream(context, call, client, exchange, response)
+            await _follow_up(context, call, exchange)
+        return await _in_thread_if_large(
+            call.body_bytes, partial(exchange.finish, call.timing(), context.policy.version)
+        )
     except EngineError as fault:
-        if not client.has_seen_answer and call.failover.can_retry(fault):
+        if not client.body_started and call.failover.can_retry(fault):
             _note_failed(context, call, fault)
             return None
         return _broken(call, client, exchange, fault)
     except (asyncio.CancelledError, ClientConnectionResetError):
         if call.sent is None:
-            raise  # it waited for its turn: nothing was asked of an engine
-        # The context above has closed the engine's connection: that is how the engine learns to stop.
+            raise  # it was queued: nothing was sent to an engine
+        # The context above has closed the engine's connection, on which the engine stops generating.
         exchange = exchange or Exchange(call.plan, 0, "")
         call.step = exchange.abort(
             call.cut or "the client disconnected", call.timing(), delivered=False, policy_version=context.policy.version
@@ -124,12 +127,17 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
 
 
 @asynccontextmanager
-async def _in_turn(context: Context, call: CallState, client: ClientStream) -> AsyncIterator[EngineResponse]:
-    """The engine's answer, asked for when it is the call's turn. Raises EngineBusy where that can still be told."""
+async def _sent(context: Context, call: CallState, client: ClientStream) -> AsyncIterator[EngineResponse]:
+    """Send the call once it has a slot, and yield the engine's response.
+
+    Raises:
+        EngineBusy: The queue is full or timed out, and the client can still receive the status 429.
+        EngineUnreachable: The same, after another endpoint failed or a keep-alive comment was sent.
+    """
     plan = call.plan
     try:
         async with context.upstream.slot(call.endpoint, plan.rollout_id, can_fail_over=call.failover.has_next):
-            body = await _aside(call.body_bytes, lambda: orjson.dumps(plan.body))
+            body = await _in_thread_if_large(call.body_bytes, partial(orjson.dumps, plan.body))
             call.sent = context.clock.monotonic()
             sending = context.upstream.send(
                 call.endpoint,
@@ -138,19 +146,19 @@ async def _in_turn(context: Context, call: CallState, client: ClientStream) -> A
                 headers=[*call.request.headers.items(), *plan.headers.items()],
                 body=body,
             )
-            async with sending as answer:
-                yield answer
+            async with sending as response:
+                yield response
     except EngineBusy as busy:
-        if call.failed or client.has_heard_only_comments:
+        if call.failed or client.only_keepalives_sent:
             public = f"The engine is busy: {busy.message}"
-            label = call.endpoint.settings.label
+            label = call.endpoint.label
             raise EngineUnreachable(f"Engine {label} is busy: {busy.message}", public=public) from busy
         raise
 
 
 def _note_failed(context: Context, call: CallState, fault: EngineError) -> None:
-    """The step will say where it was tried in vain."""
-    label = call.endpoint.settings.label
+    """Note for the step which endpoint failed, and count the failover."""
+    label = call.endpoint.label
     call.failed.append({"endpoint": label, "fault": fault.message})
     context.metrics.failovers.labels(label).inc()
     LOG.warning(
@@ -164,16 +172,16 @@ async def _move(call: CallState) -> None:
     try:
         plan, fault = await call.planner.plan(endpoint, call.failed)
     except UnprocessableRequest as error:
-        raise EngineUnreachable(f"Engine {endpoint.settings.label} cannot serve the call: {error.message}") from error
+        raise EngineUnreachable(f"Engine {endpoint.label} cannot serve the call: {error.message}") from error
     call.endpoint, call.plan, call.fault = endpoint, plan, fault
-    call.first_byte = call.last_byte = None  # of an answer that nobody saw
+    call.first_byte = call.last_byte = None  # of the failed endpoint's response
 
 
-async def _carry(
-    context: Context, call: CallState, client: ClientStream, exchange: Exchange, answer: EngineResponse
+async def _stream(
+    context: Context, call: CallState, client: ClientStream, exchange: Exchange, response: EngineResponse
 ) -> None:
-    """The loop: bytes of the engine in, bytes for the client out, until the answer is whole."""
-    reads = answer.iter_bytes()
+    """Feed the engine's bytes to the exchange and write what it returns, until the response is complete."""
+    reads = response.iter_bytes()
     try:
         async for read in reads:
             call.last_byte = context.clock.monotonic()
@@ -181,52 +189,54 @@ async def _carry(
             call.body_bytes += len(read)
             size = exchange.pending + len(read)
             shown = (
-                exchange.feed(read) if size < _ASIDE_FROM_BYTES else await _aside(size, partial(exchange.feed, read))
+                exchange.feed(read)
+                if size < _THREAD_FROM_BYTES
+                else await _in_thread_if_large(size, partial(exchange.feed, read))
             )
             if shown:
                 await client.write(shown)
-                client.has_heard_only_comments = False
+                client.only_keepalives_sent = False
             if exchange.is_over:
                 break
         if exchange.is_over:
-            await _let_end(reads, exchange)
+            await _read_end(reads, exchange)
     except EngineError:
         if not exchange.is_over:
             raise
 
 
-async def _let_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
-    """Read to the end of the body, so that its connection can be used again; an engine that keeps it open is left."""
+async def _read_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
+    """Read to the end of the body, so that its connection can be reused; after the timeout the connection is closed."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_END_WITHIN_S):
+        async with asyncio.timeout(_END_TIMEOUT_S):
             async for read in reads:
-                exchange.feed(read)  # the exchange shows nothing more, and flags it
+                exchange.feed(read)  # content after the end is withheld, and recorded as a problem
 
 
-async def _look_up(context: Context, call: CallState, exchange: Exchange) -> None:
-    """Ask the engine what its answer left out. What cannot be found out stays unknown, and the step is flagged."""
+async def _follow_up(context: Context, call: CallState, exchange: Exchange) -> None:
+    """Request from the engine what its response lacks. Without a result, the step has a problem."""
     if exchange.forces_usage:
         call.endpoint.forces_usage = True
-    if (model := await _aside(call.body_bytes, exchange.other_model)) is not None:
+    if (model := await _in_thread_if_large(call.body_bytes, exchange.other_model)) is not None:
         exchange.served = await context.upstream.served_models(call.endpoint, model)
-    lookup = await _aside(call.body_bytes, exchange.follow_up)
-    if lookup is None:
+    request = await _in_thread_if_large(call.body_bytes, exchange.follow_up)
+    if request is None:
         return
-    body = orjson.dumps(lookup.body)
+    body = orjson.dumps(request.body)
     try:
         _, exchange.found = await context.upstream.post_json(
-            call.endpoint, lookup.path, body, new_connection=True, is_auxiliary=False
+            call.endpoint, request.path, body, new_connection=True, is_auxiliary=False
         )
     except EngineError as error:
-        LOG.warning("Request to engine %s for %s failed: %s", call.endpoint.settings.label, lookup.path, error)
+        LOG.warning("Request to engine %s for %s failed: %s", call.endpoint.label, request.path, error)
 
 
-async def _aside(size: int, work: Callable[[], T]) -> T:
-    """Do work on so many bytes: in a thread if they are many, so that other calls go on meanwhile.
+async def _in_thread_if_large(size: int, work: Callable[[], T]) -> T:
+    """Run work on `size` bytes, in a thread if they are many.
 
-    Whoever is cancelled waits for the thread: nobody else may work on the exchange before it is done.
+    A cancelled caller waits for the thread, because nothing else may use the exchange meanwhile.
     """
-    if size <= _ASIDE_FROM_BYTES:
+    if size <= _THREAD_FROM_BYTES:
         return work()
     working = asyncio.get_running_loop().create_task(asyncio.to_thread(work))
     try:
@@ -237,38 +247,37 @@ async def _aside(size: int, work: Callable[[], T]) -> T:
 
 
 def _failed(call: CallState, client: ClientStream, error: Exception) -> Outcome:
-    """The proxy failed. The step has what came and where to look in the log; the client gets an error of its dialect."""
+    """Return the outcome after an error of TokenTape itself: a partial step with the id of the error, and an error response."""
     plan = call.plan
     fault = internal_error(error, step_id=plan.step_id)
     exchange = call.exchange or Exchange(plan, 0, "")
     step = exchange.fail(f"internal error {fault.error_id}", call.timing())
     body = plan.error_dialect.error(fault)
-    if not client.has_seen_something:
+    if not client.headers_sent:
         client.set_head(plan.error_dialect.status(fault), {"Content-Type": "application/json"})
         return Outcome(body, step, broken=False)
     if not client.is_stream:
         return Outcome(b"", step, broken=True)
     try:
         return Outcome(plan.error_events(body), step, broken=False)
-    except MALFORMED:  # what failed may be how this dialect writes its stream
+    except MALFORMED:  # the renderer of this dialect may be what failed
         return Outcome(b"", step, broken=True)
 
 
 def _broken(call: CallState, client: ClientStream, exchange: Exchange | None, fault: EngineError) -> Outcome:
-    """The engine could not be reached, or broke off.
+    """Return the outcome after the engine was unreachable or disconnected.
 
-    A client that has seen nothing yet gets an error; one that has seen a part sees it end as the engine ended it, if its
-    dialect is the engine's.
+    A client that has received nothing gets an error response. One that has received a part of the response gets its connection
+    closed as the engine closed its own, or, in a translated dialect, an error event and the regular end of the stream.
     """
     plan = call.plan
     LOG.warning("Engine failed: %s", fault.message, extra={"fields": {"step_id": plan.step_id}})
     error = plan.error_dialect.error(fault.for_agents(f"step {plan.step_id}"))
     aborted = None if exchange is None else exchange.abort(fault.message, call.timing(), delivered=True)
     outcome = aborted or _unanswered(call, fault)
-    if client.has_heard_only_comments:
+    if client.only_keepalives_sent:
         return Outcome(plan.error_events(error), outcome.step, broken=False)
-    if client.has_seen_something:
-        # By way of chat the failure is told in the dialect's own event, and the stream ends as such streams do.
+    if client.headers_sent:
         return replace(outcome, broken=plan.translation is None)
     retry = {} if fault.retry_after_s is None else {"Retry-After": str(fault.retry_after_s)}
     client.set_head(plan.error_dialect.status(fault), {"Content-Type": "application/json", **retry})
@@ -276,40 +285,39 @@ def _broken(call: CallState, client: ClientStream, exchange: Exchange | None, fa
 
 
 def _unanswered(call: CallState, fault: EngineError) -> Outcome:
-    """A call that no engine answered: its step has the failure as an engine would have told it."""
+    """Return the outcome of a call that no engine answered: its step has the error as an engine's response."""
     exchange = Exchange(call.plan, fault.status, "application/json")
     exchange.feed(call.plan.dialect.error(fault))
     return exchange.finish(call.timing())
 
 
 async def _end(context: Context, call: CallState, client: ClientStream, outcome: Outcome) -> web.StreamResponse:
-    """Show the end. A client that has gone meanwhile did not get its turn, and the step says so."""
+    """Write the withheld end; if the client has disconnected, mark the step as undelivered."""
     if outcome.status is not None:
         client.status = outcome.status
-    is_shown = False
+    is_delivered = False
     try:
-        await keep_calls(
-            context, call.plan, call.incarnation, outcome.step
-        )  # the step is stored: nobody's leaving can lose it
-        shown = await client.end(outcome.end, broken=outcome.broken)
-        is_shown = True
-        return shown
+        if call.plan.translation is not None:
+            await store_unrestorable_calls(context, call.plan, call.incarnation, outcome.step)
+        response = await client.end(outcome.end, broken=outcome.broken)
+        is_delivered = True
+        return response
     finally:
-        if not is_shown:
+        if not is_delivered:
             context.recorder.mark_undelivered(outcome.step, call.incarnation)
 
 
 def _report(context: Context, call: CallState, client: ClientStream) -> None:
     """Count the call and log its line: names, counts and durations, never content or keys."""
     metrics, plan, step = context.metrics, call.plan, call.step
-    labels = (plan.error_dialect.name, call.endpoint.settings.label, str(client.status))
+    labels = (plan.error_dialect.name, call.endpoint.label, str(client.status))
     total_s = context.clock.monotonic() - call.started
     metrics.calls.labels(*labels).inc()
     metrics.call_duration_seconds.labels(*labels).observe(total_s)
-    # What was asked for otherwise on purpose (echo, a step without reasoning) has a code of its own, and loses the rest by it.
+    # A request that causes losses itself (echo, no reasoning) has a problem code of its own, which explains the other codes.
     if step is not None and step.status == "complete" and not (plan.expected - QUIRK_CODES).intersection(step.problems):
         for code in QUIRK_CODES.intersection(step.problems) - plan.expected:
-            metrics.unexpected_losses.labels(call.endpoint.settings.label, code).inc()
+            metrics.unexpected_losses.labels(call.endpoint.label, code).inc()
             LOG.warning(
                 "Problem that is not expected of engine kind %s: %s",
                 call.endpoint.kind,
@@ -327,7 +335,7 @@ def _report(context: Context, call: CallState, client: ClientStream) -> None:
         "rollout_id": plan.rollout_id,
         "step_id": plan.step_id,
         "dialect": plan.error_dialect.name,
-        "engine": call.endpoint.settings.label,
+        "engine": call.endpoint.label,
         "status": client.status,
         "step": step.status if step else "none",
         "prompt_tokens": sum(map(len, step.prompts)) if step else None,

@@ -12,14 +12,14 @@ from aiohttp import web
 
 from proxy.api.adapters import CallRoute
 from proxy.api.auth import check_minted, identify
-from proxy.api.body_reader import read_bytes
+from proxy.api.body import read_bytes
 from proxy.api.context import CONTEXT
 from proxy.api.health import show_health
 from proxy.api.http import ERROR_DIALECT
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.calls import handle_call
 from proxy.api.model.stored_responses import STORED, answer_stored
-from proxy.api.model.unrecorded import COUNT, count_tokens, pass_on, show_models
+from proxy.api.model.unrecorded import COUNT, count_tokens, forward, show_models
 from proxy.api.rollout_id import parse_path
 from proxy.errors import BadRequest, NotFound
 from proxy.protocols.translated_call import error_dialect_for
@@ -42,7 +42,9 @@ async def _show_health(call: ModelRequest) -> web.StreamResponse:
 
 MODEL_ROUTES: Final[Mapping[str, ModelRoute]] = {
     COUNT: ModelRoute("POST", count_tokens),
-    "/health": ModelRoute("GET", _show_health),  # below a rollout's base URL: Atropos' VLLMServer asks, once a second
+    "/health": ModelRoute(
+        "GET", _show_health
+    ),  # below a rollout's base URL: Atropos' VLLMServer requests it once a second
     "/v1/models": ModelRoute("GET", show_models),
 }
 _PREFIXES: Final[Mapping[str, ModelRoute]] = {
@@ -56,7 +58,7 @@ OTHERS = web.AppKey("model_routes", Mapping[str, ModelRoute])
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
-    """Answer a request of the model API. Raises ProxyError."""
+    """Handle a request of the model API. Raises ProxyError."""
     context = request.app[CONTEXT]
     raw_path, _, _ = request.raw_path.partition("?")
     target = parse_path(raw_path)
@@ -73,7 +75,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
     if route is not None and route.method in (None, request.method):
         return await route.handle(call)
     if target.endpoint in context.settings.engines.passthrough:
-        return await pass_on(request, context, target.endpoint, await read_bytes(request))
+        return await forward(request, context, target.endpoint, await read_bytes(request))
     raise _unknown(request.method, target.endpoint, known=calls is not None)
 
 

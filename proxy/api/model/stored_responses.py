@@ -12,7 +12,7 @@ from aiohttp import web
 from proxy.api.auth import check_minted
 from proxy.api.http import json_response
 from proxy.api.model.call import ModelRequest
-from proxy.api.model.references import find_answer, turn_of
+from proxy.api.model.references import find_response_step, turn_of
 from proxy.api.query import enum_param, int_param
 from proxy.errors import NotFound
 from proxy.protocols.dialects.responses.history import input_items
@@ -21,7 +21,7 @@ from proxy.trajectory.step import Step
 
 STORED: Final = "/v1/responses/"
 _DELETED_MARK: Final = "deleted:"
-_LISTED, _MOST_LISTED = 20, 100
+_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 
 
 async def answer_stored(call: ModelRequest) -> web.Response:
@@ -34,7 +34,7 @@ async def answer_stored(call: ModelRequest) -> web.Response:
         raise NotFound(
             f"{request.method} {call.endpoint} is not supported; responses can be retrieved, listed and deleted."
         )
-    step = await find_answer(context, name, named)
+    step = await find_response_step(context, name, named)
     mark = _DELETED_MARK + step.step_id
     if await context.store.marks(step.rollout_id, [mark]):
         raise NotFound(f"Response {name[:200]!r} was deleted.", param="response_id")
@@ -47,19 +47,19 @@ async def answer_stored(call: ModelRequest) -> web.Response:
 
 
 def _listed(request: web.Request, step: Step) -> dict[str, Any]:
-    """A page of the items that a call came with; the latest first, if nothing else is asked."""
+    """Return a page of the input items of a call, by default the latest first."""
     items = input_items(turn_of(step))
     if enum_param(request, "order", ("asc", "desc"), "desc") == "desc":
         items.reverse()
-    limit = int_param(request, "limit", _LISTED, least=1, most=_MOST_LISTED) or _LISTED
-    start = _place_after(request.query.get("after"), [item["id"] for item in items])
+    limit = int_param(request, "limit", _DEFAULT_LIMIT, least=1, most=_MAX_LIMIT) or _DEFAULT_LIMIT
+    start = _index_after(request.query.get("after"), [item["id"] for item in items])
     page = items[start : start + limit]
     ids = [item["id"] for item in page] or [None]
     more = start + limit < len(items)
     return {"object": "list", "data": page, "first_id": ids[0], "last_id": ids[-1], "has_more": more}
 
 
-def _place_after(name: str | None, ids: Sequence[str]) -> int:
+def _index_after(name: str | None, ids: Sequence[str]) -> int:
     if name is None:
         return 0
     if name not in ids:

@@ -16,34 +16,38 @@ from proxy.upstream import Endpoint, choose
 TOKENS: Final = "X-Reply-Tokens"
 IDS: Final = "X-Reply-Ids"
 _KNOWN: Final = {TOKENS: "pieces", IDS: "choices"}
-_TELL_ALL: Final = ("vllm", "sglang")  # engines whose replies have every id, of prompts too
+_RETURNS_ALL: Final = ("vllm", "sglang")  # engines whose responses have all ids, of prompts too
 
 
-async def read_token_reply(
+async def read_token_annotations(
     context: Context, rollout: Rollout, headers: Mapping[str, str], dialect: Dialect, body: Mapping[str, Any]
 ) -> TokenAnnotations | None:
-    """What this call's client wants; None if nothing beside the usual. Raises UnprocessableRequest for what cannot be told."""
+    """Return the token annotations that a call requests, None for none.
+
+    Raises:
+        UnprocessableRequest: A value is unknown, or the engine or its tokenizer cannot provide the annotations.
+    """
     tokens = headers.get(TOKENS) or rollout.reply.get("tokens")
     ids = headers.get(IDS) or rollout.reply.get("ids")
     if tokens is None and ids is None:
         return None
-    for header, said in ((TOKENS, tokens), (IDS, ids)):
-        if said not in (None, _KNOWN[header]):
+    for header, value in ((TOKENS, tokens), (IDS, ids)):
+        if value not in (None, _KNOWN[header]):
             raise UnprocessableRequest(
-                f"Invalid {header} {said!r}; the only valid value is {_KNOWN[header]!r}.", param=header
+                f"Invalid {header} {value!r}; the only valid value is {_KNOWN[header]!r}.", param=header
             )
     endpoint = choose(context.upstream.endpoints, rollout.rollout_id)
     fault = await context.upstream.ensure_detected(endpoint)
-    if fault is None and endpoint.kind not in _TELL_ALL:
+    if fault is None and endpoint.kind not in _RETURNS_ALL:
         raise UnprocessableRequest(
             f"{TOKENS} and {IDS} require an engine that returns all token ids "
-            f"({' or '.join(_TELL_ALL)}); {endpoint.settings.public_label} is {endpoint.kind}.",
+            f"({' or '.join(_RETURNS_ALL)}); {endpoint.settings.public_label} is {endpoint.kind}.",
             param=IDS if tokens is None else TOKENS,
         )
     if tokens is None:
         return TokenAnnotations(ids=True)
     _check_pieces(endpoint, dialect, body)
-    tokenizer = await context.tokenizers.get(endpoint.settings.label)
+    tokenizer = await context.tokenizers.get(endpoint.label)
     if tokenizer is None:
         raise UnprocessableRequest(
             f"{TOKENS} requires a tokenizer for {endpoint.settings.public_label}: set "

@@ -9,8 +9,7 @@ import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.api.body import read_body
-from proxy.api.body_reader import read_bytes
+from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.http import RESPONSE_STARTED, json_response
 from proxy.api.model.call import ModelRequest
@@ -24,21 +23,21 @@ from proxy.upstream.context_window import count_prompt
 from proxy.upstream.headers import downstream
 from proxy.upstream.system_messages import with_engine_traits
 
-_MOST_MODELS: Final = 10_000  # far more than any gateway lists
+_MAX_MODELS: Final = 10_000  # far more than any gateway lists
 
 
-async def pass_on(request: web.Request, context: Context, path: str, body: bytes) -> web.StreamResponse:
-    """Send a request on and its answer back, byte for byte, as it comes."""
+async def forward(request: web.Request, context: Context, path: str, body: bytes) -> web.StreamResponse:
+    """Forward a request to an engine and stream its response back, unchanged."""
     endpoints = least_loaded(context.upstream.endpoints, path)
     _, mark, query = request.raw_path.partition("?")
     headers = list(request.headers.items())
     target = path + mark + query
     async with context.upstream.send_to_any(endpoints, request.method, target, headers=headers, body=body) as answer:
-        return await _relayed(request, answer)
+        return await _stream_response(request, answer)
 
 
-async def _relayed(request: web.Request, answer: EngineResponse) -> web.StreamResponse:
-    """The engine's answer, byte for byte."""
+async def _stream_response(request: web.Request, answer: EngineResponse) -> web.StreamResponse:
+    """Stream the engine's response to the client, unchanged."""
     response = web.StreamResponse(
         status=answer.status, headers=downstream(answer.headers, rollout_id=None, step_id=None)
     )
@@ -49,26 +48,26 @@ async def _relayed(request: web.Request, answer: EngineResponse) -> web.StreamRe
             await response.write(read)
         await response.write_eof()
     except ClientConnectionResetError:
-        pass  # the client left; leaving the context closes the engine's connection as well
+        pass  # the client disconnected; the caller closes the engine's connection as well
     return response
 
 
 async def show_models(call: ModelRequest) -> web.StreamResponse:
-    """`GET /v1/models`: the engine's, and the configured aliases of them; in Anthropic's shape for its clients."""
+    """`GET /v1/models`: the engine's models and their configured aliases, in Anthropic's format for its clients."""
     request, context, path = call.request, call.context, call.endpoint
     aliases = [alias for alias in context.settings.models if not alias.endswith("*")]
     name = path.removeprefix("/v1/models").removeprefix("/")
     if not names_a_model(name):
         raise NotFound(f"Model {name!r} not found.")
-    by_messages = "anthropic-version" in request.headers
-    if not by_messages and (not aliases or (name and name not in aliases)):
-        return await pass_on(request, context, path, b"")
+    is_anthropic = "anthropic-version" in request.headers
+    if not is_anthropic and (not aliases or (name and name not in aliases)):
+        return await forward(request, context, path, b"")
     endpoints = least_loaded(context.upstream.endpoints, path)
     headers = list(request.headers.items())
     async with context.upstream.send_to_any(endpoints, "GET", "/v1/models", headers=headers, body=None) as answer:
         shown = downstream(answer.headers, rollout_id=None, step_id=None)
         if answer.status != 200:
-            return await _relayed(request, answer)
+            return await _stream_response(request, answer)
         models = await answer.json()
     listed = list(_with_aliases(_models_of(models), context.settings.models))
     if name:
@@ -77,15 +76,15 @@ async def show_models(call: ModelRequest) -> web.StreamResponse:
             raise NotFound(f"Model {name!r} is an alias of {context.settings.models[name]!r}, which no engine serves.")
         if found is None:
             raise NotFound(f"Model {name!r} not found.")
-        return web.Response(headers=shown, body=orjson.dumps(listing.model(found) if by_messages else found))
-    told = {**models, "data": listed}
-    return web.Response(headers=shown, body=orjson.dumps(listing.models(told) if by_messages else told))
+        return web.Response(headers=shown, body=orjson.dumps(listing.model(found) if is_anthropic else found))
+    body = {**models, "data": listed}
+    return web.Response(headers=shown, body=orjson.dumps(listing.models(body) if is_anthropic else body))
 
 
 def _models_of(listing_of_engine: Any) -> list[dict[str, Any]]:
-    """The models in an engine's answer. Raises EngineDisconnected for an answer of another shape."""
+    """Return the models of an engine's response. Raises EngineDisconnected for an invalid response."""
     models = listing_of_engine.get("data") if isinstance(listing_of_engine, dict) else None
-    if not isinstance(models, list) or len(models) > _MOST_MODELS:
+    if not isinstance(models, list) or len(models) > _MAX_MODELS:
         raise EngineDisconnected("The engine's response to GET /v1/models is not a list of models.")
     if not all(isinstance(model, dict) and isinstance(model.get("id"), str) for model in models):
         raise EngineDisconnected("The engine's response to GET /v1/models has models without an id.")
@@ -93,13 +92,13 @@ def _models_of(listing_of_engine: Any) -> list[dict[str, Any]]:
 
 
 def names_a_model(segments: str) -> bool:
-    """Whether this part of a path, still encoded, stays below `/v1/models`, however often the engine's side decodes it."""
+    """Return whether the rest of a path, still encoded, stays below `/v1/models`, even if it is decoded several times."""
     name = unquote(segments)
     return name.isprintable() and "%" not in name and not {".", ".."} & set(re.split(r"[/\\]", name))
 
 
 def _with_aliases(served: list[dict[str, Any]], aliases: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """The engine's models, then each alias of one of them under its own name."""
+    """Yield the engine's models, then an entry for each alias of one of them."""
     yield from served
     known = {model["id"]: model for model in served}
     for alias, name in aliases.items():
@@ -112,17 +111,17 @@ _MESSAGES: Final = "/v1/messages"
 
 
 async def count_tokens(call: ModelRequest) -> web.Response:
-    """`POST /v1/messages/count_tokens`. Raises UnprocessableRequest where the engine cannot count."""
+    """`POST /v1/messages/count_tokens`. Raises UnprocessableRequest if the engine cannot count tokens."""
     context, text = call.context, await read_bytes(call.request)
-    form = await off_loop(
-        len(text), lambda: read_translated_call(_MESSAGES, {"max_tokens": 1, **read_body(text)}, context.ways)
+    translated = await off_loop(
+        len(text), lambda: read_translated_call(_MESSAGES, {"max_tokens": 1, **read_body(text)}, context.translation)
     )
-    assert form is not None
+    assert translated is not None
     endpoint, *_ = least_loaded(context.upstream.endpoints, COUNT)
     if (fault := await context.upstream.ensure_detected(endpoint)) is not None:
         raise fault
-    form = await with_engine_traits(context.upstream, endpoint, form, context.settings.models)
-    chat = await off_loop(len(text), form.native, {}, endpoint.kind)
+    translated = await with_engine_traits(context.upstream, endpoint, translated, context.settings.models)
+    chat = await off_loop(len(text), translated.native, {}, endpoint.kind)
     counted = await count_prompt(context.upstream, endpoint, DIALECTS[CHAT], chat, body_bytes=len(text))
     if counted is None:
         raise UnprocessableRequest(

@@ -69,7 +69,7 @@ async def check_engine(
         if not names:
             yield await _no_models(subject, endpoint, models)
             return
-        listed[endpoint.settings.label] = names
+        listed[endpoint.label] = names
         for finding in check_clock(subject, models.date or SystemClock().now(), SystemClock().now()):
             yield finding
         yield await _check_tokens(upstream, endpoint, subject, names[0])

@@ -16,6 +16,9 @@ from typing import Any
 
 from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.engines.base import (
+    ALL,
+    BIASES,
+    PROCESSED,
     FollowUpRequest,
     Injection,
     InjectionRequest,
@@ -24,13 +27,14 @@ from proxy.protocols.engines.base import (
     StreamShape,
     StripRules,
     Tokens,
+    changes_distribution,
+    has_grammar,
     has_other_ids_as_names,
     index_of,
     logprobs_of,
     usage_options,
     without,
 )
-from proxy.protocols.engines.constraints import ALL, BIASES, PROCESSED, changes_distribution, has_grammar
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")

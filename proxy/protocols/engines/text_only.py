@@ -17,9 +17,9 @@ from proxy.protocols.engines.base import (
     StreamShape,
     StripRules,
     Tokens,
+    has_grammar,
     index_of,
 )
-from proxy.protocols.engines.constraints import has_grammar
 
 
 class TextOnly:

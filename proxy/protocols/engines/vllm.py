@@ -15,6 +15,8 @@ from typing import Any
 
 from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.engines.base import (
+    ALL,
+    PROCESSED,
     FollowUpRequest,
     Injection,
     InjectionRequest,
@@ -23,13 +25,15 @@ from proxy.protocols.engines.base import (
     StreamShape,
     StripRules,
     Tokens,
+    changes_distribution,
+    has_grammar,
     has_other_ids_as_names,
     has_running_usage,
     index_of,
     logprobs_of,
+    tools_of,
     usage_options,
 )
-from proxy.protocols.engines.constraints import ALL, PROCESSED, changes_distribution, has_grammar, tools_of
 
 _OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both are returned by `return_token_ids`
 

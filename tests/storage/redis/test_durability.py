@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from storage.errors import StorageError, StoreUnreachable
-from storage.redis.durability import Barrier
+from storage.redis.connections import Barrier
 from storage.types import StepWrite
 
 

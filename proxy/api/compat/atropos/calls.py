@@ -9,8 +9,7 @@ from aiohttp import web
 
 from proxy.api.adapters import CallRoute
 from proxy.api.auth import SESSION_API, Caller, check_minted, identify
-from proxy.api.body import read_body
-from proxy.api.body_reader import read_bytes
+from proxy.api.body import read_body, read_bytes
 from proxy.api.compat.atropos.engines import rendered
 from proxy.api.compat.atropos.session import read_session_chat
 from proxy.api.compat.atropos.sessions import Handler, session_of, with_atropos_errors
@@ -35,7 +34,7 @@ async def render(request: web.Request) -> web.Response:
     rollout, _ = await _admitted(request)
     context = request.app[CONTEXT]
     body = await read_bytes(request)
-    chat = await off_loop(len(body), lambda: read_session_chat(_CHAT, read_body(body), context.ways))
+    chat = await off_loop(len(body), lambda: read_session_chat(_CHAT, read_body(body), context.translation))
     endpoint = choose(context.upstream.endpoints, rollout.rollout_id)
     call = chat.native(context.settings.models, endpoint.kind)
     text, ids = await rendered(context, endpoint, call)

@@ -72,7 +72,7 @@ async def texts_of(context: Context, endpoint: Endpoint, id_lists: Sequence[Sequ
 
     A text is None if neither is available.
     """
-    tokenizer = await context.tokenizers.get(endpoint.settings.label)
+    tokenizer = await context.tokenizers.get(endpoint.label)
     if tokenizer is not None:
         return await asyncio.to_thread(lambda: [tokenizer.decode(ids) for ids in id_lists])
     await context.upstream.ensure_detected(endpoint)

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from proxy.api.body import read_body
-from proxy.api.body_reader import read_bytes
+from proxy.api.body import read_body, read_bytes
 from proxy.api.compat.atropos.engines import endpoint_named, model_of, texts_of
 from proxy.api.compat.atropos.schemas import CreateSession, SchemaFault, Setup, read_as
 from proxy.api.compat.atropos.session import (
@@ -229,7 +228,7 @@ async def _server(context: Context, index: int, healthy: Mapping[str, bool]) -> 
     return {
         "index": index,
         "base_url": endpoint.settings.url,
-        "healthy": healthy[endpoint.settings.label],
+        "healthy": healthy[endpoint.label],
         "model_name": await model_of(context, endpoint),
         "server_type": endpoint.kind,
     }

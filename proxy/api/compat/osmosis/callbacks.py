@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 from aiohttp import web
 
 from proxy.api.auth import check_minted, may_report
-from proxy.api.body_reader import read_bytes
+from proxy.api.body import read_bytes
 from proxy.api.compat.osmosis.schemas import RolloutResult, kept_result, read_result
 from proxy.api.context import Context
 from proxy.api.http import json_response

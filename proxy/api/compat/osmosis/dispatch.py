@@ -11,7 +11,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from proxy.api.api_keys import mint
-from proxy.api.body_reader import read_bytes
+from proxy.api.body import read_bytes
 from proxy.api.compat.osmosis.callbacks import take_result, ticket
 from proxy.api.compat.osmosis.schemas import InitAnswer, RolloutResult, kept_result, validated
 from proxy.api.compat.osmosis.servers import RolloutServers, ServerFault

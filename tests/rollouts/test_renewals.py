@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from recorded import load
 from stored import stored_rollout, stored_steps, wait_for_steps
 
-from proxy.rollouts.lifetimes import Lifetimes
+from proxy.rollouts.renewals import Lifetimes
 from proxy.telemetry.metrics import make_metrics
 from storage import StoreOptions, open_store
 from storage.redis.keys import rollout_keys
@@ -219,7 +219,7 @@ async def test_a_step_whose_rollout_was_deleted_meanwhile_is_not_stored_and_coun
 
 async def test_a_call_in_flight_is_kept_from_its_admission_on(mortal, engine, http, held, monkeypatch):
     """By the process itself, which renews its rollout until the call has ended."""
-    monkeypatch.setattr("proxy.rollouts.lifetimes._RENEWALS_PER_TTL", 200_000)
+    monkeypatch.setattr("proxy.rollouts.renewals._RENEWALS_PER_TTL", 200_000)
     async with proxying(engine.url, mortal) as served:
         calling = await in_flight(engine, http, served.url)
         await age(mortal)

@@ -1,20 +1,23 @@
-"""Renewal of rollouts with calls in flight, where rollouts expire (`store.ttl_s`).
+"""Renewals while a call is in flight: of its rollout's TTL (`store.ttl_s`), and of its step reservation.
 
-Rule 1: while a call is in flight, its rollout and its group do not expire, however long the call takes.
-Rule 2: the cost is per rollout, not per call; without a TTL, nothing is kept and nothing is renewed.
+Rule 1: while a call is in flight, its rollout and its group do not expire, however long the call takes. The cost is per
+        rollout, not per call; without a TTL, nothing is renewed.
+Rule 2: in a rollout with a limit of steps, a call leases a step reservation from its admission on, and releases it if it is
+        never sent. A call that is sent has a step, which takes the reservation over in the store.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
+from proxy.rollouts.rollout import Rollout
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from storage.errors import StorageError
 from storage.store import Store
-from storage.types import Origin
+from storage.types import Origin, Reservation
 
 _RENEWALS_PER_TTL: Final = 3
 _CONCURRENCY: Final = 64  # renewals per write to the store: one or two milliseconds of the event loop
@@ -95,3 +98,50 @@ class Lifetimes:
             except StorageError as error:
                 self._metrics.store_operation_failures.labels("renew").inc()
                 LOG.warning("TTL of rollouts not renewed: %s", error)
+
+
+LEASE_MS: Final = 60_000  # reservations of a process that died count for this long
+_RENEWAL_INTERVAL_S: Final = 20.0
+
+
+class StepReservations:
+    """The reservations of calls of this process. `start` runs background tasks."""
+
+    def __init__(self, store: Store, start: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]) -> None:
+        self._store = store
+        self._start = start
+        self._unused: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<StepReservations {len(self._unused)} unused>"
+
+    @asynccontextmanager
+    async def kept(self, rollout: Rollout, step_id: str) -> AsyncIterator[None]:
+        """Renew the reservation of a step, if it has one, inside the context. Entering it does not await."""
+        if not rollout.has_reservation:
+            yield
+            return
+        self._unused.add(step_id)
+        renewing = self._start(self._renew(rollout, step_id))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            if step_id in self._unused:
+                self._unused.remove(step_id)
+                self._start(self._lease(rollout, step_id, 0))
+
+    def use(self, step_id: str) -> None:
+        """Mark the reservation as used: the call is sent, and its step takes it over."""
+        self._unused.discard(step_id)
+
+    async def _renew(self, rollout: Rollout, step_id: str) -> None:
+        while True:
+            await asyncio.sleep(_RENEWAL_INTERVAL_S)
+            await self._lease(rollout, step_id, LEASE_MS)
+
+    async def _lease(self, rollout: Rollout, step_id: str, lease_ms: int) -> None:
+        with suppress(StorageError):  # the lease expires
+            await self._store.reservations.extend(
+                rollout.rollout_id, rollout.incarnation, Reservation(step_id, lease_ms)
+            )
