@@ -21,7 +21,7 @@ ATTEMPTS = 3  # a read of the socket may return a part of the response, which ad
 
 
 def numbers_in(text: str) -> dict[str, int]:
-    return {name: int(number) for name, number in re.findall(r"^(\S.*?) +(\d+)$", text, re.M)}
+    return {name: int(number) for name, number in re.findall(r"^(\S.*?) +(\d+)$", text, re.MULTILINE)}
 
 
 def measured() -> dict[str, int]:
