@@ -14,7 +14,7 @@ _DOTS = (".", "..")
 _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - addresses to compare with, not to listen on
 
 
-def prefix_of(rollout_id: str) -> str:
+def path_prefix(rollout_id: str) -> str:
     """Return the path prefix of a rollout. It is empty for the IDs `.` and `..`, which clients resolve as folders."""
     return "" if rollout_id in _DOTS else f"/rollouts/{quote(rollout_id, safe='')}"
 

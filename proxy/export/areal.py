@@ -6,7 +6,7 @@ AReaL counts a missing reward as 0.0, so this format requires a reward.
 from typing import Any, ClassVar, Final
 
 from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROBS, REWARD, Columns, Listed
-from proxy.export.sequence_view import RowSource, SequenceView, logprobs_of
+from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs
 from proxy.trajectory.sequence import Row
 
 NOT_SAMPLED: Final = -1
@@ -35,7 +35,7 @@ class ArealFormat(Listed, SequenceView):
         return {
             "input_ids": [row.token_ids],
             "loss_mask": [row.mask],
-            "logprobs": [logprobs_of(row, source)],
+            "logprobs": [filled_logprobs(row, source)],
             "versions": [versions],
             "attention_mask": [[True] * len(row.token_ids)],
             "rewards": [source.reward()],

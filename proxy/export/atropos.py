@@ -6,7 +6,7 @@ The text of a node requires a tokenizer (`Fill.decode`); without one, `full_text
 from typing import Any, ClassVar, Final
 
 from proxy.export.base import IDS, LOGPROBS, REWARD, TEXT, Batched, Columns, Listed
-from proxy.export.sequence_view import RowSource, SequenceView, advantages_of, logprobs_of
+from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_logprobs
 from proxy.trajectory.sequence import Row
 
 IGNORED: Final = -100
@@ -31,7 +31,7 @@ class NodesFormat(Listed, SequenceView):
             "full_text": source.fill.decode(row.token_ids) if source.fill.decode else None,
             "tokens": row.token_ids,
             "masked_tokens": masked(row),
-            "logprobs": logprobs_of(row, source, NOT_SAMPLED),
+            "logprobs": filled_logprobs(row, source, NOT_SAMPLED),
             "metadata": {"finish_reason": row.finish_reason},
         }
 
@@ -63,6 +63,6 @@ class ScoredDataFormat(Batched, SequenceView):
             "tokens": [row.token_ids],
             "masks": [masked(row)],
             "scores": [source.reward()],
-            "inference_logprobs": [logprobs_of(row, source, NOT_SAMPLED)],
+            "inference_logprobs": [filled_logprobs(row, source, NOT_SAMPLED)],
         }
-        return fields if source.facts.advantages is None else {**fields, "advantages": [advantages_of(row, source)]}
+        return fields if source.facts.advantages is None else {**fields, "advantages": [advantages_from(row, source)]}

@@ -6,7 +6,7 @@ The agent's response is not shifted. The action arrays of an Experience start at
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROB, LOGPROBS, REWARD, Columns, Listed
-from proxy.export.sequence_view import RowSource, SequenceView, logprobs_of, turns
+from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, turns
 from proxy.trajectory.sequence import Row
 
 
@@ -29,7 +29,7 @@ class OpenRlhfFormat(Listed, SequenceView):
         return {
             "observation_tokens": row.token_ids,
             "action_ranges": [[turn.start, turn.end] for turn in turns(row)],
-            "rollout_log_probs": logprobs_of(row, source),
+            "rollout_log_probs": filled_logprobs(row, source),
             "reward": source.reward(),
             "scores": source.reward(),
             "truncated": row.truncated,
@@ -64,7 +64,7 @@ class OpenRlhfExperienceFormat(Listed, SequenceView):
             "sequences": [row.token_ids],
             "attention_mask": [[1] * len(row.token_ids)],
             "action_mask": [row.mask[1:]],
-            "rollout_log_probs": [logprobs_of(row, source)[1:]],
+            "rollout_log_probs": [filled_logprobs(row, source)[1:]],
             "rewards": [source.reward()],
             "scores": [source.reward()],
             "response_length": [sampled[-1].end - sampled[0].start],

@@ -7,7 +7,7 @@ both numbers.
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed
-from proxy.export.sequence_view import RowSource, SequenceView, logprobs_of, turns
+from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, turns
 from proxy.trajectory.sequence import Row
 
 
@@ -36,7 +36,7 @@ class OsmosisFormat(Listed, SequenceView):
             "prompt_ids": row.token_ids[:start],
             "response_ids": row.token_ids[start:],
             "response_mask": row.mask[start:],
-            "logprobs": logprobs_of(row, source)[start:],
+            "logprobs": filled_logprobs(row, source)[start:],
             "reward": source.reward(),
             "num_turns": len(claims),
             "mask_claims": claims,

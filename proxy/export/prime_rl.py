@@ -6,7 +6,7 @@
 from typing import Any, ClassVar
 
 from proxy.export.base import FLAG, IDS, JSON, LOGPROBS, TEXT, Columns, Listed
-from proxy.export.sequence_view import RowSource, SequenceView, advantages_of, logprobs_of, turns
+from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_logprobs, turns
 from proxy.trajectory.sequence import Row
 
 
@@ -38,11 +38,11 @@ class PrimeRlFormat(Listed, SequenceView):
         required = [
             row.token_ids,
             list(map(bool, row.mask)),
-            logprobs_of(row, source),
+            filled_logprobs(row, source),
             _temperatures(row, source),
             name,
         ]
-        return [*required, *[None] * 7, advantages_of(row, source)]
+        return [*required, *[None] * 7, advantages_from(row, source)]
 
 
 def _temperatures(row: Row, source: RowSource) -> list[float]:

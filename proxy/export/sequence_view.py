@@ -117,7 +117,7 @@ class SequenceView(Planned):
         """
 
 
-def logprobs_of(row: Row, source: RowSource, fill: float = 0.0) -> list[float]:
+def filled_logprobs(row: Row, source: RowSource, fill: float = 0.0) -> list[float]:
     """Return the logprobs of all positions, with a fill value where nothing is trained."""
     value = fill if source.fill.prompt_logprob is None else source.fill.prompt_logprob
     filled: list[float] = []
@@ -128,7 +128,7 @@ def logprobs_of(row: Row, source: RowSource, fill: float = 0.0) -> list[float]:
     return filled
 
 
-def advantage_of(source: RowSource) -> float:
+def advantage_from(source: RowSource) -> float:
     """Return the rollout's only advantage, unchanged.
 
     Raises:
@@ -142,7 +142,7 @@ def advantage_of(source: RowSource) -> float:
     raise source.refuse("one advantage per rollout", "several")
 
 
-def advantages_of(row: Row, source: RowSource) -> list[float]:
+def advantages_from(row: Row, source: RowSource) -> list[float]:
     """Return the advantage of each position, 0.0 where nothing is trained.
 
     A rollout's advantages are one number, a list with one for each position of its only row, or an object by step id of
@@ -157,7 +157,7 @@ def advantages_of(row: Row, source: RowSource) -> list[float]:
                 "a single sequence and one advantage for each of its tokens", "a list of advantages that does not match"
             )
         return [float(value) if mask else 0.0 for value, mask in zip(advantages, row.mask, strict=True)]
-    value = advantage_of(source)
+    value = advantage_from(source)
     return [value if mask else 0.0 for mask in row.mask]
 
 
@@ -208,7 +208,7 @@ def id_number(*names: str) -> int:
     return int.from_bytes(digest) >> 11
 
 
-def versions_of(row: Row, source: RowSource) -> list[int]:
+def policy_versions_from(row: Row, source: RowSource) -> list[int]:
     """Return the policy versions that sampled what is trained here, as distinct numbers, ascending."""
     return sorted({source.version(span.step_id, span.policy_version) for span in row.spans if span.owned})
 

@@ -7,7 +7,7 @@ response must end in the EOS; a turn that ended with a stop string has none, and
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, FLAG, IDS, JSON, LOGPROBS, TEXT, Batched, Columns, Inexpressible
-from proxy.export.sequence_view import RowSource, SequenceView, logprobs_of, step_reward_ends, turn_rewards
+from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, step_reward_ends, turn_rewards
 from proxy.export.turn_view import TurnRow, TurnView
 from proxy.trajectory.sequence import Row
 
@@ -52,7 +52,7 @@ class SkyRlFormat(_Output, SequenceView):
             "rewards": [step_reward_ends(row, source)],
             "loss_masks": [row.mask[start:]],
             "stop_reasons": [row.finish_reason],
-            "rollout_logprobs": [logprobs_of(row, source)[start:]],
+            "rollout_logprobs": [filled_logprobs(row, source)[start:]],
             "trajectory_ids": [_trajectory(source)],
             "is_last_step": None,
             "rollout_metrics": None,

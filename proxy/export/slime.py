@@ -9,7 +9,7 @@ mixes.
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed
-from proxy.export.sequence_view import RowSource, SequenceView, id_number, logprobs_of
+from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, id_number
 from proxy.trajectory.sequence import Row
 
 
@@ -40,7 +40,7 @@ class SlimeFormat(Listed, SequenceView):
             "tokens": row.token_ids,
             "response_length": len(row.token_ids) - start,
             "loss_mask": row.mask[start:],
-            "rollout_log_probs": logprobs_of(row, source)[start:],
+            "rollout_log_probs": filled_logprobs(row, source)[start:],
             "reward": source.reward(),
             "status": _status(row, source),
             "weight_versions": _versions(row, source),

@@ -6,7 +6,7 @@ The cookbook (0.6.1) removes its `mask` before it sends a datum; this format has
 from typing import Any, ClassVar
 
 from proxy.export.base import IDS, LOGPROBS, Columns, Listed
-from proxy.export.sequence_view import RowSource, SequenceView, advantages_of, logprobs_of
+from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_logprobs
 from proxy.trajectory.sequence import Row
 
 
@@ -27,6 +27,6 @@ class TinkerFormat(Listed, SequenceView):
         return {
             "model_input": row.token_ids[:-1],
             "target_tokens": row.token_ids[1:],
-            "logprobs": logprobs_of(row, source)[1:],
-            "advantages": advantages_of(row, source)[1:],
+            "logprobs": filled_logprobs(row, source)[1:],
+            "advantages": advantages_from(row, source)[1:],
         }

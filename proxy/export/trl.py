@@ -6,7 +6,7 @@ The trainer treats a completion as truncated if its last id is not an EOS. That 
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, IDS, LOGPROB, LOGPROBS, REWARD, Batched, Columns, Listed
-from proxy.export.sequence_view import RowSource, SequenceView, advantage_of, logprobs_of, versions_of
+from proxy.export.sequence_view import RowSource, SequenceView, advantage_from, filled_logprobs, policy_versions_from
 from proxy.trajectory.sequence import Row
 
 
@@ -29,7 +29,7 @@ class TrlFormat(Batched, SequenceView):
         fields = {
             "prompt_ids": [row.token_ids[:start]],
             "completion_ids": [row.token_ids[start:]],
-            "logprobs": [logprobs_of(row, source)[start:]],
+            "logprobs": [filled_logprobs(row, source)[start:]],
             "env_mask": [row.mask[start:]],
         }
         return fields if source.facts.reward is None else {**fields, "reward": [source.reward()]}
@@ -51,12 +51,12 @@ class TrlAsyncFormat(Listed, SequenceView):
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """Return the sample."""
-        versions = versions_of(row, source)
+        versions = policy_versions_from(row, source)
         return {
             "input_ids": row.token_ids,
             "completion_mask": row.mask,
-            "old_log_probs": logprobs_of(row, source),
-            "advantage": advantage_of(source),
+            "old_log_probs": filled_logprobs(row, source),
+            "advantage": advantage_from(source),
             "model_version": versions[0],
             "group_id": source.group_number(),
             "metrics": {"model_version_spread": float(versions[-1] - versions[0])},

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, IDS, JSON, LOGPROBS, REWARD, Batched, Columns, Listed
-from proxy.export.sequence_view import RowSource, SequenceView, logprobs_of, turns, versions_of
+from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, policy_versions_from, turns
 from proxy.trajectory.sequence import Row
 
 
@@ -38,7 +38,7 @@ class VerlFormat(Listed, SequenceView):
             "prompt_ids": row.token_ids[:start],
             "response_ids": row.token_ids[start:],
             "response_mask": row.mask[start:],
-            "response_logprobs": logprobs_of(row, source)[start:],
+            "response_logprobs": filled_logprobs(row, source)[start:],
             "reward_score": source.facts.reward,
             "num_turns": _messages(row, source),
             "metrics": {},
@@ -78,7 +78,7 @@ class VerlDataProtoFormat(Batched, SequenceView):
             "attention_mask": [attention],
             "position_ids": [[max(count - 1, 0) for count in accumulate(attention)]],
             "response_mask": [row.mask[start:] + [0] * right],
-            "rollout_log_probs": [logprobs_of(row, source)[start:] + [0.0] * right],
+            "rollout_log_probs": [filled_logprobs(row, source)[start:] + [0.0] * right],
         }
         if source.facts.reward is None:
             return fields
@@ -115,5 +115,5 @@ def _versions(row: Row, source: RowSource) -> dict[str, int]:
     """Return the oldest and the newest policy version; nothing if none is known."""
     if all(span.policy_version is None for span in row.spans):
         return {}
-    versions = versions_of(row, source)
+    versions = policy_versions_from(row, source)
     return {"min_global_steps": versions[0], "max_global_steps": versions[-1]}

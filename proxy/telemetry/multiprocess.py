@@ -87,7 +87,7 @@ class WorkerMetrics:
 
     def _dump(self) -> bytes:
         """Return the metrics of this worker, with the counters that it took over, as JSON."""
-        families = summed([families_of(self._registry), self._inherited])
+        families = summed([families_from(self._registry), self._inherited])
         return orjson.dumps([[family.name, family.kind, family.help, [*family.samples.items()]] for family in families])
 
     async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -97,7 +97,7 @@ class WorkerMetrics:
         writer.close()
 
 
-def families_of(registry: CollectorRegistry) -> list[Family]:
+def families_from(registry: CollectorRegistry) -> list[Family]:
     """Return the current metrics of a registry."""
     return [
         Family(

@@ -3,7 +3,7 @@
 import pytest
 from yarl import URL
 
-from proxy.api.urls import model_host, prefix_of
+from proxy.api.urls import model_host, path_prefix
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ def test_an_api_bound_to_every_address_is_reached_where_the_request_was_sent(lis
 @pytest.mark.parametrize(("rollout_id", "prefix"), [("r 1/a", "/rollouts/r%201%2Fa"), ("..", ""), (".", "")])
 def test_a_rollout_is_named_by_the_path_unless_clients_would_resolve_it_as_a_folder(rollout_id, prefix):
     """Of a rollout called `..`, the API key alone names it."""
-    assert prefix == prefix_of(rollout_id)
+    assert prefix == path_prefix(rollout_id)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.claims import Claim, fill, held_fields, release, undo
-from proxy.api.control.export_query import export_query_of_claim
+from proxy.api.control.export_query import export_query_from_claim
 from proxy.api.control.groups import drop_group
 from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch, body_from
 from proxy.api.http import CLIENT_CLOSED_REQUEST, json_response
@@ -29,7 +29,7 @@ async def claim_batch(request: web.Request) -> web.Response:
     """`POST /batches/claim`: lease up to `groups` complete groups; wait up to `wait_s` for the first one."""
     context = request.app[CONTEXT]
     body = await body_from(request, ClaimBatch)
-    claim = Claim(new_id(context.clock), body, export_query_of_claim(body))
+    claim = Claim(new_id(context.clock), body, export_query_from_claim(body))
     deadline = context.clock.monotonic() + body.wait_s
     try:
         await _fill_in_time(request, context, claim, deadline)
@@ -95,7 +95,7 @@ async def ack_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/ack`: remove its groups from the queue. 409 if its lease on all of them has expired."""
     context = request.app[CONTEXT]
     ack = await body_from(request, AckBatch)
-    batch = await _batch_of(request, ending="acked")
+    batch = await _batch_from(request, ending="acked")
     if batch.answer is not None:
         return json_response(batch.answer)
     fields = write_fields({"status": "done", "batch_id": batch.batch_id})
@@ -125,7 +125,7 @@ async def release_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/release`: return its groups to their positions in the queue."""
     context = request.app[CONTEXT]
     await body_from(request, ReleaseBatch)
-    batch = await _batch_of(request, ending="released")
+    batch = await _batch_from(request, ending="released")
     if batch.answer is not None:
         return json_response(batch.answer)
     released = [entry.group for entry in batch.held if await release(context, batch.batch_id, entry)]
@@ -138,7 +138,7 @@ async def extend_batch(request: web.Request) -> web.Response:
     """`POST /batches/{id}/extend`: renew the lease for `lease_s` from now. 409 if its lease on all groups has expired."""
     context = request.app[CONTEXT]
     extend = await body_from(request, ExtendBatch)
-    batch = await _batch_of(request, ending=None)
+    batch = await _batch_from(request, ending=None)
     fields = held_fields(context, batch.batch_id, batch.consumer, extend.lease_s)
     lease_ms, now_ms = max(1, round(extend.lease_s * 1000)), context.clock.now_ms()
     held = [
@@ -151,7 +151,7 @@ async def extend_batch(request: web.Request) -> web.Response:
     return json_response({"batch_id": batch.batch_id, "lease_ms": now_ms + lease_ms, "held": held, "lost": lost})
 
 
-async def _batch_of(request: web.Request, *, ending: Ending | None) -> Batch:
+async def _batch_from(request: web.Request, *, ending: Ending | None) -> Batch:
     """Return the batch that the path names. Raises NotFound, or Conflict if it ended in another way."""
     name = rollout_id_from(request)
     stored = await request.app[CONTEXT].store.batches.get(name)

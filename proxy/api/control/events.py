@@ -47,10 +47,10 @@ async def _send(response: web.StreamResponse, changes: AsyncIterator[Change | No
         if change is None:
             await response.write(b": quiet\n\n")
         elif rollout_id in (None, change.rollout):
-            await response.write(event_of(change))
+            await response.write(to_event(change))
 
 
-def event_of(change: Change) -> bytes:
+def to_event(change: Change) -> bytes:
     """Return a change as an event. Invalid characters of names are replaced."""
     name = change.rollout.encode("utf-8", "replace").decode()
     fields = {"rollout_id": name, "index": change.index, "step_id": change.record}

@@ -115,10 +115,10 @@ def export_query_from(request: web.Request, advantages: Sequence[str] = GIVEN) -
     }
     return ExportQuery(
         form=FORMATS[enum_param(request, "format", FORMATS, "sequences")],
-        container=_container_of(request),
+        container=_container_from(request),
         options=Options(**cast("Any", chosen), max_len=int_param(request, "max_len", None, least=1)),
         fill=Fill(
-            prompt_logprob=_logprob_of(request, "prompt_logprob"),
+            prompt_logprob=_float_param(request, "prompt_logprob"),
             pad_id=int_param(request, "pad_id", 0, least=0) or 0,
             prompt_length=int_param(request, "prompt_length", None, least=1),
             response_length=int_param(request, "response_length", None, least=1),
@@ -128,7 +128,7 @@ def export_query_from(request: web.Request, advantages: Sequence[str] = GIVEN) -
     )
 
 
-def export_query_of_claim(claim: ClaimBatch) -> ExportQuery:
+def export_query_from_claim(claim: ClaimBatch) -> ExportQuery:
     """Return the export options of a claim. Raises BadRequest for an unknown format."""
     if claim.format not in FORMATS:
         raise BadRequest(f"Unknown format {claim.format!r}; use one of {', '.join(FORMATS)}.", param="format")
@@ -146,7 +146,7 @@ def export_query_of_claim(claim: ClaimBatch) -> ExportQuery:
     )
 
 
-def _container_of(request: web.Request) -> Container:
+def _container_from(request: web.Request) -> Container:
     try:
         return container_for(request.headers.get("Accept"), request.query.get("container"))
     except ValueError as error:
@@ -160,7 +160,7 @@ async def _decode(context: Context, steps: Sequence[Step]) -> Callable[[Sequence
     return tokenizer.decode if tokenizer else None
 
 
-def _logprob_of(request: web.Request, name: str) -> float | None:
+def _float_param(request: web.Request, name: str) -> float | None:
     """Parse a query parameter that is a number. Raises BadRequest."""
     text = request.query.get(name)
     if text is None:

@@ -15,7 +15,7 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.export_query import EXPORT_OPTIONS, ExportQuery, Planned, export_query_from
 from proxy.api.control.group_rows import GONE, without_rows
-from proxy.api.control.rollouts import RolloutFilter, filter_of
+from proxy.api.control.rollouts import RolloutFilter, filter_from
 from proxy.api.http import RESPONSE_STARTED
 from proxy.api.query import int_param, reject_unknown_params, rollout_from
 from proxy.errors import Conflict, DamagedStep, NotFound, ProxyError
@@ -67,7 +67,7 @@ async def export_many(request: web.Request) -> web.StreamResponse:
     await query.load()
     rollouts = _rollouts(
         context,
-        filter_of(request),
+        filter_from(request),
         limit=int_param(request, "limit", None, least=1),
         since=int_param(request, "since", None, least=0),
     )

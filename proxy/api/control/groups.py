@@ -108,10 +108,10 @@ async def list_groups(request: web.Request) -> web.Response:
 async def show_group(request: web.Request) -> web.Response:
     """`GET /groups/{id}`: the group with its members, their statuses, rewards, counts and drift."""
     context = request.app[CONTEXT]
-    group = await group_of(request)
+    group = await group_from(request)
     if group.status == "open":
         await context.completion.settle(group)  # a crash may have interrupted its completion
-        group = await group_of(request)
+        group = await group_from(request)
     rollouts = await members_of(context.store, group)
     return json_response(shown_group(group, rollouts, context.clock.now_ms()))
 
@@ -132,7 +132,7 @@ async def export_group(request: web.Request) -> web.Response:
         min_group=int_param(request, "min_group", 1, least=1) or 1,
         only_mixed=enum_param(request, "only_mixed", ("true", "false"), "false") == "true",
     )
-    group = await group_of(request)
+    group = await group_from(request)
     gathered = await read_group_rows(context, query, group, await members_of(context.store, group), conditions)
     skipped = [{"why": gathered.why}] if gathered.why else gathered.skipped
     body = await _rendered(query, gathered)
@@ -169,7 +169,7 @@ async def drop_group(context: Context, group_id: str) -> None:
         await context.store.groups.delete(group_id)
 
 
-async def group_of(request: web.Request) -> Group:
+async def group_from(request: web.Request) -> Group:
     """Return the group that the path names. Raises NotFound."""
     name = rollout_id_from(request)
     group = await find_group(request.app[CONTEXT].store, name)

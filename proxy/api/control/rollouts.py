@@ -15,7 +15,7 @@ from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import FinishRollout, OpenRollout, PatchRollout, body_from
 from proxy.api.http import json_response
 from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_from, rollout_id_from
-from proxy.api.urls import model_url, prefix_of
+from proxy.api.urls import model_url, path_prefix
 from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict
 from proxy.rollouts.group import join
@@ -62,7 +62,7 @@ async def list_rollouts(request: web.Request) -> web.Response:
         )
     except ValueError as error:
         raise BadRequest(str(error), param="cursor") from None
-    matches = filter_of(request)
+    matches = filter_from(request)
     found = await asyncio.gather(*map(context.store.get, page.names))
     rollouts = [rollout for stored in found if stored is not None and matches(rollout := read_rollout(stored))]
     shown = await asyncio.gather(*(_shown(request, context, rollout) for rollout in rollouts))
@@ -70,7 +70,7 @@ async def list_rollouts(request: web.Request) -> web.Response:
     return json_response({"rollouts": listed, "cursor": page.cursor})
 
 
-def filter_of(request: web.Request) -> "RolloutFilter":
+def filter_from(request: web.Request) -> "RolloutFilter":
     """Parse the filter of a query. Raises BadRequest for an unknown status."""
     status = enum_param(request, "status", STATUSES, "open") if "status" in request.query else None
     return RolloutFilter(status, request.query.get("group_id"))
@@ -194,7 +194,7 @@ def _terms(request: web.Request, context: Context, rollout: Rollout) -> dict[str
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
-        "base_url": f"{model_url(request, context)}{prefix_of(rollout.rollout_id)}/v1",
+        "base_url": f"{model_url(request, context)}{path_prefix(rollout.rollout_id)}/v1",
         "model": rollout.model,
         "sampling": {
             "override": rollout.sampling.override,

@@ -49,12 +49,12 @@ async def list_steps(request: web.Request) -> web.Response:
 
 async def show_step(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}/steps/{step_id}`."""
-    step, rollout = await step_of(request)
+    step, rollout = await step_from(request)
     body = await asyncio.to_thread(lambda: to_json_bytes(step_json(step, rollout)))
     return web.Response(body=body, content_type="application/json")
 
 
-async def step_of(request: web.Request) -> tuple[Step, Rollout]:
+async def step_from(request: web.Request) -> tuple[Step, Rollout]:
     """Return the complete step that the path names, and its rollout. Raises NotFound."""
     context = request.app[CONTEXT]
     rollout = await rollout_from(request)

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.steps import step_of
+from proxy.api.control.steps import step_from
 from proxy.api.http import json_response
 from proxy.api.query import int_param, reject_unknown_params
 from proxy.errors import BadRequest, UnprocessableRequest
@@ -39,7 +39,7 @@ async def show_texts(request: web.Request) -> web.Response:
     index = int_param(request, "choice", 0, least=0) or 0
     start = int_param(request, "start", 0, least=0) or 0
     limit = int_param(request, "limit", _DEFAULT_LIMIT, least=1, most=_MAX_LIMIT) or _DEFAULT_LIMIT
-    step, _ = await step_of(request)
+    step, _ = await step_from(request)
     choice = next((choice for choice in step.choices if choice.index == index), None)
     if choice is None:
         raise BadRequest(f"The step has no choice {index}.", param="choice")

@@ -76,7 +76,7 @@ def is_on(value: Any) -> bool:
     return value.lower() not in _FALSE_STRINGS if isinstance(value, str) else value not in (None, False)
 
 
-def samples_of(body: Mapping[str, Any]) -> int | None:
+def sample_count(body: Mapping[str, Any]) -> int | None:
     """Return the number of samples per prompt: `n`, 1 if it is absent, None if it is not a positive integer."""
     n = body.get("n")
     if n is None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from proxy.errors import ProxyError
 from proxy.protocols.accumulators import Accumulator, ChatAccumulator
-from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, openai_error, samples_of, wants_usage
+from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, openai_error, sample_count, wants_usage
 
 
 class Chat:
@@ -15,7 +15,7 @@ class Chat:
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Read the options; `logprobs` is a boolean."""
-        samples = samples_of(body)
+        samples = sample_count(body)
         return ResponseOptions(
             token_ids=is_on(body.get("return_token_ids")),
             logprobs=is_on(body.get("logprobs")),

@@ -5,7 +5,7 @@ from typing import Any
 
 from proxy.errors import ProxyError
 from proxy.protocols.accumulators import Accumulator, CompletionsAccumulator
-from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, openai_error, samples_of, wants_usage
+from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, openai_error, sample_count, wants_usage
 
 
 class Completions:
@@ -15,8 +15,8 @@ class Completions:
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Read the options; `logprobs` is a number, and 0 requests the sampled token's own."""
-        samples = samples_of(body)
-        prompts = prompts_of(body)
+        samples = sample_count(body)
+        prompts = prompt_count(body)
         return ResponseOptions(
             token_ids=is_on(body.get("return_token_ids")),
             logprobs=body.get("logprobs") is not None,
@@ -57,7 +57,7 @@ class Completions:
         return error.status
 
 
-def prompts_of(body: Mapping[str, Any]) -> int | None:
+def prompt_count(body: Mapping[str, Any]) -> int | None:
     """Return the number of prompts in the body; None for an invalid one, which the engine refuses."""
     prompt = body.get("prompt")
     if isinstance(prompt, str):

@@ -12,7 +12,7 @@ from typing import Any
 
 from proxy.errors import ProxyError
 from proxy.protocols.accumulators import Accumulator, GenerateAccumulator
-from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, openai_error, samples_of, wants_usage
+from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, openai_error, sample_count, wants_usage
 
 _BOUND = "max_completion_tokens"  # of the other dialects; vLLM's SamplingParams accept only `max_tokens`
 
@@ -25,7 +25,7 @@ class Generate:
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Read the options; `token_ids` refers to the prompt's ids: the sampled ones are always returned."""
         sampling = self.sampling(body)
-        samples = samples_of(sampling)
+        samples = sample_count(sampling)
         return ResponseOptions(
             token_ids=is_on(body.get("return_token_ids")),
             logprobs=sampling.get("logprobs") is not None,

@@ -7,7 +7,7 @@ import orjson
 import pytest
 from fakes import settings_for
 
-from proxy.api.control.events import event_of
+from proxy.api.control.events import to_event
 from proxy.server.listener import running
 from storage.errors import StoreUnreachable
 from storage.types import Change
@@ -90,7 +90,7 @@ async def test_an_unknown_option_is_refused(proxy):
 @pytest.mark.parametrize("name", ["a\nb", "\ud800", '"'])
 def test_a_hostile_name_stays_within_its_event(name):
     """One event, one line of data."""
-    event = event_of(Change(name, 3, "s"))
+    event = to_event(Change(name, 3, "s"))
 
     assert 3 == event.count(b"\n")
     assert 3 == orjson.loads(event.split(b"data: ")[1])["index"]

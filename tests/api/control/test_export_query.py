@@ -4,7 +4,7 @@ import orjson
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from proxy.api.control.export_query import export_query_from, export_query_of_claim
+from proxy.api.control.export_query import export_query_from, export_query_from_claim
 from proxy.api.control.group_rows import ADVANTAGES
 from proxy.api.control.schemas import ClaimBatch, read_as
 from proxy.errors import BadRequest
@@ -29,7 +29,7 @@ def test_a_claim_and_a_query_that_say_the_same_want_the_same(options):
     query = "&".join(f"{name}={value}" for name, value in options.items())
     by_query = export_query_from(make_mocked_request("GET", f"/groups/g/export?{query}"), ADVANTAGES)
 
-    assert by_query == export_query_of_claim(read_as(ClaimBatch, orjson.dumps({"consumer": "c", **options})))
+    assert by_query == export_query_from_claim(read_as(ClaimBatch, orjson.dumps({"consumer": "c", **options})))
 
 
 @pytest.mark.parametrize(

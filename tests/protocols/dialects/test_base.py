@@ -5,7 +5,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from proxy.errors import BadRequest
-from proxy.protocols.dialects.base import is_on, openai_error, samples_of, wants_usage
+from proxy.protocols.dialects.base import is_on, openai_error, sample_count, wants_usage
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_flag_in_words_is_read_as_the_engines_read_it(text):
 )
 def test_samples_are_counted_only_where_the_count_can_be_relied_on(n, expected):
     """Else nobody knows, and nobody pretends to."""
-    assert expected == samples_of({"n": n})
+    assert expected == sample_count({"n": n})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.errors import NotFound
 from proxy.protocols.accumulators import CompletionsAccumulator
-from proxy.protocols.dialects.completions import Completions, prompts_of
+from proxy.protocols.dialects.completions import Completions, prompt_count
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from proxy.protocols.dialects.completions import Completions, prompts_of
 )
 def test_prompts_are_counted(prompt, expected):
     """A text, ids, or a list of either."""
-    assert expected == prompts_of({"prompt": prompt})
+    assert expected == prompt_count({"prompt": prompt})
 
 
 def test_zero_logprobs_are_asked_for():

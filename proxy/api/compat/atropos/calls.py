@@ -12,7 +12,7 @@ from proxy.api.auth import SESSION_API, Caller, check_minted, identify
 from proxy.api.body import read_body, read_bytes
 from proxy.api.compat.atropos.engines import rendered
 from proxy.api.compat.atropos.session import read_session_chat
-from proxy.api.compat.atropos.sessions import Handler, session_of, with_atropos_errors
+from proxy.api.compat.atropos.sessions import Handler, session_from, with_atropos_errors
 from proxy.api.compat.call_routes import CALL_ROUTES
 from proxy.api.context import CONTEXT
 from proxy.api.http import json_response
@@ -63,7 +63,7 @@ async def _admitted(request: web.Request) -> tuple[Rollout, Caller]:
     """Return the session and the caller, if the caller has access to it. Raises Unauthorized, Forbidden or NotFound."""
     caller = await identify(request, request.app[CONTEXT])
     check_minted(caller.minted, request.match_info["uuid"])
-    return await session_of(request), caller
+    return await session_from(request), caller
 
 
 SESSION_CALL_ROUTES: Final[list[web.RouteDef]] = [

@@ -31,7 +31,7 @@ def endpoint_named(context: Context, url: str) -> Endpoint:
         ) from None
 
 
-async def model_of(context: Context, endpoint: Endpoint) -> str | None:
+async def served_model(context: Context, endpoint: Endpoint) -> str | None:
     """Return the model that an engine serves; None if it is unknown."""
     try:
         listed = await asyncio.wait_for(_fetch_json(context, endpoint, "GET", "/v1/models", None), _TIMEOUT_S)
@@ -64,10 +64,10 @@ async def rendered(context: Context, endpoint: Endpoint, call: Mapping[str, Any]
     ids = response.get("tokens") if isinstance(response, dict) else None
     if not isinstance(ids, list) or set(map(type, ids)) - {int}:
         raise NotRendered("The engine's response to POST /tokenize has no token ids")
-    return (await texts_of(context, endpoint, [ids]))[0], ids
+    return (await detokenize(context, endpoint, [ids]))[0], ids
 
 
-async def texts_of(context: Context, endpoint: Endpoint, id_lists: Sequence[Sequence[int]]) -> list[str | None]:
+async def detokenize(context: Context, endpoint: Endpoint, id_lists: Sequence[Sequence[int]]) -> list[str | None]:
     """Return the texts of lists of ids, special tokens included, from the endpoint's tokenizer or else from the engine.
 
     A text is None if neither is available.

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Self
 import orjson
 
 from proxy.errors import EngineDisconnected, UnprocessableRequest
-from proxy.protocols.dialects.base import is_on, openai_error, samples_of
+from proxy.protocols.dialects.base import is_on, openai_error, sample_count
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
@@ -122,7 +122,7 @@ class TokensInCall:
 
     @property
     def _samples(self) -> int | None:
-        return samples_of(self.body)
+        return sample_count(self.body)
 
     def _is_whole(self, choice: Choice) -> bool:
         """Return whether the choice has ids, and their logprobs if they are requested."""

@@ -45,13 +45,13 @@ def is_session_id(name: str) -> bool:
     return _SESSION_ID.fullmatch(name) is not None
 
 
-def terms_of(rollout: Rollout) -> Mapping[str, Any] | None:
+def terms_from(rollout: Rollout) -> Mapping[str, Any] | None:
     """Return the terms that a session was created with; None if the rollout is not a session, or a deleted one."""
     terms = rollout.metadata.get(TERMS) if is_session_id(rollout.rollout_id) else None
     return terms if isinstance(terms, Mapping) and not terms.get("deleted") else None
 
 
-def metadata_of_deleted(rollout: Rollout) -> dict[str, Any]:
+def deleted_metadata(rollout: Rollout) -> dict[str, Any]:
     """Return the metadata of a kept rollout whose session was deleted: its terms are marked as deleted."""
     terms = rollout.metadata.get(TERMS)
     return {**rollout.metadata, TERMS: {**(terms if isinstance(terms, Mapping) else {}), "deleted": True}}
@@ -123,7 +123,7 @@ def read_session_chat(_endpoint: str, body: Mapping[str, Any], _options: Transla
     return SessionChat(body, {**_DEFAULTS, **fields, "messages": messages})
 
 
-def nodes_of(facts: RolloutFacts, steps: Sequence[Step], *, as_tree: bool) -> list[dict[str, Any]]:
+def nodes_from(facts: RolloutFacts, steps: Sequence[Step], *, as_tree: bool) -> list[dict[str, Any]]:
     """Return the nodes of a session without their texts.
 
     A tree has one node per completion, and masks all of its prompt; otherwise the nodes are those of the `nodes` export.

@@ -11,16 +11,16 @@ from typing import Any, Final
 from aiohttp import web
 
 from proxy.api.body import read_body, read_bytes
-from proxy.api.compat.atropos.engines import endpoint_named, model_of, texts_of
+from proxy.api.compat.atropos.engines import detokenize, endpoint_named, served_model
 from proxy.api.compat.atropos.schemas import CreateSession, SchemaFault, Setup, read_as
 from proxy.api.compat.atropos.session import (
     TERMS,
+    deleted_metadata,
     error_body,
     is_session_id,
-    metadata_of_deleted,
-    nodes_of,
+    nodes_from,
     session_id,
-    terms_of,
+    terms_from,
 )
 from proxy.api.context import CONTEXT, Context
 from proxy.api.failures import visible_error
@@ -61,12 +61,12 @@ def with_atropos_errors(route: Handler) -> Handler:
     return handle
 
 
-async def session_of(request: web.Request) -> Rollout:
+async def session_from(request: web.Request) -> Rollout:
     """Return the session that the path names. Raises NotFound."""
     name = request.match_info["uuid"]
     stored = await request.app[CONTEXT].store.get(name) if is_session_id(name) else None
     rollout = None if stored is None else read_rollout(stored)
-    if rollout is None or terms_of(rollout) is None:
+    if rollout is None or terms_from(rollout) is None:
         raise NotFound(f"Session {name} not found")
     return rollout
 
@@ -120,7 +120,7 @@ async def create_session(request: web.Request) -> web.Response:
     name = session_id(context.clock.entropy(16))
     while engine is not None and preferred(context.upstream.endpoints, name).settings.url != engine.settings.url:
         name = session_id(context.clock.entropy(16))
-    model = await model_of(context, choose(context.upstream.endpoints, name))
+    model = await served_model(context, choose(context.upstream.endpoints, name))
     terms = {**body.model_dump(), "model_name": model}
     stored = await context.store.open(name, write_fields({"metadata": {TERMS: terms}}), now_ms=context.clock.now_ms())
     payload = {
@@ -140,7 +140,7 @@ async def list_sessions(request: web.Request) -> web.Response:
     async for name in context.store.names():
         stored = await context.store.get(name) if is_session_id(name) else None
         rollout = None if stored is None else read_rollout(stored)
-        if rollout is not None and (terms := terms_of(rollout)) is not None:
+        if rollout is not None and (terms := terms_from(rollout)) is not None:
             sessions.append(
                 {
                     "uuid": name,
@@ -157,10 +157,10 @@ async def list_sessions(request: web.Request) -> web.Response:
 async def show_nodes(request: web.Request) -> web.Response:
     """`GET /{uuid}/nodes`. `full_text` is null unless a tokenizer is configured or the engine detokenizes."""
     context = request.app[CONTEXT]
-    rollout = await session_of(request)
-    nodes = await _nodes(context, rollout, terms_of(rollout) or {})
+    rollout = await session_from(request)
+    nodes = await _nodes(context, rollout, terms_from(rollout) or {})
     endpoint = choose(context.upstream.endpoints, rollout.rollout_id)
-    texts = await texts_of(context, endpoint, [node["tokens"] for node in nodes])
+    texts = await detokenize(context, endpoint, [node["tokens"] for node in nodes])
     return json_response({"nodes": [{**node, "full_text": text} for node, text in zip(nodes, texts, strict=True)]})
 
 
@@ -169,7 +169,7 @@ async def delete_session(request: web.Request) -> web.Response:
 
     With `atropos.keep_sessions: false` the rollout and its steps are deleted as well.
     """
-    context, rollout = request.app[CONTEXT], await session_of(request)
+    context, rollout = request.app[CONTEXT], await session_from(request)
     if context.settings.atropos.keep_sessions:
         await _finish(context, rollout)
     else:
@@ -183,7 +183,7 @@ async def _finish(context: Context, rollout: Rollout) -> None:
         with suppress(Conflict):  # another request has finished it
             rollout = await context.finisher.finish(rollout, "completed")
     while True:
-        fields = write_fields({"metadata": metadata_of_deleted(rollout)})
+        fields = write_fields({"metadata": deleted_metadata(rollout)})
         expect = {"metadata": rollout.origin.fields.get("metadata")}
         try:
             await context.store.update_if(rollout.rollout_id, fields, expect=expect, now_ms=context.clock.now_ms())
@@ -213,14 +213,14 @@ async def _nodes(context: Context, rollout: Rollout, terms: Mapping[str, Any]) -
     steps = await read_steps(context.store, rollout, whole=False)
     as_tree = bool(terms.get("track_tree"))
     try:
-        return await aside(len(steps), lambda: nodes_of(facts_of(rollout), steps, as_tree=as_tree))
+        return await aside(len(steps), lambda: nodes_from(facts_of(rollout), steps, as_tree=as_tree))
     except Inexpressible as error:
         raise Conflict(str(error)) from None
 
 
 async def _model(context: Context) -> str | None:
     """Return the model of the first engine: Atropos' proxy has one model."""
-    return await model_of(context, context.upstream.endpoints[0]) if context.upstream.endpoints else None
+    return await served_model(context, context.upstream.endpoints[0]) if context.upstream.endpoints else None
 
 
 async def _server(context: Context, index: int, healthy: Mapping[str, bool]) -> dict[str, Any]:
@@ -229,7 +229,7 @@ async def _server(context: Context, index: int, healthy: Mapping[str, bool]) -> 
         "index": index,
         "base_url": endpoint.settings.url,
         "healthy": healthy[endpoint.label],
-        "model_name": await model_of(context, endpoint),
+        "model_name": await served_model(context, endpoint),
         "server_type": endpoint.kind,
     }
 

@@ -56,7 +56,7 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
     if stored is None:
         raise no_rollout(rollout.rollout_id)
     rollout = read_rollout(stored)
-    body = _request_of(dispatch, rollout, servers.server_url or model_url(request, context))
+    body = _rollout_request(dispatch, rollout, servers.server_url or model_url(request, context))
     key = mint(rollout.rollout_id, rollout.incarnation, context.secret, dispatch=digest)
     body["callback_api_key" if dispatch.protocol == "sync" else "api_key"] = key
     task = servers.start(_run(context, servers, rollout, dispatch, body))
@@ -66,7 +66,7 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
     return _answer(await rollout_from(request), status=200)
 
 
-def _request_of(dispatch: DispatchRollout, rollout: Rollout, server_url: str) -> dict[str, Any]:
+def _rollout_request(dispatch: DispatchRollout, rollout: Rollout, server_url: str) -> dict[str, Any]:
     """Return the RolloutRequest with the field names of its protocol."""
     fields = dispatch.model_dump(exclude=_NOT_FORWARDED, exclude_none=True)
     params = fields.pop("sampling_params", None) or fields.pop("completion_params", None) or {}
@@ -83,7 +83,7 @@ async def _run(
             init = validated(InitAnswer, await servers.post(dispatch.server, "/v1/rollout/init", body))
             await _begin(context, rollout, init)
             return
-        result = _result_of(rollout, await servers.post(dispatch.server, "/rollout", body))
+        result = _result_from(rollout, await servers.post(dispatch.server, "/rollout", body))
     except ServerFault as fault:
         result = _failed(rollout, fault.category, fault.message, fault.status)
     except (UnprocessableRequest, RequestTooLarge) as fault:
@@ -96,7 +96,7 @@ async def _run(
     await _settle(context, rollout, result)
 
 
-def _result_of(rollout: Rollout, body: dict[str, Any]) -> RolloutResult:
+def _result_from(rollout: Rollout, body: dict[str, Any]) -> RolloutResult:
     result = validated(RolloutResult, body)
     if result.rollout_id != rollout.rollout_id:
         raise UnprocessableRequest(f"rollout_id: the response is for another rollout, {result.rollout_id!r}.")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import DialectName
-from proxy.protocols.dialects.messages.errors import engine_message, error_body, status_of
+from proxy.protocols.dialects.messages.errors import engine_message, error_body, status_for
 from proxy.protocols.dialects.messages.renderer import MessagesRenderer
 from proxy.protocols.dialects.messages.request import read
 from proxy.protocols.dialects.messages.tool_arguments import tool_call_ids, unrestorable_calls
@@ -51,11 +51,11 @@ class Messages:
 
     def status(self, error: ProxyError) -> int:
         """Return the status for a client of this dialect."""
-        return status_of(error)
+        return status_for(error)
 
     def error(self, error: ProxyError) -> bytes:
         """Return Anthropic's error body."""
-        return error_body(status_of(error), error.message, error.param)
+        return error_body(status_for(error), error.message, error.param)
 
     def engine_error(self, status: int, text: str) -> bytes:
         """Return the engine's message in Anthropic's error body."""

@@ -26,21 +26,21 @@ _DETAILS: Final = {"thread": {"error_code": "thread_unsupported_request", "unsup
 _FULL: Final = (Overloaded, EngineBusy, Paused)
 
 
-def status_of(error: ProxyError) -> int:
+def status_for(error: ProxyError) -> int:
     """Return the status of an error among those of Anthropic's API."""
     if isinstance(error, _FULL):
         return 529
     return error.status if error.status >= 500 or error.status in _TYPES else 400
 
 
-def type_of(status: int) -> str:
+def type_for(status: int) -> str:
     """Return the error type of a status."""
     return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
 def error_body(status: int, message: str, param: str | None = None) -> bytes:
     """Return an error body."""
-    return orjson.dumps(error_object(type_of(status), message, param))
+    return orjson.dumps(error_object(type_for(status), message, param))
 
 
 def error_object(kind: str, message: str, param: str | None = None) -> dict[str, Any]:

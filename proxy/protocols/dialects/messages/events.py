@@ -40,7 +40,7 @@ def tool_use(call_id: str, name: str, arguments: Json) -> Json:
     return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
-def signature_of(identity: CallIdentity) -> str:
+def signature_for(identity: CallIdentity) -> str:
     """Return a signature for reasoning: clients do not send back reasoning without one."""
     return f"sig_{identity.step_id}"
 
@@ -61,7 +61,7 @@ _REASONS = {
 }
 
 
-def stop_of(choice: Mapping[str, Any], stops: Any) -> tuple[str, str | None]:
+def stop_reason_from(choice: Mapping[str, Any], stops: Any) -> tuple[str, str | None]:
     """Return `stop_reason` and `stop_sequence` of a choice; the latter is None unless it is one of the client's (`stops`).
 
     vLLM has the string in `stop_reason`, SGLang in `matched_stop`; llama.cpp's server has none, so it is `end_turn`.
@@ -77,7 +77,7 @@ def stop_of(choice: Mapping[str, Any], stops: Any) -> tuple[str, str | None]:
     return "end_turn", None
 
 
-def usage_of(usage: Any) -> Json:
+def usage_from(usage: Any) -> Json:
     """Return the usage in this dialect: `input_tokens` excludes tokens from the engine's prefix cache."""
     chat_usage = usage if isinstance(usage, Mapping) else {}
     cached = _count(chat_usage.get("prompt_tokens_details"), "cached_tokens") or 0

@@ -12,14 +12,14 @@ from proxy.protocols.dialects.translation import Json, TranslationOptions
 from proxy.protocols.dialects.validation import a_flag, a_list, a_text, an_object, one_of, refusal
 
 
-def blocks_of(content: Any, path: str) -> list[tuple[str, Json]]:
+def blocks_from(content: Any, path: str) -> list[tuple[str, Json]]:
     """Return the blocks of a message's content, each with its path. A string is one text block."""
     if isinstance(content, str):
         return [(path, {"type": "text", "text": content})]
     return [(f"{path}.{n}", an_object(block, f"{path}.{n}")) for n, block in enumerate(a_list(content, path))]
 
 
-def parts_of(block: Json, path: str) -> list[Json]:
+def parts_from(block: Json, path: str) -> list[Json]:
     """Return the chat message parts of this block."""
     kind = a_text(block.get("type"), f"{path}.type")
     if kind == "text":
@@ -33,7 +33,7 @@ def parts_of(block: Json, path: str) -> list[Json]:
     raise refusal(f"{path}.type", f"blocks of type {kind[:64]!r} cannot be translated to chat")
 
 
-def result_of(block: Json, path: str) -> list[Json]:
+def tool_result_messages(block: Json, path: str) -> list[Json]:
     """Return the chat messages of a tool result, as in vLLM 0.32's endpoint (entrypoints/anthropic/serving.py:538).
 
     A tool message with its texts; then a user message with its images, and a tool message with its references to tools, if
@@ -58,16 +58,16 @@ def chat_content(parts: list[Json]) -> str | list[Json]:
 
 def _result_parts(content: Any, path: str) -> list[Json]:
     parts: list[Json] = []
-    for block_path, block in blocks_of(content, path):
+    for block_path, block in blocks_from(content, path):
         if block.get("type") == "tool_reference":
             parts.append({"type": "tool_reference", "name": a_text(block.get("tool_name"), f"{block_path}.tool_name")})
         else:
-            parts += parts_of(block, block_path)
+            parts += parts_from(block, block_path)
     return parts
 
 
 def _all_parts(content: Any, path: str) -> list[Json]:
-    return [part for block_path, block in blocks_of(content, path) for part in parts_of(block, block_path)]
+    return [part for block_path, block in blocks_from(content, path) for part in parts_from(block, block_path)]
 
 
 def _text(text: str) -> Json:
@@ -116,7 +116,7 @@ _ROLES: Final = ("user", "assistant", "system")
 TOOL_CHANGES: Final = ("tool_addition", "tool_removal")  # blocks of system messages; `tools` reads them
 
 
-def conversation_of(body: Mapping[str, Any], options: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
+def read_conversation(body: Mapping[str, Any], options: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
     """Return the chat messages of a body. `sampled` are calls of earlier responses by their rendered ids.
 
     If the engine's template accepts system messages only at the beginning, all of them are merged into one there.
@@ -135,7 +135,7 @@ def _first(system: Any, joint: str) -> list[Json]:
         return []
     if isinstance(system, str):
         return [{"role": "system", "content": system}]
-    return _system(blocks_of(system, "system"), joint)
+    return _system(blocks_from(system, "system"), joint)
 
 
 def _turns(entries: Any, options: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
@@ -145,7 +145,7 @@ def _turns(entries: Any, options: TranslationOptions, sampled: Mapping[str, Json
     for n, item in enumerate(entries):
         turn = an_object(item, f"messages.{n}")
         role = one_of(turn.get("role"), f"messages.{n}.role", _ROLES)
-        blocks = blocks_of(turn.get("content"), f"messages.{n}.content")
+        blocks = blocks_from(turn.get("content"), f"messages.{n}.content")
         if role == "assistant":
             messages.append(_reply(blocks, options.thought, sampled))
         elif role == "system":
@@ -170,9 +170,9 @@ def _user(blocks: Blocks, *, is_string: bool) -> list[Json]:
     parts: list[Json] = []
     for path, block in blocks:
         if block.get("type") == "tool_result":
-            messages += result_of(block, path)
+            messages += tool_result_messages(block, path)
         else:
-            parts += parts_of(block, path)
+            parts += parts_from(block, path)
     parts = parts if is_string else [part for part in parts if part.get("text") != ""]
     return [*messages, {"role": "user", "content": chat_content(parts)}] if parts else messages
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from proxy.protocols.dialects.messages import events as shapes
 from proxy.protocols.dialects.messages.errors import engine_message, error_object
-from proxy.protocols.dialects.messages.events import stop_of, usage_of
+from proxy.protocols.dialects.messages.events import stop_reason_from, usage_from
 from proxy.protocols.dialects.messages.partial_json import PartialObject
 from proxy.protocols.dialects.messages.tool_arguments import call_ids, choose_call_id, parse_arguments
 from proxy.protocols.dialects.translation import CallIdentity, Json
@@ -54,8 +54,8 @@ class MessagesRenderer:
         """Return an unstreamed response."""
         choice = _first(response)
         content = list(self._content(choice.get("message") or {}))
-        reason, stop = stop_of(choice, self._stops)
-        return shapes.message(self._identity, content, usage_of(response.get("usage")), reason, stop)
+        reason, stop = stop_reason_from(choice, self._stops)
+        return shapes.message(self._identity, content, usage_from(response.get("usage")), reason, stop)
 
     def feed(self, chunk: Json) -> bytes:
         """Return the events of a chunk."""
@@ -70,7 +70,7 @@ class MessagesRenderer:
         if error is not None or response is None:
             message = _NO_RESPONSE if error is None else engine_message(error)
             return shapes.event("error", error=error_object("api_error", message)["error"])
-        choice, usage = _first(response), usage_of(response.get("usage"))
+        choice, usage = _first(response), usage_from(response.get("usage"))
         events = [] if self._started else [self._start(response.get("usage"))]
         for call in self._calls.values():
             if call.block is None:
@@ -78,7 +78,7 @@ class MessagesRenderer:
         if (choice.get("message") or {}).get("content") == "" and not self._has_text:
             events += self._begin("text", shapes.text(""))
         events += self._close()
-        reason, stop = stop_of(choice, self._stops)
+        reason, stop = stop_reason_from(choice, self._stops)
         delta = {"stop_reason": reason, "stop_sequence": stop, "stop_details": None}
         return b"".join(
             [*events, shapes.event("message_delta", delta=delta, usage=usage), shapes.event("message_stop")]
@@ -88,7 +88,7 @@ class MessagesRenderer:
         """Yield the blocks of a message. An empty text is a block after all others; a null text is none."""
         reasoning, content = _reasoning(message), message.get("content")
         if reasoning:
-            yield shapes.thinking(reasoning, shapes.signature_of(self._identity))
+            yield shapes.thinking(reasoning, shapes.signature_for(self._identity))
         if content:
             yield shapes.text(content)
         calls = message.get("tool_calls") or []
@@ -101,7 +101,7 @@ class MessagesRenderer:
     def _start(self, usage: Any) -> bytes:
         """Return the first event of the stream and a ping."""
         self._started = True
-        message = shapes.message(self._identity, [], {**usage_of(usage), "output_tokens": 0}, None, None)
+        message = shapes.message(self._identity, [], {**usage_from(usage), "output_tokens": 0}, None, None)
         return shapes.event("message_start", message=message) + shapes.PING
 
     def _take(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
@@ -157,7 +157,7 @@ class MessagesRenderer:
         """Close the open block."""
         if self._open == "thinking":
             yield self._delta(
-                self._blocks - 1, {"type": "signature_delta", "signature": shapes.signature_of(self._identity)}
+                self._blocks - 1, {"type": "signature_delta", "signature": shapes.signature_for(self._identity)}
             )
         if self._open is not None:
             yield shapes.event("content_block_stop", index=self._blocks - 1)

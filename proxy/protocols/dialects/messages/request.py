@@ -6,8 +6,8 @@ Fields without an equivalent in chat (`metadata`, `context_management`, …) are
 from collections.abc import Mapping
 from typing import Any, Final
 
-from proxy.protocols.dialects.messages.messages import conversation_of
-from proxy.protocols.dialects.messages.tools import tools_of
+from proxy.protocols.dialects.messages.messages import read_conversation
+from proxy.protocols.dialects.messages.tools import tools_from
 from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
 from proxy.protocols.dialects.validation import a_count, a_flag, a_list, a_number, a_text, an_object, one_of, refusal
 
@@ -29,8 +29,8 @@ def read(body: Mapping[str, Any], options: TranslationOptions, resolved: Resolve
         )
     if body.get("model") is not None:
         chat["model"] = a_text(body["model"], "model")
-    chat["messages"] = conversation_of(body, options, resolved.items)
-    chat |= {**_sampling(body), **tools_of(body, ignore_hosted=options.ignore_hosted_tools), **_response_format(body)}
+    chat["messages"] = read_conversation(body, options, resolved.items)
+    chat |= {**_sampling(body), **tools_from(body, ignore_hosted=options.ignore_hosted_tools), **_response_format(body)}
     chat |= {name: body[name] for name in PASSED if body.get(name) is not None}
     _continue(chat, body["messages"][-1]["role"], options.thought)
     _set_reasoning(chat, body, options)

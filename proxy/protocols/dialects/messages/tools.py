@@ -13,7 +13,7 @@ from proxy.protocols.dialects.validation import a_flag, a_list, a_text, an_objec
 _CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 
 
-def tools_of(body: Mapping[str, Any], *, ignore_hosted: bool = False) -> Json:
+def tools_from(body: Mapping[str, Any], *, ignore_hosted: bool = False) -> Json:
     """Return the chat fields with the tools and the tool choice.
 
     `ignore_hosted`: hosted tools are removed instead of refused.

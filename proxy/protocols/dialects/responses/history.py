@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocols.dialects.responses.input_items import calls_of, references_of
+from proxy.protocols.dialects.responses.input_items import call_ids_from, item_ids_from
 from proxy.protocols.dialects.responses.item_ids import CALL, INPUT, item_name
 from proxy.protocols.dialects.responses.renderer import REASONING_FIELDS, ResponsesRenderer
 from proxy.protocols.dialects.translation import CallIdentity, Json, ResolvedReferences
@@ -95,12 +95,12 @@ def _parts(item: Json) -> Json:
 
 def call_references(body: Mapping[str, Any]) -> list[str]:
     """Return the ids of calls whose sampled argument text is looked up in the rollout's earlier steps."""
-    return calls_of(body.get("input"))
+    return call_ids_from(body.get("input"))
 
 
 def item_references(body: Mapping[str, Any]) -> list[str]:
     """Return the ids of items that are looked up in earlier responses; each contains its step id (`item_ids.step_of`)."""
-    return references_of(body.get("input"))
+    return item_ids_from(body.get("input"))
 
 
 def unrestorable_calls(identity: CallIdentity, body: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Json]:

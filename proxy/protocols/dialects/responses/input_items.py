@@ -15,7 +15,7 @@ from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.responses.content_parts import read_assistant_content, read_content
 from proxy.protocols.dialects.responses.item_ids import step_of
 from proxy.protocols.dialects.responses.response_object import reasoning_from
-from proxy.protocols.dialects.responses.tools import ADDITIONAL, arguments_for, chat_name, hosted, input_of
+from proxy.protocols.dialects.responses.tools import ADDITIONAL, arguments_for, chat_name, hosted, input_from
 from proxy.protocols.dialects.responses.validation import optional, required, unknown, wrong
 from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
 
@@ -63,13 +63,13 @@ def is_unfinished(value: object, messages: Sequence[Json], reasoning_field: str)
     return last.get("type") in (None, "message") and bool(message["content"])
 
 
-def calls_of(value: object) -> list[str]:
+def call_ids_from(value: object) -> list[str]:
     """Return the ids of calls in `input`, whose argument text agents may reserialize (or reduce to a custom tool's input)."""
     ids = [item.get("call_id") for item in _entries(value) if item.get("type") in ("function_call", "custom_tool_call")]
     return [call_id for call_id in ids if isinstance(call_id, str)]
 
 
-def references_of(value: object) -> list[str]:
+def item_ids_from(value: object) -> list[str]:
     """Return the ids of items in `input` that refer to items of earlier responses: references, and reasoning without text."""
     ids = [item.get("id") for item in _entries(value) if _is_reference(item) or _is_empty(item)]
     return [name for name in ids if isinstance(name, str)]
@@ -181,7 +181,7 @@ class _MessageBuilder:
             arguments = _restored(sampled, required(item, "arguments", str, path))
         else:
             text = required(item, "input", str, path)
-            arguments = sampled if sampled is not None and input_of(sampled) == text else arguments_for(text)
+            arguments = sampled if sampled is not None and input_from(sampled) == text else arguments_for(text)
         message = self._assistant("tool_calls", optional(item, "id", str, path))
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         message.setdefault("tool_calls", []).append(call)

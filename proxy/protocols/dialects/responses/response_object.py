@@ -68,7 +68,7 @@ def make_response(
         "top_logprobs": body.get("top_logprobs") or 0,
         "top_p": body.get("top_p"),
         "truncation": body.get("truncation") or "disabled",
-        "usage": usage_of(usage),
+        "usage": usage_from(usage),
         "user": body.get("user"),
         **(reason or {}),
     }
@@ -79,7 +79,7 @@ def _tool(tool: Json) -> Json:
     return {"parameters": None, "strict": None, **tool} if tool.get("type") == "function" else tool
 
 
-def usage_of(usage: object) -> Json | None:
+def usage_from(usage: object) -> Json | None:
     """Return the usage in this dialect, from chat's."""
     if not isinstance(usage, dict):
         return None

@@ -96,7 +96,7 @@ def _escape(text: str, pos: int) -> tuple[str, int]:
     return ("\\", pos + 1) if character is None else (character, pos + 2)
 
 
-def input_of(arguments: str) -> str:
+def input_from(arguments: str) -> str:
     """Return the input in complete argument text."""
     reader = FreeformReader()
     return reader.feed(arguments) + reader.end()

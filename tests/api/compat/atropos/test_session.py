@@ -5,7 +5,7 @@ import pytest
 from forests import make_choice, make_step
 
 from proxy.api.compat.atropos.schemas import SchemaFault
-from proxy.api.compat.atropos.session import is_session_id, nodes_of, read_session_chat, session_id
+from proxy.api.compat.atropos.session import is_session_id, nodes_from, read_session_chat, session_id
 from proxy.errors import BadRequest
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.trajectory.facts import RolloutFacts
@@ -78,7 +78,7 @@ def test_what_is_no_whole_answer_is_not_made_one():
 def test_identical_samples_are_nodes_of_their_own_in_a_tree_too():
     """Keyed by what they are, not by their text."""
     step = make_step("a", [1, 2], make_choice(0, [5]), make_choice(1, [5]))
-    nodes = nodes_of(RolloutFacts("r1"), [step], as_tree=True)
+    nodes = nodes_from(RolloutFacts("r1"), [step], as_tree=True)
 
     assert [[1, 2, 5], [1, 2, 5]] == [node["tokens"] for node in nodes]
     assert [[-100, -100, 5]] * 2 == [node["masked_tokens"] for node in nodes]
@@ -88,5 +88,5 @@ def test_a_flagged_step_gives_no_node():
     """Nothing is padded and nothing is cut."""
     step = make_step("a", [1], make_choice(0, [5]), problems=("logprobs_count",))
 
-    assert [] == nodes_of(RolloutFacts("r1"), [step], as_tree=True)
-    assert [] == nodes_of(RolloutFacts("r1"), [step], as_tree=False)
+    assert [] == nodes_from(RolloutFacts("r1"), [step], as_tree=True)
+    assert [] == nodes_from(RolloutFacts("r1"), [step], as_tree=False)

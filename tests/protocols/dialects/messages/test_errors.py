@@ -6,7 +6,7 @@ from anthropic.types import ErrorResponse
 
 from proxy import errors
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.errors import engine_message, status_of, type_of
+from proxy.protocols.dialects.messages.errors import engine_message, status_for, type_for
 
 EVERY = [
     kind
@@ -39,7 +39,7 @@ def test_our_failures_have_its_statuses_and_types(error, status, kind):
     """A client that may try again is told so: 529 for what is full for now."""
     told = orjson.loads(MESSAGES.error(error("why")))
 
-    assert status == status_of(error("why")) == MESSAGES.status(error("why"))
+    assert status == status_for(error("why")) == MESSAGES.status(error("why"))
     assert {"type": "error", "error": {"type": kind, "message": "why"}} == told
 
 
@@ -80,4 +80,4 @@ def test_an_engines_words_are_told_as_they_are(text, words):
 )
 def test_an_engines_status_has_a_type(status, kind):
     """Those that the API does not have, too."""
-    assert kind == type_of(status)
+    assert kind == type_for(status)

@@ -11,7 +11,7 @@ TOLD = CallIdentity("01a9", 1795229441, "claude-sonnet")
 def test_an_answer_is_named_by_its_step():
     """And by the model as it was asked for; the SDK reads it."""
     usage = {"input_tokens": 1, "output_tokens": 2}
-    blocks = [shapes.thinking("t", shapes.signature_of(TOLD)), shapes.text("a"), shapes.tool_use("c", "f", {"a": 1})]
+    blocks = [shapes.thinking("t", shapes.signature_for(TOLD)), shapes.text("a"), shapes.tool_use("c", "f", {"a": 1})]
 
     message = Message.model_validate(shapes.message(TOLD, blocks, usage, "tool_use", None))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.protocols.dialects.messages.events import stop_of, usage_of
+from proxy.protocols.dialects.messages.events import stop_reason_from, usage_from
 
 CALLS = {"tool_calls": [{"id": "c"}]}
 
@@ -31,13 +31,13 @@ CALLS = {"tool_calls": [{"id": "c"}]}
 )
 def test_each_way_to_end(choice, expected):
     """A named tool ends with `stop` at vLLM; a stop string counts if it is the client's own."""
-    assert expected == stop_of(choice, ["END"])
+    assert expected == stop_reason_from(choice, ["END"])
 
 
 @pytest.mark.parametrize("stops", [None, [], "END", {"END": 1}])
 def test_a_client_that_named_no_stops_hears_of_none(stops):
     """Whatever stands in the field."""
-    assert ("end_turn", None) == stop_of({"finish_reason": "stop", "stop_reason": "END"}, stops)
+    assert ("end_turn", None) == stop_reason_from({"finish_reason": "stop", "stop_reason": "END"}, stops)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_client_that_named_no_stops_hears_of_none(stops):
 )
 def test_tokens_are_counted_as_this_dialect_counts(usage, expected):
     """What the engine's cache had is apart from what came in; together they are the prompt."""
-    told = usage_of(usage)
+    told = usage_from(usage)
     thought = told.get("output_tokens_details", {}).get("thinking_tokens")
 
     assert expected == (told["input_tokens"], told["cache_read_input_tokens"], told["output_tokens"], thought)

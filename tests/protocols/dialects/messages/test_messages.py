@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.messages.messages import conversation_of
+from proxy.protocols.dialects.messages.messages import read_conversation
 from proxy.protocols.dialects.translation import TranslationOptions
 
 
@@ -25,7 +25,7 @@ def result(told="c1", content="r"):
 
 def said(*messages, options=TranslationOptions(), sampled=(), **fields):  # noqa: B008 - frozen
     turns = [{"role": role, "content": content} for role, content in messages]
-    return conversation_of({"messages": turns, **fields}, options, dict(sampled))
+    return read_conversation({"messages": turns, **fields}, options, dict(sampled))
 
 
 HI = {"role": "user", "content": "hi"}
@@ -194,5 +194,5 @@ def test_arguments_come_back_as_they_were_sampled():
 def test_what_cannot_be_read_is_refused_by_its_place(messages, at):
     """Never by a failure of ours."""
     with pytest.raises(UnprocessableRequest) as refused:
-        conversation_of({"messages": messages}, TranslationOptions(), {})
+        read_conversation({"messages": messages}, TranslationOptions(), {})
     assert at == refused.value.param

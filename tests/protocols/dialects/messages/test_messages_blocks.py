@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.messages.messages import blocks_of, chat_content, parts_of, result_of
+from proxy.protocols.dialects.messages.messages import blocks_from, chat_content, parts_from, tool_result_messages
 
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
@@ -15,8 +15,8 @@ def text(said):
 
 def test_a_string_is_one_block_of_text():
     """Each block has its place."""
-    assert [("m.content", text("hi"))] == blocks_of("hi", "m.content")
-    assert [("m.content.0", {}), ("m.content.1", PNG)] == blocks_of([{}, PNG], "m.content")
+    assert [("m.content", text("hi"))] == blocks_from("hi", "m.content")
+    assert [("m.content.0", {}), ("m.content.1", PNG)] == blocks_from([{}, PNG], "m.content")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_string_is_one_block_of_text():
 )
 def test_what_a_block_says(block, parts):
     """Caches and citations change nothing that a model sees."""
-    assert parts == parts_of(block, "here")
+    assert parts == parts_from(block, "here")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_a_block_says(block, parts):
 )
 def test_a_result_is_text(content, said):
     """Its texts joined by line breaks. Its images are a user's message."""
-    message, *pictures = result_of({"type": "tool_result", "tool_use_id": "c1", "content": content}, "here")
+    message, *pictures = tool_result_messages({"type": "tool_result", "tool_use_id": "c1", "content": content}, "here")
 
     assert {"role": "tool", "tool_call_id": "c1", "content": said} == message
     shown = isinstance(content, list) and PNG in content
@@ -69,7 +69,7 @@ def test_a_result_that_names_tools_is_two_messages():
     message = {"role": "tool", "tool_call_id": "c1"}
 
     assert [message | {"content": "found"}, message | {"content": [{"type": "tool_reference", "name": "f"}]}] == (
-        result_of({"tool_use_id": "c1", "content": found}, "here")
+        tool_result_messages({"tool_use_id": "c1", "content": found}, "here")
     )
 
 
@@ -78,7 +78,7 @@ def test_a_failure_says_what_it_says():
     failed = {"tool_use_id": "c1", "is_error": True}
 
     assert ["", "no such file"] == [
-        result_of(failed | said, "here")[0]["content"] for said in ({}, {"content": "no such file"})
+        tool_result_messages(failed | said, "here")[0]["content"] for said in ({}, {"content": "no such file"})
     ]
 
 
@@ -108,7 +108,7 @@ def test_a_failure_says_what_it_says():
 def test_what_chat_cannot_say_is_refused_by_its_place(block, at):
     """Nothing that an agent sends is left out in silence."""
     with pytest.raises(UnprocessableRequest) as refused:
-        parts_of(block, "here")
+        parts_from(block, "here")
     assert at == refused.value.param
 
 
@@ -125,7 +125,7 @@ def test_what_chat_cannot_say_is_refused_by_its_place(block, at):
 def test_a_result_of_a_wrong_type_is_refused(wrong):
     """By the field."""
     with pytest.raises(UnprocessableRequest, match=rf"^here\.{next(iter(wrong))}"):
-        result_of({"tool_use_id": "c1", **wrong}, "here")
+        tool_result_messages({"tool_use_id": "c1", **wrong}, "here")
 
 
 def test_one_text_is_a_string():

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.messages.tools import tools_of
+from proxy.protocols.dialects.messages.tools import tools_from
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA}
@@ -13,7 +13,7 @@ FUNCTION = {"type": "function", "function": {"name": "weather", "description": "
 @pytest.mark.parametrize("extra", [{}, {"type": "custom"}, {"type": None}, {"cache_control": {"type": "ephemeral"}}])
 def test_a_custom_tool_is_a_function(extra):
     """What changes nothing for the model is left out."""
-    assert {"tools": [FUNCTION]} == tools_of({"tools": [WEATHER | extra]})
+    assert {"tools": [FUNCTION]} == tools_from({"tools": [WEATHER | extra]})
 
 
 def test_what_templates_show_of_a_tool_is_kept():
@@ -22,7 +22,7 @@ def test_what_templates_show_of_a_tool_is_kept():
     tool = {"name": "f", "input_schema": {"properties": {}}, **shown}
 
     assert [{"name": "f", "parameters": {"properties": {}, "type": "object"}, **shown}] == [
-        each["function"] for each in tools_of({"tools": [tool]})["tools"]
+        each["function"] for each in tools_from({"tools": [tool]})["tools"]
     ]
 
 
@@ -51,14 +51,14 @@ def test_the_tools_are_those_at_the_end_of_the_conversation(changes, names):
     said = [{"role": "user", "content": "hi"}, {"role": "system", "content": [*changes, {"type": "text", "text": "a"}]}]
     body = {"messages": said, "tools": [WEATHER, WEATHER | {"name": "late", "defer_loading": True}]}
 
-    assert names == [tool["function"]["name"] for tool in tools_of(body)["tools"]]
+    assert names == [tool["function"]["name"] for tool in tools_from(body)["tools"]]
 
 
 def test_a_tool_that_is_added_is_no_longer_deferred():
     """It is shown as if it had been there from the beginning."""
     said = [{"role": "system", "content": [change("addition", named("weather"))]}]
 
-    assert {"tools": [FUNCTION]} == tools_of({"messages": said, "tools": [WEATHER | {"defer_loading": True}]})
+    assert {"tools": [FUNCTION]} == tools_from({"messages": said, "tools": [WEATHER | {"defer_loading": True}]})
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_tool_that_is_added_is_no_longer_deferred():
 def test_a_change_that_cannot_be_read_is_refused_by_its_place(tool, at):
     """As any other value."""
     with pytest.raises(UnprocessableRequest) as refused:
-        tools_of({"messages": [{"role": "system", "content": [change("addition", tool)]}]})
+        tools_from({"messages": [{"role": "system", "content": [change("addition", tool)]}]})
     assert f"messages.0.content.0.tool{at}" == refused.value.param
 
 
@@ -91,7 +91,7 @@ def test_a_change_that_cannot_be_read_is_refused_by_its_place(tool, at):
 def test_tools_of_servers_are_refused_by_name(tool, named):
     """Nobody here could run them, or knows their schema."""
     with pytest.raises(UnprocessableRequest, match=rf"^tools\.1: tool '{named}' ") as refused:
-        tools_of({"tools": [WEATHER, tool]})
+        tools_from({"tools": [WEATHER, tool]})
     assert "tools.1" == refused.value.param
 
 
@@ -99,17 +99,19 @@ def test_tools_of_servers_are_left_out_where_the_configuration_says_so():
     """The others stay; a tool that cannot be read is refused all the same."""
     hosted = {"type": "web_search_20250305", "name": "web_search"}
 
-    assert {"tools": [FUNCTION]} == tools_of({"tools": [hosted, WEATHER]}, ignore_hosted=True)
-    assert {} == tools_of({"tools": [hosted], "mcp_servers": [{}], "tool_choice": {"type": "auto"}}, ignore_hosted=True)
+    assert {"tools": [FUNCTION]} == tools_from({"tools": [hosted, WEATHER]}, ignore_hosted=True)
+    assert {} == tools_from(
+        {"tools": [hosted], "mcp_servers": [{}], "tool_choice": {"type": "auto"}}, ignore_hosted=True
+    )
     with pytest.raises(UnprocessableRequest, match="^tools.0.name: "):
-        tools_of({"tools": [{"type": "custom"}]}, ignore_hosted=True)
+        tools_from({"tools": [{"type": "custom"}]}, ignore_hosted=True)
 
 
 def test_servers_of_tools_are_refused():
     """Anthropic's servers would call them."""
     with pytest.raises(UnprocessableRequest, match="^mcp_servers: "):
-        tools_of({"mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}]})
-    assert {} == tools_of({"mcp_servers": []})
+        tools_from({"mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}]})
+    assert {} == tools_from({"mcp_servers": []})
 
 
 @pytest.mark.parametrize(
@@ -128,14 +130,14 @@ def test_servers_of_tools_are_refused():
 )
 def test_which_tools_may_be_called(choice, expected):
     """Chat has another word for each."""
-    assert {"tools": [FUNCTION], **expected} == tools_of({"tools": [WEATHER], "tool_choice": choice})
+    assert {"tools": [FUNCTION], **expected} == tools_from({"tools": [WEATHER], "tool_choice": choice})
 
 
 def test_a_choice_among_no_tools():
     """What is so anyway is not said, as engines refuse it; what is impossible is the engine's to refuse."""
-    assert {} == tools_of({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}})
-    assert {} == tools_of({"tools": [], "tool_choice": {"type": "none"}})
-    assert {"tool_choice": "required"} == tools_of({"tool_choice": {"type": "any"}})
+    assert {} == tools_from({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}})
+    assert {} == tools_from({"tools": [], "tool_choice": {"type": "none"}})
+    assert {"tool_choice": "required"} == tools_from({"tool_choice": {"type": "any"}})
 
 
 @pytest.mark.parametrize(
@@ -158,5 +160,5 @@ def test_a_choice_among_no_tools():
 def test_a_wrong_type_is_refused_by_its_place(body, at):
     """However deep it stands."""
     with pytest.raises(UnprocessableRequest) as refused:
-        tools_of(body)
+        tools_from(body)
     assert at == refused.value.param

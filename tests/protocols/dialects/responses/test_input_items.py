@@ -4,7 +4,7 @@ import pytest
 from responses_drawn import TOLD
 
 from proxy.errors import BadRequest, UnprocessableRequest
-from proxy.protocols.dialects.responses.input_items import calls_of, read_items, references_of
+from proxy.protocols.dialects.responses.input_items import call_ids_from, item_ids_from, read_items
 from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 
 OTHER = TOLD.step_id[:-1] + "W"
@@ -104,8 +104,8 @@ def test_argument_text_is_carried_as_it_is():
     assert ["{ }"] == arguments(call("1"))
     assert [sampled] == arguments(PATCH, p=sampled)
     assert ['{"input": "a"}'] == arguments(PATCH) == arguments(PATCH, p='{"input":"b"}')
-    assert ["p", "1"] == calls_of([PATCH, call("1"), {"type": "custom_tool_call", "call_id": 1}, 7])
-    assert [] == calls_of("hi")
+    assert ["p", "1"] == call_ids_from([PATCH, call("1"), {"type": "custom_tool_call", "call_id": 1}, 7])
+    assert [] == call_ids_from("hi")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_thoughts_that_are_only_named_are_those_that_were_told():
         read(empty, said("a"), resolved=ResolvedReferences(items={"rs_1": THOUGHT}))
     )
     assert [("assistant", "a", None, None)] == outline(read(empty, said("a")))
-    assert ["rs_1", "x"] == references_of(
+    assert ["rs_1", "x"] == item_ids_from(
         [empty, {"id": "x"}, said("a", id="y"), 1, {"type": "reasoning"}, THOUGHT | {"id": "rs_2"}]
     )
 

@@ -2,7 +2,7 @@
 
 from responses_drawn import TOLD
 
-from proxy.protocols.dialects.responses.response_object import ending, logprob_entries, make_response, usage_of
+from proxy.protocols.dialects.responses.response_object import ending, logprob_entries, make_response, usage_from
 
 
 def test_an_answer_repeats_what_was_asked():
@@ -39,9 +39,9 @@ def test_usage_counts_what_was_cached_and_thought():
     }  # fmt: skip
     sglang = {**vllm, "reasoning_tokens": 2, "completion_tokens_details": None}
 
-    assert expected == usage_of(vllm) == usage_of(sglang)
-    assert 0 == usage_of({"prompt_tokens": 5, "prompt_tokens_details": None})["input_tokens_details"]["cached_tokens"]
-    assert usage_of(None) is None
+    assert expected == usage_from(vllm) == usage_from(sglang)
+    assert 0 == usage_from({"prompt_tokens": 5, "prompt_tokens_details": None})["input_tokens_details"]["cached_tokens"]
+    assert usage_from(None) is None
 
 
 def test_the_ends_that_are_not_complete_say_why():

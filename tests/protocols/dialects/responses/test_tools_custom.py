@@ -7,15 +7,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from responses_drawn import argument_text
 
-from proxy.protocols.dialects.responses.tools import FreeformReader, arguments_for, input_of
+from proxy.protocols.dialects.responses.tools import FreeformReader, arguments_for, input_from
 
 
 @settings(max_examples=60)
 @given(said=st.text(), spaced=st.booleans(), plain=st.booleans())
 def test_an_input_is_read_out_of_any_spelling(said, spaced, plain):
     """The reader gives what a JSON reader gives."""
-    assert said == input_of(argument_text(said, spaced=spaced, plain=plain))
-    assert said == input_of(arguments_for(said))
+    assert said == input_from(argument_text(said, spaced=spaced, plain=plain))
+    assert said == input_from(arguments_for(said))
     assert {"input": said} == json.loads(arguments_for(said))
 
 
@@ -29,7 +29,7 @@ def test_splits_make_no_difference(said, start, data):
     reader = FreeformReader()
     pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
-    assert input_of(text) == "".join(map(reader.feed, pieces)) + reader.end()
+    assert input_from(text) == "".join(map(reader.feed, pieces)) + reader.end()
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_splits_make_no_difference(said, start, data):
 )
 def test_what_is_no_input_is_shown_as_it_stands(arguments, expected):
     """An agent sees what the model wrote, however badly."""
-    assert expected == input_of(arguments)
+    assert expected == input_from(arguments)
