@@ -158,7 +158,7 @@ class ManagedServer:
         """Sample `n` completions of `prompt`, a text or ids; further arguments are the engine's.
 
         A prompt that starts with the `full_text` of a node is sent as the ids of that node and the ids of the rest, so that
-        it continues the node whatever ids its text alone would have.
+        it continues the node, even if its text alone would have other ids.
         """
         engine_fields = engine_body(body)
         agent = await self._agent_for(engine_fields)

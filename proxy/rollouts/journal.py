@@ -59,7 +59,7 @@ class Journal:
     async def write(self, entry: StepWrite) -> None:
         """Append an entry; it is on disk when this returns. Raises OSError on failure; then nothing was appended.
 
-        Must not be cancelled: the thread that writes would go on. The recorder runs it in a task.
+        It must not be cancelled, because the writing thread would continue. The recorder runs it in a task.
         """
         frame = pack(entry)
         async with self._lock:

@@ -45,7 +45,7 @@ from proxy.upstream.system_messages import with_engine_traits
 
 
 async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResponse:
-    """Receive, admit, plan, relay and record a call; or forward it unrecorded if the configuration says so."""
+    """Receive, admit, plan, relay and record a call; or forward it unrecorded, depending on the configuration."""
     call = await receive(request, route)
     return await _answer(request.context, call) if isinstance(call, IncomingCall) else call
 
@@ -80,7 +80,7 @@ async def receive(request: ModelRequest, route: CallRoute) -> IncomingCall | web
 async def _forward(
     request: ModelRequest, dialect: Dialect, text: bytes, body: dict[str, Any], adapter: CallAdapter | None
 ) -> web.StreamResponse | None:
-    """Forward a call that names no rollout, if it is a health probe or the configuration says so. Raises BadRequest."""
+    """Forward a call that names no rollout, if it is a health probe or the configuration requires it. Raises BadRequest."""
     context = request.context
     agents = context.settings.agents
     headers = request.request.headers
