@@ -25,7 +25,7 @@ Lifetimes: without a TTL, all keys exist until they are deleted; Redis removes a
 each write to a rollout sets the expiry of its seven keys again. So the sets of a bucket expire with the newest of its rollouts,
 and later writes remove the members of rollouts that expired before. Constants and announcements do not expire. Heartbeats
 expire when none is sent within their lifetime. With a TTL, the incarnation of a deleted rollout is kept for one day or for the
-TTL, whichever is longer, so that a late append can distinguish a deleted rollout from an expired one. A later deletion in the same
+TTL, whichever is longer, so that a late append can distinguish deleted from expired rollouts. A later deletion in the same
 bucket removes it.
 
 Percent-encoded names have only letters, digits and `_.-~%`, so no name can produce the key of another. The braces are hash

@@ -7,7 +7,7 @@ proxies require.
 The queue is a stream for each bucket with one consumer group, whose list of pending entries (PEL) records which holder has
 which entry, and since when. All entries are pending: those without a holder belong to the consumer `-` and have been idle for
 longer than any lease. A lease shorter than the maximum is an XCLAIM with IDLE set to the difference. So an entry is available
-if it has been idle for the maximum lease, independent of its own lease, and only the server's clock is used. All scripts of the queue
+if it has been idle for the maximum lease (not its own lease), and only the server's clock is used. All scripts of the queue
 except `QUEUE_AVAILABLE` get the seven keys of the group, then the stream.
 """
 
