@@ -1,4 +1,4 @@
-"""Documents that cannot lie: what the code prints is up to date. What people wrote is tried in tests/test_pages.py."""
+"""Generated pages are up to date, and documents contain what the code defines. Hand-written pages: tests/test_pages.py."""
 
 from pathlib import Path
 
@@ -15,24 +15,22 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
 def test_generated_pages_are_up_to_date(path):
-    """`make docs` would change nothing."""
+    """`make docs` changes no file."""
     assert pages()[path] == path.read_text()
 
 
-def test_the_example_configuration_is_the_defaults_in_full():
-    """Each setting stands in config.example.yaml with its default, and nothing else does."""
+def test_the_example_configuration_has_every_setting_with_its_default():
     example = yaml.safe_load((ROOT / "config.example.yaml").read_text())
 
     assert Settings().model_dump(mode="json") == example
 
 
-def test_every_setting_says_what_it_means():
-    """A setting nobody can look up does not exist."""
+def test_every_setting_has_a_description():
     assert [] == [name for name, _, _, description in settings_of(Settings) if not description]
 
 
 def test_every_metric_is_documented():
-    """Under the name that /metrics shows."""
+    """By its name in /metrics."""
     page = (ROOT / "docs" / "metrics.md").read_text()
     metrics = [metric for collector in make_metrics(CollectorRegistry()).all() for metric in collector.describe()]
     names = [metric.name + ("_total" if metric.type == "counter" else "") for metric in metrics]
@@ -40,8 +38,7 @@ def test_every_metric_is_documented():
     assert [] == [name for name in names if f"`{name}`" not in page]
 
 
-def test_decisions_are_short_and_say_what_would_change_them():
-    """At most 30 lines, each ending in what would change our mind."""
+def test_decisions_have_at_most_30_lines_and_end_with_what_would_change_them():
     decisions = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 
     assert decisions

@@ -1,4 +1,4 @@
-"""The layout of the sources: layers, import orders and sizes, read from the syntax trees."""
+"""The layout of the sources: layers, import order and sizes, read from the syntax trees."""
 
 import ast
 import sys
@@ -18,7 +18,7 @@ IO = {
     "aiohttp", "asyncio", "os", "redis", "rich", "socket", "storage", "subprocess", "threading", "time", "typer", "valkey",
 }  # fmt: skip
 
-# What each layer may import, besides itself. A new entry at proxy's root is a decision, made here.
+# The layers that each layer may import, besides itself. A new layer at proxy's root needs an entry here.
 LAYERS: dict[str, tuple[str, ...] | None] = {
     "storage": (),
     "tokentape": (),
@@ -42,7 +42,7 @@ LAYERS: dict[str, tuple[str, ...] | None] = {
     "cli": None,  # everything
 }  # fmt: skip
 
-# The order of modules and folders within a layer, lowest first: a module imports its own row and those before it.
+# The order of modules and folders within a layer, lowest first: a module imports its own row and the rows before it.
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "protocols": (
         ("sse", "lenient_json", "accumulators"),
@@ -63,12 +63,12 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "storage": (("types", "errors"), ("queue", "options"), ("store",), ("redis", "embedded")),
 }
-STRANGERS = {"model", "control", "ui"}  # they stand in one row of `api`, and never import each other
-SERVERS = ("api", "server", "simulator")  # who may import aiohttp.web
-# Who may open an HTTP client session.
+INDEPENDENT = {"model", "control", "ui"}  # in one row of `api`, and they never import each other
+SERVERS = ("api", "server", "simulator")  # layers that may import aiohttp.web
+# Modules that may open an HTTP client session.
 CLIENTS = ("proxy/upstream/client.py", "proxy/api/compat/osmosis/servers.py", "proxy/telemetry/", "proxy/cli/")
 
-# A file without a test file is a decision, and decisions are listed here, each with its reason.
+# Source files without a test file, each with its reason.
 UNTESTED = {
     "proxy/rollouts/finishing.py": "asserted through its route, by tests/api/control/test_rollouts.py",
     "proxy/api/context.py": "a record of what app makes, and no code",
@@ -108,23 +108,23 @@ BANNED = {
 }
 
 
-def name_of(path: Path) -> str:
+def relative_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
 @cache
-def tree_of(path: Path) -> ast.Module:
+def syntax_tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def module_of(path: Path) -> str:
+def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(path: Path, *, whole: bool) -> set[str]:
+def imported_modules(path: Path, *, whole: bool) -> set[str]:
     """The modules a file imports: at its top level, or anywhere (`whole`)."""
-    tree = tree_of(path)
+    tree = syntax_tree(path)
     found = set()
     for node in ast.walk(tree) if whole else tree.body:
         if isinstance(node, ast.Import):
@@ -134,52 +134,54 @@ def imports_of(path: Path, *, whole: bool) -> set[str]:
     return found
 
 
-def test_the_packages_are_ours():
-    """`proxy` and `storage` are common names: what is imported is this checkout's."""
+def test_the_imported_packages_are_those_of_this_checkout():
+    """`proxy` and `storage` are common names of packages."""
     assert ROOT / "proxy" / "__init__.py" == Path(proxy.__file__)
     assert ROOT / "storage" / "__init__.py" == Path(storage.__file__)
     assert ROOT / "tokentape" / "__init__.py" == Path(tokentape.__file__)
 
 
-def test_each_source_file_has_its_test_file():
-    """proxy/protocols/sse.py is tested by tests/protocols/test_sse.py; exceptions are listed, with reasons."""
+def test_each_source_file_has_a_test_file_unless_listed():
+    """For example, proxy/protocols/sse.py has tests/protocols/test_sse.py."""
     without = set()
     for path in SOURCES:
         own = path.relative_to(ROOT)
         inner = Path(*own.parts[1:]) if own.parts[0] == "proxy" else own
         test = ROOT / "tests" / inner.with_name(f"test_{path.stem.strip('_')}.py")
         if path.name != "__init__.py" and not test.exists():
-            without.add(name_of(path))
+            without.add(relative_name(path))
 
-    assert UNTESTED.keys() & set(map(name_of, SOURCES)) | set() >= without
+    assert UNTESTED.keys() & set(map(relative_name, SOURCES)) | set() >= without
     assert without >= UNTESTED.keys() - {"storage/store.py"}
 
 
-def layer_of(name: str) -> str:
+def layer_from(name: str) -> str:
     """Return the layer of a dotted module name: the folder or module at proxy's root, or the top-level package."""
     parts = name.split(".")
     return parts[1] if parts[0] == "proxy" and len(parts) > 1 else parts[0]
 
 
-def modules_of(path: Path) -> set[str]:
-    """Return the modules of ours that a file imports anywhere, without the names that it imports of them."""
-    ours = {module_of(source) for source in SOURCES}
-    return imports_of(path, whole=True) & ours
+def own_imports(path: Path) -> set[str]:
+    """Return the modules of these packages that a file imports anywhere, without the names imported from them."""
+    ours = {module_name(source) for source in SOURCES}
+    return imported_modules(path, whole=True) & ours
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@pytest.mark.parametrize("path", SOURCES, ids=relative_name)
 def test_a_module_imports_only_lower_layers(path):
     """Each layer imports only the layers that LAYERS lists for it."""
-    layer = layer_of(module_of(path))
-    imported = {layer_of(name) for name in modules_of(path)} - {layer, "proxy"}
+    layer = layer_from(module_name(path))
+    imported = {layer_from(name) for name in own_imports(path)} - {layer, "proxy"}
 
     assert layer in ("proxy", "__main__") or LAYERS[layer] is None or imported <= set(LAYERS[layer])
 
 
-def test_proxys_root_is_the_list_of_layers():
-    """With `__init__` and `__main__`: at most 16 entries."""
+def test_proxys_root_has_exactly_the_layers():
+    """At most 16 entries, with `__init__` and `__main__`."""
     entries = {
-        Path(name_of(path)).parts[1].removesuffix(".py") for path in SOURCES if "proxy" in name_of(path).split("/")[0]
+        Path(relative_name(path)).parts[1].removesuffix(".py")
+        for path in SOURCES
+        if "proxy" in relative_name(path).split("/")[0]
     }
 
     assert LAYERS.keys() - {"storage", "tokentape"} == {name for name in entries if not name.startswith("__")}
@@ -187,75 +189,75 @@ def test_proxys_root_is_the_list_of_layers():
 
 
 @pytest.mark.parametrize("layer", ORDERS)
-def test_the_modules_of_a_layer_are_imported_in_one_order(layer):
-    """Within a layer, a module imports its own row of ORDERS and the rows before it."""
+def test_modules_of_a_layer_import_only_their_own_row_and_the_rows_before_it(layer):
     rows = {name: row for row, names in enumerate(ORDERS[layer]) for name in names}
     base = 1 if layer == "storage" else 2
-    guilty = []
+    violations = []
     for path in SOURCES:
-        module = module_of(path).split(".")
-        if layer_of(".".join(module)) != layer or len(module) <= base:
+        module = module_name(path).split(".")
+        if layer_from(".".join(module)) != layer or len(module) <= base:
             continue  # another layer, or the package's own __init__
         inner = {
-            name.split(".")[base] for name in modules_of(path) if layer_of(name) == layer and name.count(".") >= base
+            name.split(".")[base] for name in own_imports(path) if layer_from(name) == layer and name.count(".") >= base
         }
         own = module[base]
-        guilty += [
-            (name_of(path), other)
+        violations += [
+            (relative_name(path), other)
             for other in inner - {own}
-            if rows[other] > rows[own] or {own, other} <= STRANGERS or {own, other} == {"redis", "embedded"}
+            if rows[other] > rows[own] or {own, other} <= INDEPENDENT or {own, other} == {"redis", "embedded"}
         ]
 
-    assert [] == guilty
+    assert [] == violations
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.relative_to(ROOT).parts[1] in PURE], ids=name_of)
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCES if path.relative_to(ROOT).parts[1] in PURE], ids=relative_name
+)
 def test_pure_packages_import_no_io(path):
     """No sockets, no clock, no store."""
-    assert set() == {name.split(".")[0] for name in imports_of(path, whole=True)} & IO
+    assert set() == {name.split(".")[0] for name in imported_modules(path, whole=True)} & IO
 
 
-def test_http_servers_and_clients_are_in_a_few_places():
-    """Only `api`, `server` and `simulator` know aiohttp's server; only CLIENTS open client sessions."""
+def test_only_listed_modules_start_http_servers_or_clients():
+    """SERVERS may import aiohttp.web; CLIENTS may open client sessions."""
     serving = [
-        name_of(path)
+        relative_name(path)
         for path in SOURCES
-        if {"aiohttp.web", "aiohttp.web_response"} & imports_of(path, whole=True)
-        and layer_of(module_of(path)) not in SERVERS
+        if {"aiohttp.web", "aiohttp.web_response"} & imported_modules(path, whole=True)
+        and layer_from(module_name(path)) not in SERVERS
     ]
     calling = [
-        name_of(path)
+        relative_name(path)
         for path in SOURCES
-        for node in ast.walk(tree_of(path))
+        for node in ast.walk(syntax_tree(path))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "ClientSession"
-        and not name_of(path).startswith(CLIENTS)
+        and not relative_name(path).startswith(CLIENTS)
     ]
 
     assert ([], []) == (serving, calling)
 
 
-def test_the_client_imports_nothing_of_the_rest():
-    """`tokentape` works with nothing of the server installed; only its command imports the server, by name."""
+def test_the_client_package_imports_only_httpx2_and_openai():
+    """`tokentape` works without the server's dependencies; its command imports the server lazily."""
     imported = {
         name.split(".")[0]
         for path in SOURCES
         if path.is_relative_to(ROOT / "tokentape")
-        for name in imports_of(path, whole=True)
+        for name in imported_modules(path, whole=True)
     }
 
     assert {"httpx2", "openai", "tokentape"} == imported - sys.stdlib_module_names
 
 
 def test_there_is_no_import_cycle():
-    """Modules can be read in one order."""
-    modules = {module_of(path): path for path in SOURCES}
+    modules = {module_name(path): path for path in SOURCES}
     edges = {
-        name: {imported for imported in imports_of(path, whole=False) if imported in modules and imported != name}
+        name: {imported for imported in imported_modules(path, whole=False) if imported in modules and imported != name}
         for name, path in modules.items()
     }
-    # A package's __init__ gathers its modules; that a module imports its own package's base is no cycle.
+    # A package's __init__ imports its modules; a module may import from its own package.
     for name, path in modules.items():
         if path.name == "__init__.py":
             edges[name] = {inner for inner in edges[name] if not inner.startswith(f"{name}.")}
@@ -265,20 +267,21 @@ def test_there_is_no_import_cycle():
     assert {} == edges
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@pytest.mark.parametrize("path", SOURCES, ids=relative_name)
 def test_files_and_functions_are_short(path):
-    """A file has at most 400 lines and a function at most 50."""
-    functions = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    """A file has at most 400 lines, a function at most 50."""
+    functions = [
+        node for node in ast.walk(syntax_tree(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
 
     assert len(path.read_text().splitlines()) <= 400
     assert [] == [node.name for node in functions if node.end_lineno - node.lineno >= 50]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_modules_and_public_names_say_what_they_are(path):
-    """A module opens with a paragraph; everything public has a docstring."""
-    tree = tree_of(path)
-    bare = [
+@pytest.mark.parametrize("path", SOURCES, ids=relative_name)
+def test_modules_and_public_names_have_docstrings(path):
+    tree = syntax_tree(path)
+    without_docstring = [
         node.name
         for scope in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")]
         for node in scope.body
@@ -288,34 +291,34 @@ def test_modules_and_public_names_say_what_they_are(path):
     ]
 
     assert ast.get_docstring(tree)
-    assert [] == bare
+    assert [] == without_docstring
 
 
-def test_nothing_is_called_by_a_word_that_says_nothing():
-    """A thing that is hard to name is a noun that is missing."""
-    assert [] == [name_of(path) for path in SOURCES if path.stem in BANNED or path.parent.name in BANNED]
+def test_no_file_or_folder_has_a_meaningless_name():
+    """Such as utils, helpers or manager."""
+    assert [] == [relative_name(path) for path in SOURCES if path.stem in BANNED or path.parent.name in BANNED]
 
 
-def test_catching_everything_happens_in_three_places():
-    """The outermost middleware, the relay of a call, and around the programs that chat templates are; nowhere else."""
+def test_except_exception_is_in_three_places_only():
+    """The outermost middleware, the relay of a call, and chat templates, which are programs."""
     places = [
-        name_of(path)
+        relative_name(path)
         for path in SOURCES
-        for node in ast.walk(tree_of(path))
+        for node in ast.walk(syntax_tree(path))
         if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Name) and node.type.id == "Exception"
     ]
 
     assert ["proxy/api/failures.py", "proxy/api/model/relay.py", "proxy/upstream/tokenizers.py"] == sorted(places)
 
 
-def test_the_environment_is_read_in_one_place():
-    """By the settings; the command line's own options aside."""
-    guilty = [
-        name_of(path)
+def test_only_the_settings_read_the_environment():
+    """pydantic-settings does; no module uses os.environ."""
+    violations = [
+        relative_name(path)
         for path in SOURCES
-        for node in ast.walk(tree_of(path))
+        for node in ast.walk(syntax_tree(path))
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     ]
 
-    assert [] == guilty
+    assert [] == violations
     assert sys.version_info >= (3, 11)

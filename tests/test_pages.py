@@ -1,4 +1,4 @@
-"""Pages that cannot lie: every block is run or checked, every link leads somewhere."""
+"""Hand-written pages: every code block is run or checked, and every link has a target."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ WITH_BLOCKS = [name for name, path in PAGES.items() if any(True for _ in blocks_
 
 @pytest.fixture(scope="module")
 def served(server):
-    """A proxy as `make run` starts it, one more with a control key, and the simulator: in a thread, for programs block."""
+    """Run a proxy as `make run` does, one with a control key, and the simulator, in a thread: programs on the pages block."""
     ready, over = threading.Event(), threading.Event()
     urls: list[str] = []
 
@@ -29,8 +29,8 @@ def served(server):
             engine = settings.engines.endpoints[0].url
             stores = [await open_store(f"unix:{server.socket}", StoreOptions(prefix=token_hex(8))) for _ in range(2)]
             keyed = settings_for(engine, control={"api_keys": [KEY]})
-            async with running(settings, stores[0]) as plain, running(keyed, stores[1]) as other:
-                urls.extend([plain.url, other.url, engine])
+            async with running(settings, stores[0]) as plain, running(keyed, stores[1]) as with_key:
+                urls.extend([plain.url, with_key.url, engine])
                 ready.set()
                 await asyncio.to_thread(over.wait)
             for store in stores:
@@ -46,18 +46,20 @@ def served(server):
 
 @pytest.mark.parametrize("page", WITH_BLOCKS)
 def test_every_block_of_a_page_is_run_or_checked(page, served, tmp_path):
-    """In order, as a reader would, against a proxy whose engine is the simulator."""
+    """In order, against a proxy whose engine is the simulator."""
     reader = Reader(*served, folder=tmp_path)
 
     for block in blocks_of(PAGES[page]):
         if block.excerpt_of is not None:
-            assert block.text in (ROOT / block.excerpt_of).read_text(), f"{block.place}: no part of {block.excerpt_of}"
+            assert block.text in (ROOT / block.excerpt_of).read_text(), (
+                f"{block.place}: not an excerpt of {block.excerpt_of}"
+            )
         elif block.checked_by is None:
             follow(block, reader)
 
 
 def test_the_readme_prints_a_reply_and_its_sequences(served, tmp_path):
-    """The client's lines say something, and the export has a row of it, whose arrays have one length."""
+    """The client prints a reply, and the export has a row for it, whose arrays have equal lengths."""
     reader = Reader(*served, folder=tmp_path)
     _made, client, export = [block for block in blocks_of(PAGES["README.md"]) if block.language != "text"][:3]
 
@@ -68,8 +70,7 @@ def test_the_readme_prints_a_reply_and_its_sequences(served, tmp_path):
         assert 1 == len({len(row["token_ids"]), len(row["mask"]), len(row["logprobs"])})
 
 
-def test_a_block_that_is_checked_elsewhere_is_named_there():
-    """The test that a page names is there, and speaks of the page."""
+def test_a_test_that_a_page_names_as_a_blocks_check_names_the_page():
     elsewhere = [block for path in PAGES.values() for block in blocks_of(path) if block.checked_by is not None]
 
     assert elsewhere
@@ -102,15 +103,14 @@ def test_a_block_that_is_checked_elsewhere_is_named_there():
         ("python", "no_such_name"),
     ],
 )
-def test_a_block_that_does_not_hold_is_found(language, text, served, tmp_path):
-    """Each kind of check can fail."""
+def test_each_kind_of_check_detects_a_wrong_block(language, text, served, tmp_path):
     with pytest.raises(AssertionError, match="a page:1"):
         follow(Block("a page", 1, language, text), Reader(*served, folder=tmp_path))
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_somewhere(page):
-    """To a file that is there, and to a heading that it has; addresses of the net are not asked."""
+def test_every_relative_link_has_a_target(page):
+    """A file, and a heading of it; URLs are not requested."""
     for link in links_of(PAGES[page]):
         if "://" in link or link.startswith("mailto:"):
             continue
@@ -121,14 +121,14 @@ def test_every_link_leads_somewhere(page):
 
 
 def test_every_page_is_listed_in_the_index():
-    """The lists of docs/index.md are the navigation: what they lack, nobody finds. Decisions have a list of their own."""
+    """The lists of docs/index.md are the site's navigation; decisions have a list of their own."""
     index = ROOT / "docs" / "index.md"
     listed = {(index.parent / link.partition("#")[0]).resolve() for link in links_of(index)}
 
     assert set() == {path for path in PAGES.values() if path.parent.name != "decisions"} - listed - {index}
 
 
-def test_anchors_are_those_of_github():
-    """Lower case, dashes for blanks, no punctuation."""
+def test_anchors_equal_githubs():
+    """Lower case, dashes for spaces, no punctuation."""
     assert "atropos-post-generate" == anchor_of("Atropos: `POST /generate`")
     assert "x-reply_ids" == anchor_of("[X-Reply_Ids](a.md)!")

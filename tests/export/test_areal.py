@@ -18,28 +18,27 @@ EXAMPLE = {
 }
 
 
-def test_worked_example():
-    """Everything is shaped [1, T], the reward [1]."""
+def test_arrays_have_shape_1_t_and_the_reward_has_shape_1():
     assert [EXAMPLE] == worked.rows("areal")
 
 
-def test_group():
-    """A group is the list of its dicts: the trainer pads."""
+def test_a_group_is_a_list_of_dicts():
+    """The trainer pads them."""
     assert [EXAMPLE, EXAMPLE | {"rewards": [0.0]}] == worked.gathered(
         "areal", worked.FACTS, replace(worked.FACTS, reward=0.0)
     )
 
 
-def test_versions():
-    """Where the weights changed while a turn was sampled, each token has its own version."""
+def test_each_token_has_its_policy_version():
+    """Also if the weights changed within a turn."""
     choice = worked.sampled(worked.S2, worked.L2, spans=(Span(0, 1, "4"), Span(1, 2, "5")))
     (row,) = worked.rows("areal", [worked.first(), worked.second(choice)])
 
     assert [4, 5] == row["versions"][0][-2:]
 
 
-def test_refused():
-    """A missing reward would count as 0.0, and a missing version as a token that nobody sampled: both are refused."""
+def test_a_missing_reward_or_policy_version_is_rejected():
+    """AReaL would read them as 0.0 and as a token that was not sampled."""
     with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):
         worked.rows("areal", facts=replace(worked.FACTS, reward=None))
     with pytest.raises(Inexpressible, match="requires a number as policy version; rollout .* has None at step 'a'"):

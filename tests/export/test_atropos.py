@@ -6,8 +6,8 @@ from forests import make_step
 from proxy.export import Fill
 
 
-def test_worked_example():
-    """Ids and logprobs where something was sampled, -100 and 1.0 elsewhere; text only where ids can be decoded."""
+def test_tokens_that_were_not_sampled_have_mask_minus_100_and_logprob_1():
+    """Without a tokenizer, the text is null."""
     assert [
         {
             "full_text": None,
@@ -19,15 +19,13 @@ def test_worked_example():
     ] == worked.rows("nodes")
 
 
-def test_text():
-    """Where a tokenizer is at hand, the text is that of all ids."""
+def test_full_text_is_the_decoded_token_ids():
     fill = Fill(decode=lambda ids: "-".join(map(str, ids)))
 
     assert ["1-2"] == [node["full_text"] for node in worked.rows("nodes", [make_step("a", [1], [2])], fill=fill)]
 
 
-def test_same_samples():
-    """Samples that are alike are nodes of their own."""
+def test_equal_samples_are_separate_nodes():
     nodes = worked.rows("nodes", [make_step("a", [1], [2, 9], [2, 9], [2, 9], [2, 9])])
 
     assert [[1, 2, 9]] * 4 == [node["tokens"] for node in nodes]

@@ -17,34 +17,30 @@ EXAMPLE = {
 BARE = replace(worked.FACTS, advantages=None)
 
 
-def test_worked_example():
-    """Masks are ids or -100, logprobs 1.0 where nothing was sampled; nothing is shifted."""
+def test_tokens_that_were_not_sampled_have_mask_minus_100_and_logprob_1():
+    """Nothing is shifted by a position."""
     assert [EXAMPLE] == worked.rows("scored_data", facts=BARE)
 
 
-def test_group():
-    """A group is one object."""
+def test_a_group_is_one_object():
     group = worked.gathered("scored_data", BARE, replace(BARE, rollout_id="r2", reward=0.0))
 
     assert {key: [*value, *value] for key, value in EXAMPLE.items()} | {"scores": [1.0, 0.0]} == group
 
 
-def test_advantages():
-    """Advantages, where given, are by token."""
+def test_advantages_are_expanded_to_tokens():
     (row,) = worked.rows("scored_data")
 
     assert EXAMPLE | {"advantages": [[0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5]]} == row
 
 
-def test_some_have_advantages():
-    """A group of which some have advantages and some none is refused."""
+def test_a_group_with_advantages_for_some_rollouts_only_is_rejected():
     with pytest.raises(
         Inexpressible, match=r"^Format 'scored_data' requires the same fields in all rows; some have no advantages\.$"
     ):
         worked.gathered("scored_data", BARE, worked.FACTS)
 
 
-def test_no_reward():
-    """A score is not made up."""
+def test_a_missing_reward_is_rejected():
     with pytest.raises(Inexpressible, match=r"^Format 'scored_data' requires a reward; rollout 'r1' has none\.$"):
         worked.rows("scored_data", facts=replace(BARE, reward=None))

@@ -1,4 +1,4 @@
-"""What holds for every format."""
+"""Properties of all formats."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -14,14 +14,13 @@ from proxy.trajectory.sequence import Options, Skipped
 LENGTHS = Fill(prompt_length=4, response_length=10)
 
 
-def test_names():
-    """Each has a name of its own."""
+def test_each_format_has_a_unique_name():
     assert len(_ALL) == len(FORMATS)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_repeatable(name):
-    """An export changes nothing: the same rollout gives the same rows, before and after they were gathered."""
+def test_exporting_twice_returns_the_same_rows(name):
+    """In any order of steps, and after gather()."""
     form = FORMATS[name]
     first, again = (form.rows(worked.FACTS, worked.STEPS, Options(), LENGTHS) for _ in range(2))
     gathered = deepcopy(form.gather([first, first]))
@@ -31,8 +30,8 @@ def test_repeatable(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_nothing(name):
-    """A rollout without a single exact step has no rows, whatever else it lacks, and none is invented."""
+def test_a_rollout_without_exact_steps_has_no_rows(name):
+    """It needs no other field of the format for that."""
     bare = replace(worked.FACTS, reward=None, advantages=None, metadata={})
     found = FORMATS[name].rows(bare, [make_step("a", [1], [10], problems=("echo",))], Options())
 
@@ -41,8 +40,8 @@ def test_nothing(name):
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("sequences", "steps", "verifiers")])
-def test_fill(name):
-    """A fill that was asked for stands where the format's own would; what was sampled stays as it is."""
+def test_a_fill_replaces_the_formats_own_logprob_of_tokens_that_were_not_sampled(name):
+    """Sampled logprobs are not changed."""
     plain, filled = (
         worked.rows(name, fill=replace(LENGTHS, prompt_logprob=value)) for value in (PLAIN.prompt_logprob, 0.75)
     )
@@ -58,19 +57,18 @@ def sampled_logprobs(rows):
 def flat(value):
     if isinstance(value, dict):
         value = list(value.values())
-    return [each for part in value for each in flat(part)] if isinstance(value, list) else [value]
+    return [leaf for part in value for leaf in flat(part)] if isinstance(value, list) else [value]
 
 
-def with_fill(value, given, own):
+def with_fill(value, fill, own):
     if isinstance(value, dict):
-        return {key: with_fill(part, given, own) for key, part in value.items()}
+        return {key: with_fill(part, fill, own) for key, part in value.items()}
     if isinstance(value, list):
-        return [with_fill(part, given, own) for part in value]
-    return own if value == given else value
+        return [with_fill(part, fill, own) for part in value]
+    return own if value == fill else value
 
 
-def test_some_lack_a_field():
-    """Rows of which some have a field and others not are no batch."""
+def test_rows_of_which_some_lack_a_field_cannot_be_gathered():
     form = FORMATS["trl"]
     members = [
         form.rows(facts, worked.STEPS, Options()) for facts in (worked.FACTS, replace(worked.FACTS, reward=None))
@@ -82,6 +80,5 @@ def test_some_lack_a_field():
         form.gather(members)
 
 
-def test_report():
-    """What was left out is told by its step id and the reason."""
+def test_a_skipped_step_is_reported_with_id_and_reason():
     assert [{"step_id": "a", "why": "echo"}] == skipped_rows([Skipped("a", "echo")])

@@ -1,4 +1,4 @@
-"""The types of a row's fields."""
+"""The column types of all formats."""
 
 import pytest
 import worked
@@ -18,19 +18,18 @@ TYPES = {
 
 
 def fits(value, column):
-    """Whether a value is of a column's type; null fits all."""
+    """Return whether a value has a column's type; null has every type."""
     if value is None:
         return True
     if isinstance(column, list):
-        return isinstance(value, list) and all(fits(each, column[0]) for each in value)
+        return isinstance(value, list) and all(fits(item, column[0]) for item in value)
     if isinstance(column, dict):
-        return value.keys() <= column.keys() and all(fits(each, column[key]) for key, each in value.items())
+        return value.keys() <= column.keys() and all(fits(item, column[key]) for key, item in value.items())
     return isinstance(value, TYPES[column])
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_field_has_its_type(name):
-    """A row has no field that its format's columns do not know, and each is of its type."""
+def test_every_field_of_a_row_has_a_column_of_its_type(name):
     columns = FORMATS[name].columns
     for row in worked.rows(name, fill=Fill(prompt_length=4, response_length=10)):
         named = row if isinstance(row, dict) else dict(zip(columns, row, strict=True))

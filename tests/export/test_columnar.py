@@ -1,4 +1,4 @@
-"""Rows as columns: what other people's libraries read of them."""
+"""Rows as Parquet and Arrow columns, read by pyarrow and datasets."""
 
 import io
 from array import array
@@ -32,35 +32,33 @@ def read(container, raw):
 
 
 def named(name, row):
-    """A row with each of its format's columns, JSON as text."""
+    """Return a row with all columns of its format, and JSON columns as text."""
     columns = FORMATS[name].columns
     fields = row if isinstance(row, dict) else dict(zip(columns, row, strict=True))
-    told = {column: fields.get(column) for column in columns}
+    values = {column: fields.get(column) for column in columns}
     return {
         column: orjson.dumps(value).decode() if columns[column] == "json" and value is not None else value
-        for column, value in told.items()
+        for column, value in values.items()
     }
 
 
 @pytest.mark.parametrize("container", ["arrow", "parquet"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_rows(container, name):
-    """Every format's rows are read back as they were, nested as they were."""
+def test_rows_of_every_format_round_trip_with_their_nesting(container, name):
     rows = worked.rows(name, fill=LENGTHS) * 3
 
     assert [named(name, row) for row in rows] == read(container, written(container, name, rows)).to_pylist()
 
 
 @given(rollouts())
-def test_any_rollout(steps):
-    """So are the canonical rows of any rollout."""
+def test_canonical_rows_of_any_rollout_round_trip(steps):
     rows = worked.rows("sequences", steps)
 
     assert [named("sequences", row) for row in rows] == read("arrow", written("arrow", "sequences", rows)).to_pylist()
 
 
-def test_fast():
-    """Rows of 1,000,000 tokens are written in well under a second: token ids never become Arrow's one by one."""
+def test_rows_of_1_000_000_tokens_are_written_in_less_than_a_second():
+    """Token ids are not converted one by one."""
     (row,) = worked.rows("sequences", [make_step("a", range(5_000), range(5_000))])
     started = process_time()
     raw = written("arrow", "sequences", [row] * 100)
@@ -71,8 +69,7 @@ def test_fast():
 
 
 @pytest.mark.parametrize("container", ["arrow", "parquet"])
-def test_types(container):
-    """Ids are int32 lists, logprobs float32 lists with nulls."""
+def test_token_ids_are_int32_lists_and_logprobs_float32_lists_with_nulls(container):
     table = read(container, written(container, "sequences", worked.rows("sequences")))
     ids, logprobs = (table.schema.field(name).type.value_type for name in ("token_ids", "logprobs"))
 
@@ -82,8 +79,7 @@ def test_types(container):
 
 @pytest.mark.parametrize("container", ["arrow", "parquet"])
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=5))
-def test_float32(container, logprobs):
-    """A logprob of float32 comes back to the last bit."""
+def test_float32_logprobs_round_trip_bit_for_bit(container, logprobs):
     (row,) = worked.rows("sequences")
     table = read(container, written(container, "sequences", [{**row, "logprobs": logprobs}]))
 
@@ -91,8 +87,7 @@ def test_float32(container, logprobs):
 
 
 @pytest.mark.parametrize("container", ["arrow", "parquet"])
-def test_no_rows(container):
-    """An export without rows has the columns all the same."""
+def test_an_export_without_rows_has_the_columns(container):
     table = read(container, written(container, "trl", []))
 
     assert (0, list(FORMATS["trl"].columns)) == (table.num_rows, table.column_names)
@@ -101,8 +96,7 @@ def test_no_rows(container):
 
 @pytest.mark.parametrize("container", ["arrow", "parquet"])
 @pytest.mark.parametrize("limit", ["BATCH_ROWS", "BATCH_VALUES"])
-def test_batches(container, limit, monkeypatch):
-    """Rows are written in batches of bounded size: nothing waits for the end."""
+def test_rows_are_written_in_batches_of_limited_size(container, limit, monkeypatch):
     monkeypatch.setattr(module, limit, {"BATCH_ROWS": 2, "BATCH_VALUES": 70}[limit])
     writer = CONTAINERS[container].writer(FORMATS["sequences"])
     writer.opening()
@@ -111,8 +105,7 @@ def test_batches(container, limit, monkeypatch):
     assert [False, True, False, True] == [bool(writer.row(row)) for _ in range(4)]
 
 
-def test_report_in_arrow():
-    """A report is the metadata of a last, empty batch."""
+def test_the_report_is_the_metadata_of_a_last_empty_arrow_batch():
     stream = pa.ipc.open_stream(written("arrow", "sequences", worked.rows("sequences"), REPORT))
     batches = list(stream.iter_batches_with_custom_metadata())
 
@@ -122,23 +115,20 @@ def test_report_in_arrow():
     ]
 
 
-def test_report_in_parquet():
-    """A report is in the file's metadata."""
+def test_the_report_is_in_the_parquet_files_metadata():
     raw = written("parquet", "sequences", worked.rows("sequences"), REPORT)
 
     assert REPORT == orjson.loads(parquet.read_metadata(io.BytesIO(raw)).metadata[b"report"])
 
 
 @pytest.mark.parametrize("container", ["arrow", "parquet"])
-def test_same_bytes(container):
-    """The same rows are the same bytes."""
+def test_equal_rows_are_equal_bytes(container):
     rows = worked.rows("sequences", [make_step(str(at), [at], [at + 1]) for at in range(5)])
 
     assert written(container, "sequences", rows) == written(container, "sequences", rows)
 
 
-def test_datasets(tmp_path):
-    """`datasets` loads the Parquet file."""
+def test_the_datasets_library_loads_the_parquet_file(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = worked.rows("sequences")
     (tmp_path / "rows.parquet").write_bytes(written("parquet", "sequences", rows))
@@ -150,8 +140,7 @@ def test_datasets(tmp_path):
 
 
 @pytest.mark.parametrize("container", ["parquet", "arrow"])
-def test_messages_of_any_shape_are_counted(container):
-    """A column of JSON may be a list of lists and of anything else."""
+def test_a_json_column_may_have_lists_of_any_items(container):
     form = FORMATS["verifiers"]
     writer = CONTAINERS[container].writer(form)
     row = {**dict.fromkeys(form.columns), "prompt": [["a"], 5, None, {}]}

@@ -1,4 +1,4 @@
-"""Containers: rows as bytes, one after the other."""
+"""Containers: rows serialized as bytes."""
 
 import sys
 from array import array
@@ -22,16 +22,14 @@ def rendered(name, rows, report=None):
 
 
 @given(ROWS, REPORT)
-def test_json(rows, report):
-    """JSON is one object, with the format, the rows, and the report if one is wanted."""
+def test_json_is_one_object_with_format_rows_and_report(rows, report):
     expected = {"format": "sequences", "rows": rows} | ({} if report is None else {"report": report})
 
     assert expected == orjson.loads(rendered("json", rows, report))
 
 
 @given(ROWS, REPORT)
-def test_ndjson(rows, report):
-    """NDJSON has one row a line; a report is a last line of its own."""
+def test_ndjson_has_one_row_per_line_and_the_report_as_last_line(rows, report):
     lines = rendered("ndjson", rows, report).split(b"\n")
     expected = [*rows, *([] if report is None else [{"report": report}])]
 
@@ -39,8 +37,7 @@ def test_ndjson(rows, report):
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False)))
-def test_float32(logprobs):
-    """A logprob of float32 is rendered so that the very number is read back."""
+def test_a_float32_logprob_is_read_back_as_the_same_number(logprobs):
     recorded = array("f", logprobs)
     (row,) = orjson.loads(rendered("json", [{"logprobs": recorded.tolist()}]))["rows"]
 
@@ -48,8 +45,7 @@ def test_float32(logprobs):
 
 
 @given(ROWS, REPORT)
-def test_msgpack(rows, report):
-    """MessagePack has one message a row; a report is a last one."""
+def test_msgpack_has_one_message_per_row_and_the_report_as_last_message(rows, report):
     decoder = pytest.importorskip("msgspec.msgpack").Decoder()
     whole = rendered("msgpack", rows, report)
     expected = [*rows, *([] if report is None else [{"report": report}])]
@@ -61,8 +57,7 @@ def test_msgpack(rows, report):
 @pytest.mark.parametrize(
     ("name", "library"), [("arrow", "pyarrow"), ("parquet", "pyarrow"), ("msgpack", "msgspec.msgpack")]
 )
-def test_not_installed(name, library, monkeypatch):
-    """A container whose library is not installed is refused with the extra that brings it."""
+def test_a_container_whose_library_is_not_installed_names_the_extra(name, library, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
 
     with pytest.raises(ValueError, match=rf"require.*; install tokentape\[{'m' if name == 'msgpack' else 'a'}"):
@@ -70,8 +65,8 @@ def test_not_installed(name, library, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["json", "ndjson"])
-def test_no_number(name):
-    """What is no number to JSON is null, in a row and in the report."""
+def test_nan_and_infinity_become_null(name):
+    """In rows and in the report."""
     assert b"NaN" not in rendered(name, [{"reward": nan}], {"reward": inf})
     assert 2 == rendered(name, [{"reward": nan}], {"reward": inf}).count(b'{"reward":null}')
 
@@ -91,13 +86,11 @@ def test_no_number(name):
         ("application/vnd.msgpack", None, "msgpack"),
     ],
 )
-def test_choice(accept, named, expected):
-    """A container is chosen by its name, else by `Accept`, else it is JSON."""
+def test_the_container_is_chosen_by_name_else_by_the_accept_header_else_json(accept, named, expected):
     assert CONTAINERS[expected] is container_for(accept, named)
 
 
-def test_unknown():
-    """An unknown container is refused with the names of the known ones."""
+def test_an_unknown_container_is_rejected_with_the_known_names():
     with pytest.raises(
         ValueError, match=r"^Unknown container 'xml'; use one of json, ndjson, msgpack, parquet, arrow\.$"
     ):

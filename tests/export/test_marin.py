@@ -1,4 +1,4 @@
-"""The format `marin`: one Rollout for each step."""
+"""The format `marin`: one Rollout per step."""
 
 from dataclasses import replace
 
@@ -36,20 +36,18 @@ EXAMPLES = [
 ]
 
 
-def test_worked_example():
-    """The reward is repeated for each token; the version of the weights is a number."""
+def test_the_reward_is_repeated_for_each_token_and_the_policy_version_is_a_number():
     assert EXAMPLES == worked.rows("marin")
 
 
-def test_rewards_token_by_token():
-    """Stand as they were given."""
+def test_token_rewards_are_exported_unchanged():
     rows = worked.rows("marin", facts=replace(worked.FACTS, step_rewards={"a": [0.5, 0.25, 0.0]}))
 
     assert [[0.5, 0.25, 0.0], [1.0, 1.0]] == [row["token_rewards"] for row in rows]
 
 
-def test_groups():
-    """A RolloutGroup has equal prompts: the first steps make one, later steps join those that reached the same prompt."""
+def test_a_rollout_group_has_equal_prompts():
+    """The first steps form one; later steps form one per equal prompt."""
     form = FORMATS["marin"]
     short = [worked.first()]
     members = [form.rows(worked.FACTS, steps, Options()) for steps in (worked.STEPS, short, worked.STEPS)]
@@ -58,8 +56,7 @@ def test_groups():
     assert [EXAMPLES[0]] * 3 == form.gather(members)[0]["rollouts"]
 
 
-def test_different_prompts():
-    """Rollouts that begin differently are no group."""
+def test_rollouts_with_different_first_prompts_cannot_be_gathered():
     form = FORMATS["marin"]
     members = [form.rows(worked.FACTS, [step], Options()) for step in (worked.first(), make_step("a", [1], [2]))]
 
@@ -67,8 +64,7 @@ def test_different_prompts():
         form.gather(members)
 
 
-def test_truncated():
-    """An answer that was cut is truncated: by its length, or because its stream broke off."""
+def test_a_response_cut_by_length_or_by_a_disconnect_is_truncated():
     cut = worked.first(worked.sampled(worked.S1, worked.L1, finish_reason="length"))
     broken = worked.first(worked.sampled(worked.S1, worked.L1, finish_reason=None), status="partial")
 
@@ -77,8 +73,7 @@ def test_truncated():
     assert [True, False] == [row["is_truncated"] for row in rows]
 
 
-def test_weight_step():
-    """Unknown is -1, as there; a step that two versions sampled is refused."""
+def test_an_unknown_policy_version_is_minus_1_and_two_versions_in_a_step_are_rejected():
     both = worked.sampled(worked.S1, worked.L1, spans=(Span(0, 1, "4"), Span(1, 3, "5")))
     (row,) = worked.rows("marin", [worked.first(policy_version=None)])
     with pytest.raises(
@@ -89,8 +84,7 @@ def test_weight_step():
     assert -1 == row["metadata"]["weight_step"]
 
 
-def test_decoding():
-    """How it was sampled is told where temperature and length are known."""
+def test_sampling_parameters_are_exported_if_temperature_and_length_are_known():
     sampling = {"temperature": 0.5, "max_tokens": 16, "top_k": 5, "stop": "END"}
     (row,) = worked.rows("marin", [worked.first(sampling=sampling)])
 
@@ -115,7 +109,6 @@ def test_decoding():
 @pytest.mark.parametrize(
     ("facts", "why"), [({"reward": None}, "requires a reward"), ({"metadata": {}}, "requires `env_name`")]
 )
-def test_refused(facts, why):
-    """Neither the reward nor the environment is made up."""
+def test_a_missing_reward_or_environment_is_rejected(facts, why):
     with pytest.raises(Inexpressible, match=why):
         worked.rows("marin", facts=replace(worked.FACTS, **facts))

@@ -10,8 +10,7 @@ from proxy.export import Inexpressible
 from proxy.trajectory.sequence import Options
 
 
-def test_response():
-    """An agent's response is unshifted, with a range for each turn."""
+def test_an_agents_response_has_unshifted_tokens_and_one_range_per_turn():
     assert [
         {
             "observation_tokens": [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9],
@@ -24,8 +23,7 @@ def test_response():
     ] == worked.rows("openrlhf")
 
 
-def test_experience():
-    """An experience has its action arrays from position 1 on."""
+def test_the_action_arrays_of_an_experience_begin_at_position_1():
     assert [
         {
             "sequences": [[101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9]],
@@ -41,8 +39,7 @@ def test_experience():
     ] == worked.rows("openrlhf_experience")
 
 
-def test_truncated():
-    """An answer cut by length is truncated, with no end of turn added."""
+def test_a_response_cut_by_length_is_truncated_without_an_added_end_of_turn():
     cut = worked.sampled(worked.S2[:1], worked.L2[:1], finish_reason="length")
     (row,) = worked.rows("openrlhf", [worked.first(), worked.second(cut)])
 
@@ -50,8 +47,7 @@ def test_truncated():
 
 
 @pytest.mark.parametrize(("name", "truncated"), [("openrlhf", True), ("openrlhf_experience", [True])])
-def test_cut_stream(name, truncated):
-    """An answer whose stream broke off is truncated, too."""
+def test_a_response_cut_by_a_disconnect_is_truncated(name, truncated):
     cut = worked.second(worked.sampled(worked.S2, worked.L2, finish_reason=None), status="partial")
     (row,) = worked.rows(name, [worked.first(), cut], options=Options(include="flagged"))
 
@@ -59,8 +55,7 @@ def test_cut_stream(name, truncated):
 
 
 @pytest.mark.parametrize("name", ["openrlhf", "openrlhf_experience"])
-def test_refused(name):
-    """Two sequences are not one response, and a reward is not made up."""
+def test_several_sequences_or_a_missing_reward_are_rejected(name):
     with pytest.raises(Inexpressible, match="requires one sequence per rollout; rollout .* has 2 sequences"):
         worked.rows(name, [make_step("a", [1], [10]), make_step("b", [2], [20])])
     with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):

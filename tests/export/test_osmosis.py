@@ -1,4 +1,4 @@
-"""The format `osmosis`: the exact mask, and what was claimed."""
+"""The format `osmosis`: token masks, and the masks that the rollout server claimed."""
 
 from dataclasses import replace
 
@@ -20,21 +20,18 @@ EXAMPLE = {
 }
 
 
-def test_worked_example():
-    """What came from outside has mask 0 and logprob 0.0."""
+def test_tokens_that_were_not_sampled_have_mask_0_and_logprob_0():
     assert [EXAMPLE] == worked.rows("osmosis")
 
 
-def test_wrong_claim():
-    """A wrong claim changes nothing but what is told of it."""
+def test_a_wrong_claim_changes_only_mask_claims():
     (row,) = worked.rows("osmosis", [worked.first(), worked.second(extra={"request_key": "b", "mask_claim": 3})])
     claims = [EXAMPLE["mask_claims"][0], {"call": 1, "claimed": 3, "exact": 4}]
 
     assert EXAMPLE | {"mask_claims": claims} == row
 
 
-def test_refused():
-    """A history that was rewritten is no one row, and a reward is not made up."""
+def test_several_sequences_or_a_missing_reward_are_rejected():
     with pytest.raises(Inexpressible, match="requires one sequence per rollout; rollout .* has 2 sequences"):
         worked.rows("osmosis", [worked.first(), make_step("b", [1], [2])])
     with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):

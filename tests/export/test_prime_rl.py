@@ -1,4 +1,4 @@
-"""The format `prime_rl`: the position is the name."""
+"""The format `prime_rl`: arrays with 13 positional fields."""
 
 from dataclasses import replace
 
@@ -10,8 +10,7 @@ from proxy.export import FORMATS, Inexpressible
 from proxy.export.containers import CONTAINERS
 
 
-def test_worked_example():
-    """All 13 positions are there, in order, and no logprob is null."""
+def test_a_row_has_13_fields_in_order_and_no_null_logprobs():
     assert [
         [
             [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9],
@@ -26,20 +25,19 @@ def test_worked_example():
     assert 13 == len(FORMATS["prime_rl"].columns)
 
 
-def test_temperatures():
-    """What was not sampled has the temperature of the turn that it leads up to."""
+def test_tokens_that_were_not_sampled_have_the_temperature_of_the_next_turn():
     steps = [worked.first(), worked.second(sampling={"temperature": 0.5})]
 
     assert [1.0] * 6 + [0.5] * 6 == worked.rows("prime_rl", steps)[0][3]
 
 
-def test_once():
-    """A turn that two sequences share is trained in the first; in the other it has no advantage."""
+def test_a_turn_shared_by_two_sequences_is_trained_in_the_first():
+    """In the other its advantage is 0."""
     steps = [make_step("a", [1], [10]), make_step("b", [1, 10, 2], [20]), make_step("c", [1, 10, 3], [30])]
-    one, other = worked.rows("prime_rl", steps)
+    first, second = worked.rows("prime_rl", steps)
 
-    assert ([False, True, False, True], [0.0, 0.5, 0.0, 0.5]) == (one[1], one[12])
-    assert ([False, False, False, True], [0.0, 0.0, 0.0, 0.5]) == (other[1], other[12])
+    assert ([False, True, False, True], [0.0, 0.5, 0.0, 0.5]) == (first[1], first[12])
+    assert ([False, False, False, True], [0.0, 0.0, 0.0, 0.5]) == (second[1], second[12])
 
 
 @pytest.mark.parametrize(
@@ -50,22 +48,20 @@ def test_once():
         ({"metadata": {"env_name": "all"}}, "other than 'all'"),
     ],
 )
-def test_refused(facts, why):
-    """What the trainer must have is not made up."""
+def test_a_missing_required_field_is_rejected(facts, why):
     with pytest.raises(Inexpressible, match=why):
         worked.rows("prime_rl", facts=replace(worked.FACTS, **facts))
 
 
-def test_no_temperature():
-    """A temperature that nobody knows is not taken to be 1; the refusal names the setting that states it."""
+def test_an_unknown_temperature_is_rejected_with_the_name_of_the_setting():
     with pytest.raises(
         Inexpressible, match=r"requires the temperature of each step.* has none at step 'b'.*sampling_defaults"
     ):
         worked.rows("prime_rl", [worked.first(), worked.second(sampling={})])
 
 
-def test_wire():
-    """A struct as the trainer's, an array in msgpack, reads the container's bytes, every position by its name."""
+def test_msgspec_reads_a_row_as_the_trainers_struct():
+    """The trainer's struct is array-like: fields are read by position."""
     msgspec = pytest.importorskip("msgspec")
     kinds = {
         **dict.fromkeys(("ref_logprobs", "rl_weights", "ce_weights", "ref_kl_weights", "advantages"), list[float]),

@@ -1,4 +1,4 @@
-"""The checks that every view must pass: nothing is lost, nothing added, and the canonical row comes back out of it."""
+"""Every format's rows contain the canonical row: no token is lost or added."""
 
 from array import array
 from dataclasses import replace
@@ -24,22 +24,22 @@ LENGTHS = Fill(prompt_length=4, response_length=10)
 FORKING = ["nodes", "scored_data", "trl_async", "slime", "tinker", "prime_rl", "areal"]
 
 
-def test_all_formats():
-    """No format goes without these checks: a new one has a line in BACK or in TURNS."""
+def test_every_format_is_in_back_or_turns():
+    """A new format needs an entry in one of them."""
     assert FORMATS.keys() == BACK.keys() | TURNS.keys()
 
 
 @pytest.mark.parametrize("name", BACK)
-def test_sequence(name):
-    """The canonical row comes back: 5 trained positions, whose logprobs sum up to -1.9375."""
+def test_the_canonical_row_is_restored_from_every_format(name):
+    """5 trained positions, whose logprobs add up to -1.9375."""
     (row,) = worked.rows(name, fill=LENGTHS)
 
     assert CANONICAL == BACK[name](row)
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_turns(name):
-    """The turns come back: 5 trained positions, whose logprobs sum up to -1.9375."""
+def test_the_turns_are_restored_from_every_format_by_turn(name):
+    """5 trained positions, whose logprobs add up to -1.9375."""
     expected = [(worked.P, worked.S1, worked.L1), ([*worked.P, *worked.S1, *worked.T], worked.S2, worked.L2)]
 
     assert expected == [TURNS[name](row) for row in worked.rows(name)]
@@ -48,8 +48,8 @@ def test_turns(name):
 
 @pytest.mark.parametrize("name", FORKING)
 @given(rollouts())
-def test_forks(name, steps):
-    """Formats that have several sequences of a rollout have each canonical row, and train each token once."""
+def test_formats_with_several_sequences_have_every_canonical_row(name, steps):
+    """Each token is trained once."""
     stamped = [replace(step, policy_version="1") for step in steps if all(map(len, step.prompts))]
     canonical = sequences(stamped, worked.FACTS).rows
 
@@ -59,8 +59,7 @@ def test_forks(name, steps):
 
 
 @pytest.mark.parametrize("name", [name for name in BACK if name != "sequences"])
-def test_unknown_logprobs(name):
-    """What was made of text has no logprobs, and none are made up."""
+def test_retokenized_steps_are_rejected_without_logprobs(name):
     step = make_step("a", [1], make_choice(0, [10]), problems=("retokenized",), policy_version="1")
 
     with pytest.raises(Inexpressible, match="has none for some sampled tokens"):
@@ -68,20 +67,19 @@ def test_unknown_logprobs(name):
 
 
 @pytest.mark.parametrize("name", [name for name in BACK if name != "sequences"])
-def test_unlogged(name):
-    """Logprobs that nobody asked for are not made up either; the refusal names the setting."""
+def test_steps_without_requested_logprobs_are_rejected_with_the_name_of_the_setting(name):
     step = make_step("a", [1], make_choice(0, [10], logprobs=array("f")), policy_version="1")
 
     with pytest.raises(Inexpressible, match=r"record\.logprobs: off"):
         worked.rows(name, [step], fill=LENGTHS)
 
 
-def by_token(given, steps=worked.STEPS):
-    return [row["advantages"] for row in worked.rows("tinker", steps, replace(worked.FACTS, advantages=given))]
+def by_token(advantages, steps=worked.STEPS):
+    return [row["advantages"] for row in worked.rows("tinker", steps, replace(worked.FACTS, advantages=advantages))]
 
 
-def test_advantages():
-    """Advantages are one number, one for each position of the only sequence, or by step: numbers, or one for each token."""
+def test_advantages_are_a_number_or_a_list_or_given_by_step():
+    """Numbers, or a list with one number per token."""
     listed = by_token([float(at) for at in range(12)])
     by_step = by_token({"a": 0.5, "b": [1.0, 2.0]})
 
@@ -90,7 +88,7 @@ def test_advantages():
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("advantages", "why"),
     [
         ([1.0] * 11, "a list of advantages that does not match"),
         ({"a": 1.0}, "another number of advantages at step 'b'"),
@@ -98,14 +96,12 @@ def test_advantages():
         (None, "requires an advantage"),
     ],
 )
-def test_odd_advantages(given, why):
-    """Advantages that do not fit are refused."""
+def test_advantages_of_another_length_are_rejected(advantages, why):
     with pytest.raises(Inexpressible, match=why):
-        by_token(given)
+        by_token(advantages)
 
 
-def test_listed_advantages_of_a_fork():
-    """Of several sequences, a list does not say which it is of."""
+def test_a_list_of_advantages_is_rejected_for_several_sequences():
     with pytest.raises(Inexpressible, match="a list of advantages that does not match"):
         by_token([0.0, 1.0], [make_step("a", [1], [10]), make_step("b", [2], [20])])
 
@@ -113,6 +109,5 @@ def test_listed_advantages_of_a_fork():
 @pytest.mark.parametrize(
     ("version", "number"), [("3", 3), ("007", 7), (None, None), ("", None), ("v3", None), ("²", None)]
 )
-def test_numbers(version, number):
-    """A version is a number if it is spelt as one."""
+def test_a_policy_version_of_digits_is_a_number(version, number):
     assert number == number_of(version)

@@ -9,8 +9,7 @@ from proxy.trajectory.sequence import Options
 FACTS = RolloutFacts("r1", "g1", reward=0.5)
 
 
-def test_rows():
-    """There is one row for each branch, and a line for each step that nothing is trained of."""
+def test_there_is_one_row_per_branch_and_a_report_line_per_step_that_is_not_trained():
     steps = [make_step("a", [1], [10]), make_step("b", [2], [20], problems=("echo",))]
     found = FORMATS["sequences"].rows(FACTS, steps, Options())
 
@@ -20,15 +19,7 @@ def test_rows():
     assert [{"step_id": "b", "why": "echo"}] == found.skipped
 
 
-def test_empty():
-    """A rollout without a single exact step has no rows; none is invented."""
-    found = FORMATS["sequences"].rows(FACTS, [make_step("a", [1], make_choice(0, []))], Options())
-
-    assert ([], [{"step_id": "a", "why": "no token was sampled"}]) == (found.rows, found.skipped)
-
-
-def test_fill():
-    """Where nothing was sampled there is null, or a fill if one was asked for."""
+def test_tokens_that_were_not_sampled_have_null_or_the_fill_as_logprob():
     steps = [make_step("a", [1], make_choice(0, [1024]))]
     plain, filled = (
         FORMATS["sequences"].rows(FACTS, steps, Options(), Fill(prompt_logprob=value)).rows[0]["logprobs"]

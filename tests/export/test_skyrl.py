@@ -30,28 +30,25 @@ STEPWISE = {
 }
 
 
-def test_joined():
-    """One entry for each rollout; the reward is on the last token."""
+def test_a_rollout_is_one_entry_with_its_reward_on_the_last_token():
     assert [JOINED] == worked.rows("skyrl")
 
 
-def test_stepwise():
-    """One entry for each turn; the last of a rollout says so."""
+def test_a_turn_is_one_entry_and_the_last_is_marked():
     assert STEPWISE == worked.gathered("skyrl_stepwise")
 
 
 @pytest.mark.parametrize(("name", "entries"), [("skyrl", [0, 1]), ("skyrl_stepwise", [0, 0, 1, 1])])
-def test_group(name, entries):
-    """A rollout's entries follow each other, with its number in the group."""
+def test_the_entries_of_a_rollout_are_adjacent_and_have_its_number_in_the_group(name, entries):
     group = worked.gathered(name, worked.FACTS, worked.FACTS)
 
     assert entries == [trajectory["repetition_id"] for trajectory in group["trajectory_ids"]]
     assert {len(entries)} == {len(value) for value in group.values() if value is not None}
 
 
-def test_step_rewards():
-    """A step's own reward is on its last token; that of the last step wins over the rollout's there."""
-    some, all_ = (replace(worked.FACTS, step_rewards=given) for given in ({"a": 0.5}, {"a": 0.5, "b": 0.25}))
+def test_a_step_reward_is_on_the_steps_last_token():
+    """At the last step it replaces the rollout's reward."""
+    some, all_ = (replace(worked.FACTS, step_rewards=rewards) for rewards in ({"a": 0.5}, {"a": 0.5, "b": 0.25}))
 
     assert [[0, 0, 0.5, 0, 0, 0, 0, 0, 1.0]] == worked.rows("skyrl", facts=some)[0]["rewards"]
     assert [[0, 0, 0.5, 0, 0, 0, 0, 0, 0.25]] == worked.rows("skyrl", facts=all_)[0]["rewards"]
@@ -59,18 +56,18 @@ def test_step_rewards():
     assert [[0, 0, 0.5], [0, 0.25]] == worked.gathered("skyrl_stepwise", all_)["rewards"]
 
 
-def test_rewards_token_by_token():
-    """As they were given; with another count than that of the step's tokens they are refused."""
-    given, wrong = (replace(worked.FACTS, step_rewards={"a": rewards}) for rewards in ([0.1, 0.2, 0.3], [0.1]))
+def test_token_rewards_are_exported_unchanged():
+    """A list of another length than the step's tokens is rejected."""
+    valid, wrong = (replace(worked.FACTS, step_rewards={"a": rewards}) for rewards in ([0.1, 0.2, 0.3], [0.1]))
 
-    assert [[0.1, 0.2, 0.3, 0, 0, 0, 0, 0, 1.0]] == worked.rows("skyrl", facts=given)[0]["rewards"]
-    assert [[0.1, 0.2, 0.3], [0, 1.0]] == worked.gathered("skyrl_stepwise", given)["rewards"]
+    assert [[0.1, 0.2, 0.3, 0, 0, 0, 0, 0, 1.0]] == worked.rows("skyrl", facts=valid)[0]["rewards"]
+    assert [[0.1, 0.2, 0.3], [0, 1.0]] == worked.gathered("skyrl_stepwise", valid)["rewards"]
     with pytest.raises(Inexpressible, match="has 1 rewards for the 3 tokens of step"):
         worked.rows("skyrl", facts=wrong)
 
 
-def test_no_stop_token():
-    """Where a stop string ended the answer there is no EOS to end with: refused. One cut by length says so, and is not."""
+def test_a_response_without_a_stop_token_is_rejected_unless_it_was_cut_by_length():
+    """It ended with a stop string."""
     stopped = worked.first(worked.sampled(worked.S1, worked.L1, stop_reason="END"))
     cut = worked.first(worked.sampled(worked.S1, worked.L1, finish_reason="length"))
     for name in ("skyrl", "skyrl_stepwise"):
@@ -81,8 +78,7 @@ def test_no_stop_token():
     assert [["length"]] == [row["stop_reasons"] for row in worked.rows("skyrl", [cut])]
 
 
-def test_fork():
-    """A rollout of several sequences is told turn by turn, or refused."""
+def test_several_sequences_are_exported_by_turn_or_rejected():
     steps = [make_step("a", [1], [10]), make_step("b", [2], [20])]
     with pytest.raises(Inexpressible, match="requires one sequence per rollout; rollout .* has 2 sequences"):
         worked.rows("skyrl", steps)
@@ -91,7 +87,6 @@ def test_fork():
 
 
 @pytest.mark.parametrize("name", ["skyrl", "skyrl_stepwise"])
-def test_no_reward(name):
-    """A reward is not made up."""
+def test_a_missing_reward_is_rejected(name):
     with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):
         worked.rows(name, facts=replace(worked.FACTS, reward=None))

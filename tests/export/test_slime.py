@@ -1,4 +1,4 @@
-"""The format `slime`: arrays of the response, with the tokens whole."""
+"""The format `slime`: arrays of the response, and the tokens of prompt and response."""
 
 from collections import Counter
 from dataclasses import replace
@@ -27,28 +27,27 @@ EXAMPLE = {
 FORK = [make_step("a", [1], [10]), make_step("b", [2], [20])]
 
 
-def test_worked_example():
-    """The mask and the logprobs begin after the first prompt."""
+def test_mask_and_logprobs_begin_after_the_first_prompt():
     assert [EXAMPLE] == worked.rows("slime")
 
 
 def group_of(group_id, members):
-    """The samples of a group; `members` are the steps of each rollout by its id."""
+    """Return the samples of a group; `members` maps rollout ids to steps."""
     form = FORMATS["slime"]
     facts = {name: replace(worked.FACTS, rollout_id=name, group_id=group_id) for name in members}
     return form.gather([form.rows(facts[name], steps, Options()) for name, steps in members.items()])
 
 
 def mask_sums(samples):
-    """The denominators of slime's loss (624b824): the sum of the loss masks of all samples of a rollout, for each sample."""
+    """Return the denominators of slime's loss (624b824): the sum of the loss masks of a rollout's samples, per sample."""
     sums = Counter()
     for sample in samples:
         sums[sample["rollout_id"]] += sum(sample["loss_mask"])
     return [sums[sample["rollout_id"]] for sample in samples]
 
 
-def test_loss_denominators():
-    """Over several groups, each rollout has the denominator of its own sequences, and each sample an index of its own."""
+def test_each_rollout_has_its_own_loss_denominator_and_each_sample_its_own_index():
+    """Over several groups."""
     r1, r2, r3, r4 = ([worked.first(worked.sampled([201] * n, [-0.5] * n))] for n in (55, 35, 65, 56))
     samples = group_of("g1", {"r1": r1, "r2": r2, "r5": FORK}) + group_of("g2", {"r3": r3, "r4": r4})
 
@@ -57,8 +56,7 @@ def test_loss_denominators():
     assert [4, 2] == list(Counter(sample["group_index"] for sample in samples).values())
 
 
-def test_same_numbers_in_each_export():
-    """A rollout has the same numbers exported by itself and with its group."""
+def test_a_rollout_has_the_same_numbers_alone_and_in_its_group():
     (alone,) = worked.rows("slime")
     (_, gathered) = group_of("g1", {"r2": worked.STEPS, "r1": worked.STEPS})
 
@@ -76,23 +74,22 @@ def test_same_numbers_in_each_export():
         ("length", "aborted", "aborted"),
     ],
 )
-def test_status(finish_reason, status, expected):
-    """The status is the rollout's where that did not go well, else how its last turn ended."""
+def test_the_status_is_the_rollouts_unless_it_completed(finish_reason, status, expected):
+    """Otherwise it follows the last finish reason."""
     steps = [worked.first(), worked.second(worked.sampled(worked.S2, worked.L2, finish_reason=finish_reason))]
 
     assert [expected] == [row["status"] for row in worked.rows("slime", steps, replace(worked.FACTS, status=status))]
 
 
-def test_a_sample_whose_stream_was_cut_is_truncated():
-    """Its last turn broke off, whatever the rollout says."""
+def test_a_sample_whose_last_turn_was_interrupted_is_truncated():
     broken = worked.second(worked.sampled(worked.S2, worked.L2, finish_reason=None), status="partial")
     rows = worked.rows("slime", [worked.first(), broken], options=Options(include="flagged"))
 
     assert ["truncated"] == [row["status"] for row in rows]
 
 
-def test_weight_versions():
-    """There is one for each stretch that one version sampled, none if none is known, and no gap."""
+def test_weight_versions_lists_each_policy_version_span():
+    """The list is empty if no version is known; if only some are known, the rollout is rejected."""
     both = worked.sampled(worked.S2, worked.L2, spans=(Span(0, 1, "4"), Span(1, 2, "5")))
     changed = worked.rows("slime", [worked.first(), worked.second(both)])
     unknown = worked.rows("slime", [worked.first(policy_version=None)])

@@ -1,4 +1,4 @@
-"""The format `steps`: each choice of each step as a row of its own."""
+"""The format `steps`: each choice of each step is a row."""
 
 from dataclasses import replace
 
@@ -19,8 +19,7 @@ def rows(*steps, options=None):
     return FORMATS["steps"].rows(FACTS, steps, options or Options()).rows
 
 
-def test_row():
-    """A row has the prompt ids, the sampled ids and their logprobs as recorded, and says where they are from."""
+def test_a_row_has_prompt_ids_sampled_ids_logprobs_and_origin():
     choice = make_choice(0, [1024, 2048], stop_reason=7)
     (row,) = rows(make_step("a", [1, 2], choice, index=3, policy_version="9"))
 
@@ -47,30 +46,26 @@ def test_row():
     } == row
 
 
-def test_reward():
-    """A step that was given a reward of its own has that one, the others the rollout's."""
+def test_a_step_reward_overrides_the_rollouts_reward():
     steps = make_step("a", [1], [10]), make_step("b", [1], [20])
 
     assert [0.5, 1.0] == [row["reward"] for row in rows(*steps)]
 
 
-def test_prompts():
-    """A choice comes with its own prompt; one whose prompt is not known has no row."""
+def test_a_choice_has_its_own_prompt_and_no_row_without_one():
     step = make_step("a", [1], [10], make_choice(1, [20], prompt=1), make_choice(2, [30], prompt=2))
     step = replace(step, prompts=(*step.prompts, step.choices[0].ids))
 
     assert [([1], [10]), ([10], [20])] == [(row["prompt_ids"], row["ids"]) for row in rows(step)]
 
 
-def test_flagged():
-    """Flagged steps are rows only when asked for, and then say what is wrong with them."""
+def test_flagged_steps_are_rows_only_on_request_and_have_their_flags():
     step = make_step("a", [1], [10], problems=("echo",))
 
     assert ([], [["echo"]]) == (rows(step), [row["problems"] for row in rows(step, options=Options(include="flagged"))])
 
 
-def test_what_few_rows_have():
-    """Experts as the engine spelt them, its mask, and spans if there are several versions of the weights."""
+def test_routed_experts_sampling_mask_and_version_spans_are_exported():
     spans = (Span(0, 1, "8"), Span(1, 2, "9"))
     choice = replace(
         make_choice(0, [10, 20]),
@@ -89,8 +84,8 @@ def test_what_few_rows_have():
 
 
 @given(rollouts(), st.randoms())
-def test_once_each(steps, random):
-    """Each choice that may be trained is one row, the oldest first, in whatever order the steps are given."""
+def test_each_trainable_choice_is_one_row_in_order_of_age(steps, random):
+    """In any order of steps."""
     names = sorted(
         (step.step_id, choice.index) for step in steps if step.trainable for choice in step.choices if choice.ids
     )

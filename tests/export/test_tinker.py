@@ -1,4 +1,4 @@
-"""The format `tinker`: shifted by one."""
+"""The format `tinker`: inputs and targets shifted by one position."""
 
 from dataclasses import replace
 
@@ -9,8 +9,7 @@ from forests import make_step
 from proxy.export import Inexpressible
 
 
-def test_worked_example():
-    """All is from position 1 on; the input lacks the last token."""
+def test_targets_begin_at_position_1_and_the_input_lacks_the_last_token():
     assert [
         {
             "model_input": [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203],
@@ -21,14 +20,13 @@ def test_worked_example():
     ] == worked.rows("tinker")
 
 
-def test_no_advantage():
-    """Without an advantage there is no datum."""
+def test_a_missing_advantage_is_rejected():
     with pytest.raises(Inexpressible, match="requires an advantage; rollout .* has none"):
         worked.rows("tinker", facts=replace(worked.FACTS, advantages=None))
 
 
-def test_first_position():
-    """What was sampled at the very first position would be lost, and is refused."""
+def test_a_token_sampled_at_the_first_position_is_rejected():
+    """It would have no input."""
     with pytest.raises(
         Inexpressible, match="requires a prompt before the first sampled token; rollout .* has a sequence without one"
     ):

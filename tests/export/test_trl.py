@@ -1,4 +1,4 @@
-"""The format `trl`: what a rollout_func returns."""
+"""The format `trl`: the return value of TRL's rollout_func."""
 
 from dataclasses import replace
 
@@ -19,25 +19,23 @@ EXAMPLE = {
 FORK = [make_step("a", [1], [10]), make_step("b", [2, 3], [20])]
 
 
-def test_worked_example():
-    """The completion begins after the first prompt; what came from outside has env_mask 0."""
+def test_the_completion_begins_after_the_first_prompt():
+    """Tokens that were not sampled have env_mask 0."""
     assert [EXAMPLE] == worked.rows("trl")
 
 
-def test_group():
-    """A group has one entry in each list for each rollout, in order."""
+def test_a_group_has_one_entry_per_rollout_in_each_list():
     group = worked.gathered("trl", worked.FACTS, replace(worked.FACTS, reward=0.0))
 
     assert {key: [*value, *value] for key, value in EXAMPLE.items()} | {"reward": [1.0, 0.0]} == group
 
 
-def test_no_reward():
-    """Reward functions may give the reward later: without one there is no such key."""
+def test_a_missing_reward_is_omitted():
+    """TRL's reward functions may compute it."""
     assert "reward" not in worked.rows("trl", facts=replace(worked.FACTS, reward=None))[0]
 
 
-def test_fork():
-    """A rollout of several sequences is refused, unless one of them is asked for."""
+def test_several_sequences_are_rejected_unless_one_is_selected():
     (row,) = worked.rows("trl", FORK, options=Options(branches="last"))
     with pytest.raises(
         Inexpressible,
@@ -48,6 +46,5 @@ def test_fork():
     assert ([[2, 3]], [[20]]) == (row["prompt_ids"], row["completion_ids"])
 
 
-def test_nothing():
-    """A rollout that nothing may be trained of has no row, and a group of none is no rows."""
+def test_a_rollout_without_trainable_steps_has_no_row():
     assert ([], {}) == (worked.rows("trl", []), FORMATS["trl"].gather([]))

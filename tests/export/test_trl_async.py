@@ -1,4 +1,4 @@
-"""The format `trl_async`: RolloutSamples of TRL's AsyncGRPO."""
+"""The format `trl_async`: RolloutSample of TRL's AsyncGRPO."""
 
 from dataclasses import replace
 
@@ -18,16 +18,16 @@ EXAMPLE = {
 }
 
 
-def test_worked_example():
-    """The version is the oldest that sampled anything; the spread is in the metrics."""
+def test_the_model_version_is_the_oldest_and_the_spread_is_a_metric():
     assert [EXAMPLE | {"metrics": {"model_version_spread": 1.0}}] == worked.rows("trl_async")
 
 
-def test_group():
-    """All samples of a group have its number, and those of another group another; a lone rollout is a group by itself."""
+def test_all_samples_of_a_group_have_its_number():
+    """A rollout without a group has a number of its own."""
     ids = {
         name: {
-            row["group_id"] for row in worked.gathered("trl_async", *(replace(worked.FACTS, **each) for each in facts))
+            row["group_id"]
+            for row in worked.gathered("trl_async", *(replace(worked.FACTS, **changes) for changes in facts))
         }
         for name, facts in {
             "g1": [{"rollout_id": "r1"}, {"rollout_id": "r2"}],
@@ -47,14 +47,12 @@ def test_group():
         ({"advantages": {"a": 1.0}}, "requires one advantage per rollout"),
     ],
 )
-def test_advantage(facts, why):
-    """One advantage is wanted, and none is made up."""
+def test_a_missing_advantage_or_several_ones_are_rejected(facts, why):
     with pytest.raises(Inexpressible, match=why):
         worked.rows("trl_async", facts=replace(worked.FACTS, **facts))
 
 
 @pytest.mark.parametrize("version", [None, "step-3", "-1", "²"])
-def test_version(version):
-    """A version that is no number is refused."""
+def test_a_policy_version_that_is_no_number_is_rejected(version):
     with pytest.raises(Inexpressible, match="requires a number as policy version; rollout .* at step 'b'"):
         worked.rows("trl_async", [worked.first(), worked.second(policy_version=version)])

@@ -1,4 +1,4 @@
-"""Turns as rows: which there are, and what is too long."""
+"""Turns as rows."""
 
 from array import array
 
@@ -14,8 +14,8 @@ NAMES = ["verifiers", "training_examples", "marin", "skyrl_stepwise"]
 
 
 @given(rollouts())
-def test_once_each(steps):
-    """What canonical rows train is trained turn by turn, each token once, the oldest turn first."""
+def test_each_token_of_the_canonical_rows_is_trained_once_turn_by_turn(steps):
+    """The oldest turn first."""
     rows = worked.rows("training_examples", steps)
     trained = sorted(tokens for row in rows for tokens in pairs(row["token_ids"], row["mask"], row["logprobs"]))
     canonical = sequences(steps, worked.FACTS).rows
@@ -28,16 +28,15 @@ def pairs(ids, mask, logprobs):
 
 
 @pytest.mark.parametrize("name", ["marin", "skyrl_stepwise"])
-def test_too_long(name):
-    """Where a trainer knows no cut, a turn that is too long is left out and told."""
+def test_a_turn_longer_than_max_len_is_skipped_and_reported(name):
+    """If the trainer's format has no truncation."""
     found = FORMATS[name].rows(worked.FACTS, worked.STEPS, Options(max_len=11))
 
     assert (1, [{"step_id": "b", "why": "longer than max_len=11"}]) == (len(found.rows), found.skipped)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_retokenized(name):
-    """What was made of text has no logprobs, and none are made up."""
+def test_retokenized_steps_are_rejected_without_logprobs(name):
     step = make_step("a", [1], make_choice(0, [10]), problems=("retokenized",))
 
     with pytest.raises(
@@ -47,8 +46,7 @@ def test_retokenized(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_unlogged(name):
-    """Logprobs that nobody asked for are not made up either; the refusal names the setting."""
+def test_steps_without_requested_logprobs_are_rejected_with_the_name_of_the_setting(name):
     step = make_step("a", [1], make_choice(0, [10], logprobs=array("f")))
 
     with pytest.raises(Inexpressible, match=r"has none for step 'a'.*record\.logprobs: off"):
@@ -56,6 +54,5 @@ def test_unlogged(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_empty(name):
-    """A rollout without steps has no rows, and needs no reward for that."""
+def test_a_rollout_without_steps_has_no_rows_and_needs_no_reward(name):
     assert [] == worked.rows(name, [])

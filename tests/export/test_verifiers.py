@@ -23,14 +23,13 @@ TOKENS = {
 
 
 def without_ids(**facts):
-    """A step of an engine that gives no ids."""
+    """Return a step of an engine without token ids."""
     choice = Choice(0, array("i"), array("f"), "stop")
     return replace(worked.first(choice, problems=("no_token_ids",), **facts), prompts=())
 
 
-def test_worked_example():
-    """A step has its messages, its response, and its tokens as they were sampled."""
-    one, other = worked.rows("verifiers")
+def test_a_step_has_its_messages_its_response_and_its_tokens():
+    first, second = worked.rows("verifiers")
 
     assert {
         "prompt": worked.QUESTION,
@@ -42,8 +41,8 @@ def test_worked_example():
         "is_truncated": False,
         "trajectory_id": "r1",
         "extras": {"step_id": "a", "choice": 0, "policy_version": "3"},
-    } == one
-    assert ([*worked.QUESTION, worked.REPLY, worked.TOOL], [worked.ANSWER]) == (other["prompt"], other["completion"])
+    } == first
+    assert ([*worked.QUESTION, worked.REPLY, worked.TOOL], [worked.ANSWER]) == (second["prompt"], second["completion"])
     assert FORMATS["verifiers"].whole
 
 
@@ -67,15 +66,15 @@ def test_worked_example():
         ),
     ],
 )
-def test_max_len(max_len, expected):
-    """`max_len` is its `max_seq_len`: it cuts the completion, and of a longer prompt leaves nothing but its beginning."""
+def test_max_len_cuts_the_completion_as_max_seq_len_does(max_len, expected):
+    """Of a longer prompt, only its beginning is left."""
     tokens = worked.rows("verifiers", options=Options(max_len=max_len))[1]["tokens"]
 
     assert expected == {key: tokens[key] for key in expected}
 
 
-def test_cut_stream():
-    """A step whose stream broke off is truncated; of one cut by length the response says so, as there."""
+def test_an_interrupted_response_is_truncated():
+    """A response cut by length has it in its finish reason only, as in verifiers."""
     broken = worked.first(worked.sampled(worked.S1, worked.L1, finish_reason=None), status="partial")
     length = worked.second(worked.sampled(worked.S2, worked.L2, finish_reason="length"))
     rows = worked.rows("verifiers", [broken, length], options=Options(include="flagged"))
@@ -84,18 +83,19 @@ def test_cut_stream():
 
 
 def replied(message, finish_reason="stop"):
-    """The worked rollout's first step, with this reply."""
+    """Return the worked rollout's first step with another reply."""
     response = {"choices": [{"index": 0, "message": message, "finish_reason": finish_reason}]}
     return worked.first(worked.sampled(worked.S1, worked.L1, finish_reason=finish_reason), response=response)
 
 
-def test_completions_have_no_nulls():
-    """What the engine leaves empty is left out, at any depth; the text is empty then, as their own parser has it."""
+def test_null_and_empty_fields_of_a_message_are_omitted():
+    """At any depth; null content becomes "", as in verifiers' own parser."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}", "strict": None}, "index": None}
     silent = {"refusal": None, "annotations": None, "audio": None, "function_call": None}
-    said = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [call], **silent}
-    told = {"role": "assistant", "content": "Hi", "reasoning": None, "tool_calls": [], **silent}
-    calling, talking = (worked.rows("verifiers", [replied(message)])[0]["completion"] for message in (said, told))
+    call_message = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [call], **silent}
+    text_message = {"role": "assistant", "content": "Hi", "reasoning": None, "tool_calls": [], **silent}
+    messages = (call_message, text_message)
+    calling, talking = (worked.rows("verifiers", [replied(message)])[0]["completion"] for message in messages)
     kept = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
     assert [{"role": "assistant", "content": "", "reasoning": "Hm.", "tool_calls": [kept]}] == calling
@@ -106,30 +106,27 @@ def test_completions_have_no_nulls():
     ("finish_reason", "max_len", "expected"),
     [("stop", None, False), ("length", None, True), ("stop", 5, True), ("stop", 6, False), ("length", 5, True)],
 )
-def test_is_truncated(finish_reason, max_len, expected):
-    """By the engine or by `max_len`; its tokens say the latter only."""
+def test_a_step_is_truncated_by_the_engine_or_by_max_len(finish_reason, max_len, expected):
+    """Its tokens are truncated by max_len only."""
     (row,) = worked.rows("verifiers", [replied(worked.REPLY, finish_reason)], options=Options(max_len=max_len))
 
     assert (expected, max_len == 5) == (row["is_truncated"], row["tokens"]["is_truncated"])
 
 
-def test_a_step_without_tokens_is_truncated_by_its_length():
-    """What is known of it without ids."""
+def test_a_step_without_token_ids_is_truncated_by_its_finish_reason():
     choice = Choice(0, array("i"), array("f"), "length")
     step = replace(worked.first(choice, problems=("no_token_ids",)), prompts=())
 
     assert [(True, "r1")] == [(row["is_truncated"], row["trajectory_id"]) for row in worked.rows("verifiers", [step])]
 
 
-def test_overlong():
-    """`keep` cuts nothing, `drop` leaves the step out."""
+def test_overlong_keep_cuts_nothing_and_drop_skips_the_step():
     keep, drop = (worked.rows("verifiers", options=Options(max_len=9, overlong=how)) for how in ("keep", "drop"))
 
     assert (worked.rows("verifiers"), worked.rows("verifiers")[:1]) == (keep, drop)
 
 
-def test_no_ids():
-    """A step that an engine gave no ids of is kept with tokens null, and is in the report."""
+def test_a_step_without_token_ids_has_null_tokens_and_is_reported():
     found = FORMATS["verifiers"].rows(worked.FACTS, [without_ids(), worked.second()], Options())
     nothing = worked.rows("verifiers", [replace(without_ids(), choices=())])
 
@@ -138,8 +135,7 @@ def test_no_ids():
     assert [None] == [row["tokens"] for row in nothing]
 
 
-def test_choices():
-    """Each choice of a call is a step of its own, with a response of that choice only."""
+def test_each_choice_is_a_step_with_its_own_response():
     choices = [{"index": at, "text": text, "finish_reason": "stop"} for at, text in enumerate("xy")]
     step = make_step(
         "a", [1], [2], [3], dialect="completions", request={"prompt": "?"}, response={"id": "c", "choices": choices}
@@ -152,24 +148,21 @@ def test_choices():
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [(None, [None, None]), ({"a": 0.5}, [0.5, None]), ([1.0, 2.0], [None, None])]
+    ("advantages", "expected"), [(None, [None, None]), ({"a": 0.5}, [0.5, None]), ([1.0, 2.0], [None, None])]
 )
-def test_advantage(given, expected):
-    """A step has one advantage or none."""
-    rows = worked.rows("verifiers", facts=replace(worked.FACTS, advantages=given))
+def test_a_step_has_one_advantage_or_null(advantages, expected):
+    rows = worked.rows("verifiers", facts=replace(worked.FACTS, advantages=advantages))
 
     assert expected == [row["advantage"] for row in rows]
 
 
-def test_reward():
-    """The reward is never null."""
+def test_a_missing_reward_is_rejected():
     with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):
         worked.rows("verifiers", facts=replace(worked.FACTS, reward=None))
 
 
 @pytest.mark.parametrize(("reason", "truncated"), [("stop", False), ("length", True), ("abort", True)])
-def test_a_reply_that_the_model_did_not_end_is_truncated(reason, truncated):
-    """By its limit, or by an abort."""
+def test_a_response_ended_by_length_or_abort_is_truncated(reason, truncated):
     (row,) = worked.rows("verifiers", [worked.first(worked.sampled(worked.S1, worked.L1, finish_reason=reason))])
 
     assert truncated is row["is_truncated"]

@@ -25,13 +25,12 @@ EXAMPLES = [
 ]
 
 
-def test_worked_example():
-    """Each step is an example of its own: its prompt, and what was sampled after it."""
+def test_each_step_is_an_example_with_its_prompt_and_completion():
     assert EXAMPLES == worked.rows("training_examples")
 
 
-def test_reward():
-    """A step that was given a reward has its own; of two, the other has the rollout's, which is never null."""
+def test_a_step_reward_overrides_the_rollouts_reward():
+    """The reward is never null."""
     rows = worked.rows("training_examples", facts=replace(worked.FACTS, step_rewards={"a": 0.25}))
     with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):
         worked.rows("training_examples", facts=replace(worked.FACTS, reward=None))
@@ -39,8 +38,8 @@ def test_reward():
     assert [0.25, 1.0] == [row["reward"] for row in rows]
 
 
-def test_max_len():
-    """What was sampled is cut to `max_len`; where nothing of it is left, there is no example, and it is told."""
+def test_the_completion_is_cut_to_max_len():
+    """A step without a completion is skipped and reported."""
     cut = worked.rows("training_examples", options=Options(max_len=11))
     found = FORMATS["training_examples"].rows(worked.FACTS, worked.STEPS, Options(max_len=10))
 
@@ -48,8 +47,7 @@ def test_max_len():
     assert (EXAMPLES[:1], [{"step_id": "b", "why": "longer than max_len=10"}]) == (found.rows, found.skipped)
 
 
-def test_branches():
-    """A rollout of any shape has its examples, and a retry that was replaced has none."""
+def test_a_superseded_call_has_no_example():
     lost = make_step("a", [1], [10], delivered=False, extra={"request_key": "x"})
     again = make_step("b", [1], [10], extra={"request_key": "x"})
 

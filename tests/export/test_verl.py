@@ -30,34 +30,31 @@ BATCH = {
 LENGTHS = Fill(prompt_length=4, response_length=10)
 
 
-def test_output():
-    """An AgentLoopOutput has prompt and response apart; messages of the user, the assistant and tools are turns."""
+def test_an_agent_loop_output_has_prompt_and_response_apart():
+    """num_turns counts the messages of user, assistant and tools."""
     assert [OUTPUT] == worked.rows("verl")
     assert FORMATS["verl"].whole
 
 
-def test_turns_without_messages():
-    """Where there are no messages, calls are counted."""
+def test_without_messages_num_turns_counts_calls():
     steps = [worked.first(request={}), worked.second(request={"prompt": "?"})]
 
     assert [2] == [row["num_turns"] for row in worked.rows("verl", steps)]
 
 
-def test_unknown_versions():
-    """Versions are optional; a reward may come later."""
+def test_policy_versions_and_reward_are_optional():
     steps = [worked.first(policy_version=None), worked.second(policy_version=None)]
     (row,) = worked.rows("verl", steps, replace(worked.FACTS, reward=None))
 
     assert OUTPUT | {"extra_fields": {}, "reward_score": None} == row
 
 
-def test_batch():
-    """A batch is padded: prompts on the left, responses on the right; the reward is on the last response token."""
+def test_a_batch_is_padded_left_for_prompts_and_right_for_responses():
+    """The reward is on the last response token."""
     assert [BATCH] == worked.rows("verl_dataproto", fill=LENGTHS)
 
 
-def test_group():
-    """A group is one batch, of which all have a reward or none."""
+def test_a_group_is_one_batch_with_a_reward_for_all_or_none():
     bare = replace(worked.FACTS, reward=None)
     without = {key: [*value, *value] for key, value in BATCH.items() if key != "rm_scores"}
     with pytest.raises(Inexpressible, match="some have no rm_scores"):
@@ -75,14 +72,13 @@ def test_group():
         (Fill(prompt_length=3, response_length=8), "requires at most response_length=8 tokens; rollout 'r1' has 9"),
     ],
 )
-def test_lengths(fill, why):
-    """Lengths are given, and what does not fit is refused rather than cut."""
+def test_missing_or_exceeded_lengths_are_rejected(fill, why):
     with pytest.raises(Inexpressible, match=why):
         worked.rows("verl_dataproto", fill=fill)
 
 
-def test_no_padding():
-    """What fits exactly is not padded; the pad id is as given."""
+def test_a_sequence_of_full_length_is_not_padded():
+    """The pad id is configurable."""
     (exact,) = worked.rows("verl_dataproto", fill=Fill(prompt_length=3, response_length=9))
     (padded,) = worked.rows("verl_dataproto", fill=replace(LENGTHS, pad_id=7))
 

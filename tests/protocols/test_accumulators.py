@@ -1,4 +1,4 @@
-"""Chunks folded into the response that the unstreamed call would have given."""
+"""Streamed chunks accumulate to the response of the unstreamed call."""
 
 import orjson
 import pytest
@@ -10,7 +10,7 @@ from proxy.protocols.dialects import DIALECTS
 # Not comparable, by tests/cassettes/README.md: other lengths, other seeds, speculation with temperature > 0, or aborted at
 # another moment.
 INCOMPARABLE = {"cmpl_multi_prompt", "spec_ngram/s_rep_stop", "spec_ngram/s_tool", "abort/pause_abort2_nonstream"}
-# The engine itself says another message in its two framings. Ids and logprobs are the same.
+# vLLM returns another message in its stream than in its unstreamed response. Ids and logprobs are the same.
 OTHER_MESSAGE = {
     "tool_required": "a cut-off call is text unstreamed, and deltas of a call streamed (seen on vLLM 0.32)",
     "tool_required_noflags": "likewise",
@@ -25,8 +25,8 @@ OTHER_MESSAGE = {
     "pairs_hermes/chat_required_n_inj": "a cut-off call",
     "pairs_hermes/chat_required_n_plain": "a cut-off call",
 }
-# Said in one framing only, or different between any two runs.
-UNSAID = ("id", "created", "usage", "prompt_text", "prompt_logprobs", "metrics")
+# Only in one of the two framings, or different between any two runs.
+VOLATILE = ("id", "created", "usage", "prompt_text", "prompt_logprobs", "metrics")
 
 
 def twins() -> list[tuple[str, str]]:
@@ -48,20 +48,20 @@ def twins() -> list[tuple[str, str]]:
 
 def accumulate(name: str) -> dict:
     cassette = load(name)
-    folding = DIALECTS[cassette.path].accumulator()
+    accumulator = DIALECTS[cassette.path].accumulator()
     for event in cassette.response.split(b"\n\n"):
         payload = event.removeprefix(b"data: ")
         if payload.strip() not in (b"", b"[DONE]"):
-            folding.feed(orjson.loads(payload))
-    return folding.finish()
+            accumulator.feed(orjson.loads(payload))
+    return accumulator.finish()
 
 
-def said(value):
-    """What a response says: nulls, empty texts and empty lists say nothing; ids and times differ between any two runs."""
+def comparable(value):
+    """Return a response without nulls, empty texts and empty lists, and without what differs between any two runs."""
     if isinstance(value, dict):
-        kept = {key: said(inner) for key, inner in value.items() if key not in UNSAID}
+        kept = {key: comparable(inner) for key, inner in value.items() if key not in VOLATILE}
         return {key: inner for key, inner in kept.items() if inner not in (None, "", [], {})}
-    return [said(inner) for inner in value] if isinstance(value, list) else value
+    return [comparable(inner) for inner in value] if isinstance(value, list) else value
 
 
 def without_messages(response: dict) -> dict:
@@ -71,66 +71,63 @@ def without_messages(response: dict) -> dict:
 
 
 @pytest.mark.parametrize(("whole", "stream"), twins())
-def test_the_fold_of_a_stream_is_the_unstreamed_response(whole, stream):
-    """The fold law, on every recorded twin: same message, ids, logprobs, reasons and usage."""
+def test_an_accumulated_stream_equals_the_unstreamed_response(whole, stream):
+    """Message, ids, logprobs, finish reasons and usage are the same, for every recorded pair of calls."""
     expected, actual = orjson.loads(load(whole).response), accumulate(stream)
     if actual["usage"] is not None and "completion_tokens_details" not in expected["usage"]:
         assert expected["usage"] == actual["usage"]
     if whole in OTHER_MESSAGE:
         expected, actual = without_messages(expected), without_messages(actual)
-    if load(stream).body.get("echo"):  # its first streamed chunk has prompt ids without being asked (seen on vLLM 0.32)
+    if load(stream).body.get("echo"):  # its first chunk has prompt ids that were not requested (seen on vLLM 0.32)
         for choice in actual["choices"]:
             choice.pop("prompt_token_ids", None)
             expected["choices"][choice["index"]].pop("prompt_token_ids", None)
 
-    assert said(expected) == said(actual)
+    assert comparable(expected) == comparable(actual)
 
 
-def test_there_are_many_twins():
-    """The law is tried on what real engines said, and not on a few."""
+def test_more_than_80_recorded_pairs_are_compared():
     assert len(twins()) > 80
 
 
-def test_no_exception_is_listed_in_vain():
-    """An exception that no longer differs is no exception."""
+def test_each_listed_exception_still_differs():
     listed = [(whole, stream) for whole, stream in twins() if whole in OTHER_MESSAGE]
 
     assert len(OTHER_MESSAGE) == len(listed)
     assert [] == [
-        whole for whole, stream in listed if said(orjson.loads(load(whole).response)) == said(accumulate(stream))
+        whole
+        for whole, stream in listed
+        if comparable(orjson.loads(load(whole).response)) == comparable(accumulate(stream))
     ]
 
 
-def test_interleaved_choices_are_told_apart():
-    """By their index, whatever order they come in."""
-    folding = CompletionsAccumulator()
+def test_interleaved_choices_are_joined_by_index():
+    accumulator = CompletionsAccumulator()
     for index, text in ((1, "b"), (0, "a"), (1, "B"), (0, "A")):
-        folding.feed({"id": "x", "choices": [{"index": index, "text": text, "finish_reason": None}]})
-    folding.feed({"choices": [{"index": 1, "text": "", "finish_reason": "stop"}]})
+        accumulator.feed({"id": "x", "choices": [{"index": index, "text": text, "finish_reason": None}]})
+    accumulator.feed({"choices": [{"index": 1, "text": "", "finish_reason": "stop"}]})
 
-    assert ["aA", "bB"] == [choice["text"] for choice in folding.finish()["choices"]]
-    assert 1 == folding.finished
+    assert ["aA", "bB"] == [choice["text"] for choice in accumulator.finish()["choices"]]
+    assert 1 == accumulator.finished
 
 
-def test_a_list_of_logprobs_that_is_null_adds_nothing():
-    """The others are extended."""
-    folding = CompletionsAccumulator()
+def test_a_null_list_of_logprobs_adds_no_entries():
+    accumulator = CompletionsAccumulator()
     for top in ([{"a": -1.0}], None):
-        folding.feed({"choices": [{"index": 0, "text": "a", "logprobs": {"tokens": ["a"], "top_logprobs": top}}]})
+        accumulator.feed({"choices": [{"index": 0, "text": "a", "logprobs": {"tokens": ["a"], "top_logprobs": top}}]})
 
-    assert {"tokens": ["a", "a"], "top_logprobs": [{"a": -1.0}]} == folding.finish()["choices"][0]["logprobs"]
+    assert {"tokens": ["a", "a"], "top_logprobs": [{"a": -1.0}]} == accumulator.finish()["choices"][0]["logprobs"]
 
 
 @pytest.mark.parametrize("index", ["0", 0.0, True, None])
-def test_a_choice_without_a_whole_number_is_refused(index):
-    """Nothing could be joined by it."""
+def test_a_choice_index_that_is_not_an_integer_raises_type_error(index):
     with pytest.raises(TypeError, match="index"):
         ChatAccumulator().feed({"choices": [{"index": index, "delta": {"content": "a"}}]})
 
 
-def test_pieces_of_tool_calls_are_joined_by_index():
-    """Arguments come in pieces; id and name are said once, or again and again."""
-    folding = ChatAccumulator()
+def test_tool_call_deltas_are_joined_by_index():
+    """Arguments are concatenated; id and name may be sent once or with every delta."""
+    accumulator = ChatAccumulator()
     calls = [
         {"index": 0, "id": "c1", "type": "function", "function": {"name": "add", "arguments": ""}},
         {"index": 0, "id": "c1", "function": {"name": "add", "arguments": '{"x":'}},
@@ -138,28 +135,28 @@ def test_pieces_of_tool_calls_are_joined_by_index():
         {"index": 0, "id": None, "function": {"name": None, "arguments": "1}"}},
     ]
     for call in calls:
-        folding.feed({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+        accumulator.feed({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
 
     expected = [
         {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"x":1}'}},
         {"id": "c2", "type": "function", "function": {"name": "mul", "arguments": ""}},
     ]
-    assert expected == folding.finish()["choices"][0]["message"]["tool_calls"]
+    assert expected == accumulator.finish()["choices"][0]["message"]["tool_calls"]
 
 
-def test_chunks_are_not_changed_by_being_folded():
-    """The shown dict and the recorded dict are two."""
+def test_accumulating_does_not_change_the_chunks():
+    """A chunk is forwarded to the client after it is accumulated for the record."""
     chunk = {
         "choices": [
             {"index": 0, "delta": {"content": "a"}, "token_ids": [1], "logprobs": {"content": [{"logprob": -1.0}]}}
         ]
     }
     before = orjson.dumps(chunk)
-    folding = ChatAccumulator()
-    folding.feed(chunk)
-    folding.feed(
+    accumulator = ChatAccumulator()
+    accumulator.feed(chunk)
+    accumulator.feed(
         {"choices": [{"index": 0, "delta": {}, "token_ids": [2], "logprobs": {"content": [{"logprob": -2.0}]}}]}
     )
 
     assert before == orjson.dumps(chunk)
-    assert [1, 2] == folding.finish()["choices"][0]["token_ids"]
+    assert [1, 2] == accumulator.finish()["choices"][0]["token_ids"]

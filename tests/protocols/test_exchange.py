@@ -1,4 +1,4 @@
-"""The exchange: what is sent, shown and kept, proved on answers recorded from a real vLLM."""
+"""Request and response of one call: forwarded bytes and recorded step, for responses recorded from real engines."""
 
 import json
 import re
@@ -26,23 +26,23 @@ EVERY = dialect_cassettes()
 
 
 def normal(answer: bytes) -> bytes:
-    """The answer without what differs between any two runs: ids of the response and of tool calls, creation time."""
+    """Blank the fields that differ between any two runs: ids of the response and of tool calls, creation time."""
     answer = re.sub(rb'"(id|request_id)":"(chatcmpl|cmpl|generate-tokens)-[^"]*"', b'"id":""', answer)
     return re.sub(rb'"created":\d+', b'"created":0', answer)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_hiding_gives_back_the_plain_answer_byte_for_byte(pair):
-    """What was injected, hidden again, leaves the very bytes that the engine sends without injection."""
+def test_stripping_restores_the_plain_response_byte_for_byte(pair):
+    """Without the fields that TokenTape injects, the response equals that of a request without injection."""
     plain, injected = load(f"{pair}_plain"), load(f"{pair}_inj")
-    # The servers of this set write usage on each event, whatever is requested (tests/cassettes/README.md).
+    # The servers of this set send usage with each event, requested or not (tests/cassettes/README.md).
     traits = Traits("vllm", "0.32.0", forces_usage=pair.startswith("pairs_hermes/"))
     plan = plan_of(plain.path, plain.body, traits=traits)
     if "echo" in pair:
         assert plain.body == plan.body
         return
-    asked = {key: value for key, value in injected.body.items() if key in plan.body and key != "stream_options"}
-    assert asked == {key: value for key, value in plan.body.items() if key != "stream_options"}
+    requested = {key: value for key, value in injected.body.items() if key in plan.body and key != "stream_options"}
+    assert requested == {key: value for key, value in plan.body.items() if key != "stream_options"}
 
     shown, end, step = play(plan, injected)
 
@@ -54,10 +54,10 @@ def test_hiding_gives_back_the_plain_answer_byte_for_byte(pair):
 
 
 @pytest.mark.parametrize("pair", sorted(name.removesuffix("_inj") for name in names("recorded/*_inj")))
-def test_hiding_gives_back_what_a_plain_run_without_usage_answers(pair):
-    """Byte for byte, streamed too: the usage that we request is gone, and the fingerprint is on the finish again.
+def test_stripping_removes_the_usage_that_was_injected(pair):
+    """The bytes equal those of a plain call without usage, streamed too; the fingerprint is on the finish chunk again.
 
-    Recorded with --stream-interval=64: else two runs of the engine gather tokens into different events.
+    Recorded with --stream-interval=64: otherwise two runs of the engine group tokens into different events.
     """
     plain, injected = load(f"{pair}_plain"), load(f"{pair}_inj")
     plan = plan_of(plain.path, plain.body, CallOptions(streaming="live"))
@@ -71,8 +71,8 @@ def test_hiding_gives_back_what_a_plain_run_without_usage_answers(pair):
 
 
 @pytest.mark.parametrize("name", ["forced_usage/si3_utf8_stream", "forced_usage/si5_tool_stream"])
-def test_usage_that_a_server_always_sends_is_shown(name):
-    """--enable-force-include-usage: a plain stream of it has usage on each event, and so has ours."""
+def test_usage_that_a_server_always_sends_is_forwarded(name):
+    """With --enable-force-include-usage, the client sees usage in each event although it did not request it."""
     cassette = load(name)
     plan = plan_of(cassette.path, {key: value for key, value in cassette.body.items() if key != "stream_options"})
     exchange = Exchange(plan, 200, cassette.content_type)
@@ -87,32 +87,31 @@ def test_usage_that_a_server_always_sends_is_shown(name):
 FLAGS = orjson.loads((CASSETTES / "flags.json").read_bytes())
 
 
-def answers_with_flags():
+def responses_with_flags():
     every = [
         *dialect_cassettes(),
         *dialect_cassettes("llamacpp"),
         *http_cassettes("sglang"),
         *http_cassettes("llamacpp"),
     ]
-    return [one for one in every if not (one.kind == "vllm" and one.name.startswith("recorded/"))]
+    return [item for item in every if not (item.kind == "vllm" and item.name.startswith("recorded/"))]
 
 
-@pytest.mark.parametrize("cassette", answers_with_flags(), ids=str)
-def test_a_recorded_answer_gets_the_flags_that_it_always_got(cassette):
-    """New checks flag no answer that a real engine gave."""
+@pytest.mark.parametrize("cassette", responses_with_flags(), ids=str)
+def test_a_recorded_response_gets_exactly_its_listed_flags(cassette):
+    """A new check must flag no response of a real engine that it did not flag before."""
     plan = plan_of(cassette.path, cassette.body, kind=cassette.kind, headers=cassette.headers)
 
     assert FLAGS[f"{cassette.kind}/{cassette.name}"] == list(play(plan, cassette)[2].problems)
 
 
-def test_all_flags_are_of_answers_that_are_there():
-    """None is listed in vain."""
-    assert FLAGS.keys() == {f"{one.kind}/{one.name}" for one in answers_with_flags()}
+def test_each_listed_flag_has_a_cassette():
+    assert FLAGS.keys() == {f"{item.kind}/{item.name}" for item in responses_with_flags()}
 
 
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if "echo" in pair])
-def test_echo_gets_nothing_injected_and_is_flagged(pair):
-    """Ids would eat the echoed text, so an echo passes untouched and says that it has no ids."""
+def test_a_call_with_echo_is_not_injected_and_is_flagged(pair):
+    """vLLM omits the echoed text if token ids are requested, so the call is forwarded unchanged and recorded without ids."""
     plain = load(f"{pair}_plain")
 
     shown, end, step = play(plan_of(plain.path, plain.body), plain)
@@ -140,8 +139,7 @@ TWINS = [
 @pytest.mark.parametrize(
     ("plain", "injected"), [twin for twin in TWINS if "_ids_" in twin[1] or "auto_regex" in twin[1]]
 )
-def test_a_client_that_asked_for_it_sees_just_that(plain, injected):
-    """A client that sets the engine's flags itself gets the engine's bytes."""
+def test_a_client_that_sets_the_engines_flags_gets_the_engines_bytes(plain, injected):
     cassette = load(injected)
 
     shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
@@ -150,32 +148,32 @@ def test_a_client_that_asked_for_it_sees_just_that(plain, injected):
     assert step.choices[0].ids
 
 
-def test_ids_alone_are_shown_to_a_client_that_asked_for_ids_alone():
-    """Injected logprobs are hidden, asked ids stay, and so do the events that ids bring with them."""
-    asked, full = load("tool_auto_ids_only_stream"), load("tool_auto_regex_stream")
+def test_a_client_that_requests_only_ids_gets_only_ids():
+    """Injected logprobs are stripped; the ids, and the events that only carry ids, are forwarded."""
+    requested, full = load("tool_auto_ids_only_stream"), load("tool_auto_regex_stream")
 
-    shown, end, _ = play(plan_of(asked.path, asked.body), full)
-
-    def tool_ids(text: bytes) -> bytes:
-        return re.sub(rb"chatcmpl-tool-\w+", b"", normal(text))
-
-    assert tool_ids(asked.response) == tool_ids(shown + end)
-
-
-def test_logprobs_alone_are_shown_to_a_client_that_asked_for_logprobs_alone():
-    """Injected ids are hidden, asked logprobs stay."""
-    asked, full = load("tool_auto_lp_only_stream"), load("tool_auto_regex_stream")
-
-    shown, end, _ = play(plan_of(asked.path, asked.body), full)
+    shown, end, _ = play(plan_of(requested.path, requested.body), full)
 
     def tool_ids(text: bytes) -> bytes:
         return re.sub(rb"chatcmpl-tool-\w+", b"", normal(text))
 
-    assert tool_ids(asked.response) == tool_ids(shown + end)
+    assert tool_ids(requested.response) == tool_ids(shown + end)
 
 
-def test_an_engine_that_dies_leaves_a_partial_step():
-    """What came before the break is kept, and the step says that it broke off: nobody got a whole answer."""
+def test_a_client_that_requests_only_logprobs_gets_only_logprobs():
+    """Injected ids are stripped; the logprobs are forwarded."""
+    requested, full = load("tool_auto_lp_only_stream"), load("tool_auto_regex_stream")
+
+    shown, end, _ = play(plan_of(requested.path, requested.body), full)
+
+    def tool_ids(text: bytes) -> bytes:
+        return re.sub(rb"chatcmpl-tool-\w+", b"", normal(text))
+
+    assert tool_ids(requested.response) == tool_ids(shown + end)
+
+
+def test_an_engine_that_disconnects_midstream_leaves_a_partial_step():
+    """The tokens received so far are recorded, and the step is not marked as delivered."""
     cassette = load("chat_ids_lp_stream")
     exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
     exchange.feed(cassette.response[: len(cassette.response) // 2])
@@ -188,8 +186,7 @@ def test_an_engine_that_dies_leaves_a_partial_step():
     assert "stream_cut" in outcome.step.problems
 
 
-def test_a_connection_that_breaks_behind_the_terminal_event_costs_nothing():
-    """The turn had its end, so the step is complete; who left did not get it."""
+def test_a_client_that_disconnects_after_the_terminal_event_leaves_a_complete_undelivered_step():
     cassette = load("chat_ids_lp_stream")
     exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
     exchange.feed(cassette.response.removesuffix(b"data: [DONE]\n\n"))
@@ -202,7 +199,7 @@ def test_a_connection_that_breaks_behind_the_terminal_event_costs_nothing():
 
 
 def test_a_stream_without_its_terminal_event_is_partial():
-    """A clean end of the connection is no end of the turn, and its client did not get a whole one."""
+    """A cleanly closed connection without [DONE] counts as cut off."""
     cassette = load("chat_ids_lp_stream")
     plan = plan_of(cassette.path, cassette.body)
     shown, end, step = play(plan, cassette, [cassette.response.removesuffix(b"data: [DONE]\n\n")])
@@ -211,8 +208,7 @@ def test_a_stream_without_its_terminal_event_is_partial():
     assert ("partial", ("stream_cut",), False) == (step.status, step.problems, step.delivered)
 
 
-def test_a_whole_body_that_was_cut_is_partial_and_not_an_error():
-    """Half a JSON body is no answer of the engine's, and no error of its either."""
+def test_a_truncated_unstreamed_body_is_partial_and_not_an_engine_error():
     cassette = load("chat_ids_lp")
     exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
     exchange.feed(cassette.response[:200])
@@ -222,8 +218,8 @@ def test_a_whole_body_that_was_cut_is_partial_and_not_an_error():
 
 
 @pytest.mark.parametrize("cassette", [c for c in EVERY if c.status != 200], ids=str)
-def test_errors_of_the_engine_pass_as_they_came(cassette: Cassette):
-    """Status and body are the engine's, and the step keeps both."""
+def test_an_engines_error_response_is_forwarded_unchanged_and_recorded(cassette: Cassette):
+    """The client and the step get the engine's status and body."""
     shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
 
     assert (b"", cassette.response) == (shown, end)
@@ -232,8 +228,8 @@ def test_errors_of_the_engine_pass_as_they_came(cassette: Cassette):
 
 
 @pytest.mark.parametrize("name", ["spec_ngram/s_bias_rep_stream", "spec_ngram/s_stop_rep_stream"])
-def test_an_error_within_a_stream_passes_byte_for_byte_and_ends_the_turn(name):
-    """vLLM writes such an event with other spacing: it is not spelt again, and not shown before it is stored."""
+def test_an_error_event_is_forwarded_byte_for_byte_and_ends_the_stream(name):
+    """vLLM formats these events with other whitespace: they are not serialized again, and are sent after the step is stored."""
     cassette = load(name)
 
     shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
@@ -246,8 +242,7 @@ def test_an_error_within_a_stream_passes_byte_for_byte_and_ends_the_turn(name):
     ("body", "content_type"),
     [(b"<html>502</html>", "text/html"), (b"not json", "application/json"), (b"[]", "application/json")],
 )
-def test_what_is_no_answer_passes_as_it_came_and_is_an_error(body, content_type):
-    """An HTML page, or a body that is not what it claims to be, reaches the client untouched."""
+def test_a_body_that_is_no_completion_is_forwarded_unchanged_and_recorded_as_an_error(body, content_type):
     cassette = Cassette("x", "/v1/chat/completions", {"messages": []}, body, 200, content_type)
 
     shown, end, step = play(plan_of(cassette.path, cassette.body), cassette)
@@ -256,29 +251,27 @@ def test_what_is_no_answer_passes_as_it_came_and_is_an_error(body, content_type)
     assert "error" == step.status
 
 
-def test_an_event_that_cannot_be_understood_passes_and_flags_the_step():
-    """Transparency comes first, and silence never."""
+def test_an_unreadable_event_is_forwarded_and_flags_the_step():
     cassette = load("chat_ids_lp_stream")
-    odd = b'data: {"choices":[{"delta":{}}]}\n\ndata: 7\n\ndata: {oops\n\n'
-    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [odd, cassette.response])
+    unreadable = b'data: {"choices":[{"delta":{}}]}\n\ndata: 7\n\ndata: {oops\n\n'
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [unreadable, cassette.response])
 
-    assert odd + cassette.response == shown + end
+    assert unreadable + cassette.response == shown + end
     assert ("unparsed_event",) == step.problems
 
 
-def test_nan_logprobs_are_kept_flagged_and_shown_as_they_came():
-    """A Python engine may write NaN, which is no JSON; it is neither lost nor made up."""
+def test_nan_logprobs_are_forwarded_unchanged_and_flag_the_step():
+    """Engines in Python may write NaN, which is not JSON."""
     cassette = load("chat_ids_lp")
-    odd = cassette.response.replace(b'"logprob":-6.792507648468018', b'"logprob":NaN', 1)
-    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [odd])
+    answer = cassette.response.replace(b'"logprob":-6.792507648468018', b'"logprob":NaN', 1)
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [answer])
 
-    assert odd == shown + end
+    assert answer == shown + end
     assert ("bad_logprob",) == step.problems
 
 
 @pytest.mark.parametrize("name", ["cmpl_multi_prompt_stream", "cmpl_multi_prompt", "cmpl_n3", "cmpl_n3_stream"])
-def test_each_choice_points_to_its_own_prompt(name):
-    """Choice index is prompt index times n plus sample index."""
+def test_a_choices_prompt_is_its_index_divided_by_n(name):
     cassette = load(name)
     _, _, step = play(plan_of(cassette.path, cassette.body), cassette)
     n = cassette.body.get("n", 1)
@@ -303,7 +296,7 @@ JSON = st.recursive(
 )
 
 
-# An answer that looks like one, with something odd anywhere in it.
+# Shaped like a response, with random values in random fields.
 CHOICE = st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6).map(lambda odd: {"index": 0, "message": {}} | odd)
 ANSWER = JSON | st.lists(CHOICE, max_size=3).flatmap(
     lambda choices: st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4).map(lambda odd: {"choices": choices} | odd)
@@ -318,16 +311,16 @@ ANSWER = JSON | st.lists(CHOICE, max_size=3).flatmap(
     st.sampled_from([{}, {"return_token_ids": True, "logprobs": True}, {"stream": True}]),
     JSON,
 )
-def test_an_engine_that_answers_anything_at_all_leaves_a_step(kind, answers, path, stream, asked, found):
-    """Whatever JSON comes, of any engine, in any framing, hidden or not: a step is made and stored, and is not exact."""
+def test_any_response_of_an_engine_leaves_a_step(kind, answers, path, stream, requested, found):
+    """For any JSON from an engine, in any framing, stripped or not: a step is made and encoded, and it is not exact."""
     texts = [json.dumps(answer).encode() for answer in answers]
-    text = b"".join(b"data: " + one + b"\n\n" for one in texts) + b"data: [DONE]\n\n" if stream else b"".join(texts)
+    text = b"".join(b"data: " + event + b"\n\n" for event in texts) + b"data: [DONE]\n\n" if stream else b"".join(texts)
     content_type = "text/event-stream" if stream else "application/json"
-    body = {"messages": [], "prompt": "x", "token_ids": [1], "sampling_params": {}} | asked
+    body = {"messages": [], "prompt": "x", "token_ids": [1], "sampling_params": {}} | requested
     plan = plan_of(path, body, kind=kind)
     shown, end, step = play(plan, Cassette("any", path, body, text, 200, content_type), found=found)
 
-    passes = text == shown + end or plan.view.strip_rules.anything or plan.framing == "replay"
-    assert passes or (step.status, b"engine_disconnected" in end) == ("error", True)
+    is_forwarded = text == shown + end or plan.view.strip_rules.anything or plan.framing == "replay"
+    assert is_forwarded or (step.status, b"engine_disconnected" in end) == ("error", True)
     assert not step.exact
     assert encode(step)

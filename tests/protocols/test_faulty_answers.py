@@ -1,4 +1,4 @@
-"""Engines that contradict themselves: each kind of fault, in an answer recorded from a real engine, flags the step."""
+"""Responses of real engines, each changed to contradict itself: the step is flagged."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -30,24 +30,24 @@ def streamed(chunks: list[dict]) -> bytes:
     return b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
 
 
-def repeat(place: int) -> Change:
-    return lambda chunks: chunks.insert(place, deepcopy(chunks[place]))
+def repeat(position: int) -> Change:
+    return lambda chunks: chunks.insert(position, deepcopy(chunks[position]))
 
 
-def lose(place: int) -> Change:
-    return lambda chunks: chunks.pop(place)
+def lose(position: int) -> Change:
+    return lambda chunks: chunks.pop(position)
 
 
-def swap(place: int) -> Change:
-    return lambda chunks: chunks.insert(place, chunks.pop(place + 1))
+def swap(position: int) -> Change:
+    return lambda chunks: chunks.insert(position, chunks.pop(position + 1))
 
 
-def put(place: int, **fields: object) -> Change:
-    return lambda chunks: chunks[place].update(fields)
+def put(position: int, **fields: object) -> Change:
+    return lambda chunks: chunks[position].update(fields)
 
 
-def choice(place: int, **fields: object) -> Change:
-    return lambda chunks: chunks[place]["choices"][0].update(fields)
+def choice(position: int, **fields: object) -> Change:
+    return lambda chunks: chunks[position]["choices"][0].update(fields)
 
 
 def usage(**fields: object) -> Change:
@@ -55,13 +55,13 @@ def usage(**fields: object) -> Change:
 
 
 def cumulative(chunks: list[dict]) -> None:
-    """Ids from the beginning in each event, where they should be the event's own."""
+    """Make each event's token ids those of all events so far, instead of its own."""
     seen: list[int] = []
     for chunk in chunks:
-        for one in chunk["choices"]:
-            if one.get("token_ids"):
-                seen = [*seen, *one["token_ids"]]
-                one["token_ids"] = seen
+        for item in chunk["choices"]:
+            if item.get("token_ids"):
+                seen = [*seen, *item["token_ids"]]
+                item["token_ids"] = seen
 
 
 def after_the_finish(**fields: object) -> Change:
@@ -115,10 +115,10 @@ STREAMS: list[tuple[str, str, Change]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "change"), STREAMS, ids=[f"{code}-{at}" for at, (_, code, _) in enumerate(STREAMS)]
+    ("name", "code", "change"), STREAMS, ids=[f"{code}-{number}" for number, (_, code, _) in enumerate(STREAMS)]
 )
 def test_a_stream_that_contradicts_itself_is_flagged(name, code, change):
-    """The same stream without the fault is exact."""
+    """Without the change, the stream has no flag."""
     cassette = load(name)
     chunks = events(cassette)
     assert () == problems(cassette, streamed(chunks))
@@ -168,10 +168,10 @@ WHOLES: list[tuple[str, str, Callable[[dict], object]]] = [
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "change"), WHOLES, ids=[f"{code}-{at}" for at, (_, code, _) in enumerate(WHOLES)]
+    ("name", "code", "change"), WHOLES, ids=[f"{code}-{number}" for number, (_, code, _) in enumerate(WHOLES)]
 )
-def test_an_unstreamed_answer_that_contradicts_itself_is_flagged(name, code, change):
-    """The same answer without the fault is exact."""
+def test_an_unstreamed_response_that_contradicts_itself_is_flagged(name, code, change):
+    """Without the change, the response has no flag."""
     cassette = load(name)
     assert () == problems(cassette, cassette.response)
     answer = orjson.loads(cassette.response)
@@ -182,22 +182,22 @@ def test_an_unstreamed_answer_that_contradicts_itself_is_flagged(name, code, cha
 
 
 @pytest.mark.parametrize("bound", ["max_tokens", "max_completion_tokens"])
-def test_more_tokens_than_were_allowed_are_flagged(bound):
-    """Whichever way the client bounds them; of two bounds the higher one counts, since engines differ in which they take."""
+def test_more_tokens_than_the_request_allows_are_flagged(bound):
+    """If a request has both bounds, the higher one counts: engines differ in the one that they apply."""
     cassette = load(WHOLE)
     body = {key: value for key, value in cassette.body.items() if key != "max_tokens"}
 
-    def of(**bounds: object) -> tuple[str, ...]:
+    def flags(**bounds: object) -> tuple[str, ...]:
         return play(plan_of(cassette.path, body | bounds), cassette)[2].problems
 
-    assert ("too_many_tokens",) == of(**{bound: 23})
-    assert () == of(**{bound: 24})
-    assert () == of(max_tokens=23, max_completion_tokens=24)
-    assert () == of(**{bound: 0.5})
+    assert ("too_many_tokens",) == flags(**{bound: 23})
+    assert () == flags(**{bound: 24})
+    assert () == flags(max_tokens=23, max_completion_tokens=24)
+    assert () == flags(**{bound: 0.5})
 
 
-def test_an_event_after_the_end_of_the_stream_is_flagged_and_not_recorded():
-    """What follows [DONE] in one read; behind it nothing is read."""
+def test_an_event_after_done_is_flagged_and_not_recorded():
+    """It is forwarded if it arrives in the same read as [DONE]; nothing is read after that."""
     cassette = load(STREAM)
     late = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null,"token_ids":[7]}]}\n\n'
     _, end, step = play(plan_of(cassette.path, cassette.body), cassette, [cassette.response + late])
@@ -205,8 +205,8 @@ def test_an_event_after_the_end_of_the_stream_is_flagged_and_not_recorded():
     assert (("content_after_end",), 24, True) == (step.problems, step.sampled, end.endswith(late))
 
 
-def test_sglangs_native_finish_reason_is_known_by_its_type():
-    """An object, as its own endpoints have it."""
+def test_sglangs_finish_reason_object_is_read_by_its_type():
+    """SGLang's own endpoints return an object instead of a string."""
     cassette = load_http("sglang", "chat_return_meta_info")
     native = cassette.response.replace(b'"finish_reason":"stop"', b'"finish_reason":{"type":"stop","matched":2}', 1)
     assert native != cassette.response
@@ -216,12 +216,12 @@ def test_sglangs_native_finish_reason_is_known_by_its_type():
 
 
 @pytest.mark.parametrize("field", ["response_token_ids", "token_ids"])
-def test_ids_that_sglang_gives_twice_must_agree(field):
-    """As lists of the choice, as pairs with logprobs, or in `sglext`."""
+def test_token_ids_that_differ_between_two_fields_of_sglang_are_flagged(field):
+    """SGLang returns ids in lists of the choice, with the logprobs, and in `sglext`."""
     cassette = load_http("sglang", "chat_return_meta_info")
     answer = orjson.loads(cassette.response)
-    one = answer["choices"][0]
-    one[field] = [*one["response_token_ids"][:-1], 999]
+    choice = answer["choices"][0]
+    choice[field] = [*choice["response_token_ids"][:-1], 999]
 
     step = play(plan_of(cassette.path, cassette.body, kind="sglang"), cassette, [orjson.dumps(answer)])[2]
 
@@ -229,8 +229,7 @@ def test_ids_that_sglang_gives_twice_must_agree(field):
 
 
 @pytest.mark.parametrize("reason", sorted(FINISH_REASONS - {"abort", "error"}))
-def test_the_finish_reasons_of_engines_are_known(reason):
-    """None of these flags a step."""
+def test_a_known_finish_reason_is_not_flagged(reason):
     cassette = load(WHOLE)
     answer = orjson.loads(cassette.response)
     answer["choices"][0]["finish_reason"] = reason
@@ -238,8 +237,8 @@ def test_the_finish_reasons_of_engines_are_known(reason):
     assert () == problems(cassette, orjson.dumps(answer))
 
 
-def test_what_readers_cannot_rely_on_is_recorded_apart():
-    """A person sees it in the step; exports, drift and the tree do not take it for a response."""
+def test_a_malformed_response_is_recorded_under_unparsed():
+    """The step shows it; exports, drift and the tree do not read it as a response."""
     cassette = load(WHOLE)
     answer = orjson.loads(cassette.response)
     answer["choices"][0]["message"]["tool_calls"] = 5
@@ -250,6 +249,6 @@ def test_what_readers_cannot_rely_on_is_recorded_apart():
     assert 24 == step.sampled
 
 
-def test_each_code_of_these_faults_has_a_sentence():
-    """The table is what docs/fidelity.md prints."""
+def test_each_flag_of_these_tests_is_documented():
+    """docs/fidelity.md prints PROBLEMS."""
     assert {code for _, code, _ in (*STREAMS, *WHOLES)} <= PROBLEMS.keys()

@@ -1,4 +1,4 @@
-"""Reading an engine's JSON, the strict way first."""
+"""Engines' JSON is read strictly first, then as Python's json module reads it."""
 
 import math
 
@@ -19,13 +19,12 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_what_is_written_is_read_again(value):
-    """The pair write/read, strictly."""
+def test_written_json_reads_back_as_the_same_value(value):
     assert (value, False) == read_json(write_json(value, loosely=False))
 
 
-def test_nan_and_infinities_are_read_and_written_as_python_spells_them():
-    """No JSON, but engines in Python write it."""
+def test_nan_and_infinities_are_read_and_written_as_python_writes_them():
+    """They are not JSON, but engines in Python send them."""
     value, loosely = read_json(b'{"a":NaN,"b":-Infinity}')
 
     assert loosely
@@ -34,8 +33,8 @@ def test_nan_and_infinities_are_read_and_written_as_python_spells_them():
 
 
 @pytest.mark.parametrize("literal", [b"1e400", b"-1e400", b"9" * 5000, b"1.5E+999"])
-def test_a_number_beyond_a_double_is_written_as_it_came(literal):
-    """`Infinity` would be no JSON; readers find a string, which is no number to them."""
+def test_a_number_beyond_a_double_is_written_unchanged(literal):
+    """`Infinity` would be invalid JSON; the value is read as a string, which no reader takes for a number."""
     text = b'{"a":[' + literal + b',1.5,7],"b":"\xee\x80\x80overflow:x"}'
     value, loosely = read_json(text)
 
@@ -44,12 +43,11 @@ def test_a_number_beyond_a_double_is_written_as_it_came(literal):
 
 
 def test_a_lone_surrogate_becomes_a_question_mark():
-    """So that the value can be written again."""
+    """Without it, the value could not be written as UTF-8."""
     assert ({"a": "?"}, True) == read_json(b'{"a":"\\ud800"}')
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"<html>", b"\xff", b"[" * 100_000])
-def test_what_is_no_json_has_one_name(text):
-    """NotJson, whatever was wrong."""
+def test_invalid_json_raises_not_json(text):
     with pytest.raises(NotJson):
         read_json(text)

@@ -1,4 +1,4 @@
-"""The plan of a call: what is sent, and why it differs from what the client sent."""
+"""The plan of a call: the request that is sent to the engine, and its difference from the client's."""
 
 import orjson
 import pytest
@@ -19,7 +19,7 @@ def sent(body: dict, **terms) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("models", "asked", "served"),
+    ("models", "requested", "served"),
     [
         ({}, "gpt-4o", "gpt-4o"),
         ({"gpt-4o": "policy"}, "gpt-4o", "policy"),
@@ -33,29 +33,27 @@ def sent(body: dict, **terms) -> dict:
         ({"claude-*": "policy"}, "claude-*", "policy"),
     ],
 )
-def test_model_names_are_mapped(models, asked, served):
-    """By name, else by the catch-all; what is no name is the engine's to refuse."""
-    assert served == sent({"model": asked}, models=models)["model"]
+def test_a_model_name_is_mapped_by_name_or_else_by_the_catch_all(models, requested, served):
+    """A model that is not a string is left to the engine to reject."""
+    assert served == sent({"model": requested}, models=models)["model"]
 
 
-def test_the_client_sees_its_own_model_name_only_where_another_was_sent():
-    """Nothing is rewritten for nothing."""
+def test_the_models_name_is_mapped_back_only_if_it_was_mapped():
     renamed = plan_of(CHAT, BODY, CallOptions(models={"*": "policy"}))
 
     assert ("gpt-4o", "policy", "gpt-4o") == (renamed.model_asked, renamed.model_served, renamed.view.model)
     assert plan_of(CHAT, BODY).view.model is None
 
 
-def test_tools_of_the_rollout_are_sent_where_the_client_sends_none():
-    """A client's own win."""
+def test_the_rollouts_tools_are_sent_unless_the_client_sends_its_own():
     tools = ({"type": "function", "function": {"name": "add"}},)
 
     assert list(tools) == sent({}, tools=tools)["tools"]
     assert ["mine"] == sent({"tools": ["mine"]}, tools=tools)["tools"]
 
 
-def test_what_was_changed_is_recorded():
-    """Fields that were set, and fields that were taken out; the client's own body stays as it came."""
+def test_added_and_removed_fields_are_recorded():
+    """The client's own body is recorded unchanged."""
     body = BODY | {"rollout_id": "r1", "metadata": {"rollout_id": "r1"}, "temperature": 0.5}
     before = orjson.dumps(body)
     plan = plan_of(CHAT, body, CallOptions(sampling=Sampling(override={"temperature": 1.0})))
@@ -69,8 +67,8 @@ def test_what_was_changed_is_recorded():
     assert plan.request is body
 
 
-def test_an_override_does_not_decide_what_the_client_sees():
-    """Logprobs that the configuration asks for are not the client's wish."""
+def test_a_sampling_override_does_not_change_what_the_client_sees():
+    """Logprobs requested by an override are stripped from the response."""
     plan = plan_of(CHAT, BODY, CallOptions(sampling=Sampling(override={"logprobs": True, "n": 2})))
 
     assert (True, 2) == (plan.view.strip_rules.logprobs, plan.view.choices)
@@ -85,22 +83,22 @@ FIELDS = st.dictionaries(
 
 @given(FIELDS, st.sampled_from([CHAT, COMPLETIONS]))
 def test_no_field_of_the_client_is_lost_reordered_or_coerced(fields, path):
-    """Unknown ones, nulls and numbers pass as they are, in their order; ours come after."""
+    """Unknown fields, nulls and numbers are forwarded as they are, in order; injected fields follow."""
     body = fields | {"messages": [], "prompt": "x"}
     plan = plan_of(path, body)
-    ours = plan.sent["set"]
-    theirs = {key: value for key, value in plan.body.items() if key not in ours}
+    injected = plan.sent["set"]
+    forwarded = {key: value for key, value in plan.body.items() if key not in injected}
 
-    assert [key for key in body if key not in ours] == list(theirs)
-    assert orjson.dumps({key: value for key, value in body.items() if key not in ours}) == orjson.dumps(theirs)
-    assert ours.keys() <= {"return_token_ids", "logprobs", "include_reasoning", "stream_options"}
+    assert [key for key in body if key not in injected] == list(forwarded)
+    assert orjson.dumps({key: value for key, value in body.items() if key not in injected}) == orjson.dumps(forwarded)
+    assert injected.keys() <= {"return_token_ids", "logprobs", "include_reasoning", "stream_options"}
 
 
 @pytest.mark.parametrize(
     ("body", "temperature"), [({}, 0.6), ({"temperature": None}, 0.6), ({"temperature": 0}, 0), ({"temperature": 1}, 1)]
 )
-def test_a_field_that_is_not_sent_is_recorded_with_the_engines_default(body, temperature):
-    """And nothing is sent that was not: the engine applies its default by itself."""
+def test_the_engines_default_is_recorded_for_a_field_that_is_not_sent(body, temperature):
+    """The default itself is not sent: the engine applies it."""
     traits = Traits("vllm", sampling_defaults={"temperature": 0.6, "top_k": 20})
     plan = plan_of(CHAT, BODY | body, traits=traits)
 
@@ -109,8 +107,8 @@ def test_a_field_that_is_not_sent_is_recorded_with_the_engines_default(body, tem
     assert body.get("temperature") == plan.body.get("temperature")
 
 
-def test_the_defaults_of_chat_are_not_those_of_generate():
-    """vLLM's own sampling parameters have other ones."""
+def test_chat_defaults_are_not_recorded_for_generate():
+    """vLLM's SamplingParams have other defaults than generation_config.json."""
     traits = Traits("vllm", sampling_defaults={"temperature": 0.6})
     plan = plan_of("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": 5}}, traits=traits)
 

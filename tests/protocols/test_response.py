@@ -1,4 +1,4 @@
-"""An engine's reply: the framings, and when the end begins. On recorded answers: test_exchange.py."""
+"""The response stream of an engine: framings, and the moment at which the end begins. Recorded ones: test_exchange.py."""
 
 import pytest
 
@@ -27,13 +27,13 @@ def chunk(index: int, finish: str = "null") -> bytes:
         (500, "text/event-stream", RawResponse),
     ],
 )
-def test_the_framing_decides_the_reply(status, content_type, expected):
-    """Not what was asked for: an engine may answer otherwise."""
+def test_the_responses_content_type_decides_the_framing(status, content_type, expected):
+    """Not the request: an engine may return an unstreamed response to a streaming request."""
     assert expected is type(response_stream_for(status, content_type, view()))
 
 
-def test_of_several_choices_the_last_to_finish_begins_the_end():
-    """The others' finish reasons are shown as they come."""
+def test_of_several_choices_the_last_finish_chunk_is_withheld():
+    """The finish chunks of the other choices are forwarded at once."""
     reply = StreamResponse(view(choices=2))
     first, second = chunk(1, '"stop"'), chunk(0, '"stop"')
 
@@ -42,15 +42,14 @@ def test_of_several_choices_the_last_to_finish_begins_the_end():
     assert second == reply.finish()[0]
 
 
-def test_where_nobody_knows_how_many_choices_come_the_first_finish_may_be_the_last():
-    """Withholding too much is late; withholding too little breaks the order law."""
+def test_the_first_finish_chunk_is_withheld_if_the_number_of_choices_is_unknown():
+    """The last chunk is sent to the client after the step is stored."""
     reply = StreamResponse(view(choices=None))
 
     assert b"" == reply.feed(chunk(0, '"stop"') + chunk(1))
 
 
-def test_a_cut_event_is_passed_on_at_the_end():
-    """As the engine left it."""
+def test_an_incomplete_last_event_is_forwarded_unchanged():
     reply = StreamResponse(view())
     reply.feed(b'data: {"cho')
     end, answer = reply.finish()
@@ -58,29 +57,28 @@ def test_a_cut_event_is_passed_on_at_the_end():
     assert (b'data: {"cho', False, ("unparsed_event",)) == (end, answer.ended, answer.problems)
 
 
-def test_comments_pass():
-    """Keep-alives of the engine reach the client."""
+def test_comments_are_forwarded():
+    """They are the engine's keep-alives."""
     assert b": ping\n\n" == StreamResponse(view()).feed(b": ping\n\n")
 
 
-def test_a_named_model_is_shown_by_the_clients_name():
-    """In every event that names it; one that does not is left alone."""
+def test_the_model_field_is_replaced_by_the_clients_name():
+    """Events without a model get none."""
     reply = StreamResponse(ClientView(DIALECTS["/v1/chat/completions"], ENGINES["vllm"], StripRules(), 1, "gpt-4o"))
 
     assert b'data: {"model":"gpt-4o","choices":[]}\n\n' == reply.feed(b'data: {"model":"m","choices":[]}\n\n')
     assert b'data: {"choices":[]}\n\n' == reply.feed(b'data: {"choices":[]}\n\n')
 
 
-def test_nan_beside_hidden_fields_is_shown_as_it_came():
-    """A loosely read event is written as loosely."""
+def test_nan_beside_stripped_fields_is_forwarded_unchanged():
     reply = StreamResponse(view(token_ids=True))
     event = b'data: {"choices":[{"index":0,"x":NaN,"token_ids":[1]}]}\n\n'
 
     assert event.replace(b"[1]", b"null") == reply.feed(event)
 
 
-def test_a_response_of_another_shape_passes_and_is_an_error():
-    """Choices that are no objects cannot be hidden from: nothing is guessed."""
+def test_a_response_of_another_shape_is_forwarded_and_flagged():
+    """Nothing can be stripped from choices that are not objects."""
     reply = WholeResponse(view(token_ids=True))
     reply.feed(b'{"choices":[1]}')
     end, answer = reply.finish()
@@ -88,12 +86,12 @@ def test_a_response_of_another_shape_passes_and_is_an_error():
     assert (b'{"choices":[1]}', None, ("unparsed_event",)) == (end, answer.response, answer.problems)
 
 
-def test_a_chunk_that_cannot_be_joined_is_shown_as_it_came_and_flags_the_step():
-    """What is no text cannot be joined; the other chunks are kept."""
+def test_a_chunk_that_cannot_be_accumulated_is_forwarded_and_flags_the_step():
+    """Its text is not a string; the text of the other chunks is recorded."""
     reply = StreamResponse(ClientView(DIALECTS["/v1/completions"], ENGINES["vllm"], StripRules(), 1))
     event = b'data: {"choices":[{"index":0,"text":7}]}\n\n'
 
-    assert b"" == reply.feed(event)  # withheld: it may say that the choice is over
+    assert b"" == reply.feed(event)  # withheld: it may finish the choice
     end, answer = reply.finish()
     assert event == end
     assert ("", ("unparsed_event",)) == (answer.response["choices"][0]["text"], answer.problems)

@@ -1,4 +1,4 @@
-"""The validation of an engine's answer: what fits becomes arrays and checked values, and what does not is flagged."""
+"""Valid fields of an engine's response become arrays and checked values; invalid ones flag the step."""
 
 import pytest
 
@@ -6,26 +6,25 @@ from proxy.protocols.engines.base import Sampled, Tokens
 from proxy.protocols.response_validation import check_messages, check_usage, pack_tokens
 
 
-def test_a_choice_without_its_own_prompt_is_never_given_anothers():
-    """Of two prompts one is missing: its choice points to nothing, and the step is flagged."""
-    one, two = Sampled(0, [1], [7], [-1.0], "stop", None), Sampled(1, None, [8], [-1.0], "stop", None)
-    packed = pack_tokens(Tokens(None, (one, two)), 1, None)
+def test_a_choice_without_its_own_prompt_gets_none():
+    """Of two prompts packed_choice is missing: no choice refers to the other's prompt."""
+    complete, missing = Sampled(0, [1], [7], [-1.0], "stop", None), Sampled(1, None, [8], [-1.0], "stop", None)
+    packed = pack_tokens(Tokens(None, (complete, missing)), 1, None)
     prompts, choices = packed.prompts, packed.choices
 
     assert (1, [0, 1]) == (len(prompts), [choice.prompt for choice in choices])
 
 
-def test_prompts_that_do_not_fit_their_places_are_flagged():
-    """A choice's prompt is never guessed: if the places do not add up, there are no prompts."""
-    one, two = (Sampled(i, [i], [7], [-1.0], "stop", None) for i in (0, 1))
+def test_prompts_that_cannot_be_matched_to_choices_are_flagged_and_not_recorded():
+    first, second = (Sampled(i, [i], [7], [-1.0], "stop", None) for i in (0, 1))
 
-    packed = pack_tokens(Tokens(None, (one, two)), 2, None)
+    packed = pack_tokens(Tokens(None, (first, second)), 2, None)
 
     assert ((), {"mixed_prompts"}) == (packed.prompts, packed.problems)
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("fields", "problem"),
     [
         ({"counted": 3}, "completion_count"),
         ({"sampling_mask": [[7]]}, "mask_count"),
@@ -34,15 +33,15 @@ def test_prompts_that_do_not_fit_their_places_are_flagged():
         ({"spans": ((1, 2, "a"),)}, "version_spans"),
     ],
 )
-def test_what_does_not_fit_the_sampled_ids_is_flagged(said, problem):
-    """A count, a mask, or spans of policy versions that are not those of the ids."""
-    packed = pack_tokens(Tokens([1], (Sampled(0, None, [7, 8], [-1.0, -1.0], "stop", None, **said),)), 1, "v")
+def test_fields_that_do_not_match_the_sampled_ids_are_flagged(fields, problem):
+    """A count, a mask, or policy version spans of another length."""
+    packed = pack_tokens(Tokens([1], (Sampled(0, None, [7, 8], [-1.0, -1.0], "stop", None, **fields),)), 1, "v")
 
     assert {problem} == packed.problems
 
 
-def test_spans_that_cover_the_ids_are_kept():
-    """Empty ones say nothing."""
+def test_version_spans_that_cover_the_ids_are_recorded():
+    """Empty spans are dropped."""
     spans = ((0, 1, "a"), (1, 1, "b"), (1, 2, "c"))
     packed = pack_tokens(Tokens([1], (Sampled(0, None, [7, 8], [-1.0, -1.0], "stop", None, spans=spans),)), 1, "v")
 
@@ -51,7 +50,7 @@ def test_spans_that_cover_the_ids_are_kept():
     ]
 
 
-def one(**fields):
+def packed_choice(**fields):
     return pack_tokens(Tokens([1], (Sampled(**{**BARE, **fields}),)), 1, "v")
 
 
@@ -66,9 +65,9 @@ BARE = {
 
 
 @pytest.mark.parametrize(("version", "kept"), [(5, "5"), ("5", "5"), (None, None), (0, "0")])
-def test_a_policy_version_is_text(version, kept):
-    """A number is kept as its digits, as `PUT /policy` keeps it."""
-    packed = one(spans=((0, 2, version),))
+def test_a_policy_version_is_recorded_as_text(version, kept):
+    """A number becomes its digits, as in `PUT /policy`."""
+    packed = packed_choice(spans=((0, 2, version),))
 
     assert ([kept], set()) == ([span.policy_version for span in packed.choices[0].spans], packed.problems)
 
@@ -76,15 +75,14 @@ def test_a_policy_version_is_text(version, kept):
 @pytest.mark.parametrize(
     "spans", [((0, 2, True),), ((0, 2, 1.5),), ((0, 2, ["v"]),), (("0", 2, "v"),), ((0, 2.0, "v"),)]
 )
-def test_spans_of_odd_types_are_flagged(spans):
-    """No reader meets them."""
-    packed = one(spans=spans)
+def test_malformed_version_spans_are_flagged_and_not_recorded(spans):
+    packed = packed_choice(spans=spans)
 
     assert ((), {"version_spans"}) == (packed.choices[0].spans, packed.problems)
 
 
 @pytest.mark.parametrize(
-    ("given", "kept", "problem"),
+    ("value", "kept", "problem"),
     [
         (None, None, None),
         ("stop", "stop", None),
@@ -97,19 +95,17 @@ def test_spans_of_odd_types_are_flagged(spans):
         (7, None, "unknown_finish_reason"),
     ],
 )
-def test_a_finish_reason_is_text_and_a_known_one(given, kept, problem):
-    """What another version of an engine may give is kept and flagged."""
-    packed = one(finish_reason=given)
+def test_a_finish_reason_that_is_unknown_or_no_string_is_flagged(value, kept, problem):
+    packed = packed_choice(finish_reason=value)
 
     assert (kept, {problem} - {None}) == (packed.choices[0].finish_reason, packed.problems)
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"), [("END", "END"), (151645, 151645), (True, None), (-1, None), ({}, None), (1.0, None)]
+    ("value", "kept"), [("END", "END"), (151645, 151645), (True, None), (-1, None), ({}, None), (1.0, None)]
 )
-def test_a_stop_reason_is_a_string_or_the_id_of_a_token(given, kept):
-    """Anything else is flagged."""
-    packed = one(stop_reason=given)
+def test_a_stop_reason_that_is_neither_a_string_nor_a_token_id_is_flagged(value, kept):
+    packed = packed_choice(stop_reason=value)
 
     assert (kept, kept is None) == (packed.choices[0].stop_reason, "unparsed_event" in packed.problems)
 
@@ -128,11 +124,10 @@ def test_a_stop_reason_is_a_string_or_the_id_of_a_token(given, kept):
         (7, False),
     ],
 )
-def test_usage_has_whole_numbers(usage, is_sound):
-    """What is nested deeper than any engine nests it is not recorded."""
+def test_usage_with_values_that_are_no_counts_is_rejected(usage, is_sound):
+    """Nor may it be nested deeper than any engine nests it."""
     assert is_sound == check_usage(usage)[1]
 
 
-def test_generate_has_no_messages():
-    """Tokens in, tokens out."""
+def test_responses_of_generate_need_no_message():
     assert set() == check_messages("generate", {"choices": [{"index": 0}]})

@@ -1,4 +1,4 @@
-"""Sampling rules: override, default, cap."""
+"""Sampling rules: override, default, cap, and the engine's context window."""
 
 import pytest
 from recorded import plan_of
@@ -47,15 +47,15 @@ def sent(body: dict, **terms) -> dict:
         ({"override": {"max_completion_tokens": 9}}, {"max_tokens": 5}, {"max_completion_tokens": 9, "max_tokens": 5}),
     ],
 )
-def test_sampling_rules(rules, body, expected):
-    """override wins, default yields, cap bounds; either spelling of the bound on tokens counts."""
+def test_override_replaces_default_fills_in_and_cap_limits(rules, body, expected):
+    """Both names of the limit on tokens are understood."""
     actual = sent(body, sampling=Sampling(**rules))
 
     assert expected == {name: actual.get(name) for name in expected}
 
 
 @pytest.mark.parametrize(
-    ("said", "room", "expected"),
+    ("fields", "room", "expected"),
     [
         ({"max_tokens": 32_000}, 700, {"max_tokens": 700}),
         ({"max_completion_tokens": 32_000}, 700, {"max_completion_tokens": 700, "max_tokens": None}),
@@ -65,15 +65,14 @@ def test_sampling_rules(rules, body, expected):
         ({"max_tokens": "many"}, 700, {"max_tokens": "many"}),
     ],
 )
-def test_a_cap_by_the_window_bounds_what_is_asked_beyond_it(said, room, expected):
-    """A call without a bound gets none: engines then take what the window leaves."""
-    actual = sent(said, sampling=Sampling(cap={"max_tokens": "auto"}), room_left=room)
+def test_an_auto_cap_limits_max_tokens_to_the_context_window(fields, room, expected):
+    """A request without a limit gets none: engines then generate up to the end of the window."""
+    actual = sent(fields, sampling=Sampling(cap={"max_tokens": "auto"}), room_left=room)
 
     assert expected == {name: actual.get(name) for name in expected}
 
 
-def test_a_rollouts_rules_go_on_top_of_the_configurations():
-    """Field by field."""
+def test_a_rollouts_rules_override_the_configurations_field_by_field():
     general = Sampling({"a": 1, "b": 1}, {"c": 1}, {"d": 1})
     own = Sampling({"b": 2}, {"c": 2}, {})
 

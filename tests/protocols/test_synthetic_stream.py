@@ -1,4 +1,4 @@
-"""Replay: an unstreamed response told as the engine's own stream, proved on recorded answers of every engine."""
+"""An unstreamed response is replayed as the engine's own stream; compared with recorded responses of every engine."""
 
 import orjson
 import pytest
@@ -9,11 +9,11 @@ from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, StripRules
 from proxy.protocols.plan import CallOptions
 
-EVERY = [*dialect_cassettes(), *http_cassettes("sglang"), *http_cassettes("llamacpp")]
-RECORDED = [cassette for cassette in EVERY if cassette.status == 200 and "generate" not in cassette.path]
+CASSETTES = [*dialect_cassettes(), *http_cassettes("sglang"), *http_cassettes("llamacpp")]
+RECORDED = [cassette for cassette in CASSETTES if cassette.status == 200 and "generate" not in cassette.path]
 WHOLE = [cassette for cassette in RECORDED if not cassette.is_stream]
 STREAMS = [cassette for cassette in RECORDED if cassette.is_stream]
-# In an unstreamed response only, whatever is asked (seen on vLLM 0.32 and SGLang 0.5.23).
+# Only in unstreamed responses, requested or not (seen on vLLM 0.32 and SGLang 0.5.23).
 UNSTREAMED = (
     "prompt_logprobs",
     "routed_experts",
@@ -24,7 +24,7 @@ UNSTREAMED = (
     "metrics",
 )
 
-# What only flags bring, and is hidden before a response is replayed.
+# Fields that only injected flags add; they are stripped before a response is replayed.
 FLAGGED = {
     "sglang": StripRules(
         keys=frozenset({"response_token_ids", "prompt_token_ids", "meta_info", "input_ids", "output_ids"})
@@ -44,31 +44,30 @@ def replayed(cassette, *, usage: bool = False) -> bytes:
     return replay.replay_events(ENGINES[cassette.kind].shape, dialect, response, usage=usage)
 
 
-def said(value):
-    """What is said: no nulls, empty texts or lists; and nothing that no stream has."""
+def comparable(value):
+    """Return a response without nulls, empty texts and empty lists, and without fields that no stream has."""
     if isinstance(value, dict):
-        kept = {key: said(inner) for key, inner in value.items() if key not in (*UNSTREAMED, "index")}
+        kept = {key: comparable(inner) for key, inner in value.items() if key not in (*UNSTREAMED, "index")}
         return {key: inner for key, inner in kept.items() if inner not in (None, "", [], {})}
-    return [said(inner) for inner in value] if isinstance(value, list) else value
+    return [comparable(inner) for inner in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("cassette", WHOLE, ids=lambda cassette: f"{cassette.kind}-{cassette}")
-def test_folding_a_replay_gives_the_response_back(cassette):
-    """Nothing is dropped, and nothing is said twice."""
-    fold = DIALECTS[cassette.path].accumulator()
+def test_an_accumulated_replay_equals_the_response(cassette):
+    accumulator = DIALECTS[cassette.path].accumulator()
     for chunk in payloads(replayed(cassette)):
-        fold.feed(chunk)
-    hidden = FLAGGED.get(cassette.kind, StripRules())
-    expected = ENGINES[cassette.kind].strip(DIALECTS[cassette.path].name, orjson.loads(cassette.response), hidden)
-    actual = fold.finish()
+        accumulator.feed(chunk)
+    rules = FLAGGED.get(cassette.kind, StripRules())
+    expected = ENGINES[cassette.kind].strip(DIALECTS[cassette.path].name, orjson.loads(cassette.response), rules)
+    actual = accumulator.finish()
 
     head = ENGINES[cassette.kind].shape
     shown = {key: expected.get(key) for key in (*head.head, *head.first, *head.last, "choices")}
-    assert said(shown) == said({key: actual.get(key) for key in shown})
+    assert comparable(shown) == comparable({key: actual.get(key) for key in shown})
 
 
 def skeleton(value) -> str:
-    """The keys of an event, and of what it holds."""
+    """Return the nested keys of a value as text; leaves are `null` or `value`."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{skeleton(inner)}" for key, inner in sorted(value.items())) + "}"
     if isinstance(value, list):
@@ -77,7 +76,7 @@ def skeleton(value) -> str:
 
 
 def deltas(kind: str, cassettes, stream_of) -> set[str]:
-    """The skeletons of the chat choices that streams of plain calls hold."""
+    """Return the skeletons of the chat choices in the streams of plain calls."""
     found = set()
     for cassette in cassettes:
         if cassette.kind == kind and DIALECTS[cassette.path].name == "chat":
@@ -94,30 +93,32 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_an_event_looks_like_one_of_the_engines_own(kind):
-    """By its keys, and by what is null: a client cannot tell a replay from a stream."""
+def test_replayed_events_have_the_keys_of_the_engines_own_events(kind):
+    """The same values are null, so that a client cannot distinguish a replay from a stream."""
     whole = [load(name) if kind == "vllm" else load_http(kind, name) for name in PLAIN[kind]]
-    own = deltas(kind, STREAMS, lambda cassette: cassette.response)
+    engine_events = deltas(kind, STREAMS, lambda cassette: cassette.response)
 
-    ours = deltas(kind, whole, replayed)
+    replayed_events = deltas(kind, whole, replayed)
 
-    assert {event.replace("logprobs:null,", "") for event in ours} <= {e.replace("logprobs:null,", "") for e in own}
+    assert {event.replace("logprobs:null,", "") for event in replayed_events} <= {
+        event.replace("logprobs:null,", "") for event in engine_events
+    }
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_the_top_of_an_event_is_the_engines_own(kind):
-    """The same fields on the first event, in the middle, and at the end."""
+def test_replayed_events_have_the_engines_top_level_fields(kind):
+    """In the first, a middle and the last event."""
     plain, stream = ("chat_plain", "chat_plain_stream") if kind == "vllm" else ("chat_plain", "chat_stream_plain")
     take = load if kind == "vllm" else lambda name: load_http(kind, name)
-    ours, own = payloads(replayed(take(plain))), payloads(take(stream).response)
+    replayed_events, engine_events = payloads(replayed(take(plain))), payloads(take(stream).response)
 
-    for at in (0, 1, -1):
-        assert own[at].keys() - {"timings"} == ours[at].keys() - {"timings"}
-        assert own[at]["object"] == ours[at]["object"]
+    for index in (0, 1, -1):
+        assert engine_events[index].keys() - {"timings"} == replayed_events[index].keys() - {"timings"}
+        assert engine_events[index]["object"] == replayed_events[index]["object"]
 
 
-def test_usage_comes_where_it_was_asked_for():
-    """In an event of its own, before the terminal one; vLLM's streams leave out what is null in it."""
+def test_usage_is_sent_before_done_if_requested():
+    """It has an event of its own; vLLM omits the null fields of usage in streams."""
     stream = replayed(load("chat_plain"), usage=True)
     usage = orjson.loads(load("chat_plain").response)["usage"]
 
@@ -127,8 +128,8 @@ def test_usage_comes_where_it_was_asked_for():
     assert "usage" not in payloads(replayed(load("chat_plain")))[-1]
 
 
-def test_a_replayed_call_is_asked_unstreamed_and_recorded_as_such():
-    """The client gets a stream, the step says how it came about, and ids are those of the answer."""
+def test_a_replayed_call_is_sent_unstreamed_and_recorded_as_replayed():
+    """The client gets a stream without the injected ids."""
     stream, whole = load("chat_ids_lp_stream"), load("chat_ids_lp")
     body = {
         "model": "tiny",
@@ -147,8 +148,8 @@ def test_a_replayed_call_is_asked_unstreamed_and_recorded_as_such():
     assert all(chunk["choices"] == [] or chunk["choices"][0].get("token_ids") is None for chunk in payloads(end))
 
 
-def test_ids_and_logprobs_that_were_asked_for_come_with_the_text():
-    """As they do where an engine sends several tokens at once."""
+def test_requested_ids_and_logprobs_are_in_the_chunk_of_their_text():
+    """The same as where an engine sends several tokens in one chunk."""
     chunks = payloads(replayed(load("chat_ids_lp")))
     response = orjson.loads(load("chat_ids_lp").response)
 
@@ -157,8 +158,8 @@ def test_ids_and_logprobs_that_were_asked_for_come_with_the_text():
     assert response["choices"][0]["logprobs"] == chunks[1]["choices"][0]["logprobs"]
 
 
-def test_usage_of_another_engine_is_told_as_it_is():
-    """SGLang's streams have its nulls; an answer without any is a stream that says so; one without choices has no events."""
+def test_sglangs_usage_chunk_keeps_nulls():
+    """A response without choices or usage has no chunks."""
     shape = ENGINES["sglang"].shape
     (chunk,) = replay.chunks(shape, "chat", {"id": "x", "choices": [], "usage": {"a": None}}, usage=True)
 
@@ -166,24 +167,23 @@ def test_usage_of_another_engine_is_told_as_it_is():
     assert [] == list(replay.chunks(shape, "chat", {"id": "x", "choices": []}, usage=False))
 
 
-def test_a_call_without_arguments_has_one_event():
-    """There is nothing more to tell."""
+def test_a_tool_call_without_arguments_has_one_chunk():
     message = {
         "role": "assistant",
         "content": None,
         "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}],
     }
     response = {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
-    told = list(replay.chunks(ENGINES["vllm"].shape, "chat", response, usage=False))
+    chunks = list(replay.chunks(ENGINES["vllm"].shape, "chat", response, usage=False))
 
-    assert 1 == sum("tool_calls" in chunk["choices"][0]["delta"] for chunk in told)
+    assert 1 == sum("tool_calls" in chunk["choices"][0]["delta"] for chunk in chunks)
 
 
-def test_an_answer_of_an_unknown_shape_is_told_as_one_event():
-    """It is recorded as not understood; the stream still ends."""
+def test_a_response_of_another_shape_is_replayed_as_one_event():
+    """The step is flagged, and the stream still ends with [DONE]."""
     plan = plan_of("/v1/chat/completions", {"messages": [], "stream": True}, CallOptions(streaming="replay"))
-    odd = load("chat_ids_lp")
-    _, end, step = play(plan, odd, [b'{"choices":[{"index":0}],"odd":1}'])
+    cassette = load("chat_ids_lp")
+    _, end, step = play(plan, cassette, [b'{"choices":[{"index":0}],"odd":1}'])
 
     assert b'data: {"choices":[{"index":0}],"odd":1}\n\ndata: [DONE]\n\n' == end
     assert "unparsed_event" in step.problems
@@ -200,6 +200,6 @@ def test_an_answer_of_an_unknown_shape_is_told_as_one_event():
         (b"no\nJSON", b'data: {"error":{"message":"no\\nJSON"}}\n\ndata: [DONE]\n\n'),
     ],
 )
-def test_an_error_after_the_first_comment_is_an_event(body, event):
-    """The status was given already."""
+def test_an_error_in_a_replayed_stream_is_an_event(body, event):
+    """The status line was sent with the first comment."""
     assert event == replay.error_events(body)

@@ -1,4 +1,4 @@
-"""Tokens told as pieces and as ids on each choice: of whole responses, and by the engine's ids alone."""
+"""Token text and token ids added to the choices of whole responses, by the engine's ids alone."""
 
 import orjson
 import pytest
@@ -15,16 +15,16 @@ def pieces(ids):
     return [f"<{token}>" for token in ids]
 
 
-def told(response, reply):
+def annotated(response, annotations):
     before = orjson.dumps(response)
-    shown = reply.annotate(response, ENGINES["vllm"].tokens("chat", {}, response))
-    assert before == orjson.dumps(response), "what was given is changed"
-    return shown
+    annotated_response = annotations.annotate(response, ENGINES["vllm"].tokens("chat", {}, response))
+    assert before == orjson.dumps(response), "annotate() changed its argument"
+    return annotated_response
 
 
-def test_every_token_is_its_piece():
-    """By the ids of the choice; the engine's logprobs and bytes stay."""
-    (choice,) = told(PLAIN, TokenAnnotations(pieces))["choices"]
+def test_each_logprob_entry_has_the_text_of_its_token_id():
+    """The engine's logprobs and bytes are unchanged."""
+    (choice,) = annotated(PLAIN, TokenAnnotations(pieces))["choices"]
     (plain,) = PLAIN["choices"]
 
     assert pieces(plain["token_ids"]) == [entry["token"] for entry in choice["logprobs"]["content"]]
@@ -32,26 +32,26 @@ def test_every_token_is_its_piece():
         assert before == entry | {"token": before["token"]}
 
 
-def test_alternatives_are_pieces_too():
-    """By the ids that the engine named them by; bytes that were of those names are null."""
-    (choice,) = told(NAMED, TokenAnnotations(pieces))["choices"]
+def test_alternatives_have_the_text_of_their_token_ids():
+    """The engine returns them as `token_id:N`; the bytes of these names become null."""
+    (choice,) = annotated(NAMED, TokenAnnotations(pieces))["choices"]
     others = [entry["top_logprobs"] for entry in choice["logprobs"]["content"]]
     before = [entry["top_logprobs"] for entry in NAMED["choices"][0]["logprobs"]["content"]]
 
     assert before != others
     assert [
-        [each | {"token": f"<{each['token'].removeprefix('token_id:')}>", "bytes": None} for each in one]
-        for one in before
+        [entry | {"token": f"<{entry['token'].removeprefix('token_id:')}>", "bytes": None} for entry in entries]
+        for entries in before
     ] == others
 
 
-@pytest.mark.parametrize("asked", [None, 0, 2])
-def test_alternatives_are_asked_for_by_their_ids(asked):
-    """Only where there are to be some, and pieces are wanted."""
-    fields = {"return_tokens_as_token_ids": True} if asked else {}
+@pytest.mark.parametrize("top_logprobs", [None, 0, 2])
+def test_alternatives_are_requested_as_token_ids(top_logprobs):
+    """Only if the request has alternatives and the token text is to be added."""
+    fields = {"return_tokens_as_token_ids": True} if top_logprobs else {}
 
-    assert fields == TokenAnnotations(pieces).fields({"top_logprobs": asked})
-    assert {} == TokenAnnotations(ids=True).fields({"top_logprobs": asked})
+    assert fields == TokenAnnotations(pieces).fields({"top_logprobs": top_logprobs})
+    assert {} == TokenAnnotations(ids=True).fields({"top_logprobs": top_logprobs})
 
 
 @pytest.mark.parametrize(
@@ -65,40 +65,39 @@ def test_alternatives_are_asked_for_by_their_ids(asked):
         pytest.param(None, {"token": "a"}, id="no ids"),
     ],
 )
-def test_what_has_no_piece_is_not_told_in_text(ids, entry):
-    """The logprobs of that choice are null: text in the place of a piece may be another token's piece."""
+def test_logprobs_are_null_if_a_token_has_no_text(ids, entry):
+    """The engine's text could be that of another token."""
     choice = {"index": 0, "logprobs": {"content": [entry]}}
     tokens = Tokens([1], (Sampled(0, None, ids, None, "stop", None),))
-    reply = TokenAnnotations(lambda ids: ["<7>" if token == 7 else None for token in ids])
+    annotations = TokenAnnotations(lambda ids: ["<7>" if token == 7 else None for token in ids])
 
-    assert [{"index": 0, "logprobs": None}] == reply.annotate({"choices": [choice]}, tokens)["choices"]
+    assert [{"index": 0, "logprobs": None}] == annotations.annotate({"choices": [choice]}, tokens)["choices"]
 
 
-def test_each_choice_has_its_ids_and_its_prompt():
-    """By the names that Marin reads, whether the prompt is the choice's own or of all choices."""
+def test_choices_have_response_and_prompt_token_ids():
+    """By the names that Marin reads, whether the prompt belongs to the choice or to all choices."""
     own = Sampled(1, [3], [4], None, "stop", None)
     shared = Sampled(0, None, [5], None, "stop", None)
-    shown = TokenAnnotations(ids=True).annotate(
+    annotated_response = TokenAnnotations(ids=True).annotate(
         {"choices": [{"index": 0}, {"index": 1}]}, Tokens([1, 2], (shared, own))
     )
 
     assert [
         {"index": 0, "prompt_token_ids": [1, 2], "response_token_ids": [5]},
         {"index": 1, "prompt_token_ids": [3], "response_token_ids": [4]},
-    ] == shown["choices"]
+    ] == annotated_response["choices"]
 
 
-def test_ids_that_are_not_known_are_absent():
-    """Not null: clients ask whether a key is there."""
-    shown = TokenAnnotations(ids=True).annotate(
+def test_unknown_ids_are_omitted():
+    """Not null: clients check whether the key exists."""
+    annotated_response = TokenAnnotations(ids=True).annotate(
         {"choices": [{"index": 0}]}, Tokens(None, (Sampled(0, None, [4], None, None, None),))
     )
 
-    assert [{"index": 0}] == shown["choices"]
+    assert [{"index": 0}] == annotated_response["choices"]
 
 
-def test_a_reply_without_logprobs_has_no_pieces():
-    """Nothing is told that the client did not ask for."""
+def test_a_response_without_logprobs_gets_no_token_text():
     choice = {"index": 0, "logprobs": None}
     tokens = Tokens([1], (Sampled(0, None, [4], None, None, None),))
 

@@ -1,4 +1,4 @@
-"""Calls by way of chat, on every chat answer recorded from every engine: the laws of the native dialects hold for them."""
+"""Calls translated to chat, on every recorded chat response of every engine: the laws of native dialects apply to them."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ from proxy.trajectory.codec import encode
 from proxy.trajectory.step import Timing
 
 KINDS = ("vllm", "sglang", "llamacpp")
-FOUND = {"tokens": list(range(30))}  # what a lookup finds, of whatever prompt
+TOKENIZED = {"tokens": list(range(30))}  # what a lookup finds, of whatever prompt
 CHATS = [
     cassette
     for found in (*map(dialect_cassettes, KINDS), *map(http_cassettes, ("sglang", "llamacpp")))
@@ -34,7 +34,7 @@ CHATS = [
     if cassette.path == CHAT and (cassette.body.get("n") or 1) == 1
 ]
 STREAMS = [cassette for cassette in CHATS if cassette.is_stream]
-SAID = {
+BODIES = {
     "/v1/messages": {"model": "m", "max_tokens": 4096, "messages": [{"role": "user", "content": "hi"}]},
     "/v1/responses": {"model": "m", "input": "hi"},
 }
@@ -43,34 +43,34 @@ RECEIVED = Timing(received=1.0)  # as `play` has it
 LIVE = CallOptions(streaming="live")
 
 
-def form_of(path: str, *, stream: bool) -> TranslatedCall:
-    form = read_translated_call(path, SAID[path] | ({"stream": True} if stream else {}), TranslationOptions())
-    assert form is not None
-    return replace(form, received=RECEIVED.received)
+def translated_call(path: str, *, stream: bool) -> TranslatedCall:
+    call = read_translated_call(path, BODIES[path] | ({"stream": True} if stream else {}), TranslationOptions())
+    assert call is not None
+    return replace(call, received=RECEIVED.received)
 
 
-def planned(path: str, cassette: Cassette) -> Plan:
-    """The plan of a call of this dialect that the engine answers as it did."""
-    form = form_of(path, stream=cassette.is_stream)
-    return form.recorded(plan_of(CHAT, form.native({}, cassette.kind), LIVE, kind=cassette.kind))
+def translated_plan(path: str, cassette: Cassette) -> Plan:
+    """Return the plan of a call of this dialect to the engine of a cassette."""
+    call = translated_call(path, stream=cassette.is_stream)
+    return call.recorded(plan_of(CHAT, call.native({}, cassette.kind), LIVE, kind=cassette.kind))
 
 
-def by_chat(cassette: Cassette) -> Plan:
-    """The plan of the same call in chat."""
+def chat_plan(cassette: Cassette) -> Plan:
+    """Return the plan of the same call in chat."""
     body = {"model": "m", "max_tokens": 4096, "messages": [{"role": "user", "content": "hi"}]}
     stream = {"stream": True, "stream_options": {"include_usage": True}} if cassette.is_stream else {}
     return plan_of(CHAT, body | stream, LIVE, kind=cassette.kind)
 
 
-@pytest.mark.parametrize("path", SAID)
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_step_has_the_tokens_of_the_chat_call(path, kind):
-    """Ids, logprobs, problems, usage and response are what the native dialect records; nothing injected is shown."""
+def test_the_step_has_the_tokens_of_the_chat_call(path, kind):
+    """Ids, logprobs, problems, usage and response are the same; nothing injected is sent to the client."""
     for cassette in CHATS:
         if cassette.kind != kind or cassette.status != 200:
             continue
-        shown, end, step = play(planned(path, cassette), cassette, found=FOUND)
-        _, _, native = play(by_chat(cassette), cassette, found=FOUND)
+        shown, end, step = play(translated_plan(path, cassette), cassette, found=TOKENIZED)
+        _, _, native = play(chat_plan(cassette), cassette, found=TOKENIZED)
 
         assert path.removeprefix("/v1/") == step.dialect
         assert repr(native.choices) == repr(step.choices), cassette
@@ -80,30 +80,30 @@ def test_its_step_has_the_tokens_of_the_chat_call(path, kind):
         assert b'"logprob"' not in shown + end
 
 
-@given(st.sampled_from(STREAMS), st.sampled_from(list(SAID)), st.lists(st.integers(0, 900), max_size=40))
-def test_split_and_order(cassette, path, sizes):
-    """Cut anywhere, the same bytes are told; what ends the turn comes only after the step."""
-    shown, end, step = play(planned(path, cassette), cassette)
-    again, last, other = play(planned(path, cassette), cassette, cut(cassette.response, sizes))
+@given(st.sampled_from(STREAMS), st.sampled_from(list(BODIES)), st.lists(st.integers(0, 900), max_size=40))
+def test_the_rendered_stream_does_not_depend_on_the_chunking(cassette, path, sizes):
+    """The events that end the turn are sent after the step is stored."""
+    shown, end, step = play(translated_plan(path, cassette), cassette)
+    replayed, last, other = play(translated_plan(path, cassette), cassette, cut(cassette.response, sizes))
 
-    assert shown + end == again + last
+    assert shown + end == replayed + last
     assert repr(step) == repr(other)
-    assert not any(word in shown + again for word in ENDS)
+    assert not any(word in shown + replayed for word in ENDS)
 
 
-@pytest.mark.parametrize("path", SAID)
-def test_an_answer_is_told_again_as_it_was(path):
-    """From its step alone: whole, the same bytes; streamed, as a stream with the same end."""
+@pytest.mark.parametrize("path", BODIES)
+def test_a_stored_response_is_rendered_again_from_its_step(path):
+    """Unstreamed: the same bytes; streamed: a stream with the same end."""
     for cassette in CHATS[::5]:
-        shown, end, step = play(planned(path, cassette), cassette, found=FOUND)
+        shown, end, step = play(translated_plan(path, cassette), cassette, found=TOKENIZED)
         if step.status != "complete":
             assert None is client_response_bytes(step)
             continue
-        again = stored_answer_from(step)
+        replayed = stored_answer_from(step)
 
-        assert cassette.is_stream == again.content_type.startswith("text/event-stream")
-        assert (end if not cassette.is_stream else again.body) == again.body
-        assert again.body.endswith(end[-200:].rpartition(b"event: ")[2]) or not cassette.is_stream, (shown, end)
+        assert cassette.is_stream == replayed.content_type.startswith("text/event-stream")
+        assert (end if not cassette.is_stream else replayed.body) == replayed.body
+        assert replayed.body.endswith(end[-200:].rpartition(b"event: ")[2]) or not cassette.is_stream, (shown, end)
 
 
 TOOL = {"name": "add", "parameters": {"type": "object"}}
@@ -111,7 +111,7 @@ SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
 
 
 @pytest.mark.parametrize(
-    ("path", "said", "is_constrained"),
+    ("path", "fields", "is_constrained"),
     [
         ("/v1/messages", {}, False),
         ("/v1/messages", {"tools": [{"name": "add", "input_schema": {}}]}, False),
@@ -130,47 +130,46 @@ SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
         ("/v1/responses", {"text": {"format": {"type": "text"}}}, False),
     ],
 )
-def test_what_it_asks_of_the_engine_says_whether_its_tokens_are_constrained(path, said, is_constrained):
-    """A forced tool, a strict one or a schema, in the words of any dialect."""
-    form = read_translated_call(path, SAID[path] | said, TranslationOptions())
+def test_constrained_sampling_is_recorded_in_every_dialect(path, fields, is_constrained):
+    """A forced tool, a strict tool or a schema."""
+    call = read_translated_call(path, BODIES[path] | fields, TranslationOptions())
 
-    assert is_constrained is plan_of(CHAT, form.native({}, "vllm"), LIVE).sampling["constrained"]
+    assert is_constrained is plan_of(CHAT, call.native({}, "vllm"), LIVE).sampling["constrained"]
 
 
-@pytest.mark.parametrize("path", SAID)
-def test_request_and_what_was_sent_are_recorded_apart(path):
-    """The client's own body as it came; what it became says every field of the chat, so that both can be had."""
-    cassette = next(one for one in CHATS if one.kind == "vllm" and not one.is_stream and one.status == 200)
-    plan = planned(path, cassette)
+@pytest.mark.parametrize("path", BODIES)
+def test_the_clients_request_and_the_sent_chat_request_are_both_recorded(path):
+    cassette = next(item for item in CHATS if item.kind == "vllm" and not item.is_stream and item.status == 200)
+    plan = translated_plan(path, cassette)
     _, _, step = play(plan, cassette)
 
-    assert SAID[path] == step.request
+    assert BODIES[path] == step.request
     assert plan.body == step.body
     assert [{"role": "user", "content": "hi"}] == step.body["messages"]
     assert ("m", "m") == (step.model_asked, step.model_served)
 
 
-@pytest.mark.parametrize("path", SAID)
-def test_an_engines_refusal_is_told_in_the_clients_shape(path):
-    """In the engine's own words and with its status; the step has it as it came."""
-    refusals = [one for one in CHATS if one.status >= 400]
-    assert len(refusals) > 2
-    for cassette in refusals:
-        exchange = Exchange(planned(path, cassette), cassette.status, cassette.content_type)
-        _, end, step = play(planned(path, cassette), cassette)
-        told = orjson.loads(end)
+@pytest.mark.parametrize("path", BODIES)
+def test_an_engines_error_has_the_dialects_shape_and_the_engines_message(path):
+    """With the engine's status; the step records the original body."""
+    errors = [item for item in CHATS if item.status >= 400]
+    assert len(errors) > 2
+    for cassette in errors:
+        exchange = Exchange(translated_plan(path, cassette), cassette.status, cassette.content_type)
+        _, end, step = play(translated_plan(path, cassette), cassette)
+        body = orjson.loads(end)
 
         assert "application/json" == exchange.content_type
-        assert told["error"]["message"]
+        assert body["error"]["message"]
         assert "error" == step.status
         assert cassette.response.decode() == step.response["body"]
 
 
-@pytest.mark.parametrize("path", SAID)
-def test_an_answer_that_nobody_can_read_is_an_error(path):
-    """502, where a client of chat would get the bytes as they came."""
-    form = form_of(path, stream=False)
-    plan = form.recorded(plan_of(CHAT, form.native({}, "vllm")))
+@pytest.mark.parametrize("path", BODIES)
+def test_an_unreadable_response_of_the_engine_is_a_502(path):
+    """A chat client would get the bytes unchanged."""
+    call = translated_call(path, stream=False)
+    plan = call.recorded(plan_of(CHAT, call.native({}, "vllm")))
     exchange = Exchange(plan, 200, "application/json")
     exchange.feed(b"<html>")
     outcome = exchange.finish(RECEIVED)
@@ -183,46 +182,45 @@ def test_an_answer_that_nobody_can_read_is_an_error(path):
 @pytest.mark.parametrize(
     ("kind", "thought"), [("vllm", "reasoning"), ("sglang", "reasoning_content"), (None, "reasoning")]
 )
-def test_reasoning_stands_where_the_engine_has_it(kind, thought):
-    """vLLM and the others have different names for it."""
+def test_reasoning_is_sent_in_the_engines_field(kind, thought):
     thinking = {"type": "thinking", "thinking": "hm", "signature": "s"}
-    said = {
-        **SAID["/v1/messages"],
+    fields = {
+        **BODIES["/v1/messages"],
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": [thinking]}],
     }
-    said["messages"].append({"role": "user", "content": "b"})
-    form = read_translated_call("/v1/messages", said, TranslationOptions())
+    fields["messages"].append({"role": "user", "content": "b"})
+    call = read_translated_call("/v1/messages", fields, TranslationOptions())
 
-    assert "hm" == form.native({}, kind)["messages"][1][thought]
+    assert "hm" == call.native({}, kind)["messages"][1][thought]
 
 
-def test_what_a_client_speaks_is_told_by_its_headers_where_nothing_is_sampled():
-    """Anthropic's clients say their version everywhere."""
+def test_the_dialect_of_errors_on_other_routes_is_detected_by_headers():
+    """Anthropic's clients send their version with every request."""
     assert "messages" == error_dialect_for("/v1/models", {"anthropic-version": "2023-06-01"}).name
     assert "messages" == error_dialect_for("/v1/messages/count_tokens", {}).name
     assert None is error_dialect_for("/v1/models", {})
 
 
-async def steps_of(http, url):
+async def steps_from(http, url):
     async with http.get(f"{url}/rollouts/r1/steps") as answer:
         return (await answer.json())["steps"]
 
 
-async def test_an_engine_that_dies_within_its_answer_is_told_by_an_event(store, engine, http, sdk):
-    """As both clients read it; the step keeps what came."""
+async def test_an_engine_that_disconnects_midstream_ends_the_stream_with_an_error_event(store, engine, http, sdk):
+    """Both SDKs raise or report it; the step has the tokens so far."""
     events = load("pairs_hermes/chat_stop_s_inj").response.split(b"\n\n")
     engine.streams([event + b"\n\n" for event in events[:6]], then="die")
     async with proxying(engine.url, store) as served:
         claude = sdk(anthropic.AsyncAnthropic, f"{served.url}/rollouts/r1")
         with pytest.raises(anthropic.APIStatusError, match="terminal event"):
-            async with claude.messages.stream(**SAID["/v1/messages"]) as stream:
+            async with claude.messages.stream(**BODIES["/v1/messages"]) as stream:
                 await stream.get_final_message()
         gpt = sdk(openai.AsyncOpenAI, f"{served.url}/rollouts/r1/v1")
-        told = [event async for event in await gpt.responses.create(**SAID["/v1/responses"], stream=True)]
-        steps = await steps_of(http, served.url)
+        events = [event async for event in await gpt.responses.create(**BODIES["/v1/responses"], stream=True)]
+        steps = await steps_from(http, served.url)
 
-    assert "response.failed" == told[-1].type
-    assert told[-1].response.error.message
+    assert "response.failed" == events[-1].type
+    assert events[-1].response.error.message
     assert ["partial", "partial"] == [step["status"] for step in steps]
     assert all(step["choices"][0]["ids"] for step in steps)
 
@@ -243,17 +241,17 @@ ANSWER = st.lists(INNER, max_size=2).map(lambda choices: {"choices": choices}) |
 @given(
     st.sampled_from(["vllm", "sglang", "llamacpp", "plain"]),
     st.lists(ANSWER, max_size=4),
-    st.sampled_from(list(SAID)),
+    st.sampled_from(list(BODIES)),
     st.sampled_from(["live", "replay"]),
     st.booleans(),
 )
-def test_an_engine_that_answers_anything_at_all_leaves_a_step(kind, answers, path, streaming, stream):
-    """Whatever JSON comes, whole, streamed or replayed: a step is made that is not exact, and something is told."""
-    form = form_of(path, stream=stream)
-    plan = form.recorded(plan_of(CHAT, form.native({}, kind), CallOptions(streaming=streaming), kind=kind))
+def test_any_response_of_an_engine_leaves_a_step(kind, answers, path, streaming, stream):
+    """For any JSON, unstreamed, streamed or replayed: the step is not exact, and the client gets a response."""
+    call = translated_call(path, stream=stream)
+    plan = call.recorded(plan_of(CHAT, call.native({}, kind), CallOptions(streaming=streaming), kind=kind))
     texts = [orjson.dumps(answer) for answer in answers]
     events = stream and plan.framing != "replay"
-    text = b"".join(b"data: " + one + b"\n\n" for one in texts) + b"data: [DONE]\n\n" if events else b"".join(texts)
+    text = b"".join(b"data: " + event + b"\n\n" for event in texts) + b"data: [DONE]\n\n" if events else b"".join(texts)
     content_type = "text/event-stream" if events else "application/json"
     shown, end, step = play(plan, Cassette("any", CHAT, {}, text, 200, content_type), found=None)
 

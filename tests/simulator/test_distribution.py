@@ -72,5 +72,5 @@ def test_an_empty_prefix_begins_a_sentence():
 
 @given(st.integers())
 def test_mixing_stays_within_64_bits(value):
-    """A mixed number has at most 64 bits, whatever the input."""
+    """A mixed number has at most 64 bits for any input."""
     assert 0 <= mix(value) < 1 << 64

@@ -25,7 +25,7 @@ def prepared(prepare, message):
 @pytest.mark.parametrize("arguments", ['{"a":1,"b":"\\u00f8"}', ' {"a" : 1,\n"b":"ø"} '])
 @pytest.mark.parametrize("prepare", [prepare_for_vllm, prepare_for_sglang])
 def test_the_template_gets_an_object(prepare, arguments):
-    """Whatever the formatting of a call's arguments, the prompt has them in the format of `json.dumps`."""
+    """The prompt has a call's arguments in the format of `json.dumps`, however they are formatted in the request."""
     text = text_to_tokenize({"messages": [USER, with_call(arguments)]}, prepare)
 
     assert {"a": 1, "b": "ø"} == prepared(prepare, with_call(arguments))

@@ -10,7 +10,7 @@ from proxy.simulator.requests import CommonFields
 
 @pytest.mark.parametrize(("length", "requested", "max_tokens"), [(1, None, 99), (1, 5, 5), (99, 5, 1), (60, 100, 40)])
 def test_max_tokens_fits_into_the_context_window(length, requested, max_tokens):
-    """A reply may have as many tokens as requested, but no more than the context window leaves."""
+    """A reply may have as many tokens as requested, up to the remaining tokens of the context window."""
     assert max_tokens == vllm_max_tokens(length, requested, CommonFields(), Options(max_model_len=100))
 
 

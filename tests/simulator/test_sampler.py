@@ -28,7 +28,7 @@ def test_a_seed_determines_the_ids():
 
 
 def test_temperature_0_takes_the_most_likely_token():
-    """At temperature 0 each token is the most likely one, whatever the seed."""
+    """At temperature 0 each token is the most likely one, with any seed."""
     sampler = Sampler(load_next_token_model(), WORDS, 1, 0.0)
     pairs = list(islice(sampler.sample(prefix_from(PROMPT), ()), 40))
 
@@ -51,7 +51,7 @@ def test_a_higher_temperature_varies_more():
 
 
 def test_frequencies_follow_the_probabilities():
-    """Over many seeds, the most likely token is sampled about as often as its probability says."""
+    """Over many seeds, the most likely token is sampled about as often as its probability."""
     distribution = load_next_token_model().distribution(prefix_from(PROMPT))
     first = distribution.top(1)[0]
     share = sum(sampled(seed, 1.0, 1)[0] == first for seed in range(4_000)) / 4_000

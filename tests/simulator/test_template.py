@@ -92,8 +92,8 @@ def test_consecutive_tool_results_are_merged():
         {"content": "Yes", "reasoning_content": "Hm."},
     ],
 )
-def test_earlier_reasoning_is_left_out(fields):
-    """Reasoning is kept after the last user message, and left out before it."""
+def test_earlier_reasoning_is_omitted(fields):
+    """Reasoning is kept after the last user message, and omitted before it."""
     turn = {"role": "assistant", **fields}
     result = {"role": "tool", "content": "sunny"}
 

@@ -1,4 +1,4 @@
-"""Arguments that are made up from a JSON schema."""
+"""Arguments generated from a JSON schema."""
 
 import pytest
 from hypothesis import given
@@ -49,7 +49,7 @@ def value_from(schema, seed=1):
     ],
 )
 def test_values_fit_the_schema(schema, fits):
-    """A value fits the type, bounds and enum of its schema, whatever the seed."""
+    """A value fits the type, bounds and enum of its schema, with any seed."""
     assert all(fits(value_from(schema, seed)) for seed in range(20))
 
 

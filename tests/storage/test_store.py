@@ -82,7 +82,7 @@ async def test_update_if_writes_nothing_if_a_field_has_another_value(store, expe
 
 
 async def test_update_if_creates_no_rollout(store, key_count):
-    """`update_if` returns None if the rollout does not exist, whatever values are expected."""
+    """`update_if` returns None if the rollout does not exist, with any expected values."""
     assert None is await store.update_if("r", {"a": b"1"}, expect={}, now_ms=1)
     assert None is await store.update_if("r", {"a": b"1"}, expect={"a": b"2"}, now_ms=1)
     assert 0 == await key_count(store)
@@ -105,7 +105,7 @@ async def test_append_stores_records_in_order_with_their_blocks_and_counts(store
     entry = await opened_entry(store, blocks={b"\x00b1": b"\r\n", b"b2": b""}, counts={"steps": 1, "tokens": 7})
     second = replace(entry, name="s2", record=b"", blocks={}, required_blocks=(b"\x00b1", b"b2"), counts={"steps": 1})
 
-    indices = [(await store.append(one, now_ms=5 + place)).position for place, one in enumerate((entry, second))]
+    indices = [(await store.append(write, now_ms=5 + index)).position for index, write in enumerate((entry, second))]
 
     assert [0, 1] == indices
     assert [b"record", b""] == await store.read("r", 0, 10)
@@ -180,7 +180,9 @@ async def test_concurrent_appends_are_all_stored(store):
     entry = await opened_entry(store, counts={"steps": 1})
     entries = [replace(entry, name=f"s{i % 100}", record=b"%d" % (i % 100)) for i in range(200)]
 
-    indices = [one.position for one in await asyncio.gather(*(store.append(one, now_ms=2) for one in entries))]
+    indices = [
+        appended.position for appended in await asyncio.gather(*(store.append(write, now_ms=2) for write in entries))
+    ]
 
     assert indices[:100] == indices[100:]
     assert list(range(100)) == sorted(indices[:100])
@@ -270,7 +272,7 @@ async def test_blocks_are_found_by_name(store):
 
 
 async def test_list_is_newest_first_and_pages_without_gap_or_repeat(store):
-    """Paging lists every rollout once, newest first, whatever is opened or deleted meanwhile."""
+    """Paging lists every rollout once, newest first, while others are opened and deleted."""
     expected = {}
     for i in range(60):
         expected[f"r{i}"] = i // 7
@@ -489,16 +491,16 @@ async def reserve(store, name, rollout="r", lease_ms=60_000):
 
 async def test_reservations_are_made_up_to_the_limit(store):
     """Concurrent requests get as many reservations as the limit; a repeated request keeps its own."""
-    given = await asyncio.gather(*(reserve(store, f"s{number}") for number in range(50)))
+    reserved = await asyncio.gather(*(reserve(store, f"s{number}") for number in range(50)))
     again = await asyncio.gather(*(reserve(store, f"s{number}") for number in range(50)))
 
-    assert 5 == sum(given)
-    assert given == again
+    assert 5 == sum(reserved)
+    assert reserved == again
 
 
 async def test_a_reservation_is_used_up_by_its_record_or_released(store):
     """Records and reservations together never exceed the limit."""
-    given = [await reserve(store, f"s{number}") for number in range(1, 7)]
+    reserved = [await reserve(store, f"s{number}") for number in range(1, 7)]
     entry = await opened_entry(store)
     for _ in range(2):  # repeated, as if the response was lost
         await store.append(entry, now_ms=2)
@@ -506,13 +508,13 @@ async def test_a_reservation_is_used_up_by_its_record_or_released(store):
     await store.reservations.extend("r", entry.incarnation, Reservation("s2", 0))
     released = [await reserve(store, "s8"), await reserve(store, "s9")]
 
-    assert [True] * 5 + [False] == given
+    assert [True] * 5 + [False] == reserved
     assert [False, True, False] == [full, *released]
 
 
 async def test_a_reservation_expires_unless_it_is_extended(store, until):
     """Reservations of a process that died are released."""
-    given = [await reserve(store, f"s{number}", lease_ms=20) for number in range(5)]
+    reserved = [await reserve(store, f"s{number}", lease_ms=20) for number in range(5)]
     incarnation = (await store.get("r")).incarnation
     await store.reservations.extend("r", incarnation, Reservation("s0", 60_000))
 
@@ -520,7 +522,7 @@ async def test_a_reservation_expires_unless_it_is_extended(store, until):
         return all([await reserve(store, f"t{number}", lease_ms=60_000) for number in range(4)])
 
     await until(have_all_expired)
-    assert [True] * 5 == given
+    assert [True] * 5 == reserved
     assert not await reserve(store, "u")
 
 
@@ -539,11 +541,11 @@ async def test_a_reservation_of_another_incarnation_is_not_extended(store):
     await store.delete("r")
     await store.reservations.extend("r", incarnation, Reservation("s0", 60_000))
     not_created = await store.get("r")
-    given = [await reserve(store, f"t{number}") for number in range(5)]
+    reserved = [await reserve(store, f"t{number}") for number in range(5)]
     await store.reservations.extend("r", incarnation, Reservation("t0", 0))
 
     assert None is not_created
-    assert [True] * 5 == given
+    assert [True] * 5 == reserved
     assert not await reserve(store, "u")
 
 
@@ -558,7 +560,7 @@ async def test_a_record_is_late_if_a_field_is_set_when_it_is_stored(store):
     plain = await store.append(replace(entry, name="s4", late_if=None), now_ms=6)
 
     assert [(0, False), (0, False), (1, True), (1, True), (2, False), (3, False)] == [
-        (one.position, one.is_late) for one in (early, again, *late, other, plain)
+        (appended.position, appended.is_late) for appended in (early, again, *late, other, plain)
     ]
     assert {"late:s2": b"1"} == await store.marks("r")
     assert {"steps": 4, "late": 1} == (await store.get("r")).counts
@@ -646,7 +648,10 @@ async def test_concurrent_restoring_appends_are_all_stored(mortal):
 
     appended = await asyncio.gather(*(mortal.append(entry, now_ms=2) for entry in entries))
 
-    assert (1, [*range(30)]) == (sum(one.is_restored for one in appended), sorted(one.position for one in appended))
+    assert (1, [*range(30)]) == (
+        sum(result.is_restored for result in appended),
+        sorted(result.position for result in appended),
+    )
     assert (incarnation, {"steps": 30}) == ((await mortal.get("r")).incarnation, (await mortal.get("r")).counts)
 
 
@@ -717,8 +722,8 @@ async def test_renew_restarts_the_lifetime_only(mortal):
         assert exists == await mortal.renew("r", incarnation)
         assert [exists] * 7 == [await ttl_of(mortal, key) > 900_000 for key in keys]
     assert before == await mortal.get("r")
-    assert not await mortal.renew("nobody", None)
-    assert await mortal.get("nobody") is None
+    assert not await mortal.renew("unknown", None)
+    assert await mortal.get("unknown") is None
 
 
 async def test_without_a_ttl_another_incarnation_was_deleted(store, key_count):

@@ -29,11 +29,11 @@ def respond(engine, *responses):
     """Return one response per request, and the last one to all further requests."""
     remaining = list(responses)
 
-    async def answering(request, body):
+    async def respond(request, body):
         status, headers, content = remaining.pop(0) if len(remaining) > 1 else remaining[0]
         return web.json_response(content, status=status, headers=headers)
 
-    engine.respond = answering
+    engine.respond = respond
 
 
 ERROR = {"error": {"message": "not now", "type": "overloaded", "code": "busy", "param": None}}
@@ -103,11 +103,11 @@ async def test_a_failed_connection_is_retried(client_at, unused_tcp_port, delays
 async def test_a_request_whose_connection_is_lost_is_not_retried(client_at, engine, delays):
     """The proxy can have processed it."""
 
-    async def answering(request, body):
+    async def respond(request, body):
         request.transport.close()
         return web.Response()
 
-    engine.respond = answering
+    engine.respond = respond
     client = client_at(engine.url)
     with pytest.raises(ClientError) as caught:
         await client.rollout("r1")

@@ -93,7 +93,7 @@ async def test_at_1_nodes_of_a_chat_keep_the_invariants(client, turns, n, track_
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("turns", [1, 2, 3])
 async def test_at_1_nodes_of_completions_keep_the_invariants(client, turns, n):
-    """A prompt that starts with the text of a node continues its ids, whatever ids the text alone would have."""
+    """A prompt that starts with the text of a node continues its ids, although the text alone may encode to other ids."""
     prompt = "Once upon a time"
     async with client.managed_server(Simulated()) as managed:
         for turn in range(turns):
@@ -219,9 +219,9 @@ async def test_at_10_two_concurrent_calls_make_two_correct_nodes(client):
             messages = [*earlier, {"role": "user", "content": text}]
             return await managed.chat_completion(messages=messages, seed=1, max_tokens=16)
 
-        one, _ = await asyncio.gather(send("one"), send("two"))
+        reply, _ = await asyncio.gather(send("one"), send("two"))
         assert 2 == len(managed.current_nodes)
-        turn = [{"role": "user", "content": "one"}, {"role": "assistant", "content": one.choices[0].message.content}]
+        turn = [{"role": "user", "content": "one"}, {"role": "assistant", "content": reply.choices[0].message.content}]
         await asyncio.gather(send("more", *turn), send("less", *turn))
         steps = await recorded(managed)
 

@@ -174,7 +174,7 @@ def test_a_completion_is_decoded_alone_if_the_prompt_decodes_differently_with_it
 
 @pytest.mark.parametrize(("text", "expected"), [(f"{BOS}Say", True), ("Say", False)])
 def test_a_text_starts_with_bos_if_the_tokenizer_has_one(text, expected):
-    """The engine must not add another."""
+    """The engine is then requested not to add another."""
     words = Words()
 
     assert expected == starts_with_bos(words, text)

@@ -59,7 +59,7 @@ async def test_an_id_of_dots_is_not_a_parent_folder(client):
 
 
 async def test_rollouts_are_listed_page_by_page(client):
-    """All rollouts, whatever the page size; filters are those of the route."""
+    """All rollouts, for any page size; filters are those of the route."""
     names = [f"r{number}" for number in range(5)]
     for name in names:
         await client.open_rollout(name, group_id="odd" if name in ("r1", "r3") else None)
@@ -179,7 +179,7 @@ def test_the_id_of_what_is_opened_is_made_before_the_request():
 
 
 def test_booleans_of_a_query_are_lower_case():
-    """Options that are None are left out."""
+    """Options that are None are omitted."""
     assert {"report": "true", "limit": "3"} == query_from(report=True, limit=3, status=None)
 
 

@@ -1,4 +1,4 @@
-"""Numbers as arrays and as bytes: nothing is lost, nothing is taken for what it is not."""
+"""Token ids, logprobs, masks and routed experts as arrays and bytes."""
 
 from array import array
 from base64 import b64encode
@@ -24,9 +24,7 @@ INT32 = st.integers(-(2**31), 2**31 - 1)
 
 
 @given(st.lists(INT32))
-def test_ids(ids):
-    """Ids come back from their array as they were."""
-
+def test_ids_round_trip(ids):
     assert ids == pack_ids(ids).tolist()
 
 
@@ -41,38 +39,35 @@ def test_ids(ids):
         ([None], "a token id must be an integer, not None"),
     ],
 )
-def test_what_is_no_id(ids, sentence):
-    """What is not an integer of 32 bits is refused, and a truth value is not an id."""
+def test_a_value_that_is_not_a_32_bit_integer_is_rejected(ids, sentence):
+    """A boolean is not a token id."""
 
     with pytest.raises(ValueError, match=sentence):
         pack_ids(ids)
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(), st.floats(width=32))))
-def test_logprobs(logprobs):
-    """Logprobs come back from their array as they were, to the last bit, with NaN for a missing one."""
+def test_logprobs_round_trip_bit_for_bit(logprobs):
+    """None becomes NaN."""
     packed = pack_logprobs(logprobs).tolist()
 
     assert [repr(nan if value is None else value) for value in logprobs] == [repr(value) for value in packed]
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(width=32))))
-def test_logprobs_of_float32(logprobs):
-    """Logprobs that float32 carries, NaN and infinity included, take 4 bytes each."""
+def test_logprobs_that_float32_represents_take_4_bytes(logprobs):
+    """NaN and infinity included."""
 
     assert "f" == pack_logprobs(logprobs).typecode
 
 
 @pytest.mark.parametrize("logprob", [-0.1, -1e40, -1e-320])
-def test_logprobs_of_float64(logprob):
-    """One logprob that float32 would change makes all of them float64."""
-
+def test_a_logprob_that_float32_would_round_makes_the_array_float64(logprob):
     assert array("d", [-0.5, logprob]) == pack_logprobs([-0.5, logprob])
 
 
 @given(st.lists(INT32), st.lists(st.floats(width=32)), st.sampled_from("fd"))
-def test_bytes(ids, logprobs, code):
-    """Arrays come back from their bytes, whatever the byte order of the machine that wrote them."""
+def test_arrays_round_trip_through_bytes_on_machines_of_either_byte_order(ids, logprobs, code):
     ids, logprobs = array("i", ids), array(code, logprobs)
     for byteorder in ("little", "big"):
         read_ids = ids_from_little_endian(to_little_endian(ids, byteorder), byteorder)
@@ -83,25 +78,21 @@ def test_bytes(ids, logprobs, code):
 
 
 def test_bytes_are_little_endian():
-    """The bytes are the same on every machine: the least of a number comes first."""
-    turned = array("i", [1])
-    turned.byteswap()
+    swapped = array("i", [1])
+    swapped.byteswap()
 
     assert b"\1\0\0\0\xff\xff\xff\xff" == to_little_endian(array("i", [1, -1]), "little")
-    assert b"\1\0\0\0" == to_little_endian(turned, "big")
+    assert b"\1\0\0\0" == to_little_endian(swapped, "big")
 
 
-def test_cut_bytes():
-    """Bytes that end within a number are refused."""
-
+def test_bytes_that_end_within_a_number_are_rejected():
     with pytest.raises(ValueError, match="multiple"):
         ids_from_little_endian(b"\0" * 5)
     with pytest.raises(ValueError, match="multiple"):
         logprobs_from_little_endian("d", b"\0" * 12)
 
 
-def test_special_values_keep_their_kind():
-    """NaN stays NaN, infinity stays infinite and the sign of zero is kept."""
+def test_nan_infinity_and_negative_zero_are_preserved():
     packed = pack_logprobs([None, nan, -inf, -0.0])
 
     assert [True, True] == [isnan(value) for value in packed[:2]]
@@ -109,23 +100,21 @@ def test_special_values_keep_their_kind():
 
 
 @given(st.lists(st.lists(INT32)))
-def test_masks(positions):
-    """A mask comes back from its arrays as it was, positions without an id included."""
+def test_sampling_masks_round_trip(positions):
+    """Positions without an id included."""
 
     assert positions == unpack_mask(pack_mask(positions))
 
 
-@pytest.mark.parametrize("odd", [[[1.0]], [[True]], [["1"]]])
-def test_what_is_no_mask(odd):
-    """A mask holds ids and nothing else."""
-
+@pytest.mark.parametrize("mask", [[[1.0]], [[True]], [["1"]]])
+def test_a_mask_with_values_that_are_no_token_ids_is_rejected(mask):
     with pytest.raises(ValueError, match="a token id must be an integer"):
-        pack_mask(odd)
+        pack_mask(mask)
 
 
 @given(st.binary(), st.sampled_from([b"", b"\x93NUMPY\1\0"]))
-def test_experts(raw, start):
-    """A base64 text comes back to the last character, and what it holds is told by its first bytes."""
+def test_routed_experts_round_trip_as_base64(raw, start):
+    """Their first bytes show the form: a NumPy file or int32."""
     text = b64encode(start + raw).decode()
     packed = pack_experts(text)
 
@@ -135,11 +124,9 @@ def test_experts(raw, start):
 
 
 @given(st.text() | st.none() | st.integers(-9, 9) | st.lists(st.text(alphabet="AB=-_\n")))
-@example("AAB=")  # bits are left over, which the bytes do not carry
+@example("AAB=")  # its unused bits are lost in decoding
 @example("AAA")
 @example("A A A A")
 @example("ä")
-def test_odd_experts(given_):
-    """Whatever else an engine may give comes back as it was."""
-
+def test_other_values_of_routed_experts_round_trip_unchanged(given_):
     assert given_ == unpack_experts(pack_experts(given_))

@@ -1,4 +1,4 @@
-"""Chains in blocks: shared where they begin alike, and never read back as something else."""
+"""Chains of blocks: common prefixes are stored once, and a damaged chain is never read as another one."""
 
 import os
 from itertools import pairwise
@@ -30,7 +30,7 @@ def written(kind, pieces, known=frozenset()):
 
 
 class CountedBlocks(dict):
-    """Blocks that count how often each is fetched."""
+    """Blocks that record each lookup."""
 
     def __init__(self, blocks):
         super().__init__(blocks)
@@ -42,8 +42,7 @@ class CountedBlocks(dict):
 
 
 @given(st.binary(max_size=5 * PIECE_BYTES))
-def test_cut(raw):
-    """Pieces are full and the tail is not, and together they are the bytes."""
+def test_bytes_are_cut_into_full_pieces_and_a_tail(raw):
     pieces, tail = cut(raw)
 
     assert raw == b"".join((*pieces, tail))
@@ -52,8 +51,7 @@ def test_cut(raw):
 
 
 @given(PIECES)
-def test_chain(pieces):
-    """A chain comes back from its blocks, piece by piece."""
+def test_chains_round_trip(pieces):
     end, writer = written(IDS, pieces)
 
     assert tuple(pieces) == BlockReader(writer.blocks).read(IDS, end)
@@ -61,16 +59,14 @@ def test_chain(pieces):
     assert [end] * bool(pieces) == writer.ends
 
 
-def test_empty_chain():
-    """A chain without pieces is the root, and takes no block."""
+def test_an_empty_chain_is_the_root_and_has_no_block():
     end, writer = written(IDS, [])
 
     assert (ROOT, {}) == (end, writer.blocks)
     assert () == BlockReader({}).read(IDS, ROOT)
 
 
-def test_messages_come_back_parsed():
-    """Messages are read as JSON, and the same message is one object for all who read it."""
+def test_messages_are_read_as_json_and_equal_prefixes_share_the_object():
     first, second = {"role": "user", "content": "grüß dich"}, {"role": "assistant", "content": None}
     writer = BlockWriter(frozenset())
     short = writer.write(MESSAGES, [orjson.dumps(first)])
@@ -82,8 +78,7 @@ def test_messages_come_back_parsed():
     assert len(writer.blocks) == 2
 
 
-def test_kinds_are_apart():
-    """The same bytes as another kind, after another piece, or in another order have other names."""
+def test_a_blocks_name_depends_on_kind_content_and_predecessors():
     names = {
         *written(IDS, [b"1"])[1].blocks,
         *written(JSON, [b"1"])[1].blocks,
@@ -95,8 +90,8 @@ def test_kinds_are_apart():
 
 
 @given(PIECES, PIECES, PIECES)
-def test_known_beginning(shared, left, right):
-    """Of a chain whose beginning is stored only the rest is new, and it leans on the last stored block."""
+def test_only_blocks_after_the_stored_prefix_are_new(shared, left, right):
+    """The chain depends on the last stored block."""
     _, first = written(IDS, shared + left)
     end, second = written(IDS, shared + right, known=first.blocks)
     together = first.blocks | second.blocks
@@ -107,8 +102,7 @@ def test_known_beginning(shared, left, right):
     assert tuple(shared + right) == BlockReader(together).read(IDS, end)
 
 
-def test_known_end_vouches_for_all_before_it():
-    """To know the name of the last block is to know the chain."""
+def test_a_known_last_block_implies_the_whole_chain():
     end, first = written(IDS, [b"a", b"b", b"c"])
     _, again = written(IDS, [b"a", b"b", b"c"], known={end})
     _, longer = written(IDS, [b"a", b"b", b"c", b"d"], known={end})
@@ -118,8 +112,8 @@ def test_known_end_vouches_for_all_before_it():
     assert len(first.blocks) == 3
 
 
-def test_compressed_where_it_pays():
-    """A piece that compresses takes less, and one that does not takes its own length and 17 bytes."""
+def test_pieces_are_compressed_only_if_it_makes_them_smaller():
+    """An incompressible piece takes its own length and 17 bytes."""
     plain, dense = bytes(PIECE_BYTES), os.urandom(PIECE_BYTES)
     (small,) = written(IDS, [plain])[1].blocks.values()
     (large,) = written(IDS, [dense])[1].blocks.values()
@@ -129,8 +123,7 @@ def test_compressed_where_it_pays():
 
 
 @given(st.lists(st.binary(min_size=1, max_size=80), min_size=1, max_size=4), st.data())
-def test_damage(pieces, draw):
-    """A damaged block is refused or still says the same: it is never read as something else."""
+def test_a_damaged_block_raises_or_reads_as_the_same_pieces(pieces, draw):
     end, writer = written(JSON, pieces)
     name = draw.draw(st.sampled_from(sorted(writer.blocks)))
     block = bytearray(writer.blocks[name])
@@ -145,8 +138,7 @@ def test_damage(pieces, draw):
         assert tuple(pieces) == read
 
 
-def test_missing_block():
-    """A missing block is named."""
+def test_a_missing_block_is_named_in_the_error():
     end, writer = written(IDS, [b"a", b"b"])
     first, *_ = (name for name in writer.blocks if name != end)
     del writer.blocks[first]
@@ -155,8 +147,8 @@ def test_missing_block():
         BlockReader(writer.blocks).read(IDS, end)
 
 
-def test_a_growing_chain_opens_each_block_once():
-    """Reading a chain after each of 4,000 messages opens each block once and needs no recursion."""
+def test_reading_a_growing_chain_decodes_each_block_once():
+    """4,000 messages, without recursion."""
     messages = [orjson.dumps({"role": "user", "content": str(turn)}) for turn in range(4_000)]
     blocks, ends, known = {}, [], set()
     for turns in range(100, 4_001, 100):
@@ -172,8 +164,7 @@ def test_a_growing_chain_opens_each_block_once():
     assert len(counted.fetched) == len(blocks) == 4_000
 
 
-def test_many_branches():
-    """However many branches take turns, each comes back whole."""
+def test_alternating_between_many_branches_decodes_each_block_once():
     stem, blocks, chains = [b"stem"] * 3, {}, []
     for branch in range(3 * RECENT_CHAINS):
         pieces = (*stem, b"%d" % branch, b"leaf")
@@ -186,4 +177,4 @@ def test_many_branches():
 
     assert [pieces for _, pieces in chains * 2] == read
     assert len(counted.fetched) == len(blocks)
-    assert all(one != other for one, other in pairwise(read))
+    assert all(first != second for first, second in pairwise(read))

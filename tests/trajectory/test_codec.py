@@ -1,4 +1,4 @@
-"""Records: what comes back is the step that was written, or a clear refusal."""
+"""Records: decoding returns the step that was encoded, or raises UnreadableRecord."""
 
 from array import array
 from base64 import b64encode, b85decode
@@ -111,8 +111,8 @@ def bits(numbers):
     return numbers.typecode, numbers.tobytes()
 
 
-def portrait(step):
-    """All of a step in a form in which 1, 1.0 and true differ, order counts, and NaN equals itself."""
+def comparable(step):
+    """Return a form of a step in which 1, 1.0 and true differ, order counts, and NaN equals itself."""
     arrays = [bits(ids[:]) for ids in step.prompts]
     arrays += [bits(numbers) for choice in step.choices for numbers in (choice.ids, choice.logprobs)]
     bare = tuple(replace(choice, ids=array("i"), logprobs=array("f")) for choice in step.choices)
@@ -144,18 +144,17 @@ def a_step(**changed):
 
 
 @given(steps())
-def test_round_trip(step):
-    """A step comes back from its record as it was, to the last bit, given the index that the store says."""
+def test_a_step_round_trips_bit_for_bit(step):
+    """The index is the store's."""
     written = encode(step)
     read = decode(written.record, BlockReader(written.blocks), step.index)
 
-    assert portrait(step) == portrait(read)
+    assert comparable(step) == comparable(read)
     assert () == written.leans_on
 
 
 @given(st.lists(steps(), max_size=4))
-def test_round_trip_of_a_rollout(many):
-    """Steps whose blocks are stored already need only the others, and lean on what is there."""
+def test_steps_reuse_the_blocks_of_earlier_steps(many):
     stored, records = {}, []
     for step in many:
         written = encode(step, known=stored)
@@ -167,22 +166,20 @@ def test_round_trip_of_a_rollout(many):
         assert set(written.names) <= stored.keys()
     reader = BlockReader(stored)
 
-    assert [portrait(s) for s in many] == [
-        portrait(decode(r, reader, s.index)) for s, r in zip(many, records, strict=True)
+    assert [comparable(s) for s in many] == [
+        comparable(decode(r, reader, s.index)) for s, r in zip(many, records, strict=True)
     ]
 
 
-def test_only_tokens():
-    """A step read for its tokens alone lacks request, sent and response, and nothing else."""
+def test_a_step_decoded_with_whole_false_has_no_request_sent_and_response():
     step = a_step()
     written = encode(step)
     read = decode(written.record, BlockReader(written.blocks), whole=False)
 
-    assert portrait(replace(step, request={}, sent={}, response=None)) == portrait(read)
+    assert comparable(replace(step, request={}, sent={}, response=None)) == comparable(read)
 
 
-def test_order_of_fields():
-    """Fields of a request come back in the order in which they came."""
+def test_the_order_of_request_fields_is_preserved():
     step = a_step()
     request = {"a": 1, "messages": [], "tools": "x" * 5000, "prompt": [1, 2], "z": None}
     written = encode(replace(step, request=request))
@@ -192,8 +189,8 @@ def test_order_of_fields():
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3], [[1, 2, 3], [4]], [1.0, 2, 3], [True, 2, 3], [[1, 2, 3], [4.0]]])
-def test_prompts_of_ids(prompt):
-    """A prompt given as ids comes back as given, also where its numbers only look like the ids."""
+def test_prompts_of_token_ids_are_preserved(prompt):
+    """Also lists whose numbers only compare equal to the recorded ids: 1.0, true."""
     step = a_step(request={"prompt": prompt}, prompts=(array("i", [1, 2, 3]), array("i", [4])))
     written = encode(step)
     read = decode(written.record, BlockReader(written.blocks))
@@ -202,8 +199,7 @@ def test_prompts_of_ids(prompt):
 
 
 @given(steps(), st.data())
-def test_damaged_record(step, draw):
-    """Whatever byte of a record changes, and wherever it is cut, it is refused."""
+def test_any_changed_byte_and_any_truncation_raise_unreadable_record(step, draw):
     written = encode(step)
     reader = BlockReader(written.blocks)
     damaged = bytearray(written.record)
@@ -216,9 +212,7 @@ def test_damaged_record(step, draw):
 
 
 @given(st.binary(max_size=40))
-def test_garbage(garbage):
-    """Bytes that are no record are refused."""
-
+def test_other_bytes_raise_unreadable_record(garbage):
     with pytest.raises(UnreadableRecord):
         decode(garbage, BlockReader({}))
     with pytest.raises(UnreadableRecord):
@@ -226,7 +220,7 @@ def test_garbage(garbage):
 
 
 def sealed(payload, schema=SCHEMA):
-    """A record with a right checksum around any payload."""
+    """Return a record of this payload with a valid checksum."""
     packed = zstandard.compress(payload)
     checksum = blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()
     return b"TT" + bytes([schema]) + checksum + packed
@@ -237,13 +231,13 @@ def payload_of(record):
 
 
 @given(st.data())
-def test_wrong_payload(draw):
-    """A payload that does not follow its schema is refused as a record, however it came to be."""
+def test_a_payload_that_does_not_match_its_schema_raises_or_decodes(draw):
+    """No other exception is raised."""
     written = encode(a_step())
     payload = bytearray(payload_of(written.record))
     head_end = 16 + int.from_bytes(payload[:4], "little")
-    at = draw.draw(st.integers(0, head_end))
-    payload[at : at + draw.draw(st.integers(0, 3))] = draw.draw(st.binary(max_size=3))
+    position = draw.draw(st.integers(0, head_end))
+    payload[position : position + draw.draw(st.integers(0, 3))] = draw.draw(st.binary(max_size=3))
     try:
         step = decode(sealed(bytes(payload)), BlockReader(written.blocks))
     except UnreadableRecord:
@@ -253,16 +247,16 @@ def test_wrong_payload(draw):
 
 
 @pytest.mark.parametrize("change", [lambda payload: payload + b"\0", lambda payload: payload[:-1]])
-def test_arrays_must_fill_the_payload(change):
-    """Arrays that end before or after the payload does are refused: no id is read from beside them."""
+def test_arrays_that_do_not_end_with_the_payload_raise(change):
+    """No id is read from outside its array."""
     written = encode(a_step())
 
     with pytest.raises(UnreadableRecord, match="does not match schema 2"):
         decode(sealed(change(payload_of(written.record))), BlockReader(written.blocks))
 
 
-def test_sentences_of_refusals():
-    """A refusal says what is wrong: no record, a newer schema, damage, a missing or a damaged block."""
+def test_each_error_names_its_cause():
+    """Not a record, a newer schema, damage, a missing block, a damaged block."""
     written = encode(a_step())
     name = written.names[0]
     newer = sealed(payload_of(written.record), schema=9)
@@ -281,31 +275,31 @@ def test_sentences_of_refusals():
         decode(written.record, BlockReader(swapped))
 
 
-def test_recorded_answers():
-    """What clients asked of vLLM, and what it answered, comes back as it was."""
+def test_recorded_requests_and_responses_of_vllm_round_trip():
     paths = sorted(ROOTS["vllm"].rglob("*.request.json"))
 
     assert len(paths) > 200
     for path in paths:
         answer = path.with_name(path.name.replace(".request.", ".response."))
         response = orjson.loads(answer.read_bytes()) if answer.exists() else None
-        response = response if isinstance(response, dict) else None  # a list answers a call that samples nothing
+        response = (
+            response if isinstance(response, dict) else None
+        )  # a list is the response of a call that samples nothing
         step = a_step(request=orjson.loads(path.read_bytes()).get("body") or {}, response=response)
         written = encode(step)
 
-        assert portrait(step) == portrait(decode(written.record, BlockReader(written.blocks)))
+        assert comparable(step) == comparable(decode(written.record, BlockReader(written.blocks)))
 
 
-def test_record_of_schema_1():
-    """A record of schema 1 that was written when it was new still decodes."""
-    # Made by encode(a_step()) of the first version: the record, then each block after its name, a line each.
-    assert portrait(a_step()) == portrait(kept("schema_1.b85"))
+def test_a_stored_record_of_schema_1_is_readable():
+    # Written by encode(a_step()) of the first version: the record, then one line per block, with its name in front.
+    assert comparable(a_step()) == comparable(stored_step("schema_1.b85"))
 
 
-def test_record_of_schema_2():
-    """A record of schema 2, with experts and a mask, that was written when it was new still decodes."""
-    # Made by encode(a_routed_step()) of the first version that wrote schema 2, in the same form.
-    assert portrait(a_routed_step()) == portrait(kept("schema_2.b85"))
+def test_a_stored_record_of_schema_2_is_readable():
+    """It has routed experts and a sampling mask."""
+    # Written by encode(a_routed_step()) of the first version that wrote schema 2, in the same form.
+    assert comparable(a_routed_step()) == comparable(stored_step("schema_2.b85"))
 
 
 def a_routed_step():
@@ -315,21 +309,21 @@ def a_routed_step():
     return replace(step, dialect="generate", choices=(choice,))
 
 
-def kept(name):
-    """The step of a record of old."""
+def stored_step(name):
+    """Read the step of a record file."""
     lines = Path(__file__).with_name(name).read_bytes().split()
     record, *blocks = map(b85decode, lines)
     return decode(record, BlockReader({block[:16]: block[16:] for block in blocks}))
 
 
 @pytest.mark.parametrize(("depth", "is_kept"), [(200, True), (225, True), (240, False), (900, False)])
-def test_a_response_that_pages_could_not_write_is_left_out(depth, is_kept):
-    """A page wraps it in a few levels, and JSON of ours has 254 in all; the step is flagged."""
+def test_a_response_that_is_nested_too_deeply_for_json_is_dropped_and_flagged(depth, is_kept):
+    """orjson's limit is 254 levels, of which a page of the UI adds a few."""
     deep: list = []
     for _ in range(depth):
         deep = [deep]
     step = replace(a_step(), response={"choices": deep}, problems=())
-    kept, record = encode_leniently(step)
+    encoded, record = encode_leniently(step)
 
-    assert (is_kept, is_kept) == (kept.response is not None, kept.exact)
-    assert kept.choices[0].ids == decode(record.record, BlockReader(record.blocks)).choices[0].ids
+    assert (is_kept, is_kept) == (encoded.response is not None, encoded.exact)
+    assert encoded.choices[0].ids == decode(record.record, BlockReader(record.blocks)).choices[0].ids

@@ -1,4 +1,4 @@
-"""Conversations: what makes another message, and what an agent changed of one."""
+"""Chat messages: equality between a reply and the message that the agent returns, and the kinds of change."""
 
 import pytest
 
@@ -23,8 +23,7 @@ def called(**function) -> dict:
         "no message",
     ],
 )
-def test_what_makes_another_message(other):
-    """Role, content, calls, and which call it answers."""
+def test_role_content_tool_calls_and_call_id_distinguish_messages(other):
     digests = Digests()
 
     assert digests.of(REPLY) != digests.of(other)
@@ -32,21 +31,19 @@ def test_what_makes_another_message(other):
     assert digests.of(CALL) != digests.of(called(arguments="{}"))
 
 
-def test_what_makes_none():
-    """Nulls, reasoning and ids of calls are the engine's."""
+def test_nulls_reasoning_and_tool_call_ids_do_not_distinguish_messages():
     digests = Digests()
 
     assert digests.of(REPLY) == digests.of({**REPLY, "reasoning": "hm", "refusal": None, "tool_calls": []})
     assert digests.of(CALL) == digests.of(called())
 
 
-def test_chains_tell_each_beginning():
-    """Lists with the same beginning have the same first links."""
+def test_equal_prefixes_have_equal_digests():
     digests = Digests()
-    one, other = digests.chain([REPLY, CALL]), digests.chain([REPLY, REPLY])
+    first, second = digests.chain([REPLY, CALL]), digests.chain([REPLY, REPLY])
 
-    assert one[0] == other[0]
-    assert one[1] != other[1]
+    assert first[0] == second[0]
+    assert first[1] != second[1]
     assert [] == digests.chain("no list")
 
 
@@ -67,13 +64,13 @@ def test_chains_tell_each_beginning():
         (CALL, {**called(arguments='{"b":[2],"a":1}'), "content": "more"}, "edited"),
     ],
 )
-def test_what_an_agent_changed(reply, sent_back, changed):
-    """Spelling is told from sense."""
+def test_a_change_is_a_rewritten_call_an_edit_or_dropped_reasoning(reply, sent_back, changed):
+    """Whitespace of arguments is distinguished from their value."""
     assert changed == change(reply, sent_back)
 
 
-def test_what_a_reply_has():
-    """Thoughts in either place, calls, and text in parts."""
+def test_reasoning_tool_calls_and_text_of_a_reply_are_found():
+    """Reasoning in either field or in think tags; text in content parts."""
     assert thinks({**REPLY, "reasoning_content": "hm"})
     assert thinks({**REPLY, "content": "hm</think>4"})
     assert not thinks(REPLY)

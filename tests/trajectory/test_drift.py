@@ -1,4 +1,4 @@
-"""Drift: where the messages go on and the ids do not."""
+"""Drift: a prompt continues the messages of an earlier step but not its token ids."""
 
 from dataclasses import replace
 from time import process_time
@@ -23,13 +23,12 @@ def find_drift(tree: Tree) -> list[Drift]:
 
 
 def call(step_id, prompt, sampled, messages, *replies, **facts):
-    """A chat step of these messages; each reply is the message of one choice."""
-    response = {"choices": [{"index": at, "message": reply} for at, reply in enumerate(replies)]}
+    """Return a chat step of these messages; each reply is the message of one choice."""
+    response = {"choices": [{"index": index, "message": reply} for index, reply in enumerate(replies)]}
     return make_step(step_id, prompt, *sampled, request={"messages": messages}, response=response, **facts)
 
 
-def test_boundary():
-    """A step that goes on from an earlier one's messages and reply, but not from its ids, is reported where they part."""
+def test_drift_has_the_index_at_which_the_ids_differ_and_the_ids_around_it():
     first = call("a", range(1, 13), [[20, 21, 22, 23]], [ASK], REPLY)
     second = call("b", [*range(1, 13), 20, 99, 22], [[30]], [ASK, REPLY, MORE], REPLY)
 
@@ -38,30 +37,27 @@ def test_boundary():
     ] == find_drift(grow([second, first]))
 
 
-def test_prompt_cut_off():
-    """Where a prompt ends within what the earlier step had, they part at its end."""
+def test_a_prompt_that_ends_within_the_earlier_ids_drifts_at_its_end():
     first = call("a", [1], [[10, 11]], [ASK], REPLY)
     (drift,) = find_drift(grow([first, call("b", [1, 10], [[20]], [ASK, REPLY, MORE], REPLY)]))
 
     assert (2, (1, 10, 11), (1, 10)) == (drift.index, drift.expected_ids, drift.found_ids)
-    assert "template" == drift.kind, "what stands at the end of a reply was left out, and no text differs"
+    assert "template" == drift.kind, "the template omits the end of a reply"
 
 
-def test_no_drift():
-    """There is none where the ids go on, where the messages do not, and outside chat."""
+def test_continued_ids_other_messages_and_other_dialects_are_no_drift():
     first = call("a", [1], [[10]], [ASK], REPLY)
-    goes_on = call("b", [1, 10, 2], [[20]], [ASK, REPLY, MORE], REPLY)
+    continued = call("b", [1, 10, 2], [[20]], [ASK, REPLY, MORE], REPLY)
     elsewhere = call("c", [7], [[20]], [MORE], REPLY)
     compacted = call("d", [8], [[20]], [{**ASK, "content": "a summary of it"}, MORE], REPLY)
     silent = call("e", [9], [[20]], "no list of messages")
-    odd = call("f", [9], [[20]], ["no message", MORE], "no message")
+    malformed = call("f", [9], [[20]], ["no message", MORE], "no message")
 
-    assert [] == find_drift(grow([first, goes_on, elsewhere, compacted, silent, odd]))
+    assert [] == find_drift(grow([first, continued, elsewhere, compacted, silent, malformed]))
     assert [] == find_drift(grow([first, call("f", [9], [[20]], [ASK, REPLY, MORE], REPLY, dialect="completions")]))
 
 
-def test_what_agents_leave_out():
-    """Reasoning, nulls and ids of calls that an agent does not send back make no other message of a reply."""
+def test_reasoning_nulls_and_call_ids_that_an_agent_drops_do_not_hide_drift():
     function = {"name": "look", "arguments": "{}"}
     reply = {
         **REPLY,
@@ -85,7 +81,7 @@ LOOK = {"name": "look", "arguments": "{}"}
 
 
 @pytest.mark.parametrize(
-    ("theirs", "kind"),
+    ("returned", "kind"),
     [
         ({**REPLY, "content": "another"}, "edited"),
         ({**REPLY, "content": " reply\n"}, "whitespace"),
@@ -93,15 +89,15 @@ LOOK = {"name": "look", "arguments": "{}"}
         ({**REPLY, "role": "user"}, None),
     ],
 )
-def test_a_reply_that_came_back_changed(theirs, kind):
-    """The agent changed it, and how is told; what is no reply any more goes on from nothing."""
-    steps = [call("a", [1], [[10]], [ASK], REPLY), call("b", [7], [[20]], [ASK, theirs, MORE], REPLY)]
+def test_an_edited_reply_is_drift_of_its_own_kind(returned, kind):
+    """A message with another role is no reply."""
+    steps = [call("a", [1], [[10]], [ASK], REPLY), call("b", [7], [[20]], [ASK, returned, MORE], REPLY)]
 
     assert ([kind] if kind else []) == [drift.kind for drift in find_drift(grow(steps))]
 
 
-def test_a_later_reply_that_changed_is_named_before_an_earlier_one_that_did_not():
-    """The latest turn that the messages go on from."""
+def test_an_edited_later_reply_is_reported_instead_of_an_earlier_unchanged_one():
+    """The latest turn that the messages continue is reported."""
     edited = {**REPLY, "content": "edited"}
     a = call("a", [1], [[10]], [ASK], REPLY)
     b = call("b", [1, 10, 2], [[20]], [ASK, REPLY, MORE], REPLY)
@@ -112,22 +108,21 @@ def test_a_later_reply_that_changed_is_named_before_an_earlier_one_that_did_not(
     ]
 
 
-def test_a_reply_that_the_agent_dropped():
-    """Messages that go on from an earlier step's, without its reply, are another branch: nothing drifted."""
-    system = {"role": "system", "content": "told"}
+def test_messages_without_the_earlier_reply_are_another_branch():
+    system = {"role": "system", "content": "be brief"}
     first = call("a", [1, 2], [[10]], [system, ASK], REPLY)
     dropped = call("b", [1, 2, 4], [[20]], [system, ASK, MORE], REPLY)
-    goes_on = call("c", [1, 2, 4, 20, 5], [[30]], [system, ASK, MORE, REPLY, MORE], REPLY)
+    continued = call("c", [1, 2, 4, 20, 5], [[30]], [system, ASK, MORE, REPLY, MORE], REPLY)
 
-    assert [] == find_drift(grow([first, dropped, goes_on]))
+    assert [] == find_drift(grow([first, dropped, continued]))
 
 
-def test_one_message_that_the_agent_changed():
-    """Of what the user or a tool said: the rest is as it was. Two changes are another conversation."""
-    asked, told = {"role": "user", "content": "ask "}, {"role": "system", "content": "told"}
-    first = call("a", [1, 2], [[10]], [told, ASK], REPLY)
-    one = call("b", [1, 3], [[20]], [told, asked, REPLY, MORE], REPLY)
-    two = call("b", [1, 3], [[20]], [MORE, asked, REPLY, MORE], REPLY)
+def test_one_edited_message_of_a_user_or_tool_is_drift():
+    """Two changed messages are another conversation."""
+    edited, system = {"role": "user", "content": "ask "}, {"role": "system", "content": "be brief"}
+    first = call("a", [1, 2], [[10]], [system, ASK], REPLY)
+    one = call("b", [1, 3], [[20]], [system, edited, REPLY, MORE], REPLY)
+    two = call("b", [1, 3], [[20]], [MORE, edited, REPLY, MORE], REPLY)
 
     assert [("b", "a", "edited", 1)] == [
         (drift.step_id, drift.earlier_step_id, drift.kind, drift.index) for drift in find_drift(grow([first, one]))
@@ -159,27 +154,27 @@ CALLING = {**REPLY, "tool_calls": [{"function": LOOK}]}
         (REPLY, [1, 3, 10], ("a\n\nb", "a\n\nb"), "retokenized"),
     ],
 )
-def test_kinds(reply, prompt, texts, kind):
-    """By what the reply had, by the texts around the boundary, and by where it is: each kind that a template makes."""
+def test_drift_has_a_kind_by_its_texts(reply, prompt, texts, kind):
+    """By the reply, the texts around the boundary, and the boundary's position: each kind that a chat template causes."""
     steps = [call("a", [1, 2], [[10, 11, 12]], [ASK], reply), call("b", prompt, [[20]], [ASK, reply, MORE], REPLY)]
     (boundary,) = find_boundaries(grow(steps))
 
     assert isinstance(boundary, Boundary)
     assert kind == explain(boundary, *texts).kind
     assert kind in KINDS
-    assert "unexplained" == explain(boundary).kind, "a kind that texts decide is not known without them"
+    assert "unexplained" == explain(boundary).kind, "the kind depends on the texts"
 
 
 @pytest.mark.parametrize(
     ("expected", "found"),
     [
-        ("caf\ufffd<|im_end|>", "caf<|im_end|>\n"),  # vLLM shows no character that was never completed
-        ("caf\ufffd au lait", "caf\ufffd\ufffd\ufffd au l"),  # it came back as U+FFFD, of three bytes
+        ("caf\ufffd<|im_end|>", "caf<|im_end|>\n"),  # vLLM drops an incomplete character
+        ("caf\ufffd au lait", "caf\ufffd\ufffd\ufffd au l"),  # returned as U+FFFD, which has three bytes
         ("caf\u00e9 a", "caf\ufffd"),  # the window ends within a character
     ],
 )
-def test_bytes_that_are_no_text(expected, found):
-    """Of a character that was never completed, or that the window cuts, nothing is compared: the text is the same."""
+def test_incomplete_characters_are_not_compared(expected, found):
+    """Of an unfinished character, or one that the window cuts, the text counts as equal."""
     steps = [call("a", [1], [[10, 11]], [ASK], REPLY), call("b", [1, 10, 13], [[20]], [ASK, REPLY, MORE], REPLY)]
     (boundary,) = find_boundaries(grow(steps))
 
@@ -195,16 +190,15 @@ def test_bytes_that_are_no_text(expected, found):
         ([1] * 10 + [2, 10], THINKING, "template"),  # it ends there
     ],
 )
-def test_kinds_that_need_no_texts(prompt, sent_back, kind):
-    """What messages and ids show is known at once, and does not depend on texts."""
+def test_a_kind_that_messages_and_ids_decide_does_not_depend_on_texts(prompt, sent_back, kind):
     steps = [call("a", [1] * 10 + [2], [[10, 11]], [ASK], THINKING), call("b", prompt, [[20]], [ASK, sent_back, MORE])]
     (boundary,) = find_boundaries(grow(steps))
 
     assert {kind} == {boundary.known, explain(boundary).kind, explain(boundary, "a", "a").kind}
 
 
-def test_windows_of_the_same_ids_have_the_same_key():
-    """Texts are kept by what they depend on: the engine, the ids that were expected and those that were found."""
+def test_the_key_of_a_window_is_made_of_engine_expected_and_found_ids():
+    """Texts are cached by this key."""
     key = Window("a", 2, 0, (1, 2, 3), (1, 2, 4)).key
 
     assert key == Window("a", 9, 7, (1, 2, 3), (1, 2, 4)).key
@@ -213,8 +207,8 @@ def test_windows_of_the_same_ids_have_the_same_key():
     assert Window("a", 2, 0, (1, 2), (3, 4)).key != Window("a", 2, 0, (1, 2, 3), (4,)).key
 
 
-def test_an_earlier_turn_that_the_template_writes_anew():
-    """A user's turn may strip the thoughts of a reply before the last one: that turn is looked at."""
+def test_a_template_that_strips_reasoning_of_an_earlier_reply_drifts_there():
+    """A user's turn may strip the reasoning of a reply before the last one."""
     a = call("a", [1], [[10, 11]], [ASK], THINKING)
     b = call("b", [1, 10, 11, 2], [[20]], [ASK, THINKING, MORE], REPLY)
     c = call("c", [1, 11, 2, 20, 3], [[30]], [ASK, THINKING, MORE, REPLY, MORE], REPLY)
@@ -225,16 +219,16 @@ def test_an_earlier_turn_that_the_template_writes_anew():
 
 
 @given(forests())
-def test_what_joins_has_not_drifted(steps):
-    """Steps without messages, or whose ids go on, are never reported; and reporting changes no sequence."""
+def test_steps_that_join_a_sequence_never_drift(steps):
+    """Nor do steps without messages; and finding drift changes no sequence."""
     before = sequences(steps, RolloutFacts("r1", None, "open", None, {}, None, {}))
 
     assert [] == find_boundaries(grow(steps))
     assert before == sequences(steps, RolloutFacts("r1", None, "open", None, {}, None, {}))
 
 
-def test_template_that_strips():
-    """Ids that part within the earlier prompt are drift, even where the sampled ids stand at the same place again."""
+def test_ids_that_differ_within_the_earlier_prompt_are_drift():
+    """Even if the sampled ids reappear at the same index."""
     opening = [2] * 8
     first = call("a", [1, 50, *opening], [[10]], [ASK], REPLY)
     (drift,) = find_drift(grow([first, call("b", [1, 60, *opening, 10, 3], [[20]], [ASK, REPLY, MORE], REPLY)]))
@@ -243,23 +237,21 @@ def test_template_that_strips():
     assert "template" == drift.kind
 
 
-def test_unfinished_reply():
-    """A call that has an earlier reply as its last message, to be gone on with, drifts where its ids part from it."""
-    first = call("a", [1], [[10, 9]], [ASK], REPLY)  # 9 ends the turn; what is to go on has no end
+def test_a_continued_last_message_drifts_where_its_ids_differ():
+    first = call("a", [1], [[10, 9]], [ASK], REPLY)  # 9 ends the turn; a continued message has no end
     drifted = find_drift(grow([first, call("b", [1, 10], [[20]], [ASK, REPLY], MORE)]))
 
     assert [("b", "a", 2)] == [(drift.step_id, drift.earlier_step_id, drift.index) for drift in drifted]
 
 
-def test_several_choices():
-    """A call that drifted is one boundary, however many choices it has."""
+def test_a_call_with_several_choices_drifts_once():
     first = call("a", [1], [[10]], [ASK], REPLY)
 
     assert 1 == len(find_drift(grow([first, call("b", [7], [[20], [21]], [ASK, REPLY, MORE], REPLY, REPLY)])))
 
 
-def test_one_of_several():
-    """A step that goes on from any of the calls that gave its reply has not drifted; else the oldest is named."""
+def test_a_step_that_continues_any_call_with_that_reply_has_not_drifted():
+    """Otherwise the oldest call is reported."""
     twins = [call("a", [1], [[10], [11]], [ASK], REPLY, REPLY), call("b", [1], [[12]], [ASK], REPLY)]
 
     assert [] == find_drift(grow([*twins, call("c", [1, 12], [[20]], [ASK, REPLY, MORE], REPLY)]))
@@ -267,8 +259,7 @@ def test_one_of_several():
     assert ("a", 0) == (drift.earlier_step_id, drift.earlier_choice)
 
 
-def test_nearest():
-    """A step is compared with the latest turn that its messages go on from."""
+def test_a_step_is_compared_with_the_latest_turn_that_it_continues():
     a = call("a", [1], [[10]], [ASK], REPLY)
     b = call("b", [1, 10, 2], [[20]], [ASK, REPLY, MORE], REPLY)
     c = call("c", [1, 10, 2, 21], [[30]], [ASK, REPLY, MORE, REPLY, MORE], REPLY)
@@ -278,18 +269,17 @@ def test_nearest():
     ]
 
 
-def test_odd_responses():
-    """What is no choice has no message."""
+def test_malformed_choices_of_a_response_are_ignored():
     first = call("a", [1], [[10]], [ASK], REPLY)
-    odd = {"choices": ["odd", *first.response["choices"]]}
+    malformed = {"choices": ["malformed", *first.response["choices"]]}
 
     assert [] == find_drift(
-        grow([replace(first, response=odd), call("b", [1, 10, 2], [[20]], [ASK, REPLY, MORE], REPLY)])
+        grow([replace(first, response=malformed), call("b", [1, 10, 2], [[20]], [ASK, REPLY, MORE], REPLY)])
     )
 
 
-def test_long_rollout():
-    """The time to look through a rollout of 2,000 turns grows with its messages, not with turns²."""
+def test_finding_drift_in_2000_turns_takes_less_than_a_second():
+    """It is linear in the number of messages, not quadratic in turns."""
     steps, messages, prompt = [], [], []
     for turn in range(2000):
         messages = [*messages, {"role": "user", "content": f"ask {turn}"}]

@@ -1,4 +1,4 @@
-"""Kinds of drift: what two texts tell of why the ids of their tokens part."""
+"""Kinds of drift, decided by two texts."""
 
 import pytest
 
@@ -10,9 +10,9 @@ CONTENT = "I look at the table, and then I count.\n\n"
 COMPACT = CALL.replace(": ", ":").replace(", ", ",")
 
 
-def reply(content: str = CONTENT, **said) -> dict:
+def reply(content: str = CONTENT, **fields) -> dict:
     function = {"name": "look", "arguments": '{"a": 1}'}
-    return {"role": "assistant", "content": content, "tool_calls": [{"function": function}], **said}
+    return {"role": "assistant", "content": content, "tool_calls": [{"function": function}], **fields}
 
 
 def kind(message: dict, expected: str, found: str) -> str:
@@ -21,7 +21,7 @@ def kind(message: dict, expected: str, found: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("message", "expected", "found", "told"),
+    ("message", "expected", "found", "expected_kind"),
     [
         (reply(""), f"{OPENING}{CALL}", f"{OPENING}{COMPACT}", "tool_call_rewritten"),
         (reply(), CALL, COMPACT, "tool_call_rewritten"),
@@ -40,19 +40,18 @@ def kind(message: dict, expected: str, found: str) -> str:
         (reply("", reasoning="I must look."), CALL, COMPACT, "tool_call_rewritten"),
     ],
 )
-def test_where_texts_part_in_a_reply_that_calls_tools(message, expected, found, told):
-    """Spaces within a call rewrite the call; spaces and words of content or reasoning do not."""
-    assert told == kind(message, expected, found)
+def test_whitespace_within_a_call_is_a_rewritten_call(message, expected, found, expected_kind):
+    """Differences in content or reasoning are not."""
+    assert expected_kind == kind(message, expected, found)
 
 
-def test_outside_of_a_reply_the_template_wrote_what_differs():
-    """Its whitespace is no agent's, but the same text in other tokens is that anywhere."""
+def test_outside_of_a_reply_different_text_is_the_templates():
+    """Equal text in other tokens is retokenized, anywhere."""
     outside = {"in_reply": False, "may_lose_thoughts": False}
 
     assert "template" == kind_by_texts(reply(), "assistant\n\nso", "assistant\nso", **outside)
     assert "retokenized" == kind_by_texts(reply(), "assistant\nso", "assistant\nso it", **outside)
 
 
-def test_each_kind_has_a_sentence():
-    """For docs and metrics."""
+def test_each_kind_is_documented_with_a_sentence():
     assert all(meaning.endswith(".") for meaning in KINDS.values())

@@ -1,4 +1,4 @@
-"""How steps ended, in bounded memory: where the next prompt parts from them, as far as texts may decide why."""
+"""The last steps of rollouts, in bounded memory: the windows of ids whose texts decide a kind of drift."""
 
 from array import array
 from time import process_time
@@ -18,8 +18,8 @@ OPENED = list(range(1, 31))
 
 
 def call(step_id, prompt, sampled, messages, *replies, **facts):
-    """A chat step of these messages; each reply is the message of one choice."""
-    response = {"choices": [{"index": at, "message": reply} for at, reply in enumerate(replies)]}
+    """Return a chat step of these messages; each reply is the message of one choice."""
+    response = {"choices": [{"index": index, "message": reply} for index, reply in enumerate(replies)]}
     return make_step(step_id, prompt, *sampled, request={"messages": messages}, response=response, **facts)
 
 
@@ -30,12 +30,11 @@ FIRST = call("a", OPENED, [[50, 51, 52]], [ASK], REPLY)
     "prompt",
     [
         [*OPENED, 50, 99, 52, 2],  # within the reply
-        [*OPENED[:-1], 99, 50, 51, 52, 2],  # in what opens it
-        [*OPENED[:-8], 99],  # at the first id of what may open it
+        [*OPENED[:-1], 99, 50, 51, 52, 2],  # in the reply's opening
+        [*OPENED[:-8], 99],  # at the first id of its possible opening
     ],
 )
-def test_the_window_is_that_of_the_boundary(prompt):
-    """Whoever looks the whole rollout through finds the same ids around the same place."""
+def test_the_window_equals_that_of_the_rollouts_drift(prompt):
     second = call("b", prompt, [[60]], [ASK, REPLY, MORE], REPLY)
     endings = Endings()
     (boundary,) = find_boundaries(grow([FIRST, second]))
@@ -47,25 +46,24 @@ def test_the_window_is_that_of_the_boundary(prompt):
 @pytest.mark.parametrize(
     ("prompt", "messages", "reply"),
     [
-        ([*OPENED, 50, 51, 52, 2], [ASK, REPLY, MORE], REPLY),  # the ids go on
-        ([*OPENED, 50, 99], [ASK, {**REPLY, "content": "changed"}, MORE], REPLY),  # messages tell why
-        ([*OPENED, 99, 51], [ASK, {**REPLY, "role": "user"}, MORE], REPLY),  # nothing goes on
+        ([*OPENED, 50, 51, 52, 2], [ASK, REPLY, MORE], REPLY),  # the ids continue
+        ([*OPENED, 50, 99], [ASK, {**REPLY, "content": "changed"}, MORE], REPLY),  # the messages differ
+        ([*OPENED, 99, 51], [ASK, {**REPLY, "role": "user"}, MORE], REPLY),  # no reply is continued
         ([*OPENED, 99, 51], [ASK, MORE], REPLY),  # the reply was dropped
         ([*OPENED[:9], 99, *OPENED[10:], 50, 51, 52], [ASK, REPLY, MORE], REPLY),  # far from the reply: the template
-        ([*OPENED, 50], [ASK, REPLY, MORE], REPLY),  # nothing stands where they part
-        ([*OPENED, 99, 51], [ASK, REPLY, MORE], THINKING),  # the agent dropped the thoughts
+        ([*OPENED, 50], [ASK, REPLY, MORE], REPLY),  # the prompt ends there
+        ([*OPENED, 99, 51], [ASK, REPLY, MORE], THINKING),  # the agent dropped the reasoning
     ],
 )
-def test_no_text_is_needed(prompt, messages, reply):
-    """Where ids go on, or where ids and messages show the kind."""
+def test_no_window_is_returned_if_ids_or_messages_decide_the_kind(prompt, messages, reply):
     endings = Endings()
     endings.add("r1", call("a", OPENED, [[50, 51, 52]], [ASK], reply))
 
     assert endings.add("r1", call("b", prompt, [[60]], messages, REPLY)) is None
 
 
-def test_one_of_several_choices_may_be_gone_on_from():
-    """Of choices with the same reply, any whose ids go on is enough; else the first is what was expected."""
+def test_any_of_several_equal_replies_may_be_continued():
+    """If the ids continue none of them, the first one is expected."""
     endings = Endings()
     endings.add("r1", call("a", OPENED, [[50], [51]], [ASK], REPLY, REPLY))
 
@@ -75,8 +73,7 @@ def test_one_of_several_choices_may_be_gone_on_from():
     assert 50 == window.expected_ids[window.index - window.start]
 
 
-def test_rollouts_are_kept_apart_and_those_longest_unused_forgotten():
-    """Within the bound of memory."""
+def test_the_least_recently_used_rollouts_are_evicted():
     endings = Endings(max_weight=700)
     drifted = call("b", [*OPENED, 99, 2], [[60]], [ASK, REPLY, MORE], REPLY)
     for rollout in ("r1", "r2", "r3"):
@@ -96,17 +93,16 @@ def test_rollouts_are_kept_apart_and_those_longest_unused_forgotten():
         make_step("a", [], status="error", request={"messages": [ASK]}),
     ],
 )
-def test_odd_steps(step):
-    """What is no chat, or has no reply or ids, is gone on from by nothing."""
+def test_steps_without_chat_messages_a_reply_or_ids_are_not_stored(step):
     endings = Endings()
 
     assert endings.add("r1", step) is None
-    assert "<Endings of 0 rollouts, weight 0>" == repr(endings), "nothing is kept of it"
+    assert "<Endings of 0 rollouts, weight 0>" == repr(endings)
     assert endings.add("r1", call("b", [7], [[60]], [ASK, REPLY, MORE], REPLY)) is None
 
 
-def test_a_step_costs_the_same_however_long_its_rollout_is():
-    """Of CPU time: a thousand steps of ten thousand ids and a growing list of messages."""
+def test_cpu_time_per_step_does_not_grow_with_the_rollout():
+    """A thousand steps of ten thousand ids and a growing list of messages."""
     endings, messages, prompt = Endings(), [], array("i", range(10_000))
     steps = []
     for turn in range(1000):
@@ -123,11 +119,11 @@ def test_a_step_costs_the_same_however_long_its_rollout_is():
 
 
 def test_a_message_of_another_size_than_the_reply_is_not_digested(monkeypatch):
-    """An agent's message may be of many megabytes, and this runs on the event loop."""
+    """An agent's message may have many megabytes, and this code runs on the event loop."""
     endings = Endings()
     endings.add("r1", FIRST)
     digested = []
     monkeypatch.setattr("proxy.trajectory.endings.Digests.of", lambda _, message: digested.append(message) or b"")
     endings.add("r1", call("b", [*OPENED, 99], [[60]], [ASK, {**REPLY, "content": "x" * 1000}, MORE], REPLY))
 
-    assert [REPLY] == digested  # its own reply, to remember it
+    assert [REPLY] == digested  # the step's own reply

@@ -1,4 +1,4 @@
-"""What makes a step exact, and what each problem is called: by example, and on what real engines answered."""
+"""Problems of a step, by example and on recorded responses of real engines."""
 
 from array import array
 from math import inf, nan
@@ -87,21 +87,17 @@ UNCOUNTED = {"usage": None}
          ("no_token_ids", "choice_count", "echo", "unparsed_event")),
     ],
 )  # fmt: skip
-def test_problems(found, expected):
-    """Each way in which an answer falls short has its code, and a sound answer has none."""
-
+def test_each_defect_of_a_response_has_its_flag(found, expected):
     assert expected == check(found)
 
 
-def test_unknown_special_code():
-    """A code that is not in the table is refused, so that none is counted which nobody documented."""
-
+def test_an_undocumented_flag_raises():
     with pytest.raises(KeyError, match="made_up"):
         check(evidence(special=("made_up",)))
 
 
-def test_describe():
-    """Each code has a sentence, and one of another version is named rather than refused."""
+def test_each_flag_is_described_by_a_sentence():
+    """A flag of another version is described as unknown."""
     sentences = describe(PROBLEMS)
 
     assert list(PROBLEMS.values()) == sentences
@@ -109,8 +105,8 @@ def test_describe():
     assert ["later: unknown problem."] == describe(["later"])
 
 
-def test_long_answers_are_checked_quickly():
-    """Checking a long prompt and a long answer takes milliseconds and reads every one of their tokens."""
+def test_a_long_response_is_checked_in_milliseconds():
+    """Every token is checked: the last id and logprob are found."""
     many = 32_768
     long = Choice(0, array("i", range(many)), array("f", [-0.5]) * many, "stop")
     prompts = (array("i", range(200_000)),)
@@ -157,29 +153,29 @@ def chunks_of(answer: Path) -> list[dict]:
 
 
 def evidence_of(answer: Path) -> Evidence | None:
-    """What the engine gave, if it was asked for ids and logprobs and did not answer with an error."""
-    asked = orjson.loads((answer.parent / f"{answer.name.split('.response')[0]}.request.json").read_bytes())
-    body = asked.get("body")
-    if asked["path"] not in ("/v1/chat/completions", "/v1/completions") or not isinstance(body, dict):
+    """Return the evidence of a response with ids and logprobs that is not an error, or None."""
+    request = orjson.loads((answer.parent / f"{answer.name.split('.response')[0]}.request.json").read_bytes())
+    body = request.get("body")
+    if request["path"] not in ("/v1/chat/completions", "/v1/completions") or not isinstance(body, dict):
         return None
     chunks = chunks_of(answer)
-    logprobs_asked = body.get("logprobs") is not None and body["logprobs"] is not False
-    if not (body.get("return_token_ids") and logprobs_asked) or any("error" in chunk for chunk in chunks):
+    has_logprobs = body.get("logprobs") is not None and body["logprobs"] is not False
+    if not (body.get("return_token_ids") and has_logprobs) or any("error" in chunk for chunk in chunks):
         return None
     n = body.get("n", 1)
     prompts, ids, logprobs, reasons = {}, {}, {}, {}
     for chunk in chunks:
         for part in chunk["choices"]:
-            index, given = part["index"], part["logprobs"] or {}
-            prompt = 0 if "chat" in asked["path"] else index // n
+            index, part_logprobs = part["index"], part["logprobs"] or {}
+            prompt = 0 if "chat" in request["path"] else index // n
             prompts.setdefault(prompt, chunk.get("prompt_token_ids") or part.get("prompt_token_ids"))
             ids.setdefault(index, []).extend(part.get("token_ids") or [])
-            values = [entry["logprob"] for entry in given.get("content") or []]
-            logprobs.setdefault(index, []).extend(values or given.get("token_logprobs") or [])
+            values = [entry["logprob"] for entry in part_logprobs.get("content") or []]
+            logprobs.setdefault(index, []).extend(values or part_logprobs.get("token_logprobs") or [])
             reasons[index] = part["finish_reason"]
     choices = [choice(ids[i], logprobs[i], reasons[i], i, 0 if len(prompts) == 1 else i // n) for i in sorted(ids)]
     return Evidence(
-        prompts=tuple(pack_ids(prompts[place]) for place in sorted(prompts)),
+        prompts=tuple(pack_ids(prompts[prompt]) for prompt in sorted(prompts)),
         choices=tuple(choices),
         usage=next((chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage")), None),
         asked=n * len(prompts),
@@ -189,8 +185,8 @@ def evidence_of(answer: Path) -> Evidence | None:
 
 
 @pytest.mark.parametrize("suffix", ["json", "sse"])
-def test_recorded_answers(suffix):
-    """Whatever vLLM answers with ids and logprobs is exact, but for what it withholds, echoes or aborts."""
+def test_recorded_responses_of_vllm_are_exact_unless_listed(suffix):
+    """Listed are those with withheld ids, echo or an abort."""
     paths = sorted(ROOTS["vllm"].rglob(f"*.response.{suffix}"))
     seen = {f"{name_from(path)}.response.{suffix}": found for path in paths if (found := evidence_of(path))}
     flagged = {name: codes for name, found in seen.items() if (codes := check(found))}

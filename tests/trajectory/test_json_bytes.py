@@ -13,14 +13,13 @@ def nested(depth, inner):
 
 
 @pytest.mark.parametrize("value", [None, 1, "ü", [1, {"a": [None]}], {"a": (1, float("nan"))}])
-def test_what_orjson_writes_is_written_as_it_does(value):
-    """Byte for byte."""
+def test_values_that_orjson_supports_are_written_identically(value):
     assert orjson.dumps(value) == to_json_bytes(value)
 
 
 @pytest.mark.parametrize("depth", [1, 253, 254, 255, 256, 400])
-def test_depth_is_no_obstacle(depth):
-    """Beyond orjson's limit of 254 levels, too; NaN is null there as well."""
+def test_values_beyond_orjsons_254_levels_are_written(depth):
+    """NaN becomes null."""
     value = {"request": {"messages": [nested(depth, float("nan"))]}, "b": 2}
 
     text = to_json_bytes(value)
@@ -29,7 +28,6 @@ def test_depth_is_no_obstacle(depth):
     assert text.endswith(b',"b":2}')
 
 
-def test_what_is_no_json_is_refused():
-    """At any depth."""
+def test_a_value_that_is_not_json_raises_type_error():
     with pytest.raises(TypeError):
         to_json_bytes({"a": [object()]})

@@ -1,4 +1,4 @@
-"""The outline: the picture of a rollout's tree."""
+"""The outline: nodes, branches and counts of a rollout's tree, as the UI draws them."""
 
 from array import array
 
@@ -15,8 +15,7 @@ from proxy.trajectory.step import Span, Timing
 FACTS = RolloutFacts("r1")
 
 
-def test_nodes():
-    """Each node tells its place, its ids' bounds, how it ended, and which branches hold and own it."""
+def test_a_node_has_its_parent_id_range_branches_owner_and_flags():
     twin = {"extra": {"request_key": "same"}}
     steps = [
         make_step("a", [1], [10], **twin),
@@ -27,7 +26,7 @@ def test_nodes():
         make_step("f", [6], status="error"),
     ]
     drawn = outline(steps, FACTS)
-    told = ["step_id", "parent", "start", "end", "superseded", "branches", "owner", "exact", "delivered", "problems"]
+    fields = ["step_id", "parent", "start", "end", "superseded", "branches", "owner", "exact", "delivered", "problems"]
 
     assert [
         ["a", None, 1, 2, True, [], None, True, True, []],
@@ -35,7 +34,7 @@ def test_nodes():
         ["c", 1, 3, 4, False, [0], 0, True, True, []],
         ["d", 1, 3, 5, False, [1], 1, True, True, []],
         ["e", None, 1, 2, False, [], None, False, False, ["echo"]],
-    ] == [[node[name] for name in told] for node in drawn["nodes"]]
+    ] == [[node[name] for name in fields] for node in drawn["nodes"]]
     (unplaced,) = drawn["unplaced"]
     assert ("f", "error", "the engine returned an error") == tuple(
         unplaced[name] for name in ("step_id", "status", "why")
@@ -45,46 +44,43 @@ def test_nodes():
     ]
 
 
-def test_versions():
-    """A node that two versions of the weights sampled is in its branch once."""
+def test_a_node_with_two_policy_versions_is_in_its_branch_once():
     both = make_choice(0, [10, 11], spans=(Span(0, 1, "7"), Span(1, 2, "8")))
     (node,) = outline([make_step("a", [1], both)], FACTS)["nodes"]
 
     assert ([0], 0) == (node["branches"], node["owner"])
 
 
-def test_the_time_line():
-    """Each node tells when its call was sent and had ended, in milliseconds, and how its reply begins."""
+def test_a_node_has_start_and_end_in_milliseconds_and_the_opening_of_its_text():
     timing = Timing(received=9.5, sent=10.0, first_byte=10.2, last_byte=11.5, stored=11.6)
     answer = {"choices": [{"index": 0, "message": {"content": "x" * 500}}]}
-    early, silent = outline(
+    complete, without_response = outline(
         [make_step("a", [1], [10, 11], timing=timing, response=answer), make_step("b", [2], [3], timing=Timing(9.5))],
         FACTS,
     )["nodes"]
-    told = ("started_ms", "ended_ms", "sampled", "opening")
+    fields = ("started_ms", "ended_ms", "sampled", "opening")
 
-    assert (10_000, 11_500, 2, "x" * 80) == tuple(early[name] for name in told)
-    assert (9_500, None, 1, None) == tuple(silent[name] for name in told)
+    assert (10_000, 11_500, 2, "x" * 80) == tuple(complete[name] for name in fields)
+    assert (9_500, None, 1, None) == tuple(without_response[name] for name in fields)
 
 
 @pytest.mark.parametrize("answer", [None, {}, {"choices": None}, {"choices": [None, {"index": 1}, {"message": []}]}])
-def test_an_answer_of_any_shape_has_an_opening_or_none(answer):
-    """Answers are other people's."""
+def test_a_malformed_response_has_no_opening(answer):
     assert None is outline([make_step("a", [1], [2], response=answer)], FACTS)["nodes"][0]["opening"]
 
 
-def test_the_histogram_of_logprobs():
-    """By half a unit; what is lower than -10 together; what is no number not at all."""
+def test_logprobs_are_counted_in_bins_of_half_a_unit():
+    """Below -10 they share a bin; NaN is not counted."""
     values = array("d", [0.0, 0.25, -0.49, -0.5, -9.99, -10.0, -1e9, float("nan"), float("-inf")])
-    told = outline([make_step("a", [1], make_choice(0, list(range(9)), logprobs=values))], FACTS)["logprobs"]
+    histogram = outline([make_step("a", [1], make_choice(0, list(range(9)), logprobs=values))], FACTS)["logprobs"]
 
-    assert 0.5 == told["width"]
-    assert [3, 1, *[0] * 17, 1, 2] == told["counts"]
+    assert 0.5 == histogram["width"]
+    assert [3, 1, *[0] * 17, 1, 2] == histogram["counts"]
 
 
 @given(forests())
-def test_owners(steps):
-    """What a branch owns in the outline is what the export trains in it, and the outline is JSON."""
+def test_a_branch_owns_the_nodes_that_the_export_trains_in_it(steps):
+    """The outline is JSON."""
     drawn = outline(steps, FACTS)
     trained = {
         (span.step_id, span.choice): row.branch

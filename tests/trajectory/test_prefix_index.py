@@ -1,4 +1,4 @@
-"""Which of many id sequences a prompt begins with, in time and memory linear in what is unique."""
+"""An index of id sequences by prefix, in time and memory linear in the unique ids."""
 
 import tracemalloc
 from array import array
@@ -17,7 +17,7 @@ IDS = st.lists(RUN, max_size=3).map(lambda runs: [token for run in runs for toke
 
 
 def shared(ids, links):
-    """The ids as a prompt that was read from the store, on links of its own reader; some are cut otherwise."""
+    """Return the ids as a prompt read from the store, with links of its own reader or cut into other pieces."""
     raw = array("i", ids).tobytes()
     link, size = None, PIECE if links is None else 512
     for start in range(0, len(raw) - len(raw) % size, size):
@@ -34,8 +34,8 @@ def as_prompt(ids, how):
     IDS,
     st.sampled_from(["array", "chain", "short pieces"]),
 )
-def test_all_beginnings_are_found_the_longest_first(sequences, prompt, how):
-    """However prompts are kept; of equal sequences the first that was added stands for all."""
+def test_all_prefixes_of_a_prompt_are_found_longest_first(sequences, prompt, how):
+    """In every representation of a prompt; of equal sequences the first one is found."""
     prefixes, fulls = Prefixes(), []
     for number, (start, sampled, kept) in enumerate(sequences):
         fulls.append([*start, *sampled])
@@ -49,8 +49,7 @@ def test_all_beginnings_are_found_the_longest_first(sequences, prompt, how):
 
 
 @pytest.mark.parametrize("steps", [400])
-def test_growing_prompts_cost_what_is_unique(steps):
-    """Prompts on a shared chain are indexed without being copied."""
+def test_prompts_on_a_shared_chain_are_indexed_without_copies(steps):
     link, prompts = None, []
     for number in range(steps):
         link = Link(link, array("i", [number] * 256).tobytes())
@@ -59,9 +58,9 @@ def test_growing_prompts_cost_what_is_unique(steps):
     begun = process_time()
     prefixes = Prefixes()
     located = [prefixes.locate(prompt) for prompt in prompts]
-    for number, place in enumerate(located):
-        prefixes.add(place, array("i", [number + 1, -1]), number)
-    found = [list(prefixes.beginnings(place)) for place in located]
+    for number, location in enumerate(located):
+        prefixes.add(location, array("i", [number + 1, -1]), number)
+    found = [list(prefixes.beginnings(location)) for location in located]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 

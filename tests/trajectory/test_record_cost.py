@@ -1,4 +1,4 @@
-"""What records cost: bytes for a rollout that grows, and time to read it."""
+"""Bytes of a growing rollout's records, and the time to read them."""
 
 import random
 from array import array
@@ -33,7 +33,7 @@ def a_step(request, prompt, choices=(), response=None):
 
 
 def growing_rollout(turns, tokens):
-    """Steps of a rollout that grows evenly to so many tokens, of ids and texts as random as real ones."""
+    """Return the steps of a rollout that grows to this many tokens, with ids and texts as random as real ones."""
     draw = random.Random(3)
     words = ["".join(draw.choices("etaoinshrdlucmf", k=draw.randint(1, 7))) for _ in range(5000)]
     spread = [1 / (rank + 10) for rank in range(5000)]
@@ -44,10 +44,10 @@ def growing_rollout(turns, tokens):
     messages = [{"role": "system", "content": text(100)}]
     tools = [{"type": "function", "function": {"name": f"tool_{i}", "description": text(60)}} for i in range(5)]
     ids = draw.sample(range(150_000), 500)
-    each = (tokens - len(ids)) // turns
+    per_turn = (tokens - len(ids)) // turns
     common = draw.sample(range(150_000), 5000)
     for turn in range(turns):
-        seen, reply = each * 2 // 3, each - each * 2 // 3
+        seen, reply = per_turn * 2 // 3, per_turn - per_turn * 2 // 3
         messages.append({"role": "tool" if turn else "user", "content": text(seen * 3 // 4)})
         ids = ids + draw.choices(common, spread, k=seen)
         sampled = draw.choices(common, spread, k=reply)
@@ -64,7 +64,7 @@ def growing_rollout(turns, tokens):
 
 
 def stored_bytes(turns, tokens):
-    """What the records and blocks of such a rollout take, with the names under which blocks are kept."""
+    """Return the size of the records, blocks and block names of such a rollout."""
     total, known, names = 0, set(), set()
     for step in growing_rollout(turns, tokens):
         written = encode(step, known)
@@ -75,16 +75,16 @@ def stored_bytes(turns, tokens):
     return total
 
 
-def test_cost_of_a_rollout():
-    """A rollout that grows to 32k tokens in 50 turns takes at most 16 bytes a token, also when it goes on."""
+def test_a_growing_rollout_takes_at_most_13_bytes_per_token():
+    """32k tokens in 50 turns, and four times as much in 200."""
     small, large = stored_bytes(50, 32_768), stored_bytes(200, 4 * 32_768)
 
-    assert small / 32_768 <= 13  # leaves 3 bytes a token to the store itself
+    assert small / 32_768 <= 13  # the store itself may add 3 bytes per token
     assert large < 4.4 * small
 
 
-def test_a_long_rollout_is_read_quickly():
-    """Reading all steps of a rollout takes time by its length, since common beginnings are read once."""
+def test_a_rollout_of_1000_turns_is_read_in_linear_time():
+    """Common prefixes are decoded once."""
     stored, records, known, messages, ids = {}, [], set(), [], []
     for turn in range(1_000):
         messages.append({"role": "user", "content": f"turn {turn}"})
@@ -104,8 +104,8 @@ def test_a_long_rollout_is_read_quickly():
     assert taken_s < 2  # measured: 0.1 s
 
 
-def test_prompt_of_ids_is_stored_once():
-    """A prompt given as ids takes no more than the prompt that the engine reports."""
+def test_a_prompt_of_token_ids_is_stored_once():
+    """The request's ids and those in the response are the same blocks."""
     ids = list(range(20_000))
     alone = encode(a_step({}, ids))
     twice = encode(a_step({"prompt": ids}, ids))

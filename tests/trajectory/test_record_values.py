@@ -1,4 +1,4 @@
-"""Values of a decoded record have the types that a step declares, whatever an earlier version stored."""
+"""Values of a decoded record have the types that a step declares, whichever version wrote it."""
 
 from array import array
 from dataclasses import replace
@@ -23,58 +23,57 @@ def with_choice(**facts):
     return make_step("a", [1], make_choice(0, [10, 11], **facts))
 
 
-@pytest.mark.parametrize("odd", [{}, {"a": 1}, [], ["stop"], 5, 1.5, True])
+@pytest.mark.parametrize("wrong", [{}, {"a": 1}, [], ["stop"], 5, 1.5, True])
 @pytest.mark.parametrize("name", ["finish_reason", "stop_reason"])
-def test_a_reason_of_an_odd_type_is_left_out_and_flagged(name, odd):
+def test_a_finish_or_stop_reason_of_another_type_is_dropped_and_flagged(name, wrong):
     """A stop reason may be a token id."""
-    if (name, odd) == ("stop_reason", 5):
-        odd = 2**64 - 1  # no token id, and no number of 64 bits
-    step = read(with_choice(**{name: odd}))
+    if (name, wrong) == ("stop_reason", 5):
+        wrong = 2**64 - 1  # no token id, and no number of 64 bits
+    step = read(with_choice(**{name: wrong}))
 
     assert None is getattr(step.choices[0], name)
     assert (False, ("unparsed_event",)) == (step.exact, step.problems)
 
 
-@pytest.mark.parametrize(("given", "expected"), [("v3", "v3"), (None, None), (3, "3"), (-1, "-1"), (0, "0")])
-def test_a_policy_version_is_a_string_or_the_digits_of_an_integer(given, expected):
-    """Of spans, and of the step."""
-    step = read(replace(with_choice(spans=(Span(0, 2, given),)), policy_version=given, policy_version_end=given))
+@pytest.mark.parametrize(("version", "expected"), [("v3", "v3"), (None, None), (3, "3"), (-1, "-1"), (0, "0")])
+def test_a_policy_version_is_a_string_or_the_digits_of_an_integer(version, expected):
+    """In spans and in the step."""
+    step = read(replace(with_choice(spans=(Span(0, 2, version),)), policy_version=version, policy_version_end=version))
 
     assert [expected] * 3 == [step.choices[0].spans[0].policy_version, step.policy_version, step.policy_version_end]
     assert step.exact
 
 
-@pytest.mark.parametrize("given", [True, 1.5, {}, []])
-def test_other_policy_versions_are_left_out_and_flagged(given):
-    """Nobody can compare them."""
-    step = read(with_choice(spans=(Span(0, 2, given),)))
+@pytest.mark.parametrize("version", [True, 1.5, {}, []])
+def test_policy_versions_of_another_type_are_dropped_and_flagged(version):
+    step = read(with_choice(spans=(Span(0, 2, version),)))
 
     assert (None, ("unparsed_event",)) == (step.choices[0].spans[0].policy_version, step.problems)
 
 
 @pytest.mark.parametrize("span", [(0, 3), (-1, 1), (1, 0), ("0", 2), (0, None), (0.0, 2), (False, True)])
-def test_spans_outside_of_the_sampled_ids_are_left_out_and_flagged(span):
-    """All of the choice: what they say of versions cannot be trusted."""
+def test_version_spans_outside_of_the_sampled_ids_are_dropped_and_flagged(span):
+    """All spans of the choice are dropped."""
     step = read(with_choice(spans=(Span(0, 1, "1"), Span(*span, "2"))))
 
     assert ((), ("version_spans",)) == (step.choices[0].spans, step.problems)
 
 
 @pytest.mark.parametrize("prompt", [-1, -5])
-def test_a_choice_of_a_negative_prompt_is_of_none(prompt):
-    """And not of the last one."""
+def test_a_choice_with_a_negative_prompt_index_has_no_prompt(prompt):
+    """A negative index is not read as counting from the end."""
     step = read(with_choice(prompt=prompt))
 
     assert step.choices[0].prompt == len(step.prompts)
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "wrong",
     [
         {"choices": (make_choice("0", [1]),)},
         {"choices": (make_choice(True, [1]),)},
         {"choices": (make_choice(0, [1], prompt=None),)},
-        {"status": "odd"},
+        {"status": "wrong"},
         {"status": ["complete"]},
         {"dialect": "smoke signals"},
         {"delivered": None},
@@ -86,21 +85,20 @@ def test_a_choice_of_a_negative_prompt_is_of_none(prompt):
         {"sent": {"set": [1]}},
     ],
 )
-def test_a_record_without_what_a_step_cannot_do_without_is_refused(odd):
-    """By name of what is wrong with it, as a damaged one is."""
-    record = encode(replace(make_step("a", [1], [2]), **odd))
+def test_a_record_without_a_required_field_raises_unreadable_record(wrong):
+    record = encode(replace(make_step("a", [1], [2]), **wrong))
 
     with pytest.raises(UnreadableRecord):
         decode(record.record, BlockReader(record.blocks))
 
 
-def test_other_facts_of_odd_types_are_left_out():
-    """What the engine said of itself flags the step; what is only looked up does not."""
-    odd = {
+def test_other_fields_of_a_wrong_type_are_dropped():
+    """Fields from the engine's response flag the step; others do not."""
+    wrong = {
         "model_served": [1], "usage": 5, "reason": {}, "extra": {"attempt": "1", "retry_of": 5, "request_key": [], "x": 1},
         "timing": Timing(1.0, sent="noon", last_byte=float("nan")), "engine": EngineFacts("e", "vllm", 5, ""),
     }  # fmt: skip
-    step = read(replace(make_step("a", [1], [2]), **odd))
+    step = read(replace(make_step("a", [1], [2]), **wrong))
 
     assert (None, None, None, {"x": 1}) == (step.model_served, step.usage, step.reason, step.extra)
     assert (Timing(1.0), None, ("unparsed_event",)) == (step.timing, step.engine.version, step.problems)
@@ -109,11 +107,10 @@ def test_other_facts_of_odd_types_are_left_out():
 @settings(suppress_health_check=list(HealthCheck), max_examples=50)
 @given(JSON)
 def test_a_response_is_an_object_or_none(value):
-    """Whatever was stored."""
     try:
         step = read(make_step("a", [1], [2], response=value))
     except TypeError:
-        return  # nested too deep to be stored
+        return  # nested too deeply to be encoded
 
     assert step.response is None or isinstance(step.response, dict)
     assert array("i", [2]) == step.choices[0].ids
@@ -122,6 +119,5 @@ def test_a_response_is_an_object_or_none(value):
 @pytest.mark.parametrize(
     ("value", "expected"), [(1, 1), (0.5, 0.5), (True, None), ("1", None), (float("inf"), None), ([], None)]
 )
-def test_numbers(value, expected):
-    """A finite number, and nothing else."""
+def test_only_finite_numbers_are_read_as_numbers(value, expected):
     assert expected == number(value)

@@ -1,4 +1,4 @@
-"""Retokenizing: ids made from text, said to be so, and never where the engine gave ids."""
+"""Retokenizing: token ids made from text, flagged as such, and never for a step with ids of the engine."""
 
 from array import array
 from math import isnan
@@ -16,7 +16,7 @@ OPEN, CLOSE = 1, 2
 
 
 class Letters:
-    """A tokenizer whose tokens are letters; `forgets` is a template that spells a reply otherwise in history."""
+    """A tokenizer whose tokens are letters; with `forgets`, its template renders replies in the history differently."""
 
     def __init__(self, *, forgets: bool = False, refuses: bool = False) -> None:
         self.forgets, self.refuses = forgets, refuses
@@ -35,14 +35,14 @@ class Letters:
         return [ord(letter) for letter in text]
 
 
-def told(name: str = "chat_plain", **body):
+def recorded_step(name: str = "chat_plain", **body):
     cassette = load(name)
     return play(plan_of(cassette.path, cassette.body | body, kind="plain"), cassette)[2]
 
 
-def test_a_reply_is_what_the_template_adds_for_it():
-    """With the token that closes it; no logprob is made up."""
-    step = told()
+def test_a_reply_is_tokenized_as_the_template_renders_it():
+    """With the token that ends it; all logprobs are NaN."""
+    step = recorded_step()
     made = retokenize(step, Letters())
 
     text = step.response["choices"][0]["message"]["content"]
@@ -52,9 +52,8 @@ def test_a_reply_is_what_the_template_adds_for_it():
     assert ("no_token_ids", "retokenized") == made.problems
 
 
-def test_where_the_template_spells_history_anew_the_text_alone_is_the_reply():
-    """The prompt stays what it was."""
-    step = told()
+def test_a_reply_that_the_template_renders_differently_in_history_is_tokenized_from_its_text():
+    step = recorded_step()
 
     assert (
         ord(step.response["choices"][0]["message"]["content"][-1])
@@ -62,10 +61,10 @@ def test_where_the_template_spells_history_anew_the_text_alone_is_the_reply():
     )
 
 
-def test_completions_are_told_by_their_texts():
-    """Of a text, or of ids that the client gave."""
-    made = retokenize(told("cmpl_plain"), Letters())
-    ids = retokenize(told("cmpl_plain", prompt=[7, 8]), Letters())
+def test_completions_are_tokenized_from_prompt_and_text():
+    """A prompt of token ids is kept."""
+    made = retokenize(recorded_step("cmpl_plain"), Letters())
+    ids = retokenize(recorded_step("cmpl_plain", prompt=[7, 8]), Letters())
 
     assert made.prompts[0].tolist() == [*map(ord, load("cmpl_plain").body["prompt"])]
     assert [7, 8] == ids.prompts[0].tolist()
@@ -75,27 +74,25 @@ def test_completions_are_told_by_their_texts():
     ("step", "tokenizer"),
     [
         (make_step("1", [1], [2]), Letters()),  # it has ids
-        (told("err_temp"), Letters()),
-        (told("cmpl_plain", prompt=["a", "b"]), Letters()),
-        (told("cmpl_plain", prompt=[-(2**40)]), Letters()),
-        (told(), Letters(refuses=True)),
+        (recorded_step("err_temp"), Letters()),
+        (recorded_step("cmpl_plain", prompt=["a", "b"]), Letters()),
+        (recorded_step("cmpl_plain", prompt=[-(2**40)]), Letters()),
+        (recorded_step(), Letters(refuses=True)),
     ],
     ids=["exact", "error", "several prompts", "no id", "refused"],
 )
-def test_what_has_ids_or_cannot_be_told_stays_as_it_is(step, tokenizer):
-    """Ids that an engine gave are never made again."""
+def test_steps_with_ids_or_without_usable_text_are_returned_unchanged(step, tokenizer):
     assert step is retokenize(step, tokenizer)
 
 
 @pytest.mark.parametrize("include", ["exact", "flagged"])
-def test_retokenized_rows_come_only_where_they_are_asked_for_by_name(include):
-    """Flagged is not enough."""
-    assert () == sequences([retokenize(told(), Letters())], FACTS, Options(include=include)).rows
+def test_retokenized_rows_are_exported_only_with_include_retokenized(include):
+    assert () == sequences([retokenize(recorded_step(), Letters())], FACTS, Options(include=include)).rows
 
 
-def test_every_retokenized_row_says_so_and_has_no_logprobs():
-    """Its tokens are masked as a reply, and all of its logprobs are null."""
-    (row,) = sequences([retokenize(told(), Letters())], FACTS, Options(include="retokenized")).rows
+def test_a_retokenized_row_is_flagged_and_has_null_logprobs():
+    """The reply is in the mask."""
+    (row,) = sequences([retokenize(recorded_step(), Letters())], FACTS, Options(include="retokenized")).rows
 
     assert "retokenized" in row.problems
     assert {None} == set(row.logprobs)
@@ -103,10 +100,9 @@ def test_every_retokenized_row_says_so_and_has_no_logprobs():
     assert len(row.token_ids) == len(row.mask) == len(row.logprobs)
 
 
-def test_exact_steps_beside_them_stay_what_they_are():
-    """A rollout may have both."""
+def test_exact_steps_of_the_same_rollout_are_not_changed():
     exact = make_step("T2", [9], [10])
-    rows = sequences([retokenize(told(), Letters()), exact], FACTS, Options(include="retokenized")).rows
+    rows = sequences([retokenize(recorded_step(), Letters()), exact], FACTS, Options(include="retokenized")).rows
 
     assert [True, False] == ["retokenized" in row.problems for row in rows]
     assert array("f", exact.choices[0].logprobs).tolist() == rows[1].logprobs[1:]

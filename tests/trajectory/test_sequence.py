@@ -1,4 +1,4 @@
-"""Sequences: the laws *once* and *ids*, and which rows come of which rollout."""
+"""Sequences: rows of token ids, mask and logprobs for training."""
 
 from array import array
 from dataclasses import replace
@@ -29,13 +29,13 @@ ANY_OPTIONS = st.builds(
 
 
 def spans(*steps, options=None):
-    """The spans of each row: what they are of, and whether they are trained there."""
+    """Return the spans of each row as step, choice and whether the row owns them."""
     rows = sequences(steps, FACTS, options).rows
     return [[(span.step_id, span.choice, span.owned) for span in row.spans] for row in rows]
 
 
-def test_unlogged_tokens_are_trained_and_their_logprobs_null():
-    """A step whose logprobs nobody asked for makes a row; one whose engine failed to give any does not."""
+def test_tokens_without_requested_logprobs_are_trained_with_null_logprobs():
+    """If logprobs were requested and the engine returned none, the step makes no row."""
     unlogged = make_choice(0, [20, 21], logprobs=array("f"))
     steps = [make_step("a", [1], [10]), make_step("b", [1, 10, 2], unlogged)]
     lost = make_step("c", [5], make_choice(0, [6], logprobs=array("f")), problems=("no_logprobs",))
@@ -52,9 +52,9 @@ def skipped(*steps, options=None):
 
 
 def exportable(steps, options):
-    """The names of the nodes that are to be trained: those selected, without the superseded ones."""
+    """Return the keys of the nodes to train: the selected ones without superseded ones."""
     tree = grow(steps)
-    replaced = {tree.nodes[place].key for place in tree.superseded()}
+    replaced = {tree.nodes[index].key for index in tree.superseded()}
     return {(step.step_id, choice.index) for step, choice in select(steps, options)[0]} - replaced
 
 
@@ -63,8 +63,8 @@ def owned(rows):
 
 
 @given(rollouts(), st.sampled_from([Options(), FLAGGED]))
-def test_once(steps, options):
-    """Over all exported sequences of a rollout, each sampled token is trained exactly once."""
+def test_each_sampled_token_is_trained_exactly_once(steps, options):
+    """Over all sequences of a rollout."""
     rows = sequences(steps, FACTS, options).rows
     sampled = sorted(
         token
@@ -81,8 +81,7 @@ def test_once(steps, options):
 
 
 @given(rollouts(), ANY_OPTIONS)
-def test_ids(steps, options):
-    """A sequence's tokens, cut at its spans, are the recorded ids, in order, nothing added."""
+def test_the_ids_of_a_sequence_are_the_recorded_ids_in_order(steps, options):
     recorded = {(step.step_id, choice.index): (step, choice) for step in steps for choice in step.choices}
     for row in sequences(steps, FACTS, options).rows:
         for span in row.spans:
@@ -97,28 +96,29 @@ def test_ids(steps, options):
 
 
 @given(rollouts(), ANY_OPTIONS)
-def test_mask(steps, options):
-    """The mask is 1, and a logprob is there, exactly within the spans that a row owns; arrays are of one length."""
+def test_the_mask_is_1_within_owned_spans_only(steps, options):
+    """Exactly these tokens have a logprob, and all arrays have the same length."""
     for row in sequences(steps, FACTS, options).rows:
-        within = {at for span in row.spans if span.owned for at in range(span.start, span.end)}
+        within = {index for span in row.spans if span.owned for index in range(span.start, span.end)}
 
-        assert [int(at in within) for at in range(len(row.token_ids))] == row.mask
+        assert [int(index in within) for index in range(len(row.token_ids))] == row.mask
         assert row.mask == [int(logprob is not None) for logprob in row.logprobs]
 
 
 @given(rollouts(), st.randoms(), ANY_OPTIONS)
-def test_order(steps, random, options):
-    """The order in which steps are given makes no difference to a single byte, rows and report alike."""
+def test_rows_and_report_do_not_depend_on_the_order_of_steps(steps, random, options):
     shuffled = random.sample(steps, len(steps))
-    one, other = sequences(steps, FACTS, options), sequences(shuffled, FACTS, options)
+    in_order, in_disorder = sequences(steps, FACTS, options), sequences(shuffled, FACTS, options)
 
-    assert orjson.dumps([row.as_row() for row in one.rows]) == orjson.dumps([row.as_row() for row in other.rows])
-    assert one.skipped == other.skipped
+    assert orjson.dumps([row.as_row() for row in in_order.rows]) == orjson.dumps(
+        [row.as_row() for row in in_disorder.rows]
+    )
+    assert in_order.skipped == in_disorder.skipped
 
 
 @given(rollouts(), ANY_OPTIONS)
-def test_nothing_is_lost_silently(steps, options):
-    """Whatever the options: nothing is trained twice, and what is trained nowhere is reported with its step."""
+def test_every_sampled_choice_is_trained_or_reported(steps, options):
+    """No choice is trained twice, with any options."""
     found = sequences(steps, FACTS, options)
     trained, reported = owned(found.rows), {left.step_id for left in found.skipped}
     everything = {(step.step_id, choice.index) for step in steps for choice in step.choices}
@@ -131,8 +131,8 @@ def test_nothing_is_lost_silently(steps, options):
         assert all(len(row.token_ids) <= options.max_len for row in found.rows)
 
 
-def test_worked_rollout():
-    """Two turns with a tool result between them make one row, sampled tokens masked in."""
+def test_two_turns_with_a_tool_result_make_one_row():
+    """Sampled tokens have mask 1."""
     v3, v4 = (Span(0, 3, "3"),), (Span(0, 2, "4"),)
     first = make_choice(
         0, [201, 202, 9], logprobs=array("f", [-0.5, -0.25, -0.125]), spans=v3, finish_reason="tool_calls"
@@ -186,16 +186,15 @@ def test_worked_rollout():
     } == row.as_row()
 
 
-def test_shared_node():
-    """A node that several branches share is trained in that of the oldest leaf, and is context in the others."""
+def test_a_node_shared_by_branches_is_trained_in_the_oldest_leafs_branch():
+    """It is context in the others."""
     root = make_step("a", [1], [10])
     left, right = make_step("b", [1, 10, 2], [20]), make_step("c", [1, 10, 3], [30])
 
     assert [[("a", 0, True), ("b", 0, True)], [("a", 0, False), ("c", 0, True)]] == spans(root, left, right)
 
 
-def test_branch_that_is_continued_late():
-    """The oldest leaf owns what it shares, even where the other branch was begun first."""
+def test_the_oldest_leaf_owns_shared_nodes_even_if_its_branch_began_later():
     root, early, other = make_step("a", [1], [10]), make_step("b", [1, 10], [20]), make_step("c", [1, 10], [30])
     late = make_step("d", [1, 10, 20], [40])
 
@@ -213,8 +212,8 @@ def test_branch_that_is_continued_late():
         ({"late": True}, "ended after the rollout was finished"),
     ],
 )
-def test_flagged(facts, why):
-    """What is not exact, whole and delivered is left out with the reason, and marked where it is asked for."""
+def test_steps_that_are_flagged_incomplete_or_undelivered_are_skipped_by_default(facts, why):
+    """With include="flagged", their rows have these flags."""
     step = make_step("a", [1], [10], **facts)
     (row,) = sequences([step], FACTS, FLAGGED).rows
     marks = {
@@ -230,8 +229,8 @@ def test_flagged(facts, why):
 
 
 @given(rollouts(), st.data())
-def test_late_steps_change_nothing_of_the_default_rows(steps, data):
-    """Whatever they are: retries of earlier steps, what goes on from them, twins."""
+def test_late_steps_do_not_change_the_default_rows(steps, data):
+    """Neither retries of earlier steps nor their continuations."""
     late = (
         data.draw(st.sets(st.sampled_from([step.step_id for step in steps]), max_size=len(steps))) if steps else set()
     )
@@ -241,8 +240,7 @@ def test_late_steps_change_nothing_of_the_default_rows(steps, data):
     assert sequences(early, FACTS).rows == sequences(marked, FACTS).rows
 
 
-def test_a_late_retry_does_not_supersede_what_was_given_out():
-    """It does where it is asked for."""
+def test_a_late_retry_supersedes_only_with_include_flagged():
     first = make_step("a", [1], [10])
     retry = make_step("b", [1], [20], late=True, extra={"retry_of": "a"})
 
@@ -255,8 +253,8 @@ def test_a_late_retry_does_not_supersede_what_was_given_out():
     "logprobs",
     [array("f"), array("f", [-1.0]), array("f", [-1.0] * 3), array("f", [nan, -1.0]), array("d", [-inf, inf])],
 )
-def test_what_cannot_be_aligned(logprobs):
-    """A choice without one finite logprob for each id is never exported; the choices beside it are."""
+def test_a_choice_without_one_finite_logprob_per_id_is_never_exported(logprobs):
+    """Other choices of the step are."""
     step = make_step("a", [1], make_choice(0, [10, 11], logprobs=logprobs), [20], problems=("bad_logprob",))
     unnoticed = replace(step, problems=())
 
@@ -276,14 +274,11 @@ def test_what_cannot_be_aligned(logprobs):
         (replace(make_step("a", [1], [10], problems=("no_prompt_ids",)), prompts=()), "no_prompt_ids"),
     ],
 )
-def test_nothing_to_export(step, why):
-    """A step without prompt ids or sampled ids makes no row, and says why."""
-
+def test_a_step_without_prompt_ids_or_sampled_ids_is_reported(step, why):
     assert ([], [("a", why)]) == (spans(step, options=FLAGGED), skipped(step, options=FLAGGED))
 
 
-def test_flagged_in_between():
-    """What was sampled in a step that is left out is context to the steps after it."""
+def test_the_tokens_of_a_skipped_step_are_context_in_later_ones():
     a, b, c = (
         make_step("a", [1], [10]),
         make_step("b", [1, 10], [20], problems=("echo",)),
@@ -294,8 +289,8 @@ def test_flagged_in_between():
     assert ([1, 10, 20, 30], [0, 1, 0, 1]) == (row.token_ids, row.mask)
 
 
-def test_problems_of_a_row():
-    """A row of flagged steps carries the problems of them all, each once, the oldest step's first."""
+def test_a_row_has_the_flags_of_all_its_steps():
+    """Each once, the oldest step's first."""
     steps = [
         make_step("a", [1], [10], problems=("echo",)),
         make_step("b", [1, 10], [20], problems=("prompt_count", "echo")),
@@ -306,8 +301,8 @@ def test_problems_of_a_row():
     assert ("echo", "prompt_count") == row.problems
 
 
-def test_prompts_of_one_call():
-    """Choices of a call with several prompts are rows by their own prompts, and each is gone on from by itself."""
+def test_choices_of_several_prompts_are_rows_with_their_own_prompts():
+    """Each can be continued."""
     both = replace(
         make_step("a", [1], [10], make_choice(1, [20], prompt=1)), prompts=(array("i", [1]), array("i", [2]))
     )
@@ -317,25 +312,14 @@ def test_prompts_of_one_call():
     assert [[("a", 0, True)], [("a", 1, True), ("b", 0, True)]] == spans(both, make_step("b", [2, 20, 3], [30]))
 
 
-def test_rollback():
-    """An agent that goes back to an earlier turn branches there; what it left behind stays a row."""
-    a, b = make_step("a", [1], [10]), make_step("b", [1, 10, 2], [20])
-    c, d = make_step("c", [1, 10, 3], [30]), make_step("d", [1, 10, 3, 30, 4], [40])
-
-    assert [[1, 10, 2, 20], [1, 10, 3, 30, 4, 40]] == [row.token_ids for row in sequences([a, b, c, d], FACTS).rows]
-    assert [[0, 1, 0, 1], [0, 0, 0, 1, 0, 1]] == [row.mask for row in sequences([a, b, c, d], FACTS).rows]
-
-
-def test_superseded():
-    """A leaf that a retry replaced is left out and reported."""
+def test_a_leaf_that_a_retry_replaced_is_skipped_and_reported():
     a, b, c = make_step("a", [1], [10], **TWIN), make_step("b", [1], [20], **TWIN), make_step("c", [1, 20], [30])
 
     assert [[("b", 0, True), ("c", 0, True)]] == spans(a, b, c)
     assert [("a", "superseded by a retry")] == skipped(a, b, c)
 
 
-def test_superseded_by_a_flagged_one():
-    """A leaf that the agent did not go on from is left out even where the call that replaced it is not exported."""
+def test_a_superseded_leaf_is_skipped_even_if_the_retry_is_not_exported():
     a, b = make_step("a", [1], [10], **TWIN), make_step("b", [1], [20], problems=("echo",), **TWIN)
     c = make_step("c", [1, 20], [30])
 
@@ -343,8 +327,7 @@ def test_superseded_by_a_flagged_one():
     assert [("b", "echo"), ("a", "superseded by a retry")] == skipped(a, b, c)
 
 
-def test_identical_retry():
-    """A retry that sampled what the lost call had sampled is trained with what came after."""
+def test_a_retry_with_the_same_ids_replaces_the_undelivered_call():
     a = make_step("a", [1], [10], delivered=False, **TWIN)
     b, c = make_step("b", [1], [10], **TWIN), make_step("c", [1, 10], [20], problems=("echo",))
 
@@ -367,19 +350,17 @@ BRANCHES = (make_step("a", [1], [10]), make_step("b", [1, 10, 2], [20, 21, 22]),
         (Options(max_len=1), [], [(step, "longer than max_len=1") for step in "abc"]),
     ],
 )
-def test_options(options, expected, left):
-    """Branches are chosen first; what is longer than `max_len` is then cut at a span boundary, dropped or kept."""
+def test_branches_are_selected_first_and_then_cut_dropped_or_kept_by_max_len(options, expected, left):
+    """Rows are cut at a span boundary."""
     assert expected == [[step for step, _, _ in row] for row in spans(*BRANCHES, options=options)]
     assert left == skipped(*BRANCHES, options=options)
 
 
-def test_longest_of_equals():
-    """Of branches of one length, the longest is the oldest."""
+def test_of_branches_of_equal_length_the_oldest_is_the_longest():
     assert [[("a", 0, True)]] == spans(make_step("b", [2], [20]), make_step("a", [1], [10]), options=Options("longest"))
 
 
-def test_cut_row():
-    """A cut row ends as its last span ended, and is marked truncated."""
+def test_a_cut_row_ends_as_its_last_span_and_is_marked_truncated():
     call = make_step("a", [1], make_choice(0, [10], finish_reason="tool_calls"))
     (row,) = sequences([call, make_step("b", [1, 10, 2], [20])], FACTS, Options(max_len=3)).rows
 
@@ -401,16 +382,16 @@ def test_cut_row():
         ("content_filter", None, None),
     ],
 )
-def test_stop_token(finish_reason, stop_reason, sampled):
-    """Whether the last id is a stop token is said only where the engine tells; an answer cut by length has none."""
+def test_stop_token_sampled_is_null_if_the_engine_does_not_report_it(finish_reason, stop_reason, sampled):
+    """A response that ended by length has no stop token."""
     step = make_step("a", [1], make_choice(0, [10], finish_reason=finish_reason, stop_reason=stop_reason))
     (row,) = sequences([step], FACTS).rows
 
     assert (sampled, finish_reason in {"length", "abort"}) == (row.stop_token_sampled, row.truncated)
 
 
-def test_a_row_whose_last_turn_broke_off_is_truncated():
-    """A stream that was cut has no finish reason; a broken turn that another one goes on from cuts nothing."""
+def test_a_row_whose_last_turn_was_interrupted_is_truncated():
+    """An interrupted turn before another one does not truncate the row."""
     broken = make_choice(0, [10], finish_reason=None)
     cut = make_step("a", [1], broken, status="partial", delivered=False)
     last, _ = sequences([cut, make_step("s", [0], [1])], FACTS, FLAGGED).rows
@@ -420,17 +401,17 @@ def test_a_row_whose_last_turn_broke_off_is_truncated():
     assert not before.truncated
 
 
-@pytest.mark.parametrize("said", [True, False, None])
-def test_spans_say_whether_their_tokens_were_constrained(said):
-    """As it was recorded; of a step that says nothing, null."""
-    sampling = {"temperature": 1.0} | ({} if said is None else {"constrained": said})
+@pytest.mark.parametrize("constrained", [True, False, None])
+def test_spans_have_the_recorded_constrained_flag(constrained):
+    """Null if the step has none."""
+    sampling = {"temperature": 1.0} | ({} if constrained is None else {"constrained": constrained})
     (row,) = sequences([make_step("a", [1], [10], sampling=sampling)], FACTS).rows
 
-    assert [said] == [span["constrained"] for span in row.as_row()["spans"]]
+    assert [constrained] == [span["constrained"] for span in row.as_row()["spans"]]
 
 
-def test_policy_versions():
-    """A choice that several versions of the weights sampled has a span for each; without any, the step's holds."""
+def test_a_choice_has_one_span_per_policy_version():
+    """Without spans of the engine, the step's policy version applies."""
     both = make_choice(0, [10, 11, 12], spans=(Span(0, 2, "7"), Span(2, 3, "8")))
     steps = [make_step("a", [1], both), make_step("b", [2], [20], policy_version="9")]
 
@@ -439,8 +420,7 @@ def test_policy_versions():
     ]
 
 
-def test_skipped_once():
-    """A reason that holds for several choices of a step is told once."""
+def test_a_reason_is_reported_once_per_step():
     flagged = make_step("a", [1], [10], [20], problems=("echo",))
     lost, again = make_step("b", [2], [10], [20], **TWIN), make_step("c", [2], [30], **TWIN)
 
@@ -449,8 +429,7 @@ def test_skipped_once():
     )
 
 
-def test_long_rollout():
-    """A rollout of 2,000 steps that grows to 22,000 tokens is one row, made in well under a second."""
+def test_a_rollout_of_2000_steps_becomes_one_row_in_less_than_two_seconds():
     steps = [make_step(f"{turn:04}", range(turn * 11 + 1), range(turn * 11 + 1, turn * 11 + 9)) for turn in range(2000)]
     started = process_time()
     (row,) = sequences(steps, FACTS).rows

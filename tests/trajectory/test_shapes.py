@@ -1,6 +1,5 @@
-"""The shapes of rollouts: for each, the tree, the sequences and the numbers; and the laws over forests of unique ids."""
+"""Shapes of rollouts: tree, sequences and counts of each; and laws over forests of unique ids."""
 
-import random
 from collections import Counter
 from dataclasses import asdict
 
@@ -22,12 +21,12 @@ def named(step_id: str, choice: int) -> str:
 
 
 def paths_of(tree) -> tuple[str, ...]:
-    """The way from a root to each leaf."""
+    """Return the path from the root to each leaf."""
     return tuple(" ".join(named(*node.key) for node in tree.path(leaf)) for leaf in tree.leaves)
 
 
 def rows_of(rows) -> tuple[str, ...]:
-    """What each row is made of; in brackets what is context there."""
+    """Return the steps of each row, with context in parentheses."""
     return tuple(
         " ".join(
             named(span.step_id, span.choice) if span.owned else f"({named(span.step_id, span.choice)})"
@@ -50,8 +49,7 @@ def counted(tree, rows) -> Counted:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_shapes(shape):
-    """Each shape has its tree, its sequences and its numbers."""
+def test_each_shape_has_its_tree_sequences_and_counts(shape):
     tree, rows = grow(shape.steps), sequences(shape.steps, FACTS).rows
 
     assert shape.paths == paths_of(tree)
@@ -59,23 +57,13 @@ def test_shapes(shape):
     assert asdict(shape.counted) == asdict(counted(tree, rows))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_arrival(shape):
-    """In whatever order steps arrive, the tree and the sequences are the same."""
-    for seed in range(5):
-        steps = random.Random(seed).sample(shape.steps, len(shape.steps))
-
-        assert shape.paths == paths_of(grow(steps))
-        assert shape.rows == rows_of(sequences(steps, FACTS).rows)
-
-
 @given(unique_forests())
-def test_once_by_ids(steps):
-    """Where no id was sampled twice, each id of an exported step has mask 1 once, in one row, unless it is superseded."""
+def test_each_unique_id_of_an_exported_step_is_trained_in_exactly_one_row(steps):
+    """Superseded steps aside."""
     tree = grow(steps)
-    replaced = {tree.nodes[place].key for place in tree.superseded()}
+    replaced = {tree.nodes[index].key for index in tree.superseded()}
     for options in (Options(), FLAGGED):
-        wanted = Counter(
+        expected = Counter(
             token
             for step, choice in select(steps, options)[0]
             if (step.step_id, choice.index) not in replaced
@@ -88,13 +76,13 @@ def test_once_by_ids(steps):
             if on
         )
 
-        assert wanted == trained
+        assert expected == trained
         assert set(trained.values()) <= {1}
 
 
 @given(unique_forests())
-def test_ids_by_ids(steps):
-    """Every id of a row stands where its call had it: nothing of another branch, nothing added, nothing twice."""
+def test_a_row_has_exactly_the_ids_of_its_last_call(steps):
+    """No id twice."""
     recorded = {(step.step_id, choice.index): full_ids(step, choice) for step in steps for choice in step.choices}
     for row in sequences(steps, FACTS, FLAGGED).rows:
         last = row.spans[-1]
@@ -104,10 +92,9 @@ def test_ids_by_ids(steps):
 
 
 @given(unique_forests())
-def test_a_superseded_leaf_has_a_retry_that_was_taken(steps):
-    """Nothing is left out for a retry's sake unless a call of the same body took its place, and never what went on."""
+def test_a_superseded_leaf_has_a_retry_with_the_same_request_and_no_children(steps):
     tree = grow(steps)
     bodies = Counter(step.extra["request_key"] for step in steps)
-    for place in tree.superseded():
-        assert () == tree.children[place]
-        assert bodies[tree.nodes[place].step.extra["request_key"]] > 1
+    for index in tree.superseded():
+        assert () == tree.children[index]
+        assert bodies[tree.nodes[index].step.extra["request_key"]] > 1

@@ -1,4 +1,4 @@
-"""Token ids that share their beginning."""
+"""Token ids of prompts that share prefixes."""
 
 import copy
 import pickle
@@ -22,8 +22,8 @@ def shared(ids, cut):
 
 
 @given(IDS, IDS, st.sampled_from([4, 8, 12]), st.slices(9))
-def test_it_reads_like_an_array(ids, other, cut, part):
-    """In all that steps are read for."""
+def test_it_behaves_like_an_array(ids, second, cut, part):
+    """Length, iteration, slices, equality, concatenation, copy and pickle."""
     plain, chained = array("i", ids), shared(ids, cut)
 
     assert (len(plain), list(plain), plain.tolist(), plain.tobytes()) == (
@@ -33,30 +33,28 @@ def test_it_reads_like_an_array(ids, other, cut, part):
     assert repr(plain) == repr(chained)
     assert plain == chained == plain
     assert chained == shared(ids, 4)
-    assert (ids == other) == (chained == shared(other, 8)) == (array("i", other) == chained)
-    assert plain + array("i", other) == chained + array("i", other)
+    assert (ids == second) == (chained == shared(second, 8)) == (array("i", second) == chained)
+    assert plain + array("i", second) == chained + array("i", second)
     assert chained == copy.deepcopy(chained) == pickle.loads(pickle.dumps(chained))
-    assert [chained[at] for at in range(len(ids))] == ids
+    assert [chained[index] for index in range(len(ids))] == ids
 
 
-def test_it_is_no_list():
-    """As an array is none."""
+def test_it_equals_no_list_and_is_not_hashable():
+    """Like an array."""
     assert shared([1], 4) != [1]
     with pytest.raises(TypeError):
         hash(shared([1], 4))
 
 
 @pytest.mark.parametrize("tail", [b"\x01", b"\x01\x02\x03"])
-def test_bytes_that_are_not_whole_ids_are_refused(tail):
-    """When it is made, not when it is read."""
+def test_bytes_that_end_within_an_id_raise_on_construction(tail):
     with pytest.raises(ValueError, match="not a multiple of 4"):
         SharedIds(Link(None, b"\x01\x02\x03\x04"), tail)
 
 
-def test_chains_share_their_memory():
-    """Two prompts that begin alike have the same links."""
+def test_equal_prefixes_share_their_links():
     stem = Link(None, array("i", range(256)).tobytes())
-    one, other = (SharedIds(Link(stem, array("i", [number]).tobytes()), b"") for number in (1, 2))
+    first, second = (SharedIds(Link(stem, array("i", [number]).tobytes()), b"") for number in (1, 2))
 
-    assert [1, 2] == [one[-1], other[-1]]
-    assert list(one.links())[1] is list(other.links())[1] is stem
+    assert [1, 2] == [first[-1], second[-1]]
+    assert list(first.links())[1] is list(second.links())[1] is stem

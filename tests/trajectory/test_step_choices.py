@@ -20,14 +20,13 @@ CHOICE = {"index": 1, "text": "b"}
         (None, {}),
     ],
 )
-def test_choices_are_those_that_have_the_shape_of_one(response, expected):
-    """By index; the first of each."""
+def test_malformed_choices_are_ignored(response, expected):
+    """By index; of duplicates the first."""
     assert expected == answers_of(make_step("a", [1], [2], response=response))
 
 
 @pytest.mark.parametrize(
     ("messages", "expected"), [([1, "a"], [1, "a"]), ({"a": 1}, []), ("hi", []), (None, []), (5, [])]
 )
-def test_messages_are_a_list(messages, expected):
-    """What else an agent sent is none."""
+def test_messages_of_another_type_are_an_empty_list(messages, expected):
     assert expected == messages_of(make_step("a", [1], [2], request={"messages": messages}))

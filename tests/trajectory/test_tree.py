@@ -1,4 +1,4 @@
-"""The tree: which step goes on from which, by ids alone."""
+"""The tree: a step is the child of the step whose token ids its prompt continues."""
 
 from dataclasses import replace
 from time import process_time
@@ -16,35 +16,25 @@ TWIN = {"extra": {"request_key": "same"}}
 
 
 def parents(steps):
-    """The parent of each node, both by name."""
+    """Return the parent key of each node key."""
     tree = grow(steps)
     return {node.key: None if node.parent is None else tree.nodes[node.parent].key for node in tree.nodes}
 
 
 def superseded(*steps):
     tree = grow(steps)
-    return {tree.nodes[place].key for place in tree.superseded()}
+    return {tree.nodes[index].key for index in tree.superseded()}
 
 
 def parent_by_search(node, nodes):
-    """The rule, word by word: the longest full ids that the prompt begins with; then trainable; then the oldest."""
+    """Return the parent by definition: the longest full ids that are a prefix of the prompt; then trainable; then oldest."""
     prompt = list(node.prompt)
     before = [other for other in nodes if prompt[: other.end] == full_ids(other.step, other.choice)]
     return max(before, key=lambda other: (other.end, other.step.trainable, -other.place), default=None)
 
 
 @given(rollouts())
-def test_longest_prefix(steps):
-    """A node hangs under the node whose full ids are the longest prefix of its prompt; else it is a root."""
-    nodes = grow(steps).nodes
-    found = [parent_by_search(node, nodes) for node in nodes]
-
-    assert [parent and parent.place for parent in found] == [node.parent for node in nodes]
-
-
-@given(rollouts())
-def test_children_and_paths(steps):
-    """Children are the nodes that name the parent, leaves have none, and paths go up by parents to a root."""
+def test_children_leaves_and_paths_agree_with_the_parents(steps):
     tree = grow(steps)
     for node in tree.nodes:
         path = tree.path(node)
@@ -56,52 +46,48 @@ def test_children_and_paths(steps):
 
 
 @given(rollouts())
-def test_age(steps):
-    """Nodes are in order of age, whatever order the steps came in, and each step finds its own."""
+def test_nodes_are_ordered_by_age(steps):
+    """In any order of steps; each step finds its nodes."""
     tree = grow(steps)
 
     assert sorted(node.key for node in tree.nodes) == [node.key for node in tree.nodes]
     assert all([node for node in tree.nodes if node.step is step] == tree.nodes_of(step) for step in steps)
 
 
-def test_every_choice_is_a_node():
-    """Each choice of an n > 1 call is a node of its own, and the one that went on has the child."""
+def test_each_choice_of_a_call_is_a_node():
+    """The continued choice has the child."""
     steps = [make_step("a", [1], [10, 11], [20, 21]), make_step("b", [1, 20, 21, 2], [30])]
 
     assert {("a", 0): None, ("a", 1): None, ("b", 0): ("a", 1)} == parents(steps)
 
 
-def test_part_of_a_sample():
-    """A prompt that ends within what was sampled does not go on from it."""
+def test_a_prompt_that_ends_within_the_sampled_ids_does_not_continue_them():
     steps = [make_step("a", [1], [10, 11]), make_step("b", [1, 10], [12]), make_step("c", [1, 10, 11], [13])]
 
     assert {("a", 0): None, ("b", 0): None, ("c", 0): ("a", 0)} == parents(steps)
 
 
-def test_sample_that_begins_like_another():
-    """A node does not go on from one whose full ids end within what it sampled itself."""
+def test_a_node_whose_sampled_ids_extend_anothers_is_not_its_child():
+    """The prompt itself must contain the parent's ids."""
     steps = [make_step("a", [1], [10], [10, 11]), make_step("b", [1], [10, 11, 12])]
 
     assert {("a", 0): None, ("a", 1): None, ("b", 0): None} == parents(steps)
 
 
-def test_bytes_are_not_ids():
-    """Ids whose bytes look alike are different ids."""
+def test_ids_are_compared_as_numbers_not_as_bytes():
     steps = [make_step("a", [1], [256]), make_step("b", [1, 65536], [2]), make_step("c", [257, 0, 1, 256], [3])]
 
     assert {("a", 0): None, ("b", 0): None, ("c", 0): None} == parents(steps)
 
 
-def test_identical_samples():
-    """Of nodes with the same ids, a step goes on from one that may be trained, then from the oldest."""
+def test_of_nodes_with_equal_ids_the_parent_is_the_oldest_trainable_one():
     lost = make_step("a", [1], [10], delivered=False)
     steps = [lost, make_step("b", [1], [10]), make_step("c", [1], [10]), make_step("d", [1, 10], [11])]
 
     assert ("b", 0) == parents(steps)["d", 0]
 
 
-def test_prompts_of_one_call():
-    """Choices of a call with several prompts hang each by its own."""
+def test_choices_of_several_prompts_are_placed_by_their_own_prompt():
     first = make_step("a", [1], [10])
     several = make_step("b", [1, 10, 2], [20], make_choice(1, [30], prompt=1))
     several = replace(several, prompts=(*several.prompts, *first.prompts))
@@ -118,22 +104,19 @@ def test_prompts_of_one_call():
         (make_step("a", [1], make_choice(0, [10], prompt=1)), "no token was sampled"),
     ],
 )
-def test_unplaced(step, why):
-    """A step without a node is named with the reason."""
+def test_a_step_without_a_node_is_reported_with_the_reason(step, why):
     tree = grow([step])
 
     assert ((), ((step, why),)) == (tree.nodes, tree.unplaced)
 
 
-def test_no_prompt_ids():
-    """A step whose prompt ids are not known has no place."""
+def test_a_step_without_prompt_ids_has_no_node():
     bare = replace(make_step("a", [1], [10]), prompts=())
 
     assert ((bare, "the engine returned no prompt ids"),) == grow([bare]).unplaced
 
 
-def test_left_out():
-    """What is left out of a tree is context to those after it, which hang under what remains."""
+def test_descendants_of_a_step_that_is_not_planted_are_children_of_its_parent():
     steps = [make_step("c", [1, 10, 20], [30]), make_step("b", [1, 10], [20]), make_step("a", [1], [10])]
     tree = plant([(step, step.choices[0]) for step in steps if step.step_id != "b"])
 
@@ -141,8 +124,7 @@ def test_left_out():
     assert [(("a", 0), None), (("c", 0), 0)] == [(node.key, node.parent) for node in tree.nodes]
 
 
-def test_retry_then_continued():
-    """Of two calls with the same request and prompt, the one that did not go on is superseded."""
+def test_of_two_calls_with_equal_request_and_prompt_the_one_that_is_not_continued_is_superseded():
     first, again = make_step("a", [1], [10], **TWIN), make_step("b", [1], [20], **TWIN)
 
     assert {("a", 0)} == superseded(first, again, make_step("c", [1, 20], [30]))
@@ -150,8 +132,7 @@ def test_retry_then_continued():
     assert set() == superseded(first, again)
 
 
-def test_retry_of_what_did_not_arrive():
-    """A leaf that was not delivered, or broke off, is superseded by a twin that was delivered whole."""
+def test_an_undelivered_or_partial_leaf_is_superseded_by_a_delivered_retry():
     whole = make_step("b", [1], [20], **TWIN)
     lost = make_step("a", [1], [10], delivered=False, **TWIN)
     cut = make_step("a", [1], [10], status="partial", **TWIN)
@@ -161,15 +142,14 @@ def test_retry_of_what_did_not_arrive():
     assert set() == superseded(lost, make_step("b", [1], [20], delivered=False, **TWIN))
 
 
-def test_identical_retry():
-    """A retry that sampled the same ids supersedes the lost call, though both lead to what comes after."""
+def test_a_retry_with_equal_ids_supersedes_the_undelivered_call():
+    """Although the continuation fits both."""
     lost, again = make_step("a", [1], [10], delivered=False, **TWIN), make_step("b", [1], [10], **TWIN)
 
     assert {("a", 0)} == superseded(lost, again, make_step("c", [1, 10], [30]))
 
 
-def test_no_twins():
-    """Calls of another request, of another prompt, and choices of one call do not supersede each other."""
+def test_calls_of_another_request_or_prompt_and_choices_of_one_call_do_not_supersede_each_other():
     child = make_step("c", [1, 10, 5], [30])
 
     assert set() == superseded(make_step("a", [1], [10]), make_step("b", [1], [20]), child)
@@ -177,16 +157,15 @@ def test_no_twins():
     assert set() == superseded(make_step("a", [1], [10], [20], **TWIN), child)
 
 
-def test_search_by_several_calls():
-    """A call that went on in one of its choices was not replaced, and none of its other choices was."""
+def test_a_call_with_a_continued_choice_is_not_superseded():
+    """Nor are its other choices."""
     first, second = make_step("a", [1], [10], [11], **TWIN), make_step("b", [1], [20], [21], **TWIN)
 
     assert set() == superseded(first, second, make_step("c", [1, 10], [30]), make_step("d", [1, 20], [40]))
     assert {("b", 0), ("b", 1)} == superseded(first, second, make_step("c", [1, 10], [30]))
 
 
-def test_long_rollout():
-    """A rollout of 2,000 steps that grows to 22,000 tokens is joined in well under a second."""
+def test_a_rollout_of_2000_steps_is_joined_in_less_than_two_seconds():
     steps = [make_step(f"{turn:04}", range(turn * 11 + 1), range(turn * 11 + 1, turn * 11 + 9)) for turn in range(2000)]
     started = process_time()
     tree = grow(steps[::-1])
@@ -196,27 +175,9 @@ def test_long_rollout():
     assert spent_s < 2  # 0.1 s on a quiet machine
 
 
-def parents_by_comparing(placed):
-    """The parent of each node by its full ids, all of them at once: one sort and one sweep."""
-    fulls = [step.prompts[choice.prompt].tobytes() + choice.ids.tobytes() for step, choice in placed]
-    order = sorted(range(len(placed)), key=lambda place: (fulls[place], not placed[place][0].trainable, place))
-    parents = [None] * len(placed)
-    inside = []
-    for place in order:
-        full = fulls[place]
-        while inside and not full.startswith(fulls[inside[-1]]):
-            inside.pop()
-        room = len(full) - 4 * len(placed[place][1].ids)
-        fitting = [prefix for prefix in inside if len(fulls[prefix]) <= room]
-        parents[place] = fitting[-1] if fitting else None
-        if not inside or fulls[inside[-1]] != full:
-            inside.append(place)
-    return parents
-
-
 @st.composite
 def long_rollouts(draw):
-    """Steps whose prompts reach over several stored pieces, and end near the end of one."""
+    """Draw steps whose prompts span several stored pieces and end near the end of a piece."""
     run = st.builds(
         lambda token, count: [token] * count,
         st.sampled_from([1, 256]),
@@ -233,25 +194,25 @@ def long_rollouts(draw):
 
 
 def read_back(steps, readers):
-    """The steps as they are read from the store, by one reader or by one for each."""
-    one, read = {}, []
+    """Return the steps as read from the store, by one reader or by one reader per step."""
+    blocks, read = {}, []
     for step in steps:
         record = encode(step)
-        one.update(record.blocks)
+        blocks.update(record.blocks)
         read.append(record.record)
-    reader = BlockReader(one)
-    return [decode(record, reader if readers == "one" else BlockReader(one)) for record in read]
+    reader = BlockReader(blocks)
+    return [decode(record, reader if readers == "one" else BlockReader(blocks)) for record in read]
 
 
 @pytest.mark.parametrize("kept", ["arrays", "one", "several"])
 @given(st.one_of(rollouts(), long_rollouts()))
-def test_parents_are_those_of_comparing_all_full_ids(kept, steps):
-    """Whether prompts are arrays, or on chains of one reader or of several."""
+def test_the_parent_is_the_node_with_the_longest_matching_full_ids(kept, steps):
+    """For prompts in arrays, on chains of one reader and on chains of several readers."""
     read = steps if kept == "arrays" else read_back(steps, kept)
     tree = grow(read)
-    placed = [(node.step, node.choice) for node in tree.nodes]
+    found = [parent_by_search(node, tree.nodes) for node in tree.nodes]
 
-    assert parents_by_comparing(placed) == [node.parent for node in tree.nodes]
+    assert [parent and parent.place for parent in found] == [node.parent for node in tree.nodes]
     for node in tree.nodes:
         full = [*node.prompt, *node.choice.ids]
         beginnings = set(tree.beginnings(node))

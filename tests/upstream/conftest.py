@@ -1,4 +1,4 @@
-"""Upstreams with their metrics, closed when the test is over."""
+"""Upstreams with their metrics, closed after the test."""
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,13 +15,13 @@ def registry():
 
 @pytest.fixture
 async def upstream_to(registry):
-    """An upstream to these URLs, named e0, e1, …; `engines` are settings of all, the rest of each endpoint."""
+    """Return a factory of upstreams to URLs; the endpoints are named e0, e1, ... `engines` are settings for all of them."""
     made = []
 
-    def make(*urls, engines=None, **said):
-        endpoints = [{"url": url, "name": f"e{n}", **said} for n, url in enumerate(urls)]
-        settings = EnginesSettings(endpoints=endpoints, **engines or {})
-        made.append(Upstream(settings, make_metrics(registry)))
+    def make(*urls, engines=None, **settings):
+        endpoints = [{"url": url, "name": f"e{n}", **settings} for n, url in enumerate(urls)]
+        engines_settings = EnginesSettings(endpoints=endpoints, **engines or {})
+        made.append(Upstream(engines_settings, make_metrics(registry)))
         return made[-1]
 
     yield make

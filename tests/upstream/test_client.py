@@ -1,4 +1,4 @@
-"""The sending of requests to engines, and the naming of their faults."""
+"""Requests to engines, and the names of their faults."""
 
 import asyncio
 from contextlib import suppress
@@ -10,8 +10,7 @@ from fakes import fake_engine
 from proxy.errors import EngineDisconnected, EngineError, EngineUnreachable
 
 
-async def test_however_many_calls_wait_an_engine_is_asked_once(upstream_to):
-    """A thousand calls at start are no thousand questions."""
+async def test_concurrent_calls_detect_an_engine_once(upstream_to):
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url)
         await asyncio.gather(*(upstream.ensure_detected(upstream.endpoints[0]) for _ in range(50)))
@@ -19,8 +18,8 @@ async def test_however_many_calls_wait_an_engine_is_asked_once(upstream_to):
     assert 6 == engine.probes
 
 
-async def test_an_engine_that_comes_back_is_asked_again(upstream_to):
-    """It may be another one by now, behind the same address."""
+async def test_an_engine_is_detected_again_after_it_disconnected(upstream_to):
+    """Another engine may listen on the address by then."""
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
@@ -40,8 +39,8 @@ async def test_an_engine_that_comes_back_is_asked_again(upstream_to):
         assert ("sglang", "0.5.23") == (endpoint.kind, endpoint.version)
 
 
-async def test_faults_are_named_and_counted(upstream_to):
-    """A refused connection is EngineUnreachable, one that breaks before it answers EngineDisconnected."""
+async def test_connection_faults_raise_and_are_counted(upstream_to):
+    """A refused connection raises EngineUnreachable, a connection closed before the response EngineDisconnected."""
     async with fake_engine() as engine:
 
         async def respond(request, body):
@@ -50,20 +49,20 @@ async def test_faults_are_named_and_counted(upstream_to):
 
         engine.respond = respond
         upstream = upstream_to(engine.url, "http://127.0.0.1:9")
-        alive, away = upstream.endpoints
+        connected, refused = upstream.endpoints
         with pytest.raises(EngineDisconnected, match="e0 disconnected"):
-            async with upstream.send(alive, "POST", "/x", headers=(), body=b"{}"):
+            async with upstream.send(connected, "POST", "/x", headers=(), body=b"{}"):
                 pass
         with pytest.raises(EngineUnreachable, match="e1 is unreachable"):
-            async with upstream.send(away, "POST", "/x", headers=(), body=b"{}"):
+            async with upstream.send(refused, "POST", "/x", headers=(), body=b"{}"):
                 pass
 
-    assert (1, True) == (alive.faults, away.health.is_ejected)
-    assert "e1 is unreachable" in away.last_fault
+    assert (1, True) == (connected.faults, refused.health.is_ejected)
+    assert "e1 is unreachable" in refused.last_fault
 
 
-async def test_a_large_body_is_sent_whole(upstream_to):
-    """A 200k-token prompt is a few megabytes; it is neither cut nor chunked."""
+async def test_a_5_mb_body_is_sent_with_its_content_length(upstream_to):
+    """A prompt of 200k tokens has a few megabytes."""
     body = b'{"prompt":"' + b"x" * 5_000_000 + b'"}'
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url)
@@ -74,38 +73,40 @@ async def test_a_large_body_is_sent_whole(upstream_to):
     assert str(len(body)) == engine.headers[0]["content-length"]
 
 
-async def test_what_one_endpoint_cannot_answer_the_next_one_does(upstream_to):
-    """A refused connection and a 503 go on to the next endpoint, up to engines.max_attempts; the last one's is the answer."""
+async def test_a_refused_connection_or_503_is_retried_at_the_next_endpoint(upstream_to):
+    """Up to engines.max_attempts; the response of the last endpoint is returned."""
 
-    async def away(request, body):
-        return web.json_response({"from": "away"}, status=503)
+    async def unavailable(request, body):
+        return web.json_response({"from": "unavailable"}, status=503)
 
-    async def there(request, body):
-        return web.json_response({"from": "there"})
+    async def available(request, body):
+        return web.json_response({"from": "available"})
 
-    async with fake_engine() as one, fake_engine() as other:
-        one.respond, other.respond = away, there
-        upstream = upstream_to("http://127.0.0.1:9", one.url, other.url, engines={"max_attempts": 3, "eject_after": 99})
+    async with fake_engine() as first_engine, fake_engine() as second_engine:
+        first_engine.respond, second_engine.respond = unavailable, available
+        upstream = upstream_to(
+            "http://127.0.0.1:9", first_engine.url, second_engine.url, engines={"max_attempts": 3, "eject_after": 99}
+        )
 
-        async def ask(endpoints):
+        async def send(endpoints):
             async with upstream.send_to_any(endpoints, "POST", "/x", headers=(), body=b"{}") as answer:
                 return answer.status, b"".join([read async for read in answer.iter_bytes()])
 
         dead, first, last = upstream.endpoints
-        assert (200, b'{"from": "there"}') == await ask([dead, first, last])
-        assert (503, b'{"from": "away"}') == await ask([dead, first])
-        assert (503, b'{"from": "away"}') == await ask([first, dead, first, last])
+        assert (200, b'{"from": "available"}') == await send([dead, first, last])
+        assert (503, b'{"from": "unavailable"}') == await send([dead, first])
+        assert (503, b'{"from": "unavailable"}') == await send([first, dead, first, last])
         with pytest.raises(EngineUnreachable):
-            await ask([first, dead])
+            await send([first, dead])
     assert [0, 0, 0] == [endpoint.queue.in_flight for endpoint in upstream.endpoints]
 
 
-async def test_calls_of_no_rollout_have_their_turn_too(upstream_to, registry):
-    """With max_in_flight 1 the second waits for the first, seen in the metrics."""
-    go_on = asyncio.Event()
+async def test_calls_without_a_rollout_are_queued(upstream_to, registry):
+    """With max_in_flight 1, the second call waits for the first; the metrics show it."""
+    release = asyncio.Event()
 
     async def respond(request, body):
-        await go_on.wait()
+        await release.wait()
         return web.json_response({})
 
     async with fake_engine() as engine:
@@ -113,43 +114,43 @@ async def test_calls_of_no_rollout_have_their_turn_too(upstream_to, registry):
         upstream = upstream_to(engine.url, max_in_flight=1)
         (endpoint,) = upstream.endpoints
 
-        async def ask():
+        async def send():
             async with upstream.send_to_any([endpoint], "POST", "/x", headers=(), body=b"{}") as answer:
                 return [read async for read in answer.iter_bytes()]
 
-        asking = [asyncio.create_task(ask()) for _ in range(2)]
+        calls = [asyncio.create_task(send()) for _ in range(2)]
         await engine.reached.wait()
         assert (1, 1, 1) == (len(engine.requests), endpoint.queue.in_flight, endpoint.queue.waiting)
         assert 1.0 == registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"})
-        go_on.set()
-        await asyncio.gather(*asking)
+        release.set()
+        await asyncio.gather(*calls)
 
     assert (2, 0) == (len(engine.requests), endpoint.queue.in_flight)
     assert 0.0 == registry.get_sample_value("tokentape_queued_calls", {"engine": "e0"})
     assert 1.0 == registry.get_sample_value("tokentape_queue_duration_seconds_count")
 
 
-@pytest.mark.parametrize("what", ["dies", "goes"])
-async def test_a_call_that_waits_for_an_endpoint_that_is_no_more_is_sent_to_the_next(upstream_to, what):
-    """It does not wait for calls that hang there; those end there."""
+@pytest.mark.parametrize("reason", ["ejected", "removed"])
+async def test_a_call_in_the_queue_of_a_removed_or_ejected_endpoint_is_sent_to_the_next_one(upstream_to, reason):
+    """Calls that hang at the endpoint are not waited for."""
     async with fake_engine() as hung, fake_engine() as other:
         hung.hangs()
         upstream = upstream_to(hung.url, other.url, max_in_flight=1)
         first, second = upstream.endpoints
 
-        async def ask(*endpoints):
+        async def send(*endpoints):
             async with upstream.send_to_any(endpoints, "POST", "/x", headers=(), body=b"{}") as answer:
                 return answer.status
 
-        hanging = asyncio.create_task(ask(first))
+        hanging = asyncio.create_task(send(first))
         await hung.reached.wait()
-        waiting = asyncio.create_task(ask(first, second))
+        waiting = asyncio.create_task(send(first, second))
         while not first.queue.waiting:
             await asyncio.sleep(0)
-        if what == "goes":
+        if reason == "removed":
             upstream.replace([second.settings])
-        while what == "dies" and not first.health.is_ejected:
-            upstream.health_checker.failed(first, "the test says so")
+        while reason == "ejected" and not first.health.is_ejected:
+            upstream.health_checker.failed(first, "failed by the test")
         assert 500 == await waiting
         assert (1, 0, False) == (first.queue.in_flight, first.queue.waiting, hanging.done())
         hanging.cancel()
@@ -158,8 +159,8 @@ async def test_a_call_that_waits_for_an_endpoint_that_is_no_more_is_sent_to_the_
     assert [1, 1] == [len(hung.requests), len(other.requests)]
 
 
-async def test_an_answer_beside_a_call_is_bounded(upstream_to, monkeypatch):
-    """A list of models, or the text of tokens, cannot fill the memory."""
+async def test_the_size_of_an_auxiliary_response_is_limited(upstream_to, monkeypatch):
+    """A list of models or the text of tokens cannot fill the memory."""
     monkeypatch.setattr("proxy.upstream.client.MAX_RESPONSE_BYTES", 1000)
     async with fake_engine() as engine:
 
@@ -182,9 +183,7 @@ async def test_an_answer_beside_a_call_is_bounded(upstream_to, monkeypatch):
 
 
 @pytest.mark.parametrize("status", [600, 999])
-async def test_a_status_that_is_none_is_a_fault(upstream_to, status):
-    """No client could make anything of it."""
-
+async def test_an_invalid_status_code_is_a_fault(upstream_to, status):
     async def serve(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 %d Odd\r\nContent-Length: 0\r\n\r\n" % status)
@@ -198,8 +197,8 @@ async def test_a_status_that_is_none_is_a_fault(upstream_to, status):
                 pass
 
 
-async def test_a_question_beside_a_call_does_not_count_towards_ejection(upstream_to):
-    """A gateway may have no route for it and answer 503, or close the connection, while it answers every call."""
+async def test_faults_of_auxiliary_requests_do_not_count_towards_ejection(upstream_to):
+    """A gateway may not have the route, and return 503 or close the connection, but still serve calls."""
 
     async def respond(request, body):
         if request.path == "/gone":

@@ -1,4 +1,4 @@
-"""Work beside the event loop."""
+"""Work in threads and background tasks."""
 
 import asyncio
 import gc
@@ -8,8 +8,7 @@ import pytest
 from proxy.upstream.concurrency import LARGE_BYTES, BackgroundTasks, in_thread_if, off_loop
 
 
-async def test_little_work_is_done_at_once_and_much_in_a_thread():
-    """So that a small body costs no change of threads, and a large one blocks no other call."""
+async def test_small_work_runs_on_the_event_loop_and_large_work_in_a_thread():
     here = asyncio.get_running_loop()
 
     def runs_here() -> bool:
@@ -22,8 +21,8 @@ async def test_little_work_is_done_at_once_and_much_in_a_thread():
     assert (True, False) == (await in_thread_if(3, 3, runs_here), await in_thread_if(4, 3, runs_here))
 
 
-async def test_a_background_task_outlives_the_garbage_collector_and_is_waited_for():
-    """With the tasks that are started meanwhile."""
+async def test_wait_awaits_background_tasks_and_the_tasks_that_they_start():
+    """Garbage collection does not remove them."""
     tasks, done, go = BackgroundTasks(), [], asyncio.Event()
 
     async def second() -> None:
@@ -43,8 +42,7 @@ async def test_a_background_task_outlives_the_garbage_collector_and_is_waited_fo
     assert 0 == len(tasks)
 
 
-async def test_the_failure_of_a_background_task_reaches_who_awaits_it_and_is_not_logged_again(caplog):
-    """It is retrieved once it is done."""
+async def test_the_exception_of_a_background_task_is_raised_on_await_and_not_logged(caplog):
     tasks = BackgroundTasks()
 
     async def fails() -> None:

@@ -1,4 +1,4 @@
-"""The model's window: agents that ask for more than is left get what is left."""
+"""The engine's context window: `max_tokens: auto` caps the limit of a request to the remaining tokens."""
 
 import orjson
 import pytest
@@ -16,7 +16,7 @@ RULES = {"sampling": {"cap": {"max_tokens": "auto"}}}
 
 @pytest.fixture(params=["vllm", "sglang"])
 async def url(request, store):
-    """A proxy whose agents' bounds are capped by the window, before an engine with a small one."""
+    """A proxy that caps max_tokens, in front of an engine with a small context window."""
     async with (
         simulating("127.0.0.1:0", Options(max_model_len=WINDOW, shape=request.param, seed=1)) as engine,
         proxying(engine, store, **RULES) as served,
@@ -24,7 +24,7 @@ async def url(request, store):
         yield served.url
 
 
-async def called(http, url, path, body):
+async def post(http, url, path, body):
     async with http.post(f"{url}/rollouts/r1{path}", json=body) as answer:
         return answer.status, orjson.loads(await answer.read())
 
@@ -35,9 +35,9 @@ async def steps(http, url):
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-async def test_a_chat_that_asks_for_more_than_the_window_gets_what_it_leaves(http, url, name):
-    """Exactly so much: prompt and bound make the window. What was sent is recorded."""
-    status, _ = await called(http, url, CHAT, {**HELLO, name: 32_000})
+async def test_max_tokens_of_a_chat_request_is_capped_to_the_remaining_tokens(http, url, name):
+    """Prompt and limit add up to the window; the sent value is recorded."""
+    status, _ = await post(http, url, CHAT, {**HELLO, name: 32_000})
     (step,) = await steps(http, url)
 
     assert 200 == status
@@ -45,36 +45,32 @@ async def test_a_chat_that_asks_for_more_than_the_window_gets_what_it_leaves(htt
     assert {name: WINDOW - len(step["prompt_ids"])} == {key: step["sent"]["set"].get(key) for key in (name,)}
 
 
-async def test_a_text_that_is_to_be_completed_is_counted_too(http, url):
-    """By the same engine, as it will read it."""
-    status, _ = await called(
-        http, url, "/v1/completions", {"model": "simulated", "prompt": "a b c", "max_tokens": 5_000}
-    )
+async def test_the_prompt_of_a_completions_request_is_counted_by_the_engine(http, url):
+    status, _ = await post(http, url, "/v1/completions", {"model": "simulated", "prompt": "a b c", "max_tokens": 5_000})
     (step,) = await steps(http, url)
 
     assert 200 == status
     assert WINDOW - len(step["prompt_ids"]) == step["sent"]["set"]["max_tokens"]
 
 
-async def test_a_bound_that_fits_stays_as_it_is(http, url):
-    """Nothing is set that need not be."""
-    await called(http, url, CHAT, {**HELLO, "max_tokens": 3})
+async def test_a_limit_that_fits_is_not_changed(http, url):
+    await post(http, url, CHAT, {**HELLO, "max_tokens": 3})
     (step,) = await steps(http, url)
 
     assert "max_tokens" not in step["sent"]["set"]
 
 
-async def test_a_prompt_that_leaves_nothing_is_the_engines_to_refuse(http, url):
-    """In its own words, and with its own status."""
+async def test_a_prompt_longer_than_the_window_is_rejected_by_the_engine(http, url):
+    """Its status and message are forwarded."""
     long = [{"role": "user", "content": "word " * 2 * WINDOW}]
-    status, answer = await called(http, url, CHAT, {**HELLO, "messages": long, "max_tokens": 32_000})
+    status, answer = await post(http, url, CHAT, {**HELLO, "messages": long, "max_tokens": 32_000})
 
     assert 400 == status
     assert str(WINDOW) in orjson.dumps(answer).decode()
 
 
 def counting(engine, answer):
-    """The engine answers so to a count, and the paths that were asked are kept."""
+    """Make the engine return this count, and return the list of requested paths."""
     paths = []
 
     async def respond(request, body):
@@ -85,21 +81,20 @@ def counting(engine, answer):
     return paths
 
 
-async def test_prompts_are_counted_only_where_it_matters(http, store, engine):
-    """Once for the window; then no more for calls that surely fit."""
+async def test_a_prompt_that_surely_fits_is_not_counted(http, store, engine):
+    """Only the first call counts, to learn the size of the window."""
     paths = counting(engine, {"count": 10, "max_model_len": 100_000})
     async with proxying(engine.url, store, **RULES) as served:
         for _ in range(3):
-            await called(http, served.url, CHAT, {**HELLO, "max_tokens": 1_000})
+            await post(http, served.url, CHAT, {**HELLO, "max_tokens": 1_000})
 
     assert ["/tokenize", CHAT, CHAT, CHAT] == paths
 
 
-async def test_an_engine_that_cannot_count_is_asked_as_the_client_asks(http, store, engine):
-    """Nothing is guessed."""
+async def test_the_limit_is_not_changed_if_the_engine_cannot_count(http, store, engine):
     counting(engine, None)
     async with proxying(engine.url, store, **RULES) as served:
-        await called(http, served.url, CHAT, {**HELLO, "max_tokens": 32_000})
+        await post(http, served.url, CHAT, {**HELLO, "max_tokens": 32_000})
 
     assert 32_000 == engine.requests[-1]["max_tokens"]
 
@@ -113,15 +108,15 @@ CALLS = {
 
 
 @pytest.mark.parametrize("path", CALLS)
-async def test_caps_and_names_that_agents_insist_on_hold_in_every_dialect(http, store, path):
-    """What the window leaves is sent, of the model that is there; the answer names the one that was asked for."""
+async def test_caps_and_model_names_are_applied_in_every_dialect(http, store, path):
+    """The engine gets its own model's name and the capped limit; the response has the requested name."""
     names = {"models": {"claude-*": "simulated", "gpt-*": "simulated", "codex-*": "simulated"}}
     async with (
         simulating("127.0.0.1:0", Options(max_model_len=WINDOW, strict_models=True)) as engine,
         proxying(engine, store, **RULES, **names) as served,
     ):
         for number, model in enumerate(("claude-opus-4", "gpt-5", "codex-mini")):
-            status, answer = await called(http, served.url, path, {**CALLS[path], "model": model})
+            status, answer = await post(http, served.url, path, {**CALLS[path], "model": model})
             step = (await steps(http, served.url))[number]
 
             assert (200, model) == (status, answer["model"])

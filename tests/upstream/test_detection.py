@@ -1,4 +1,4 @@
-"""The meeting of an engine."""
+"""Detection of engines."""
 
 import asyncio
 
@@ -6,34 +6,34 @@ from aiohttp import web
 from fakes import fake_engine
 
 
-async def test_an_engine_is_asked_what_it_is(upstream_to):
-    """Its kind and version; one that is away stays unknown."""
+async def test_an_engines_type_and_version_are_detected(upstream_to):
+    """Those of an unreachable engine are unknown."""
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url, "http://127.0.0.1:9")
         await upstream.detect_all()
-        there, away = upstream.endpoints
+        reachable, unreachable = upstream.endpoints
 
-        assert ("vllm", "0.32.0") == (there.kind, there.version)
-        assert ("auto", None) == (away.kind, away.version)
+        assert ("vllm", "0.32.0") == (reachable.kind, reachable.version)
+        assert ("auto", None) == (unreachable.kind, unreachable.version)
         assert [True, False] == [await upstream.health_checker.check(endpoint) for endpoint in upstream.endpoints]
-        assert await upstream.ensure_detected(there) is None
-        assert "e1 is unreachable" in (await upstream.ensure_detected(away)).message
+        assert await upstream.ensure_detected(reachable) is None
+        assert "e1 is unreachable" in (await upstream.ensure_detected(unreachable)).message
 
 
-async def test_an_engine_that_breaks_off_one_question_is_left_with_none(upstream_to):
-    """Else the others would outlive the proxy's other parts, and leave their sockets to nobody."""
-    asked, left = [], []
+async def test_a_failed_probe_cancels_the_other_probes(upstream_to):
+    """Otherwise they would outlive the upstream and leak their sockets."""
+    requested, cancelled = [], []
 
     async def breaking(request):
-        asked.append(request.path)
+        requested.append(request.path)
         try:
-            while "/version" not in asked:
+            while "/version" not in requested:
                 await asyncio.sleep(0)
             if request.path == "/version":
                 request.transport.abort()
             await asyncio.Event().wait()
         finally:
-            left.append(request.path)
+            cancelled.append(request.path)
 
     app = web.Application()
     app.router.add_get("/{path:.*}", breaking)
@@ -44,16 +44,16 @@ async def test_an_engine_that_breaks_off_one_question_is_left_with_none(upstream
     (endpoint,) = upstream.endpoints
     fault = await upstream.ensure_detected(endpoint)
     async with asyncio.timeout(50):
-        while len(left) < len(asked):
+        while len(cancelled) < len(requested):
             await asyncio.sleep(0)
     await runner.cleanup()
 
     assert "is unreachable" in fault.message
-    assert "/version" in asked
+    assert "/version" in requested
 
 
-async def test_an_engine_that_is_still_loading_is_asked_again(upstream_to):
-    """503 to everything says nothing of what it will be."""
+async def test_an_engine_that_returns_503_to_every_probe_is_detected_again(upstream_to):
+    """It is still loading its model."""
 
     async def loading(request, body):
         return web.json_response({"error": "loading"}, status=503)
@@ -71,8 +71,8 @@ async def test_an_engine_that_is_still_loading_is_asked_again(upstream_to):
         assert ("vllm", True) == (endpoint.kind, endpoint.is_detected)
 
 
-async def test_what_calls_found_out_is_forgotten_when_it_is_met_again(upstream_to):
-    """It may have been started with another model."""
+async def test_detecting_an_engine_again_resets_its_cached_properties(upstream_to):
+    """It may have been restarted with another model."""
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
@@ -84,8 +84,8 @@ async def test_what_calls_found_out_is_forgotten_when_it_is_met_again(upstream_t
         assert (None, False, None) == (endpoint.window, endpoint.forces_usage, endpoint.merges_systems.value)
 
 
-async def test_what_is_configured_wins(upstream_to, caplog):
-    """Whatever the server looks like; that it looks otherwise is logged."""
+async def test_the_configured_engine_type_overrides_the_detected_one(upstream_to, caplog):
+    """The difference is logged."""
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url, kind="plain")
         await upstream.detect_all()
@@ -94,8 +94,8 @@ async def test_what_is_configured_wins(upstream_to, caplog):
         assert "is configured as plain but was detected as vllm" in caplog.text
 
 
-async def test_a_vllm_that_shows_its_sampling_defaults_is_asked_for_them(upstream_to):
-    """Where that route is disabled, or the engine breaks off there, it is known all the same."""
+async def test_vllms_sampling_defaults_are_requested(upstream_to):
+    """The engine is detected even if that route is disabled or fails."""
     path = "/v1/chat/completions/render"
     rendered = {"token_ids": [1], "sampling_params": {"temperature": 0.6, "top_p": 0.95, "max_tokens": 1}}
     async with fake_engine() as showing, fake_engine() as silent:
@@ -104,11 +104,12 @@ async def test_a_vllm_that_shows_its_sampling_defaults_is_asked_for_them(upstrea
         await upstream.detect_all()
 
         assert ["vllm", "vllm"] == [endpoint.kind for endpoint in upstream.endpoints]
-        assert [{"temperature": 0.6, "top_p": 0.95}, {}] == [one.sampling_defaults for one in upstream.endpoints]
+        assert [{"temperature": 0.6, "top_p": 0.95}, {}] == [
+            endpoint.sampling_defaults for endpoint in upstream.endpoints
+        ]
 
 
-async def test_an_engine_that_does_not_show_its_sampling_defaults_in_time_is_known(upstream_to, monkeypatch):
-    """They are unknown then, and calls go on."""
+async def test_a_timeout_of_the_sampling_defaults_request_does_not_fail_detection(upstream_to, monkeypatch):
     monkeypatch.setattr("proxy.upstream.detection._DEFAULTS_TIMEOUT_S", 0.01)
     async with fake_engine() as engine:
         answer, never = engine.handle, asyncio.Event()

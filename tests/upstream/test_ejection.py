@@ -1,4 +1,4 @@
-"""When an endpoint is passed over."""
+"""Ejection of endpoints."""
 
 import pytest
 
@@ -15,8 +15,8 @@ def fail(health, times, now):
         health.failed(now)
 
 
-def test_faults_in_a_row_eject(health):
-    """Not those with an answered call between them."""
+def test_consecutive_faults_eject(health):
+    """A successful call in between resets the count."""
     fail(health, 2, 0)
     health.answered()
     fail(health, 2, 0)
@@ -26,15 +26,14 @@ def test_faults_in_a_row_eject(health):
     assert 11 == health.ejected_until
 
 
-def test_a_thousand_faults_at_once_eject_once(health):
-    """The calls that an engine took with it prolong nothing."""
+def test_faults_during_an_ejection_do_not_extend_it(health):
     fail(health, 1000, 10)
 
     assert (1, 11) == (health.ejections, health.ejected_until)
 
 
-def test_each_ejection_in_a_row_is_twice_as_long_up_to_the_bound(health):
-    """Whatever the number of them; an answered call begins anew."""
+def test_ejection_time_doubles_up_to_the_maximum(health):
+    """A successful call resets it."""
     fail(health, 3, 0)
     lasted = []
     for _ in range(100):
@@ -50,8 +49,8 @@ def test_each_ejection_in_a_row_is_twice_as_long_up_to_the_bound(health):
     assert 1 == health.ejected_until
 
 
-def test_a_good_check_brings_it_back_when_its_time_is_over(health):
-    """Not before: an engine whose calls fail is not called more often because its checks are good."""
+def test_a_passed_check_ends_an_ejection_after_its_time(health):
+    """Not before: calls may fail although checks pass."""
     fail(health, 3, 0)
     health.passed(0.5)
     assert health.is_ejected
@@ -62,8 +61,8 @@ def test_a_good_check_brings_it_back_when_its_time_is_over(health):
     assert 3 == health.ejected_until
 
 
-def test_a_good_check_forgives_no_faults_of_calls(health):
-    """Else an engine that fails slowly would never be passed over."""
+def test_a_passed_check_does_not_reset_the_fault_count(health):
+    """Otherwise an engine with rare calls would never be ejected."""
     fail(health, 2, 0)
     health.passed(0)
     fail(health, 1, 0)

@@ -1,4 +1,4 @@
-"""The endpoints that a call is tried at."""
+"""Failover: the endpoints at which a call is attempted."""
 
 from types import SimpleNamespace
 
@@ -15,8 +15,7 @@ def endpoint(name):
 ENDPOINTS = [endpoint("a"), endpoint("b"), endpoint("c")]
 
 
-def test_endpoints_come_in_routing_order_up_to_the_maximum():
-    """`engines.max_attempts` bounds how many there are."""
+def test_endpoints_are_attempted_in_routing_order_up_to_max_attempts():
     failover = Failover(ENDPOINTS, 2)
 
     assert "a" == failover.next().label
@@ -26,18 +25,18 @@ def test_endpoints_come_in_routing_order_up_to_the_maximum():
 
 
 @pytest.mark.parametrize(
-    ("fault", "goes_on"), [(EngineUnreachable("x"), True), (EngineDisconnected("x"), True), (EngineTimeout("x"), False)]
+    ("fault", "can_retry"),
+    [(EngineUnreachable("x"), True), (EngineDisconnected("x"), True), (EngineTimeout("x"), False)],
 )
-def test_a_call_goes_on_to_the_next_endpoint_unless_the_last_one_was_silent(fault, goes_on):
-    """A silent engine may still work on the call."""
+def test_a_call_is_retried_at_the_next_endpoint_unless_the_last_one_timed_out(fault, can_retry):
+    """The engine may still be processing the call."""
     failover = Failover(ENDPOINTS, 3)
     failover.next()
 
-    assert goes_on is failover.can_retry(fault)
+    assert can_retry is failover.can_retry(fault)
 
 
-def test_no_fault_goes_on_past_the_last_endpoint():
-    """Its fault is the call's."""
+def test_a_fault_of_the_last_endpoint_is_not_retried():
     failover = Failover(ENDPOINTS, 1)
     failover.next()
 
@@ -45,8 +44,8 @@ def test_no_fault_goes_on_past_the_last_endpoint():
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-def test_a_gateways_status_is_a_fault_while_an_endpoint_is_left(status):
-    """The last endpoint's response is shown as it is."""
+def test_a_502_503_or_504_is_a_fault_unless_it_is_the_last_endpoints(status):
+    """The last endpoint's response is forwarded."""
     failover = Failover(ENDPOINTS, 2)
     first = failover.next()
     with pytest.raises(EngineDisconnected, match=f"Engine a returned status {status}"):
@@ -56,8 +55,7 @@ def test_a_gateways_status_is_a_fault_while_an_endpoint_is_left(status):
 
 
 @pytest.mark.parametrize("status", [200, 400, 429, 500])
-def test_other_statuses_are_responses(status):
-    """Also where another endpoint is left."""
+def test_other_status_codes_are_forwarded(status):
     failover = Failover(ENDPOINTS, 2)
 
     failover.check_status(failover.next(), status)

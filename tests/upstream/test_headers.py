@@ -1,4 +1,4 @@
-"""Which headers pass, in each direction."""
+"""Headers that are forwarded in each direction."""
 
 import pytest
 
@@ -6,15 +6,17 @@ from proxy.upstream import headers
 
 
 @pytest.mark.parametrize("value", ["a\rb", "a\nb", "a\x00b", "\x1b[31m", "a\x7f"])
-def test_what_cannot_be_written_does_not_pass(value):
-    """A control character in a header of an engine must not cost its answer; a tab and other letters may pass."""
-    shown = headers.downstream({"X-Odd": value, "X-Tab": "a\tb", "X-Other": "ü\udcff"}, rollout_id=None, step_id=None)
+def test_header_values_with_control_characters_are_dropped(value):
+    """The rest of the response is forwarded; tabs and non-ASCII characters are allowed."""
+    forwarded = headers.downstream(
+        {"X-Odd": value, "X-Tab": "a\tb", "X-Other": "ü\udcff"}, rollout_id=None, step_id=None
+    )
 
-    assert [("X-Tab", "a\tb"), ("X-Other", "ü\udcff")] == shown
+    assert [("X-Tab", "a\tb"), ("X-Other", "ü\udcff")] == forwarded
 
 
-def test_what_is_of_one_connection_or_secret_does_not_go_upstream():
-    """Trace headers and the client's own do; the engine's key is added."""
+def test_connection_headers_and_credentials_are_not_sent_to_the_engine():
+    """Trace headers and the client's other headers are; the engine's API key is added."""
     sent = headers.upstream(
         [
             ("Authorization", "Bearer agent"),
@@ -39,9 +41,9 @@ def test_what_is_of_one_connection_or_secret_does_not_go_upstream():
     ] == sent
 
 
-def test_the_engines_headers_come_back_with_our_names():
-    """Framing aside; an engine cannot speak for us."""
-    shown = headers.downstream(
+def test_the_engines_headers_are_forwarded_with_rollout_and_step_id():
+    """Without framing headers, and without headers in which the engine poses as TokenTape."""
+    forwarded = headers.downstream(
         {
             "Content-Type": "x",
             "Content-Length": "3",
@@ -53,4 +55,4 @@ def test_the_engines_headers_come_back_with_our_names():
         step_id="s1",
     )
 
-    assert [("Content-Type", "x"), ("Retry-After", "7"), ("X-Rollout-Id", "r1"), ("X-Step-Id", "s1")] == shown
+    assert [("Content-Type", "x"), ("Retry-After", "7"), ("X-Rollout-Id", "r1"), ("X-Step-Id", "s1")] == forwarded

@@ -1,4 +1,4 @@
-"""The watch over endpoints."""
+"""Health checks of endpoints."""
 
 import asyncio
 
@@ -17,8 +17,8 @@ async def until(condition):
             await asyncio.sleep(0.01)
 
 
-async def test_an_engine_that_dies_is_passed_over_and_back_when_it_is(upstream_to, registry, caplog):
-    """Without any call: the checks find out, and the metrics and the log say so."""
+async def test_failing_checks_eject_an_engine_and_passing_ones_restore_it(upstream_to, registry, caplog):
+    """Without any call; metrics and log show it."""
     caplog.set_level("INFO")
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url, engines=QUICK, kind="vllm")
@@ -40,8 +40,8 @@ async def test_an_engine_that_dies_is_passed_over_and_back_when_it_is(upstream_t
         assert "e0 recovered" in caplog.text
 
 
-async def test_after_a_bad_check_the_next_one_is_soon(upstream_to):
-    """An engine that nobody calls is passed over long before it has missed so many checks at their usual pace."""
+async def test_after_a_failed_check_the_next_one_follows_soon(upstream_to):
+    """An idle engine is ejected long before eject_after checks at the regular interval."""
     async with fake_engine() as engine:
         engine.fixed_responses = {}
         upstream = upstream_to(engine.url, engines={"health_interval_s": 2, "eject_after": 20, "base_ejection_s": 0.01})
@@ -51,8 +51,8 @@ async def test_after_a_bad_check_the_next_one_is_soon(upstream_to):
 
 
 @pytest.mark.parametrize(("status", "expected"), [(200, True), (404, True), (401, True), (500, False), (503, False)])
-async def test_an_engine_without_a_health_route_is_healthy_if_it_answers(upstream_to, status, expected):
-    """A plain one may have no such route, or want a key for it."""
+async def test_an_engine_without_a_health_route_is_healthy_unless_it_returns_5xx(upstream_to, status, expected):
+    """The route may not exist, or require a key."""
 
     async def respond(request, body):
         return web.json_response({}, status=status)
@@ -63,8 +63,7 @@ async def test_an_engine_without_a_health_route_is_healthy_if_it_answers(upstrea
         assert expected is await upstream.health_checker.check(upstream.endpoints[0])
 
 
-async def test_an_engine_that_hangs_at_its_health_is_not_healthy(upstream_to, monkeypatch):
-    """Silence is a fault as any other."""
+async def test_a_health_check_that_times_out_is_a_fault(upstream_to, monkeypatch):
     monkeypatch.setattr("proxy.upstream.health._CHECK_TIMEOUT_S", 0.05)
     async with fake_engine() as engine:
         engine.fixed_responses = {}
@@ -78,8 +77,8 @@ async def test_an_engine_that_hangs_at_its_health_is_not_healthy(upstream_to, mo
     assert "did not respond to GET /health" in endpoint.last_fault
 
 
-async def test_faults_of_calls_eject_and_an_answer_brings_it_back(upstream_to):
-    """At once, whatever its ejection lasts: a call that was answered is better than a check."""
+async def test_faults_of_calls_eject_and_a_response_restores_at_once(upstream_to):
+    """Even within the ejection time."""
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url, engines={"base_ejection_s": 600, "max_ejection_s": 600, "eject_after": 2})
         (endpoint,) = upstream.endpoints
@@ -108,8 +107,7 @@ async def test_faults_of_calls_eject_and_an_answer_brings_it_back(upstream_to):
     assert (False, 0) == (endpoint.health.is_ejected, endpoint.health.faults)
 
 
-async def test_checks_end_with_the_upstream(upstream_to):
-    """No task is left behind."""
+async def test_closing_the_upstream_ends_the_checks(upstream_to):
     before = asyncio.all_tasks()
     upstream = upstream_to("http://127.0.0.1:9", "http://127.0.0.1:10")
     await upstream.close()

@@ -1,4 +1,4 @@
-"""The models that one engine lists."""
+"""The cached list of an engine's models."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from proxy.upstream.lookups import ModelList
 
 
 class Engine:
-    """Lists these models, and counts how often it is asked."""
+    """Lists these models, and counts the requests."""
 
     def __init__(self, *names):
         self.names = frozenset(names)
@@ -18,8 +18,7 @@ class Engine:
         return self.names
 
 
-async def test_a_listed_name_is_looked_up_once():
-    """What is listed once is known."""
+async def test_a_listed_model_is_requested_once():
     engine, models = Engine("a"), ModelList()
     for _ in range(3):
         assert {"a"} == await models.updated_for("a", engine.fetch)
@@ -27,15 +26,14 @@ async def test_a_listed_name_is_looked_up_once():
     assert 1 == engine.requests
 
 
-async def test_calls_at_once_look_an_unlisted_name_up_together():
-    """One request, however many answers name it."""
+async def test_concurrent_lookups_of_an_unlisted_model_share_one_request():
     engine, models = Engine("a"), ModelList()
     await asyncio.gather(*(models.updated_for("b", engine.fetch) for _ in range(50)))
 
     assert 1 == engine.requests
 
 
-async def test_an_unlisted_name_is_looked_up_again_after_a_minute():
+async def test_an_unlisted_model_is_requested_again_after_a_minute():
     """An adapter may have been loaded since."""
     now = 0.0
     engine, models = Engine("a"), ModelList(now=lambda: now)
@@ -47,8 +45,7 @@ async def test_an_unlisted_name_is_looked_up_again_after_a_minute():
     assert {"a", "b"} == await models.updated_for("b", engine.fetch)
 
 
-async def test_another_unlisted_name_is_looked_up_at_once():
-    """It may be that of an adapter that was loaded a moment ago."""
+async def test_another_unlisted_model_is_requested_at_once():
     engine, models = Engine("a"), ModelList()
     await models.updated_for("b", engine.fetch)
     await models.updated_for("c", engine.fetch)
@@ -56,23 +53,22 @@ async def test_another_unlisted_name_is_looked_up_at_once():
     assert 2 == engine.requests
 
 
-async def test_a_call_that_is_cancelled_while_it_looks_up_leaves_the_name_to_the_next():
-    """Nothing was learnt."""
+async def test_a_cancelled_lookup_is_repeated_by_the_next_call():
     models = ModelList()
 
     async def hang():
         await asyncio.Event().wait()
 
-    asking = asyncio.ensure_future(models.updated_for("b", hang))
+    lookup = asyncio.ensure_future(models.updated_for("b", hang))
     await asyncio.sleep(0)
-    asking.cancel()
-    await asyncio.wait([asking])
+    lookup.cancel()
+    await asyncio.wait([lookup])
 
     assert {"b"} == await models.updated_for("b", Engine("b").fetch)
 
 
-async def test_an_engine_that_was_started_anew_is_asked_again():
-    """It may serve other models."""
+async def test_after_forget_the_models_are_requested_again():
+    """The engine may have been restarted."""
     engine, models = Engine("a"), ModelList()
     await models.updated_for("b", engine.fetch)
     models.forget()

@@ -1,4 +1,4 @@
-"""An engine's answer to a question beside calls, fetched once."""
+"""An engine's response to an auxiliary request, cached."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from proxy.upstream.lookups import CachedAnswer
 
 
 class Engine:
-    """Answers as a test says, and counts how often it is asked."""
+    """Returns one value, and counts the requests."""
 
     def __init__(self, answer):
         self.answer, self.requests = answer, 0
@@ -17,8 +17,8 @@ class Engine:
         return self.answer
 
 
-async def test_it_is_fetched_once_however_many_want_it():
-    """Also False is an answer; forgotten, it is fetched again."""
+async def test_concurrent_gets_share_one_request():
+    """False is cached too; after forget() it is requested again."""
     cached, engine = CachedAnswer(), Engine(answer=False)
 
     assert [False] * 9 == await asyncio.gather(*(cached.get(f"m{n}", engine) for n in range(9)))
@@ -28,8 +28,8 @@ async def test_it_is_fetched_once_however_many_want_it():
     assert 2 == engine.requests
 
 
-async def test_a_question_without_an_answer_is_asked_again_after_a_minute():
-    """For each model by itself: one that the engine does not serve must not keep the others from it."""
+async def test_none_is_requested_again_after_a_minute():
+    """Per model: an unknown model does not block requests for others."""
     now = [0.0]
     cached, engine = CachedAnswer(lambda: now[0]), Engine(answer=None)
     for model in ("m", "m", "other", "m"):
@@ -41,8 +41,8 @@ async def test_a_question_without_an_answer_is_asked_again_after_a_minute():
     assert 3 == engine.requests
 
 
-async def test_the_models_that_are_remembered_are_bounded():
-    """A client may name any."""
+async def test_the_number_of_cached_models_is_limited():
+    """Clients may send any model name."""
     cached, engine = CachedAnswer(), Engine(answer=None)
     for number in range(3000):
         await cached.get(str(number), engine)

@@ -20,7 +20,7 @@ async def settled():
 
 @pytest.fixture
 def calls():
-    """Calls in a calls: `came(rollout, n)` sends n of them, `order` is whose turn it was."""
+    """A helper that starts calls; `order` lists the rollouts in the order in which they acquired the endpoint."""
 
     class Calls:
         def __init__(self):
@@ -39,8 +39,8 @@ def calls():
     return Calls()
 
 
-async def test_without_a_limit_nobody_waits(calls):
-    """They are counted all the same."""
+async def test_without_a_limit_no_call_waits(calls):
+    """Calls are still counted."""
     queue = make_queue(None)
     await calls.start(queue, "a", 1000)
 
@@ -48,7 +48,7 @@ async def test_without_a_limit_nobody_waits(calls):
 
 
 async def test_a_rollout_with_many_calls_does_not_starve_others(calls):
-    """Those that wait have their queue rollout by rollout, and the calls of one in the order in which they came."""
+    """The queue is round-robin over rollouts, and first-in first-out within a rollout."""
     queue = make_queue(2)
     await calls.start(queue, "big", 1000)
     for rollout in ("b", "c", "c"):
@@ -65,8 +65,8 @@ async def test_a_rollout_with_many_calls_does_not_starve_others(calls):
     assert 1003 == len(calls.order)
 
 
-async def test_past_the_bounds_a_call_is_refused(calls):
-    """Each refusal names its setting, and leaves nothing behind."""
+async def test_calls_beyond_max_queued_or_queue_timeout_s_are_rejected(calls):
+    """The error names the setting, and the queue's counts are restored."""
     queue = make_queue(1, max_waiting=1, timeout_s=0.05)
     await calls.start(queue, "a")
     with pytest.raises(EngineBusy, match="engines.queue_timeout_s"):
@@ -85,8 +85,8 @@ async def test_past_the_bounds_a_call_is_refused(calls):
     assert (0, 0, True) == (queue.in_flight, queue.waiting, queue.is_free)
 
 
-async def test_who_may_go_elsewhere_is_told_to(calls):
-    """Of an endpoint that is away; the others wait on."""
+async def test_evict_waiters_returns_only_calls_that_can_fail_over(calls):
+    """Other calls keep waiting."""
     queue = make_queue(1)
     await calls.start(queue, "a")
     await calls.start(queue, "b", can_fail_over=True)
@@ -100,8 +100,8 @@ async def test_who_may_go_elsewhere_is_told_to(calls):
     assert ["a", "not b", "c"] == calls.order
 
 
-async def test_a_greater_limit_is_used_at_once(calls):
-    """And a smaller one when enough calls have ended."""
+async def test_a_raised_limit_takes_effect_at_once(calls):
+    """A lowered one takes effect when enough calls have ended."""
     queue = make_queue(1)
     await calls.start(queue, "a", 5)
     queue.limit = 3
@@ -118,8 +118,8 @@ async def test_a_greater_limit_is_used_at_once(calls):
 
 @pytest.mark.parametrize("steps", range(8))
 @pytest.mark.parametrize("moment", ["before", "with", "after"])
-async def test_a_call_that_is_cancelled_at_any_moment_keeps_no_turn(steps, moment):
-    """Before it has its turn, in the very step in which it gets it, or later: the next one has it."""
+async def test_a_call_cancelled_at_any_moment_frees_its_slot(steps, moment):
+    """Before it acquires, in the same event loop iteration, or after."""
     queue = make_queue(1)
 
     async def call():

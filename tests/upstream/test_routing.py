@@ -1,4 +1,4 @@
-"""The choice among endpoints."""
+"""Routing: the choice among endpoints."""
 
 import pytest
 
@@ -10,12 +10,12 @@ from proxy.upstream.endpoint import make_endpoint
 NAMES = [f"r{n}" for n in range(200)]
 
 
-def fleet(size, *limits):
+def make_endpoints(size, *limits):
     limits = limits or [None] * size
     settings = [
         EndpointSettings(url=f"http://127.0.0.1:{n}", max_in_flight=limit) for n, limit in enumerate(limits, start=1)
     ]
-    return [make_endpoint(one, EnginesSettings()) for one in settings]
+    return [make_endpoint(endpoint_settings, EnginesSettings()) for endpoint_settings in settings]
 
 
 def eject(endpoint):
@@ -23,33 +23,32 @@ def eject(endpoint):
         endpoint.health.failed(now=0)
 
 
-def test_a_rollout_stays_with_its_endpoint():
-    """The choice depends on the rollout alone, uses every endpoint, and losing one moves only its own rollouts."""
-    endpoints = fleet(3)
+def test_the_endpoint_of_a_rollout_depends_on_its_id_alone():
+    """Every endpoint is used, and removing one moves only its own rollouts."""
+    endpoints = make_endpoints(3)
     chosen = {name: choose(endpoints, name) for name in NAMES}
 
     assert set(endpoints) == set(chosen.values())
-    left = endpoints[:2]
-    assert all(choose(left, name) is endpoint for name, endpoint in chosen.items() if endpoint in left)
+    remaining = endpoints[:2]
+    assert all(choose(remaining, name) is endpoint for name, endpoint in chosen.items() if endpoint in remaining)
 
 
-def test_an_ejected_endpoint_is_passed_over_and_only_its_rollouts_move():
-    """It comes last, the order of the others stays, and its rollouts come back with it."""
-    endpoints = fleet(3)
+def test_an_ejected_endpoint_is_ranked_last_and_only_its_rollouts_move():
+    """The order of the others does not change, and its rollouts return with it."""
+    endpoints = make_endpoints(3)
     before = {name: ranked(endpoints, name) for name in NAMES}
-    out = endpoints[1]
-    eject(out)
+    ejected = endpoints[1]
+    eject(ejected)
 
     for name, order in before.items():
-        assert [*(one for one in order if one is not out), out] == ranked(endpoints, name)
+        assert [*(endpoint for endpoint in order if endpoint is not ejected), ejected] == ranked(endpoints, name)
         assert order[0] is preferred(endpoints, name)
-    out.health.answered()
+    ejected.health.answered()
     assert before == {name: ranked(endpoints, name) for name in NAMES}
 
 
-def test_where_all_are_ejected_each_rollout_is_tried_at_its_own():
-    """Nobody is turned away for what might be over."""
-    endpoints = fleet(3)
+def test_if_all_endpoints_are_ejected_the_ranking_is_unchanged():
+    endpoints = make_endpoints(3)
     before = {name: ranked(endpoints, name) for name in NAMES}
     for endpoint in endpoints:
         eject(endpoint)
@@ -61,18 +60,17 @@ def test_where_all_are_ejected_each_rollout_is_tried_at_its_own():
     ("limits", "expected"),
     [((None, None, None), (30, 30, 30)), ((8, 16, 32), (13, 26, 51)), ((10, 20, None), (18, 36, 36))],
 )
-def test_the_least_loaded_gets_the_next_call_of_no_rollout(limits, expected):
-    """Each gets its share, by how many it may have at once."""
-    endpoints = fleet(3, *limits)
+def test_calls_without_a_rollout_go_to_the_least_loaded_endpoint(limits, expected):
+    """In proportion to max_in_flight."""
+    endpoints = make_endpoints(3, *limits)
     for n in range(90):
         least_loaded(endpoints, f"r{n}")[0].queue.in_flight += 1
 
-    assert all(abs(one.queue.in_flight - share) <= 1 for one, share in zip(endpoints, expected, strict=True))
+    assert all(abs(endpoint.queue.in_flight - share) <= 1 for endpoint, share in zip(endpoints, expected, strict=True))
 
 
-def test_calls_that_wait_are_load_and_an_ejected_endpoint_is_the_last():
-    """However idle it is."""
-    endpoints = fleet(3)
+def test_queued_calls_count_as_load_and_an_ejected_endpoint_is_last():
+    endpoints = make_endpoints(3)
     first, second, third = endpoints
     first.queue.in_flight, second.queue.waiting = 2, 1
     assert [third, second, first] == least_loaded(endpoints, "r1")
@@ -81,8 +79,7 @@ def test_calls_that_wait_are_load_and_an_ejected_endpoint_is_the_last():
     assert [second, first, third] == least_loaded(endpoints, "r1")
 
 
-def test_no_endpoint_is_an_error_that_says_what_to_do():
-    """Nobody is sent to nowhere."""
+def test_without_endpoints_the_error_names_the_setting():
     for order in (choose, ranked, least_loaded, preferred):
         with pytest.raises(EngineUnreachable, match="engines.endpoints"):
             order([], "r1")

@@ -1,4 +1,4 @@
-"""Configured tokenizers, with a real one: loaded once, in a thread, and never taken for an engine."""
+"""Configured tokenizers: loaded once, in a thread, and used only where the engine has no token ids."""
 
 import asyncio
 import sys
@@ -13,8 +13,8 @@ from proxy.config.sections import EndpointSettings
 from proxy.errors import UnprocessableRequest
 from proxy.upstream.tokenizers import Tokenizers, load
 
-ASKED = {"model": "m", "messages": [{"role": "user", "content": "Say hi"}]}
-ANSWER = {
+BODY = {"model": "m", "messages": [{"role": "user", "content": "Say hi"}]}
+RESPONSE = {
     "id": "x",
     "object": "chat.completion",
     "model": "m",
@@ -32,46 +32,43 @@ def endpoint(name: str, tokenizer=None) -> EndpointSettings:
     return EndpointSettings(url="http://e", name=name, tokenizer=None if tokenizer is None else str(tokenizer))
 
 
-def test_text_and_ids(folder):
-    """Special tokens are read and spelt as such, and none is added."""
+def test_text_is_encoded_without_added_special_tokens(folder):
+    """Special tokens in the text are encoded as such."""
     tokenizer = load(str(folder))
 
     assert [1, 3, 6, 7, 2] == tokenizer.encode("<s>user Say hi</s>")
     assert "<s>" in tokenizer.decode([1, 3])
-    assert [1, 3, 6, 7, 2, 1, 4] == tokenizer.render(ASKED["messages"], None, reply=True)
-    assert [1, 3, 6, 7, 2] == tokenizer.render(ASKED["messages"], [], reply=False)
+    assert [1, 3, 6, 7, 2, 1, 4] == tokenizer.render(BODY["messages"], None, reply=True)
+    assert [1, 3, 6, 7, 2] == tokenizer.render(BODY["messages"], [], reply=False)
 
 
-def test_pieces(folder):
-    """The vocabulary's own strings, None for an id that it has not."""
+def test_pieces_are_the_vocabularys_strings(folder):
+    """None for an unknown id."""
     assert ["<s>", "hello", None] == load(str(folder)).pieces([1, 8, 99])
 
 
 @pytest.mark.parametrize("ids", [[2**40], [-1]])
-def test_ids_that_it_does_not_have_are_not_decoded(folder, ids):
-    """The error says so, whatever the library raises."""
+def test_decoding_an_unknown_id_is_unprocessable(folder, ids):
     with pytest.raises(UnprocessableRequest, match="cannot decode the token ids"):
         load(str(folder)).decode(ids)
 
 
-def test_what_a_template_refuses_is_a_value_error(folder):
-    """Whatever its author raises."""
+def test_an_error_of_the_chat_template_is_a_value_error(folder):
     with pytest.raises(ValueError, match="no such role"):
         load(str(folder)).render([{"role": "nobody", "content": ""}], None, reply=True)
 
 
-async def test_an_endpoint_has_the_tokenizer_that_is_configured_for_it(folder):
-    """Loaded once, however many ask; another endpoint has none."""
+async def test_an_endpoints_tokenizer_is_loaded_once(folder):
+    """An endpoint without one has None."""
     tokenizers = Tokenizers([endpoint("a", folder), endpoint("b")])
 
-    one, other = await asyncio.gather(tokenizers.get("a"), tokenizers.get("a"))
-    assert one is other is not None
+    first, second = await asyncio.gather(tokenizers.get("a"), tokenizers.get("a"))
+    assert first is second is not None
     assert await tokenizers.get("b") is None
     assert (True, False) == (bool(tokenizers), bool(Tokenizers([endpoint("b")])))
 
 
-async def test_other_endpoints_have_other_tokenizers(folder):
-    """Those that are put at run time; what was loaded stays loaded."""
+async def test_replacing_the_endpoints_keeps_loaded_tokenizers(folder):
     tokenizers = Tokenizers([endpoint("a", folder)])
     before = await tokenizers.get("a")
     tokenizers.replace([endpoint("b", folder)])
@@ -80,8 +77,8 @@ async def test_other_endpoints_have_other_tokenizers(folder):
     assert before is await tokenizers.get("b")
 
 
-async def test_one_that_cannot_be_loaded_is_told(tmp_path):
-    """With what it was; the next one who asks tries again."""
+async def test_a_tokenizer_that_cannot_be_loaded_is_named_in_the_error(tmp_path):
+    """The next call tries again."""
     tokenizers = Tokenizers([endpoint("a", tmp_path / "nothing")])
 
     for _ in range(2):
@@ -89,25 +86,24 @@ async def test_one_that_cannot_be_loaded_is_told(tmp_path):
             await tokenizers.get("a")
 
 
-async def test_without_transformers_it_is_told_how_to_get_it(monkeypatch, folder):
-    """It is an optional extra."""
+async def test_without_transformers_the_error_names_the_extra(monkeypatch, folder):
     monkeypatch.setitem(sys.modules, "transformers", None)
 
     with pytest.raises(UnprocessableRequest, match=r"tokentape\[tokenizer\]"):
         load(str(folder))
 
 
-async def test_a_text_only_engine_is_exported_only_where_retokenized_rows_are_asked_for(store, engine, http, folder):
-    """Recorded as text and flagged; a row of it says that nobody sampled its ids."""
+async def test_calls_of_a_text_only_engine_are_exported_only_as_retokenized_rows(store, engine, http, folder):
+    """They are recorded as text and flagged; the row is flagged as retokenized."""
 
     async def respond(request: web.Request, body: dict) -> web.StreamResponse:
-        return web.json_response(ANSWER)
+        return web.json_response(RESPONSE)
 
     engine.respond = respond
     engines = {"endpoints": [{"url": engine.url, "name": "text", "kind": "plain", "tokenizer": str(folder)}]}
     async with proxying(None, store, engines=engines) as served:
-        async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=ASKED) as answer:
-            assert ANSWER == await answer.json()
+        async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as answer:
+            assert RESPONSE == await answer.json()
         rows = {}
         for include in ("exact", "flagged", "retokenized"):
             async with http.get(f"{served.url}/rollouts/r1/export?include={include}") as exported:

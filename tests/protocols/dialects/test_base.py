@@ -1,4 +1,4 @@
-"""What dialects share: reading flags and counts, and OpenAI's error body."""
+"""Values that all dialects read in the same way, and OpenAI's error body."""
 
 import orjson
 import pytest
@@ -12,37 +12,34 @@ from proxy.protocols.dialects.base import is_on, openai_error, sample_count, wan
     ("value", "expected"), [(None, False), (False, False), (0, False), (True, True), (1, True), ("maybe", True)]
 )
 def test_a_flag_is_on_unless_it_is_absent_null_or_false(value, expected):
-    """What else there is, the engine judges."""
+    """The engine validates other values."""
     assert expected is is_on(value)
 
 
 @pytest.mark.parametrize(
     "text", ["0", "off", "f", "false", "n", "no", "No", "FALSE", "1", "on", "t", "true", "y", "yes"]
 )
-def test_a_flag_in_words_is_read_as_the_engines_read_it(text):
-    """By pydantic: else we would take ids for asked that the engine does not give."""
+def test_a_flag_written_as_a_word_is_read_as_pydantic_reads_it(text):
+    """Engines validate requests with pydantic."""
     assert TypeAdapter(bool).validate_python(text) is is_on(text)
 
 
 @pytest.mark.parametrize(
     ("n", "expected"), [(None, 1), (1, 1), (3, 3), (0, None), (-1, None), ("3", None), (True, None), (2.0, None)]
 )
-def test_samples_are_counted_only_where_the_count_can_be_relied_on(n, expected):
-    """Else nobody knows, and nobody pretends to."""
-    assert expected == sample_count({"n": n})
+def test_n_is_one_by_default_and_unknown_if_invalid(n, expected):
+    assert expected == samples_of({"n": n})
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [(None, False), ({}, False), ({"include_usage": True}, True), ({"include_usage": False}, False), (7, False)],
 )
-def test_usage_is_asked_for_in_stream_options(options, expected):
-    """As OpenAI has it."""
+def test_usage_is_requested_in_stream_options(options, expected):
     assert expected is wants_usage({"stream_options": options})
 
 
 def test_errors_have_openais_shape():
-    """message, type, param, code."""
     expected = {"message": "no", "type": "invalid_request_error", "param": "x", "code": "bad_request"}
 
     assert {"error": expected} == orjson.loads(openai_error(BadRequest("no", param="x")))

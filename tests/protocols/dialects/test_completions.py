@@ -12,12 +12,12 @@ from proxy.protocols.dialects.completions import Completions, prompt_count
     [("a", 1), (["a", "b"], 2), ([1, 2, 3], 1), ([[1], [2, 3]], 2), ([], None), (None, None), (7, None)],
 )
 def test_prompts_are_counted(prompt, expected):
-    """A text, ids, or a list of either."""
-    assert expected == prompt_count({"prompt": prompt})
+    """A prompt is a text, a list of token ids, or a list of either."""
+    assert expected == prompts_of({"prompt": prompt})
 
 
-def test_zero_logprobs_are_asked_for():
-    """Here logprobs are a number, and 0 asks for the sampled token's own."""
+def test_zero_logprobs_request_the_sampled_tokens_logprob():
+    """In completions, `logprobs` is the number of alternatives."""
     dialect = Completions()
 
     assert dialect.response_options({"prompt": "a", "logprobs": 0}).logprobs

@@ -1,4 +1,4 @@
-"""Values by their type."""
+"""Values of a request are validated by their JSON type."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import validation as checked
 
 VALUES = {"null": None, "a boolean": True, "a number": 1.5, "a string": "x", "a list": [], "an object": {}}
-TAKES = {
+ACCEPTED = {
     checked.a_text: {"a string"},
     checked.a_list: {"a list"},
     checked.an_object: {"an object"},
@@ -16,27 +16,26 @@ TAKES = {
 }
 
 
-@pytest.mark.parametrize("reading", TAKES, ids=lambda reading: reading.__name__)
+@pytest.mark.parametrize("reading", ACCEPTED, ids=lambda reading: reading.__name__)
 @pytest.mark.parametrize("kind", VALUES)
-def test_what_has_not_the_type_is_refused_by_its_place(reading, kind):
-    """And what has it is given back as it is."""
-    if kind in TAKES[reading]:
+def test_a_value_of_another_type_raises_with_its_path(reading, kind):
+    if kind in ACCEPTED[reading]:
         assert VALUES[kind] is reading(VALUES[kind], "here.0")
         return
-    with pytest.raises(UnprocessableRequest, match=rf"^here\.0: must be .*, not {kind}$") as refused:
+    with pytest.raises(UnprocessableRequest, match=rf"^here\.0: must be .*, not {kind}$") as raised:
         reading(VALUES[kind], "here.0")
-    assert "here.0" == refused.value.param
+    assert "here.0" == raised.value.param
 
 
-def test_a_whole_number_is_no_boolean():
-    """Python's True is 1; JSON's is not."""
+def test_an_integer_is_not_a_boolean():
+    """In Python, True == 1."""
     assert 3 == checked.a_count(3, "n")
     with pytest.raises(UnprocessableRequest):
         checked.a_count(True, "n")
 
 
-def test_one_of_a_few_words():
-    """Any other is refused with the list of them, and not in full length."""
+def test_a_value_outside_an_enumeration_raises_with_the_allowed_values():
+    """The value in the message is truncated."""
     assert "b" == checked.one_of("b", "x", ("a", "b"))
     with pytest.raises(UnprocessableRequest, match=r"^x: must be one of a, b, not 'c{64}'$"):
         checked.one_of("c" * 999, "x", ("a", "b"))

@@ -1,15 +1,21 @@
-"""A choice of an OpenAI-shaped answer: the readings that engines share."""
+"""The fields of an OpenAI-shaped choice that all engines read in the same way."""
 
 import pytest
 
+from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import StripRules, index_of, logprobs_of, without
 
 
 @pytest.mark.parametrize("index", ["0", None, 1.0, True])
-def test_an_index_is_an_integer(index):
-    """Nothing could be paired by anything else."""
+def test_a_choice_index_that_is_not_an_integer_raises_type_error(index):
     with pytest.raises(TypeError, match="index"):
         index_of({"index": index})
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_every_engine_rejects_a_choice_index_that_is_not_an_integer(kind):
+    with pytest.raises(TypeError, match="index"):
+        ENGINES[kind].tokens("chat", {}, {"choices": [{"index": "0"}]})
 
 
 @pytest.mark.parametrize(
@@ -21,13 +27,12 @@ def test_an_index_is_an_integer(index):
         ({}, None),
     ],
 )
-def test_logprobs_are_read_in_either_dialect(logprobs, read):
-    """One a token; one that is missing is missing."""
+def test_logprobs_are_read_from_chat_and_completions_choices(logprobs, read):
+    """One per token; a missing one is None."""
     assert read == logprobs_of({"logprobs": logprobs})
 
 
-def test_what_was_asked_for_is_taken_away():
-    """Keys are gone, logprobs null, and the choice itself is untouched."""
+def test_stripping_removes_keys_and_nulls_logprobs_in_a_copy():
     choice = {"index": 0, "logprobs": {}, "token_ids": [1], "text": "a"}
     shown = without(choice, StripRules(logprobs=True, keys=frozenset({"token_ids"})))
 

@@ -1,4 +1,4 @@
-"""What of a request makes its logprobs others than the model's own, for each kind of engine."""
+"""Requests whose logprobs differ from the model's own distribution, for each engine and logprobs mode."""
 
 import pytest
 from recorded import plan_of
@@ -14,7 +14,7 @@ RAW, AFTER, PROCESSED = "raw_logprobs", "after_temperature_logprobs", "processed
 
 
 @pytest.mark.parametrize(
-    ("asked", "kinds"),
+    ("body", "kinds"),
     [
         ({}, ""),
         ({"tools": [TOOL]}, ""),
@@ -52,15 +52,14 @@ RAW, AFTER, PROCESSED = "raw_logprobs", "after_temperature_logprobs", "processed
         ({"tools": [7, {"function": None}]}, ""),
     ],
 )
-def test_a_request_says_whether_its_logprobs_are_constrained(asked, kinds):
-    """In the mode that is the engine's own."""
+def test_constrained_requests_are_detected_in_each_engines_default_mode(body, kinds):
     modes = {kind: engine.logprobs_mode for kind, engine in ENGINES.items()}
 
-    assert set(kinds.split()) == {kind for kind, engine in ENGINES.items() if engine.constrains(asked, modes[kind])}
+    assert set(kinds.split()) == {kind for kind, engine in ENGINES.items() if engine.constrains(body, modes[kind])}
 
 
 @pytest.mark.parametrize(
-    ("asked", "is_constrained"),
+    ("body", "is_constrained"),
     [
         ({}, False),
         ({"temperature": 0.5, "top_p": 1.0, "top_k": -1, "min_p": 0, "stop": ["a"], "seed": 5}, False),
@@ -73,17 +72,17 @@ def test_a_request_says_whether_its_logprobs_are_constrained(asked, kinds):
         ({"logit_bias": {"5": 1}}, True),
     ],
 )
-def test_processed_logprobs_are_of_what_sampling_left(asked, is_constrained):
-    """Of all that it does; the temperature is said for itself."""
-    assert [is_constrained] * 2 == [ENGINES[kind].constrains(asked, PROCESSED) for kind in ("vllm", "sglang")]
+def test_processed_logprobs_are_constrained_by_every_sampling_parameter(body, is_constrained):
+    """The temperature is recorded separately."""
+    assert [is_constrained] * 2 == [ENGINES[kind].constrains(body, PROCESSED) for kind in ("vllm", "sglang")]
 
 
-def test_the_defaults_of_the_engine_count_where_the_request_says_nothing():
-    """As far as they are known."""
+def test_the_engines_defaults_apply_to_fields_that_a_request_does_not_set():
     traits = Traits("vllm", sampling_defaults={"temperature": 0.6, "top_k": 20})
-    said = [{}, {"top_k": None}, {"top_k": -1}]
+    requests = [{}, {"top_k": None}, {"top_k": -1}]
     plans = [
-        plan_of("/v1/completions", {"prompt": "a"} | each, traits=traits, logprobs_mode=PROCESSED) for each in said
+        plan_of("/v1/completions", {"prompt": "a"} | fields, traits=traits, logprobs_mode=PROCESSED)
+        for fields in requests
     ]
 
     assert [True, True, False] == [plan.sampling["constrained"] for plan in plans]
@@ -99,6 +98,5 @@ def test_the_defaults_of_the_engine_count_where_the_request_says_nothing():
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}, "structured_outputs": {}}, False),
     ],
 )
-def test_a_plan_records_it_as_sent(path, body, is_constrained):
-    """Wherever a dialect has its sampling."""
+def test_the_plan_records_whether_the_sent_request_is_constrained(path, body, is_constrained):
     assert is_constrained is plan_of(path, body).sampling["constrained"]

@@ -1,4 +1,4 @@
-"""Recognition: which engine a server is, by what it answers."""
+"""The engine type is detected from a server's responses to a few probes."""
 
 import orjson
 import pytest
@@ -11,7 +11,7 @@ NO_PARSER = {"reasoning_parser": None, "tool_call_parser": None}
 MODEL_FACTS = {"model_path": "m", "weight_version": "default", "reasoning_parser": None, "tool_call_parser": "qwen25"}
 
 
-def seen(**bodies) -> dict[str, ProbeResponse]:
+def responses(**bodies) -> dict[str, ProbeResponse]:
     paths = {"/" + name.replace("__", "/"): body for name, body in bodies.items()}
     return {path: ProbeResponse(200 if path in paths else 404, "uvicorn", paths.get(path)) for path in PROBE_PATHS}
 
@@ -21,48 +21,48 @@ def models(owner: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("answers", "traits"),
+    ("probed", "traits"),
     [
-        (seen(version={"version": "0.32.0"}), Traits("vllm", "0.32.0")),
-        (seen(v1__models=models("vllm")), Traits("vllm")),
-        (seen(version={"version": "simulator-0.1"}), Traits("vllm", "simulator-0.1")),
+        (responses(version={"version": "0.32.0"}), Traits("vllm", "0.32.0")),
+        (responses(v1__models=models("vllm")), Traits("vllm")),
+        (responses(version={"version": "simulator-0.1"}), Traits("vllm", "simulator-0.1")),
         (
-            seen(server_info={"version": "0.5.23"}, model_info=MODEL_FACTS),
+            responses(server_info={"version": "0.5.23"}, model_info=MODEL_FACTS),
             Traits("sglang", "0.5.23", has_parser=True),
         ),
         (
-            seen(get_server_info={"version": "0.4.9"}, get_model_info={"weight_version": "1"}),
+            responses(get_server_info={"version": "0.4.9"}, get_model_info={"weight_version": "1"}),
             Traits("sglang", "0.4.9"),
         ),
         (
-            seen(server_info={"version": "0.5.23", **NO_PARSER}, v1__models=models("sglang")),
+            responses(server_info={"version": "0.5.23", **NO_PARSER}, v1__models=models("sglang")),
             Traits("sglang", "0.5.23", has_parser=False),
         ),
-        (seen(v1__models=models("llamacpp")), Traits("llamacpp")),
-        (seen(v1__models=models("somebody")), Traits("plain")),
-        (seen(version={"version": 7}, v1__models={"data": "odd"}), Traits("plain")),
-        (seen(), Traits("plain")),
+        (responses(v1__models=models("llamacpp")), Traits("llamacpp")),
+        (responses(v1__models=models("somebody")), Traits("plain")),
+        (responses(version={"version": 7}, v1__models={"data": "odd"}), Traits("plain")),
+        (responses(), Traits("plain")),
     ],
 )  # fmt: skip
-def test_each_engine_answers_something_that_no_other_does(answers, traits):
-    """And what answers nothing of it is taken for text only."""
-    assert traits == identify_engine(answers)
+def test_each_engine_is_detected_by_a_response_of_its_own(probed, traits):
+    """Any other server is recorded as text only."""
+    assert traits == identify_engine(probed)
 
 
-def test_llamacpp_says_who_it_is_in_a_header():
-    """With its build from /props, as recorded."""
-    answers = seen(props=orjson.loads(load_http("llamacpp", "get_props").response))
-    answers["/version"] = ProbeResponse(404, "llama.cpp", None)
+def test_llamacpp_is_detected_by_its_server_header():
+    """The build is read from /props."""
+    probed = responses(props=orjson.loads(load_http("llamacpp", "get_props").response))
+    probed["/version"] = ProbeResponse(404, "llama.cpp", None)
 
-    traits = identify_engine(answers)
+    traits = identify_engine(probed)
 
     assert ("llamacpp", "b0-unknown") == (traits.kind, traits.version)
     assert 40 == traits.sampling_defaults["top_k"]
 
 
-def test_the_recorded_answer_of_vllm_is_recognised():
+def test_the_recorded_responses_of_vllm_are_detected():
     """`GET /version` and `GET /v1/models` of 0.32.0."""
     version, listed = (orjson.loads(load(name).response) for name in ("get_version", "get_v1_models"))
 
-    assert Traits("vllm", "0.32.0") == identify_engine(seen(version=version))
-    assert "vllm" == identify_engine(seen(v1__models=listed)).kind
+    assert Traits("vllm", "0.32.0") == identify_engine(responses(version=version))
+    assert "vllm" == identify_engine(responses(v1__models=listed)).kind

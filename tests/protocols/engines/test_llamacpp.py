@@ -1,4 +1,4 @@
-"""llama.cpp: what is asked, what is hidden, and what is never taken for complete."""
+"""llama.cpp: injected and stripped fields, replayed streams, and the flags of incomplete responses."""
 
 import orjson
 import pytest
@@ -8,7 +8,7 @@ from proxy.protocols.engines import ENGINES, InjectionRequest
 from proxy.protocols.plan import CallOptions
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-OURS = ("verbose", "return_tokens", "logprobs", "top_logprobs")
+INJECTED = ("verbose", "return_tokens", "logprobs", "top_logprobs")
 VERBOSE = {"verbose": True, "return_tokens": True}
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
@@ -17,9 +17,10 @@ def plan(path: str, body: dict, logprobs: str = "full"):
     return plan_of(path, {"messages": [], "prompt": "x"} | body, CallOptions(logprobs=logprobs), kind="llamacpp")
 
 
-def as_asked_by_nobody(name: str):
+def without_injected_fields(name: str):
+    """Return the plan of a recorded call by a client that set none of the injected fields, and its cassette."""
     cassette = load_http("llamacpp", name)
-    body = {key: value for key, value in cassette.body.items() if key not in OURS}
+    body = {key: value for key, value in cassette.body.items() if key not in INJECTED}
     return plan_of(cassette.path, body, kind="llamacpp"), cassette
 
 
@@ -50,15 +51,15 @@ def exact(**verbose) -> dict:
     [
         (CHAT, {}, VERBOSE | {"logprobs": True, "top_logprobs": 1}),
         (CHAT, {"logprobs": True, "top_logprobs": 3}, VERBOSE),
-        (CHAT, {"top_logprobs": 3}, VERBOSE),  # a 400 that must stay one
+        (CHAT, {"top_logprobs": 3}, VERBOSE),  # an invalid request (400) that must remain invalid
         (CHAT, {"verbose": True}, {"return_tokens": True, "logprobs": True, "top_logprobs": 1}),
         (CHAT, {"tools": TOOLS}, VERBOSE | {"logprobs": True, "top_logprobs": 1}),
         (COMPLETIONS, {}, VERBOSE | {"logprobs": 1}),
         (COMPLETIONS, {"logprobs": 2}, VERBOSE),
     ],
 )
-def test_what_is_missing_is_asked(path, body, fields):
-    """One alternative only: without a number there would be twenty."""
+def test_fields_that_the_client_did_not_set_are_injected(path, body, fields):
+    """With one alternative per token: llama.cpp's default is twenty."""
     assert fields == plan(path, body).sent["set"]
 
 
@@ -74,15 +75,15 @@ def test_what_is_missing_is_asked(path, body, fields):
         (CHAT, {"stream": True, "stream_options": {"odd": 1}}, VERBOSE | {"logprobs": True, "top_logprobs": 1}),
     ],
 )
-def test_logprobs_that_nobody_wants_are_asked_only_where_ids_are_in_them(path, body, fields):
-    """In live streams, and of several choices, `__verbose` lists not all."""
+def test_logprobs_off_still_injects_logprobs_where_token_ids_need_them(path, body, fields):
+    """`__verbose` is incomplete in live streams and for several choices."""
     assert fields == plan(path, body, "off").sent["set"]
 
 
-def test_a_whole_answer_without_logprobs_is_exact_where_none_are_wanted():
-    """Seen: `__verbose` lists the ids all the same."""
+def test_an_unstreamed_response_without_logprobs_is_exact_with_logprobs_off():
+    """`__verbose` has the token ids without logprobs (seen on llama.cpp)."""
     cassette = load_http("llamacpp", "cmpl_return_tokens")
-    body = {key: value for key, value in cassette.body.items() if key not in OURS}
+    body = {key: value for key, value in cassette.body.items() if key not in INJECTED}
     made = plan_of(cassette.path, body, CallOptions(logprobs="off"), kind="llamacpp")
     _, _, step = play(made, cassette, found={"tokens": list(range(12))})
 
@@ -93,7 +94,7 @@ def test_a_whole_answer_without_logprobs_is_exact_where_none_are_wanted():
 
 @pytest.mark.parametrize("body", [{}, {"tools": TOOLS}, {"stream_options": {"include_usage": True}}])
 def test_chat_streams_are_replayed(body):
-    """A live one lacks the EOS and the list of ids; one of completions lacks nothing that a whole answer has."""
+    """A live chat stream lacks the EOS and the list of ids; a live stream of completions lacks neither."""
     made = plan(CHAT, {"stream": True} | body)
 
     assert "replay" == made.framing
@@ -101,21 +102,21 @@ def test_chat_streams_are_replayed(body):
     assert "live" == plan(COMPLETIONS, {"stream": True}).framing
 
 
-def test_a_stream_that_the_engine_refuses_is_not_replayed():
-    """Tools and logprobs together are a 400 there, and stay one."""
+def test_a_stream_that_the_engine_rejects_is_not_replayed():
+    """llama.cpp returns 400 for tools with logprobs in a stream; replayed, it would succeed."""
     assert "live" == plan(CHAT, {"stream": True, "tools": TOOLS, "logprobs": True}).framing
 
 
-def test_a_live_stream_with_tools_gets_no_logprobs_asked():
-    """It would be refused for ours."""
+def test_no_logprobs_are_injected_into_a_live_stream_with_tools():
+    """llama.cpp would reject the request."""
     body = {"messages": [], "tools": TOOLS, "stream": True}
-    asked = ENGINES["llamacpp"].inject(InjectionRequest("chat", body, plan(CHAT, {}).response_options))
+    injection = ENGINES["llamacpp"].inject(InjectionRequest("chat", body, plan(CHAT, {}).response_options))
 
-    assert VERBOSE == asked.fields
+    assert VERBOSE == injection.fields
 
 
-def test_a_whole_answer_is_exact():
-    """As many logprobs as ids, the prompt's ids by its text, and the engine's count agrees."""
+def test_an_unstreamed_response_is_exact():
+    """Ids and logprobs have the same count, usage agrees, and the prompt's ids are found by tokenizing its text."""
     made = plan(CHAT, {})
     shown, end, step = play(made, answer(exact()), found={"tokens": [1, 2]})
 
@@ -137,15 +138,15 @@ def test_a_whole_answer_is_exact():
         ({"tokens": [5, 6, 2], "tokens_predicted": 4}, {"tokens": [1, 2]}, "completion_count"),
     ],
 )
-def test_what_does_not_agree_is_flagged(verbose, found, problem):
-    """Counts, ids and prompts are compared with what the server itself says."""
+def test_contradictions_in_a_response_are_flagged(verbose, found, problem):
+    """Counts, ids and prompts are compared with the server's own."""
     step = play(plan(CHAT, {}), answer(exact(**verbose)), found=found)[2]
 
     assert problem in step.problems
 
 
 def test_several_choices_are_flagged():
-    """Usage counts one of them, and the list of ids is one choice's."""
+    """Usage counts one choice, and the list of ids belongs to one choice."""
     response = exact()
     response["choices"].append({**response["choices"][0], "index": 1})
 
@@ -154,8 +155,7 @@ def test_several_choices_are_flagged():
     assert "uncounted" in step.problems
 
 
-def test_ids_that_the_client_gave_are_the_prompt():
-    """Nothing is looked up."""
+def test_a_prompt_of_token_ids_is_recorded_without_a_follow_up_request():
     made = plan(COMPLETIONS, {"prompt": [1, 2]})
 
     step = play(made, answer(exact()))[2]
@@ -165,20 +165,20 @@ def test_ids_that_the_client_gave_are_the_prompt():
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], ["a", 5], [[1, 2], [3]]])
-def test_several_prompts_and_mixed_ones_are_not_looked_up(prompt):
-    """The server tells the text of the first alone, and of a mixed one a text that may be tokenized otherwise."""
+def test_several_prompts_and_mixed_ones_are_not_tokenized(prompt):
+    """The server returns the text of the first prompt only; the text of a mixed one may tokenize differently."""
     step = play(plan(COMPLETIONS, {"prompt": prompt}), answer(exact()), found={"tokens": [1, 2]})[2]
 
     assert "no_prompt_ids" in step.problems
 
 
-def test_the_recorded_answers_say_what_was_seen():
-    """A whole answer with `verbose` is exact but for the prompt; live streams lack the EOS; characters lack pieces."""
-    seen = {}
+def test_recorded_responses_get_their_known_flags():
+    """Unstreamed with `verbose` is exact but for the prompt; live streams lack the EOS."""
+    flags = {}
     for name in ("chat_verbose", "chat_stream_logprobs", "chat_stop_str", "chat_n2", "cmpl_stream_logprobs"):
-        made, cassette = as_asked_by_nobody(name)
+        made, cassette = without_injected_fields(name)
         step = play(made, cassette, found={"tokens": list(range(made.body.get("max_tokens")))})[2]
-        seen[name] = set(step.problems) - {"prompt_count", "no_prompt_ids"}
+        flags[name] = set(step.problems) - {"prompt_count", "no_prompt_ids"}
 
     assert {
         "chat_verbose": set(),
@@ -186,12 +186,12 @@ def test_the_recorded_answers_say_what_was_seen():
         "chat_stop_str": {"completion_count", "uncounted"},
         "chat_n2": {"completion_count", "uncounted"},
         "cmpl_stream_logprobs": {"uncounted"},
-    } == seen
+    } == flags
 
 
 @pytest.mark.parametrize("name", ["chat_plain", "chat_stream_plain", "cmpl_plain"])
-def test_a_plain_answer_passes_byte_for_byte(name):
-    """There is nothing in it to hide, so nothing is spelt anew."""
+def test_a_plain_response_is_forwarded_byte_for_byte(name):
+    """Nothing is stripped, so nothing is serialized again."""
     cassette = load_http("llamacpp", name)
     body = {**cassette.body, "stream_options": {"unknown": 1}} if cassette.is_stream else cassette.body
 
@@ -204,14 +204,7 @@ def test_a_plain_answer_passes_byte_for_byte(name):
     )
 
 
-def test_all_recorded_answers_of_the_dialects_are_understood():
-    """None raises, none is called exact without its prompt."""
+def test_each_recorded_response_is_flagged_or_has_a_prompt():
     for cassette in http_cassettes("llamacpp"):
         step = play(plan_of(cassette.path, cassette.body, kind="llamacpp"), cassette)[2]
         assert step.problems or step.prompts
-
-
-def test_an_index_that_is_no_number_is_refused():
-    """Nothing could be paired by it."""
-    with pytest.raises(TypeError, match="index"):
-        ENGINES["llamacpp"].tokens("chat", {}, {"choices": [{"index": "0"}]})

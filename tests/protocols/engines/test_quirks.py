@@ -1,4 +1,4 @@
-"""What engines are known to lose: the table, and how it decides whether a stream is replayed."""
+"""The table of known defects of engines, and the choice of live or replayed streams by it."""
 
 import pytest
 
@@ -13,31 +13,29 @@ def framing(streaming: str, body: dict, kind: str = "llamacpp", *, can_replay: b
     return choose_framing(streaming, kind, CallTraits("chat", body, Traits(kind)), can_replay=can_replay)
 
 
-def test_every_line_names_an_engine_problems_and_a_source():
-    """All three are what docs/exactness.md prints."""
-    for loss in QUIRKS:
-        assert loss.engine in ENGINES
-        assert loss.codes
-        assert set(loss.codes) <= PROBLEMS.keys()
-        assert loss.what.endswith(".")
-        assert loss.source
+def test_every_quirk_has_an_engine_flags_and_a_source():
+    """docs/fidelity.md prints them."""
+    for quirk in QUIRKS:
+        assert quirk.engine in ENGINES
+        assert quirk.codes
+        assert set(quirk.codes) <= PROBLEMS.keys()
+        assert quirk.what.endswith(".")
+        assert quirk.source
     assert set(QUIRK_CODES) <= PROBLEMS.keys()
 
 
-def test_what_is_no_stream_is_whole():
-    """Whatever is configured."""
+def test_an_unstreamed_request_is_never_replayed():
     assert {"whole"} == {framing(how, {}) for how in ("auto", "live", "replay")}
     assert "whole" == framing("replay", {"stream": False})
 
 
 @pytest.mark.parametrize(("streaming", "framed"), [("auto", "replay"), ("live", "live"), ("replay", "replay")])
-def test_a_stream_goes_as_configured_or_as_the_table_advises(streaming, framed):
-    """llama.cpp's streams always lose something."""
+def test_auto_replays_the_streams_of_engines_with_quirks(streaming, framed):
+    """llama.cpp's streams always lose tokens."""
     assert framed == framing(streaming, STREAM)
 
 
-def test_vllm_streams_are_live_and_may_be_replayed():
-    """They lose nothing."""
+def test_vllm_streams_are_live_unless_replay_is_configured():
     assert ("live", "replay") == (framing("auto", STREAM, "vllm"), framing("replay", STREAM, "vllm"))
 
 
@@ -50,13 +48,13 @@ def test_vllm_streams_are_live_and_may_be_replayed():
         STREAM | {"stream_options": {"continuous_usage_stats": True}},
     ],
 )
-def test_only_what_we_can_tell_ourselves_is_replayed(body):
-    """Odd values and options are the engine's to judge."""
+def test_streams_with_unknown_options_are_not_replayed(body):
+    """The engine validates them."""
     assert "live" == framing("replay", body)
 
 
-def test_what_the_engine_would_refuse_is_not_replayed():
-    """A 400 stays one."""
+def test_a_stream_that_the_engine_rejects_is_not_replayed():
+    """The 400 is forwarded."""
     assert "live" == framing("replay", STREAM, can_replay=False)
 
 
@@ -73,8 +71,8 @@ def test_what_the_engine_would_refuse_is_not_replayed():
         ("plain", "chat", {}, {"no_token_ids"}),
     ],
 )
-def test_a_call_meets_the_lines_that_are_about_it(kind, dialect, body, codes):
-    """So that what is known is not logged as new."""
-    at = CallTraits(dialect, body, Traits(kind), keep_reasoning=False)
+def test_the_quirks_of_a_call_are_found_by_engine_and_request(kind, dialect, body, codes):
+    """Known defects are not logged as new ones."""
+    traits = CallTraits(dialect, body, Traits(kind), keep_reasoning=False)
 
-    assert codes == {code for loss in applicable(kind, at, live=False) for code in loss.codes}
+    assert codes == {code for quirk in applicable(kind, traits, live=False) for code in quirk.codes}

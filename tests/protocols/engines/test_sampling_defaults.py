@@ -1,4 +1,4 @@
-"""Sampling defaults: what an engine samples with where a request leaves a field out."""
+"""The engine's defaults for sampling parameters that a request does not set."""
 
 import orjson
 import pytest
@@ -7,8 +7,8 @@ from recorded import load, load_http
 from proxy.protocols.engines.sampling_defaults import read_props, read_rendered, sampling_defaults_request
 
 
-def test_vllm_shows_them_in_what_it_makes_of_a_chat_request():
-    """As recorded: the fields of a request that says nothing of them but the temperature."""
+def test_vllms_defaults_are_read_from_a_rendered_chat_request():
+    """The recorded request sets only the temperature."""
     rendered = orjson.loads(load("scale_out/render_chat").response)
 
     assert "/v1/chat/completions/render" == sampling_defaults_request("vllm").path
@@ -18,8 +18,8 @@ def test_vllm_shows_them_in_what_it_makes_of_a_chat_request():
     } == read_rendered(rendered)  # fmt: skip
 
 
-def test_llamacpp_shows_them_in_its_properties():
-    """As recorded, by the names that requests have."""
+def test_llamacpps_defaults_are_read_from_its_properties():
+    """By the names of request fields."""
     found = read_props(orjson.loads(load_http("llamacpp", "get_props").response))
 
     assert ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty") == tuple(found)
@@ -27,13 +27,13 @@ def test_llamacpp_shows_them_in_its_properties():
 
 
 @pytest.mark.parametrize("kind", ["sglang", "llamacpp", "plain", "auto"])
-def test_other_engines_are_not_asked(kind):
-    """No request of theirs shows it."""
+def test_other_engines_have_no_request_for_their_defaults(kind):
     assert sampling_defaults_request(kind) is None
 
 
-@pytest.mark.parametrize("answer", [None, [], {}, {"sampling_params": "x"}, {"sampling_params": {"temperature": "1"}}])
-def test_an_answer_of_another_shape_has_none(answer):
-    """A default that cannot be read is unknown."""
-    assert read_rendered(answer) is None
-    assert read_props({"default_generation_settings": answer}) is None
+@pytest.mark.parametrize(
+    "response", [None, [], {}, {"sampling_params": "x"}, {"sampling_params": {"temperature": "1"}}]
+)
+def test_a_response_of_another_shape_has_no_defaults(response):
+    assert read_rendered(response) is None
+    assert read_props({"default_generation_settings": response}) is None

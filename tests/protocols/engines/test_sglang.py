@@ -1,4 +1,4 @@
-"""SGLang: what is asked in which framing, what is hidden, and where tokens, versions and losses are."""
+"""SGLang: injected fields per framing, stripping, and where token ids, policy versions and known defects are."""
 
 import re
 
@@ -12,7 +12,13 @@ from proxy.protocols.plan import CallOptions
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PARSED, BARE = Traits("sglang", "0.5.23", has_parser=True), Traits("sglang", "0.5.23", has_parser=False)
-OURS = ("return_token_ids", "return_meta_info", "return_input_ids_in_sglext", "return_output_ids_in_sglext", "logprobs")
+INJECTED = (
+    "return_token_ids",
+    "return_meta_info",
+    "return_input_ids_in_sglext",
+    "return_output_ids_in_sglext",
+    "logprobs",
+)
 
 
 def plan(path: str, body: dict, traits: Traits = PARSED, headers: dict | None = None, logprobs: str = "full"):
@@ -23,10 +29,10 @@ def plan(path: str, body: dict, traits: Traits = PARSED, headers: dict | None = 
     return made
 
 
-def as_asked_by_nobody(name: str):
-    """A recorded answer to flags, and the plan of the same call by a client that set none."""
+def without_injected_fields(name: str):
+    """Return the plan of a recorded call by a client that set none of the injected fields, and its cassette."""
     cassette = load_http("sglang", name)
-    body = {key: value for key, value in cassette.body.items() if key not in OURS}
+    body = {key: value for key, value in cassette.body.items() if key not in INJECTED}
     return plan_of(cassette.path, body, kind="sglang", traits=PARSED), cassette
 
 
@@ -54,8 +60,8 @@ COUNTED = {"stream_options": {"include_usage": True}}
         (COMPLETIONS, {"echo": True}, {}),
     ],
 )
-def test_each_framing_has_flags_of_its_own(path, body, fields):
-    """The flags that a chat stream refuses are never sent with one."""
+def test_each_framing_gets_the_fields_that_it_supports(path, body, fields):
+    """SGLang rejects some of them in chat streams."""
     assert fields == plan(path, body).sent["set"]
 
 
@@ -69,16 +75,15 @@ def test_each_framing_has_flags_of_its_own(path, body, fields):
         (COMPLETIONS, {}, "off", {}),
     ],
 )
-def test_logprobs_are_asked_for_as_configured(path, body, logprobs, added):
-    """The flags of the ids are the same."""
-    asked = {key: value for key, value in plan(path, body).sent["set"].items() if key != "logprobs"}
+def test_the_logprobs_setting_changes_only_the_logprobs_field(path, body, logprobs, added):
+    other_fields = {key: value for key, value in plan(path, body).sent["set"].items() if key != "logprobs"}
 
-    assert asked | added == plan(path, body, logprobs=logprobs).sent["set"]
+    assert other_fields | added == plan(path, body, logprobs=logprobs).sent["set"]
 
 
 @pytest.mark.parametrize("name", ["cmpl_token_prompt", "chat_sglext_header"])
-def test_an_answer_without_logprobs_is_exact_where_none_are_wanted(name):
-    """Seen: ids come without them."""
+def test_a_response_without_logprobs_is_exact_with_logprobs_off(name):
+    """Token ids do not depend on logprobs."""
     cassette = load_http("sglang", name)
     _, _, step = play(plan_of(cassette.path, cassette.body, CallOptions(logprobs="off"), kind="sglang"), cassette)
 
@@ -86,19 +91,19 @@ def test_an_answer_without_logprobs_is_exact_where_none_are_wanted(name):
     assert (8, 0) == (len(step.choices[0].ids), len(step.choices[0].logprobs))
 
 
-def test_a_stream_is_not_replayed_for_logprobs_that_nobody_wants():
-    """Without a parser it loses those alone; a client that asks for them wants them."""
+def test_logprobs_off_does_not_replay_a_stream_that_only_lacks_logprobs():
+    """Without a parser, live streams lack logprobs only; a client that requests them gets a replay."""
     assert "live" == plan(CHAT, {"stream": True}, BARE, logprobs="off").framing
     assert "replay" == plan(CHAT, {"stream": True, "logprobs": True}, BARE, logprobs="off").framing
 
 
-def test_a_body_without_its_prompt_is_left_alone():
-    """The engine says what is missing."""
+def test_a_body_without_messages_is_not_injected():
+    """The engine rejects it."""
     assert {} == plan_of(CHAT, {"model": "m"}, kind="sglang").sent["set"]
 
 
-def test_ids_of_a_stream_come_in_an_event_of_their_own():
-    """Unless the client reads ids of sglext itself: it knows no such event."""
+def test_a_streams_ids_are_requested_in_an_event_of_their_own():
+    """Not if the client itself reads ids from sglext: it does not know this event."""
     assert {"x-sglext-ids-framed": "1"} == plan(CHAT, {"stream": True}).headers
     assert {} == plan(CHAT, {}).headers
     assert {} == plan(CHAT, {"stream": True, "return_output_ids_in_sglext": True}).headers
@@ -114,16 +119,16 @@ def test_ids_of_a_stream_come_in_an_event_of_their_own():
         ({"stream": True}, Traits("sglang", "0.5.23"), "replay"),
         ({"stream": True}, Traits("sglang", None, has_parser=True), "replay"),
         ({"stream": True}, Traits("sglang", "0.5.9.post1", has_parser=True), "replay"),
-        ({"stream": True, "return_token_ids": True}, BARE, "live"),  # a 400 of the engine's that must stay one
+        ({"stream": True, "return_token_ids": True}, BARE, "live"),  # an invalid request that must remain invalid
     ],
 )
-def test_a_chat_stream_is_replayed_unless_it_is_known_to_lose_nothing(body, traits, framing):
-    """A parser on the server, and a version that has ids in streams."""
+def test_a_chat_stream_is_live_only_with_a_parser_and_a_known_version(body, traits, framing):
+    """Other chat streams lose tokens and are replayed."""
     assert framing == plan(CHAT, body, traits).framing
 
 
 def test_a_completions_stream_is_live():
-    """Every token has its event there."""
+    """Each token has its own event."""
     assert "live" == plan(COMPLETIONS, {"stream": True}, BARE).framing
 
 
@@ -135,18 +140,18 @@ def test_a_completions_stream_is_live():
         ("chat_stream_plain", "chat_stream_sglext_framed"),
     ],
 )
-def test_hiding_gives_back_the_plain_answer_byte_for_byte(plain, injected):
-    """Keys that flags brought are gone, logprobs are null again, the event of the ids is dropped whole."""
-    planned, cassette = as_asked_by_nobody(injected)
+def test_stripping_restores_the_plain_response_byte_for_byte(plain, injected):
+    """Injected keys are removed, logprobs are null, and the event of the ids is dropped."""
+    planned, cassette = without_injected_fields(injected)
 
     shown, end, _ = play(planned, cassette)
 
     assert normal(load_http("sglang", plain).response) == normal(shown + end)
 
 
-def test_the_event_of_the_ids_is_dropped_in_its_unframed_form_too():
-    """A client that reads choices[0] would fail on it; the usage that it asked for stays."""
-    planned, cassette = as_asked_by_nobody("chat_stream_sglext")
+def test_the_event_of_the_ids_is_dropped_without_framing_too():
+    """A client that reads choices[0] would fail on it; the usage that it requested is forwarded."""
+    planned, cassette = without_injected_fields("chat_stream_sglext")
 
     shown, end, _ = play(planned, cassette)
 
@@ -156,12 +161,12 @@ def test_the_event_of_the_ids_is_dropped_in_its_unframed_form_too():
     assert b"sglext" not in shown + end
 
 
-def test_events_that_only_carry_logprobs_are_dropped_unless_asked_for():
-    """With a parser there is one for each token whose text is held back."""
-    planned, cassette = as_asked_by_nobody("chat_stream_tools")
+def test_events_that_only_carry_logprobs_are_dropped_unless_requested():
+    """With a parser, SGLang sends one for each token whose text is withheld."""
+    planned, cassette = without_injected_fields("chat_stream_tools")
     shown, end, step = play(planned, cassette)
-    asked = plan_of(CHAT, cassette.body, kind="sglang", traits=PARSED)
-    again, last, _ = play(asked, cassette)
+    requested = plan_of(CHAT, cassette.body, kind="sglang", traits=PARSED)
+    again, last, _ = play(requested, cassette)
 
     assert 5 == (shown + end).count(b"data: {")
     assert cassette.response == again + last
@@ -177,9 +182,9 @@ def test_events_that_only_carry_logprobs_are_dropped_unless_asked_for():
         "cmpl_stream_return_token_ids",
     ],
 )  # fmt: skip
-def test_what_came_whole_is_exact(name):
-    """As many logprobs as ids, and both as many as the engine counts."""
-    planned, cassette = as_asked_by_nobody(name)
+def test_a_complete_response_is_exact(name):
+    """Ids and logprobs have the same count, and usage agrees."""
+    planned, cassette = without_injected_fields(name)
 
     step = play(planned, cassette)[2]
 
@@ -202,17 +207,17 @@ def test_what_came_whole_is_exact(name):
         ("chat_overlong", ("engine_error",)),
     ],
 )
-def test_what_did_not_is_flagged(name, problems):
-    """Whatever was asked: the answer decides."""
+def test_an_incomplete_response_is_flagged(name, problems):
+    """The flags depend on the response, not on the request."""
     cassette = load_http("sglang", name)
-    body = {"messages": [], **{key: value for key, value in (cassette.body or {}).items() if key not in OURS}}
+    body = {"messages": [], **{key: value for key, value in (cassette.body or {}).items() if key not in INJECTED}}
 
     assert problems == play(plan_of(CHAT, body, kind="sglang", traits=PARSED), cassette)[2].problems
 
 
-def test_the_spans_of_policy_versions_are_kept():
-    """Weights may change while a call is in flight; an unstreamed answer says where."""
-    planned, cassette = as_asked_by_nobody("chat_return_meta_info")
+def test_policy_version_spans_are_recorded():
+    """Weights may change during a call; an unstreamed response has the token positions."""
+    planned, cassette = without_injected_fields("chat_return_meta_info")
 
     step = play(planned, cassette)[2]
 
@@ -222,16 +227,15 @@ def test_the_spans_of_policy_versions_are_kept():
     assert ("step-41", "step-42") == (step.policy_version, step.policy_version_end)
 
 
-def test_ids_that_two_places_say_differently_are_flagged():
-    """Nobody could say which were sampled."""
-    planned, cassette = as_asked_by_nobody("chat_return_meta_info")
-    odd = cassette.response.replace(b'"response_token_ids":[504', b'"response_token_ids":[505')
+def test_ids_that_differ_between_two_fields_are_flagged():
+    planned, cassette = without_injected_fields("chat_return_meta_info")
+    answer = cassette.response.replace(b'"response_token_ids":[504', b'"response_token_ids":[505')
 
-    assert ("ids_disagree",) == play(planned, cassette, [odd])[2].problems
+    assert ("ids_disagree",) == play(planned, cassette, [answer])[2].problems
 
 
-def test_an_abort_before_the_first_token_has_no_logprobs():
-    """One may come all the same (output_streamer.py:613)."""
+def test_a_call_aborted_before_its_first_token_has_no_logprobs():
+    """SGLang may send one all the same (output_streamer.py:613)."""
     meta = {"output_token_logprobs": [[-1.0, 5, None]], "completion_tokens": 0, "num_retractions": 2}
     choice = {"index": 0, "response_token_ids": [], "finish_reason": "abort", "meta_info": meta}
     tokens = ENGINES["sglang"].tokens("chat", {}, {"choices": [choice]})
@@ -240,8 +244,7 @@ def test_an_abort_before_the_first_token_has_no_logprobs():
     assert {"retractions": 2} == tokens.notes
 
 
-def test_ids_in_sglext_of_a_whole_answer_go_as_well():
-    """And nothing else does."""
+def test_ids_in_the_sglext_of_an_unstreamed_response_are_stripped():
     shown = ENGINES["sglang"].strip(
         "chat",
         orjson.loads(load_http("sglang", "chat_sglext").response),
@@ -251,56 +254,46 @@ def test_ids_in_sglext_of_a_whole_answer_go_as_well():
     assert normal(load_http("sglang", "chat_plain").response) == normal(orjson.dumps(shown))
 
 
-def test_what_else_a_client_reads_of_sglext_stays():
-    """Only the ids go."""
-    engine, hidden = ENGINES["sglang"], StripRules(keys=frozenset({"input_ids", "output_ids"}))
+def test_other_fields_of_sglext_are_forwarded():
+    engine, rules = ENGINES["sglang"], StripRules(keys=frozenset({"input_ids", "output_ids"}))
     chunk = {"id": "x", "choices": [], "sglext": {"output_ids": [[1]], "routed_experts": "AA=="}}
 
-    assert {"routed_experts": "AA=="} == engine.strip_chunk("chat", chunk, hidden)["sglext"]
-    assert engine.strip_chunk("chat", {"choices": [], "sglext": {"output_ids": [[1]]}}, hidden) is None
-    assert engine.strip_chunk("chat", {"choices": [], "usage": {}}, hidden) is not None
+    assert {"routed_experts": "AA=="} == engine.strip_chunk("chat", chunk, rules)["sglext"]
+    assert engine.strip_chunk("chat", {"choices": [], "sglext": {"output_ids": [[1]]}}, rules) is None
+    assert engine.strip_chunk("chat", {"choices": [], "usage": {}}, rules) is not None
 
 
 def planned(cassette):
     return plan_of(cassette.path, cassette.body, kind="sglang", traits=PARSED, headers=cassette.headers)
 
 
-ASKED_ALL = [
+WITH_ALL_FIELDS = [
     cassette for cassette in http_cassettes("sglang") if not planned(cassette).sent["set"].keys() - {"stream_options"}
 ]
 
 
-@pytest.mark.parametrize("cassette", ASKED_ALL, ids=str)
-def test_a_client_that_set_the_flags_itself_sees_every_byte(cassette):
-    """The same bytes in, the same bytes out."""
+@pytest.mark.parametrize("cassette", WITH_ALL_FIELDS, ids=str)
+def test_a_client_that_sets_the_fields_itself_gets_every_byte(cassette):
     shown, end, _ = play(planned(cassette), cassette)
 
     assert cassette.response == shown + end
 
 
-def test_there_are_clients_that_set_the_flags_themselves():
-    """In every framing."""
+def test_recorded_calls_with_all_fields_exist_in_every_framing():
     assert {"chat_return_meta_info", "chat_stream_sglext_framed", "cmpl_stream_return_token_ids"} <= set(
-        map(str, ASKED_ALL)
+        map(str, WITH_ALL_FIELDS)
     )
 
 
-def test_ids_are_those_of_the_pairs_where_no_list_of_them_came():
-    """A server that knows `return_meta_info` alone."""
+def test_ids_are_read_from_the_logprob_pairs_if_there_is_no_list_of_ids():
+    """A server may support `return_meta_info` only."""
     choice = {"index": 0, "meta_info": {"output_token_logprobs": [[-1.0, 5, None], [-2.0, 6, None]]}}
-    (one,) = ENGINES["sglang"].tokens("chat", {}, {"choices": [choice]}).choices
+    (sampled,) = ENGINES["sglang"].tokens("chat", {}, {"choices": [choice]}).choices
 
-    assert ([5, 6], [-1.0, -2.0]) == (one.ids, one.logprobs)
-
-
-def test_an_answer_without_choices_is_hidden_as_far_as_it_goes():
-    """Nothing is added to it."""
-    hidden = StripRules(keys=frozenset({"output_ids"}))
-
-    assert {"id": "x"} == ENGINES["sglang"].strip("chat", {"id": "x", "sglext": {"output_ids": [[1]]}}, hidden)
+    assert ([5, 6], [-1.0, -2.0]) == (sampled.ids, sampled.logprobs)
 
 
-def test_an_index_that_is_no_number_is_refused():
-    """Nothing could be paired by it."""
-    with pytest.raises(TypeError, match="index"):
-        ENGINES["sglang"].tokens("chat", {}, {"choices": [{"index": "0"}]})
+def test_a_response_without_choices_is_stripped():
+    rules = StripRules(keys=frozenset({"output_ids"}))
+
+    assert {"id": "x"} == ENGINES["sglang"].strip("chat", {"id": "x", "sglext": {"output_ids": [[1]]}}, rules)

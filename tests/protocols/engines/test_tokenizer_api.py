@@ -1,4 +1,4 @@
-"""Where engines count, and how they say it."""
+"""Engines' tokenize endpoints: the request that counts a prompt's tokens, and its response."""
 
 import pytest
 
@@ -51,13 +51,13 @@ CHAT = {"messages": [], "tools": [{}], "temperature": 1, "model": "m", "chat_tem
         ("plain", "chat", CHAT, None),
     ],
 )
-def test_an_engine_is_asked_with_what_decides_the_prompt(kind, dialect, body, expected):
-    """And where it counts; None where it cannot."""
+def test_the_count_request_has_the_fields_that_shape_the_prompt(kind, dialect, body, expected):
+    """None if the engine has no such endpoint."""
     assert expected == token_count_request(kind, dialect, body)
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("response", "expected"),
     [
         ({"count": 3, "max_model_len": 9, "tokens": [1, 2, 3]}, Counted(3, 9)),
         ({"count": 3}, None),
@@ -65,6 +65,6 @@ def test_an_engine_is_asked_with_what_decides_the_prompt(kind, dialect, body, ex
         ([], None),
     ],
 )
-def test_a_count_is_read_with_the_window(answer, expected):
-    """What is no count is none."""
-    assert expected == read_count(answer)
+def test_count_and_context_window_are_read(response, expected):
+    """A value of another type is None."""
+    assert expected == read_count(response)

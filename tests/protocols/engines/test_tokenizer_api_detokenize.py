@@ -1,4 +1,4 @@
-"""Detokenizing: where each engine tells the text of ids."""
+"""Engines' detokenize endpoints."""
 
 import orjson
 import pytest
@@ -15,16 +15,15 @@ from proxy.protocols.engines.tokenizer_api import read_text, text_request
         ("llamacpp", "/detokenize", {"content": "hi"}),
     ],
 )
-def test_each_engine_has_its_own_name_for_it(kind, path, answer):
-    """All take `tokens`."""
-    asked = text_request(kind, (1, 2))
+def test_each_engine_has_its_own_path_and_response_field(kind, path, answer):
+    """The request field is `tokens` for all."""
+    request = text_request(kind, (1, 2))
 
-    assert (path, {"tokens": [1, 2]}) == (asked.path, asked.body)
+    assert (path, {"tokens": [1, 2]}) == (request.path, request.body)
     assert "hi" == read_text(kind, answer)
 
 
-def test_the_recorded_answer_of_vllm_is_read():
-    """As it was asked for."""
+def test_the_recorded_response_of_vllm_is_read():
     recorded = load("detokenize")
 
     assert (recorded.path, recorded.body["tokens"]) == (
@@ -35,7 +34,7 @@ def test_the_recorded_answer_of_vllm_is_read():
 
 
 @pytest.mark.parametrize("answer", [None, [], {}, {"prompt": 7}])
-def test_what_is_no_text_is_none(answer):
-    """An engine that cannot be asked has none."""
+def test_a_response_without_text_is_none(answer):
+    """So is that of an engine without the endpoint."""
     assert read_text("vllm", answer) is None
     assert (None, None) == (text_request("plain", [1]), read_text("plain", {"prompt": "hi"}))

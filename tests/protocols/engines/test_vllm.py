@@ -1,4 +1,4 @@
-"""vLLM: what is asked beyond the client's wishes, and the traps of it. Hiding on recorded answers: wire/test_exchange.py."""
+"""vLLM: injected fields and their exceptions. Stripping of recorded responses: test_exchange.py."""
 
 import orjson
 import pytest
@@ -15,13 +15,13 @@ COUNTED = {"stream_options": {"include_usage": True}}
 COUNTED_EACH = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
-def ask(path: str, body: dict, *, keep_reasoning: bool = True):
+def inject(path: str, body: dict, *, keep_reasoning: bool = True):
     body = {"messages": [], "prompt": "x"} | body
     before = orjson.dumps(body)
     dialect = DIALECTS[path]
-    asked = Vllm().inject(InjectionRequest(dialect.name, body, dialect.response_options(body), keep_reasoning))
+    injection = Vllm().inject(InjectionRequest(dialect.name, body, dialect.response_options(body), keep_reasoning))
     assert before == orjson.dumps(body)
-    return asked
+    return injection
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def ask(path: str, body: dict, *, keep_reasoning: bool = True):
         ),
         (CHAT, {"stream": True, "stream_options": {"include_usage": "yes"}}, BOTH),
         (CHAT, {"stream": True, "stream_options": {"include_usage": False}}, BOTH | COUNTED),
-        # Without include_usage the second option counts for nothing, and must not begin to.
+        # Without include_usage vLLM ignores continuous_usage_stats; injecting include_usage would enable it.
         (
             CHAT,
             {"stream": True, "stream_options": {"continuous_usage_stats": True}},
@@ -46,7 +46,7 @@ def ask(path: str, body: dict, *, keep_reasoning: bool = True):
         (CHAT, {"stream": True, "n": 2}, BOTH | COUNTED_EACH),
         (CHAT, {"stream": True, "n": 2, "stream_options": {"include_usage": True}}, BOTH | COUNTED_EACH),
         (COMPLETIONS, {"stream": True, "prompt": ["a", "b"]}, {"return_token_ids": True, "logprobs": 0} | COUNTED_EACH),
-        # Refusals of vLLM's that must stay refusals.
+        # Invalid requests that must remain invalid.
         (CHAT, {"stream": True, "stream_options": "all"}, BOTH),
         (CHAT, {"stream": True, "stream_options": {"include_usage": "perhaps"}}, BOTH),
         (CHAT, {"stream": True, "n": 2, "stream_options": {"continuous_usage_stats": 7}}, BOTH),
@@ -57,7 +57,7 @@ def ask(path: str, body: dict, *, keep_reasoning: bool = True):
         (CHAT, BOTH, {}),
         (CHAT, {"top_logprobs": 0}, BOTH),
         (CHAT, {"top_logprobs": None}, BOTH),
-        (CHAT, {"top_logprobs": 2}, {"return_token_ids": True}),  # a 400 of vLLM's that must stay one
+        (CHAT, {"top_logprobs": 2}, {"return_token_ids": True}),  # an invalid request that must remain invalid
         (CHAT, {"logprobs": True, "top_logprobs": 2}, {"return_token_ids": True}),
         (COMPLETIONS, {}, {"return_token_ids": True, "logprobs": 0}),
         (COMPLETIONS, {"logprobs": 0}, {"return_token_ids": True}),
@@ -66,25 +66,25 @@ def ask(path: str, body: dict, *, keep_reasoning: bool = True):
         (COMPLETIONS, {"echo": False}, {"return_token_ids": True, "logprobs": 0}),
     ],
 )
-def test_what_is_missing_is_asked_and_nothing_else(path, body, fields):
-    """Never prompt logprobs or token strings: those change what the client sees and cannot be hidden."""
-    asked = ask(path, body)
+def test_only_fields_that_the_client_did_not_set_are_injected(path, body, fields):
+    """Prompt logprobs and token strings are not: they change fields that the client sees and cannot be stripped."""
+    injection = inject(path, body)
 
-    assert fields == asked.fields
+    assert fields == injection.fields
     assert ("return_token_ids" in fields, "logprobs" in fields) == (
-        asked.strip_rules.token_ids,
-        asked.strip_rules.logprobs,
+        injection.strip_rules.token_ids,
+        injection.strip_rules.logprobs,
     )
 
 
 @pytest.mark.parametrize(
     "name", ["chat_ids", "chat_ids_stream", "cmpl_ids", "cmpl_ids_stream", "tool_auto_ids_only_stream"]
 )
-def test_an_answer_without_logprobs_is_exact_where_none_are_wanted(name):
-    """Only the ids are asked for, and the client sees the answer without them."""
+def test_a_response_without_logprobs_is_exact_with_logprobs_off(name):
+    """Only the ids are injected, and stripped from the response."""
     cassette = load(name)
-    asks = {key: value for key, value in cassette.body.items() if key != "return_token_ids"}
-    plan = plan_of(cassette.path, asks, CallOptions(logprobs="off"))
+    fields = {key: value for key, value in cassette.body.items() if key != "return_token_ids"}
+    plan = plan_of(cassette.path, fields, CallOptions(logprobs="off"))
     shown, end, step = play(plan, cassette)
 
     assert {"return_token_ids": True} == plan.sent["set"]
@@ -102,42 +102,41 @@ def test_an_answer_without_logprobs_is_exact_where_none_are_wanted(name):
         (CHAT, {"use_beam_search": True}, "beam_search"),
     ],
 )
-def test_what_cannot_be_exact_is_known_beforehand(path, body, problem):
-    """The step is flagged, whatever the answer looks like."""
-    assert (problem,) == ask(path, body).problems
+def test_a_request_that_cannot_be_exact_is_flagged_before_it_is_sent(path, body, problem):
+    assert (problem,) == inject(path, body).problems
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_a_body_without_its_prompt_is_left_alone(path):
-    """vLLM's refusal counts the body's fields."""
+def test_a_body_without_messages_or_prompt_is_not_injected(path):
+    """vLLM's error message contains the number of fields."""
     dialect = DIALECTS[path]
 
     assert {} == Vllm().inject(InjectionRequest(dialect.name, {"model": "m"}, dialect.response_options({}))).fields
 
 
-def test_events_that_only_flags_cause_are_dropped_only_if_the_client_set_no_flag():
-    """With either flag vLLM itself sends them."""
-    assert ask(CHAT, {}).strip_rules.empty_deltas
-    assert not ask(CHAT, {"logprobs": True}).strip_rules.empty_deltas
-    assert not ask(CHAT, {"return_token_ids": True}).strip_rules.empty_deltas
-    assert not ask(COMPLETIONS, {}).strip_rules.empty_deltas
+def test_empty_deltas_are_dropped_only_if_the_client_set_neither_field():
+    """With either field, vLLM sends them."""
+    assert inject(CHAT, {}).strip_rules.empty_deltas
+    assert not inject(CHAT, {"logprobs": True}).strip_rules.empty_deltas
+    assert not inject(CHAT, {"return_token_ids": True}).strip_rules.empty_deltas
+    assert not inject(COMPLETIONS, {}).strip_rules.empty_deltas
 
 
-def test_reasoning_switched_off_is_overridden_or_flagged():
-    """It would cost the ids (seen on vLLM 0.32)."""
-    overridden = ask(CHAT, {"include_reasoning": False})
-    left = ask(CHAT, {"include_reasoning": False}, keep_reasoning=False)
+def test_include_reasoning_false_is_overridden_or_flagged():
+    """vLLM omits the token ids of withheld reasoning (seen on 0.32)."""
+    overridden = inject(CHAT, {"include_reasoning": False})
+    kept = inject(CHAT, {"include_reasoning": False}, keep_reasoning=False)
 
     assert (True, True, ()) == (
         overridden.fields["include_reasoning"],
         overridden.strip_rules.reasoning,
         overridden.problems,
     )
-    assert ("include_reasoning" in left.fields, left.problems) == (False, ("reasoning_withheld",))
+    assert ("include_reasoning" in kept.fields, kept.problems) == (False, ("reasoning_withheld",))
 
 
 def messages(answer: bytes) -> list[tuple[dict, str | None]]:
-    """The message or the deltas of an answer, each with its finish reason."""
+    """Return the message or the deltas of a response, each with its finish reason."""
     payloads = [line.removeprefix(b"data: ") for line in answer.splitlines()]
     chunks = [orjson.loads(payload) for payload in payloads if payload.startswith(b"{")]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
@@ -145,8 +144,8 @@ def messages(answer: bytes) -> list[tuple[dict, str | None]]:
 
 
 @pytest.mark.parametrize("name", ["reasoning/r_end_early", "reasoning/r_end_early_stream"])
-def test_overridden_reasoning_is_not_shown_and_content_is(name):
-    """Null in a message, gone from deltas; ids are recorded whole."""
+def test_overridden_reasoning_is_stripped_and_content_is_forwarded(name):
+    """Reasoning is null in messages and absent in deltas; all ids are recorded."""
     cassette = load(name)
     body = {key: value for key, value in cassette.body.items() if key not in BOTH} | {"include_reasoning": False}
     shown, end, step = play(plan_of(cassette.path, body), cassette)
@@ -161,35 +160,29 @@ def test_overridden_reasoning_is_not_shown_and_content_is(name):
     assert step.exact
 
 
-def test_nothing_to_hide_gives_the_same_objects():
-    """So that bytes pass as they came."""
+def test_stripping_nothing_returns_the_same_object():
+    """The caller then forwards the original bytes."""
     engine, chunk = Vllm(), {"choices": [{"index": 0, "delta": {}, "token_ids": [1]}]}
 
     assert chunk is engine.strip_chunk("chat", chunk, StripRules())
     assert chunk is engine.strip("chat", chunk, StripRules())
 
 
-def test_a_response_without_choices_loses_no_more_than_was_asked():
-    """Its prompt ids; what else it holds stays, in its order."""
+def test_a_response_without_choices_is_stripped():
+    """Its prompt ids become null; other fields and their order do not change."""
     shown = Vllm().strip("chat", {"id": "x", "prompt_token_ids": [1], "usage": None}, StripRules(token_ids=True))
 
     assert [("id", "x"), ("prompt_token_ids", None), ("usage", None)] == list(shown.items())
 
 
-def test_an_event_with_a_finish_reason_or_the_engines_own_empty_content_stays():
-    """Only a delta of `{}` without a finish reason is caused by flags."""
-    engine, hidden = Vllm(), StripRules(token_ids=True, logprobs=True, empty_deltas=True)
+def test_only_empty_deltas_without_a_finish_reason_are_dropped():
+    """Injected fields cause these; vLLM sends `content: ""` without them too."""
+    engine, rules = Vllm(), StripRules(token_ids=True, logprobs=True, empty_deltas=True)
 
     def shown(delta, finish=None):
-        return engine.strip_chunk("chat", {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}, hidden)
+        return engine.strip_chunk("chat", {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}, rules)
 
     assert shown({}) is None
     assert shown({}, "stop")
     assert shown({"content": ""})
     assert shown({"content": None})
-
-
-def test_an_index_that_is_no_number_is_refused():
-    """Nothing could be paired by it."""
-    with pytest.raises(TypeError, match="index"):
-        Vllm().tokens("chat", {}, {"choices": [{"index": "0"}]})

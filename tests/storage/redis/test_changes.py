@@ -46,11 +46,11 @@ async def test_rollouts_opened_with_a_group_are_published(store):
 async def test_changes_in_every_bucket_reach_all_subscribers(store):
     """Whichever server of a cluster has the rollouts and the subscription."""
     names = {f"r{number}" for number in range(64)}
-    async with store.changes.subscribe() as one, store.changes.subscribe() as other:
+    async with store.changes.subscribe() as first, store.changes.subscribe() as second:
         await asyncio.gather(*(store.open(name, {}, now_ms=1) for name in names))
 
-        assert names == {(await anext(one)).rollout for _ in names}
-        assert names == {(await anext(other)).rollout for _ in names}
+        assert names == {(await anext(first)).rollout for _ in names}
+        assert names == {(await anext(second)).rollout for _ in names}
 
 
 async def test_an_idle_subscription_checks_the_server(opened, start, monkeypatch):

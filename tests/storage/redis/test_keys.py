@@ -12,11 +12,11 @@ prefixes = st.sampled_from(["tt", "tt:18", "a:b"])
 
 
 @given(names, names)
-def test_no_two_names_share_a_key(one, other):
+def test_no_two_names_share_a_key(first, second):
     """Two rollouts share only the keys of their bucket."""
-    own = [set(rollout_keys("tt", name).all()[:5]) for name in (one, other)]
+    own = [set(rollout_keys("tt", name).all()[:5]) for name in (first, second)]
 
-    assert (one == other) == bool(own[0] & own[1])
+    assert (first == second) == bool(own[0] & own[1])
 
 
 @given(names)
@@ -35,7 +35,7 @@ def test_all_keys_of_a_rollout_are_in_one_slot(prefix, name):
 
 @given(names)
 def test_keys_are_plain_ascii(name):
-    """Keys have only characters that are safe in protocols, logs and shells, whatever the name."""
+    """Keys have only characters that are safe in protocols, logs and shells, for any name."""
     allowed = set(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-~%:{}")
 
     assert set(b"".join(rollout_keys("tt", name).all())) <= allowed
@@ -48,7 +48,7 @@ def test_a_member_of_a_listing_decodes_to_its_name(name, created_ms):
 
 
 def test_buckets_are_distributed_evenly_over_a_cluster():
-    """Each sixteenth of the slots has one bucket, whatever the prefix."""
+    """Each sixteenth of the slots has one bucket, for any prefix."""
     slots = sorted(key_slot(bucket_keys("any", bucket)[0]) for bucket in BUCKETS)
 
     assert list(range(16)) == [slot // 1024 for slot in slots]

@@ -178,7 +178,7 @@ async def test_a_caller_cancelled_before_its_confirmation_does_not_affect_others
 
 
 async def test_a_reply_without_a_command_closes_the_connection(connect, stub):
-    """Another caller must not get it: the connection is closed, and the next call uses a new one."""
+    """No other caller gets it: the connection is closed, and the next call uses a new one."""
     port = await stub(answered=1, last=b"+STALE\r\n")
     connections = connect(port)
     assert [b"PONG"] == await connections.execute([("PING",)], shared=True)

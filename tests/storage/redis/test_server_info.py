@@ -63,7 +63,7 @@ def test_the_memory_limit_is_0_if_one_server_has_none():
         summarize([limited, unlimited])["memory_bytes"],
         summarize([limited, unlimited])["memory_limit_bytes"],
     )
-    assert ("1", "0") == tuple(summarize([limited, one])["aof_ok"] for one in (unlimited, info(aof_enabled="0")))
+    assert ("1", "0") == tuple(summarize([limited, server])["aof_ok"] for server in (unlimited, info(aof_enabled="0")))
 
 
 async def test_info_of_a_real_server(on_redis):

@@ -1,4 +1,4 @@
-"""Errors in the dialect's shape."""
+"""Errors in Anthropic's shape, status codes and types."""
 
 import orjson
 import pytest
@@ -8,7 +8,7 @@ from proxy import errors
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.messages.errors import engine_message, status_for, type_for
 
-EVERY = [
+ERRORS = [
     kind
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, errors.ProxyError) and kind is not errors.ProxyError
@@ -35,27 +35,27 @@ EVERY = [
         (errors.EngineTimeout, 504, "timeout_error"),
     ],
 )
-def test_our_failures_have_its_statuses_and_types(error, status, kind):
-    """A client that may try again is told so: 529 for what is full for now."""
-    told = orjson.loads(MESSAGES.error(error("why")))
+def test_an_error_has_the_status_and_type_of_anthropics_api(error, status, kind):
+    """Overload that passes is 529, on which clients retry."""
+    body = orjson.loads(MESSAGES.error(error("why")))
 
-    assert status == status_for(error("why")) == MESSAGES.status(error("why"))
-    assert {"type": "error", "error": {"type": kind, "message": "why"}} == told
+    assert status == status_of(error("why")) == MESSAGES.status(error("why"))
+    assert {"type": "error", "error": {"type": kind, "message": "why"}} == body
 
 
-@pytest.mark.parametrize("error", EVERY, ids=lambda error: error.__name__)
-def test_every_failure_is_one_that_the_sdk_knows(error):
-    """By its own models, of which only 413, that the API documents, has none."""
-    told = orjson.loads(MESSAGES.error(error("why")))
-    if told["error"]["type"] == "request_too_large":
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_every_error_is_of_a_type_that_the_sdk_models(error):
+    """Except 413, which the API documents and the SDK does not model."""
+    body = orjson.loads(MESSAGES.error(error("why")))
+    if body["error"]["type"] == "request_too_large":
         assert errors.RequestTooLarge is error
         return
 
-    assert "why" == ErrorResponse.model_validate(told, strict=True).error.message
+    assert "why" == ErrorResponse.model_validate(body, strict=True).error.message
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ('{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}', "too long"),
         ('{"object":"error","message":"too long","type":"BadRequestError","code":400}', "too long"),
@@ -68,16 +68,16 @@ def test_every_failure_is_one_that_the_sdk_knows(error):
         ("", ""),
     ],
 )
-def test_an_engines_words_are_told_as_they_are(text, words):
-    """In whichever shape it wrapped them."""
-    assert words == engine_message(text)
-    assert words == orjson.loads(MESSAGES.engine_error(400, text))["error"]["message"]
+def test_an_engines_message_is_forwarded(text, message):
+    """Engines nest it in different JSON objects."""
+    assert message == engine_message(text)
+    assert message == orjson.loads(MESSAGES.engine_error(400, text))["error"]["message"]
 
 
 @pytest.mark.parametrize(
     ("status", "kind"),
     [(400, "invalid_request_error"), (422, "invalid_request_error"), (500, "api_error"), (503, "api_error")],
 )
-def test_an_engines_status_has_a_type(status, kind):
-    """Those that the API does not have, too."""
-    assert kind == type_for(status)
+def test_every_status_of_an_engine_has_an_error_type(status, kind):
+    """Also statuses that Anthropic's API does not have."""
+    assert kind == type_of(status)

@@ -1,4 +1,4 @@
-"""How answers end, and what they cost."""
+"""Stop reasons and usage of the Messages API."""
 
 import pytest
 
@@ -29,15 +29,15 @@ CALLS = {"tool_calls": [{"id": "c"}]}
         ({"finish_reason": "something new"}, ("end_turn", None)),
     ],
 )
-def test_each_way_to_end(choice, expected):
-    """A named tool ends with `stop` at vLLM; a stop string counts if it is the client's own."""
-    assert expected == stop_reason_from(choice, ["END"])
+def test_a_finish_reason_becomes_a_stop_reason(choice, expected):
+    """vLLM finishes a forced tool call with `stop`; a stop string is returned if the client sent it."""
+    assert expected == stop_of(choice, ["END"])
 
 
 @pytest.mark.parametrize("stops", [None, [], "END", {"END": 1}])
-def test_a_client_that_named_no_stops_hears_of_none(stops):
-    """Whatever stands in the field."""
-    assert ("end_turn", None) == stop_reason_from({"finish_reason": "stop", "stop_reason": "END"}, stops)
+def test_a_stop_string_that_the_client_did_not_send_is_not_returned(stops):
+    """Nor if `stop_sequences` has another type."""
+    assert ("end_turn", None) == stop_of({"finish_reason": "stop", "stop_reason": "END"}, stops)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,14 @@ def test_a_client_that_named_no_stops_hears_of_none(stops):
         ({"prompt_tokens": "3", "completion_tokens": True, "prompt_tokens_details": 7}, (0, 0, 0, None)),
     ],
 )
-def test_tokens_are_counted_as_this_dialect_counts(usage, expected):
-    """What the engine's cache had is apart from what came in; together they are the prompt."""
-    told = usage_from(usage)
-    thought = told.get("output_tokens_details", {}).get("thinking_tokens")
+def test_cached_tokens_are_counted_apart_from_input_tokens(usage, expected):
+    """Their sum is the number of prompt tokens."""
+    counts = usage_of(usage)
+    thinking_tokens = counts.get("output_tokens_details", {}).get("thinking_tokens")
 
-    assert expected == (told["input_tokens"], told["cache_read_input_tokens"], told["output_tokens"], thought)
+    assert expected == (
+        counts["input_tokens"],
+        counts["cache_read_input_tokens"],
+        counts["output_tokens"],
+        thinking_tokens,
+    )

@@ -1,4 +1,4 @@
-"""Blocks of what users send."""
+"""Content blocks of user messages, translated to chat."""
 
 import pytest
 
@@ -9,14 +9,14 @@ PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
 
 
-def text(said):
-    return {"type": "text", "text": said}
+def text(value):
+    return {"type": "text", "text": value}
 
 
-def test_a_string_is_one_block_of_text():
-    """Each block has its place."""
-    assert [("m.content", text("hi"))] == blocks_from("hi", "m.content")
-    assert [("m.content.0", {}), ("m.content.1", PNG)] == blocks_from([{}, PNG], "m.content")
+def test_a_string_is_one_text_block():
+    """Each block has the path that errors name."""
+    assert [("m.content", text("hi"))] == blocks_of("hi", "m.content")
+    assert [("m.content.0", {}), ("m.content.1", PNG)] == blocks_of([{}, PNG], "m.content")
 
 
 @pytest.mark.parametrize(
@@ -45,26 +45,26 @@ def test_a_string_is_one_block_of_text():
         ),
     ],
 )
-def test_what_a_block_says(block, parts):
-    """Caches and citations change nothing that a model sees."""
-    assert parts == parts_from(block, "here")
+def test_a_block_becomes_content_parts(block, parts):
+    """Cache breakpoints and citations are dropped: the model does not see them."""
+    assert parts == parts_of(block, "here")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [(None, ""), ("r", "r"), ([], ""), ([text("a"), text(""), text("b")], "a\n\nb"), ([text("a"), PNG], "a")],
 )
-def test_a_result_is_text(content, said):
-    """Its texts joined by line breaks. Its images are a user's message."""
-    message, *pictures = tool_result_messages({"type": "tool_result", "tool_use_id": "c1", "content": content}, "here")
+def test_a_tool_result_becomes_a_tool_message_of_text(content, expected):
+    """Texts are joined by blank lines; images follow in a user message."""
+    message, *pictures = result_of({"type": "tool_result", "tool_use_id": "c1", "content": content}, "here")
 
-    assert {"role": "tool", "tool_call_id": "c1", "content": said} == message
-    shown = isinstance(content, list) and PNG in content
-    assert ([{"role": "user", "content": [PICTURE]}] if shown else []) == pictures
+    assert {"role": "tool", "tool_call_id": "c1", "content": expected} == message
+    has_image = isinstance(content, list) and PNG in content
+    assert ([{"role": "user", "content": [PICTURE]}] if has_image else []) == pictures
 
 
-def test_a_result_that_names_tools_is_two_messages():
-    """Templates read the references alone."""
+def test_a_tool_result_with_tool_references_becomes_two_messages():
+    """Chat templates read a message of references only."""
     found = [text("found"), {"type": "tool_reference", "tool_name": "f"}]
     message = {"role": "tool", "tool_call_id": "c1"}
 
@@ -73,17 +73,17 @@ def test_a_result_that_names_tools_is_two_messages():
     )
 
 
-def test_a_failure_says_what_it_says():
-    """Chat has no field for it, and what an agent says of a failure is text already."""
+def test_is_error_of_a_tool_result_is_dropped():
+    """Chat has no such field, and the content contains the error message."""
     failed = {"tool_use_id": "c1", "is_error": True}
 
     assert ["", "no such file"] == [
-        tool_result_messages(failed | said, "here")[0]["content"] for said in ({}, {"content": "no such file"})
+        result_of(failed | fields, "here")[0]["content"] for fields in ({}, {"content": "no such file"})
     ]
 
 
 @pytest.mark.parametrize(
-    ("block", "at"),
+    ("block", "path"),
     [
         ({}, "here.type"),
         ({"type": "container_upload", "file_id": "f"}, "here.type"),
@@ -105,11 +105,11 @@ def test_a_failure_says_what_it_says():
         ({"type": "search_result", "content": [{"type": "odd"}]}, "here.content.0.type"),
     ],
 )
-def test_what_chat_cannot_say_is_refused_by_its_place(block, at):
-    """Nothing that an agent sends is left out in silence."""
-    with pytest.raises(UnprocessableRequest) as refused:
-        parts_from(block, "here")
-    assert at == refused.value.param
+def test_a_block_that_chat_cannot_represent_raises_with_its_path(block, path):
+    """No block is dropped silently."""
+    with pytest.raises(UnprocessableRequest) as raised:
+        parts_of(block, "here")
+    assert path == raised.value.param
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,12 @@ def test_what_chat_cannot_say_is_refused_by_its_place(block, at):
         {"tool_use_id": 1},
     ],
 )
-def test_a_result_of_a_wrong_type_is_refused(wrong):
-    """By the field."""
+def test_a_tool_result_of_a_wrong_type_raises_with_its_field(wrong):
     with pytest.raises(UnprocessableRequest, match=rf"^here\.{next(iter(wrong))}"):
         tool_result_messages({"tool_use_id": "c1", **wrong}, "here")
 
 
-def test_one_text_is_a_string():
-    """And all else a list."""
+def test_a_single_text_becomes_a_string_and_other_parts_a_list():
     assert ["a", [text("a"), text("b")], [PICTURE]] == [
         chat_content(parts) for parts in ([text("a")], [text("a"), text("b")], [PICTURE])
     ]

@@ -1,4 +1,4 @@
-"""The beginning of a JSON object, piece by piece, as the official SDK reads it."""
+"""The valid prefix of a streamed JSON object, compared with the JSON parser of the official SDK."""
 
 import json
 
@@ -10,7 +10,7 @@ from jiter import from_json
 
 from proxy.protocols.dialects.messages.partial_json import PartialObject
 
-# Pieces that make JSON often, and break it as often.
+# Pieces that often form valid JSON, and as often invalid JSON.
 SCRAPS = st.sampled_from(
     ["{", "}", "[", "]", ":", ",", '"', '"a"', '"a":', '{"a":', "1", "-", ".", "e", "0", "12", "1e308", "9" * 15, "true",
      "fal", "nul", "l", " ", "\n", "\\", "u", "d83d", "\\ud83d", "\\ude00", "\\u00e9", "é", "😀", "x", "NaN"]
@@ -28,34 +28,34 @@ VALUES = st.recursive(
 OBJECTS = st.dictionaries(st.text(max_size=3), VALUES, max_size=3)
 
 
-def told(pieces) -> str:
-    """What is let through of these pieces; a client reads it after each of them, and never fails."""
-    beginning, sofar = PartialObject(), ""
+def forwarded(pieces) -> str:
+    """Return what is forwarded of these pieces; the SDK's parser reads it after each of them."""
+    beginning, text = PartialObject(), ""
     for piece in pieces:
-        sofar += beginning.feed(piece)
-        read = from_json(sofar.encode(), partial_mode=True) if sofar else {}
-        assert read == json.loads(beginning.whole(sofar))  # as jiter reads it: integers of any size
-    return sofar
+        text += beginning.feed(piece)
+        read = from_json(text.encode(), partial_mode=True) if text else {}
+        assert read == json.loads(beginning.whole(text))  # as jiter reads it: integers of any size
+    return text
 
 
 @settings(max_examples=60)
 @given(TEXTS, st.integers(0, 30))
-def test_no_text_breaks_a_client_and_pieces_make_no_difference(text, at):
-    """A prefix of the text is told, the same one however it is cut; `whole` is what partial mode makes of it."""
-    once = told([text])
+def test_the_forwarded_prefix_is_readable_and_independent_of_the_chunking(text, index):
+    """`whole` completes it as the SDK's partial mode does."""
+    once = forwarded([text])
 
     assert text.startswith(once)
-    assert once == told(text) == told([text[:at], text[at:]])
+    assert once == forwarded(text) == forwarded([text[:index], text[index:]])
 
 
 @settings(max_examples=30)
 @given(OBJECTS, st.integers(0, 99))
-def test_an_object_is_let_through_as_it_comes(given, at):
-    """Whole, and cut off anywhere."""
-    text = orjson.dumps(given).decode()
+def test_an_object_is_forwarded_completely(value, index):
+    """Also if it is truncated anywhere."""
+    text = orjson.dumps(value).decode()
 
-    assert text == told([text[:at], text[at:]])
-    assert text[:at] == told([text[:at]])
+    assert text == forwarded([text[:index], text[index:]])
+    assert text[:index] == forwarded([text[:index]])
 
 
 @pytest.mark.parametrize(
@@ -77,16 +77,16 @@ def test_an_object_is_let_through_as_it_comes(given, at):
         ('{"a": ' + "9" * 150, '{"a": ' + "9" * 100, '{"a": ' + "9" * 100 + "}"),
     ],
 )
-def test_what_is_told_of_a_text_and_what_it_comes_to(text, expected, whole):
-    """What was cut off stays out; what is no object is none."""
+def test_invalid_json_is_forwarded_up_to_its_last_valid_character(text, expected, whole):
+    """`whole` closes it; a value that is no object becomes an empty one."""
     beginning = PartialObject()
 
     assert expected == beginning.feed(text)
     assert whole == beginning.whole(expected)
 
 
-def test_a_long_string_is_read_once():
-    """Pieces of it are not gone through again: 300,000 of them take a moment."""
+def test_a_long_string_is_parsed_once():
+    """300,000 characters in 100,000 pieces, without quadratic time."""
     beginning = PartialObject()
 
     assert '{"a": "' == beginning.feed('{"a": "')

@@ -1,4 +1,4 @@
-"""Answers, whole and streamed, as the official SDK reads them; and read again, when it sends them back."""
+"""Responses, unstreamed and streamed, as the official SDK reads them, and as the next request returns them."""
 
 import orjson
 import pytest
@@ -12,14 +12,14 @@ from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.messages.tool_arguments import call_ids, unrestorable_calls
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
-TOLD = CallIdentity("01a9", 1795229441, "claude-sonnet")
+IDENTITY = CallIdentity("01a9", 1795229441, "claude-sonnet")
 BODY = {"model": "claude-sonnet", "max_tokens": 9, "messages": [], "stop_sequences": ["END"]}
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 
 
 def renderer():
-    return MESSAGES.renderer(BODY, TOLD)
+    return MESSAGES.renderer(BODY, IDENTITY)
 
 
 def whole(response):
@@ -27,28 +27,28 @@ def whole(response):
 
 
 def streamed(chunks, response=None, error=None) -> bytes:
-    told = renderer()
-    return b"".join(told.feed(chunk) for chunk in chunks) + told.finish(response or folded(chunks), error)
+    rendered = renderer()
+    return b"".join(rendered.feed(chunk) for chunk in chunks) + rendered.finish(response or folded(chunks), error)
 
 
 def sampled(message) -> dict:
-    """The chat message of a reply, as the chat dialect has it when it comes back; calls by the ids they are told by."""
+    """Return the chat message as a chat client would return it, with the tool call ids that were rendered."""
     thought = message.get("reasoning") or message.get("reasoning_content")
-    told = {"role": "assistant", "content": message["content"]} | ({"reasoning": thought} if thought else {})
+    rendered = {"role": "assistant", "content": message["content"]} | ({"reasoning": thought} if thought else {})
     calls = message.get("tool_calls") or []
     named = [call | {"id": choose_call_id} for call, choose_call_id in zip(calls, call_ids(calls, "01a9"), strict=True)]
-    return told | ({"tool_calls": named} if named else {})
+    return rendered | ({"tool_calls": named} if named else {})
 
 
 def read_again(message, answer) -> dict:
-    """What reading makes of an answer that the SDK sends back."""
+    """Return the chat message that is read from a response that the SDK returns."""
     resolved = ResolvedReferences(items=unrestorable_calls(message, "01a9"))
     return MESSAGES.read({"messages": sent_back(answer)}, TranslationOptions(), resolved)["messages"][1]
 
 
 @settings(max_examples=30)
 @given(messages())
-def test_a_whole_answer_that_comes_back_is_the_message_that_was_sampled(message):
+def test_an_unstreamed_response_is_read_back_as_the_sampled_message(message):
     """Byte for byte: ids, arguments, reasoning, and whether there was any text."""
     answer = whole(response_of(message))
 
@@ -58,8 +58,8 @@ def test_a_whole_answer_that_comes_back_is_the_message_that_was_sampled(message)
 
 @settings(max_examples=30)
 @given(messages(), SIZES, SIZES, st.booleans())
-def test_a_stream_adds_up_to_the_whole_answer_however_it_is_cut(message, sizes, others, apart):
-    """Accumulated as the SDK does; deltas may hold thoughts, text, calls and the end at once."""
+def test_a_stream_accumulates_to_the_unstreamed_response(message, sizes, others, apart):
+    """By the SDK's accumulation, for any chunking; a delta may contain reasoning, text, calls and the finish at once."""
     response = response_of(message, stop_reason=None)
     chunks = chunks_of(atoms(message), sizes, response, apart=apart)
     other = chunks_of(atoms(message), others, response, apart=not apart)
@@ -72,8 +72,8 @@ def test_a_stream_adds_up_to_the_whole_answer_however_it_is_cut(message, sizes, 
 
 @settings(max_examples=25)
 @given(messages(), st.randoms(use_true_random=False), SIZES)
-def test_whatever_comes_first_it_is_the_same_message_when_it_comes_back(message, random, sizes):
-    """Text after calls, thoughts after text, calls that take turns: blocks keep the order in which they were opened."""
+def test_the_order_of_deltas_does_not_change_the_message_that_is_read_back(message, random, sizes):
+    """Text after calls, reasoning after text, interleaved calls: blocks keep the order in which they began."""
     queues = {}
     for atom in atoms(message):
         key = (atom[0], atom[1]["index"]) if atom[0] == "tool_calls" else atom[0]
@@ -90,16 +90,16 @@ def test_whatever_comes_first_it_is_the_same_message_when_it_comes_back(message,
     assert orjson.dumps(sampled(folded(chunks)["choices"][0]["message"])) == orjson.dumps(read_again(message, answer))
 
 
-def test_the_events_of_an_answer():
-    """Blocks are closed when another begins; what ends the answer is told at its end, and a ping follows its beginning."""
+def test_a_block_is_closed_when_the_next_begins():
+    """A ping follows message_start; the events of the end are sent by finish()."""
     message = {"content": "Hi", "reasoning": "Hm", "tool_calls": [CALL]}
     response = response_of(message)
     chunks = chunks_of(atoms(message), [2, 2, 1, 4, 99], response, apart=True)
     chunks[0]["usage"] = {"prompt_tokens": 33, "completion_tokens": 0}
-    told = renderer()
+    rendered = renderer()
 
-    fed = [[event["type"] for event in events_of(told.feed(chunk))] for chunk in chunks]
-    ended = events_of(told.finish(response))
+    fed = [[event["type"] for event in events_of(rendered.feed(chunk))] for chunk in chunks]
+    ended = events_of(rendered.finish(response))
 
     assert [
         ["message_start", "ping"],
@@ -116,8 +116,8 @@ def test_the_events_of_an_answer():
     assert 5 == ended[1]["usage"]["output_tokens"]
 
 
-def test_the_beginning_tells_what_came_in():
-    """If the first chunk has it; else it is told at the end, which the SDK takes over."""
+def test_message_start_has_the_input_tokens_of_the_first_chunk():
+    """If the first chunk has none, message_delta has them, and the SDK uses those."""
     chunk = {"choices": [], "usage": {"prompt_tokens": 33, "prompt_tokens_details": {"cached_tokens": 30}}}
 
     begun = events_of(renderer().feed(chunk))[0]["message"]
@@ -135,33 +135,33 @@ def test_the_beginning_tells_what_came_in():
     assert (33, 5) == (silent.usage.input_tokens, silent.usage.output_tokens)
 
 
-def test_pieces_of_arguments_are_told_as_they_come():
-    """Not one character is changed, joined or waited for."""
+def test_argument_deltas_are_forwarded_one_by_one():
+    """Not one character is changed, joined or delayed."""
     pieces = ['{"ci', 'ty": "', "P", 'aris"', "}"]
-    told = renderer()
-    told.feed(_piece(id="c1", type="function", function={"name": "f", "arguments": ""}))
+    rendered = renderer()
+    rendered.feed(_piece(id="c1", type="function", function={"name": "f", "arguments": ""}))
 
-    events = [events_of(told.feed(_piece(function={"arguments": piece}))) for piece in pieces]
+    events = [events_of(rendered.feed(_piece(function={"arguments": piece}))) for piece in pieces]
 
     assert pieces == [event["delta"]["partial_json"] for (event,) in events]
 
 
-def test_a_call_is_told_once_its_name_is_known():
-    """With what came before; one that never has a name is told at the end."""
-    told = renderer()
-    told.feed({"choices": []})
+def test_a_tool_call_is_sent_when_its_name_is_known():
+    """With the arguments so far; a call without a name is sent by finish()."""
+    rendered = renderer()
+    rendered.feed({"choices": []})
 
-    assert [] == events_of(told.feed(_piece(id="c1", function={"arguments": '{"a"'})))
-    named = events_of(told.feed(_piece(function={"name": "f", "arguments": ":1}"})))
+    assert [] == events_of(rendered.feed(_piece(id="c1", function={"arguments": '{"a"'})))
+    named = events_of(rendered.feed(_piece(function={"name": "f", "arguments": ":1}"})))
     assert {"type": "tool_use", "id": "c1", "name": "f", "input": {}} == named[0]["content_block"]
     assert '{"a":1}' == named[1]["delta"]["partial_json"]
-    assert [] == events_of(told.feed(_piece(index=1, function={"arguments": "{}"})))
-    ended = events_of(told.finish(response_of({"content": None, "tool_calls": [CALL, CALL]})))
+    assert [] == events_of(rendered.feed(_piece(index=1, function={"arguments": "{}"})))
+    ended = events_of(rendered.finish(response_of({"content": None, "tool_calls": [CALL, CALL]})))
     assert {"type": "tool_use", "id": "toolu_01a9_1", "name": "", "input": {}} == ended[1]["content_block"]
 
 
-def test_arguments_that_are_no_json_break_no_client():
-    """What can be part of an object is told; the SDK would raise on the rest."""
+def test_invalid_arguments_do_not_break_the_sdk():
+    """Only their valid prefix is sent; the SDK would raise otherwise."""
     message = {"content": None, "tool_calls": [CALL | {"function": {"name": "f", "arguments": '{"a": "two\nlines"}'}}]}
     chunks = chunks_of(atoms(message), [3], response_of(message), apart=True)
 
@@ -172,8 +172,8 @@ def test_arguments_that_are_no_json_break_no_client():
 @pytest.mark.parametrize(
     ("content", "blocks"), [("", [{"type": "text", "text": ""}]), (None, []), ("x", [{"type": "text", "text": "x"}])]
 )
-def test_an_empty_text_is_told_and_no_text_is_not(content, blocks):
-    """Whole; and in a stream, if its response has it."""
+def test_an_empty_text_has_a_block_and_null_content_has_none(content, blocks):
+    """Unstreamed, and in a stream if its response has it."""
     response = response_of({"content": content})
 
     assert blocks == whole(response)["content"]
@@ -181,16 +181,16 @@ def test_an_empty_text_is_told_and_no_text_is_not(content, blocks):
         assert blocks == plain(accumulated(streamed([{"choices": []}], response)))["content"]
 
 
-def test_another_choice_is_not_told():
-    """There is one answer."""
-    told = renderer()
-    told.feed({"choices": []})
+def test_other_choices_are_not_sent():
+    """The Messages API has one choice."""
+    rendered = renderer()
+    rendered.feed({"choices": []})
 
-    assert b"" == told.feed({"choices": [{"index": 1, "delta": {"content": "x"}}]})
+    assert b"" == rendered.feed({"choices": [{"index": 1, "delta": {"content": "x"}}]})
 
 
-def test_a_failure_ends_the_stream():
-    """By one event, whether anything was told or not; nothing else of the end."""
+def test_an_engines_error_ends_the_stream_with_one_error_event():
+    """Before or after the first block."""
     begun = renderer()
     begun.feed({"choices": [{"index": 0, "delta": {"content": "x"}}]})
 
@@ -201,15 +201,15 @@ def test_a_failure_ends_the_stream():
     assert "the engine's response ended before it began" == other["error"]["message"]
 
 
-def test_a_stream_that_broke_is_told_as_broken_whatever_came():
-    """What was folded so far is no answer."""
+def test_an_interrupted_stream_ends_with_an_error_event():
+    """Even if the accumulated response looks complete."""
     (event,) = events_of(renderer().finish(response_of({"content": "x"}), "the engine broke off"))
 
     assert "the engine broke off" == event["error"]["message"]
 
 
-def test_a_repeat_is_told_in_the_same_bytes():
-    """An answer is a function of the body, its step and what was sampled."""
+def test_rendering_is_deterministic():
+    """A response depends only on the request body, the step and the sampled message."""
     message = {"content": "Hi", "reasoning": "Hm", "tool_calls": [CALL | {"id": None}]}
     chunks = chunks_of(atoms(message), [2], response_of(message), apart=True)
 
@@ -229,9 +229,9 @@ def payloads(stream: bytes) -> list[dict]:
     return [orjson.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("cassette", [each for each in RECORDED if each.is_stream], ids=lambda it: f"{it.kind}-{it}")
-def test_streams_of_every_engine_are_told(cassette):
-    """They add up to their answer told whole, and come back as the message that was sampled."""
+@pytest.mark.parametrize("cassette", [item for item in RECORDED if item.is_stream], ids=lambda it: f"{it.kind}-{it}")
+def test_recorded_streams_of_every_engine_are_rendered(cassette):
+    """They accumulate to the unstreamed response, which is read back as the sampled message."""
     chunks = payloads(cassette.response)
     if any("error" in chunk for chunk in chunks):
         assert "error" == events_of(streamed([], None, orjson.dumps(chunks[0]).decode()))[-1]["type"]
@@ -246,10 +246,10 @@ def test_streams_of_every_engine_are_told(cassette):
 
 
 @pytest.mark.parametrize(
-    "cassette", [each for each in RECORDED if not each.is_stream], ids=lambda it: f"{it.kind}-{it}"
+    "cassette", [item for item in RECORDED if not item.is_stream], ids=lambda it: f"{it.kind}-{it}"
 )
-def test_answers_of_every_engine_are_told(cassette):
-    """And come back as the message that was sampled."""
+def test_recorded_responses_of_every_engine_are_rendered(cassette):
+    """They are read back as the sampled message."""
     response = orjson.loads(cassette.response)
     message = response["choices"][0]["message"]
 
@@ -258,7 +258,7 @@ def test_answers_of_every_engine_are_told(cassette):
     assert plain(answer) == plain(Message.model_validate(answer, strict=True))
     read = read_again(message, answer)
     for call in sampled(message).get("tool_calls", []):
-        assert call["function"] in [each["function"] for each in read["tool_calls"]]
+        assert call["function"] in [read_call["function"] for read_call in read["tool_calls"]]
     assert sampled(message)["content"] == read["content"]
     assert (message.get("reasoning") or message.get("reasoning_content")) == read.get("reasoning")
 

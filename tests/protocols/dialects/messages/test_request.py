@@ -1,4 +1,4 @@
-"""Requests, read as chat calls."""
+"""Messages requests, translated to chat."""
 
 import copy
 
@@ -16,9 +16,9 @@ from proxy.protocols.dialects.translation import ResolvedReferences, Translation
 from proxy.protocols.sampling import SAMPLING_FIELDS
 
 HI = [{"role": "user", "content": "hi"}]
-LEAST = {"model": "m", "max_tokens": 9, "messages": HI}
-# What this dialect spells in its own way, or has no place for the answers of.
-ITS_OWN = {"temperature", "top_p", "top_k", "n", "max_tokens", "max_completion_tokens", "stop", "tool_choice"}
+MINIMAL = {"model": "m", "max_tokens": 9, "messages": HI}
+# Fields with another name in this dialect, or whose effect a Messages response cannot represent.
+TRANSLATED = {"temperature", "top_p", "top_k", "n", "max_tokens", "max_completion_tokens", "stop", "tool_choice"}
 SWITCHES = TranslationOptions(
     thinking={"chat_template_kwargs": {"enable_thinking": True}, "include_reasoning": True},
     not_thinking={"chat_template_kwargs": {"enable_thinking": False}},
@@ -29,27 +29,25 @@ def read(body, options=TranslationOptions(), **resolved):  # noqa: B008 - frozen
     return MESSAGES.read(body, options, ResolvedReferences(**resolved))
 
 
-def test_the_least_call():
-    """Nothing is added to what was said."""
-    assert {"model": "m", "messages": HI, "max_tokens": 9} == read(LEAST)
+def test_a_minimal_request_gets_no_further_fields():
+    assert {"model": "m", "messages": HI, "max_tokens": 9} == read(MINIMAL)
     assert {"messages": HI} == read({"messages": HI})
 
 
-def test_how_to_sample():
-    """Fields of the dialect under chat's names, and those that engines know beside them."""
+def test_sampling_parameters_get_chats_names():
+    """Parameters that engines know beyond Anthropic's are passed through."""
     body = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "stop_sequences": ["\n\n"], "min_p": 0.1, "seed": 7}
 
-    asked = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "stop": ["\n\n"], "min_p": 0.1, "seed": 7}
-    assert LEAST | asked == read(LEAST | body)
+    expected = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "stop": ["\n\n"], "min_p": 0.1, "seed": 7}
+    assert MINIMAL | expected == read(MINIMAL | body)
 
 
-def test_every_field_of_sampling_is_passed_or_the_dialects_own():
-    """A field that a step records is one that a client of this dialect can set."""
-    assert set(SAMPLING_FIELDS) | {"chat_template_kwargs"} == set(PASSED) | ITS_OWN
+def test_every_recorded_sampling_parameter_is_passed_through_or_translated():
+    assert set(SAMPLING_FIELDS) | {"chat_template_kwargs"} == set(PASSED) | TRANSLATED
 
 
-def test_what_is_unknown_is_not_sent():
-    """It is recorded with the body; engines might take it for something of theirs."""
+def test_unknown_fields_are_not_sent():
+    """They are recorded in the body; an engine could give them another meaning."""
     body = {
         "metadata": {"user_id": "u"},
         "context_management": {"edits": []},
@@ -65,12 +63,12 @@ def test_what_is_unknown_is_not_sent():
         "stop_sequences": [],
     }
 
-    assert read(LEAST) == read(LEAST | body)
+    assert read(MINIMAL) == read(MINIMAL | body)
 
 
-def test_a_stream_tells_its_usage_from_the_beginning():
-    """`message_start` has the tokens that came in."""
-    chat = read(LEAST | {"stream": True})
+def test_a_stream_requests_usage_in_each_chunk():
+    """`message_start` has the input tokens."""
+    chat = read(MINIMAL | {"stream": True})
 
     assert (True, {"include_usage": True, "continuous_usage_stats": True}) == (chat["stream"], chat["stream_options"])
 
@@ -84,15 +82,15 @@ def test_a_stream_tells_its_usage_from_the_beginning():
         ({"type": "disabled"}, {"reasoning_effort": "none", **SWITCHES.not_thinking}, {"reasoning_effort": "none"}),
     ],
 )
-def test_thinking_turns_the_engines_switch(thinking, expected, by_default):
-    """As vLLM's endpoint does, and as the configuration says."""
-    assert read(LEAST) | expected == read(LEAST | {"thinking": thinking}, SWITCHES)
-    assert read(LEAST) | by_default == read(LEAST | {"thinking": thinking})
+def test_thinking_sets_the_configured_fields(thinking, expected, by_default):
+    """By default those that vLLM's endpoint sets."""
+    assert read(MINIMAL) | expected == read(MINIMAL | {"thinking": thinking}, SWITCHES)
+    assert read(MINIMAL) | by_default == read(MINIMAL | {"thinking": thinking})
 
 
-def test_an_effort_is_the_engines():
-    """In the same words; where thinking is forbidden it is none, or what the configuration has for that."""
-    high = LEAST | {"output_config": {"effort": "high"}}
+def test_effort_is_passed_through():
+    """If thinking is disabled, effort is none, or the configured value."""
+    high = MINIMAL | {"output_config": {"effort": "high"}}
     forbidden = high | {"thinking": {"type": "disabled"}}
     low = TranslationOptions(thinking={"reasoning_effort": "low"}, not_thinking={"reasoning_effort": "low"})
 
@@ -101,27 +99,29 @@ def test_an_effort_is_the_engines():
     assert ["none", "low"] == [read(forbidden, options)["reasoning_effort"] for options in (TranslationOptions(), low)]
 
 
-def test_what_a_body_says_itself_wins_over_the_switch():
-    """Key by key of the template's arguments; the configuration stays as it is."""
+def test_the_bodys_fields_override_those_of_thinking():
+    """chat_template_kwargs are merged by key; the configuration is not changed."""
     body = {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"enable_thinking": False, "x": 1}}
     before = copy.deepcopy(SWITCHES)
 
-    chat = read(LEAST | body, SWITCHES)
+    chat = read(MINIMAL | body, SWITCHES)
 
     assert {"enable_thinking": False, "x": 1} == chat["chat_template_kwargs"]
     assert (
         0
-        == read(LEAST | {"thinking": {"type": "enabled"}, "seed": 0}, TranslationOptions(thinking={"seed": 7}))["seed"]
+        == read(MINIMAL | {"thinking": {"type": "enabled"}, "seed": 0}, TranslationOptions(thinking={"seed": 7}))[
+            "seed"
+        ]
     )
     assert before == SWITCHES
 
 
-@pytest.mark.parametrize("at", ["output_config", "output_format"])
-def test_a_form_of_the_answer_is_asked_of_the_engine(at):
-    """`messages.parse` of the SDK reads the answer by its schema."""
+@pytest.mark.parametrize("field", ["output_config", "output_format"])
+def test_an_output_schema_becomes_a_response_format(field):
+    """`messages.parse` of the SDK sends it."""
     form = {"type": "json_schema", "schema": {"type": "object"}}
 
-    chat = read(LEAST | {at: {"format": form} if at == "output_config" else form})
+    chat = read(MINIMAL | {field: {"format": form} if field == "output_config" else form})
 
     assert {
         "type": "json_schema",
@@ -129,35 +129,33 @@ def test_a_form_of_the_answer_is_asked_of_the_engine(at):
     } == chat["response_format"]
 
 
-def test_the_model_goes_on_with_a_last_turn_of_its_own():
-    """A prefill; one that says nothing is none."""
-    begun = read(LEAST | {"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]})
-    empty = read(LEAST | {"messages": [*HI, {"role": "assistant", "content": []}]})
+def test_a_last_assistant_message_is_continued():
+    """A prefill; an empty one is ignored."""
+    begun = read(MINIMAL | {"messages": [*HI, {"role": "assistant", "content": "The answer is ("}]})
+    empty = read(MINIMAL | {"messages": [*HI, {"role": "assistant", "content": []}]})
 
     assert (True, False) == (begun["continue_final_message"], begun["add_generation_prompt"])
     assert {"role": "assistant", "content": "The answer is ("} == begun["messages"][-1]
     thought = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm", "signature": "s"}]}
-    assert read(LEAST | {"messages": [*HI, thought]})["continue_final_message"]
-    assert read(LEAST) == empty
+    assert read(MINIMAL | {"messages": [*HI, thought]})["continue_final_message"]
+    assert read(MINIMAL) == empty
 
 
 @pytest.mark.parametrize("turn", [{"role": "assistant", "content": []}, {"role": "system", "content": []}])
-def test_a_conversation_in_which_nobody_speaks_is_refused(turn):
-    """There is nothing to answer."""
+def test_a_conversation_without_content_is_rejected(turn):
     with pytest.raises(UnprocessableRequest, match="^messages: at least one message must have content"):
-        read(LEAST | {"messages": [turn]})
+        read(MINIMAL | {"messages": [turn]})
 
 
-def test_nothing_goes_on_from_a_call():
-    """Its result must follow."""
+def test_a_last_message_with_tool_calls_is_rejected():
+    """Their results are missing."""
     call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
 
     with pytest.raises(UnprocessableRequest, match="^messages: the last message calls tools"):
-        read(LEAST | {"messages": [*HI, {"role": "assistant", "content": [call]}]})
+        read(MINIMAL | {"messages": [*HI, {"role": "assistant", "content": [call]}]})
 
 
-def test_sampled_arguments_are_put_back():
-    """By the ids of the calls that an earlier reply made."""
+def test_sampled_arguments_are_restored_by_tool_call_id():
     turns = [
         {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]},
@@ -169,7 +167,7 @@ def test_sampled_arguments_are_put_back():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "at"),
+    ("wrong", "field"),
     [
         ({"model": 1}, "model"),
         ({"messages": None}, "messages"),
@@ -196,23 +194,23 @@ def test_sampled_arguments_are_put_back():
         ({"tools": 1}, "tools"),
     ],
 )
-def test_a_wrong_value_is_refused_by_its_field(wrong, at):
-    """With a sentence that begins with it."""
-    with pytest.raises(UnprocessableRequest, match=f"^{at}: ") as refused:
-        read(LEAST | wrong)
-    assert at == refused.value.param
+def test_an_invalid_field_is_rejected_with_its_name(wrong, field):
+    """The error message begins with it."""
+    with pytest.raises(UnprocessableRequest, match=f"^{field}: ") as raised:
+        read(MINIMAL | wrong)
+    assert field == raised.value.param
 
 
 @settings(max_examples=25)
 @given(BODIES, st.dictionaries(st.text(max_size=2), JSON, max_size=2))
-def test_whatever_is_sent_is_read_or_refused(body, known):
-    """Refused by a field's name, never by a failure; what is read can be sent, and the body stays as it was."""
+def test_any_body_is_read_or_rejected(body, items):
+    """Rejected with a field's name, never by another exception; a read body is serializable, and the input is unchanged."""
     before = copy.deepcopy(body)
     try:
-        chat = read(body, SWITCHES, items={name: item for name, item in known.items() if isinstance(item, dict)})
-    except UnprocessableRequest as refused:
-        assert refused.param
-        assert refused.message.startswith(f"{refused.param}: ")
+        chat = read(body, SWITCHES, items={name: item for name, item in items.items() if isinstance(item, dict)})
+    except UnprocessableRequest as raised:
+        assert raised.param
+        assert raised.message.startswith(f"{raised.param}: ")
     else:
         assert orjson.loads(orjson.dumps(chat)) == chat
         assert all(turn["role"] in {"system", "user", "assistant", "tool"} for turn in chat["messages"])
@@ -228,8 +226,8 @@ def test_whatever_is_sent_is_read_or_refused(body, known):
     ],
 )
 @pytest.mark.parametrize("merges_systems", [False, True])
-def test_a_reply_before_the_last_turn_is_not_continued(last, merges_systems):
-    """Also where that turn says nothing, or is moved to the beginning: the request asks for a new reply."""
-    body = LEAST | {"messages": [*HI, {"role": "assistant", "content": "Yes"}, last]}
+def test_an_assistant_message_before_the_last_message_is_not_continued(last, merges_systems):
+    """Also if the last message is empty or moved to the beginning."""
+    body = MINIMAL | {"messages": [*HI, {"role": "assistant", "content": "Yes"}, last]}
 
     assert "continue_final_message" not in read(body, TranslationOptions(merges_systems=merges_systems))

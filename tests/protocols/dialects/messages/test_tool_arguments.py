@@ -1,4 +1,4 @@
-"""Arguments: texts as sampled, objects as told."""
+"""Arguments of tool calls: text in chat, objects in the Messages API."""
 
 import orjson
 import pytest
@@ -18,16 +18,16 @@ from proxy.protocols.dialects.messages.tool_arguments import (
 )
 
 
-def call(arguments, told="c1", name="f"):
-    return {"id": told, "type": "function", "function": {"name": name, "arguments": arguments}}
+def call(arguments, call_id="c1", name="f"):
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [('{"a": 1}', {"a": 1}), ("", {}), ('{"a": "cut o', {}), ("false", {}), ('"{}"', {}), ('{"a":1} x', {"a": 1})],
 )
-def test_a_text_is_told_as_an_object(arguments, expected):
-    """What is none by itself, as what came whole of it."""
+def test_argument_text_becomes_an_object(arguments, expected):
+    """Of invalid JSON, the complete fields are kept."""
     assert expected == parse_arguments(arguments)
 
 
@@ -43,21 +43,20 @@ def test_a_text_is_told_as_an_object(arguments, expected):
         '{"a": {"b": [1, 2.50]}} ',
     ],
 )
-def test_a_text_is_told_whole_as_it_is_streamed(text):
-    """By the quick way, and by the one that streams go."""
+def test_argument_text_becomes_the_same_object_as_in_a_stream(text):
     beginning = PartialObject()
-    told = beginning.feed(text)
+    forwarded = beginning.feed(text)
 
-    assert parse_arguments(text) == orjson.loads(beginning.whole(told))
+    assert parse_arguments(text) == orjson.loads(beginning.whole(forwarded))
 
 
-def test_an_object_is_spelt_as_python_spells_it():
-    """As vLLM's and SGLang's parsers of tool calls write it, and as models are trained on it."""
+def test_an_object_is_serialized_as_python_does():
+    """vLLM's and SGLang's tool parsers do so too, and models are trained on it."""
     assert '{"a": [1, 2.0], "é": "\\n"}' == serialize({"a": [1, 2.0], "é": "\n"}, "input")
 
 
-def test_an_object_that_is_too_deep_is_refused():
-    """It would not be sent on either."""
+def test_an_object_that_is_nested_too_deeply_is_rejected():
+    """The engine would reject it too."""
     deep = orjson.loads('{"a":' + "[" * 1000 + "]" * 1000 + "}")
 
     with pytest.raises(UnprocessableRequest, match="^input: is nested too deeply"):
@@ -67,13 +66,13 @@ def test_an_object_that_is_too_deep_is_refused():
 @pytest.mark.parametrize(
     "text", ['{"a":1}', '{ "a" : 1.0 }', '{"b": 2, "a": 1}', '{"a": 1', "null", '{"a": "\\u00e9"}']
 )
-def test_a_call_that_comes_back_as_it_was_told_has_its_sampled_text(text):
-    """Whatever its spelling, and whether it is an object or not."""
+def test_unchanged_arguments_get_their_sampled_text(text):
+    """Their whitespace is restored, and invalid JSON too."""
     assert text == restored(orjson.loads(orjson.dumps(parse_arguments(text))), "f", call(text), "input")
 
 
-def test_a_call_that_the_agent_changed_is_what_the_agent_says():
-    """By another value, or by another name; and so is one that nobody knows."""
+def test_arguments_that_the_agent_changed_are_serialized():
+    """So are those under another name, and those of unknown calls."""
     assert '{"a": 2}' == restored({"a": 2}, "f", call('{"a":1}'), "input")
     assert '{"a": 1}' == restored({"a": 1}, "g", call('{"a":1}'), "input")
     assert '{"a": 1}' == restored({"a": 1}, "f", None, "input")
@@ -81,8 +80,7 @@ def test_a_call_that_the_agent_changed_is_what_the_agent_says():
     assert '{"a": 1}' == restored({"a": 1}, "f", {"function": "f"}, "input")
 
 
-def test_only_what_reading_could_not_give_back_is_kept():
-    """Calls whose text is spelt as usual need nobody to remember them."""
+def test_only_calls_that_serialization_would_change_are_stored():
     message = {"tool_calls": [call('{"a": 1}', "c1"), call('{"a":1}', "c2"), call('{"a": "cut', "c1"), call("", "c4")]}
 
     assert {
@@ -101,13 +99,13 @@ def test_only_what_reading_could_not_give_back_is_kept():
         {"messages": [1, {}, {"content": "x"}, {"content": [1, {"type": "text"}, {"type": "tool_use", "id": 7}]}]},
     ],
 )
-def test_a_body_without_calls_names_none(body):
-    """Whatever it is: it has not been read yet."""
+def test_an_invalid_body_references_no_calls(body):
+    """It is not validated yet."""
     assert frozenset() == tool_call_ids(body)
 
 
-def test_a_body_names_the_calls_of_its_replies():
-    """To look them up before it is read."""
+def test_the_calls_of_assistant_messages_are_referenced():
+    """They are looked up before the body is read."""
     blocks = [
         {"type": "tool_use", "id": "a"},
         {"type": "tool_result", "tool_use_id": "b"},
@@ -117,15 +115,15 @@ def test_a_body_names_the_calls_of_its_replies():
     assert {"a", "c"} == tool_call_ids({"messages": [{"role": "assistant", "content": blocks}]})
 
 
-def test_calls_are_told_by_their_own_ids():
-    """Where one has none, or another's, it gets one of its step."""
+def test_tool_calls_keep_their_ids():
+    """A missing or duplicate one is replaced by one derived from the step."""
     calls = [{"id": "a"}, {"id": None}, {}, {"id": "a"}, {"id": ""}, {"id": "b"}]
 
     assert ["a", "toolu_s_1", "toolu_s_2", "toolu_s_3", "toolu_s_4", "b"] == call_ids(calls, "s")
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("value", "other", "same"),
     [
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
         ({"a": 1}, {"a": 1.0}, True),
@@ -137,9 +135,9 @@ def test_calls_are_told_by_their_own_ids():
         ({"a": 1}, {"b": 1}, False),
     ],
 )
-def test_values_of_json_are_the_same_or_not(one, other, same):
-    """JavaScript writes 1.0 as 1; Go sorts keys; nobody makes true of 1."""
-    assert same is is_same(one, other)
+def test_json_values_are_compared_by_value(value, other, same):
+    """JavaScript writes 1.0 as 1 and Go sorts keys; true is not 1."""
+    assert same is is_same(value, other)
 
 
 VALUES = st.recursive(
@@ -155,7 +153,6 @@ VALUES = st.recursive(
 
 @settings(max_examples=25)
 @given(st.dictionaries(st.text(max_size=3), VALUES, max_size=3))
-def test_an_object_is_the_same_as_itself_read_again(given):
-    """However it is spelt."""
-    assert is_same(given, orjson.loads(orjson.dumps(given)))
-    assert is_same(given, parse_arguments(serialize(given, "input")))
+def test_an_object_equals_itself_after_serialization(value):
+    assert is_same(value, orjson.loads(orjson.dumps(value)))
+    assert is_same(value, parse_arguments(serialize(value, "input")))

@@ -1,4 +1,4 @@
-"""What a call offers to its model."""
+"""Tools of a Messages request, translated to chat."""
 
 import pytest
 
@@ -11,18 +11,18 @@ FUNCTION = {"type": "function", "function": {"name": "weather", "description": "
 
 
 @pytest.mark.parametrize("extra", [{}, {"type": "custom"}, {"type": None}, {"cache_control": {"type": "ephemeral"}}])
-def test_a_custom_tool_is_a_function(extra):
-    """What changes nothing for the model is left out."""
-    assert {"tools": [FUNCTION]} == tools_from({"tools": [WEATHER | extra]})
+def test_a_custom_tool_becomes_a_function(extra):
+    """Fields that the model does not see are dropped."""
+    assert {"tools": [FUNCTION]} == tools_of({"tools": [WEATHER | extra]})
 
 
-def test_what_templates_show_of_a_tool_is_kept():
-    """A description may be missing; a schema without a type is an object's, as vLLM completes it."""
-    shown = {"strict": True, "defer_loading": True}
-    tool = {"name": "f", "input_schema": {"properties": {}}, **shown}
+def test_fields_that_chat_templates_show_are_kept():
+    """The description is optional; a schema without a type gets `object`, as in vLLM."""
+    extra_fields = {"strict": True, "defer_loading": True}
+    tool = {"name": "f", "input_schema": {"properties": {}}, **extra_fields}
 
-    assert [{"name": "f", "parameters": {"properties": {}, "type": "object"}, **shown}] == [
-        each["function"] for each in tools_from({"tools": [tool]})["tools"]
+    assert [{"name": "f", "parameters": {"properties": {}, "type": "object"}, **extra_fields}] == [
+        function["function"] for function in tools_of({"tools": [tool]})["tools"]
     ]
 
 
@@ -46,23 +46,25 @@ def named(name):
         ),
     ],
 )
-def test_the_tools_are_those_at_the_end_of_the_conversation(changes, names):
-    """Blocks of systems add and remove some."""
-    said = [{"role": "user", "content": "hi"}, {"role": "system", "content": [*changes, {"type": "text", "text": "a"}]}]
-    body = {"messages": said, "tools": [WEATHER, WEATHER | {"name": "late", "defer_loading": True}]}
+def test_tools_are_those_at_the_end_of_the_conversation(changes, names):
+    """System messages may add and remove tools."""
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "system", "content": [*changes, {"type": "text", "text": "a"}]},
+    ]
+    body = {"messages": messages, "tools": [WEATHER, WEATHER | {"name": "late", "defer_loading": True}]}
 
     assert names == [tool["function"]["name"] for tool in tools_from(body)["tools"]]
 
 
 def test_a_tool_that_is_added_is_no_longer_deferred():
-    """It is shown as if it had been there from the beginning."""
-    said = [{"role": "system", "content": [change("addition", named("weather"))]}]
+    messages = [{"role": "system", "content": [change("addition", named("weather"))]}]
 
-    assert {"tools": [FUNCTION]} == tools_from({"messages": said, "tools": [WEATHER | {"defer_loading": True}]})
+    assert {"tools": [FUNCTION]} == tools_of({"messages": messages, "tools": [WEATHER | {"defer_loading": True}]})
 
 
 @pytest.mark.parametrize(
-    ("tool", "at"),
+    ("tool", "path"),
     [
         (None, ""),
         ({"type": "odd"}, ".type"),
@@ -71,11 +73,10 @@ def test_a_tool_that_is_added_is_no_longer_deferred():
         ({"type": "tool_definition", "definition": {"name": "f"}}, ".definition.input_schema"),
     ],
 )
-def test_a_change_that_cannot_be_read_is_refused_by_its_place(tool, at):
-    """As any other value."""
-    with pytest.raises(UnprocessableRequest) as refused:
-        tools_from({"messages": [{"role": "system", "content": [change("addition", tool)]}]})
-    assert f"messages.0.content.0.tool{at}" == refused.value.param
+def test_an_invalid_tool_change_is_rejected_with_its_path(tool, path):
+    with pytest.raises(UnprocessableRequest) as raised:
+        tools_of({"messages": [{"role": "system", "content": [change("addition", tool)]}]})
+    assert f"messages.0.content.0.tool{path}" == raised.value.param
 
 
 @pytest.mark.parametrize(
@@ -88,15 +89,15 @@ def test_a_change_that_cannot_be_read_is_refused_by_its_place(tool, at):
         ({"type": "odd"}, "odd"),
     ],
 )
-def test_tools_of_servers_are_refused_by_name(tool, named):
-    """Nobody here could run them, or knows their schema."""
-    with pytest.raises(UnprocessableRequest, match=rf"^tools\.1: tool '{named}' ") as refused:
-        tools_from({"tools": [WEATHER, tool]})
-    assert "tools.1" == refused.value.param
+def test_hosted_tools_are_rejected_by_name(tool, named):
+    """Only Anthropic can run them."""
+    with pytest.raises(UnprocessableRequest, match=rf"^tools\.1: tool '{named}' ") as raised:
+        tools_of({"tools": [WEATHER, tool]})
+    assert "tools.1" == raised.value.param
 
 
-def test_tools_of_servers_are_left_out_where_the_configuration_says_so():
-    """The others stay; a tool that cannot be read is refused all the same."""
+def test_hosted_tools_are_dropped_if_configured():
+    """Other tools are kept, and invalid ones are still rejected."""
     hosted = {"type": "web_search_20250305", "name": "web_search"}
 
     assert {"tools": [FUNCTION]} == tools_from({"tools": [hosted, WEATHER]}, ignore_hosted=True)
@@ -107,7 +108,7 @@ def test_tools_of_servers_are_left_out_where_the_configuration_says_so():
         tools_from({"tools": [{"type": "custom"}]}, ignore_hosted=True)
 
 
-def test_servers_of_tools_are_refused():
+def test_mcp_servers_are_rejected():
     """Anthropic's servers would call them."""
     with pytest.raises(UnprocessableRequest, match="^mcp_servers: "):
         tools_from({"mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}]})
@@ -128,20 +129,19 @@ def test_servers_of_tools_are_refused():
         ({"type": "auto", "disable_parallel_tool_use": False}, {"tool_choice": "auto"}),
     ],
 )
-def test_which_tools_may_be_called(choice, expected):
-    """Chat has another word for each."""
-    assert {"tools": [FUNCTION], **expected} == tools_from({"tools": [WEATHER], "tool_choice": choice})
+def test_tool_choice_is_translated(choice, expected):
+    assert {"tools": [FUNCTION], **expected} == tools_of({"tools": [WEATHER], "tool_choice": choice})
 
 
-def test_a_choice_among_no_tools():
-    """What is so anyway is not said, as engines refuse it; what is impossible is the engine's to refuse."""
-    assert {} == tools_from({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}})
-    assert {} == tools_from({"tools": [], "tool_choice": {"type": "none"}})
-    assert {"tool_choice": "required"} == tools_from({"tool_choice": {"type": "any"}})
+def test_tool_choice_without_tools():
+    """`auto` and `none` are dropped, as engines reject them; the engine rejects `required`."""
+    assert {} == tools_of({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}})
+    assert {} == tools_of({"tools": [], "tool_choice": {"type": "none"}})
+    assert {"tool_choice": "required"} == tools_of({"tool_choice": {"type": "any"}})
 
 
 @pytest.mark.parametrize(
-    ("body", "at"),
+    ("body", "path"),
     [
         ({"tools": {}}, "tools"),
         ({"tools": {"a": 1}}, "tools"),
@@ -157,8 +157,7 @@ def test_a_choice_among_no_tools():
         ({"tool_choice": {"type": "any", "disable_parallel_tool_use": 1}}, "tool_choice.disable_parallel_tool_use"),
     ],
 )
-def test_a_wrong_type_is_refused_by_its_place(body, at):
-    """However deep it stands."""
-    with pytest.raises(UnprocessableRequest) as refused:
-        tools_from(body)
-    assert at == refused.value.param
+def test_a_value_of_a_wrong_type_is_rejected_with_its_path(body, path):
+    with pytest.raises(UnprocessableRequest) as raised:
+        tools_of(body)
+    assert path == raised.value.param

@@ -1,4 +1,4 @@
-"""The official SDK against answers of ours, over its own HTTP client: every helper of it, with warnings as errors."""
+"""The official SDK, over its own HTTP client, reads the dialect's responses; warnings are errors."""
 
 import anthropic
 import httpx2
@@ -15,19 +15,19 @@ from proxy.protocols.dialects.messages.tool_arguments import unrestorable_calls
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 CALL = {"id": "chatcmpl-tool-1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
-CALLING = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [CALL]}
-SAYING = {"role": "assistant", "content": "It is sunny."}
+TOOL_CALL_MESSAGE = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [CALL]}
+ANSWER = {"role": "assistant", "content": "It is sunny."}
 SPLITS = [2, 5, 1]
 
 
 class Served:
-    """A server of the dialect in front of an engine that samples these messages, one a call."""
+    """A server of the dialect in front of an engine that samples these messages, one per call."""
 
     def __init__(self, *replies):
         self.replies = list(replies)
         self.bodies = []
         self.chats = []
-        self.known = {}
+        self.unrestorable = {}
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.path == "/v1/models":
@@ -35,7 +35,7 @@ class Served:
         body = orjson.loads(request.content)
         self.bodies.append(body)
         try:
-            chat = MESSAGES.read(body, TranslationOptions(), ResolvedReferences(items=self.known))
+            chat = MESSAGES.read(body, TranslationOptions(), ResolvedReferences(items=self.unrestorable))
             reply = self.replies.pop(0)
             if isinstance(reply, ProxyError):
                 raise reply
@@ -43,17 +43,17 @@ class Served:
             return httpx2.Response(MESSAGES.status(error), content=MESSAGES.error(error))
         self.chats.append(chat)
         step = f"s{len(self.chats)}"
-        told = MESSAGES.renderer(body, CallIdentity(step, 1795229441, body["model"]))
+        renderer = MESSAGES.renderer(body, CallIdentity(step, 1795229441, body["model"]))
         response = reply if "choices" in reply else response_of(reply)
         message = response["choices"][0]["message"]
-        self.known |= unrestorable_calls(message, step)
+        self.unrestorable |= unrestorable_calls(message, step)
         if not chat.get("stream"):
-            return httpx2.Response(200, content=orjson.dumps(told.whole(response)))
+            return httpx2.Response(200, content=orjson.dumps(renderer.whole(response)))
         chunks = chunks_of(atoms(message), SPLITS, response, apart=True)
         if message.get("broke"):
-            stream = b"".join(told.feed(chunk) for chunk in chunks) + told.finish(None, "the engine broke off")
+            stream = b"".join(renderer.feed(chunk) for chunk in chunks) + renderer.finish(None, "the engine broke off")
         else:
-            stream = b"".join(told.feed(chunk) for chunk in chunks) + told.finish(response)
+            stream = b"".join(renderer.feed(chunk) for chunk in chunks) + renderer.finish(response)
         return httpx2.Response(200, content=stream, headers={"content-type": "text/event-stream; charset=utf-8"})
 
 
@@ -64,7 +64,7 @@ def client(served):
     )
 
 
-ASKED = {"model": "policy", "max_tokens": 64, "messages": [{"role": "user", "content": "How is it in Paris?"}]}
+REQUEST = {"model": "policy", "max_tokens": 64, "messages": [{"role": "user", "content": "How is it in Paris?"}]}
 TOOL = {
     "name": "weather",
     "description": "Tells it.",
@@ -72,9 +72,8 @@ TOOL = {
 }
 
 
-def test_messages_create():
-    """Thoughts and calls, by name and type."""
-    message = client(Served(CALLING)).messages.create(**ASKED, tools=[TOOL])
+def test_messages_create_returns_thinking_and_tool_calls():
+    message = client(Served(TOOL_CALL_MESSAGE)).messages.create(**REQUEST, tools=[TOOL])
 
     assert ["thinking", "tool_use"] == [block.type for block in message.content]
     assert ("weather", {"city": "Paris"}) == (message.content[1].name, message.content[1].input)
@@ -86,46 +85,45 @@ def test_messages_create():
     )
 
 
-def test_messages_stream():
-    """Its helper gives the text as it comes, and the message that the unstreamed call gives."""
-    message = SAYING | {"reasoning": "Hm.", "tool_calls": [CALL]}
-    with client(Served(message)).messages.stream(**ASKED) as stream:
+def test_messages_stream_returns_deltas_and_the_unstreamed_message():
+    message = ANSWER | {"reasoning": "Hm.", "tool_calls": [CALL]}
+    with client(Served(message)).messages.stream(**REQUEST) as stream:
         events = list(stream)
-    told = stream.get_final_message()
+    final = stream.get_final_message()
 
     assert "It is sunny." == "".join(event.text for event in events if event.type == "text")
     assert "Hm." == "".join(event.thinking for event in events if event.type == "thinking")
     assert '{"city":"Paris"}' == "".join(event.partial_json for event in events if event.type == "input_json")
-    assert told.to_dict() == client(Served(message)).messages.create(**ASKED).to_dict()
+    assert final.to_dict() == client(Served(message)).messages.create(**REQUEST).to_dict()
 
 
-def test_an_agent_that_sends_its_message_back_sends_what_was_sampled():
-    """By the SDK's own `to_param`, streamed and whole: reasoning, id and arguments byte for byte."""
+def test_a_returned_message_is_read_as_the_sampled_message():
+    """By the SDK's `to_param`, streamed or not: reasoning, ids and arguments byte for byte."""
     for streams in (False, True):
-        served = Served(CALLING, SAYING)
+        served = Served(TOOL_CALL_MESSAGE, ANSWER)
         agent = client(served)
         if streams:
-            with agent.messages.stream(**ASKED, tools=[TOOL]) as stream:
+            with agent.messages.stream(**REQUEST, tools=[TOOL]) as stream:
                 reply = stream.get_final_message()
         else:
-            reply = agent.messages.create(**ASKED, tools=[TOOL])
+            reply = agent.messages.create(**REQUEST, tools=[TOOL])
         result = {"type": "tool_result", "tool_use_id": reply.content[1].id, "content": "sunny"}
-        turns = [*ASKED["messages"], reply.to_param(), {"role": "user", "content": [result]}]
-        agent.messages.create(**ASKED | {"messages": turns}, tools=[TOOL])
+        turns = [*REQUEST["messages"], reply.to_param(), {"role": "user", "content": [result]}]
+        agent.messages.create(**REQUEST | {"messages": turns}, tools=[TOOL])
 
         expected = [
-            ASKED["messages"][0],
-            CALLING,
+            REQUEST["messages"][0],
+            TOOL_CALL_MESSAGE,
             {"role": "tool", "tool_call_id": "chatcmpl-tool-1", "content": "sunny"},
         ]
         assert expected == served.chats[1]["messages"]
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_the_tool_runner(streams):
-    """Two turns of the beta's loop; its tool is called with what was sampled.
+def test_the_tool_runner_calls_its_tool_with_the_sampled_arguments(streams):
+    """Two turns of the beta's loop.
 
-    It asks for a thread, a conversation held by the server, and goes on without one when that is refused.
+    It first requests a thread, a conversation stored by the server, and continues without one when that is rejected.
     """
     called = []
 
@@ -139,54 +137,53 @@ def test_the_tool_runner(streams):
         called.append(city)
         return "sunny"
 
-    served = Served(CALLING, SAYING)
-    runner = client(served).beta.messages.tool_runner(**ASKED, tools=[weather], stream=streams)
+    served = Served(TOOL_CALL_MESSAGE, ANSWER)
+    runner = client(served).beta.messages.tool_runner(**REQUEST, tools=[weather], stream=streams)
     last = runner.until_done()
 
     assert (["Paris"], "It is sunny.", "end_turn") == (called, last.content[0].text, last.stop_reason)
-    assert [CALLING, {"role": "tool", "tool_call_id": "chatcmpl-tool-1", "content": "sunny"}] == served.chats[1][
-        "messages"
-    ][1:]
+    assert [TOOL_CALL_MESSAGE, {"role": "tool", "tool_call_id": "chatcmpl-tool-1", "content": "sunny"}] == served.chats[
+        1
+    ]["messages"][1:]
     assert ["create", None, None] == [(body.get("thread") or {}).get("type") for body in served.bodies]
     assert "city" in served.chats[0]["tools"][0]["function"]["parameters"]["properties"]
 
 
-def test_messages_parse():
-    """A schema is asked of the engine, and its answer is read by it."""
+def test_messages_parse_sends_a_schema_and_reads_the_response_by_it():
 
     class Weather(BaseModel):
         sunny: bool
 
     served = Served({"content": '{"sunny": true}'})
-    message = client(served).messages.parse(**ASKED, output_format=Weather)
+    message = client(served).messages.parse(**REQUEST, output_format=Weather)
 
     assert message.parsed_output == Weather(sunny=True)
     assert ["sunny"] == list(served.chats[0]["response_format"]["json_schema"]["schema"]["properties"])
 
 
 def test_the_beta_stream_and_its_headers():
-    """`?beta=true` and its fields are taken; unknown ones are not sent."""
-    served = Served(SAYING)
-    asked = {
+    """`?beta=true` and known fields are accepted; unknown ones are not sent."""
+    served = Served(ANSWER)
+    fields = {
         "betas": ["context-management-2025-06-27"],
         "context_management": {"edits": []},
         "metadata": {"user_id": "u"},
     }
-    with client(served).beta.messages.stream(**ASKED, **asked) as stream:
+    with client(served).beta.messages.stream(**REQUEST, **fields) as stream:
         assert "It is sunny." == stream.get_final_text()
 
     assert {"model", "messages", "max_tokens", "stream", "stream_options"} == served.chats[0].keys()
 
 
 async def test_the_async_client():
-    """The same."""
-    transport = httpx2.MockTransport(Served(SAYING, SAYING))
+    """Streamed and unstreamed."""
+    transport = httpx2.MockTransport(Served(ANSWER, ANSWER))
     agent = anthropic.AsyncAnthropic(
         api_key="k", base_url="http://proxy", http_client=httpx2.AsyncClient(transport=transport)
     )
 
-    whole = await agent.messages.create(**ASKED)
-    async with agent.messages.stream(**ASKED) as stream:
+    whole = await agent.messages.create(**REQUEST)
+    async with agent.messages.stream(**REQUEST) as stream:
         texts = [text async for text in stream.text_stream]
 
     assert whole.content[0].text == "".join(texts) == "It is sunny."
@@ -202,29 +199,29 @@ async def test_the_async_client():
         ({"finish_reason": "abort"}, ("pause_turn", None)),
     ],
 )
-def test_each_way_to_end(choice, expected):
-    """Whole and streamed."""
-    response = response_of(SAYING, **choice)
+def test_the_sdk_reads_every_stop_reason(choice, expected):
+    """Streamed and unstreamed."""
+    response = response_of(ANSWER, **choice)
     agent = client(Served(response, response))
 
-    whole = agent.messages.create(**ASKED, stop_sequences=["END"])
-    with agent.messages.stream(**ASKED, stop_sequences=["END"]) as stream:
+    whole = agent.messages.create(**REQUEST, stop_sequences=["END"])
+    with agent.messages.stream(**REQUEST, stop_sequences=["END"]) as stream:
         streamed = stream.get_final_message()
 
     assert expected == (whole.stop_reason, whole.stop_sequence) == (streamed.stop_reason, streamed.stop_sequence)
 
 
-def test_a_call_that_was_cut_off_breaks_nobody():
-    """The agent sees that the limit was reached, and what came whole of the call."""
+def test_a_truncated_tool_call_does_not_break_the_sdk():
+    """The message has stop reason `max_tokens` and the complete arguments."""
     cut = CALL | {"function": {"name": "weather", "arguments": '{"days": 7, "city": "Par'}}
     response = response_of({"content": None, "tool_calls": [cut]}, "length")
     agent = client(Served(response, response))
 
-    with agent.messages.stream(**ASKED, tools=[TOOL]) as stream:
+    with agent.messages.stream(**REQUEST, tools=[TOOL]) as stream:
         streamed = stream.get_final_message()
 
     assert ({"days": 7}, "max_tokens") == (streamed.content[0].input, streamed.stop_reason)
-    assert streamed.to_dict() | {"id": ""} == agent.messages.create(**ASKED, tools=[TOOL]).to_dict() | {"id": ""}
+    assert streamed.to_dict() | {"id": ""} == agent.messages.create(**REQUEST, tools=[TOOL]).to_dict() | {"id": ""}
 
 
 @pytest.mark.parametrize(
@@ -237,32 +234,30 @@ def test_a_call_that_was_cut_off_breaks_nobody():
         (errors.EngineBusy("no"), anthropic.InternalServerError),
     ],
 )
-def test_failures_are_raised_as_what_they_are(error, raised):
+def test_errors_raise_the_sdks_exceptions(error, raised):
     """By status and type."""
     with pytest.raises(raised) as caught:
-        client(Served(error)).messages.create(**ASKED)
+        client(Served(error)).messages.create(**REQUEST)
     assert "no" == caught.value.body["error"]["message"]
 
 
-def test_a_tool_of_a_server_is_refused_with_400_by_name():
-    """And nothing is asked of the engine."""
-    served = Served(SAYING)
+def test_a_hosted_tool_is_rejected_by_name():
+    """The engine gets no request."""
+    served = Served(ANSWER)
 
     with pytest.raises(anthropic.BadRequestError, match="web_search"):
-        client(served).messages.create(**ASKED, tools=[{"type": "web_search_20250305", "name": "web_search"}])
+        client(served).messages.create(**REQUEST, tools=[{"type": "web_search_20250305", "name": "web_search"}])
     assert [] == served.chats
 
 
-def test_a_stream_that_breaks_is_raised():
-    """After what came of it."""
+def test_an_interrupted_stream_raises_after_its_text():
     texts = []
-    broke = client(Served(SAYING | {"broke": True})).messages
+    broke = client(Served(ANSWER | {"broke": True})).messages
 
-    with pytest.raises(anthropic.APIStatusError, match="the engine broke off"), broke.stream(**ASKED) as stream:
+    with pytest.raises(anthropic.APIStatusError, match="the engine broke off"), broke.stream(**REQUEST) as stream:
         texts.extend(stream.text_stream)
     assert "It is sunny." == "".join(texts)
 
 
 def test_models_are_listed():
-    """By the SDK's pages."""
     assert ["policy"] == [model.id for model in client(Served()).models.list()]

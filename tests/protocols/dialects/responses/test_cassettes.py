@@ -1,4 +1,4 @@
-"""The dialect's laws on every chat answer that was recorded from an engine."""
+"""Recorded chat responses of every engine, rendered as Responses API output and read back."""
 
 import orjson
 import pytest
@@ -22,18 +22,18 @@ CHATS = [
 ]
 
 
-def told_by(cassette):
-    """The chunks and the whole response of a stream."""
+def accumulated(cassette):
+    """Return the chunks of a stream and the response that they accumulate to."""
     events = [event.removeprefix("data: ") for event in cassette.response.decode().split("\n\n")]
     chunks = [orjson.loads(event) for event in events if event.startswith("{")]
-    fold = ChatAccumulator()
+    accumulator = ChatAccumulator()
     for chunk in chunks:
-        fold.feed(chunk)
-    return chunks, fold.finish()
+        accumulator.feed(chunk)
+    return chunks, accumulator.finish()
 
 
-def joined(answer):
-    """The answer with the texts of its messages as one: vLLM's hermes parser tells text between two calls."""
+def with_joined_text(answer):
+    """Return the response with all its text joined: vLLM's hermes parser emits text between two tool calls."""
     messages = [item for item in answer["output"] if item["type"] == "message"]
     texts = [part["text"] for item in messages for part in item["content"]]
     logprobs = [entry for item in messages for part in item["content"] for entry in part["logprobs"]]
@@ -46,8 +46,8 @@ def name_of(cassette):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_engines_stream_is_told_whole_and_comes_back(kind):
-    """Streamed and whole agree, each event is of the SDK's types, and the message read again is the one that was sampled."""
+def test_recorded_streams_are_rendered_and_read_back(kind):
+    """Streamed and unstreamed output agree, events have the SDK's types, and the message read back is the sampled one."""
     streams = [
         cassette
         for cassette in CHATS
@@ -55,20 +55,19 @@ def test_what_engines_stream_is_told_whole_and_comes_back(kind):
     ]
     assert len(streams) > 5
     for cassette in streams:
-        chunks, response = told_by(cassette)
+        chunks, response = accumulated(cassette)
         renderer = RESPONSES.renderer(BODY, TOLD)
         events = events_of(b"".join([*map(renderer.feed, chunks), renderer.finish(response)]))
         for event in events[::5] + events[-1:]:
             EVENT.validate_python(event)
         whole = RESPONSES.renderer(BODY, TOLD).whole(response)
-        assert joined(events[-1]["response"]) == joined(whole), name_of(cassette)
+        assert with_joined_text(events[-1]["response"]) == with_joined_text(whole), name_of(cassette)
         read = RESPONSES.read({"input": events[-1]["response"]["output"]}, TranslationOptions())
         assert [as_chat(response["choices"][0]["message"])] == read["messages"], name_of(cassette)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_engines_answer_whole_comes_back(kind):
-    """The same of unstreamed answers."""
+def test_recorded_responses_are_rendered_and_read_back(kind):
     answers = [cassette for cassette in CHATS if cassette.kind == kind and not cassette.is_stream]
     assert len(answers) > 5
     for cassette in answers:

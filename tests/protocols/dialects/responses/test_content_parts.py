@@ -1,4 +1,4 @@
-"""Content parts in chat's shape."""
+"""Content parts of the Responses API, translated to chat."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from proxy.protocols.dialects.responses.content_parts import read_assistant_cont
 URL = "data:text/plain;base64,w6k="
 
 
-def test_each_part_has_its_shape_in_chat():
-    """Texts, images, sounds and files; a text file is its text."""
+def test_each_part_is_translated():
+    """Text, image, audio and file; a text file becomes its text."""
     parts = [
         {"type": "input_text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}},
         {"type": "input_image", "image_url": "http://x", "detail": "low"},
@@ -31,18 +31,17 @@ def test_each_part_has_its_shape_in_chat():
     ] == read_content(parts, "x")
 
 
-def test_a_single_text_is_a_string():
-    """As it was, or alone in a list."""
-    assert ["a", "a"] == [read_content(said, "x") for said in ("a", [{"type": "input_text", "text": "a"}])]
+def test_a_single_text_part_becomes_a_string():
+    assert ["a", "a"] == [read_content(content, "x") for content in ("a", [{"type": "input_text", "text": "a"}])]
 
 
-def test_what_an_assistant_said_is_one_text():
-    """Its parts joined; none is not an empty one."""
+def test_assistant_text_parts_are_joined():
+    """Without a text part, content is null and not an empty string."""
     text, refusal = {"type": "output_text", "text": "a"}, {"type": "refusal", "refusal": "no"}
 
     assert ("aa", "no") == read_assistant_content([text, refusal, text], "x")
     assert [("", None), ("", None), (None, None)] == [
-        read_assistant_content(said, "x") for said in ("", [{"type": "output_text", "text": ""}], [])
+        read_assistant_content(content, "x") for content in ("", [{"type": "output_text", "text": ""}], [])
     ]
 
 
@@ -59,8 +58,8 @@ def test_what_an_assistant_said_is_one_text():
         (read_assistant_content, [{"type": "input_image", "image_url": "http://x"}], "x[0].type"),
     ],
 )
-def test_what_cannot_be_said_is_named(read, value, param):
-    """Files that are only named, and what is no part."""
+def test_an_invalid_part_raises_with_its_path(read, value, param):
+    """So does a file that is given by its id only."""
     with pytest.raises(BadRequest) as refusal:
         read(value, "x")
 

@@ -1,4 +1,4 @@
-"""Failures in OpenAI's shape."""
+"""Errors in OpenAI's shape."""
 
 import orjson
 import pytest
@@ -7,8 +7,8 @@ from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.responses.errors import engine_error, error
 
 
-def test_our_own_name_the_field():
-    """Their type and code are those of the native dialects."""
+def test_an_error_of_the_proxy_has_the_native_dialects_type_and_code():
+    """`param` is the name of the field."""
     assert {
         "error": {
             "message": "x is wrong",
@@ -42,9 +42,9 @@ def test_our_own_name_the_field():
         (500, '{"error": [1]}', "server_error", '{"error": [1]}'),
     ],
 )
-def test_an_engines_keep_their_words(status, text, kind, message):
-    """Nested or not, or no JSON at all; the type is the dialect's, by status."""
-    told = orjson.loads(engine_error(status, text))["error"]
+def test_an_engines_error_message_is_forwarded(status, text, kind, message):
+    """From nested JSON, flat JSON or plain text; the type depends on the status."""
+    body = orjson.loads(engine_error(status, text))["error"]
 
-    assert (message, kind) == (told["message"], told["type"])
-    assert ("p" if '"p"' in text else None, "slow" if "slow" in text else None) == (told["param"], told["code"])
+    assert (message, kind) == (body["message"], body["type"])
+    assert ("p" if '"p"' in text else None, "slow" if "slow" in text else None) == (body["param"], body["code"])

@@ -1,4 +1,4 @@
-"""What a call leans on by name."""
+"""Earlier responses, items and calls that a request references by id."""
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +22,7 @@ LATER = CallIdentity(TOLD.step_id[:-1] + "W", TOLD.created_s + 1, "gpt-5")
 
 
 def after(*turns):
-    """What a call leans on that names the last of these, each of which named the one before it."""
+    """Resolve the references of a request to the last of these turns, each of which references the one before it."""
     resolved = ResolvedReferences()
     for turn in turns:
         resolved = resolve_references(
@@ -33,8 +33,7 @@ def after(*turns):
 
 @settings(max_examples=30)
 @given(message=messages(), second=messages())
-def test_a_chain_of_answers_is_what_its_items_would_be(message, second):
-    """A call that names the answer before it is the chat call of one that sends everything back."""
+def test_previous_response_id_equals_sending_all_items_back(message, second):
     first = Turn(TOLD, {**BODY, "instructions": "not carried on"}, response_of(message))
     then = {"type": "function_call_output", "call_id": "c", "output": "o"}
     later = Turn(LATER, {**BODY, "input": [then]}, response_of(second))
@@ -52,24 +51,24 @@ def test_a_chain_of_answers_is_what_its_items_would_be(message, second):
 
 
 @pytest.mark.parametrize("has_developers", [True, False])
-def test_only_instructions_are_not_carried_on(has_developers):
-    """What a developer said holds for later calls, whether it was sent as such or as a part of one system message."""
+def test_only_instructions_are_not_carried_over(has_developers):
+    """Developer messages are, whether they were sent as such or merged into the system message."""
     options = TranslationOptions(has_developers=has_developers)
     body = {"instructions": "old", "input": [{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}]}
     turn = Turn(TOLD, body, response_of({"role": "assistant", "content": "a"}))
     resolved = resolve_references(Sent(turn, RESPONSES.read(body, options)["messages"]), [], {})
     chat = RESPONSES.read({"instructions": "new", "input": "next"}, options, resolved)
 
-    told = [("system", "new"), ("developer", "d")] if has_developers else [("system", "new\n\nd")]
-    assert [*told, ("user", "u"), ("assistant", "a"), ("user", "next")] == [
-        (said["role"], said["content"]) for said in chat["messages"]
+    expected = [("system", "new"), ("developer", "d")] if has_developers else [("system", "new\n\nd")]
+    assert [*expected, ("user", "u"), ("assistant", "a"), ("user", "next")] == [
+        (message["role"], message["content"]) for message in chat["messages"]
     ]
 
 
 @settings(max_examples=30)
 @given(message=messages())
-def test_items_named_by_their_ids_are_those_items(message):
-    """References to all of an answer's items read as the items do; a call's own items can be named as well."""
+def test_item_references_read_as_the_items_themselves(message):
+    """References to all output items of a response; input items can be referenced too."""
     turn = Turn(TOLD, {**BODY, "input": [{"role": "user", "content": "u"}]}, response_of(message))
     names = [f"in_{TOLD.step_id}_0", *(item["id"] for item in turn.response_object()["output"])]
     body = {"input": [{"type": "item_reference", "id": names[0]}, *({"id": name} for name in names[1:])]}
@@ -80,8 +79,8 @@ def test_items_named_by_their_ids_are_those_items(message):
     assert [{"role": "user", "content": "u"}, as_chat(message)] == chat["messages"]
 
 
-def test_what_we_told_goes_before_what_came_back_under_its_name():
-    """LangChain sends thoughts back empty, by their id, in each call after."""
+def test_a_referenced_reasoning_item_has_the_recorded_text():
+    """LangChain returns reasoning items with their id and without text."""
     first = Turn(TOLD, BODY, response_of({"role": "assistant", "content": "a", "reasoning": "hm"}))
     empty = {"type": "reasoning", "id": f"rs_{TOLD.step_id}_0", "summary": []}
     later = Turn(LATER, {"input": [empty]}, response_of({"role": "assistant", "content": "b"}))
@@ -90,25 +89,25 @@ def test_what_we_told_goes_before_what_came_back_under_its_name():
     assert "hm" == RESPONSES.read({"input": [empty]}, TranslationOptions(), resolved)["messages"][0]["reasoning"]
 
 
-def test_the_items_of_a_call_are_of_the_types_of_the_sdk():
-    """Each has an id, its own if it came with one; a text is a part."""
-    given = [
+def test_input_items_have_ids_and_the_sdks_types():
+    """An item keeps its id; a string becomes a text part."""
+    items = [
         {"role": "user", "content": "u"},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": "fc_1", "status": "completed"},
         {"type": "function_call_output", "call_id": "c", "output": "o", "status": "completed"},
     ]
-    whole, text = (input_items(Turn(TOLD, {"input": said}, {})) for said in (given, "hi"))
+    whole, text = (input_items(Turn(TOLD, {"input": value}, {})) for value in (items, "hi"))
 
     assert [f"in_{TOLD.step_id}_0", "fc_1", f"in_{TOLD.step_id}_2"] == [item["id"] for item in whole]
     assert [{"type": "input_text", "text": "hi"}] == text[0]["content"]
     for item in [*whole, *text]:
         TypeAdapter(ResponseItem).validate_python(item)
-    said = input_items(Turn(TOLD, {"input": [{"role": "assistant", "content": "a"}]}, {}))
-    assert "output_text" == said[0]["content"][0]["type"]
+    assistant = input_items(Turn(TOLD, {"input": [{"role": "assistant", "content": "a"}]}, {}))
+    assert "output_text" == assistant[0]["content"][0]["type"]
 
 
-def test_what_a_call_leans_on_is_read_off_any_body():
-    """Nothing of it, where the body is wrong."""
+def test_references_are_read_from_any_body():
+    """Invalid bodies have none."""
     calls = [
         {"type": "custom_tool_call", "call_id": "p"},
         {"type": "function_call", "call_id": "c"},
@@ -119,8 +118,8 @@ def test_what_a_call_leans_on_is_read_off_any_body():
     assert ([], []) == (call_references({"input": "hi"}), item_references({}))
 
 
-def test_ids_that_the_engine_did_not_give_are_the_ones_that_were_told():
-    """So that outputs find their call."""
+def test_tool_call_ids_that_the_engine_omitted_are_those_of_the_response():
+    """Tool outputs then match their call."""
     message = {
         "role": "assistant",
         "content": None,
@@ -133,8 +132,8 @@ def test_ids_that_the_engine_did_not_give_are_the_ones_that_were_told():
 
 
 @given(message=messages())
-def test_calls_are_kept_as_they_were_sampled(message):
-    """Each by the id that it is told by, with its name and its text."""
+def test_unrestorable_calls_are_stored_as_sampled(message):
+    """By the id in the response, with name and argument text."""
     kept = unrestorable_calls(TOLD, BODY, response_of(message))
 
     assert [call["function"] for call in as_chat(message).get("tool_calls", ())] == list(kept.values())

@@ -1,4 +1,4 @@
-"""Items as chat messages."""
+"""Input items, translated to chat messages."""
 
 import pytest
 from responses_drawn import TOLD
@@ -20,7 +20,7 @@ def output(call_id):
     return {"type": "function_call_output", "call_id": call_id, "output": "o"}
 
 
-def said(text, **fields):
+def assistant_message(text, **fields):
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}], **fields}
 
 
@@ -29,7 +29,7 @@ def read(*items, options=None, resolved=None):
 
 
 def outline(messages):
-    """Each message in short: who, what, its thoughts and its calls."""
+    """Return each message as its role, content, reasoning and tool call ids."""
     return [
         (
             message["role"],
@@ -41,8 +41,8 @@ def outline(messages):
     ]
 
 
-def test_every_role_and_output_is_a_message():
-    """A text alone is the user's; outputs are a tool's, whatever kind of call they answer."""
+def test_every_role_and_tool_output_becomes_a_message():
+    """A string is a user message; all kinds of tool output become tool messages."""
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "http://x"}]
 
     assert [{"role": "user", "content": "hi"}] == read_items("hi", TranslationOptions(), ResolvedReferences())
@@ -51,35 +51,37 @@ def test_every_role_and_output_is_a_message():
     )
     custom = {"type": "custom_tool_call_output", "call_id": "p", "output": parts}
     assert [("tool", "o", None, "c"), ("tool", "text image_url", None, "p")] == [
-        (*one[:1], one[1] if isinstance(one[1], str) else " ".join(part["type"] for part in one[1]), *one[2:])
-        for one in outline(read(output("c"), custom))
+        (*row[:1], row[1] if isinstance(row[1], str) else " ".join(part["type"] for part in row[1]), *row[2:])
+        for row in outline(read(output("c"), custom))
     ]
 
 
-def test_the_items_of_an_answer_are_one_message():
-    """Thoughts, text and calls; the next thoughts, or text where there is some, begin the next one."""
-    first = [THOUGHT, said("a"), call("1"), PATCH, output("1"), output("p")]
+def test_the_items_of_a_response_become_one_message():
+    """Reasoning, text and calls; further reasoning, or text after text, begins the next message."""
+    first = [THOUGHT, assistant_message("a"), call("1"), PATCH, output("1"), output("p")]
 
     assert [
         ("assistant", "a", "hm", ["1", "p"]), ("tool", "o", None, "1"), ("tool", "o", None, "p"),
         ("assistant", "b", "hm", None), ("assistant", None, "hm", ["2"]), ("tool", "o", None, "2"),
-    ] == outline(read(*first, THOUGHT, said("b"), THOUGHT, call("2"), output("2")))  # fmt: skip
-    assert [("assistant", "b", None, None), ("assistant", "c", None, None)] == outline(read(said("b"), said("c")))
+    ] == outline(read(*first, THOUGHT, assistant_message("b"), THOUGHT, call("2"), output("2")))  # fmt: skip
+    assert [("assistant", "b", None, None), ("assistant", "c", None, None)] == outline(
+        read(assistant_message("b"), assistant_message("c"))
+    )
 
 
-def test_nothing_but_an_answer_stands_between_a_call_and_its_output():
-    """vLLM's hermes parser tells text between two calls: it is of the same message, and stands in front, as chat has it."""
+def test_only_items_of_the_same_response_may_be_between_a_call_and_its_output():
+    """vLLM's hermes parser emits text between two calls: it belongs to the same message, before the calls, as in chat."""
     custom = {"type": "custom_tool_call_output", "call_id": "p", "output": "o"}
-    items = [said("a"), call("1"), said("b"), THOUGHT, PATCH, output("1"), custom]
+    items = [assistant_message("a"), call("1"), assistant_message("b"), THOUGHT, PATCH, output("1"), custom]
 
     assert ["assistant", "tool", "tool"] == [message["role"] for message in read(*items)]
     assert ("assistant", "ab", "hm", ["1", "p"]) == outline(read(*items))[0]
 
 
-def test_items_find_their_message_by_name():
-    """Whatever stands between: outputs beside their calls, or answers side by side."""
+def test_items_are_grouped_by_the_step_in_their_ids():
+    """Even with tool outputs between the calls, or with adjacent responses."""
     first = [
-        said("a", id=f"msg_{TOLD.step_id}_0"),
+        assistant_message("a", id=f"msg_{TOLD.step_id}_0"),
         call("1", id=f"fc_{TOLD.step_id}_0"),
         call("2", id=f"fc_{TOLD.step_id}_1"),
     ]
@@ -91,14 +93,14 @@ def test_items_find_their_message_by_name():
     assert [("assistant", "a", None, ["1"]), ("assistant", None, None, ["3"])] == outline(read(*first[:2], other))
 
 
-def test_argument_text_is_carried_as_it_is():
-    """Of functions in the item; of custom tools by the earlier call, if it says the same input, and else written anew."""
+def test_argument_text_is_restored():
+    """From the item for functions, and from the recorded call for custom tools, unless the agent changed the input."""
     sampled = '{"input":"a"}'
 
     def arguments(*items, **calls):
         return [
-            made["function"]["arguments"]
-            for made in read(*items, resolved=ResolvedReferences(calls=calls))[0]["tool_calls"]
+            tool_call["function"]["arguments"]
+            for tool_call in read(*items, resolved=ResolvedReferences(calls=calls))[0]["tool_calls"]
         ]
 
     assert ["{ }"] == arguments(call("1"))
@@ -109,7 +111,7 @@ def test_argument_text_is_carried_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("sampled", "said", "told"),
+    ("sampled", "returned", "expected"),
     [
         ('{ "a": 1, "b": "é"}', '{"b":"\\u00e9","a":1}', '{ "a": 1, "b": "é"}'),
         ('{"a": 1}', '{"a": 1.0}', '{"a": 1.0}'),
@@ -119,29 +121,29 @@ def test_argument_text_is_carried_as_it_is():
         ("[" * 300 + "]" * 300, "[ " + "[" * 299 + "]" * 300, "[ " + "[" * 299 + "]" * 300),
     ],
 )
-def test_arguments_that_are_spelt_anew_are_told_as_they_were_sampled(sampled, said, told):
-    """If they say the same; what an agent changed stays changed."""
-    (message,) = read(call("1", arguments=said), resolved=ResolvedReferences(calls={"1": sampled}))
+def test_equal_arguments_get_their_sampled_text(sampled, returned, expected):
+    """Arguments that the agent changed do not."""
+    (message,) = read(call("1", arguments=returned), resolved=ResolvedReferences(calls={"1": sampled}))
 
-    assert told == message["tool_calls"][0]["function"]["arguments"]
+    assert expected == message["tool_calls"][0]["function"]["arguments"]
 
 
-def test_thoughts_that_are_only_named_are_those_that_were_told():
-    """As LangChain sends them back after a stream: by their id, without a text."""
+def test_reasoning_without_text_is_looked_up_by_id():
+    """LangChain returns it like this after a stream."""
     empty = {"type": "reasoning", "id": "rs_1", "summary": [], "content": []}
 
     assert [("assistant", "a", "hm", None)] == outline(
-        read(empty, said("a"), resolved=ResolvedReferences(items={"rs_1": THOUGHT}))
+        read(empty, assistant_message("a"), resolved=ResolvedReferences(items={"rs_1": THOUGHT}))
     )
-    assert [("assistant", "a", None, None)] == outline(read(empty, said("a")))
-    assert ["rs_1", "x"] == item_ids_from(
-        [empty, {"id": "x"}, said("a", id="y"), 1, {"type": "reasoning"}, THOUGHT | {"id": "rs_2"}]
+    assert [("assistant", "a", None, None)] == outline(read(empty, assistant_message("a")))
+    assert ["rs_1", "x"] == references_of(
+        [empty, {"id": "x"}, assistant_message("a", id="y"), 1, {"type": "reasoning"}, THOUGHT | {"id": "rs_2"}]
     )
 
 
-def test_a_reference_stands_for_its_item():
-    """By its type or by an id alone; one that nobody knows is refused by name."""
-    resolved = ResolvedReferences(items={"a": said("x"), "b": THOUGHT})
+def test_an_item_reference_is_replaced_by_its_item():
+    """With its type or by id alone; an unknown id is rejected with the id in the message."""
+    resolved = ResolvedReferences(items={"a": assistant_message("x"), "b": THOUGHT})
 
     assert [("assistant", "x", "hm", None)] == outline(
         read({"type": "item_reference", "id": "b"}, {"id": "a"}, resolved=resolved)
@@ -150,8 +152,8 @@ def test_a_reference_stands_for_its_item():
         read({"type": "item_reference", "id": "c"}, resolved=resolved)
 
 
-def test_thoughts_stand_in_the_field_of_the_engine():
-    """`reasoning` to vLLM, `reasoning_content` to others; what nobody can read is left out."""
+def test_reasoning_is_set_in_the_engines_field():
+    """`reasoning` for vLLM, `reasoning_content` for others; encrypted content of other servers is dropped."""
     opaque = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}
 
     assert {"role": "assistant", "content": None, "reasoning_content": "hm"} == read(
@@ -160,8 +162,8 @@ def test_thoughts_stand_in_the_field_of_the_engine():
     assert [] == read(opaque)
 
 
-def test_items_of_hosted_tools_are_refused_by_name_or_left_out():
-    """As the tools are."""
+def test_items_of_hosted_tools_are_rejected_or_dropped():
+    """By the same setting as the tools."""
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
 
     with pytest.raises(BadRequest, match="'web_search_call' is a hosted tool of OpenAI"):
@@ -169,8 +171,7 @@ def test_items_of_hosted_tools_are_refused_by_name_or_left_out():
     assert [] == read(search, options=TranslationOptions(ignore_hosted_tools=True))
 
 
-def test_a_call_of_a_namespace_has_its_name_in_chat():
-    """The one that its tool was told by."""
+def test_a_call_in_a_namespace_gets_the_tools_chat_name():
     assert "crm__f" == read(call("1", namespace="crm"))[0]["tool_calls"][0]["function"]["name"]
 
 
@@ -187,12 +188,11 @@ def test_a_call_of_a_namespace_has_its_name_in_chat():
         ([call("1", arguments={})], "input[0].arguments"),
         ([output("1") | {"output": 1}], "input[0].output"),
         ([THOUGHT | {"summary": "x"}], "input[0].summary"),
-        ([said("a", id=1)], "input[0].id"),
+        ([assistant_message("a", id=1)], "input[0].id"),
     ],
 )
-def test_what_is_no_item_is_named(items, param):
-    """Where it stands."""
-    with pytest.raises(UnprocessableRequest) as refusal:
+def test_an_invalid_item_is_rejected_with_its_path(items, param):
+    with pytest.raises(UnprocessableRequest) as raised:
         read_items(items, TranslationOptions(), ResolvedReferences())
 
-    assert param == refusal.value.param
+    assert param == raised.value.param

@@ -1,4 +1,4 @@
-"""Answers told as streams and whole, and read again."""
+"""Responses API output, streamed and unstreamed, and read back as chat messages."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ DELTA = {
 
 
 def accumulated(events):
-    """The answer, put together from every event but the last as a client would."""
+    """Return the output items, built from every event but the last as a client builds them."""
     items = {}
     for event in events[:-1]:
         kind = event["type"]
@@ -44,11 +44,11 @@ def accumulated(events):
         elif kind.endswith(".delta"):
             item = items[event["output_index"]]
             field = DELTA[kind.split(".")[1]]
-            at = item["content"][event["content_index"]] if "content_index" in event else item
+            target = item["content"][event["content_index"]] if "content_index" in event else item
             assert event["item_id"] == item["id"]
-            at[field] += event["delta"]
+            target[field] += event["delta"]
             if "logprobs" in event:
-                at["logprobs"] += event["logprobs"]
+                target["logprobs"] += event["logprobs"]
         elif kind.endswith("output_item.done"):
             assert {**event["item"], "status": 0} == {**items[event["output_index"]], "status": 0} | {
                 name: value for name, value in event["item"].items() if name == "encrypted_content"
@@ -64,8 +64,8 @@ def accumulated(events):
     reason=st.sampled_from(["stop", "length"]),
     data=st.data(),
 )
-def test_streamed_and_whole_agree_whatever_the_chunks(message, sealed, reason, data):
-    """The stream's events put together, its last event and the whole answer are one answer; numbers go up by one."""
+def test_streamed_and_unstreamed_output_agree_for_any_chunking(message, sealed, reason, data):
+    """The items built from the events, the last event and the unstreamed response are equal; sequence numbers have no gap."""
     body = SEALED if sealed else BODY
     chunks = data.draw(in_chunks(message, reason))
     stream = stream_of(body, chunks)
@@ -80,8 +80,8 @@ def test_streamed_and_whole_agree_whatever_the_chunks(message, sealed, reason, d
 
 @settings(max_examples=40)
 @given(message=messages(), thought=st.sampled_from(["reasoning", "reasoning_content"]))
-def test_what_was_sampled_comes_back_as_it_was(message, thought):
-    """Read again, an answer's items are the message that a client of chat would have sent back, byte for byte."""
+def test_output_is_read_back_as_the_sampled_message(message, thought):
+    """The message that a chat client would return, byte for byte."""
     answer = RESPONSES.renderer(BODY, TOLD).whole(response_of(message))
     resolved = ResolvedReferences(calls=sampled_calls(message))
 
@@ -92,8 +92,8 @@ def test_what_was_sampled_comes_back_as_it_was(message, thought):
 
 @settings(max_examples=40)
 @given(message=messages(), data=st.data())
-def test_items_may_lose_their_names_and_thoughts_their_text(message, data):
-    """Older Codex sends back items without ids, and reasoning as it was sealed; the message is the same."""
+def test_items_without_ids_and_reasoning_without_text_are_read_back(message, data):
+    """Older Codex versions omit item ids, and return reasoning only as encrypted content."""
     answer = RESPONSES.renderer(SEALED, TOLD).whole(response_of(message))
     kept = [{name: value for name, value in item.items() if name not in {"id", "status"}} for item in answer["output"]]
     kept = [item | ({"content": None} if item["type"] == "reasoning" else {}) for item in kept]
@@ -106,12 +106,12 @@ def test_items_may_lose_their_names_and_thoughts_their_text(message, data):
 
 @settings(max_examples=40)
 @given(message=messages(), data=st.data())
-def test_the_order_of_fields_makes_no_difference_to_what_comes_back(message, data):
-    """Engines may say text after a call, or think again; joined, it is the message that the chunks fold to."""
+def test_the_order_of_deltas_does_not_change_the_message_that_is_read_back(message, data):
+    """Engines may send text after a call, or reasoning twice; joined, it is the message that the chunks accumulate to."""
     chunks = data.draw(in_chunks(message))
-    said = [*data.draw(st.permutations(chunks[:-2])), *chunks[-2:]]
-    message = folded(said)["choices"][0]["message"]
-    answer = events_of(stream_of(BODY, said))[-1]["response"]
+    shuffled = [*data.draw(st.permutations(chunks[:-2])), *chunks[-2:]]
+    message = folded(shuffled)["choices"][0]["message"]
+    answer = events_of(stream_of(BODY, shuffled))[-1]["response"]
 
     (back,) = RESPONSES.read(
         {"input": answer["output"]}, TranslationOptions(), ResolvedReferences(calls=sampled_calls(message))
@@ -121,8 +121,8 @@ def test_the_order_of_fields_makes_no_difference_to_what_comes_back(message, dat
     assert expected == back
 
 
-def test_what_is_said_ends_where_another_item_begins_and_calls_at_the_end():
-    """Nothing of the end is told before `finish`: no call is over before its step is stored."""
+def test_text_items_end_when_the_next_begins_and_calls_at_the_end():
+    """finish() sends the events of the end: no call is complete before its step is stored."""
     renderer = ResponsesRenderer(BODY, TOLD)
     deltas = [
         {"role": "assistant", "content": ""}, {"reasoning": "hm"}, {"content": "so"},
@@ -146,14 +146,14 @@ def test_what_is_said_ends_where_another_item_begins_and_calls_at_the_end():
     ] == kinds  # fmt: skip
 
 
-def test_how_an_answer_ended():
-    """Each finish reason has its status; what came last in an unfinished answer is unfinished itself."""
+def test_each_finish_reason_has_a_status():
+    """The last item of an incomplete response is incomplete."""
     message = {
         "role": "assistant",
         "content": "a",
         "tool_calls": [{"id": "c", "function": {"name": "look", "arguments": "{"}}],
     }
-    wholes = {
+    responses = {
         reason: RESPONSES.renderer(BODY, TOLD).whole(response_of(message, reason))
         for reason in ("stop", "tool_calls", "length", "content_filter", "repetition", "abort", "error", None)
     }
@@ -161,14 +161,14 @@ def test_how_an_answer_ended():
     assert {
         "stop": "completed", "tool_calls": "completed", "length": "incomplete", "content_filter": "incomplete",
         "repetition": "incomplete", "abort": "failed", "error": "failed", None: "completed",
-    } == {reason: whole["status"] for reason, whole in wholes.items()}  # fmt: skip
-    assert {"reason": "max_output_tokens"} == wholes["length"]["incomplete_details"]
-    assert ["completed", "incomplete"] == [item["status"] for item in wholes["length"]["output"]]
-    assert "server_error" == wholes["abort"]["error"]["code"]
+    } == {reason: whole["status"] for reason, whole in responses.items()}  # fmt: skip
+    assert {"reason": "max_output_tokens"} == responses["length"]["incomplete_details"]
+    assert ["completed", "incomplete"] == [item["status"] for item in responses["length"]["output"]]
+    assert "server_error" == responses["abort"]["error"]["code"]
 
 
-def test_a_broken_answer_ends_in_an_event_that_says_so():
-    """The items so far stand in it; a stream that had not begun begins and fails."""
+def test_an_interrupted_response_ends_with_response_failed():
+    """It contains the items so far; a stream without events begins and fails."""
     chunk = {"choices": [{"index": 0, "delta": {"content": "so"}}]}
     last = events_of(stream_of(BODY, [chunk], "the engine died"))[-1]
     alone = events_of(ResponsesRenderer(BODY, TOLD).finish(None))
@@ -179,8 +179,8 @@ def test_a_broken_answer_ends_in_an_event_that_says_so():
     assert ["created", "in_progress", "failed"] == [event["type"].removeprefix("response.") for event in alone]
 
 
-def test_logprobs_stand_by_the_text_if_they_are_asked_for():
-    """Those of tokens that gave no text come with the next that does, and at the end; ids stay hidden, bytes do not."""
+def test_logprobs_are_sent_with_their_text_if_requested():
+    """Those of tokens without text are sent with the next text or at the end; ids are stripped, bytes are not."""
 
     def entry(token):
         return {
@@ -196,21 +196,21 @@ def test_logprobs_stand_by_the_text_if_they_are_asked_for():
         {"choices": [{"index": 0, "delta": {"content": "é"}, "logprobs": {"content": [entry("é")]}}]},
         {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "logprobs": {"content": [entry("")]}}]},
     ]  # fmt: skip
-    asked = {**BODY, "include": ["message.output_text.logprobs"]}
-    events = events_of(stream_of(asked, chunks))
+    requested = {**BODY, "include": ["message.output_text.logprobs"]}
+    events = events_of(stream_of(requested, chunks))
     (delta,) = [event for event in events if event["type"] == "response.output_text.delta"]
     (done,) = [event for event in events if event["type"] == "response.output_text.done"]
 
-    assert ["t", "é"] == [told["token"] for told in delta["logprobs"]]
-    assert ["t", "é", ""] == [told["token"] for told in done["logprobs"]]
+    assert ["t", "é"] == [logprob["token"] for logprob in delta["logprobs"]]
+    assert ["t", "é", ""] == [logprob["token"] for logprob in done["logprobs"]]
     assert {"token", "bytes", "logprob", "top_logprobs"} == delta["logprobs"][1].keys()
     assert list("é".encode()) == delta["logprobs"][1]["bytes"]
     assert done["logprobs"] == events[-1]["response"]["output"][-1]["content"][0]["logprobs"]
     assert [] == events_of(stream_of(BODY, chunks))[-1]["response"]["output"][-1]["content"][0]["logprobs"]
 
 
-def test_a_call_may_lack_its_id_and_its_name():
-    """An id is made for it, which never changes; a name that never came is empty."""
+def test_a_call_without_an_id_gets_one():
+    """It depends on the step; a missing name is empty."""
     message = {
         "role": "assistant",
         "content": None,
@@ -229,28 +229,28 @@ def test_a_call_may_lack_its_id_and_its_name():
     nameless = events_of(stream_of(BODY, [chunk]))[-1]["response"]["output"]
 
     assert f"call_{TOLD.step_id}_0" == item["call_id"]
-    assert [("", "{")] == [(told["name"], told["arguments"]) for told in nameless]
+    assert [("", "{")] == [(item["name"], item["arguments"]) for item in nameless]
 
 
-def test_thoughts_are_sealed_for_those_who_ask():
-    """In the item's last event and in the answer, and for nobody else."""
+def test_reasoning_is_encrypted_if_requested():
+    """In the item's last event and in the response."""
     message = {"role": "assistant", "content": "a", "reasoning": "hm"}
-    asked, unasked = (RESPONSES.renderer(body, TOLD).whole(response_of(message))["output"] for body in (SEALED, BODY))
+    requested, plain = (RESPONSES.renderer(body, TOLD).whole(response_of(message))["output"] for body in (SEALED, BODY))
 
-    assert "hm" == unseal(asked[0]["encrypted_content"])
-    assert ["encrypted_content" in item for item in (asked[1], *unasked)] == [False, False, False]
+    assert "hm" == unseal(requested[0]["encrypted_content"])
+    assert ["encrypted_content" in item for item in (requested[1], *plain)] == [False, False, False]
 
 
-def test_arguments_that_are_no_text_are_told_as_text():
-    """As a server may tell them that has objects there."""
+def test_arguments_that_are_an_object_become_text():
+    """Some servers return objects."""
     call = {"id": "c", "function": {"name": "look", "arguments": {"a": 1}}}
     (item,) = RESPONSES.renderer(BODY, TOLD).whole(response_of({"role": "assistant", "tool_calls": [call]}))["output"]
 
     assert '{"a":1}' == item["arguments"]
 
 
-def test_an_answer_of_nothing_is_a_message_of_nothing():
-    """So that it comes back: without a text if there was none, with an empty one if that was sampled."""
+def test_a_response_without_content_has_an_empty_message():
+    """It is read back: null content has no text part, empty content an empty one."""
     none, empty = (
         RESPONSES.renderer(BODY, TOLD).whole(response_of({"role": "assistant", "content": content}))["output"]
         for content in (None, "")
@@ -260,8 +260,8 @@ def test_an_answer_of_nothing_is_a_message_of_nothing():
     assert "" == empty[0]["content"][0]["text"]
 
 
-def test_a_refusal_is_a_part_of_its_own():
-    """As other servers than vLLM and SGLang tell it."""
+def test_a_refusal_is_a_content_part():
+    """vLLM and SGLang return none; other servers do."""
     message = {"role": "assistant", "content": None, "refusal": "no"}
     (item,) = RESPONSES.renderer(BODY, TOLD).whole(response_of(message))["output"]
 

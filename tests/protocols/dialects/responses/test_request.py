@@ -1,4 +1,4 @@
-"""Calls read as chat calls."""
+"""Responses requests, translated to chat."""
 
 import pytest
 from responses_drawn import EARLIER, RICH
@@ -9,21 +9,21 @@ from proxy.protocols.dialects.translation import ResolvedReferences, Translation
 from proxy.protocols.sampling import SAMPLING_FIELDS
 
 PLAIN = TranslationOptions()
-WAYS = TranslationOptions(
+THINKING = TranslationOptions(
     thinking={"chat_template_kwargs": {"enable_thinking": True, "x": 1}},
     not_thinking={"chat_template_kwargs": {"enable_thinking": False}},
 )
 
 
 def chat_of(options=PLAIN, **fields):
-    """What is told of these fields beside the message."""
+    """Return the chat request of these fields without its message."""
     chat = read({"input": "hi", **fields}, options)
     assert [{"role": "user", "content": "hi"}] == chat.pop("messages")
     return chat
 
 
-def test_settings_have_their_names_in_chat():
-    """Those that engines know beyond the dialect are passed as they are; null is absent."""
+def test_settings_get_chats_names():
+    """Parameters that engines know beyond OpenAI's are passed through; null is dropped."""
     assert {
         "model": "m",
         "temperature": 0,
@@ -39,8 +39,8 @@ def test_settings_have_their_names_in_chat():
     assert {} == chat_of(stream=False)
 
 
-def test_what_chat_has_no_word_for_is_not_sent():
-    """It is recorded with the body, as are fields that nobody knows."""
+def test_fields_without_a_meaning_in_chat_are_not_sent():
+    """They are recorded in the body, as are unknown ones."""
     assert {} == chat_of(
         store=False, metadata={"a": "b"}, truncation="auto", user="u", service_tier="flex", prompt_cache_key="k", n=2,
         include=["x"], max_tool_calls=1, text={"verbosity": "low"}, return_token_ids=True,
@@ -49,24 +49,23 @@ def test_what_chat_has_no_word_for_is_not_sent():
     )  # fmt: skip
 
 
-def test_the_fields_that_are_passed_are_those_that_sampling_is_recorded_by():
-    """But for those that the dialect says in its own words, or cannot tell."""
-    said = {"n", "max_tokens", "max_completion_tokens", "response_format", "tool_choice"}
+def test_every_recorded_sampling_parameter_is_passed_through_or_translated():
+    translated = {"n", "max_tokens", "max_completion_tokens", "response_format", "tool_choice"}
 
-    assert set(SAMPLING_FIELDS) - said == PASSED
+    assert set(SAMPLING_FIELDS) - translated == PASSED
 
 
-def test_logprobs_are_asked_for_by_include():
-    """With as many alternatives as are named, and none by default."""
-    wanted = ["message.output_text.logprobs"]
+def test_logprobs_are_requested_by_include():
+    """Without `top_logprobs`, no alternatives are requested."""
+    include = ["message.output_text.logprobs"]
 
-    assert {"logprobs": True, "top_logprobs": 0} == chat_of(include=wanted)
-    assert {"logprobs": True, "top_logprobs": 2} == chat_of(include=wanted, top_logprobs=2)
+    assert {"logprobs": True, "top_logprobs": 0} == chat_of(include=include)
+    assert {"logprobs": True, "top_logprobs": 2} == chat_of(include=include, top_logprobs=2)
     assert {} == chat_of(top_logprobs=2)
 
 
-def test_formats_of_text():
-    """A schema stands one level deeper in chat."""
+def test_a_text_format_becomes_a_response_format():
+    """Chat nests the schema one level deeper."""
     form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True, "description": None}
 
     assert {
@@ -78,21 +77,21 @@ def test_formats_of_text():
 
 
 @pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("minimal", True), ("xhigh", True)])
-def test_how_much_to_think(effort, thinks):
-    """The client's word, and the fields of the configuration; what the client says itself goes before those."""
-    chat = chat_of(WAYS, reasoning={"effort": effort, "summary": "auto"}, chat_template_kwargs={"x": 2})
+def test_effort_is_passed_through_and_sets_the_configured_fields(effort, thinks):
+    """The body's fields override those of the configuration."""
+    chat = chat_of(THINKING, reasoning={"effort": effort, "summary": "auto"}, chat_template_kwargs={"x": 2})
 
     assert effort == chat["reasoning_effort"]
     assert {"enable_thinking": False, "x": 2} | ({"enable_thinking": True} if thinks else {}) == chat[
         "chat_template_kwargs"
     ]
     assert {"reasoning_effort": "low"} == chat_of(reasoning={"effort": "low"})
-    assert {} == chat_of(WAYS, reasoning={"summary": "auto"})
-    assert {"chat_template_kwargs": {"x": 2}} == chat_of(WAYS, chat_template_kwargs={"x": 2})
+    assert {} == chat_of(THINKING, reasoning={"summary": "auto"})
+    assert {"chat_template_kwargs": {"x": 2}} == chat_of(THINKING, chat_template_kwargs={"x": 2})
 
 
-def test_an_engine_that_takes_developers_gets_each_message_as_it_came():
-    """It makes of them what its own endpoint would, by its template."""
+def test_developer_messages_are_sent_as_they_are_to_an_engine_that_supports_them():
+    """The engine's template renders them, as its own Responses endpoint does."""
     items = [
         {"role": "developer", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
         {"role": "user", "content": "u"},
@@ -102,25 +101,27 @@ def test_an_engine_that_takes_developers_gets_each_message_as_it_came():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
     assert [("system", "i"), ("system", "e"), ("developer", parts), ("user", "u"), ("developer", "d")] == [
-        (said["role"], said["content"])
-        for said in read({"instructions": "i", "input": items}, TranslationOptions(has_developers=True), resolved)[
+        (message["role"], message["content"])
+        for message in read({"instructions": "i", "input": items}, TranslationOptions(has_developers=True), resolved)[
             "messages"
         ]
     ]
 
 
-def test_for_other_engines_a_developer_is_a_system():
-    """Also one that was sent before, to an engine that takes them."""
+def test_developer_messages_become_system_messages_for_other_engines():
+    """Also those of earlier requests."""
     resolved = ResolvedReferences(messages=[{"role": "user", "content": "u"}, {"role": "developer", "content": "d"}])
 
     assert ["user", "system", "system"] == [
-        said["role"]
-        for said in read({"input": [{"role": "developer", "content": "x"}]}, TranslationOptions(), resolved)["messages"]
+        message["role"]
+        for message in read({"input": [{"role": "developer", "content": "x"}]}, TranslationOptions(), resolved)[
+            "messages"
+        ]
     ]
 
 
 @pytest.mark.parametrize(
-    ("item", "goes_on"),
+    ("item", "is_continued"),
     [
         ({"type": "message", "role": "assistant", "content": "a", "status": "incomplete"}, True),
         ({"role": "assistant", "content": "a", "status": "in_progress"}, True),
@@ -135,26 +136,26 @@ def test_for_other_engines_a_developer_is_a_system():
         ({"type": "reasoning", "summary": [], "encrypted_content": "gAAAA", "status": "incomplete"}, False),
     ],
 )
-def test_a_last_reply_that_is_unfinished_is_gone_on_with(item, goes_on):
-    """As its status says; any other is followed by a new one."""
+def test_a_last_message_with_status_incomplete_is_continued(item, is_continued):
+    """After a completed one, the engine samples a new message."""
     chat = read({"input": [{"role": "user", "content": "hi"}, item]}, TranslationOptions())
 
-    assert goes_on is chat.get("continue_final_message", False)
-    assert goes_on is (chat.get("add_generation_prompt") is False)
+    assert is_continued is chat.get("continue_final_message", False)
+    assert is_continued is (chat.get("add_generation_prompt") is False)
 
 
-def test_thoughts_that_cannot_be_read_do_not_reopen_the_reply_before_them():
-    """What is continued is what the last item says, and it says nothing here."""
-    said = {"role": "assistant", "content": "a", "status": "completed"}
+def test_encrypted_reasoning_of_another_server_does_not_continue_the_message_before_it():
+    """The last item decides, and it has no content."""
+    message = {"role": "assistant", "content": "a", "status": "completed"}
     lost = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA", "status": "incomplete"}
 
     assert "continue_final_message" not in read(
-        {"input": [{"role": "user", "content": "hi"}, said, lost]}, TranslationOptions()
+        {"input": [{"role": "user", "content": "hi"}, message, lost]}, TranslationOptions()
     )
 
 
-def test_for_other_engines_systems_at_the_beginning_are_one():
-    """Instructions, what was said before and the items' own; one in the middle stays where it is, and images stay apart."""
+def test_leading_system_messages_are_merged_for_other_engines():
+    """Instructions, earlier messages and items; a later system message keeps its position, and images are not merged."""
     image = {"role": "system", "content": [{"type": "input_image", "image_url": "http://x"}]}
     items = [
         {"role": "developer", "content": "d"},
@@ -164,12 +165,13 @@ def test_for_other_engines_systems_at_the_beginning_are_one():
     resolved = ResolvedReferences(messages=[{"role": "system", "content": "e"}])
 
     assert [("system", "i\n\ne\n\nd"), ("user", "u"), ("system", "s")] == [
-        (said["role"], said["content"])
-        for said in read({"instructions": "i", "input": items}, TranslationOptions(), resolved)["messages"]
+        (message["role"], message["content"])
+        for message in read({"instructions": "i", "input": items}, TranslationOptions(), resolved)["messages"]
     ]
     parts = {"role": "developer", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}
     assert ["i\n\na\n\nb"] == [
-        said["content"] for said in read({"instructions": "i", "input": [parts]}, TranslationOptions())["messages"]
+        message["content"]
+        for message in read({"instructions": "i", "input": [parts]}, TranslationOptions())["messages"]
     ]
     assert 2 == len(read({"instructions": "i", "input": [image]}, TranslationOptions())["messages"])
     assert 1 == len(read({"instructions": "", "input": "hi"}, TranslationOptions())["messages"])
@@ -198,18 +200,18 @@ def test_for_other_engines_systems_at_the_beginning_are_one():
         ({"previous_response_id": 1}, 422, "previous_response_id"),
     ],
 )
-def test_what_is_refused_is_named(fields, status, param):
-    """400 for what is not served, 422 for what is wrong."""
-    with pytest.raises(BadRequest) as refusal:
+def test_an_invalid_request_is_rejected_with_its_field(fields, status, param):
+    """400 for unsupported features, 422 for invalid values."""
+    with pytest.raises(BadRequest) as raised:
         read({"input": "hi", **fields}, TranslationOptions())
 
-    assert (status, param) == (refusal.value.status, refusal.value.param)
-    assert param.split("[")[0].split(".")[0] in refusal.value.message
+    assert (status, param) == (raised.value.status, raised.value.param)
+    assert param.split("[")[0].split(".")[0] in raised.value.message
 
 
-def test_the_call_with_everything_is_read():
-    """Else the test above would try nothing but refusals."""
+def test_a_request_with_every_field_is_read():
+    """Otherwise the property tests on RICH could be reading errors only."""
     chat = read(RICH, TranslationOptions(), EARLIER)
 
-    assert ["system", "user", "assistant", "tool", "tool", "assistant"] == [said["role"] for said in chat["messages"]]
+    assert ["system", "user", "assistant", "tool", "tool", "assistant"] == [turn["role"] for turn in chat["messages"]]
     assert ["look"] == [tool["function"]["name"] for tool in chat["tools"]]

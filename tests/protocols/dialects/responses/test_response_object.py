@@ -5,8 +5,8 @@ from responses_drawn import TOLD
 from proxy.protocols.dialects.responses.response_object import ending, logprob_entries, make_response, usage_from
 
 
-def test_an_answer_repeats_what_was_asked():
-    """As it was sent; what was not sent has the defaults of the dialect."""
+def test_a_response_repeats_the_settings_of_its_request():
+    """Fields that the request does not set have OpenAI's defaults."""
     body = {
         "instructions": "i", "metadata": {"a": "b"}, "temperature": 0, "max_output_tokens": 5, "previous_response_id": "resp_1",
         "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}, "tool_choice": {"type": "function", "name": "f"},
@@ -27,8 +27,8 @@ def test_an_answer_repeats_what_was_asked():
     )
 
 
-def test_usage_counts_what_was_cached_and_thought():
-    """Wherever the engine says so: vLLM and llama.cpp in details, SGLang of thoughts on the top level."""
+def test_usage_has_cached_and_reasoning_tokens():
+    """vLLM and llama.cpp return both in details, SGLang reasoning tokens on the top level."""
     vllm = {
         "prompt_tokens": 5, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3},
         "completion_tokens_details": {"reasoning_tokens": 2},
@@ -44,14 +44,13 @@ def test_usage_counts_what_was_cached_and_thought():
     assert usage_from(None) is None
 
 
-def test_the_ends_that_are_not_complete_say_why():
-    """In the words of the dialect."""
+def test_finish_reasons_become_status_and_details():
     assert ("incomplete", {"incomplete_details": {"reason": "max_output_tokens"}}) == ending("length")
     assert ("incomplete", {"incomplete_details": {"reason": None}}) == ending("repetition")
     assert "failed" == ending("abort")[0]
     assert ("completed", {}) == ending("tool_calls") == ending(None)
 
 
-def test_logprobs_without_numbers_are_left_out():
-    """llama.cpp's `post_sampling_probs` has none."""
+def test_logprob_entries_without_a_logprob_are_dropped():
+    """llama.cpp returns probabilities with `post_sampling_probs`."""
     assert [] == logprob_entries({"content": [{"token": "a", "prob": 0.5}]}) == logprob_entries(None)

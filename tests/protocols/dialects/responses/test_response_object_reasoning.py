@@ -1,4 +1,4 @@
-"""Thoughts in items."""
+"""Reasoning in items: text, encrypted content, summary."""
 
 import pytest
 from hypothesis import given
@@ -8,20 +8,17 @@ from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.responses.response_object import reasoning_from, seal, unseal
 
 
-@given(thoughts=st.text())
-def test_sealed_thoughts_are_opened_again(thoughts):
-    """The same text, byte for byte."""
-    assert thoughts == unseal(seal(thoughts))
+@given(reasoning=st.text())
+def test_encrypted_reasoning_is_decoded_to_the_same_text(reasoning):
+    assert reasoning == unseal(seal(reasoning))
 
 
 @pytest.mark.parametrize("sealed", ["", "gAAAA", "tokentape-1.é", "tokentape-1.AAA", "tokentape-1./w=="])
-def test_other_seals_stay_closed(sealed):
-    """Somebody else's, and broken ones."""
+def test_encrypted_content_of_another_server_or_invalid_is_none(sealed):
     assert unseal(sealed) is None
 
 
-def test_what_an_item_thinks():
-    """Its text goes before its seal, and the seal before its summary; an item with neither carries nothing."""
+def test_the_reasoning_of_an_item_is_its_text_else_its_encrypted_content_else_its_summary():
     text = {"content": [{"type": "reasoning_text", "text": "a"}, {"type": "text", "text": "b"}]}
     sealed = {"encrypted_content": seal("c")}
     summary = {"summary": [{"type": "summary_text", "text": "d"}, {"type": "summary_text", "text": "e"}]}

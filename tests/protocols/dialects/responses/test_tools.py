@@ -1,4 +1,4 @@
-"""Tools in chat's shape."""
+"""Tools of a Responses request, translated to chat."""
 
 import pytest
 
@@ -22,13 +22,13 @@ SEARCH = {"type": "web_search"}
 
 
 def choice_of(choice, tools=(LOOK, PATCH, CRM), **more):
-    """What chat is told of a choice."""
+    """Return the chat fields of a tool choice."""
     body = {"tools": list(tools), "tool_choice": choice, **more}
     return choose(body, read_tools(body, ignore_hosted=True), ignore_hosted=True)
 
 
-def test_tools_are_functions_of_chat():
-    """The same fields, one level down; a custom tool takes one string, and is told its grammar in words."""
+def test_tools_become_functions_of_chat():
+    """A custom tool becomes a function of one string, with its grammar in the description."""
     tools = read_tools({"tools": [LOOK, PATCH, CRM]}, ignore_hosted=False)
     look, patch, find = (tool["function"] for tool in tools.chat_tools)
 
@@ -40,8 +40,8 @@ def test_tools_are_functions_of_chat():
     assert Tool("x", "function", "x") == tools.of("x")
 
 
-def test_what_templates_show_of_a_tool_is_what_vllm_shows():
-    """Of a custom tool without a grammar, its words; that a tool is deferred."""
+def test_fields_that_chat_templates_show_are_those_of_vllm():
+    """The description of a custom tool without a grammar, and `defer_loading`."""
     tools = read_tools(
         {"tools": [LOOK | {"defer_loading": True}, {"type": "custom", "name": "c"}]}, ignore_hosted=False
     )
@@ -56,12 +56,12 @@ def test_what_templates_show_of_a_tool_is_what_vllm_shows():
     } == custom["parameters"]
 
 
-def test_hosted_tools_are_refused_by_name_or_left_out():
-    """400; with the setting they are not told to the engine, nor can they be chosen."""
-    with pytest.raises(BadRequest, match="'web_search' is a hosted tool of OpenAI") as refusal:
+def test_hosted_tools_are_rejected_by_name_or_dropped():
+    """With ignore_hosted, they are neither sent nor selectable."""
+    with pytest.raises(BadRequest, match="'web_search' is a hosted tool of OpenAI") as raised:
         read_tools({"tools": [LOOK, SEARCH]}, ignore_hosted=False)
 
-    assert (400, "tools[1].type") == (refusal.value.status, refusal.value.param)
+    assert (400, "tools[1].type") == (raised.value.status, raised.value.param)
     assert 1 == len(read_tools({"tools": [LOOK, SEARCH]}, ignore_hosted=True).chat_tools)
     assert "tool_choice" not in choice_of({"type": "web_search"})
     with pytest.raises(BadRequest, match="'web_search'"):
@@ -69,7 +69,7 @@ def test_hosted_tools_are_refused_by_name_or_left_out():
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "expected"),
     [
         ("auto", "auto"),
         ("none", "none"),
@@ -82,20 +82,19 @@ def test_hosted_tools_are_refused_by_name_or_left_out():
         ),
     ],
 )
-def test_choices_in_the_shape_of_chat(choice, told):
-    """Those that name a tool as well."""
-    assert told == choice_of(choice)["tool_choice"]
+def test_tool_choice_is_translated(choice, expected):
+    assert expected == choice_of(choice)["tool_choice"]
 
 
-def test_allowed_tools_are_the_only_ones_told():
-    """Chat cannot forbid a tool but by leaving it out."""
+def test_only_allowed_tools_are_sent():
+    """Chat has no other way to forbid a tool."""
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}, CRM]}
 
     assert ["look", "crm__find"] == [tool["function"]["name"] for tool in choice_of(allowed)["tools"]]
 
 
-def test_choices_among_nothing():
-    """`auto` says nothing then, and neither does `parallel_tool_calls`; `none` may still matter to a rollout's tools."""
+def test_tool_choice_without_tools():
+    """`auto` and `parallel_tool_calls` are dropped; `none` is sent, as the rollout may have tools."""
     assert {} == choice_of("auto", (), parallel_tool_calls=True)
     assert {"tool_choice": "none"} == choice_of("none", ())
     assert choice_of(None, parallel_tool_calls=False)["parallel_tool_calls"] is False
@@ -116,16 +115,15 @@ def test_choices_among_nothing():
         ({"tool_choice": {"type": "allowed_tools", "mode": "x", "tools": []}}, "tool_choice.mode"),
     ],
 )
-def test_what_is_no_tool_is_named(body, param):
-    """Where it stands."""
-    with pytest.raises(UnprocessableRequest) as refusal:
+def test_an_invalid_tool_is_rejected_with_its_path(body, param):
+    with pytest.raises(UnprocessableRequest) as raised:
         choose(body, read_tools(body, ignore_hosted=False), ignore_hosted=False)
 
-    assert param == refusal.value.param
+    assert param == raised.value.param
 
 
-def test_items_may_offer_more_tools():
-    """Codex sends its own so with some models; the item itself says nothing, nor does one of the agent's settings."""
+def test_additional_tools_items_add_tools():
+    """Codex sends them with some models; these items and configuration updates become no messages."""
     more = {"type": "additional_tools", "tools": [{"type": "function", "name": "g"}, {"type": "custom", "name": "p"}]}
     update = {"type": "configuration_update", "reasoning": {"effort": "low"}}
     body = {"tools": [{"type": "function", "name": "f"}], "input": [more, update, {"role": "user", "content": "hi"}]}

@@ -1,4 +1,4 @@
-"""Freeform tools as functions of one string."""
+"""Custom tools as functions of one string."""
 
 import json
 
@@ -12,22 +12,21 @@ from proxy.protocols.dialects.responses.tools import FreeformReader, arguments_f
 
 @settings(max_examples=60)
 @given(said=st.text(), spaced=st.booleans(), plain=st.booleans())
-def test_an_input_is_read_out_of_any_spelling(said, spaced, plain):
-    """The reader gives what a JSON reader gives."""
-    assert said == input_from(argument_text(said, spaced=spaced, plain=plain))
-    assert said == input_from(arguments_for(said))
+def test_the_input_is_read_from_any_json_escaping(said, spaced, plain):
+    """The reader agrees with Python's json module."""
+    assert said == input_of(argument_text(said, spaced=spaced, plain=plain))
+    assert said == input_of(arguments_for(said))
     assert {"input": said} == json.loads(arguments_for(said))
 
 
 @settings(max_examples=60)
 @given(said=st.text(alphabet='ab"\\/u0d8é🙂\n{}:', max_size=90), start=st.booleans(), data=st.data())
 @example(said="\\ud83d\\ude42", start=True, data=None)
-def test_splits_make_no_difference(said, start, data):
-    """Whatever the text is, pieces of it give the same input."""
+def test_the_input_does_not_depend_on_the_chunking(said, start, data):
     text = '{"input": "' + said if start else said
-    places = [1, 12, 15, 18] if data is None else sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    cuts = [1, 12, 15, 18] if data is None else sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     reader = FreeformReader()
-    pieces = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
     assert input_from(text) == "".join(map(reader.feed, pieces)) + reader.end()
 
@@ -48,6 +47,6 @@ def test_splits_make_no_difference(said, start, data):
         ("", ""),
     ],
 )
-def test_what_is_no_input_is_shown_as_it_stands(arguments, expected):
-    """An agent sees what the model wrote, however badly."""
-    assert expected == input_from(arguments)
+def test_arguments_without_an_input_are_returned_as_they_are(arguments, expected):
+    """The agent sees the model's output."""
+    assert expected == input_of(arguments)

@@ -1,4 +1,4 @@
-"""Fields of the right type."""
+"""Fields of a request are validated by type."""
 
 import pytest
 
@@ -6,8 +6,8 @@ from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.responses.validation import objects, optional, required, strings
 
 
-def test_a_field_is_of_its_type_or_absent():
-    """Null is absent; an integer is a number."""
+def test_a_field_has_its_type_or_is_absent():
+    """Null counts as absent; an integer is a number."""
     body = {"a": 1, "b": None, "c": True}
 
     assert (1, 1, None, None, True) == (
@@ -26,10 +26,9 @@ def test_a_field_is_of_its_type_or_absent():
         (lambda: strings(["", {}], "a"), "a[1] must be a string, not an object"),
     ],
 )
-def test_what_is_wrong_is_named(read, message):
-    """Where it stands, what it must be and what it is"""
-    with pytest.raises(UnprocessableRequest) as refusal:
+def test_the_error_names_the_path_the_expected_and_the_actual_type(read, message):
+    with pytest.raises(UnprocessableRequest) as raised:
         read()
 
-    assert message == refusal.value.message
-    assert message.split()[0] == refusal.value.param
+    assert message == raised.value.message
+    assert message.split()[0] == raised.value.param

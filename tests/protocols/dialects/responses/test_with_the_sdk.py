@@ -1,4 +1,4 @@
-"""The official SDK reads all that we tell, without a warning, and sends it back so that it is the sampled message."""
+"""The official SDK reads the dialect's output without a warning, and returns it as the sampled message."""
 
 import httpx2
 import openai
@@ -31,21 +31,21 @@ EVENT = TypeAdapter(ResponseStreamEvent)
 
 
 class Sums(BaseModel):
-    """What a model is asked to write."""
+    """The schema of a parsed response."""
 
     total: int
 
 
 class Answering(httpx2.BaseTransport):
-    """A server of one answer, which keeps what it was asked."""
+    """A server of one response that records its requests."""
 
     def __init__(self, message, chunks=None, reason="stop", error=None):
         self.message, self.chunks, self.reason, self.error = message, chunks, reason, error
-        self.asked = []
+        self.requests = []
 
     def handle_request(self, request):
         body = orjson.loads(request.read())
-        self.asked.append(body)
+        self.requests.append(body)
         if self.error is not None:
             return httpx2.Response(404, content=self.error, headers={"Content-Type": "application/json"})
         RESPONSES.read(body, TranslationOptions())
@@ -68,8 +68,8 @@ def client_of(server):
 
 @settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(message=messages(), sealed=st.booleans(), reason=st.sampled_from(["stop", "length", "abort"]), data=st.data())
-def test_each_event_and_each_answer_is_of_the_types_of_the_sdk(message, sealed, reason, data):
-    """Validated, not just constructed: no field is missing or of a wrong type."""
+def test_each_event_and_each_response_validates_as_the_sdks_type(message, sealed, reason, data):
+    """Validated, not only constructed: no field is missing or of another type."""
     body = SEALED if sealed else BODY
     for event in events_of(stream_of(body, data.draw(in_chunks(message, reason)))):
         EVENT.validate_python(event)
@@ -78,8 +78,7 @@ def test_each_event_and_each_answer_is_of_the_types_of_the_sdk(message, sealed, 
     Response.model_validate(RESPONSES.renderer(body, TOLD).whole(response_of(message, reason)))
 
 
-def test_refusals_and_broken_answers_are_of_the_types_of_the_sdk():
-    """As well as logprobs with alternatives."""
+def test_refusals_errors_and_logprobs_validate_as_the_sdks_types():
     entry = {
         "token": "a",
         "logprob": -1.0,
@@ -103,34 +102,34 @@ def test_refusals_and_broken_answers_are_of_the_types_of_the_sdk():
 
 @pytest.fixture(scope="module")
 def connected():
-    """A server whose answer changes, and one client before it: clients take long to make."""
+    """A server whose response the tests replace, and one client of it: clients take long to construct."""
     server = Answering(None)
     return server, client_of(server)
 
 
 @settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(message=messages(), data=st.data())
-def test_what_the_sdk_gathers_and_sends_back_is_what_was_sampled(connected, message, data):
-    """`responses.stream`, its final answer's items appended to the input as the SDK's guide does, and the next call."""
+def test_what_the_sdk_accumulates_and_returns_is_the_sampled_message(connected, message, data):
+    """`responses.stream`, then its output items appended to the next request's input, as in the SDK's guide."""
     server, client = connected
     server.message, server.chunks = message, (chunks := data.draw(in_chunks(message)))
-    server.asked.clear()
+    server.requests.clear()
     with client.responses.stream(model="gpt-5", input="hi", tools=TOOLS) as stream:
         texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
         final = stream.get_final_response()
     again = client.responses.create(
         model="gpt-5", input=[{"role": "user", "content": "hi"}, *final.output], tools=TOOLS
     )
-    said = folded(chunks)["choices"][0]["message"]
+    sampled = folded(chunks)["choices"][0]["message"]
 
-    assert "".join(texts) == final.output_text == (said["content"] or "")
+    assert "".join(texts) == final.output_text == (sampled["content"] or "")
     assert TOLD.step_id in again.id
-    chat = RESPONSES.read(server.asked[1], TranslationOptions(), ResolvedReferences(calls=sampled_calls(said)))
-    assert [{"role": "user", "content": "hi"}, as_chat(said)] == chat["messages"]
+    chat = RESPONSES.read(server.requests[1], TranslationOptions(), ResolvedReferences(calls=sampled_calls(sampled)))
+    assert [{"role": "user", "content": "hi"}, as_chat(sampled)] == chat["messages"]
 
 
-def test_answers_are_parsed_by_a_schema():
-    """`responses.parse` and a stream with `text_format`: the schema reaches chat, and the text is parsed."""
+def test_responses_are_parsed_by_a_schema():
+    """`responses.parse` and a stream with `text_format`: the engine gets the schema, and the text is parsed."""
     message = {"role": "assistant", "content": '{"total": 4}'}
     server = Answering(message, [{"choices": [{"index": 0, "delta": message, "finish_reason": "stop"}]}])
     client = client_of(server)
@@ -139,13 +138,13 @@ def test_answers_are_parsed_by_a_schema():
         list(stream)
 
     assert Sums(total=4) == parsed.output_parsed == stream.get_final_response().output_parsed
-    form = RESPONSES.read(server.asked[0], TranslationOptions())["response_format"]
+    form = RESPONSES.read(server.requests[0], TranslationOptions())["response_format"]
     assert ("json_schema", "Sums", True) == (form["type"], form["json_schema"]["name"], form["json_schema"]["strict"])
     assert {"total"} == form["json_schema"]["schema"]["properties"].keys()
 
 
-def test_a_tool_is_called_by_parsed_arguments():
-    """`pydantic_function_tool` and a parsed call, in a loop of two turns that keeps the argument text."""
+def test_a_parsed_tool_call_is_returned_with_its_sampled_arguments():
+    """`pydantic_function_tool` in a loop of two turns."""
     call = {"id": "c1", "type": "function", "function": {"name": "Sums", "arguments": '{ "total" :4}'}}
     server = Answering({"role": "assistant", "content": None, "tool_calls": [call]})
     client = client_of(server)
@@ -155,23 +154,23 @@ def test_a_tool_is_called_by_parsed_arguments():
     client.responses.create(model="gpt-5", input=[{"role": "user", "content": "go"}, item, output])
 
     assert Sums(total=4) == item.parsed_arguments
-    chat = RESPONSES.read(server.asked[1], TranslationOptions())["messages"]
+    chat = RESPONSES.read(server.requests[1], TranslationOptions())["messages"]
     assert [call] == chat[1]["tool_calls"]
     assert {"role": "tool", "tool_call_id": "c1", "content": "4"} == chat[2]
 
 
-def test_errors_are_those_of_the_sdk():
-    """Ours and the engine's; one within a stream is an answer that failed."""
-    with pytest.raises(openai.NotFoundError, match="no such rollout") as ours:
+def test_errors_raise_the_sdks_exceptions():
+    """Those of the proxy and of the engine."""
+    with pytest.raises(openai.NotFoundError, match="no such rollout") as own:
         client_of(Answering(None, error=RESPONSES.error(NotFound("no such rollout")))).responses.create(input="x")
     with pytest.raises(openai.NotFoundError, match="no model") as engines:
-        told = RESPONSES.engine_error(404, '{"object": "error", "message": "no model", "code": 404}')
-        client_of(Answering(None, error=told)).responses.create(input="x")
+        body = RESPONSES.engine_error(404, '{"object": "error", "message": "no model", "code": 404}')
+        client_of(Answering(None, error=body)).responses.create(input="x")
 
-    assert ("not_found_error", "not_found_error") == (ours.value.type, engines.value.type)
+    assert ("not_found_error", "not_found_error") == (own.value.type, engines.value.type)
 
 
-async def test_the_asynchronous_client_reads_the_same():
+async def test_the_async_client_reads_a_stream():
     """As agents use it."""
     chunk = {"choices": [{"index": 0, "delta": {"content": "so"}, "finish_reason": "stop"}]}
 
