@@ -1,4 +1,4 @@
-# Every target works first on a fresh clone: it installs what it needs into .venv, and again at once when nothing changed.
+# Every target works on a fresh clone: it installs its requirements into .venv on first use.
 .DEFAULT_GOAL := all
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -8,7 +8,7 @@ RUNNABLE := .venv/.runnable
 
 .PHONY: all install run test test-faults test-engine test-trainers test-agents test-deploy test-monitoring test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
 
-all: lint types test  ## what must hold before anything lands
+all: lint types test  ## the checks that every change must pass
 
 install: $(READY)  ## install everything into .venv, test packages included
 
@@ -25,76 +25,76 @@ $(READY): $(RUNNABLE) tests/system/trainers/requirements.txt
 	@rm -rf .trainers && $(BIN)/python -m pip install --quiet --no-deps --target .trainers -r tests/system/trainers/requirements.txt
 	@touch $(READY)
 
-run: $(RUNNABLE)  ## the proxy on 127.0.0.1:8400; ENGINE=http://… for a real engine, else the simulator
+run: $(RUNNABLE)  ## run the proxy on 127.0.0.1:8400, with the simulator or ENGINE=http://…; CONFIG=file
 	@$(BIN)/tokentape serve $(if $(ENGINE),--engine $(ENGINE)) $(if $(CONFIG),--config $(CONFIG))
 
-test: $(READY)  ## the specification, against real parts
+test: $(READY)  ## run the test suite
 	$(BIN)/python -m pytest -n 3 --dist loadfile
 
-test-faults: $(READY)  ## everything killed, stopped and filled under load, for some 8 minutes; SECONDS_LONG=, SEED= say otherwise
+test-faults: $(READY)  ## kill, freeze and fill up processes under load for about 8 minutes; SECONDS_LONG=, SEED=
 	$(BIN)/python -m tests.system.faults.run --seconds $(or $(SECONDS_LONG),420) $(if $(SEED),--seed $(SEED))
 
-test-engine: $(READY)  ## against a real vLLM and a real llama.cpp on this CPU; built once into the user's cache folder
+test-engine: $(READY)  ## test with a real vLLM and a real llama.cpp on this CPU, built once in the user's cache directory
 	$(BIN)/python tests/system/real_engines/environment.py
 	$(BIN)/python -m pytest tests/system/real_engines
 
-test-trainers: $(READY)  ## docs/trainers.md in the trainers' own loops (TRL, verl, OpenRLHF, AReaL), on this CPU, with a real vLLM
+test-trainers: $(READY)  ## run docs/trainers.md in the loops of TRL, verl, OpenRLHF and AReaL on this CPU, with a real vLLM
 	$(BIN)/python tests/system/real_engines/environment.py
 	$(BIN)/python -m pytest -vv tests/system/trainers/loops
 
-test-deploy: $(READY)  ## the files of deploy/: schemas, linters, the Dockerfile's steps, a real balancer before real replicas
+test-deploy: $(READY)  ## check deploy/: schemas, linters, the Dockerfile's steps, a real load balancer with real replicas
 	$(BIN)/python -m tests.system.deploy.environment
 	$(BIN)/python -m pytest --timeout 300 tests/system/deploy
 
-test-agents: $(READY)  ## other people's clients and agents, docs/clients.md's table (needs node, npm); fetched once into the user's cache folder
+test-agents: $(READY)  ## run third-party clients and agents, and update docs/clients.md (requires node and npm)
 	$(BIN)/python tests/system/agents/environment.py
 	$(BIN)/python tests/system/real_engines/environment.py
 	$(BIN)/python -m pytest -vv tests/system/agents
 
-test-monitoring: $(READY)  ## rules, alerts and the dashboard's queries, against a real Prometheus (Debian's) and a real proxy
+test-monitoring: $(READY)  ## check rules, alerts and the dashboard's queries with a real Prometheus (Debian's) and a real proxy
 	$(BIN)/python -m pytest tests/system/monitoring
 
-examples: $(READY)  ## each of examples/ as long as its users run it, before the simulator; prints what they print
+examples: $(READY)  ## run each of examples/ in full with the simulator, and print its output
 	$(BIN)/python -m pytest -n 0 tests/system/examples --whole --timeout 600
 
-test-ui: $(READY)  ## the page /ui in a real headless Chromium; PICTURES=docs/images takes its pictures anew
+test-ui: $(READY)  ## test /ui in a headless Chromium; PICTURES=docs/images updates the screenshots
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group ui
 	$(BIN)/python -m pytest tests/system/browser $(if $(PICTURES),--pictures $(PICTURES))
 
-cassettes: $(READY)  ## answers of the engine at ENGINE=http://… for the tests to play; FORCE=1 records those there anew
-	$(BIN)/python -m tests.cassettes.record $(if $(FORCE),--force) $(or $(ENGINE),$(error ENGINE=http://… says which engine))
+cassettes: $(READY)  ## record responses of ENGINE=http://… for the tests; FORCE=1 replaces existing ones
+	$(BIN)/python -m tests.cassettes.record $(if $(FORCE),--force) $(or $(ENGINE),$(error Set ENGINE=http://…))
 
-golden: $(READY)  ## the recorded store, exports and wire bytes that tests/golden compares with, recorded again
+golden: $(READY)  ## record the store, exports and wire bytes of tests/golden again
 	PYTHONPATH=.:tests/support $(BIN)/python tests/golden/record.py
 
-fuzz: $(READY)  ## requests, streams and records that nobody would send, with fresh seeds; CASES=… for another number
+fuzz: $(READY)  ## fuzz requests, streams and records with new seeds; CASES= sets the number of cases
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/system/fuzz --cases $(or $(CASES),110000)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m hypothesis --hypothesis-profile thorough --timeout 600
 
-bench: $(READY)  ## the table of performance targets, with the bare proxy in the same run
+bench: $(READY)  ## measure the performance targets (docs/performance.md)
 	$(BIN)/python -m benchmarks
 
-bench-growth: $(READY)  ## how costs grow with prompts, calls, steps, rollouts and workers, and the store; CURVES="prompts steps costs" for some
+bench-growth: $(READY)  ## measure how costs grow with prompts, calls, steps, rollouts and workers; CURVES="prompts steps costs" for some
 	$(BIN)/python -m benchmarks.growth $(CURVES)
 
-lint: $(READY)
+lint: $(READY)  ## check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)
+types: $(READY)  ## check types
 	$(BIN)/mypy
 
-docs: $(READY)  ## the generated pages, the generated blocking client, and the site: build/docs/index.html
+docs: $(READY)  ## generate pages, the blocking client and the site, build/docs/index.html
 	$(BIN)/python -m docs.generate
 	@$(BIN)/python -c "import furo" 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet --conf-dir docs . build/docs
 	@echo "build/docs/index.html"
 
-lock: ## what constraints.txt pins, anew from the ranges of pyproject.toml
+lock:  ## update constraints.txt within the ranges of pyproject.toml
 	rm -rf .venv && $(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --editable ".[arrow,client,msgpack,tokenizer]" --group dev --group docs --group ui
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 
-clean:  ## everything that was made here, but not recorded steps (./data)
+clean:  ## remove generated files, but not recorded steps (./data)
 	rm -rf .venv .trainers .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* dist build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
