@@ -51,60 +51,15 @@ of one choice; until then, clients get streams of several choices without usage.
 _TRANSLATED = """## Dialects translated to chat
 
 Their steps are chat steps, and as exact. What such a dialect cannot carry to the agent and back is missing in the next
-prompt, and the tree reports it as drift ([translated dialects](dialects.md)).
-
-| dialect | what is lost | when | kind of drift |
-|---|---|---|---|
+prompt, and the tree reports it as drift. See what is lost with [Messages](dialects.md#what-is-lost) and
+[Responses](dialects.md#items-that-the-agent-sends-back).
 """
-_NOT_CARRIED = (
-    (
-        "messages",
-        "the sampled text of a call's arguments",
-        "the call is not in a step of the rollout",
-        "`tool_call_rewritten`",
-    ),
-    ("messages", "reasoning", "the agent omits `thinking` blocks", "`reasoning_stripped`"),
-    ("messages", "content that is empty, not null", "the agent omits empty blocks", "depends on the template"),
-    ("messages", "empty reasoning", "always: treated as absent", "depends on the template"),
-    (
-        "messages",
-        "the ID of a call",
-        "it is missing, or not unique in its message",
-        "`template`, if the template renders IDs",
-    ),
-    (
-        "responses",
-        "reasoning",
-        "the agent omits `reasoning` items, or their text and IDs",
-        "`reasoning_stripped`",
-    ),
-    (
-        "responses",
-        "the sampled text of a call's arguments",
-        "the call is not in a step of the rollout",
-        "`tool_call_rewritten`",
-    ),
-    ("responses", "empty reasoning", "always: treated as absent", "depends on the template"),
-    (
-        "responses",
-        "the ID of a call",
-        "it is missing: TokenTape creates one",
-        "`template`, if the template renders IDs",
-    ),
-    (
-        "responses",
-        "the position of text or reasoning after a call",
-        "always: the agent sends it back before the call",
-        "depends on the template",
-    ),
-)
 
 
 def exactness_page(made: str) -> str:
     """Return the page."""
     engines = "\n".join("\n".join(_engine(engine)) for engine in ENGINES.values())
-    rows = "".join(f"| {' | '.join(row)} |\n" for row in _NOT_CARRIED)
-    return f"# Exactness\n\n{made}{_OPENING}\n{engines}\n{_UNSEEN}{_TRANSLATED}{rows}"
+    return f"# Exactness\n\n{made}{_OPENING}\n{engines}\n{_UNSEEN}{_TRANSLATED}"
 
 
 def _engine(engine: Engine) -> Iterator[str]:
