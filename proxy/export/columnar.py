@@ -104,7 +104,7 @@ class _Batches:
         return self.sink.drain()
 
     def fills(self, row: Any) -> bool:
-        """Whether this row completes a batch, whose writing takes milliseconds."""
+        """Return whether this row completes a batch, whose writing takes milliseconds."""
         return len(self._rows) + 1 >= BATCH_ROWS or self._values + _values(row) >= BATCH_VALUES
 
     def flush(self) -> None:

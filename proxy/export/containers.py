@@ -23,7 +23,7 @@ class Writer(Protocol):
         ...
 
     def fills(self, row: Any) -> bool:
-        """Whether this row completes a batch, whose writing takes milliseconds."""
+        """Return whether this row completes a batch, whose writing takes milliseconds."""
         ...
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:

@@ -58,7 +58,7 @@ def _number(literal: str) -> float | str:
 
 
 def _integer(literal: str) -> float | int | str:
-    """As orjson reads it: an integer of 64 bits, else a float."""
+    """Return the number as orjson reads it: an integer of 64 bits, else a float."""
     value = _number(literal)
     if isinstance(value, str) or abs(value) >= 2.0**64:
         return value

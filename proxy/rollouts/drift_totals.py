@@ -34,7 +34,7 @@ class Coalescer:
         return f"<Coalescer {len(self._running)} running>"
 
     def is_recent(self, name: Hashable) -> bool:
-        """Whether the work of this name is running, or ended so recently that a read does not repeat it."""
+        """Return whether the work of this name is running, or ended so recently that a read does not repeat it."""
         return name in self._running or asyncio.get_running_loop().time() < self._paused_until.get(name, 0)
 
     async def run(self, name: Hashable, work: Callable[[], Awaitable[None]]) -> None:

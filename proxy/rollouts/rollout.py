@@ -47,7 +47,7 @@ class CountedDrift:
         return self.kinds.get(UNEXPLAINED, 0)
 
     def knows_more_than(self, before: "CountedDrift") -> bool:
-        """Whether this covers more steps, or as many with fewer unexplained boundaries."""
+        """Return whether this covers more steps, or as many with fewer unexplained boundaries."""
         return (self.steps, -self.unexplained) > (before.steps, -before.unexplained)
 
     def known_since(self, before: "CountedDrift | None") -> dict[str, int]:

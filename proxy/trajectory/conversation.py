@@ -70,7 +70,7 @@ def _calls(message: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def thinks(message: Any) -> bool:
-    """Whether a reply has reasoning, in a separate field or in its text."""
+    """Return whether a reply has reasoning, in a separate field or in its text."""
     if not isinstance(message, Mapping):
         return False
     return bool(message.get("reasoning") or message.get("reasoning_content")) or "</think>" in text_of(message)
@@ -83,7 +83,7 @@ def thoughts_of(message: Mapping[str, Any]) -> str:
 
 
 def calls_tools(message: Any) -> bool:
-    """Whether a reply calls tools."""
+    """Return whether a reply calls tools."""
     return isinstance(message, Mapping) and bool(_calls(message))
 
 

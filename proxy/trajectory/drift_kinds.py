@@ -50,13 +50,13 @@ def kind_by_texts(message: Any, expected: str, found: str, *, in_reply: bool, ma
 
 
 def _agree(one: str, other: str) -> bool:
-    """Whether two texts are equal up to the end of the shorter one: the same number of ids may have more text in one."""
+    """Return whether two texts are equal up to the end of the shorter one: the same number of ids may have more text in one."""
     length = min(len(one), len(other))
     return length > 0 and one[:length] == other[:length]
 
 
 def _part_in_call(message: Any, expected: str, found: str) -> bool:
-    """Whether the texts differ where the reply's tool calls are written: neither in its content nor in its reasoning."""
+    """Return whether the texts differ where the reply's tool calls are written: neither in its content nor in its reasoning."""
     if not calls_tools(message):
         return False
     at = next((at for at, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other), len(found))
@@ -65,7 +65,7 @@ def _part_in_call(message: Any, expected: str, found: str) -> bool:
 
 
 def _touches(text: str, before: str, after: str) -> bool:
-    """Whether a position with these characters before and after it is in a text, or at its end."""
+    """Return whether a position with these characters before and after it is in a text, or at its end."""
     if len(text) < 2 * _NEAR:
         least = max(len(before) - len(text), 0)
         return bool(text) and any((before + after).startswith(text, at) for at in range(least, len(before) + 1))

@@ -102,7 +102,7 @@ def describe(codes: Iterable[str]) -> list[str]:
 
 
 def is_unlogged(step: Step) -> bool:
-    """Whether a step has no logprobs because none were requested.
+    """Return whether a step has no logprobs because none were requested.
 
     If the engine omitted requested ones, that is a problem.
     """
@@ -125,7 +125,7 @@ def _sampled(evidence: Evidence) -> int:
 
 
 def _no_token_ids(evidence: Evidence) -> bool:
-    """Whether there are no ids although tokens were sampled, or nothing proves that none were."""
+    """Return whether there are no ids although tokens were sampled, or nothing proves that none were."""
     if not evidence.ended or _sampled(evidence):
         return False
     counted = _counted(evidence, "completion_tokens")
@@ -170,7 +170,7 @@ def _bad_logprob(evidence: Evidence) -> bool:
 
 
 def _sound(logprobs: Logprobs) -> bool:
-    """Whether all are finite and at most the ceiling. One NaN or infinity makes the sum non-finite."""
+    """Return whether all are finite and at most the ceiling. One NaN or infinity makes the sum non-finite."""
     return isfinite(sum(logprobs)) and max(logprobs, default=0.0) <= LOGPROB_CEILING
 
 
@@ -200,7 +200,7 @@ def _no_finish_reason(evidence: Evidence) -> bool:
 
 
 def _empty_completion(evidence: Evidence) -> bool:
-    """Whether one choice has no ids while others have, unless the engine's count proves that nothing is missing."""
+    """Return whether one choice has no ids while others have, unless the engine's count proves that nothing is missing."""
     if not evidence.ended or not _sampled(evidence):
         return False
     empty = any(not choice.ids and choice.finish_reason != "abort" for choice in evidence.choices)

@@ -318,12 +318,12 @@ def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
 
 
 def is_cut(step: Step, choice: Choice) -> bool:
-    """Whether something other than the model ended the turn: its limit, an abort, an error, or a lost connection."""
+    """Return whether something other than the model ended the turn: its limit, an abort, an error, or a lost connection."""
     return step.status == "partial" or choice.finish_reason in _CUT
 
 
 def stop_token_sampled(leaf: Node) -> bool | None:
-    """Whether the last id is the token that ended the turn; None if the engine does not report it.
+    """Return whether the last id is the token that ended the turn; None if the engine does not report it.
 
     vLLM 0.32: an EOS has no stop_reason, a stop token its id, a stop string itself (the last id is then the token that
     completed it). The finish reason of a parsed call is "tool_calls" however the turn ended, also at `max_tokens`.

@@ -45,7 +45,7 @@ def earlier_attempts(steps: Iterable[Step]) -> dict[str, str]:
 
 
 def arrived(step: Step) -> bool:
-    """Whether the client received the complete response, as far as is known."""
+    """Return whether the client received the complete response, as far as is known."""
     return step.delivered and step.status == "complete"
 
 
@@ -208,7 +208,7 @@ def plant(chosen: Iterable[tuple[Step, Choice]], unplaced: tuple[tuple[Step, str
 
 
 def placeable(step: Step, choice: Choice) -> bool:
-    """Whether a choice can be a node: it has sampled ids and a prompt."""
+    """Return whether a choice can be a node: it has sampled ids and a prompt."""
     return len(choice.ids) > 0 and 0 <= choice.prompt < len(step.prompts)
 
 

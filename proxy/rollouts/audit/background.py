@@ -93,7 +93,7 @@ class BackgroundAudit:
 
 
 def is_scorable(step: Step) -> bool:
-    """Whether the engine that sampled a step can score it as it was recorded."""
+    """Return whether the engine that sampled a step can score it as it was recorded."""
     temperature = step.sampling.get("temperature")
     return (
         step.exact

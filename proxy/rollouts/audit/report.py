@@ -76,7 +76,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def is_well(results: Sequence[Result]) -> bool:
-    """Whether a sequence is aligned, and each other one is aligned or has nothing to compare."""
+    """Return whether a sequence is aligned, and all others are aligned or have nothing to compare."""
     return any(result.is_aligned for result in results) and all(result.is_well for result in results)
 
 

@@ -33,7 +33,7 @@ class SampledSpan:
     constrained: bool = False
 
     def can_be_scored(self, mode: LogprobsMode) -> bool:
-        """Whether an engine scores its ids in a prompt as they were recorded in this mode."""
+        """Return whether an engine scores its ids in a prompt as they were recorded in this mode."""
         return not self.constrained and (mode == "raw_logprobs" or self.temperature in (None, 1))
 
 

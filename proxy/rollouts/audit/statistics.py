@@ -37,27 +37,27 @@ class ChanceModel:
         return f"<ChanceModel of {len(self._values)} values, tolerance {self.tolerance}>"
 
     def is_informative(self, pair: Pair) -> bool:
-        """Whether the agreement of this token is evidence."""
+        """Return whether the agreement of this token is evidence."""
         return self._others(pair) <= _RARE * len(self._values)
 
     def log_chance(self, pair: Pair) -> float:
-        """The logarithm of the odds that a value drawn from the scored ones agrees with this token."""
+        """Return the logarithm of the odds that a value drawn from the scored ones agrees with this token."""
         return log(max(self._others(pair), 1) / (len(self._values) + 1))
 
     def _others(self, pair: Pair) -> int:
-        """How many scored values other than its own are within the tolerance of its recorded one."""
+        """Return the number of scored values, other than its own, within the tolerance of its recorded one."""
         low = bisect_left(self._values, pair.recorded - self.tolerance)
         high = bisect_right(self._values, pair.recorded + self.tolerance)
         return high - low - (pair.size <= self.tolerance)
 
 
 def no_chance(pairs: Iterable[Pair], model: ChanceModel, below: float = ONCE_IN_A_THOUSAND) -> bool:
-    """Whether the probability that these tokens agree by chance is below `below`."""
+    """Return whether the probability that these tokens agree by chance is below `below`."""
     return sum(model.log_chance(pair) for pair in pairs if model.is_informative(pair)) <= log(below)
 
 
 def nearly_all_agree(pairs: Sequence[Pair], tolerance: float) -> bool:
-    """Whether nearly all informative tokens agree, beyond chance."""
+    """Return whether nearly all informative tokens agree, beyond chance."""
     model = ChanceModel(pairs, tolerance)
     informative = [pair for pair in pairs if model.is_informative(pair)]
     agreeing = [pair for pair in informative if pair.size <= tolerance]
@@ -65,7 +65,7 @@ def nearly_all_agree(pairs: Sequence[Pair], tolerance: float) -> bool:
 
 
 def go_together(pairs: Sequence[Pair]) -> bool:
-    """Whether two sequences of numbers correlate, with enough values to decide."""
+    """Return whether two sequences of numbers correlate, with enough values to decide."""
     return len(pairs) >= _ENOUGH and line_through(pairs)[0] >= _TOGETHER
 
 

@@ -109,7 +109,7 @@ def judge(
 
 
 def may_be_moved(finding: Assessment | None, recorded: AuditSample, scored: Scored) -> bool:
-    """Whether scoring the ids shifted may explain the differences: not if the values correlate without a shift."""
+    """Return whether scoring the ids shifted may explain the differences: not if the values correlate without a shift."""
     return finding is not None and finding.verdict == "other weights" and not go_together(pairs_of(recorded, scored))
 
 
