@@ -28,7 +28,7 @@ def test_a_flag_written_as_a_word_is_read_as_pydantic_reads_it(text):
     ("n", "expected"), [(None, 1), (1, 1), (3, 3), (0, None), (-1, None), ("3", None), (True, None), (2.0, None)]
 )
 def test_n_is_one_by_default_and_unknown_if_invalid(n, expected):
-    assert expected == samples_of({"n": n})
+    assert expected == sample_count({"n": n})
 
 
 @pytest.mark.parametrize(

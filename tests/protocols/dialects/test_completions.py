@@ -13,7 +13,7 @@ from proxy.protocols.dialects.completions import Completions, prompt_count
 )
 def test_prompts_are_counted(prompt, expected):
     """A prompt is a text, a list of token ids, or a list of either."""
-    assert expected == prompts_of({"prompt": prompt})
+    assert expected == prompt_count({"prompt": prompt})
 
 
 def test_zero_logprobs_request_the_sampled_tokens_logprob():

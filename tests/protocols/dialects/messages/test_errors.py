@@ -39,7 +39,7 @@ def test_an_error_has_the_status_and_type_of_anthropics_api(error, status, kind)
     """Overload that passes is 529, on which clients retry."""
     body = orjson.loads(MESSAGES.error(error("why")))
 
-    assert status == status_of(error("why")) == MESSAGES.status(error("why"))
+    assert status == status_for(error("why")) == MESSAGES.status(error("why"))
     assert {"type": "error", "error": {"type": kind, "message": "why"}} == body
 
 
@@ -80,4 +80,4 @@ def test_an_engines_message_is_forwarded(text, message):
 )
 def test_every_status_of_an_engine_has_an_error_type(status, kind):
     """Also statuses that Anthropic's API does not have."""
-    assert kind == type_of(status)
+    assert kind == type_for(status)

@@ -31,13 +31,13 @@ CALLS = {"tool_calls": [{"id": "c"}]}
 )
 def test_a_finish_reason_becomes_a_stop_reason(choice, expected):
     """vLLM finishes a forced tool call with `stop`; a stop string is returned if the client sent it."""
-    assert expected == stop_of(choice, ["END"])
+    assert expected == stop_reason_from(choice, ["END"])
 
 
 @pytest.mark.parametrize("stops", [None, [], "END", {"END": 1}])
 def test_a_stop_string_that_the_client_did_not_send_is_not_returned(stops):
     """Nor if `stop_sequences` has another type."""
-    assert ("end_turn", None) == stop_of({"finish_reason": "stop", "stop_reason": "END"}, stops)
+    assert ("end_turn", None) == stop_reason_from({"finish_reason": "stop", "stop_reason": "END"}, stops)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_stop_string_that_the_client_did_not_send_is_not_returned(stops):
 )
 def test_cached_tokens_are_counted_apart_from_input_tokens(usage, expected):
     """Their sum is the number of prompt tokens."""
-    counts = usage_of(usage)
+    counts = usage_from(usage)
     thinking_tokens = counts.get("output_tokens_details", {}).get("thinking_tokens")
 
     assert expected == (

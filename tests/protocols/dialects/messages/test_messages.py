@@ -193,5 +193,5 @@ def test_sampled_arguments_are_restored_unless_the_agent_changed_them():
 )
 def test_an_invalid_message_raises_with_its_path(messages, path):
     with pytest.raises(UnprocessableRequest) as raised:
-        conversation_of({"messages": messages}, TranslationOptions(), {})
+        read_conversation({"messages": messages}, TranslationOptions(), {})
     assert path == raised.value.param

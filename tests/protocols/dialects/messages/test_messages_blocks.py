@@ -15,8 +15,8 @@ def text(value):
 
 def test_a_string_is_one_text_block():
     """Each block has the path that errors name."""
-    assert [("m.content", text("hi"))] == blocks_of("hi", "m.content")
-    assert [("m.content.0", {}), ("m.content.1", PNG)] == blocks_of([{}, PNG], "m.content")
+    assert [("m.content", text("hi"))] == blocks_from("hi", "m.content")
+    assert [("m.content.0", {}), ("m.content.1", PNG)] == blocks_from([{}, PNG], "m.content")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_string_is_one_text_block():
 )
 def test_a_block_becomes_content_parts(block, parts):
     """Cache breakpoints and citations are dropped: the model does not see them."""
-    assert parts == parts_of(block, "here")
+    assert parts == parts_from(block, "here")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_block_becomes_content_parts(block, parts):
 )
 def test_a_tool_result_becomes_a_tool_message_of_text(content, expected):
     """Texts are joined by blank lines; images follow in a user message."""
-    message, *pictures = result_of({"type": "tool_result", "tool_use_id": "c1", "content": content}, "here")
+    message, *pictures = tool_result_messages({"type": "tool_result", "tool_use_id": "c1", "content": content}, "here")
 
     assert {"role": "tool", "tool_call_id": "c1", "content": expected} == message
     has_image = isinstance(content, list) and PNG in content
@@ -78,7 +78,7 @@ def test_is_error_of_a_tool_result_is_dropped():
     failed = {"tool_use_id": "c1", "is_error": True}
 
     assert ["", "no such file"] == [
-        result_of(failed | fields, "here")[0]["content"] for fields in ({}, {"content": "no such file"})
+        tool_result_messages(failed | fields, "here")[0]["content"] for fields in ({}, {"content": "no such file"})
     ]
 
 
@@ -108,7 +108,7 @@ def test_is_error_of_a_tool_result_is_dropped():
 def test_a_block_that_chat_cannot_represent_raises_with_its_path(block, path):
     """No block is dropped silently."""
     with pytest.raises(UnprocessableRequest) as raised:
-        parts_of(block, "here")
+        parts_from(block, "here")
     assert path == raised.value.param
 
 

@@ -13,7 +13,7 @@ FUNCTION = {"type": "function", "function": {"name": "weather", "description": "
 @pytest.mark.parametrize("extra", [{}, {"type": "custom"}, {"type": None}, {"cache_control": {"type": "ephemeral"}}])
 def test_a_custom_tool_becomes_a_function(extra):
     """Fields that the model does not see are dropped."""
-    assert {"tools": [FUNCTION]} == tools_of({"tools": [WEATHER | extra]})
+    assert {"tools": [FUNCTION]} == tools_from({"tools": [WEATHER | extra]})
 
 
 def test_fields_that_chat_templates_show_are_kept():
@@ -22,7 +22,7 @@ def test_fields_that_chat_templates_show_are_kept():
     tool = {"name": "f", "input_schema": {"properties": {}}, **extra_fields}
 
     assert [{"name": "f", "parameters": {"properties": {}, "type": "object"}, **extra_fields}] == [
-        function["function"] for function in tools_of({"tools": [tool]})["tools"]
+        function["function"] for function in tools_from({"tools": [tool]})["tools"]
     ]
 
 
@@ -60,7 +60,7 @@ def test_tools_are_those_at_the_end_of_the_conversation(changes, names):
 def test_a_tool_that_is_added_is_no_longer_deferred():
     messages = [{"role": "system", "content": [change("addition", named("weather"))]}]
 
-    assert {"tools": [FUNCTION]} == tools_of({"messages": messages, "tools": [WEATHER | {"defer_loading": True}]})
+    assert {"tools": [FUNCTION]} == tools_from({"messages": messages, "tools": [WEATHER | {"defer_loading": True}]})
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_tool_that_is_added_is_no_longer_deferred():
 )
 def test_an_invalid_tool_change_is_rejected_with_its_path(tool, path):
     with pytest.raises(UnprocessableRequest) as raised:
-        tools_of({"messages": [{"role": "system", "content": [change("addition", tool)]}]})
+        tools_from({"messages": [{"role": "system", "content": [change("addition", tool)]}]})
     assert f"messages.0.content.0.tool{path}" == raised.value.param
 
 
@@ -92,7 +92,7 @@ def test_an_invalid_tool_change_is_rejected_with_its_path(tool, path):
 def test_hosted_tools_are_rejected_by_name(tool, named):
     """Only Anthropic can run them."""
     with pytest.raises(UnprocessableRequest, match=rf"^tools\.1: tool '{named}' ") as raised:
-        tools_of({"tools": [WEATHER, tool]})
+        tools_from({"tools": [WEATHER, tool]})
     assert "tools.1" == raised.value.param
 
 
@@ -130,14 +130,14 @@ def test_mcp_servers_are_rejected():
     ],
 )
 def test_tool_choice_is_translated(choice, expected):
-    assert {"tools": [FUNCTION], **expected} == tools_of({"tools": [WEATHER], "tool_choice": choice})
+    assert {"tools": [FUNCTION], **expected} == tools_from({"tools": [WEATHER], "tool_choice": choice})
 
 
 def test_tool_choice_without_tools():
     """`auto` and `none` are dropped, as engines reject them; the engine rejects `required`."""
-    assert {} == tools_of({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}})
-    assert {} == tools_of({"tools": [], "tool_choice": {"type": "none"}})
-    assert {"tool_choice": "required"} == tools_of({"tool_choice": {"type": "any"}})
+    assert {} == tools_from({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}})
+    assert {} == tools_from({"tools": [], "tool_choice": {"type": "none"}})
+    assert {"tool_choice": "required"} == tools_from({"tool_choice": {"type": "any"}})
 
 
 @pytest.mark.parametrize(
@@ -159,5 +159,5 @@ def test_tool_choice_without_tools():
 )
 def test_a_value_of_a_wrong_type_is_rejected_with_its_path(body, path):
     with pytest.raises(UnprocessableRequest) as raised:
-        tools_of(body)
+        tools_from(body)
     assert path == raised.value.param

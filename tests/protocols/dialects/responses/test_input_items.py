@@ -136,7 +136,7 @@ def test_reasoning_without_text_is_looked_up_by_id():
         read(empty, assistant_message("a"), resolved=ResolvedReferences(items={"rs_1": THOUGHT}))
     )
     assert [("assistant", "a", None, None)] == outline(read(empty, assistant_message("a")))
-    assert ["rs_1", "x"] == references_of(
+    assert ["rs_1", "x"] == item_ids_from(
         [empty, {"id": "x"}, assistant_message("a", id="y"), 1, {"type": "reasoning"}, THOUGHT | {"id": "rs_2"}]
     )
 

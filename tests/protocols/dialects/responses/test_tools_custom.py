@@ -14,8 +14,8 @@ from proxy.protocols.dialects.responses.tools import FreeformReader, arguments_f
 @given(said=st.text(), spaced=st.booleans(), plain=st.booleans())
 def test_the_input_is_read_from_any_json_escaping(said, spaced, plain):
     """The reader agrees with Python's json module."""
-    assert said == input_of(argument_text(said, spaced=spaced, plain=plain))
-    assert said == input_of(arguments_for(said))
+    assert said == input_from(argument_text(said, spaced=spaced, plain=plain))
+    assert said == input_from(arguments_for(said))
     assert {"input": said} == json.loads(arguments_for(said))
 
 
@@ -49,4 +49,4 @@ def test_the_input_does_not_depend_on_the_chunking(said, start, data):
 )
 def test_arguments_without_an_input_are_returned_as_they_are(arguments, expected):
     """The agent sees the model's output."""
-    assert expected == input_of(arguments)
+    assert expected == input_from(arguments)
