@@ -12,7 +12,7 @@ def test_a_message_id_is_that_of_its_step():
     """The model is the requested one; the SDK reads the message."""
     usage = {"input_tokens": 1, "output_tokens": 2}
     blocks = [
-        shapes.thinking("t", shapes.signature_of(IDENTITY)),
+        shapes.thinking("t", shapes.signature_for(IDENTITY)),
         shapes.text("a"),
         shapes.tool_use("c", "f", {"a": 1}),
     ]
