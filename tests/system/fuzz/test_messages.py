@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.tool_arguments import named, unrestorable_calls
+from proxy.protocols.dialects.messages.tool_arguments import tool_call_ids, unrestorable_calls
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
@@ -23,7 +23,7 @@ async def test_any_body_is_read_or_rejected_by_its_field(fuzz):
 
     def check(body):
         before = copy.deepcopy(body)
-        named(body)
+        tool_call_ids(body)
         try:
             orjson.dumps(MESSAGES.read(body, TranslationOptions()))
         except UnprocessableRequest as refused:
