@@ -36,16 +36,16 @@ _UNSEEN = """## What the checks cannot detect
 The checks compare the parts of one response with each other. They cannot detect:
 
 - Two events of a vLLM stream with **one choice** in the wrong order. TCP preserves the order, so only the engine could
-  swap them. With several choices or prompts each event contains the token count of its choice
-  (`continuous_usage_stats`), which reveals a swap; for one choice that check would cost too much.
+  swap them. With several choices or prompts TokenTape requests token counts in each event (`continuous_usage_stats`),
+  which reveal a swap; for one choice that is too expensive.
 - A lost or repeated event in a stream without usage. vLLM, SGLang and llama.cpp send usage on request
   (`stream_options.include_usage`); a stream of vLLM's chat or completions, or of SGLang's completions, without it is
   flagged `no_usage`.
 - A wrong id that the engine reports consistently, with matching counts and logprobs. `tokentape audit` scores it again.
 
-Some servers send usage that was not requested. vLLM with `--enable-force-include-usage` is detected by its first stream
-of one choice; until then, clients get streams of several choices without usage. SGLang with
-`stream_response_default_include_usage` cannot be detected: its clients get usage only on request.
+Some servers send usage that was not requested. TokenTape detects vLLM with `--enable-force-include-usage` by its first
+stream of one choice; until then, clients get streams of several choices without usage. Clients of SGLang with
+`stream_response_default_include_usage` get usage only on request.
 
 """
 _TRANSLATED = """## Dialects translated to chat
