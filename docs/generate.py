@@ -85,10 +85,9 @@ def settings_page() -> str:
         for name, _, default, text in settings_of(Settings)
     ]
     return (
-        "# Settings\n\n"
-        + MADE
-        + "Look up here what a setting does.\n\nSet them in a YAML file (`--config FILE`) or with environment variables: `TOKENTAPE_STORE__URL=…` sets "
-        "`store.url`.\nThe command line has precedence over the environment, and the environment over the file. "
+        "# Settings\n\n" + MADE + "Look up here what a setting does.\n\n"
+        "Set them in a YAML file (`--config FILE`) or with environment variables: `TOKENTAPE_STORE__URL=…` sets `store.url`."
+        "\nThe command line has precedence over the environment, and the environment over the file. "
         "Names that\nend in `_s` are in seconds, names that end in `_bytes` in bytes.\n\n"
         "| setting | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
     )
