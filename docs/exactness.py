@@ -72,7 +72,7 @@ def _engine(engine: Engine) -> Iterator[str]:
     yield "| dialect | unstreamed | streams, live | streams, `auto` |\n|---|---|---|---|"
     for dialect in _dialects(engine):
         yield f"| {dialect} | {_whole(engine, dialect)} | {_live(engine, dialect)} | {_auto(engine, dialect)} |"
-    yield "\n| limitation | when | the step is flagged | source |\n|---|---|---|---|"
+    yield "\n| limitation | when | flagged as | source |\n|---|---|---|---|"
     for quirk in QUIRKS:
         if quirk.engine == engine.kind:
             where = "live streams" if quirk.framings == "streams" else "always"
