@@ -27,15 +27,17 @@ async def rollout_from(request: web.Request) -> Rollout:
     return read_rollout(stored)
 
 
-def int_param(request: web.Request, name: str, default: int | None, *, least: int, most: int = _GREATEST) -> int | None:
+def int_param(
+    request: web.Request, name: str, default: int | None, *, minimum: int, maximum: int = _GREATEST
+) -> int | None:
     """Return an integer of the query. Raises BadRequest."""
     text = request.query.get(name)
     if text is None:
         return default
     # Its length first: Python refuses to read a number of thousands of digits.
     is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_GREATEST))
-    if not is_number or not least <= int(text) <= most:
-        raise BadRequest(f"{name} must be an integer from {least} to {most}, not {text[:40]!r}.", param=name)
+    if not is_number or not minimum <= int(text) <= maximum:
+        raise BadRequest(f"{name} must be an integer from {minimum} to {maximum}, not {text[:40]!r}.", param=name)
     return int(text)
 
 

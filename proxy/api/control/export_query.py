@@ -116,12 +116,12 @@ def export_query_from(request: web.Request, advantages: Sequence[str] = GIVEN) -
     return ExportQuery(
         form=FORMATS[enum_param(request, "format", FORMATS, "sequences")],
         container=_container_from(request),
-        options=Options(**cast("Any", chosen), max_len=int_param(request, "max_len", None, least=1)),
+        options=Options(**cast("Any", chosen), max_len=int_param(request, "max_len", None, minimum=1)),
         fill=Fill(
             prompt_logprob=_float_param(request, "prompt_logprob"),
-            pad_id=int_param(request, "pad_id", 0, least=0) or 0,
-            prompt_length=int_param(request, "prompt_length", None, least=1),
-            response_length=int_param(request, "response_length", None, least=1),
+            pad_id=int_param(request, "pad_id", 0, minimum=0) or 0,
+            prompt_length=int_param(request, "prompt_length", None, minimum=1),
+            response_length=int_param(request, "response_length", None, minimum=1),
         ),
         advantage=enum_param(request, "advantage", advantages, "given"),
         report=enum_param(request, "report", ("true", "false"), "false") == "true",

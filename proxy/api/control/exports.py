@@ -68,8 +68,8 @@ async def export_many(request: web.Request) -> web.StreamResponse:
     rollouts = _rollouts(
         context,
         filter_from(request),
-        limit=int_param(request, "limit", None, least=1),
-        since=int_param(request, "since", None, least=0),
+        limit=int_param(request, "limit", None, minimum=1),
+        since=int_param(request, "since", None, minimum=0),
     )
     async with aclosing(_pieces(context, query, rollouts)) as pieces:
         first = await anext(pieces)  # errors before this point still get their own status

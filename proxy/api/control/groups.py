@@ -92,7 +92,7 @@ async def list_groups(request: web.Request) -> web.Response:
     """`GET /groups?status=&limit=&cursor=`: newest first; with a filter, a page may have fewer groups than its limit."""
     context = request.app[CONTEXT]
     reject_unknown_params(request, ("status", "limit", "cursor"))
-    limit = int_param(request, "limit", _DEFAULT_LIMIT, least=1, most=_MAX_LIMIT) or _DEFAULT_LIMIT
+    limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
     status = enum_param(request, "status", STATUSES, "open") if "status" in request.query else None
     try:
         page = await context.store.groups.list(cursor=request.query.get("cursor"), limit=limit)
@@ -129,7 +129,7 @@ async def export_group(request: web.Request) -> web.Response:
     query = export_query_from(request, ADVANTAGES)
     await query.load()
     conditions = GroupFilter(
-        min_group=int_param(request, "min_group", 1, least=1) or 1,
+        min_group=int_param(request, "min_group", 1, minimum=1) or 1,
         only_mixed=enum_param(request, "only_mixed", ("true", "false"), "false") == "true",
     )
     group = await group_from(request)

@@ -54,8 +54,8 @@ async def list_rollouts(request: web.Request) -> web.Response:
     """`GET /rollouts`: newest first. `since` is unix seconds; with filters, a page may have fewer than its limit."""
     context = request.app[CONTEXT]
     reject_unknown_params(request, ("status", "group_id", "since", "limit", "cursor"))
-    limit = int_param(request, "limit", _DEFAULT_LIMIT, least=1, most=_MAX_LIMIT) or _DEFAULT_LIMIT
-    since = int_param(request, "since", None, least=0)
+    limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
+    since = int_param(request, "since", None, minimum=0)
     try:
         page = await context.store.list(
             cursor=request.query.get("cursor"), limit=limit, since_ms=None if since is None else since * 1000

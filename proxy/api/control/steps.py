@@ -30,8 +30,8 @@ async def list_steps(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}/steps?after=&limit=`: complete steps in recording order; NDJSON if the client accepts it."""
     context = request.app[CONTEXT]
     reject_unknown_params(request, ("after", "limit"))
-    after = int_param(request, "after", None, least=0)
-    limit = int_param(request, "limit", _DEFAULT_LIMIT, least=1, most=_MAX_LIMIT) or _DEFAULT_LIMIT
+    after = int_param(request, "after", None, minimum=0)
+    limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
     rollout = await rollout_from(request)
     start = 0 if after is None else after + 1
     records = await context.store.read(rollout.rollout_id, start, limit)

@@ -36,9 +36,9 @@ async def show_texts(request: web.Request) -> web.Response:
     Returns a part of the choice's row, which is its prompt and its completion. `sources` names where the texts come from.
     """
     reject_unknown_params(request, ("choice", "start", "limit"))
-    index = int_param(request, "choice", 0, least=0) or 0
-    start = int_param(request, "start", 0, least=0) or 0
-    limit = int_param(request, "limit", _DEFAULT_LIMIT, least=1, most=_MAX_LIMIT) or _DEFAULT_LIMIT
+    index = int_param(request, "choice", 0, minimum=0) or 0
+    start = int_param(request, "start", 0, minimum=0) or 0
+    limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
     step, _ = await step_from(request)
     choice = next((choice for choice in step.choices if choice.index == index), None)
     if choice is None:

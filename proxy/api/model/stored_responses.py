@@ -51,7 +51,7 @@ def _listed(request: web.Request, step: Step) -> dict[str, Any]:
     items = input_items(turn_of(step))
     if enum_param(request, "order", ("asc", "desc"), "desc") == "desc":
         items.reverse()
-    limit = int_param(request, "limit", _DEFAULT_LIMIT, least=1, most=_MAX_LIMIT) or _DEFAULT_LIMIT
+    limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
     start = _index_after(request.query.get("after"), [item["id"] for item in items])
     page = items[start : start + limit]
     ids = [item["id"] for item in page] or [None]
