@@ -171,4 +171,4 @@ def text_to_tokenize(body: Body, prepare: PrepareMessages = prepare_for_vllm) ->
         return render_chat(read_chat(body, prepare))
     if isinstance(body.get("prompt"), str):
         return str(body["prompt"])
-    raise invalid_value("Give a prompt that is a string, or messages.", "prompt")
+    raise invalid_value("prompt must be a string unless the request has messages.", "prompt")

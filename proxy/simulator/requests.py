@@ -199,7 +199,7 @@ def ids_to_detokenize(body: Body) -> list[int]:
     """Return the ids of a `/detokenize` request."""
     ids = body.get("tokens")
     if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
-        raise invalid_value("Give tokens that are a list of ids.", "tokens")
+        raise invalid_value("tokens must be a list of ids.", "tokens")
     return ids
 
 

@@ -161,7 +161,7 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     ),
     "stalled_clients": (Counter, "Clients disconnected because they stopped reading (agents.client_stall_timeout_s).", ()),
     "workers": (Gauge, "Worker processes included in these metrics.", ()),
-    "workers_missing": (Counter, "Workers that did not answer a collection of metrics within a second.", ()),
+    "workers_missing": (Counter, "Workers that did not respond to a collection of metrics within a second.", ()),
 }  # fmt: skip
 
 # Counters whose labels are known in advance. A step with an error has no tokens that could be exact or flagged.

@@ -3,8 +3,8 @@
 The worker that is scraped collects the metrics of the others over Unix sockets, in a folder that only the workers can access.
 Counting itself needs no shared memory and no files.
 
-The last answer of each worker is kept in the folder. It is used for a worker that does not answer, and a worker that replaces
-another one adds it to its own counters: Prometheus would read a lower sum as a restart from 0.
+The last response of each worker is stored in the folder. It is used if a worker does not respond, and a worker that replaces
+another one adds it to its own counters: Prometheus would interpret a lower sum as a restart from 0.
 """
 
 import asyncio
@@ -57,15 +57,15 @@ class WorkerMetrics:
         return f"<WorkerMetrics of {self._slot or 'this process'}>"
 
     async def start(self) -> None:
-        """Take over the counters of the previous worker with this number, and start to answer the other workers."""
+        """Take over the counters of the previous worker with this number, and start to respond to the other workers."""
         if self._slot is not None:
             path = _socket(self._slot)
-            self._inherited = _last_answer(path)
+            self._inherited = _last_response(path)
             path.unlink(missing_ok=True)
-            self._server = await asyncio.start_unix_server(self._answer, path)
+            self._server = await asyncio.start_unix_server(self._respond, path)
 
     async def close(self) -> None:
-        """Stop answering the other workers."""
+        """Stop responding to the other workers."""
         if self._server is not None:
             self._server.close()
 
@@ -76,13 +76,13 @@ class WorkerMetrics:
         own = _socket(self._slot)
         paths = sorted(path for path in self._slot.folder.glob("*.sock") if path != own)
         workers = []
-        for path, answer in zip(paths, await asyncio.gather(*map(_fetch, paths)), strict=True):
-            if answer is None:
+        for path, response in zip(paths, await asyncio.gather(*map(_fetch, paths)), strict=True):
+            if response is None:
                 self._metrics.workers_missing.inc()
-                workers.append(_last_answer(path))
+                workers.append(_last_response(path))
             else:
-                workers.append(_keep(path, answer))
-        workers.append(_keep(own, self._dump()))
+                workers.append(_store(path, response))
+        workers.append(_store(own, self._dump()))
         return _text(summed(workers))
 
     def _dump(self) -> bytes:
@@ -90,7 +90,7 @@ class WorkerMetrics:
         families = summed([families_from(self._registry), self._inherited])
         return orjson.dumps([[family.name, family.kind, family.help, [*family.samples.items()]] for family in families])
 
-    async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             writer.write(self._dump())
             await writer.drain()
@@ -131,7 +131,7 @@ def _socket(slot: WorkerSlot) -> Path:
 
 
 async def _fetch(path: Path) -> bytes | None:
-    """Return the metrics of the worker at a socket; None if it does not answer in time."""
+    """Return the metrics of the worker at a socket; None if it does not respond in time."""
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(path)
@@ -143,27 +143,27 @@ async def _fetch(path: Path) -> bytes | None:
         return None
 
 
-def _keep(path: Path, answer: bytes) -> list[Family]:
-    """Write a worker's answer beside its socket, and parse it."""
+def _store(path: Path, response: bytes) -> list[Family]:
+    """Write a worker's response to a file next to its socket, and parse it."""
     new = path.with_suffix(".new")
-    new.write_bytes(answer)
+    new.write_bytes(response)
     new.replace(path.with_suffix(".json"))
-    return _parse(answer)
+    return _parse(response)
 
 
-def _last_answer(path: Path) -> list[Family]:
+def _last_response(path: Path) -> list[Family]:
     """Return a worker's last counters. Its gauges described a state that is over, except for its start time."""
     try:
-        answer = path.with_suffix(".json").read_bytes()
+        response = path.with_suffix(".json").read_bytes()
     except FileNotFoundError:
         return []
-    return [family for family in _parse(answer) if family.kind != "gauge" or family.name == START_TIME]
+    return [family for family in _parse(response) if family.kind != "gauge" or family.name == START_TIME]
 
 
-def _parse(answer: bytes) -> list[Family]:
+def _parse(response: bytes) -> list[Family]:
     return [
         Family(name, kind, text, {(sample, tuple(map(tuple, labels))): value for (sample, labels), value in samples})
-        for name, kind, text, samples in orjson.loads(answer)
+        for name, kind, text, samples in orjson.loads(response)
     ]
 
 

@@ -1,6 +1,6 @@
 """vLLM's generate endpoint, tokens in and tokens out, forwarded without translation.
 
-vLLM 0.32.0 serves it with `--enable-scale-out`, and otherwise answers 403 with an error of OpenAI's shape, which is forwarded.
+vLLM 0.32.0 serves it with `--enable-scale-out`, and otherwise returns 403 with an error in OpenAI's format, which is forwarded.
 
 Verified there, streamed and unstreamed: the sampled `token_ids` are always returned, in both output modes. `return_token_ids`
 adds the ids of the prompt (streamed: keys of the first chunk, absent without it). Logprobs are returned if

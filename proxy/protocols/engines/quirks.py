@@ -1,7 +1,7 @@
 """The known limitations of each engine, with the version and the source, in one table.
 
 `choose_framing` uses the table to decide whether a streamed call is sent as a stream (`live`), or sent unstreamed and
-answered as a stream (`replay`). docs/exactness.md is generated from it. A step that is inexact for a reason that the
+returned as a stream (`replay`). docs/exactness.md is generated from it. A step that is inexact for a reason that the
 table lacks is logged as a new finding.
 
 A quirk has `codes` of `fidelity.PROBLEMS`, some of which an affected step may have. It affects live streams only (replay
