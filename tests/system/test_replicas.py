@@ -19,7 +19,7 @@ async def urls(engine, server, store, monkeypatch):
     """Three replicas with the test's store and engine."""
     engine.plays(load("chat_ids_lp"))
     monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store._prefix)
-    # Nobody reads the log, and a full pipe would block the process.
+    # The log is not read, and a full pipe would block the process.
     monkeypatch.setenv("TOKENTAPE_LOG__LEVEL", "warning")
     words = ("serve", "--listen", "127.0.0.1:0", "--store", f"unix:{server.socket}", "--engine", engine.url)
     with ExitStack() as stack:

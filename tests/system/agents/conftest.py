@@ -39,7 +39,7 @@ def table():
 
 @pytest.fixture
 def scripted():
-    """Start an engine that replies as script.yaml says; each one counts its own failures."""
+    """Start an engine that replies by script.yaml; each engine counts its own failures."""
 
     @asynccontextmanager
     async def started():

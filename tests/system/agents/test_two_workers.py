@@ -20,7 +20,7 @@ def served(tmp_path_factory):
     """The proxy's process and URL, and the engine's URL."""
     folder = tmp_path_factory.mktemp("workers")
     configuration = folder / "config.yaml"
-    # Nobody reads the log's pipe, and a full pipe would block the process.
+    # The log's pipe is not read, and a full pipe would block the process.
     configuration.write_bytes(
         orjson.dumps({**TERMS, "store": {"url": f"embedded:{folder / 'store'}"}, "log": {"level": "error"}})
     )

@@ -38,7 +38,7 @@ async def test_tokens_are_accessible(contents, open_page, where, way, scheme):
 
 
 async def test_the_key_form_and_the_help_are_accessible(guarded, contents, open_page):
-    """So are the form that asks for a key and the list of keyboard shortcuts."""
+    """The form for the API key, and the list of keyboard shortcuts."""
     page = await open_page(f"{guarded.url}/ui", expected=("Failed to load resource",))
     await page.locator("#key").wait_for()
     assert [] == await violations(page)

@@ -9,7 +9,7 @@ import pytest
 from page_contents import ALERT, HOSTILE, HOSTILE_ID, LONG_WORD
 from playwright.async_api import expect
 
-UNASKED = ("Failed to load resource",)
+UNAUTHORIZED = ("Failed to load resource",)
 HIDDEN = "/[\\u0000\\u001b\\u202a-\\u202e\\u2066-\\u2069\\u{e0000}-\\u{e007f}]/u"
 
 
@@ -142,7 +142,7 @@ async def test_a_key_is_requested_and_kept_for_the_tab(guarded, open_page):
     """A wrong key is requested again; the right one is in the session's storage and nowhere else, until it is
     forgotten.
     """
-    page = await open_page(f"{guarded.url}/ui", expected=UNASKED)
+    page = await open_page(f"{guarded.url}/ui", expected=UNAUTHORIZED)
     await expect(page.locator("h1")).to_have_text("A control key is required")
     await page.locator("#key").fill("a wrong one")
     await page.get_by_role("button", name="Continue").click()
@@ -171,7 +171,7 @@ async def test_a_key_is_requested_and_kept_for_the_tab(guarded, open_page):
 
 async def test_the_key_is_sent_to_the_control_api_only(guarded, open_page):
     """It is in a request header, never in a URL, and not in requests for the page's own files."""
-    page = await open_page(f"{guarded.url}/ui", expected=UNASKED)
+    page = await open_page(f"{guarded.url}/ui", expected=UNAUTHORIZED)
     await page.locator("#key").fill("control-key")
     requests = []
     page.on("request", lambda request: requests.append((request.url, request.headers.get("authorization"))))

@@ -49,7 +49,7 @@ async def setup(engine, server, store, http, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store._prefix)
     monkeypatch.setenv(
         "TOKENTAPE_LOG__LEVEL", "warning"
-    )  # nobody reads this log, and a full pipe would block the process
+    )  # this log is not read, and a full pipe would block the process
     monkeypatch.setenv("TOKENTAPE_SHUTDOWN_DELAY_S", "5")
     monkeypatch.setenv("TOKENTAPE_DRAIN_TIMEOUT_S", "20")
     setup = Setup(tmp_path, ("serve", "--store", f"unix:{server.socket}", "--engine", engine.url))

@@ -46,8 +46,8 @@ def test_an_unknown_field_is_found(checker, compose_text):
     assert "restrat" in output
 
 
-def test_its_environment_is_valid_settings(replica, services):
-    """The replicas' variables configure keys, an engine, and a store that writes each step to disk."""
+def test_the_replicas_environment_is_valid_settings(replica, services):
+    """The variables configure keys, an engine, and a store that writes each step to disk."""
     assert replica.agents.api_keys
     assert replica.control.api_keys
     assert ["http://simulator:8000"] == [endpoint.url for endpoint in replica.engines.endpoints]

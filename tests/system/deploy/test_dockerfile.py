@@ -24,7 +24,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "strea
 
 @pytest.fixture(scope="module")
 def image():
-    """The built image, in a folder that other users can read and nobody can write."""
+    """The built image, in a folder that other users can read, and that is read-only."""
     root = Path(tempfile.mkdtemp(prefix="tokentape-image-"))
     try:
         root.chmod(0o755)

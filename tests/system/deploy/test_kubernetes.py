@@ -115,7 +115,7 @@ def test_the_configuration_is_valid_settings(settings):
 
 
 def test_the_example_secret_is_rejected():
-    """Everybody can read its values: a proxy starts only with other keys."""
+    """Its values are public: a proxy starts only with other keys."""
     values = yaml.safe_load((FOLDER / "secret.example.yaml").read_text())["stringData"]
     for section in ("agents", "control"):
         with pytest.raises(ValidationError, match="invalid API key: it must be printable ASCII"):

@@ -12,7 +12,7 @@ from .conftest import DEPLOY
 from .environment import program
 
 UNIT = DEPLOY / "tokentape.service"
-MOST_EXPOSED = "15"  # tenths on systemd-analyze's scale from 0 (safe) to 100
+MAX_EXPOSURE = "15"  # tenths on systemd-analyze's scale from 0 (safe) to 100
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_an_unknown_setting_is_found(analyze):
 
 def test_it_has_few_rights(analyze):
     """systemd-analyze's exposure is at most 1.5 of 10; most of it is network access."""
-    done = analyze("security", "--offline=true", f"--threshold={MOST_EXPOSED}")
+    done = analyze("security", "--offline=true", f"--threshold={MAX_EXPOSURE}")
 
     assert 0 == done.returncode, done.stdout[-400:]
 
@@ -52,7 +52,7 @@ def test_it_has_few_rights(analyze):
 def test_without_sandboxing_the_check_fails(analyze):
     """That check can fail, too."""
     walls = re.compile(r"^(Protect|Restrict|Private|System|Capability)\w+=.*$", re.MULTILINE)
-    bare = analyze("security", "--offline=true", f"--threshold={MOST_EXPOSED}", change=lambda text: walls.sub("", text))
+    bare = analyze("security", "--offline=true", f"--threshold={MAX_EXPOSURE}", change=lambda text: walls.sub("", text))
 
     assert bare.returncode != 0
 

@@ -1,4 +1,4 @@
-"""The examples, run as their users run them with the simulator: shortened in `make test`, in full in `make examples`."""
+"""The examples, run as users run them, with the simulator: shortened in `make test`, in full in `make examples`."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ def pytest_addoption(parser):
 
 @pytest.fixture
 def whole(request):
-    """Whether examples run in full."""
+    """Return whether examples run in full."""
     return request.config.getoption("whole", False)
 
 

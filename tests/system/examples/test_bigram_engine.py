@@ -5,7 +5,7 @@ import bigram_engine
 import numpy as np
 from bigram_engine import END, VOCABULARY, Policy, log_softmax
 
-ASKED = {"model": "policy", "messages": [{"role": "user", "content": "Say: A b!"}], "max_tokens": 6}
+BODY = {"model": "policy", "messages": [{"role": "user", "content": "Say: A b!"}], "max_tokens": 6}
 
 
 def skewed(seed):
@@ -17,7 +17,7 @@ def test_ids_and_logprobs_are_those_of_the_policy():
     """The prompt's ids are the message's letters; each logprob is the table's, given the previous token."""
     policy = Policy(seed=1)
     policy.load(skewed(2).tobytes())
-    answer = policy.answer(ASKED)
+    answer = policy.answer(BODY)
     (choice,) = answer["choices"]
     logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
     before = [*answer["prompt_token_ids"], *choice["token_ids"]][-len(logprobs) - 1 : -1]
@@ -45,7 +45,7 @@ async def test_weights_are_replaced_by_a_post_and_unknown_models_are_rejected():
         async with aiohttp.ClientSession(url) as http:
             async with http.post("/load_weights", data=ending.tobytes()) as answer:
                 assert 200 == answer.status
-            async with http.post("/v1/chat/completions", json=ASKED) as answer:
+            async with http.post("/v1/chat/completions", json=BODY) as answer:
                 (choice,) = (await answer.json())["choices"]
             async with http.post("/v1/embeddings", json={}) as answer:
                 assert 404 == answer.status

@@ -77,8 +77,8 @@ def test_a_span_shared_by_branches_is_counted_once():
     assert [-1.0, -2.0, -3.0, -3.0] == seen.logprobs
 
 
-async def test_without_rows_it_fails(simulated, capsys):
-    """With an exit status that says that there is no plot."""
+async def test_without_rows_the_exit_status_is_1(simulated, capsys):
+    """And stderr has the reason."""
     with pytest.raises(SystemExit, match="1"):
         await asyncio.to_thread(plots.main, ["--url", simulated[0]])
 

@@ -17,7 +17,7 @@ class Agents:
         self._url, self._dice = url, dice
         self.ended: dict[str, str] = {}
         self.calls = 0
-        self.told: dict[int, int] = {}
+        self.statuses: dict[int, int] = {}
         self._stopped = asyncio.Event()
         self._tasks = [asyncio.create_task(self._agent(number)) for number in range(count)]
 
@@ -51,7 +51,7 @@ class Agents:
             await asyncio.gather(call, return_exceptions=True)
             return
         async with http.post(f"{self._url}/rollouts/{rollout}/v1/chat/completions", json=body) as answer:
-            self.told[answer.status] = self.told.get(answer.status, 0) + 1
+            self.statuses[answer.status] = self.statuses.get(answer.status, 0) + 1
             text = b""
             async for read in answer.content.iter_any():
                 text += read

@@ -17,7 +17,7 @@ from tests.system.faults.run import FAULTS, fail_over, fill_journal, kill_proxy,
     ids=["store", "journal", "replica", "workers"],
 )
 async def test_every_completed_call_is_stored_once_with_the_sampled_ids(on_failure, faults, tmp_path):
-    """Whatever is killed, stopped, filled or replaced: nothing is half-written or without an owner, and calls continue."""
+    """After each kill, stop, full disk or failover, no step is half-written or without an owner, and calls continue."""
     counted = await run(tmp_path, 1, on_failure, away_s=0.2, agents=3, faults=faults)
 
     assert counted["ended"] > 5

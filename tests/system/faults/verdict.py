@@ -32,7 +32,7 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
                 uid, mode, _ = step.request["messages"][-1]["content"].split()
                 seen[uid] += 1
                 statuses[step.status] += 1
-                _is_as_the_engine_said(step, uid, ended, logged)
+                _equals_the_engines_log(step, uid, ended, logged)
                 assert step.exact or mode != "whole" or uid not in ended, f"{uid}: {step.problems}"
         (server,) = await store._servers.all()
         keys = set((await server.execute([("KEYS", "*")]))[0])
@@ -44,7 +44,7 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
     return {"ended": len(ended), **statuses}
 
 
-def _is_as_the_engine_said(step, uid: str, ended: dict[str, str], logged: set[str]) -> None:
+def _equals_the_engines_log(step, uid: str, ended: dict[str, str], logged: set[str]) -> None:
     ids, logprobs = sampled(uid)
     if uid in ended:
         assert ended[uid] == step.step_id, f"{uid}: its client got another step ID"

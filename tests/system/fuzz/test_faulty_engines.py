@@ -1,4 +1,4 @@
-"""Engines with faults: an exact step has the sampled ids and logprobs, whatever the engine does to its response."""
+"""Engines with faults: an exact step has the sampled ids and logprobs, for any fault in the response."""
 
 from contextlib import suppress
 from dataclasses import replace

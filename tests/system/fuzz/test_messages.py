@@ -15,7 +15,7 @@ from proxy.protocols.dialects.translation import CallIdentity, ResolvedReference
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
-TOLD = CallIdentity("01a9", 1795229441, "m")
+IDENTITY = CallIdentity("01a9", 1795229441, "m")
 
 
 async def test_any_body_is_read_or_rejected_by_its_field(fuzz):
@@ -40,12 +40,12 @@ async def test_any_sampled_response_is_sent_back_unchanged(fuzz):
         message, sizes, apart = drawn
         chunks = chunks_of(atoms(message), sizes, response_of(message), apart=apart)
         response = folded(chunks)
-        renderer = MESSAGES.renderer({}, TOLD)
+        renderer = MESSAGES.renderer({}, IDENTITY)
         stream = b"".join(renderer.feed(chunk) for chunk in chunks) + renderer.finish(response)
         answer = accumulated(stream)
-        assert plain(answer) == plain(MESSAGES.renderer({}, TOLD).whole(response))
+        assert plain(answer) == plain(MESSAGES.renderer({}, IDENTITY).whole(response))
         sampled = response["choices"][0]["message"]
-        earlier = ResolvedReferences(items=unrestorable_calls(sampled, TOLD.step_id))
+        earlier = ResolvedReferences(items=unrestorable_calls(sampled, IDENTITY.step_id))
         read = MESSAGES.read({"messages": sent_back(answer)}, TranslationOptions(), earlier)["messages"][1]
         assert sampled["content"] == read["content"]
         assert (sampled.get("reasoning") or sampled.get("reasoning_content")) == read.get("reasoning")

@@ -59,11 +59,11 @@ async def converse(url: str, rollout: str, random: Random) -> list[Request]:
         why = complaint_of(request, response)
         if why:
             raise Failed(f"{why}: {str(request)[:3_000]}")
-        messages = gone_on(request, response.body, random) if random.random() < 0.7 else None
+        messages = continued(request, response.body, random) if random.random() < 0.7 else None
     return sent
 
 
-def gone_on(request: Request, answered: bytes, random: Random) -> list | None:
+def continued(request: Request, answered: bytes, random: Random) -> list | None:
     """Return the messages of a chat's next call: the previous ones, the reply, and a tool result."""
     try:
         before = orjson.loads(request.body)["messages"]

@@ -16,7 +16,7 @@ GRAFANA_SCHEMA, TYPESCRIPT = "11.6.0", "5.9.3"
 
 
 class EnvironmentUnavailable(Exception):
-    """A tool is missing; the message says which one and what to do."""
+    """A tool is missing; the message names it and the fix."""
 
 
 def prometheus() -> Path:

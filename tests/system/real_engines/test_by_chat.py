@@ -14,7 +14,7 @@ FIRM = {"seed": 11, "logit_bias": NO_SECOND_END, **kwargs(preserve=True)}
 ALIASES = {"claude-*": "tiny", "gpt-*": "tiny", "m": "tiny"}
 
 
-async def by_messages(proxy, rollout, *, stream):
+async def messages_turns(proxy, rollout, *, stream):
     """Run three turns of Anthropic's client: a tool call, an answer to its result, and one to a further question."""
     tools = [{"name": FUNCTION["name"], "input_schema": FUNCTION["parameters"]}]
     messages = [{"role": "user", "content": QUESTION}]
@@ -45,7 +45,7 @@ async def by_messages(proxy, rollout, *, stream):
             ]
 
 
-async def by_responses(proxy, rollout, *, stream):
+async def responses_turns(proxy, rollout, *, stream):
     """Run the same with OpenAI's client, which references the previous response."""
     tools = [{"type": "function", "name": FUNCTION["name"], "parameters": FUNCTION["parameters"]}]
     next_input, before = QUESTION, None
@@ -70,7 +70,7 @@ async def by_responses(proxy, rollout, *, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("converse", [by_messages, by_responses])
+@pytest.mark.parametrize("converse", [messages_turns, responses_turns])
 async def test_three_turns_are_exact_and_extend_each_other_as_in_chat(vllm, tmp_path, converse, stream):
     """Every step is exact; ids that do not extend each other are reported as drift, as for the chat dialect."""
     async with through_proxy(vllm.url, tmp_path, models=ALIASES) as proxy:

@@ -14,7 +14,7 @@ TOLERANCE = 1e-4
 
 
 def kwargs(*, preserve: bool) -> dict:
-    """With `preserve`, our template keeps earlier turns as they were sampled; otherwise it strips their reasoning."""
+    """Return the template arguments; with `preserve`, the template keeps earlier turns as they were sampled."""
     return {"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": preserve}}
 
 
@@ -158,7 +158,7 @@ async def test_every_exported_sequence_scores_as_recorded(vllm, direct, tmp_path
 
 
 async def test_logprobs_under_a_grammar_are_those_after_its_mask(vllm, direct, tmp_path):
-    """So scoring without the grammar gives lower ones, never higher (vLLM 0.32)."""
+    """Scoring without the grammar returns lower ones, never higher (vLLM 0.32)."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         async with proxy.agent("r1") as agent:
             await say(agent, list(QUESTION), stream=False, preserve=True, **DIGITS)

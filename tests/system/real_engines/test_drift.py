@@ -32,11 +32,11 @@ def spaced(reply: dict) -> dict:
     return {**reply, "content": f"{reply['content']}  "}
 
 
-def without_thoughts(reply: dict) -> dict:
+def without_reasoning(reply: dict) -> dict:
     return {key: value for key, value in reply.items() if key != "reasoning"}
 
 
-def respelt(reply: dict) -> dict:
+def with_other_whitespace(reply: dict) -> dict:
     (call,) = reply["tool_calls"]
     function = {**call["function"], "arguments": call["function"]["arguments"].replace(": ", ":   ")}
     return {**reply, "tool_calls": [{**call, "function": function}]}
@@ -56,9 +56,9 @@ THINKING = {"extra_body": {"logit_bias": {"4095": 6.5, "4087": -100}}}
             "tool_call_rewritten",
             {"extra_body": KEPT | {"structured_outputs": {"regex": CALL}}, "tools": [TOOL]},
             {"extra_body": KEPT | DIGITS, "tools": [TOOL]},
-            respelt,
+            with_other_whitespace,
         ),
-        ("reasoning_stripped", THINKING, {"extra_body": DIGITS | OFF}, without_thoughts),
+        ("reasoning_stripped", THINKING, {"extra_body": DIGITS | OFF}, without_reasoning),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -9,12 +9,12 @@ from .calls import CHAT, QUESTION
 from .through import through_proxy
 
 LONG = {"model": "tiny", "messages": QUESTION, "max_tokens": 1900, "ignore_eos": True}
-WITHIN_S = 30
+TIMEOUT_S = 30
 
 
 async def until(reached, what):
     """Wait until a metric of the engine satisfies the condition; it has no notification."""
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not reached(await what()):
             await asyncio.sleep(0.05)
 

@@ -115,7 +115,7 @@ async def test_usage_is_included_on_request(vllm, http, tmp_path):
         {"model": "tiny", "messages": [{"role": "user", "content": "word " * 3000}], "stream": True},
         {"model": "tiny", "messages": []},
         {"model": "tiny"},
-        {"model": "nobody", "messages": [{"role": "user", "content": "hi"}]},
+        {"model": "unknown", "messages": [{"role": "user", "content": "hi"}]},
         {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": -1},
         {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": "many"},
         {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "top_logprobs": 2},

@@ -13,7 +13,7 @@ from fakes import proxying
 from recorded import load
 
 WHOLE = load("chat_ids_lp")
-MOST = 2**20
+MAX_BYTES = 2**20
 PATH = "/rollouts/r1/v1/chat/completions"
 CHAT = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
 GZIPPED = gzip.compress(b" " * 2**28)
@@ -31,7 +31,7 @@ UNSUPPORTED = ("unsupported_encoding", 415)
 @pytest.fixture
 def agents():
     """The limits of the proxy; a test may override them. Timeouts are long, since a busy machine sends a body slowly."""
-    return {"max_body_bytes": MOST}
+    return {"max_body_bytes": MAX_BYTES}
 
 
 HASTY = pytest.mark.parametrize("agents", [{"idle_timeout_s": 0.3, "body_timeout_s": 0.3}], ids=["hasty"])
@@ -50,23 +50,23 @@ async def test_the_body_limit_applies_to_inflated_bytes(api, engine, coding):
     tracemalloc.start()
     try:
         answer = await api.call("POST", PATH, data=CODINGS[coding], headers={"Content-Encoding": coding})
-        _, most = tracemalloc.get_traced_memory()  # including the client's
+        _, peak = tracemalloc.get_traced_memory()  # including the client's
     finally:
         tracemalloc.stop()
 
     code, status = UNSUPPORTED if coding in ("br", "bogus", "gzip, gzip") else ("request_too_large", 413)
     assert (status, code) == (answer.status, answer.json["error"]["code"])
     assert [] == engine.requests
-    assert most < 16 * MOST
+    assert peak < 16 * MAX_BYTES
 
 
 async def test_a_body_of_the_maximum_size_is_accepted(api, engine):
     """The limit is on inflated bytes, and one more is 413."""
-    exact = CHAT[:-1] + b" " * (MOST - len(CHAT)) + b"}"
+    exact = CHAT[:-1] + b" " * (MAX_BYTES - len(CHAT)) + b"}"
     taken = await api.call("POST", PATH, data=gzip.compress(exact), headers={"Content-Encoding": "gzip"})
     refused = await api.call("POST", PATH, data=gzip.compress(exact + b" "), headers={"Content-Encoding": "gzip"})
 
-    assert (MOST, 200, 413) == (len(exact), taken.status, refused.status)
+    assert (MAX_BYTES, 200, 413) == (len(exact), taken.status, refused.status)
     assert 1 == len(engine.requests)
 
 

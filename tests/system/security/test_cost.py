@@ -14,16 +14,16 @@ from loop_watch import watched_proxy
 from recorded import load
 
 WHOLE = load("chat_ids_lp")
-MOST = 32 * 2**20
+MAX_BYTES = 32 * 2**20
 SMALL_BYTES = 64 * 2**20
-LONGEST_S = 0.1
+MAX_CALLBACK_S = 0.1
 CHAT, ROLLOUTS = "/rollouts/r1/v1/chat/completions", "/rollouts"
 
 
 def chat(text: bytes, *, fields: bytes = b"") -> bytes:
     """Return a chat of the maximum size: fields, and one message that repeats this text."""
     head, tail = b'{"model":"m",%s"messages":[{"role":"user","content":"' % fields, b'"}]}'
-    return head + text * ((MOST - len(head) - len(tail)) // len(text)) + tail
+    return head + text * ((MAX_BYTES - len(head) - len(tail)) // len(text)) + tail
 
 
 def listed(value: bytes, count: int, *, size: int) -> bytes:
@@ -51,11 +51,13 @@ BODIES = {
     "wide letters": chat(b"x" * 2**20 + "\N{GRINNING FACE}".encode()),
     "a float beyond 64 bits, and long numbers in a text": chat(LONG_NUMBERS, fields=b'"f":1e300,'),
     "depth": chat(b"x", fields=b'"a":' + b"[" * 190 + b"]" * 190 + b","),
-    "a long number": b'{"messages":[],"a":1.' + b"7" * (MOST - 100) + b"}",
+    "a long number": b'{"messages":[],"a":1.' + b"7" * (MAX_BYTES - 100) + b"}",
     "keys": b'{"messages":[],"a":{"":1' + b"".join(b',"%07x":1' % n for n in range(200_000)) + b"}}",
     "messages": b'{"messages":[%s]}' % b",".join([b'{"role":"user","content":"h"}'] * 38_000),
     **{name: listed(value, count, size=0) for name, (value, count, _) in VALUES.items()},
-    **{f"{name} beside a long text": listed(value, count, size=MOST) for name, (value, _, count) in VALUES.items()},
+    **{
+        f"{name} beside a long text": listed(value, count, size=MAX_BYTES) for name, (value, _, count) in VALUES.items()
+    },
 }
 
 
@@ -81,12 +83,12 @@ async def proxy(server, engine):
 async def test_no_body_of_an_allowed_size_blocks_the_loop_or_fills_the_memory(proxy, http, name):
     """On the model API and on the control API."""
     body = BODIES[name]
-    assert len(body) <= MOST
+    assert len(body) <= MAX_BYTES
     for path, expected in ((CHAT, 200), (ROLLOUTS, 413 if len(body) > 2**23 else 422)):
         status, found, grown = await measured(proxy, http, path, body)
 
         assert expected == status
-        assert found.longest_s < LONGEST_S, found.longest
+        assert found.longest_s < MAX_CALLBACK_S, found.longest
         assert grown < max(10 * len(body), SMALL_BYTES), f"{grown / len(body):.1f} times its size"
 
 
@@ -105,7 +107,7 @@ async def test_long_lists_are_checked_outside_the_loop(proxy, http, path):
     status, found, grown = await measured(proxy, http, path, WRONG[path])
 
     assert status in (200, 413, 422)
-    assert found.longest_s < LONGEST_S, found.longest
+    assert found.longest_s < MAX_CALLBACK_S, found.longest
     assert grown < max(10 * len(WRONG[path]), SMALL_BYTES)
 
 
@@ -114,7 +116,7 @@ async def test_ten_percent_more_values_are_rejected(store, engine, http, name):
     """So the bodies above are the worst ones that are accepted."""
     value, alone, beside = VALUES[name]
     async with proxying(engine.url, store) as served:
-        for count, size in ((alone, 0), (beside, MOST)):
+        for count, size in ((alone, 0), (beside, MAX_BYTES)):
             data = BytesIO(listed(value, count * 11 // 10, size=size))
             async with http.post(served.url + CHAT, data=data) as answer:
                 assert 413 == answer.status
@@ -129,5 +131,5 @@ async def test_a_high_compression_ratio_is_rejected_before_inflating(proxy, http
     status, found, grown = await measured(proxy, http, CHAT, packed, coding)
 
     assert status in (400, 413)
-    assert found.longest_s < LONGEST_S, found.longest
+    assert found.longest_s < MAX_CALLBACK_S, found.longest
     assert grown < SMALL_BYTES

@@ -1,4 +1,4 @@
-"""The proxy calls only configured servers, whatever a request contains."""
+"""The proxy calls only configured servers, for any content of a request."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ NAMES = (
 
 @pytest.fixture
 async def trap():
-    """Yield a server that must not be called, and its requests."""
+    """Yield the address of a server, and an event that is set if it is called."""
     called = asyncio.Event()
 
     async def answer(reader, writer):

@@ -22,7 +22,7 @@ def is_health(path):
 
 
 def is_page(path):
-    """Return whether this is a file of the page: they contain no data, and the page itself asks for a key."""
+    """Return whether this is a file of the page: they contain no data, and the page itself has a form for the key."""
     return path.startswith("/ui")
 
 
@@ -95,19 +95,17 @@ async def test_agent_keys_have_no_access_to_the_control_api(guarded, victims):
     assert before == await state(guarded)
 
 
-@pytest.mark.parametrize("spelling", [
+@pytest.mark.parametrize("target", [
     "//rollouts", "/rollouts/", "/rollouts//", "/./rollouts", "/x/../rollouts", "/%72ollouts", "/ROLLOUTS", "/rollouts%2F",
     "/rollouts;x", "/rollouts%00", "/rollouts%0d%0a", "/rollouts/r2/", "/rollouts/r2/x/../export", "/rollouts/r2/%65xport",
     "/sessions/../rollouts/r2/export", "/r1/v1/../../rollouts", "/rollouts/r1/v1/../../r2/steps", "/rollouts/r1/../r2/steps",
     "/rollouts/r2%2Fexport", "/rollouts/r2/steps/../steps", "/groups/g2/%2e%2e/%2e%2e/rollouts", "http://x/rollouts", "*",
 ])  # fmt: skip
-async def test_no_form_of_a_path_bypasses_the_key(guarded, victims, spelling):
+async def test_no_form_of_a_path_bypasses_the_key(guarded, victims, target):
     """Dots, double slashes, encoded letters, absolute URLs: never the response of a control route."""
     for method in ("GET", "HEAD", "OPTIONS", "TRACE"):
         for key in (victims["r1"], AGENT):
-            sent = (
-                f"{method} {spelling} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {key}\r\n\r\n"
-            )
+            sent = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {key}\r\n\r\n"
             answer = await guarded.raw(sent.encode())
 
             assert re.match(rb"HTTP/1\.[01] (400|401|403|404|405)", answer), answer[:200]

@@ -30,7 +30,7 @@ HEADERS = {
     )
 }  # fmt: skip
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-SAID = {
+SETTINGS_WITH_SECRETS = {
     "agents": {"api_keys": [AGENT]},
     "control": {"api_keys": [CONTROL]},
     "atropos": {"enabled": True},
@@ -64,7 +64,9 @@ async def api(store, engine, guarded_api):
         runner.status, runner.response_body = 500, {"error": "no"}
         engines = {"endpoints": [{"url": engine.url, "name": "fake", "kind": "vllm", "api_key": ENGINE}]}
         osmosis = {"servers": {"runner": {"url": runner.url, "api_key": SERVER}}}
-        async with running(settings_for(None, engines=engines, osmosis=osmosis, **SAID), store) as served:
+        async with running(
+            settings_for(None, engines=engines, osmosis=osmosis, **SETTINGS_WITH_SECRETS), store
+        ) as served:
             yield guarded_api(served.url)
 
 
@@ -149,7 +151,7 @@ def test_a_malformed_request_is_logged_without_its_bytes(logged):
 async def test_settings_show_no_secret():
     """Printed, dumped or in an error, they show that a secret is set, but not its value."""
     settings = settings_for(
-        "http://e", **{**SAID, "osmosis": {"servers": {"s": {"url": "http://s", "api_key": SERVER}}}}
+        "http://e", **{**SETTINGS_WITH_SECRETS, "osmosis": {"servers": {"s": {"url": "http://s", "api_key": SERVER}}}}
     )
 
     assert "planted" not in repr(settings) + str(settings) + orjson.dumps(settings.model_dump(mode="json")).decode()

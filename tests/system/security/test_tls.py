@@ -107,7 +107,7 @@ async def test_an_engine_with_tls_is_called_if_its_ca_is_trusted(store, certific
 
 
 async def test_an_export_with_an_own_store_needs_no_certificate(tmp_path, engine, certificate):
-    """The proxy of the command itself is local: the certificate's name need not be 127.0.0.1."""
+    """The proxy of the command itself is local: the certificate may have another name than 127.0.0.1."""
     listen_tls = {"cert_file": certificate[0], "key_file": certificate[1]}
     settings = settings_for(engine.url, listen_tls=listen_tls, store={"url": f"embedded:{tmp_path / 'store'}"})
     async with running(settings):

@@ -138,7 +138,7 @@ async def test_trl_gets_a_completion_of_each_prompt(page):
     """Prompts are repeated as its sampler repeats them; rows are in their order, sampled with the trainer's settings."""
     stop = {"stop": ["END"]}
     args = SimpleNamespace(max_completion_length=24, generation_kwargs=stop, **SAMPLING)
-    other = [{"role": "user", "content": "Name a city, and say more of it than is asked."}]
+    other = [{"role": "user", "content": "Name a city, and describe it at length."}]
     made = await asyncio.to_thread(page.rollout_func, [TASK] * 3 + [other] * 3, SimpleNamespace(args=args))
     lengths = [len(ids) for ids in made["prompt_ids"]]
 
