@@ -96,7 +96,7 @@ def test_parsing_time_is_linear_in_the_length_of_an_event(filler):
         parser, before = EventParser(limit=2**30), time.thread_time()
         for _ in range(reads):
             assert [] == parser.feed(piece)
-        assert parser.pending == reads * len(piece)
+        assert len(parser.rest) == reads * len(piece)
         assert 1 == len(parser.feed(b"x\n\n"))
         return time.thread_time() - before
 
@@ -126,7 +126,7 @@ def test_an_event_longer_than_the_limit_raises():
     parser = EventParser(limit=1000)
     for _ in range(5):
         assert 9 == len(parser.feed(b"data: x\n\n" * 9 + b"x" * 900))
-        assert 900 == parser.pending
+        assert 900 == len(parser.rest)
         assert 1 == len(parser.feed(b"\n\n"))
     parser.feed(b"x" * 1000)
     with pytest.raises(EngineEventTooLong, match="1000"):
