@@ -12,9 +12,8 @@ _OPENING = """After this page you know which calls of your engine are recorded e
 
 A step is **exact** if all checks show that its ids and logprobs are those that the engine sampled, and that the prompt
 ids are those that the engine processed. Otherwise it is **flagged** with each [reason](fidelity.md), and only
-`include=flagged` exports it. The checks run on every response. The tables below list the limitations that are known for
-an engine and version; a step that is flagged for another reason is logged and counted as a new finding
-(`tokentape_unexpected_losses_total`).
+`include=flagged` exports it. The tables below list the known limitations of each engine; a step that is flagged for
+another reason is logged and counted in `tokentape_unexpected_losses_total`.
 
 **Streams.** With `record.streaming: auto`, TokenTape sends a streamed call as a stream (*live*), unless the engine's
 streams have a limitation below. Then it sends the call unstreamed and renders the response as the engine's events
@@ -24,11 +23,10 @@ streams have a limitation below. Then it sends the call unstreamed and renders t
 
 - `full` (default) and `sampled` record a logprob for each sampled id. They differ only for SGLang's completions:
   `sampled` omits the alternative to each token.
-- `off` requests none, for trainers that compute logprobs themselves. Ids are complete and steps are exact. Logprobs are
-  null in the formats `sequences` and `steps`; formats that require them reject the rollout. Logprobs are still
-  requested for Atropos' sessions, its `/generate` and Osmosis' flat calls, whose responses contain them; and for
-  llama.cpp's live streams and calls with several choices, whose logprobs contain the ids. SGLang before 0.5.23 returns
-  ids only with logprobs, if at all, so its steps are flagged `no_token_ids`.
+- `off` requests none, for trainers that compute logprobs themselves. Steps are still exact; logprobs are null in the
+  formats `sequences` and `steps`, and formats that require them reject the rollout. Calls whose responses contain
+  logprobs (Atropos, Osmosis) still request them, and so do llama.cpp's live streams and calls with several choices,
+  whose logprobs contain the ids. Steps of SGLang before 0.5.23 are flagged `no_token_ids`.
 """
 
 _UNSEEN = """## What the checks cannot detect
