@@ -1,4 +1,4 @@
-"""Adapters of call shapes."""
+"""Routes whose calls come in several shapes."""
 
 import pytest
 
@@ -10,8 +10,8 @@ CHAT = DIALECTS["/v1/chat/completions"]
 
 
 @pytest.mark.parametrize(("body", "adapter"), [({"a": 1}, "first"), ({"b": 1}, "second"), ({}, None)])
-def test_the_first_adapter_that_reads_a_body_wins(body, adapter):
-    """One that returns None leaves the body to the next."""
+def test_the_first_adapter_that_accepts_a_body_reads_it(body, adapter):
+    """An adapter that returns None leaves the body to the next."""
     route = CallRoute(
         CHAT,
         (lambda _e, body, _w: "first" if "a" in body else None, lambda _e, body, _w: "second" if "b" in body else None),

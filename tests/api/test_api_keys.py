@@ -1,4 +1,4 @@
-"""Keys: configured ones, and minted ones."""
+"""Configured and minted API keys."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +9,8 @@ NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_
 
 
 @given(NAMES, st.text("0123456789abcdef", min_size=16, max_size=16))
-def test_a_minted_key_proves_its_own_rollout(name, incarnation):
-    """And no other life, id or store."""
+def test_a_minted_key_is_valid_for_its_rollout_only(name, incarnation):
+    """It is not valid for another incarnation, ID or store."""
     key = read_minted(mint(name, incarnation, b"secret"))
 
     assert name == key.rollout_id
@@ -23,26 +23,27 @@ def test_a_minted_key_proves_its_own_rollout(name, incarnation):
 
 
 @given(NAMES, st.text(min_size=1, max_size=32))
-def test_the_key_of_a_dispatch_proves_that_dispatch(name, dispatch):
-    """It is not the rollout's own key, nor that of another dispatch, and neither of them is it."""
-    own, dispatched = (read_minted(mint(name, "birth", b"secret", dispatch=one)) for one in (None, dispatch))
+def test_the_key_of_a_dispatch_is_valid_for_that_dispatch_only(name, dispatch):
+    """It is not valid as the rollout's own key or for another dispatch, and the rollout's own key is not valid for a
+    dispatch.
+    """
+    own, dispatched = (read_minted(mint(name, "incarnation", b"secret", dispatch=key)) for key in (None, dispatch))
 
     assert name == dispatched.rollout_id
-    assert proves(dispatched, "birth", b"secret", dispatch=dispatch)
-    assert not proves(dispatched, "birth", b"secret")
-    assert not proves(dispatched, "birth", b"secret", dispatch=dispatch + "x")
-    assert not proves(own, "birth", b"secret", dispatch=dispatch)
+    assert proves(dispatched, "incarnation", b"secret", dispatch=dispatch)
+    assert not proves(dispatched, "incarnation", b"secret")
+    assert not proves(dispatched, "incarnation", b"secret", dispatch=dispatch + "x")
+    assert not proves(own, "incarnation", b"secret", dispatch=dispatch)
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_read_as_a_key(text):
-    """Or as none; a forged one proves nothing."""
+def test_a_forged_key_is_not_valid(text):
+    """Any text is parsed without an exception."""
     for key in (read_minted(text), read_minted(f"tt-{text}"), read_minted(f"tt-cg.{text}")):
-        assert key is None or not proves(key, "birth", b"secret")
+        assert key is None or not proves(key, "incarnation", b"secret")
 
 
-def test_a_ring_knows_its_keys_and_shows_none():
-    """Only hashes are kept."""
+def test_a_key_ring_stores_only_hashes():
     ring = KeyRing(["one", "two"])
 
     assert ("one" in ring, "two" in ring, "three" in ring, "\udc80" in ring) == (True, True, False, False)
@@ -50,8 +51,8 @@ def test_a_ring_knows_its_keys_and_shows_none():
     assert "one" not in str(ring._hashes)
 
 
-def test_a_bearer_key_is_read_from_its_header():
-    """Whatever the scheme's case; another scheme has none."""
+def test_a_bearer_key_is_read_from_the_authorization_header():
+    """The scheme is case-insensitive; other schemes are ignored."""
     assert ["k", "k", None, None, None] == [
         bearer(text) for text in ("Bearer k", "bearer  k", "Basic k", "Bearer", None)
     ]

@@ -1,4 +1,4 @@
-"""Who may call models."""
+"""Authentication of calls."""
 
 import orjson
 import pytest
@@ -11,8 +11,8 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture(autouse=True)
-def answered(engine):
-    """The engine has an answer to everything."""
+def cassette(engine):
+    """The engine responds to all requests with one completion."""
     engine.plays(load("chat_ids_lp"))
 
 
@@ -21,8 +21,8 @@ async def post(http, url, **named):
         return response, orjson.loads(await response.read())
 
 
-async def test_with_keys_configured_a_call_needs_one(store, engine, http):
-    """401 without, with a wrong one, and with the name of a rollout, which proves nothing."""
+async def test_with_configured_keys_a_call_requires_one_of_them(store, engine, http):
+    """A missing key, a wrong key and a rollout's name as the key are 401."""
     async with proxying(engine.url, store, agents={"api_keys": ["good"]}) as served:
         url = served.url + "/rollouts/r1/v1/chat/completions"
         statuses = [
@@ -33,8 +33,8 @@ async def test_with_keys_configured_a_call_needs_one(store, engine, http):
     assert [401, 401, 401, 200] == statuses
 
 
-async def test_a_minted_key_names_its_rollout_and_opens_no_other(store, engine, http):
-    """It is good for its own rollout, 403 for another, 401 once that is deleted."""
+async def test_a_minted_key_names_its_rollout_and_is_rejected_for_others(store, engine, http):
+    """For another rollout it is 403; after its rollout is deleted, 401."""
     stored = await store.open("r1", {}, now_ms=1)
     secret = await store.set_once("minting-secret", b"s" * 32)
     headers = {"Authorization": f"Bearer {mint('r1', stored.incarnation, secret)}"}
@@ -45,8 +45,8 @@ async def test_a_minted_key_names_its_rollout_and_opens_no_other(store, engine, 
             http, served.url + "/v1/chat/completions", json=BODY, headers=headers | {"X-Rollout-Id": "r2"}
         )
         await store.delete("r1")
-        gone, _ = await post(http, served.url + "/v1/chat/completions", json=BODY, headers=headers)
+        deleted, _ = await post(http, served.url + "/v1/chat/completions", json=BODY, headers=headers)
 
     assert (200, "r1") == (own.status, own.headers["X-Rollout-Id"])
-    assert [403, 403, 401] == [other.status, body.status, gone.status]
+    assert [403, 403, 401] == [other.status, body.status, deleted.status]
     assert await store.get("r2") is None

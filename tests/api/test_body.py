@@ -1,4 +1,4 @@
-"""Reading what clients send."""
+"""Parsing of request bodies."""
 
 import json
 
@@ -12,8 +12,7 @@ from proxy.errors import BadRequest, RequestTooLarge
 
 
 @given(st.binary(max_size=200) | st.text(max_size=80).map(str.encode))
-def test_bytes_are_read_or_refused_and_nothing_else(text):
-    """Only BadRequest escapes, and it says something."""
+def test_any_bytes_are_parsed_or_raise_bad_request(text):
     try:
         assert isinstance(read_body(text), dict)
     except BadRequest as error:
@@ -25,8 +24,8 @@ def test_bytes_are_read_or_refused_and_nothing_else(text):
         st.text(max_size=5), st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=30)
     )
 )
-def test_a_body_that_is_taken_is_carried_unchanged(body):
-    """Numbers too: what 64 bits cannot carry is refused, not changed."""
+def test_an_accepted_body_is_unchanged(body):
+    """An integer that does not fit in 64 bits is rejected, not rounded."""
     text = json.dumps(body).encode()
     if any(type(value) is int and not -(2**63) <= value < 2**64 for value in body.values()):
         with pytest.raises(BadRequest, match="64 bits"):
@@ -35,13 +34,12 @@ def test_a_body_that_is_taken_is_carried_unchanged(body):
         assert body == read_body(text)
 
 
-def test_digits_within_strings_are_no_integers():
-    """Nor are large floats."""
+def test_digits_in_strings_and_floats_are_not_counted_as_integers():
     assert {"a": "1" * 30, "b": 1e30, "c": 2e25} == read_body(b'{"a": "' + b"1" * 30 + b'", "b": 1e30, "c": 2e+25}')
 
 
-def test_nesting_has_a_bound_below_what_can_be_written():
-    """So that no body that is taken fails later."""
+def test_the_maximum_nesting_is_below_that_of_the_encoder():
+    """An accepted body can always be encoded."""
     inner = MAX_DEPTH - 2
     assert read_body(b'{"a":' + b"[" * inner + b"]" * inner + b"}")
     with pytest.raises(BadRequest, match="deeper"):
@@ -51,11 +49,10 @@ def test_nesting_has_a_bound_below_what_can_be_written():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [(b"[]", "a list"), (b"7", "a number"), (b'"x"', "a string"), (b"true", "a boolean")]
+    ("text", "kind"), [(b"[]", "a list"), (b"7", "a number"), (b'"x"', "a string"), (b"true", "a boolean")]
 )
-def test_what_is_no_object_is_called_by_its_name(text, told):
-    """The sentence says what came instead."""
-    with pytest.raises(BadRequest, match=told):
+def test_a_body_that_is_not_an_object_is_rejected_with_its_type(text, kind):
+    with pytest.raises(BadRequest, match=kind):
         read_body(text)
 
 
@@ -74,8 +71,8 @@ def test_what_is_no_object_is_called_by_its_name(text, told):
         (b"[[18446744073709551616]]", "18446744073709551616"),
     ],
 )
-def test_only_an_integer_that_would_change_is_refused(text, refused):
-    """Neither digits within a string nor any float, whatever stands beside them."""
+def test_only_integers_beyond_64_bits_are_rejected(text, refused):
+    """Digits within strings and floats are accepted, also beside such an integer."""
     body = b'{"a":[' + text + b"]}"
     if refused is None:
         assert json.loads(body, parse_float=float) == read_body(body)
@@ -94,8 +91,8 @@ def test_only_an_integer_that_would_change_is_refused(text, refused):
         )
     )
 )
-def test_integers_are_told_from_floats_and_texts(literals):
-    """As Python's own parser tells them, which keeps integers of any length."""
+def test_integers_are_distinguished_from_floats_and_strings(literals):
+    """The result is that of Python's parser, which keeps integers of any length."""
     text = b'{"a":[' + ",".join(literals).encode() + b"]}"
     expected = json.loads(text)
     if any(type(value) is int and not -(2**63) <= value < 2**64 for value in expected["a"]):
@@ -105,8 +102,8 @@ def test_integers_are_told_from_floats_and_texts(literals):
         assert expected == read_body(text)
 
 
-def test_a_body_of_more_values_than_memory_allows_is_refused_before_it_is_parsed():
-    """By counting characters; token ids and conversations are far from that."""
+def test_a_body_with_too_many_values_is_rejected_before_it_is_parsed():
+    """Values are estimated by counting characters; token ids and conversations are far below the limit."""
     assert read_body(b'{"prompt":[%s]}' % b",".join([b"123456"] * 500_000))
     assert read_body(b'{"messages":[%s]}' % b",".join([b'{"role":"user","content":"hi"}'] * 30_000))
     assert read_body(b'{"messages":"%s"}' % (b'{\\"name\\": \\"x\\", \\"value\\": [1, 2]}\\n' * 100_000))
@@ -115,20 +112,20 @@ def test_a_body_of_more_values_than_memory_allows_is_refused_before_it_is_parsed
             read_body(b'{"a":[%s1]}' % (bomb * (8 * 2**20 // len(bomb))))
 
 
-def test_a_body_has_so_many_fields():
-    """Its top level is copied more than once."""
+def test_a_body_with_more_than_1000_fields_is_rejected():
+    """The top level of a body is copied several times."""
     with pytest.raises(BadRequest, match="1001 fields"):
         read_body(json.dumps({str(n): n for n in range(1001)}).encode())
 
 
-def test_long_digits_are_searched_for_so_long():
-    """A body with a number beyond 64 bits and very many long sequences of digits is refused instead."""
+def test_a_body_with_too_many_long_digit_sequences_is_rejected():
+    """The limit applies if the body has a number beyond 64 bits."""
     with pytest.raises(BadRequest, match="long sequences of digits"):
         read_body(b'{"f":1e300,"a":"%s"}' % (b"1234567890123456789 " * 100_001))
 
 
-def test_very_many_faults_are_one():
-    """Of a body of the wrong shape; and what is long is not sent back."""
+def test_more_than_1000_invalid_values_are_one_error():
+    """Long values are not quoted in errors."""
 
     class Shape(BaseModel):
         a: list[int]

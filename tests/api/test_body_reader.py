@@ -1,4 +1,4 @@
-"""Bodies from the connection: decompressed, bounded, counted."""
+"""Reading request bodies from the connection: decompression, limits, and accounting of their bytes."""
 
 import gzip
 import zlib
@@ -42,13 +42,13 @@ CASES = [(coding, number) for coding, several in PACKED.items() for number in ra
 
 
 @pytest.mark.parametrize(("coding", "number"), CASES)
-async def test_every_coding_that_is_supported_reaches_the_engine_inflated(store, engine, http, coding, number):
-    """In any case, with and without deflate's header, in several members or frames."""
+async def test_a_body_in_a_supported_encoding_reaches_the_engine_decompressed(store, engine, http, coding, number):
+    """The encoding's name is case-insensitive; deflate has a header or not; streams may have several members or frames."""
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served:
-        for said in (coding, coding.upper()):
+        for encoding in (coding, coding.upper()):
             async with http.post(
-                served.url + CHAT, data=PACKED[coding][number], headers={"Content-Encoding": said}
+                served.url + CHAT, data=PACKED[coding][number], headers={"Content-Encoding": encoding}
             ) as response:
                 assert 200 == response.status, await response.text()
 
@@ -60,31 +60,31 @@ async def test_every_coding_that_is_supported_reaches_the_engine_inflated(store,
 @pytest.mark.parametrize("damage", [
     lambda packed: packed[:-9], lambda packed: packed[:1], lambda packed: packed + b"rest of something", lambda _: b"{}",
 ])  # fmt: skip
-async def test_a_damaged_stream_is_400(store, engine, http, coding, damage):
-    """Cut off, followed by other bytes, or not of that coding at all: nothing is sent."""
+async def test_a_damaged_compressed_body_is_400(store, engine, http, coding, damage):
+    """Nothing is sent to the engine."""
     async with proxying(engine.url, store) as served:
         data = damage(PACKED[coding][0])
         async with http.post(served.url + CHAT, data=data, headers={"Content-Encoding": coding}) as response:
-            said = await response.json()
+            payload = await response.json()
 
-    assert (400, "bad_request") == (response.status, said["error"]["code"])
+    assert (400, "bad_request") == (response.status, payload["error"]["code"])
     assert [] == engine.requests
 
 
 @pytest.mark.parametrize("coding", ["br", "bogus", "gzip, gzip", "gzip, identity"])
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/rollouts", "/v1/embeddings"])
-async def test_another_coding_is_415_in_the_shape_of_the_path(store, engine, http, coding, path):
-    """On both APIs; the message names what is supported."""
+async def test_an_unsupported_encoding_is_415_in_the_dialects_error_shape(store, engine, http, coding, path):
+    """The message names the supported encodings."""
     async with (
         proxying(engine.url, store) as served,
         http.post(served.url + path, data=b"{}", headers={"Content-Encoding": coding}) as response,
     ):
-        said = await response.json()
+        payload = await response.json()
 
     assert (400 if path == "/v1/messages" else 415) == response.status  # Anthropic's API has no 415
-    assert "gzip" in said["error"]["message"]
-    assert "unsupported_encoding" == said["error"].get("code", "unsupported_encoding")
-    assert ("type" in said) == (path == "/v1/messages")
+    assert "gzip" in payload["error"]["message"]
+    assert "unsupported_encoding" == payload["error"].get("code", "unsupported_encoding")
+    assert ("type" in payload) == (path == "/v1/messages")
     assert [] == engine.requests
 
 
@@ -94,8 +94,8 @@ async def test_another_coding_is_415_in_the_shape_of_the_path(store, engine, htt
     size=st.integers(1, 3000),
     parts=st.integers(1, 4),
 )
-def test_pieces_of_any_size_are_the_text(text, coding, size, parts):
-    """No byte is lost between two pieces, and none is longer than was asked for."""
+def test_decompression_in_pieces_of_any_size_yields_the_text(text, coding, size, parts):
+    """No piece is longer than requested."""
     pack = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstandard.compress}[coding]
     cut = len(text) // parts + 1
     several = [text[at : at + cut] for at in range(0, len(text), cut)] if coding != "deflate" else [text]
@@ -108,31 +108,31 @@ def test_pieces_of_any_size_are_the_text(text, coding, size, parts):
     assert all(len(piece) <= size for piece in pieces)
 
 
-def test_members_without_content_are_bounded():
-    """Each costs time and gives nothing."""
+def test_the_number_of_empty_gzip_members_is_limited():
+    """Each costs time and yields no byte."""
     source = _SOURCES["gzip"](gzip.compress(b"") * 1001)
     with pytest.raises(EOFError):
         source.read(10)
 
 
 class Watched:
-    """A pressure that notes every growth, and refuses over a limit."""
+    """A memory limit that records the highest reservation."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.held, self.highest = most, 0, 0
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes, self.held, self.highest = limit_bytes, 0, 0
 
     def reserve(self) -> ByteReservation:
         return ByteReservation(self)
 
     def take(self, more: int, *, own: int) -> None:
-        if self.held + more > self.most:
+        if self.held + more > self.limit_bytes:
             raise Overloaded("full")
         self.held += more
         self.highest = max(self.highest, self.held)
 
 
-def asked(data: bytes, *, most: int, held: int, length: int | None = None, coding: str = "gzip"):
-    """A request of these bytes, as far as it is read."""
+def make_request(data: bytes, *, limit_bytes: int, held: int, length: int | None = None, coding: str = "gzip"):
+    """Return a request with these bytes, as far as `read_bytes` uses it, and its memory limit."""
     reads = [data, b""]
 
     class Content:
@@ -147,50 +147,50 @@ def asked(data: bytes, *, most: int, held: int, length: int | None = None, codin
         headers = SimpleNamespace(getall=lambda *_: (coding,))
 
     request = Request()
-    agents = SimpleNamespace(max_body_bytes=most, body_timeout_s=9)
-    pressure = Watched(held)
-    request.app = {CONTEXT: SimpleNamespace(settings=SimpleNamespace(agents=agents), memory_limit=pressure)}
-    return request, pressure
+    agents = SimpleNamespace(max_body_bytes=limit_bytes, body_timeout_s=9)
+    limit = Watched(held)
+    request.app = {CONTEXT: SimpleNamespace(settings=SimpleNamespace(agents=agents), memory_limit=limit)}
+    return request, limit
 
 
-async def test_bytes_are_reserved_before_they_are_inflated(monkeypatch):
-    """The next piece is not inflated where there is no room for it."""
+async def test_memory_is_reserved_before_a_piece_is_decompressed(monkeypatch):
+    """A piece for which no memory is free is not decompressed."""
     inflated = []
     inflate = reading._Zlib.read
     monkeypatch.setattr(reading._Zlib, "read", lambda self, size: inflated.append(inflate(self, size)) or inflated[-1])
-    request, pressure = asked(gzip.compress(bytes(2**25)), most=2**26, held=2**19)
+    request, limit = make_request(gzip.compress(bytes(2**25)), limit_bytes=2**26, held=2**19)
     with pytest.raises(Overloaded):
         await read_bytes(request)
 
     assert sum(map(len, inflated)) <= 2**19
-    assert pressure.highest <= 2**19
+    assert limit.highest <= 2**19
 
 
-async def test_an_announced_length_is_reserved_before_a_byte_is_read():
-    """And one that is too long is refused as early."""
-    request, pressure = asked(b"x", most=1000, held=10, length=11)
+async def test_the_content_length_is_reserved_before_a_byte_is_read():
+    """A length above the maximum is rejected before a byte is read."""
+    request, limit = make_request(b"x", limit_bytes=1000, held=10, length=11)
     with pytest.raises(Overloaded):
         await read_bytes(request)
-    assert 0 == pressure.highest
-    request, pressure = asked(b"x", most=1000, held=10, length=1001)
+    assert 0 == limit.highest
+    request, limit = make_request(b"x", limit_bytes=1000, held=10, length=1001)
     with pytest.raises(RequestTooLarge):
         await read_bytes(request)
 
 
-async def test_a_body_inflates_to_a_hundred_times_its_bytes_at_most():
-    """One megabyte is free; over the ratio it is refused, and little more was inflated."""
-    request, pressure = asked(gzip.compress(bytes(2**20)), most=2**26, held=2**27)
+async def test_a_body_may_decompress_to_100_times_its_size():
+    """Up to 1 MB the ratio is ignored; a body above it is rejected before more is decompressed."""
+    request, limit = make_request(gzip.compress(bytes(2**20)), limit_bytes=2**26, held=2**27)
     assert 2**20 == len(await read_bytes(request))
     packed = gzip.compress(bytes(2**25))
-    request, pressure = asked(packed, most=2**26, held=2**27)
+    request, limit = make_request(packed, limit_bytes=2**26, held=2**27)
     with pytest.raises(RequestTooLarge, match="100 times"):
         await read_bytes(request)
 
-    assert pressure.highest < 100 * len(packed) + 2**21
+    assert limit.highest < 100 * len(packed) + 2**21
 
 
-async def test_what_a_request_reserved_is_free_again_when_it_is_answered(store, engine, http):
-    """Whether it went well or not, on both APIs."""
+async def test_a_request_releases_its_memory_with_its_response(store, engine, http):
+    """This holds for successful and failed requests of both APIs."""
     engine.plays(WHOLE)
     calls = [("POST", CHAT, BODY), ("POST", CHAT, b"no"), ("POST", "/rollouts", b"{}"), ("POST", "/rollouts", b"no")]
     async with proxying(engine.url, store) as served:

@@ -1,4 +1,4 @@
-"""What clients read of failures: the shape of their API, and nothing of the installation."""
+"""Error responses: they have the API's shape and contain nothing about the installation."""
 
 import logging
 import socket
@@ -38,8 +38,10 @@ def free_port() -> int:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["", "the-name"])
-async def test_agents_do_not_learn_where_an_engine_is(store, http, logged, path, name):
-    """It cannot be reached: the answer has neither its address nor its name; the log has it, under the answer's id."""
+async def test_an_error_for_agents_does_not_contain_the_engines_address(store, http, logged, path, name):
+    """The response has neither the address nor the name of an unreachable engine; the log has both, with the response's
+    ID.
+    """
     port = free_port()
     engines = {"endpoints": [{"url": f"http://127.0.0.1:{port}", "name": name, "kind": "vllm"}]}
     async with running(settings_for(None, engines=engines), store) as served:
@@ -51,31 +53,32 @@ async def test_agents_do_not_learn_where_an_engine_is(store, http, logged, path,
     assert 503 == response.status
     assert "is unreachable" in text
     assert not [word for word in (str(port), "127.0.0.1", "the-name", "Connect", "Errno") if word in text]
-    fields = [getattr(one, "fields", {}) for one in logged.records if str(port) in one.getMessage()]
-    ids = [one.get("step_id") or one.get("error_id") for one in fields]
-    assert any(one and one in text for one in ids)
+    fields = [getattr(record, "fields", {}) for record in logged.records if str(port) in record.getMessage()]
+    ids = [entry.get("step_id") or entry.get("error_id") for entry in fields]
+    assert any(entry_id and entry_id in text for entry_id in ids)
     assert step_id is None or step_id in ids
 
 
-async def test_agents_do_not_learn_where_the_store_is(store, engine, http, logged, monkeypatch):
-    """The control API does: whoever operates the proxy reads it there."""
+async def test_an_error_for_agents_does_not_contain_the_stores_address(store, engine, http, logged, monkeypatch):
+    """The control API returns it to operators."""
     monkeypatch.setattr("fakes.StoreUnreachable", lambda _: StoreUnreachable("cannot connect to /run/secret.sock"))
     async with proxying(engine.url, store) as served:
         store.failing = {"open", "get", "list"}
         async with http.post(served.url + CHAT, json=BODY) as agents, http.get(served.url + "/rollouts") as operators:
-            seen, known = await agents.text(), await operators.text()
+            for_agents, for_operators = await agents.text(), await operators.text()
 
     assert (503, 503) == (agents.status, operators.status)
-    assert "secret.sock" not in seen
-    assert "secret.sock" in known
-    error_id = seen.partition("error id ")[2].partition(")")[0]
+    assert "secret.sock" not in for_agents
+    assert "secret.sock" in for_operators
+    error_id = for_agents.partition("error id ")[2].partition(")")[0]
     assert any(
-        error_id in str(getattr(one, "fields", "")) and "secret.sock" in one.getMessage() for one in logged.records
+        error_id in str(getattr(record, "fields", "")) and "secret.sock" in record.getMessage()
+        for record in logged.records
     )
 
 
-def test_an_internal_error_has_an_id_that_the_log_has_too(logged):
-    """With the traceback, which the answer has not."""
+def test_an_internal_error_is_logged_under_its_id_with_its_traceback(logged):
+    """The response does not contain the traceback."""
     try:
         raise ZeroDivisionError("at /srv/secret")
     except ZeroDivisionError as failure:
@@ -93,8 +96,8 @@ def test_an_internal_error_has_an_id_that_the_log_has_too(logged):
 @pytest.mark.parametrize(
     "error", [EngineUnreachable("http://10.0.0.1"), EngineDisconnected("10.0.0.1"), StoreUnavailable("10.0.0.1")]
 )
-def test_what_is_not_for_agents_is_replaced(error):
-    """By a sentence of its class and a reference; its status, code and Retry-After stay."""
+def test_the_message_of_an_infrastructure_error_is_replaced_for_agents(error):
+    """It has the sentence of its class and a reference; status, code and Retry-After are unchanged."""
     shown = error.for_agents("step s1")
 
     assert "10.0.0.1" not in shown.message
@@ -103,8 +106,7 @@ def test_what_is_not_for_agents_is_replaced(error):
     assert "kept (r)." == EngineUnreachable("10.0.0.1", public="kept").for_agents("r").message
 
 
-def test_an_agents_own_mistake_is_said_as_it_is():
-    """It can mend what it is told of."""
+def test_the_message_of_a_request_error_is_unchanged_for_agents():
     error = BadRequest("the body is empty")
 
     assert error is error.for_agents("x")

@@ -1,4 +1,4 @@
-"""How much memory calls hold, and the clients that read nothing."""
+"""The memory of calls in flight, and clients that do not read."""
 
 import asyncio
 import socket
@@ -26,7 +26,7 @@ EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 60_000 + b
 
 @pytest.fixture
 def endless(engine):
-    """The engine streams for ever, and counts what it could send."""
+    """An engine that streams without end, and the sizes of what it sent."""
     sent = []
 
     async def respond(request: web.Request, body: dict) -> web.StreamResponse:
@@ -40,8 +40,8 @@ def endless(engine):
     return sent
 
 
-async def reading_nothing(url: str) -> socket.socket:
-    """A client that asks for a stream and leaves it in its socket."""
+async def send_without_reading(url: str) -> socket.socket:
+    """Send a streamed call and read nothing of its response."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
@@ -53,8 +53,8 @@ async def reading_nothing(url: str) -> socket.socket:
     return client
 
 
-async def no_more_of(sent: list) -> int:
-    """How much was sent, once it does not become more."""
+async def wait_for_standstill(sent: list) -> int:
+    """Wait until nothing more is sent; return the number of bytes."""
     before = -1
     while before != len(sent) or not sent:
         before = len(sent)
@@ -62,8 +62,8 @@ async def no_more_of(sent: list) -> int:
     return sum(sent)
 
 
-async def test_over_the_bound_new_calls_are_refused_and_those_in_flight_go_on(store, engine, http):
-    """429 with Retry-After, in the dialect's shape; when there is room again, calls are taken."""
+async def test_over_the_memory_limit_new_calls_are_429_and_calls_in_flight_continue(store, engine, http):
+    """The response has Retry-After and the dialect's shape; once memory is free, calls are accepted again."""
     hold = asyncio.Event()
     engine.streams([STREAM.response], then="end", after=hold)
     settings = settings_for(engine.url, agents={"max_bytes_in_flight": 1000})
@@ -71,21 +71,20 @@ async def test_over_the_bound_new_calls_are_refused_and_those_in_flight_go_on(st
         async with http.post(served.url + CHAT, json=BODY | {"stream": True}) as first:
             await first.content.readany()
             async with http.post(served.url + CHAT, json=BODY) as second:
-                told = await second.json()
+                error = await second.json()
             hold.set()
-            whole = await first.read()
+            text = await first.read()
         engine.plays(WHOLE)
         async with http.post(served.url + CHAT, json=BODY) as third:
             pass
 
     assert [200, 429, 200] == [first.status, second.status, third.status]
-    assert ("overloaded", "1") == (told["error"]["code"], second.headers["Retry-After"])
-    assert whole.endswith(b"data: [DONE]\n\n")
+    assert ("overloaded", "1") == (error["error"]["code"], second.headers["Retry-After"])
+    assert text.endswith(b"data: [DONE]\n\n")
     assert 2 == len(await stored_steps(store, "r1"))
 
 
-async def test_a_call_over_the_bound_alone_is_taken(store, engine, http):
-    """A bound that nobody could pass would be a defect."""
+async def test_a_call_above_the_memory_limit_is_accepted_if_it_is_the_only_one(store, engine, http):
     engine.plays(WHOLE)
     async with (
         running(settings_for(engine.url, agents={"max_bytes_in_flight": 1}), store) as served,
@@ -96,8 +95,7 @@ async def test_a_call_over_the_bound_alone_is_taken(store, engine, http):
     assert 200 == response.status
 
 
-async def test_what_left_clients_leave_behind_counts_until_it_is_stored(store, engine, http):
-    """Steps that wait for a slow store take room too."""
+async def test_a_step_of_a_disconnected_client_counts_until_it_is_stored(store, engine, http):
     store.waiting["append"], store.reached["append"] = asyncio.Event(), asyncio.Event()
     engine.streams([STREAM.response[:2000]], then="hang")
     async with running(settings_for(engine.url, agents={"max_bytes_in_flight": 1500}), store) as served:
@@ -116,20 +114,20 @@ async def test_what_left_clients_leave_behind_counts_until_it_is_stored(store, e
     assert [429, 200] == [second.status, third.status]
 
 
-async def test_a_client_that_does_not_read_stops_its_engine(store, engine, endless):
-    """Back-pressure: what lies between them is bounded, however long the engine would go on."""
+async def test_a_client_that_does_not_read_applies_back_pressure_to_the_engine(store, engine, endless):
+    """The proxy buffers a limited number of bytes."""
     async with proxying(engine.url, store) as served:
-        client = await reading_nothing(served.url)
-        sent = await no_more_of(endless)
+        client = await send_without_reading(served.url)
+        sent = await wait_for_standstill(endless)
         client.close()
 
     assert sent < 16 * 2**20
 
 
-async def test_a_stalled_client_is_cut_and_its_step_is_kept(store, engine, endless, http):
-    """After `agents.client_stall_timeout_s` without a byte read, the engine is let go, and what came is a partial step."""
+async def test_a_stalled_client_is_disconnected_and_its_step_is_recorded_as_partial(store, engine, endless, http):
+    """The client read no byte for `agents.client_stall_timeout_s`; the request to the engine is aborted."""
     async with running(settings_for(engine.url, agents={"client_stall_timeout_s": 0.2}), store) as served:
-        client = await reading_nothing(served.url)
+        client = await send_without_reading(served.url)
         (step,) = await wait_for_steps(store, "r1")
         await asyncio.wait_for(engine.aborted.wait(), 50)
         async with http.get(served.url + "/metrics") as response:
@@ -140,46 +138,45 @@ async def test_a_stalled_client_is_cut_and_its_step_is_kept(store, engine, endle
     assert "tokentape_stalled_clients_total 1.0" in metrics
 
 
-async def test_a_slow_client_is_not_cut(store, engine, http):
-    """Whoever reads now and then gets all of it."""
+async def test_a_slow_client_gets_the_complete_stream(store, engine, http):
     response = STREAM.response.replace(b"data: [DONE]\n\n", EVENT * 60 + b"data: [DONE]\n\n")
     engine.streams([response], then="end")
     async with running(settings_for(engine.url, agents={"client_stall_timeout_s": 2}), store) as served:
-        client = await reading_nothing(served.url)
-        got = b""
-        while b"data: [DONE]\n\n" not in got[-100:]:
+        client = await send_without_reading(served.url)
+        received = b""
+        while b"data: [DONE]\n\n" not in received[-100:]:
             read = await asyncio.get_running_loop().sock_recv(client, 2**17)
             assert read
-            got += read
-            await asyncio.sleep(len(read) / 1_500_000)  # all of it takes longer than a client may stall
+            received += read
+            await asyncio.sleep(len(read) / 1_500_000)  # the whole stream takes longer than the stall timeout
         client.close()
 
     assert ["complete"] == [step.status for step in await stored_steps(store, "r1")]
 
 
-async def test_a_new_call_does_not_look_at_thousands(pressured):
-    """Of many calls in flight the bytes are counted ten times a second, not with each new one."""
-    looks = []
+async def test_the_bytes_of_calls_in_flight_are_not_summed_for_each_new_call(memory_limit):
+    """They are summed ten times per second."""
+    reads = []
 
     class Held:
         @property
         def body_bytes(self):
-            looks.append(1)
+            reads.append(1)
             return 10
 
-    pressured.calls |= {Held() for _ in range(1000)}
+    memory_limit.calls |= {Held() for _ in range(1000)}
     for _ in range(1000):
-        reserved = pressured.reserve()
+        reserved = memory_limit.reserve()
         reserved.grow(1)
         reserved.release()
 
-    assert len(looks) < 20_000
-    assert 10_000 == pressured.total_bytes()
+    assert len(reads) < 20_000
+    assert 10_000 == memory_limit.total_bytes()
 
 
-async def test_a_request_holds_what_it_reserved_until_it_releases_it(pressured):
-    """It grows before its bytes are there; alone it may grow over the limit, beside another one it may not."""
-    first, second = pressured.reserve(), pressured.reserve()
+async def test_a_reservation_above_the_limit_requires_that_no_other_exists(memory_limit):
+    """Memory is reserved before it is used, until it is released."""
+    first, second = memory_limit.reserve(), memory_limit.reserve()
     first.grow(600_000)
     first.grow(600_000)
     with pytest.raises(Overloaded, match="1200000 bytes"):
@@ -188,33 +185,31 @@ async def test_a_request_holds_what_it_reserved_until_it_releases_it(pressured):
     second.grow(700_000)
     with pytest.raises(Overloaded):
         first.grow(1)
-    held = pressured.total_bytes()
+    held = memory_limit.total_bytes()
     first.release()
     second.release()
     second.release()
 
-    assert (1_000_000, 0) == (held, pressured.total_bytes())
+    assert (1_000_000, 0) == (held, memory_limit.total_bytes())
 
 
-async def test_the_oldest_call_tells_how_long_it_has_been(pressured):
-    """None in flight, none old."""
-
+async def test_the_age_of_the_oldest_call_is_0_without_calls(memory_limit):
     class Held:
         body_bytes = 0
 
         def __init__(self, started):
             self.started = started
 
-    idle = pressured.oldest_s(now=100.0)
-    pressured.calls |= {Held(70.0), Held(90.0)}
+    idle = memory_limit.oldest_s(now=100.0)
+    memory_limit.calls |= {Held(70.0), Held(90.0)}
 
-    assert (0.0, 30.0) == (idle, pressured.oldest_s(now=100.0))
+    assert (0.0, 30.0) == (idle, memory_limit.oldest_s(now=100.0))
 
 
 @pytest.fixture
-async def pressured():
-    """A pressure of its own."""
-    made = InFlightBytes(10**6, 60, make_metrics(CollectorRegistry()), SimpleNamespace(detached_bytes=0))
-    yield made
-    made.calls.clear()
-    await made.close()
+async def memory_limit():
+    """A memory limit of 1 MB."""
+    limit = InFlightBytes(10**6, 60, make_metrics(CollectorRegistry()), SimpleNamespace(detached_bytes=0))
+    yield limit
+    limit.calls.clear()
+    await limit.close()

@@ -1,4 +1,4 @@
-"""Who may use the control API."""
+"""Authentication of the control API."""
 
 import re
 
@@ -16,30 +16,31 @@ def sections():
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_every_route_needs_a_control_key(proxy, method, path):
-    """None: 401. An agent's: 403. Health and readiness are open: load balancers have no keys."""
-    asked = path if path != "/events" else "/events?unknown=1"  # else it would never end
-    bare = await proxy.call(method, asked)
-    agent = await proxy.call(method, asked, headers={"Authorization": "Bearer agent-key"})
-    control = await proxy.call(method, asked, headers={"Authorization": "Bearer control-key"})
+async def test_every_route_requires_a_control_key(proxy, method, path):
+    """Without a key it is 401, with an agent's key 403. Health and readiness are open, since load balancers have no
+    keys.
+    """
+    target = path if path != "/events" else "/events?unknown=1"  # otherwise the stream has no end
+    without_key = await proxy.call(method, target)
+    agent = await proxy.call(method, target, headers={"Authorization": "Bearer agent-key"})
+    control = await proxy.call(method, target, headers={"Authorization": "Bearer control-key"})
 
     if path in OPEN:
-        assert (200, 200, 200) == (bare.status, agent.status, control.status)
+        assert (200, 200, 200) == (without_key.status, agent.status, control.status)
     else:
-        assert (401, 403) == (bare.status, agent.status)
+        assert (401, 403) == (without_key.status, agent.status)
         assert control.status not in (401, 403)
 
 
-async def test_a_minted_key_opens_nothing_of_the_control_api(proxy):
-    """Not even its own rollout's."""
+async def test_a_minted_key_is_403_on_the_control_api(proxy):
+    """This includes its own rollout."""
     opened = await proxy.post("/rollouts", {"rollout_id": "r1"}, headers={"X-Api-Key": "control-key"})
     response = await proxy.get("/rollouts/r1", headers={"Authorization": f"Bearer {opened.json['api_key']}"})
 
     assert 403 == response.status
 
 
-async def test_a_control_key_calls_no_models(proxy):
-    """The APIs have keys of their own."""
+async def test_a_control_key_is_401_on_the_model_api(proxy):
     headers = {"Authorization": "Bearer control-key"}
 
     assert 401 == (await proxy.post("/v1/chat/completions", {"messages": []}, headers=headers)).status

@@ -1,4 +1,4 @@
-"""Rewards and advantages: finite, within the range of float32, on every route that takes one."""
+"""Rewards and advantages are finite and within the range of float32."""
 
 from math import inf, nan
 
@@ -11,35 +11,34 @@ from proxy.api.reward_values import LARGEST, Signal, Signals, read_object
 from proxy.errors import BadRequest, UnprocessableRequest
 
 
-class Given(BaseModel):
+class Body(BaseModel):
     model_config = ConfigDict(strict=True)
 
-    one: Signal | None = None
+    single: Signal | None = None
     many: Signals = {}
 
 
 @given(st.floats() | st.integers(-(2**63), 2**64 - 1))
-def test_a_signal_is_a_number_that_float32_can_hold(value):
-    """Alone and at any depth, all others are refused."""
+def test_a_signal_is_a_number_within_the_range_of_float32(value):
+    """Other numbers are rejected at any depth."""
     fits = -LARGEST <= value <= LARGEST
-    for body in ({"one": value}, {"many": {"s": value}}, {"many": {"s": [0, {"t": [value]}]}}):
+    for body in ({"single": value}, {"many": {"s": value}}, {"many": {"s": [0, {"t": [value]}]}}):
         if fits:
-            assert Given.model_validate(body)
+            assert Body.model_validate(body)
         else:
             with pytest.raises(ValidationError):
-                Given.model_validate(body)
+                Body.model_validate(body)
 
 
 @pytest.mark.parametrize("number", ["NaN", "-NaN", "Infinity", "-Infinity", "1e400", "-1e400"])
-def test_a_number_that_json_cannot_express_is_not_valid(number):
-    """Whatever stands before it."""
+def test_nan_and_infinity_are_422(number):
+    """They are found at any position in the body."""
     with pytest.raises(UnprocessableRequest):
         read_object(f'{{"é": "NaN", "reward": [0, {number}]}}'.encode())
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"a": Nan}', b"\xff"])
-def test_another_body_that_cannot_be_read_is_malformed(text):
-    """Its refusal is the usual one."""
+def test_a_malformed_body_is_400(text):
     with pytest.raises(BadRequest) as refused:
         read_object(text)
 
@@ -47,7 +46,6 @@ def test_another_body_that_cannot_be_read_is_malformed(text):
 
 
 @pytest.mark.parametrize("value", [nan, inf, 1e39, "1", None, True])
-def test_what_is_no_such_number_is_refused(value):
-    """Strings and booleans are none."""
+def test_nan_strings_and_booleans_are_not_signals(value):
     with pytest.raises(ValidationError):
-        Given.model_validate({"one": value if value is not None else []})
+        Body.model_validate({"single": value if value is not None else []})

@@ -1,4 +1,4 @@
-"""Names in requests."""
+"""Rollout IDs in requests."""
 
 from urllib.parse import quote
 
@@ -14,8 +14,8 @@ IDS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_si
 
 
 @given(IDS)
-def test_every_id_can_be_named_in_a_path(name):
-    """Percent-encoded, under either prefix; and it comes out as it was."""
+def test_every_rollout_id_can_be_percent_encoded_in_a_path(name):
+    """It is decoded unchanged, with either prefix."""
     segment = quote(name, safe="")
 
     assert name == checked_id(name)
@@ -25,43 +25,41 @@ def test_every_id_can_be_named_in_a_path(name):
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", "\x00", "\x7f", "\x85", "\ud800"])
-def test_what_cannot_be_an_id_is_refused(name):
-    """Control characters, halves of surrogate pairs, nothing, too much."""
+def test_an_invalid_rollout_id_is_rejected(name):
+    """IDs have 1 to 256 characters, without control characters and surrogates."""
     with pytest.raises(BadRequest, match="rollout id"):
         checked_id(name)
 
 
 @pytest.mark.parametrize("segment", ["%FF", "\udcff", "%ED%A0%80"])
-def test_a_path_that_is_no_utf8_is_refused(segment):
-    """It would not come back as it was."""
+def test_a_path_that_is_not_utf8_is_rejected(segment):
     with pytest.raises(BadRequest, match="UTF-8"):
         id_from_path(segment)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/rollouts", "/rollouts/r1", "/other/r1/v1", "/"])
-def test_a_path_without_a_prefix_names_no_rollout(path):
-    """It is its own endpoint."""
+def test_a_path_without_a_prefix_has_no_rollout_id(path):
     assert RequestPath(path, None) == parse_path(path)
 
 
-def test_the_first_naming_counts():
-    """Path, header, minted key, key, body, the body's metadata."""
-    namings = {
+def test_the_rollout_id_is_taken_from_the_first_source_that_has_one():
+    """The order is path, header, minted key, API key, body, the body's metadata."""
+    sources = {
         "path": "p", "header": "h", "minted": "m", "key": "rollout:k",
         "body": {"rollout_id": "b", "metadata": {"rollout_id": "d"}},
     }  # fmt: skip
     found = []
     for absent, without in (("path", None), ("header", None), ("minted", None), ("key", "sk-x"), ("body", {})):
-        found.append(named_rollout(**namings))
-        namings[absent] = without
+        found.append(named_rollout(**sources))
+        sources[absent] = without
 
     assert ["p", "h", "m", "k", "b"] == found
-    assert "d" == named_rollout(**namings | {"body": {"metadata": {"rollout_id": "d"}}})
-    assert named_rollout(**namings) is None
+    assert "d" == named_rollout(**sources | {"body": {"metadata": {"rollout_id": "d"}}})
+    assert named_rollout(**sources) is None
 
 
-def test_a_rollout_id_in_a_body_is_a_string():
-    """Anything else is refused rather than spelt by us; metadata that is none is the engine's business."""
+def test_a_rollout_id_in_a_body_has_to_be_a_string():
+    """Metadata that is not an object is left to the engine."""
     nothing = {"path": None, "header": None, "minted": None, "key": None}
     with pytest.raises(BadRequest, match="not int"):
         named_rollout(**nothing, body={"rollout_id": 7})

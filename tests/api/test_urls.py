@@ -7,7 +7,7 @@ from proxy.api.urls import model_host, path_prefix
 
 
 @pytest.mark.parametrize(
-    ("listen", "seen", "reached"),
+    ("listen", "requested", "host_and_port"),
     [
         ("10.0.0.5:8400", "http://localhost:9000/rollouts", "10.0.0.5:8400"),
         ("0.0.0.0:8400", "http://trainer.example:9000/rollouts", "trainer.example:8400"),
@@ -15,14 +15,14 @@ from proxy.api.urls import model_host, path_prefix
         ("[::]:8400", "http://trainer.example/rollouts", "trainer.example:8400"),
     ],
 )
-def test_an_api_bound_to_every_address_is_reached_where_the_request_was_sent(listen, seen, reached):
-    """Nobody can call 0.0.0.0."""
-    host = model_host(listen, URL(seen))
+def test_with_a_wildcard_address_the_url_has_the_host_of_the_request(listen, requested, host_and_port):
+    """Clients cannot connect to 0.0.0.0."""
+    host = model_host(listen, URL(requested))
 
-    assert reached == host
+    assert host_and_port == host
 
 
 @pytest.mark.parametrize(("rollout_id", "prefix"), [("r 1/a", "/rollouts/r%201%2Fa"), ("..", ""), (".", "")])
-def test_a_rollout_is_named_by_the_path_unless_clients_would_resolve_it_as_a_folder(rollout_id, prefix):
-    """Of a rollout called `..`, the API key alone names it."""
+def test_a_url_names_the_rollout_unless_clients_would_resolve_its_id_as_a_folder(rollout_id, prefix):
+    """For the rollout `..` only the API key names it."""
     assert prefix == path_prefix(rollout_id)

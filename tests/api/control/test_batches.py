@@ -1,4 +1,4 @@
-"""Batches: claimed, acknowledged, kept for longer, given back; by many consumers, some of which are killed."""
+"""Batches: claim, ack, release, extend; several consumers and processes, some of which are killed."""
 
 import asyncio
 import os
@@ -20,95 +20,95 @@ from proxy.server.listener import running
 CONSUMER = Path(__file__).parent.parent.parent / "support" / "consumer.py"
 
 
-async def settle(proxy, batch, verb, **said):
-    return await proxy.post(f"/batches/{batch['batch_id']}/{verb}", said)
+async def settle(proxy, batch, verb, **body):
+    return await proxy.post(f"/batches/{batch['batch_id']}/{verb}", body)
 
 
-async def claimed_again(proxy, **said):
-    """Claims until something is claimed: leases run out in their own time."""
-    return await proxy.claim(wait_s=20, **said)
+async def claim_once_available(proxy, **body):
+    """Claim, and wait until a lease has expired."""
+    return await proxy.claim(wait_s=20, **body)
 
 
-async def test_nobody_else_gets_what_is_held(proxy):
-    """Until it is given back; what is done is never given again."""
+async def test_a_claimed_group_is_claimed_by_no_other_consumer_until_it_is_released(proxy):
+    """An acked group is never claimed again."""
     await proxy.group("g", 1)
     batch = await proxy.claim()
     held = await proxy.get("/groups/g")
     other = await proxy.claim(consumer="other")
     released = await settle(proxy, batch, "release")
-    again = await proxy.claim(consumer="other")
-    acked = await settle(proxy, again, "ack")
-    never = await proxy.claim()
+    second = await proxy.claim(consumer="other")
+    acked = await settle(proxy, second, "ack")
+    third = await proxy.claim()
 
     assert ("claimed", "trainer", batch["batch_id"]) == tuple(
         held.json[name] for name in ("status", "consumer", "batch_id")
     )
     assert (None, []) == (other["batch_id"], other["groups"])
     assert ["g"] == released.json["released"] == acked.json["acked"]
-    assert batch["batch_id"] != again["batch_id"]
-    assert [] == never["groups"]
+    assert batch["batch_id"] != second["batch_id"]
+    assert [] == third["groups"]
     assert "done" == await proxy.status("g")
 
 
-async def test_settling_again_is_the_same_answer(proxy):
-    """Through whichever process: whoever lost the answer asks again. Another ending is 409."""
+async def test_ack_and_release_are_idempotent(proxy):
+    """A retry returns the same response at any process; another operation is 409."""
     await proxy.group("g1", 1)
     await proxy.group("g2", 1)
     acked, released = await proxy.claim(), await proxy.claim()
-    answers = [await settle(proxy, acked, "ack") for _ in range(2)]
-    answers += [await settle(proxy, released, "release") for _ in range(2)]
-    others = [
+    responses = [await settle(proxy, acked, "ack") for _ in range(2)]
+    responses += [await settle(proxy, released, "release") for _ in range(2)]
+    conflicts = [
         await settle(proxy, acked, "release"),
         await settle(proxy, released, "ack"),
         await settle(proxy, acked, "extend"),
     ]
 
-    assert [200] * 4 == [response.status for response in answers]
-    assert answers[0].json == answers[1].json
-    assert answers[2].json == answers[3].json
-    assert [409] * 3 == [response.status for response in others]
+    assert [200] * 4 == [response.status for response in responses]
+    assert responses[0].json == responses[1].json
+    assert responses[2].json == responses[3].json
+    assert [409] * 3 == [response.status for response in conflicts]
 
 
-async def test_an_acknowledgement_whose_end_was_lost_is_made_good(proxy, store):
-    """The store failed after the groups were done: asked again, it answers that they are."""
+async def test_a_retry_completes_an_ack_that_failed_half_way(proxy, store):
+    """The store failed after the groups were marked as done."""
     await proxy.group("g", 1)
     batch = await proxy.claim()
     batches = store.batches
-    amend, batches.update_if = batches.update_if, failing
+    update_if, batches.update_if = batches.update_if, unreachable
     first = await settle(proxy, batch, "ack")
-    batches.update_if = amend
-    again = await settle(proxy, batch, "ack", delete=True)
+    batches.update_if = update_if
+    second = await settle(proxy, batch, "ack", delete=True)
 
-    assert (503, 200, ["g"]) == (first.status, again.status, again.json["acked"])
+    assert (503, 200, ["g"]) == (first.status, second.status, second.json["acked"])
     assert 404 == (await proxy.get("/groups/g")).status
 
 
-async def failing(*_, **__):
+async def unreachable(*_, **__):
     from storage.errors import StoreUnreachable
 
     raise StoreUnreachable("the test took the store away")
 
 
-async def test_a_lease_that_runs_out_gives_the_groups_to_the_next(proxy):
-    """And whoever held them learns of it when settling."""
+async def test_after_its_lease_expired_a_batch_is_claimed_by_another_consumer(proxy):
+    """The first consumer's operations are then 409 with lease_lost."""
     await proxy.group("g", 1)
     late = await proxy.claim(lease_s=0.05)
-    batch = await claimed_again(proxy, consumer="next")
-    answers = [await settle(proxy, late, verb) for verb in ("extend", "ack")]
+    batch = await claim_once_available(proxy, consumer="next")
+    responses = [await settle(proxy, late, verb) for verb in ("extend", "ack")]
     released = await settle(proxy, late, "release")
 
     assert ["g"] == [group["group_id"] for group in batch["groups"]]
-    assert [(409, "lease_lost")] * 2 == [(response.status, response.json["error"]["type"]) for response in answers]
+    assert [(409, "lease_lost")] * 2 == [(response.status, response.json["error"]["type"]) for response in responses]
     assert (200, [], ["g"]) == (released.status, released.json["released"], released.json["lost"])
     assert 200 == (await settle(proxy, batch, "ack")).status
 
 
-async def test_a_batch_may_be_lost_in_part(proxy):
-    """What is still held is done; what is not is named."""
+async def test_an_ack_of_a_partly_lost_batch_acks_the_remaining_groups(proxy):
+    """The lost groups are listed."""
     await proxy.group("g1", 1)
     await proxy.group("g2", 1)
     late = await proxy.claim(groups=2, lease_s=0.05)
-    batch = await claimed_again(proxy, groups=1)
+    batch = await claim_once_available(proxy, groups=1)
     acked = await settle(proxy, late, "ack")
     taken = batch["groups"][0]["group_id"]
 
@@ -116,8 +116,7 @@ async def test_a_batch_may_be_lost_in_part(proxy):
     assert ({"g1", "g2"} - {taken}, [taken]) == (set(acked.json["acked"]), acked.json["lost"])
 
 
-async def test_a_lease_is_extended(proxy):
-    """It counts from then on."""
+async def test_extend_restarts_the_lease(proxy):
     await proxy.group("g", 1)
     batch = await proxy.claim(lease_s=2)
     extended = await settle(proxy, batch, "extend", lease_s=1000)
@@ -127,8 +126,8 @@ async def test_a_lease_is_extended(proxy):
     assert [] == (await proxy.claim(wait_s=2.1))["groups"]
 
 
-async def test_an_acknowledgement_may_delete(proxy):
-    """The groups and their rollouts, and nothing else."""
+async def test_an_ack_with_delete_deletes_the_groups_and_their_rollouts(proxy):
+    """Other rollouts remain."""
     members = await proxy.group("g", 1, 1)
     await proxy.chat("other")
     batch = await proxy.claim()
@@ -138,20 +137,20 @@ async def test_an_acknowledgement_may_delete(proxy):
     assert 200 == (await proxy.get("/rollouts/other")).status
 
 
-async def test_a_claim_waits_for_the_first_group(proxy):
-    """And answers with nothing when the time is over."""
+async def test_a_claim_with_wait_s_waits_for_a_group(proxy):
+    """After the time it returns no groups."""
     (member,) = await proxy.group("g", 1, finish=False)
-    nothing = await proxy.claim(wait_s=0.3)
+    empty = await proxy.claim(wait_s=0.3)
     waiting = asyncio.ensure_future(proxy.claim(wait_s=30))
     await asyncio.sleep(0)
     await proxy.finish(member)
 
-    assert (None, [], None) == (nothing["batch_id"], nothing["groups"], nothing["lease_ms"])
+    assert (None, [], None) == (empty["batch_id"], empty["groups"], empty["lease_ms"])
     assert ["g"] == [group["group_id"] for group in (await waiting)["groups"]]
 
 
-async def test_a_consumer_that_leaves_while_it_waits_holds_nothing(proxy):
-    """The group that completes then is the next one's."""
+async def test_a_consumer_that_disconnects_while_it_waits_claims_nothing(proxy):
+    """A group that is completed afterwards goes to the next consumer."""
     (member,) = await proxy.group("g", 1, finish=False)
     waiting = asyncio.ensure_future(proxy.claim(wait_s=30))
     assert 200 == (await proxy.get("/health")).status  # by now the claim was sent, too
@@ -159,7 +158,7 @@ async def test_a_consumer_that_leaves_while_it_waits_holds_nothing(proxy):
     await asyncio.wait([waiting])
     await proxy.finish(member)
 
-    assert ["g"] == [group["group_id"] for group in (await claimed_again(proxy))["groups"]]
+    assert ["g"] == [group["group_id"] for group in (await claim_once_available(proxy))["groups"]]
 
 
 @pytest.mark.parametrize(
@@ -176,21 +175,18 @@ async def test_a_consumer_that_leaves_while_it_waits_holds_nothing(proxy):
         ([], 400),
     ],
 )
-async def test_a_claim_that_cannot_be_is_refused(proxy, body, status):
-    """And holds nothing."""
+async def test_an_invalid_claim_is_rejected_and_claims_nothing(proxy, body, status):
     await proxy.group("g", 1)
 
     assert status == (await proxy.post("/batches/claim", body)).status
     assert "complete" == await proxy.status("g")
 
 
-async def test_a_batch_that_is_not_there_is_404(proxy):
-    """Whatever is to be done with it."""
+async def test_an_unknown_batch_is_404(proxy):
     assert [404] * 3 == [(await proxy.post(f"/batches/none/{verb}")).status for verb in ("ack", "release", "extend")]
 
 
-async def test_a_batch_is_settled_at_any_process_that_shares_the_store(proxy, store):
-    """Claimed at one, acknowledged at another."""
+async def test_a_batch_can_be_acked_at_any_process(proxy, store):
     await proxy.group("g", 1)
     batch = await proxy.claim()
     async with (
@@ -202,15 +198,15 @@ async def test_a_batch_is_settled_at_any_process_that_shares_the_store(proxy, st
 
 @contextmanager
 def serving(server, prefix):
-    """A proxy in a process of its own."""
+    """Run a proxy in a separate process."""
     words = [sys.executable, "-m", "proxy", "serve", "--listen", "127.0.0.1:0", "--store", f"unix:{server.socket}"]
     environment = {**os.environ, "TOKENTAPE_STORE__PREFIX": prefix}
     process = started(words, stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        said = ""
-        while not (found := re.search(r"listening (http://\S+)", said)):
-            said += process.stderr.readline()
-            assert process.poll() is None, said
+        body = ""
+        while not (found := re.search(r"listening (http://\S+)", body)):
+            body += process.stderr.readline()
+            assert process.poll() is None, body
         yield process, found[1]
     finally:
         process.kill()
@@ -218,10 +214,10 @@ def serving(server, prefix):
         process.stderr.close()
 
 
-async def test_with_consumers_and_a_proxy_killed_no_group_is_lost_and_none_is_held_twice(
+async def test_when_consumers_and_a_proxy_are_killed_no_group_is_lost_or_claimed_twice_at_once(
     proxy, store, server, tmp_path
 ):
-    """Consumers in processes of their own over two proxies; some are killed amid their work, and one proxy."""
+    """Consumer processes use two proxies; some of them and one proxy are killed."""
     groups = {f"g{number}" for number in range(24)}
     for name in groups:
         await proxy.group(name, 1, 0)
@@ -245,10 +241,10 @@ async def test_with_consumers_and_a_proxy_killed_no_group_is_lost_and_none_is_he
     holds, acked = events(log, "claimed"), Counter(group for _, group in events(log, "acked"))
     assert groups == done
     assert {1} == set(acked.values())
-    assert len(holds) > len(groups)  # some were held by consumers that died, and given to others
+    assert len(holds) > len(groups)  # consumers that were killed lost some of theirs
     ends = {}
-    for at, batch, group, until in sorted(holds):
-        assert ends.get(group, 0) <= at, f"{group} was given to {batch} while somebody else held it"
+    for start, batch, group, until in sorted(holds):
+        assert ends.get(group, 0) <= start, f"{group} was claimed in {batch} while another consumer held it"
         ends[group] = until
 
 
@@ -262,6 +258,6 @@ async def names_done(proxy):
 
 
 def events(log, kind):
-    """What consumers wrote down, each in one line."""
+    """Return the entries of a kind in the consumers' log, which has one per line."""
     lines = [orjson.loads(line) for line in log.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     return [line[1:] for line in lines if line[0] == kind]

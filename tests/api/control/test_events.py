@@ -1,4 +1,4 @@
-"""Rollouts, followed as they change."""
+"""/events: a stream of changes of rollouts."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -14,8 +14,8 @@ from storage.types import Change
 
 
 @asynccontextmanager
-async def following(proxy, query=""):
-    """The events from now on, each as its name and what it tells."""
+async def follow(proxy, query=""):
+    """Yield the events from now on, each as its name and its data."""
     async with proxy.http.get(f"{proxy.url}/events{query}") as response:
         assert 200 == response.status, await response.text()
         assert "text/event-stream" == response.headers["Content-Type"]
@@ -24,33 +24,32 @@ async def following(proxy, query=""):
         async def events():
             name = None
             async for line in response.content:
-                kind, _, said = line.decode().strip().partition(": ")
+                kind, _, value = line.decode().strip().partition(": ")
                 if kind == "data":
-                    yield name, orjson.loads(said)
-                name = said if kind == "event" else name
+                    yield name, orjson.loads(value)
+                name = value if kind == "event" else name
 
         yield events()
 
 
-async def test_a_call_is_told_with_its_step_and_a_finish_without(proxy):
-    """In the order in which they happened."""
-    async with following(proxy) as events:
+async def test_a_call_is_an_event_with_its_step_and_a_finish_one_without(proxy):
+    """Events are in order."""
+    async with follow(proxy) as events:
         await proxy.chat("r 1")
         await proxy.post("/rollouts/r%201/finish", {"status": "completed"})
-        told = [await anext(events) for _ in range(3)]
+        received = [await anext(events) for _ in range(3)]
     (step,) = (await proxy.get("/rollouts/r%201/steps")).json["steps"]
 
-    assert {"changed"} == {name for name, _ in told}
+    assert {"changed"} == {name for name, _ in received}
     assert [
         {"rollout_id": "r 1", "index": None, "step_id": None},
         {"rollout_id": "r 1", "index": 0, "step_id": step["step_id"]},
         {"rollout_id": "r 1", "index": None, "step_id": None},
-    ] == [said for _, said in told]
+    ] == [data for _, data in received]
 
 
-async def test_one_rollout_may_be_followed_alone_at_any_process(proxy, store):
-    """What another process does to it is told, what happens to others is not."""
-    async with running(settings_for(None), store) as other, following(proxy, "?rollout_id=b") as events:
+async def test_events_can_be_filtered_by_rollout_and_include_changes_by_other_processes(proxy, store):
+    async with running(settings_for(None), store) as other, follow(proxy, "?rollout_id=b") as events:
         for name in ("a", "b"):
             async with proxy.http.post(f"{other.url}/rollouts", json={"rollout_id": name}) as response:
                 assert 201 == response.status
@@ -58,8 +57,7 @@ async def test_one_rollout_may_be_followed_alone_at_any_process(proxy, store):
         assert "b" == (await anext(events))[1]["rollout_id"]
 
 
-async def test_a_stop_ends_the_stream(store, http):
-    """Nobody who looks on holds up a stop."""
+async def test_the_shutdown_ends_event_streams(store, http):
     async with running(settings_for(None), store) as served:
         response = await http.get(f"{served.url}/events")
         assert b": following\n" == await response.content.readline()
@@ -67,20 +65,17 @@ async def test_a_stop_ends_the_stream(store, http):
         assert b"" == (await response.content.read()).strip()
 
 
-async def test_a_store_that_is_away_is_said(proxy, store, monkeypatch):
-    """503, as with every other route."""
-
-    class Away:
+async def test_events_are_503_while_the_store_is_unreachable(proxy, store, monkeypatch):
+    class Unreachable:
         def subscribe(self):
             raise StoreUnreachable("the test took the store away")
 
-    monkeypatch.setattr(store._store, "changes", Away())
+    monkeypatch.setattr(store._store, "changes", Unreachable())
 
     assert 503 == (await proxy.get("/events")).status
 
 
-async def test_an_unknown_option_is_refused(proxy):
-    """400, naming it."""
+async def test_an_unknown_parameter_of_events_is_400_and_named(proxy):
     response = await proxy.get("/events?rollout=r")
 
     assert 400 == response.status
@@ -88,8 +83,7 @@ async def test_an_unknown_option_is_refused(proxy):
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\ud800", '"'])
-def test_a_hostile_name_stays_within_its_event(name):
-    """One event, one line of data."""
+def test_a_rollout_id_with_line_breaks_or_quotes_stays_within_one_event(name):
     event = to_event(Change(name, 3, "s"))
 
     assert 3 == event.count(b"\n")

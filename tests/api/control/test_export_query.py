@@ -1,4 +1,4 @@
-"""What an export is asked for, read from a query and from a claim."""
+"""Export options, parsed from a query and from a claim."""
 
 import orjson
 import pytest
@@ -24,8 +24,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_claim_and_a_query_that_say_the_same_want_the_same(options):
-    """By the same names."""
+def test_a_claim_and_a_query_have_the_same_options(options):
     query = "&".join(f"{name}={value}" for name, value in options.items())
     by_query = export_query_from(make_mocked_request("GET", f"/groups/g/export?{query}"), ADVANTAGES)
 
@@ -36,16 +35,14 @@ def test_a_claim_and_a_query_that_say_the_same_want_the_same(options):
     "query",
     ["format=nope", "branches=some", "max_len=0", "prompt_logprob=nan", "pad_id=-1", "container=xml", "report=1"],
 )
-def test_an_option_that_is_not_allowed_is_named(query):
-    """So that whoever misspelt it finds it."""
+def test_an_invalid_option_is_named(query):
     with pytest.raises(BadRequest) as refused:
         export_query_from(make_mocked_request("GET", f"/export?{query}"))
 
     assert query.partition("=")[0] == refused.value.param
 
 
-def test_the_accepted_content_type_is_the_container():
-    """Where none is named."""
+def test_the_accept_header_selects_the_container():
     request = make_mocked_request("GET", "/export", headers={"Accept": "application/x-ndjson"})
 
     assert "application/x-ndjson" == export_query_from(request).container.content_type

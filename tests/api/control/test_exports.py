@@ -1,4 +1,4 @@
-"""Exports: rows for trainers, of one rollout or of many."""
+"""Exports of one rollout and of many."""
 
 import asyncio
 import io
@@ -14,14 +14,14 @@ from storage.errors import StoreUnreachable
 from storage.types import StepWrite
 
 
-async def break_a_step(store, rollout_id):
-    """Store what is no record among a rollout's steps."""
+async def store_unreadable_step(store, rollout_id):
+    """Store an invalid record among a rollout's steps."""
     stored = await store.get(rollout_id)
     await store.append(StepWrite(rollout_id, stored.incarnation, "broken", b"TT\x01 not a record"), now_ms=1)
 
 
-async def test_a_conversation_exports_as_one_row_of_equal_arrays(proxy):
-    """Every sampled token is trained once; the ids are the recorded ones."""
+async def test_a_conversation_is_one_row_of_parallel_arrays(proxy):
+    """Every sampled token is trained once; the ids are those recorded."""
     await proxy.turns("r1", 3)
     steps = (await proxy.get("/rollouts/r1/steps")).json["steps"]
     (row,) = (await proxy.get("/rollouts/r1/export?format=sequences")).json["rows"]
@@ -34,23 +34,21 @@ async def test_a_conversation_exports_as_one_row_of_equal_arrays(proxy):
         assert step["choices"][0]["logprobs"] == row["logprobs"][span["start"] : span["end"]]
 
 
-async def test_the_same_rollout_gives_the_same_bytes(proxy):
-    """Exports are repeatable."""
+async def test_repeated_exports_are_equal(proxy):
     await proxy.turns("r1", 3)
 
     assert (await proxy.get("/rollouts/r1/export")).text == (await proxy.get("/rollouts/r1/export")).text
 
 
-async def test_the_steps_format_gives_each_choice_a_row(proxy):
-    """Nothing is joined."""
+async def test_the_steps_format_has_one_row_per_choice(proxy):
     await proxy.chat("r1", n=3)
     rows = (await proxy.get("/rollouts/r1/export?format=steps")).json["rows"]
 
     assert [0, 1, 2] == [row["choice"] for row in rows]
 
 
-async def test_containers_are_chosen_by_name_or_by_accept(proxy):
-    """JSON by default."""
+async def test_the_container_is_chosen_by_parameter_or_accept_header(proxy):
+    """The default is JSON."""
     await proxy.chat("r1")
     by_name = await proxy.get("/rollouts/r1/export?container=ndjson")
     by_accept = await proxy.get("/rollouts/r1/export", headers={"Accept": "application/x-ndjson"})
@@ -60,8 +58,8 @@ async def test_containers_are_chosen_by_name_or_by_accept(proxy):
     assert whole["rows"] == [orjson.loads(by_name.text)]
 
 
-async def test_what_gave_no_row_is_told(proxy):
-    """In a header, and step by step in the report; an empty export is 200 with no rows."""
+async def test_skipped_steps_are_reported_in_a_header_and_in_the_report(proxy):
+    """An export without rows is 200."""
     await proxy.post("/rollouts/r1/v1/completions", {"prompt": "hi", "echo": True, "max_tokens": 2})
     response = await proxy.get("/rollouts/r1/export?report=true")
     empty = await proxy.get("/rollouts/r1/export")
@@ -85,8 +83,7 @@ async def test_what_gave_no_row_is_told(proxy):
     ],
 )
 @pytest.mark.parametrize("path", ["/rollouts/r1/export", "/export"])
-async def test_an_option_that_is_none_is_400_naming_those_that_are(proxy, path, query):
-    """Never a guess at what was meant."""
+async def test_an_invalid_export_option_is_400_and_named(proxy, path, query):
     await proxy.chat("r1")
     response = await proxy.get(f"{path}?{query}")
 
@@ -94,75 +91,73 @@ async def test_an_option_that_is_none_is_400_naming_those_that_are(proxy, path, 
 
 
 @pytest.mark.parametrize("query", ["status=nope", "limit=0", "since=x", f"limit={'9' * 5000}"])
-async def test_a_filter_that_is_none_is_400_before_anything_is_streamed(proxy, query):
-    """A status can be given only before the first byte."""
+async def test_an_invalid_filter_is_400_before_anything_is_streamed(proxy, query):
     response = await proxy.get(f"/export?{query}")
 
     assert (400, query.partition("=")[0]) == (response.status, response.json["error"]["param"])
 
 
-async def test_an_export_that_fails_before_its_first_row_has_the_failure_for_an_answer(proxy, store):
-    """Its status and its sentence."""
+async def test_an_export_that_fails_before_its_first_row_returns_the_error(proxy, store):
     await proxy.chat("r1")
     store.failing.add("get")
-    away = await proxy.get("/rollouts/r1/export")
+    single = await proxy.get("/rollouts/r1/export")
     many = await proxy.get("/export")
 
-    assert (503, "store_unavailable") == (away.status, away.json["error"]["type"])
+    assert (503, "store_unavailable") == (single.status, single.json["error"]["type"])
     assert 503 == many.status
 
 
 @pytest.mark.parametrize("path", ["/rollouts/r1/export", "/export"])
-async def test_a_head_request_has_the_headers_alone(proxy, path):
-    """A body would be read as the answer of the next request on the connection."""
+async def test_a_head_request_returns_headers_only(proxy, path):
+    """A client would read a body as the next response on the connection."""
     await proxy.chat("r1")
     head = await proxy.call("HEAD", path)
-    got = [await proxy.get(path) for _ in range(2)]
+    responses = [await proxy.get(path) for _ in range(2)]
 
     assert (200, b"", "application/json") == (head.status, head.text, head.headers["Content-Type"].partition(";")[0])
-    assert [200, 200] == [response.status for response in got]
+    assert [200, 200] == [response.status for response in responses]
 
 
 @pytest.mark.parametrize("container", ["json", "ndjson"])
-async def test_an_export_that_breaks_off_is_seen_to_be_cut(proxy, store, container):
-    """Rows without their end are never taken for all rows."""
+async def test_an_export_that_fails_midway_breaks_the_connection(proxy, store, container):
+    """A client cannot mistake its rows for all rows."""
     await proxy.chat("older")
     await asyncio.sleep(0.002)  # rollouts of one millisecond have no order of age
     await proxy.chat("newer")
     read = store.read_all
 
-    async def whole(name, limit):
+    async def fail_at_the_second(name, limit):
         if name == "older":
             raise StoreUnreachable("the test took the store away")
         return await read(name, limit)
 
-    store.read_all = whole
+    store.read_all = fail_at_the_second
     async with proxy.http.get(f"{proxy.url}/export?container={container}") as response:
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.read()
 
 
 @pytest.mark.parametrize("format_name", ["sequences", "verifiers"])
-async def test_a_rollout_that_cannot_be_read_is_named_and_left_out_of_many(proxy, store, format_name):
-    """The others are exported; its own export is 409, with the index of the step."""
+async def test_an_unreadable_rollout_is_skipped_in_an_export_of_many(proxy, store, format_name):
+    """It is in the report; its own export is 409 with the index of the step."""
     await proxy.chat("good")
     await proxy.chat("bad")
     for name in ("good", "bad"):
         await proxy.finish(name, reward=1)
-    await break_a_step(store, "bad")
+    await store_unreadable_step(store, "bad")
     response = await proxy.get(f"/export?report=true&format={format_name}")
     own = await proxy.get("/rollouts/bad/export")
 
     assert (200, 1) == (response.status, len(response.json["rows"]))
     assert ["good"] == [row["rollout_id"] for row in response.json["report"]["rows"]]
     assert [("bad", True)] == [
-        (left["rollout_id"], "Step at index 1" in left["why"]) for left in response.json["report"]["skipped"]
+        (entry["rollout_id"], "Step at index 1" in entry["why"]) for entry in response.json["report"]["skipped"]
     ]
     assert (409, "damaged_step") == (own.status, own.json["error"]["code"])
 
 
 def rows_in(container, text):
-    """How many rows there are in an export, and its report."""
+    """Return the number of rows in an export, and its report."""
     match container:
         case "json":
             return len(orjson.loads(text)["rows"]), orjson.loads(text)["report"]
@@ -182,8 +177,8 @@ def rows_in(container, text):
 
 @pytest.mark.parametrize("path", ["/rollouts/{r}/export", "/groups/g/export", "/export"])
 @pytest.mark.parametrize("container", ["json", "ndjson", "msgpack", "parquet", "arrow"])
-async def test_a_report_has_an_entry_for_each_row(proxy, container, path):
-    """In every container: of which rollout and steps the row is, with its reward and its advantage."""
+async def test_the_report_has_an_entry_for_each_row_in_every_container(proxy, container, path):
+    """An entry has the rollout, steps, reward and advantage of its row."""
     first, _ = await proxy.group("g", 1, 0)
     await proxy.patch(f"/rollouts/{first}", {"advantages": 0.5})
     response = await proxy.get(f"{path.format(r=first)}?report=true&container={container}&format=steps")
@@ -200,8 +195,7 @@ async def test_a_report_has_an_entry_for_each_row(proxy, container, path):
     } == entries[first]  # fmt: skip
 
 
-async def test_a_group_of_marin_has_its_rollouts_in_typed_containers(proxy):
-    """Row by row: a column is a field of a rollout, not of the groups that they make."""
+async def test_a_marin_group_in_a_columnar_container_has_one_row_per_rollout(proxy):
     await proxy.group("g", 1, 0, metadata={"env_name": "demo"})
     response = await proxy.get("/groups/g/export?format=marin&container=parquet&report=true")
     table = pyarrow.parquet.read_table(io.BytesIO(response.text)).to_pylist()
@@ -210,8 +204,7 @@ async def test_a_group_of_marin_has_its_rollouts_in_typed_containers(proxy):
     assert [1.0, 0.0] == [row["episode_reward"] for row in table]
 
 
-async def test_a_rollout_deleted_while_many_are_exported_is_left_out(proxy, store):
-    """The others are not lost over it."""
+async def test_a_rollout_deleted_during_an_export_of_many_is_skipped(proxy, store):
     await proxy.chat("r1")
     await proxy.chat("r2")
     store.waiting["read_all"], store.reached["read_all"] = asyncio.Event(), asyncio.Event()
@@ -224,8 +217,7 @@ async def test_a_rollout_deleted_while_many_are_exported_is_left_out(proxy, stor
     assert ["r2"] == [row["rollout_id"] for row in rows]
 
 
-async def test_many_rollouts_export_newest_first_through_the_filters(proxy):
-    """Streamed; with a report of what was left out, by rollout."""
+async def test_an_export_of_many_applies_the_filters_and_reports_skipped_steps(proxy):
     for name in ("r1", "r2", "r3"):
         await proxy.post("/rollouts", {"rollout_id": name, "group_id": "odd" if name != "r2" else "even"})
         await proxy.turns(name, 2)
@@ -241,11 +233,11 @@ async def test_many_rollouts_export_newest_first_through_the_filters(proxy):
     assert [] == await rollouts("since=9999999999")
     assert 2 == len(await rollouts("limit=2"))
     report = (await proxy.get("/export?report=true")).json["report"]
-    assert ["r2"] == [left["rollout_id"] for left in report["skipped"]]
+    assert ["r2"] == [entry["rollout_id"] for entry in report["skipped"]]
 
 
-async def test_a_long_rollout_exports_like_a_short_one(proxy):
-    """Beyond a few dozen steps the work is done beside the event loop."""
+async def test_a_rollout_of_40_steps_is_exported(proxy):
+    """Long exports are computed in a thread."""
     await proxy.turns("r1", 40)
     (row,) = (await proxy.get("/rollouts/r1/export")).json["rows"]
 
@@ -253,10 +245,9 @@ async def test_a_long_rollout_exports_like_a_short_one(proxy):
 
 
 async def test_an_undelivered_step_is_not_exported(proxy, store):
-    """Nobody acted on what nobody got."""
-    said = await proxy.chat("r1")
+    reply = await proxy.chat("r1")
     stored = await store.get("r1")
-    await store.mark("r1", stored.incarnation, {f"undelivered:{said.step_id}": b"1"}, now_ms=1)
+    await store.mark("r1", stored.incarnation, {f"undelivered:{reply.step_id}": b"1"}, now_ms=1)
     response = await proxy.get("/rollouts/r1/export")
 
     assert [] == response.json["rows"]
@@ -265,8 +256,8 @@ async def test_an_undelivered_step_is_not_exported(proxy, store):
     assert 1 == (await proxy.get("/rollouts/r1")).json["counts"]["undelivered"]
 
 
-async def test_a_format_that_cannot_say_a_rollout_refuses_it(proxy):
-    """With 409 and the reason; among many it is left out, and the report says why."""
+async def test_a_rollout_that_the_format_cannot_express_is_409(proxy):
+    """In an export of many it is skipped with the reason."""
     await proxy.chat("r1")
     refused = await proxy.get("/rollouts/r1/export?format=scored_data")
     many = await proxy.get("/export?format=scored_data&report=true")
@@ -274,12 +265,11 @@ async def test_a_format_that_cannot_say_a_rollout_refuses_it(proxy):
 
     assert (409, "conflict") == (refused.status, refused.json["error"]["code"])
     assert "Format 'scored_data' requires a reward; rollout 'r1' has none." in refused.json["error"]["message"]
-    assert ([], ["r1"]) == (many.json["rows"], [left["rollout_id"] for left in many.json["report"]["skipped"]])
+    assert ([], ["r1"]) == (many.json["rows"], [entry["rollout_id"] for entry in many.json["report"]["skipped"]])
     assert [1.0] == (await proxy.get("/rollouts/r1/export?format=scored_data")).json["rows"][0]["scores"]
 
 
-async def test_messages_are_read_for_formats_that_tell_them(proxy):
-    """Others leave requests and responses unread."""
+async def test_formats_with_messages_read_requests_and_responses(proxy):
     await proxy.turns("r1", 2)
     await proxy.patch("/rollouts/r1", {"reward": 1.0})
     steps = (await proxy.get("/rollouts/r1/export?format=verifiers")).json["rows"]
@@ -289,8 +279,7 @@ async def test_messages_are_read_for_formats_that_tell_them(proxy):
     assert 4 == output["num_turns"]
 
 
-async def test_columns_are_streamed(proxy):
-    """Arrow and Parquet hold the rows that JSON does, of one rollout and of many."""
+async def test_arrow_and_parquet_have_the_rows_of_json(proxy):
     ipc, parquet = pytest.importorskip("pyarrow.ipc"), pytest.importorskip("pyarrow.parquet")
     await proxy.turns("r1", 2)
     rows = (await proxy.get("/rollouts/r1/export")).json["rows"]
@@ -304,8 +293,8 @@ async def test_columns_are_streamed(proxy):
 @pytest.mark.parametrize(
     ("query", "expected"), [("", [None]), ("prompt_logprob=0", [0]), ("prompt_logprob=-1.5", [-1.5])]
 )
-async def test_what_was_not_sampled_is_filled_only_if_asked_for(proxy, query, expected):
-    """By any number that is wanted."""
+async def test_prompt_logprob_fills_the_logprobs_of_prompt_tokens(proxy, query, expected):
+    """By default they are null."""
     await proxy.chat("r1")
     (row,) = (await proxy.get(f"/rollouts/r1/export?{query}")).json["rows"]
 
@@ -313,8 +302,7 @@ async def test_what_was_not_sampled_is_filled_only_if_asked_for(proxy, query, ex
 
 
 @pytest.mark.parametrize("value", ["x", "nan", "inf", ""])
-async def test_a_fill_is_a_number(proxy, value):
-    """Anything else is refused."""
+async def test_an_invalid_prompt_logprob_is_400(proxy, value):
     await proxy.chat("r1")
 
     assert 400 == (await proxy.get(f"/rollouts/r1/export?prompt_logprob={value}")).status

@@ -1,4 +1,4 @@
-"""Groups: opened with their rollouts, listed, looked at, exported, deleted."""
+"""Groups: opening, listing, reading, exporting, deleting."""
 
 import asyncio
 
@@ -12,8 +12,8 @@ OPENING = {"group_id": "a/b {c}", "size": 3, "rollout": {"metadata": {"task": 7}
 PATH = "/groups/a%2Fb%20%7Bc%7D"
 
 
-async def test_a_group_is_opened_with_all_its_rollouts(proxy):
-    """Each on the same terms, with a base URL and a key of its own that an agent can use."""
+async def test_opening_a_group_opens_all_its_rollouts(proxy):
+    """They have the same terms, and a base URL and a key each."""
     opened = await proxy.post("/groups", OPENING)
     rollouts = opened.json["rollouts"]
     agent = AsyncOpenAI(base_url=rollouts[1]["base_url"], api_key=rollouts[1]["api_key"])
@@ -26,33 +26,33 @@ async def test_a_group_is_opened_with_all_its_rollouts(proxy):
         (rollout["metadata"], rollout["group_id"], rollout["limits"]["max_steps"]) for rollout in rollouts
     ]
     assert [0, 1, 0] == [rollout["steps"] for rollout in group["rollouts"]]
-    assert [rollout["rollout_id"] for rollout in rollouts] == [one["rollout_id"] for one in group["rollouts"]]
-    counts = [tuple(one[name] for name in ("steps", "exact", "flagged", "drift")) for one in group["rollouts"]]
+    assert [rollout["rollout_id"] for rollout in rollouts] == [rollout["rollout_id"] for rollout in group["rollouts"]]
+    counts = [tuple(rollout[name] for name in ("steps", "exact", "flagged", "drift")) for rollout in group["rollouts"]]
     assert [(0, 0, 0, None), (1, 1, 0, None), (0, 0, 0, None)] == counts
-    assert [False, True, False] == [one["sampled_tokens"] > 0 for one in group["rollouts"]]
+    assert [False, True, False] == [rollout["sampled_tokens"] > 0 for rollout in group["rollouts"]]
     assert ("open", 3, 3, 0, [None] * 3) == tuple(
         group[name] for name in ("status", "size", "members", "finished", "rewards")
     )
 
 
-async def test_terms_that_are_too_much_for_all_rollouts_are_refused(proxy):
-    """One request writes them for each rollout: many times a megabyte would hold up everybody. Nothing is opened."""
+async def test_terms_that_are_too_large_for_all_rollouts_are_413(proxy):
+    """They are written once per rollout; nothing is opened."""
     refused = await proxy.post("/groups", {"size": 64, "rollout": {"metadata": {"x": "y" * 2**17}}})
-    taken = await proxy.post("/groups", {"size": 4, "rollout": {"metadata": {"x": "y" * 2**17}}})
+    accepted = await proxy.post("/groups", {"size": 4, "rollout": {"metadata": {"x": "y" * 2**17}}})
 
     assert (413, "request_too_large") == (refused.status, refused.json["error"]["code"])
     assert "64 rollouts" in refused.json["error"]["message"]
-    assert 201 == taken.status
+    assert 201 == accepted.status
     assert 4 == len((await proxy.get("/rollouts")).json["rollouts"])
 
 
-async def test_opening_again_with_the_same_body_is_the_same_answer(proxy):
-    """The rollouts and their keys included, also when many ask at once; with another body it is 409."""
+async def test_opening_a_group_is_idempotent(proxy):
+    """Concurrent and repeated requests return the same rollouts and keys; another body is 409."""
     first, *others = await asyncio.gather(*(proxy.post("/groups", OPENING) for _ in range(5)))
     other = await proxy.post("/groups", {**OPENING, "size": 2})
 
-    assert [200, 200, 200, 200, 201] == sorted([first.status, *(again.status for again in others)])
-    assert all(again.json == first.json for again in others)
+    assert [200, 200, 200, 200, 201] == sorted([first.status, *(repeated.status for repeated in others)])
+    assert all(repeated.json == first.json for repeated in others)
     assert (409, "group_id") == (other.status, other.json["error"]["param"])
     assert 3 == len((await proxy.get("/rollouts")).json["rollouts"])
 
@@ -69,8 +69,7 @@ async def test_opening_again_with_the_same_body_is_the_same_answer(proxy):
         {"size": 2, "rollout": {"limits": {"max_steps": -1}}},
     ],
 )
-async def test_a_group_that_cannot_be_is_refused_and_nothing_is_made(proxy, body):
-    """422, and the field is named."""
+async def test_an_invalid_group_is_422_and_nothing_is_opened(proxy, body):
     response = await proxy.post("/groups", body)
 
     assert 422 == response.status
@@ -81,21 +80,20 @@ async def test_a_group_that_cannot_be_is_refused_and_nothing_is_made(proxy, body
 
 
 async def test_a_group_is_complete_when_all_its_rollouts_are_finished(proxy):
-    """However they are finished, and not before."""
+    """The status with which they are finished does not matter."""
     members = await proxy.group("g", None, None, None, finish=False)
-    seen = []
+    statuses = []
     for member, status in zip(members, ("completed", "failed", "truncated"), strict=True):
-        seen.append(await proxy.status("g"))
+        statuses.append(await proxy.status("g"))
         await proxy.post(f"/rollouts/{member}/finish", {"status": status})
     group = (await proxy.get("/groups/g")).json
 
-    assert ["open"] * 3 == seen
+    assert ["open"] * 3 == statuses
     assert ("complete", 3) == (group["status"], group["finished"])
     assert group["complete_ms"] >= group["created_ms"]
 
 
-async def test_a_group_that_finishes_all_at_once_is_complete_once(proxy):
-    """Through two processes over one store: one offers it, once."""
+async def test_concurrent_finishes_complete_a_group_once(proxy):
     members = await proxy.group("g", *[None] * 8, finish=False)
     await asyncio.gather(*(proxy.finish(member, reward=1) for member in members * 2))
     claimed = await proxy.claim(groups=5)
@@ -104,8 +102,8 @@ async def test_a_group_that_finishes_all_at_once_is_complete_once(proxy):
     assert 'tokentape_group_events_total{event="complete"} 1.0' in (await proxy.get("/metrics")).text.decode()
 
 
-async def test_a_group_that_calls_brought_into_being_has_no_size(proxy):
-    """Its members are those that named it; it is exported, but never complete by itself."""
+async def test_a_group_created_by_calls_has_no_size_and_is_never_complete(proxy):
+    """Its members are the rollouts that named it; it can be exported."""
     for name in ("r1", "r2"):
         await proxy.call(
             "POST", f"/rollouts/{name}/v1/chat/completions",
@@ -122,8 +120,8 @@ async def test_a_group_that_calls_brought_into_being_has_no_size(proxy):
     assert ["r1", "r2"] == [row["rollout_id"] for row in rows]
 
 
-async def test_no_other_rollout_joins_a_group_that_was_opened_with_its_own(proxy):
-    """409, by a call and by an opening, and no such rollout is made."""
+async def test_a_rollout_cannot_join_a_group_that_was_opened_with_its_rollouts(proxy):
+    """The call and the opening are 409, and no rollout is created."""
     await proxy.group("g", None)
     call = await proxy.call(
         "POST", "/rollouts/x/v1/chat/completions", json={"messages": []}, headers={"X-Rollout-Group": "g"}
@@ -134,8 +132,8 @@ async def test_no_other_rollout_joins_a_group_that_was_opened_with_its_own(proxy
     assert [404, 404] == [(await proxy.get(f"/rollouts/{name}")).status for name in "xy"]
 
 
-async def test_groups_are_listed_newest_first_by_status(proxy):
-    """Cursor-paged; a filter may leave a page short."""
+async def test_groups_are_listed_newest_first_in_pages_and_filtered_by_status(proxy):
+    """A filter may shorten a page."""
     for name in ("g1", "g2", "g3"):
         await proxy.group(name, 1, finish=name != "g2")
     listed = (await proxy.get("/groups?limit=2")).json
@@ -150,23 +148,22 @@ async def test_groups_are_listed_newest_first_by_status(proxy):
     ]
 
 
-async def test_pages_of_groups_neither_repeat_nor_skip_while_others_are_made(proxy):
-    """A cursor is stable under concurrent writes."""
+async def test_pages_of_groups_are_stable_under_concurrent_openings(proxy):
     for number in range(12):
         await proxy.post("/groups", {"group_id": f"old{number}", "size": 1})
-    seen, cursor = [], ""
+    listed, cursor = [], ""
     while cursor is not None:
         page = (await proxy.get(f"/groups?limit=5{cursor and '&cursor='}{cursor}")).json
-        seen += [group["group_id"] for group in page["groups"]]
+        listed += [group["group_id"] for group in page["groups"]]
         cursor = page["cursor"]
         await proxy.post("/groups", {"size": 1})
 
-    assert sorted(f"old{number}" for number in range(12)) == sorted(name for name in seen if name.startswith("old"))
-    assert len(seen) == len(set(seen))
+    assert sorted(f"old{number}" for number in range(12)) == sorted(name for name in listed if name.startswith("old"))
+    assert len(listed) == len(set(listed))
 
 
-async def test_a_group_is_deleted_with_its_rollouts(proxy):
-    """204, also the second time; and it is never claimed."""
+async def test_deleting_a_group_deletes_its_rollouts(proxy):
+    """A repeated DELETE is 204, and the group is never claimed."""
     members = await proxy.group("g", 1, 1)
     deleted = [(await proxy.delete("/groups/g")).status for _ in range(2)]
 
@@ -176,8 +173,8 @@ async def test_a_group_is_deleted_with_its_rollouts(proxy):
     assert None is (await proxy.claim())["batch_id"]
 
 
-async def test_a_group_is_exported_as_the_trainer_takes_it(proxy):
-    """In JSON the format's own object for a group; in other containers its rows."""
+async def test_a_group_is_exported_as_the_formats_group_object(proxy):
+    """Containers other than JSON have its rows."""
     members = await proxy.group("g", 1, 0)
     rows = (await proxy.get("/groups/g/export")).json
     scored = (await proxy.get("/groups/g/export?format=scored_data")).json
@@ -201,8 +198,7 @@ async def test_a_group_is_exported_as_the_trainer_takes_it(proxy):
         ("rloo", [1, -0.5, -0.5]),
     ],
 )
-async def test_advantages_are_given_estimated_or_left_out(proxy, advantage, expected):
-    """By the rewards of the group."""
+async def test_advantages_are_set_values_estimated_or_omitted(proxy, advantage, expected):
     first, *_ = await proxy.group("g", 1, 0, 0)
     await proxy.patch(f"/rollouts/{first}", {"advantages": 5})
     rows = (await proxy.get(f"/groups/g/export?advantage={advantage}")).json
@@ -212,25 +208,23 @@ async def test_advantages_are_given_estimated_or_left_out(proxy, advantage, expe
     ]
 
 
-async def test_rollouts_that_are_equally_good_have_no_advantage(proxy):
-    """A group without a difference gives zeros."""
+async def test_equal_rewards_have_advantage_0(proxy):
     await proxy.group("g", 0.5, 0.5)
     rows = (await proxy.get("/groups/g/export?advantage=grpo")).json
 
     assert [0.0, 0.0] == [row["advantages"] for row in rows]
 
 
-async def test_a_missing_reward_is_not_made_up(proxy):
-    """A format that must have the advantage of a rollout without a reward is 409, and names the rollout."""
-    _, bare = await proxy.group("g", 1, None)
+async def test_a_format_that_requires_advantages_is_409_for_a_rollout_without_a_reward(proxy):
+    """The error names the rollout."""
+    _, unrewarded = await proxy.group("g", 1, None)
     response = await proxy.get("/groups/g/export?format=scored_data&advantage=grpo")
 
     assert 409 == response.status
-    assert bare in response.json["error"]["message"]
+    assert unrewarded in response.json["error"]["message"]
 
 
-async def test_a_group_that_is_not_worth_training_gives_nothing_and_says_why(proxy):
-    """Too few rollouts with rows, or rewards that are all equal."""
+async def test_a_group_with_equal_rewards_or_too_few_rows_exports_no_rows_and_the_reason(proxy):
     await proxy.group("g", 1, 1)
     few = await proxy.get("/groups/g/export?min_group=3")
     equal = await proxy.get("/groups/g/export?only_mixed=true&container=ndjson")
@@ -239,8 +233,8 @@ async def test_a_group_that_is_not_worth_training_gives_nothing_and_says_why(pro
     assert (b"", True) == (equal.text, "have the same reward" in equal.headers["X-Export-Skipped"])
 
 
-async def test_an_estimate_needs_a_group(proxy):
-    """An export of rollouts one by one refuses it, naming what it takes."""
+async def test_an_estimated_advantage_is_400_for_a_single_rollout(proxy):
+    """The error lists the accepted values."""
     await proxy.chat("r1")
     response = await proxy.get("/rollouts/r1/export?advantage=grpo")
 
@@ -248,13 +242,11 @@ async def test_an_estimate_needs_a_group(proxy):
     assert "given, none" in response.json["error"]["message"]
 
 
-async def test_a_group_that_is_not_there_is_404(proxy):
-    """Looked at or exported."""
+async def test_an_unknown_group_is_404(proxy):
     assert [404, 404] == [(await proxy.get(f"/groups/none{rest}")).status for rest in ("", "/export")]
 
 
-async def test_a_group_is_the_same_at_every_process_that_shares_the_store(proxy, store):
-    """Opened at one, finished at another, complete at both."""
+async def test_a_group_is_the_same_at_every_process(proxy, store):
     members = await proxy.group("g", None, finish=False)
     async with running(settings_for(None), store) as other:
         async with proxy.http.post(

@@ -1,4 +1,4 @@
-"""Steps that end after their rollout was finished: stored, shown as late, and in nothing that was given out."""
+"""Late steps: steps that end after their rollout was finished."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 @pytest.fixture
 async def proxy(store, engine, http):
-    """A proxy whose engine answers, and holds what it is told to."""
+    """A proxy whose engine responds while `engine.hold` is set."""
     engine.hold = asyncio.Event()
     engine.hold.set()
 
@@ -44,31 +44,29 @@ class ProxyClient:
             return response.status
 
     async def export(self, path, include="exact"):
-        told = await self.call("GET", f"{path}/export?format=sequences&container=json&include={include}")
-        return told["rows"] if isinstance(told, dict) else told
+        payload = await self.call("GET", f"{path}/export?format=sequences&container=json&include={include}")
+        return payload["rows"] if isinstance(payload, dict) else payload
 
 
-async def in_flight(proxy, engine, rollout, **more):
-    """A call that the engine has, which it will answer when `engine.hold` is set."""
-    asked = len(engine.requests)
+async def start_call(proxy, engine, rollout, **more):
+    """Start a call; return once the engine has it. It completes after `engine.hold` is set."""
+    before = len(engine.requests)
     engine.hold.clear()
-    calling = asyncio.ensure_future(proxy.chat(rollout, **more))
+    call = asyncio.ensure_future(proxy.chat(rollout, **more))
     async with asyncio.timeout(10):
-        while len(engine.requests) == asked:
+        while len(engine.requests) == before:
             await asyncio.sleep(0.005)
-    return calling
+    return call
 
 
-async def test_a_step_that_ends_after_the_finish_is_stored_and_exported_only_where_it_is_asked_for(
-    proxy, engine, store
-):
-    """It says so in the step, the tree, the counts, the metrics and the rows that have it."""
+async def test_a_late_step_is_stored_flagged_and_excluded_from_exact_exports(proxy, engine, store):
+    """The step, the tree, the counts, the metrics and the rows are marked as late."""
     await proxy.chat("r1")
-    calling = await in_flight(proxy, engine, "r1", seed=2)
+    call = await start_call(proxy, engine, "r1", seed=2)
     await proxy.call("POST", "/rollouts/r1/finish", {"status": "completed", "reward": 1.0})
     before = await proxy.export("/rollouts/r1")
     engine.hold.set()
-    status = await calling
+    status = await call
     steps = (await proxy.call("GET", "/rollouts/r1/steps"))["steps"]
     tree = await proxy.call("GET", "/rollouts/r1/tree")
     counts = (await proxy.call("GET", "/rollouts/r1"))["counts"]
@@ -89,13 +87,13 @@ async def test_a_step_that_ends_after_the_finish_is_stored_and_exported_only_whe
     assert "ended after the rollout was finished" in skipped
 
 
-async def test_a_claim_says_how_many_late_steps_its_rollouts_had(proxy, engine, store):
-    """And what ends after it is late too: nothing is added to what was given out."""
+async def test_a_claim_has_the_numbers_of_late_steps(proxy, engine, store):
+    """Steps after the claim are late too, and change nothing that was claimed."""
     opened = await proxy.call("POST", "/groups", {"group_id": "g1", "size": 2})
     names = [rollout["rollout_id"] for rollout in opened["rollouts"]]
     for name in names:
         await proxy.chat(name)
-    calls = [await in_flight(proxy, engine, names[0], seed=seed) for seed in (2, 3)]
+    calls = [await start_call(proxy, engine, names[0], seed=seed) for seed in (2, 3)]
     for name in names:
         await proxy.call("POST", f"/rollouts/{name}/finish", {"status": "completed", "reward": 1.0})
     calls[0].cancel()
@@ -112,36 +110,35 @@ async def test_a_claim_says_how_many_late_steps_its_rollouts_had(proxy, engine, 
     assert 2 == len(await proxy.export("/groups/g1"))
 
 
-async def test_however_finishes_claims_and_appends_race_nothing_is_exported_that_was_not_claimed(proxy, engine, store):
-    """Calls end before, while and after their group is finished, completed and claimed."""
+async def test_with_concurrent_finishes_claims_and_calls_an_export_equals_the_claim(proxy, engine, store):
     for round_ in range(4):
         opened = await proxy.call("POST", "/groups", {"group_id": f"g{round_}", "size": 2})
         names = [rollout["rollout_id"] for rollout in opened["rollouts"]]
-        answers = asyncio.Semaphore(0)
+        permits = asyncio.Semaphore(0)
 
-        async def respond(request, body, answers=answers):
-            await answers.acquire()
+        async def respond(request, body, permits=permits):
+            await permits.acquire()
             return web.Response(body=WHOLE.response, content_type="application/json")
 
         engine.respond = respond
         calls = [asyncio.ensure_future(proxy.chat(name, seed=seed)) for name in names for seed in range(4)]
-        await until(lambda round_=round_: len(engine.requests) == 8 * (round_ + 1))
+        await wait_until(lambda round_=round_: len(engine.requests) == 8 * (round_ + 1))
         for _ in range(round_):
-            answers.release()
-        await until(lambda calls=calls, round_=round_: sum(call.done() for call in calls) == round_)
+            permits.release()
+        await wait_until(lambda calls=calls, round_=round_: sum(call.done() for call in calls) == round_)
         finishing = [
             proxy.call("POST", f"/rollouts/{name}/finish", {"status": "completed", "reward": 1.0}) for name in names
         ]
         meanwhile = [asyncio.ensure_future(finish) for finish in finishing]
         for _ in range(2):
-            answers.release()
+            permits.release()
         await asyncio.gather(*meanwhile)
         claiming = asyncio.ensure_future(proxy.call("POST", "/batches/claim", {"consumer": "trainer"}))
         for _ in range(2):
-            answers.release()
+            permits.release()
         (group,) = (await claiming)["groups"]
         for _ in calls:
-            answers.release()
+            permits.release()
         assert {200} == set(await asyncio.gather(*calls))
         rows = await proxy.export(f"/groups/g{round_}")
 
@@ -149,7 +146,7 @@ async def test_however_finishes_claims_and_appends_race_nothing_is_exported_that
         assert 8 == len(await proxy.export(f"/groups/g{round_}", "flagged"))
 
 
-async def until(condition):
+async def wait_until(condition):
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""The description of every route."""
+"""/openapi.json, which describes every route."""
 
 from proxy.api.compat import COMPAT_ROUTES
 from proxy.api.compat.atropos.calls import SESSION_CALL_ROUTES
@@ -11,8 +11,8 @@ from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.protocols.dialects import DIALECTS, TRANSLATORS
 
 
-async def test_every_route_is_described(proxy):
-    """Of the control API just those that are there; of the model API every dialect and callback, under every prefix."""
+async def test_exactly_the_served_routes_are_described(proxy):
+    """The model API's dialects and callbacks are described with every prefix."""
     routes = (*CONTROL_ROUTES, *COMPAT_ROUTES, *SESSION_ROUTES, *SESSION_CALL_ROUTES, *PAGE_ROUTES)
     control = {(route.method.lower(), route.path.replace(":[^/]+", "")) for route in routes}
     described = {(route.method, route.path) for route in ROUTES}
@@ -34,8 +34,7 @@ async def test_every_route_is_described(proxy):
     assert describe() == (await proxy.get("/openapi.json")).json
 
 
-async def test_bodies_are_described_by_the_models_that_read_them(proxy):
-    """A reference that leads nowhere would be of no use."""
+async def test_the_schemas_of_bodies_are_those_of_the_pydantic_models(proxy):
     document = (await proxy.get("/openapi.json")).json
     schemas = document["components"]["schemas"]
     schema = document["paths"]["/rollouts"]["post"]["requestBody"]["content"]["application/json"]["schema"]

@@ -1,4 +1,4 @@
-"""The policy version, announced and stamped."""
+"""The policy version on steps, and pausing calls."""
 
 import asyncio
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from recorded import load
 from proxy.server.listener import running
 
 
-async def stamp(proxy, rollout):
+async def recorded_version(proxy, rollout):
     (step, *_) = (await proxy.get(f"/rollouts/{rollout}/steps")).json["steps"]
     return SimpleNamespace(
         start=step["policy_version"],
@@ -20,33 +20,31 @@ async def stamp(proxy, rollout):
     )
 
 
-async def test_calls_after_an_announcement_are_stamped_with_it(proxy):
-    """Those before it are not; the version is a word, and a number is its digits."""
+async def test_steps_have_the_policy_version_that_was_set_before_the_call(proxy):
+    """The version is a string; a number is converted."""
     assert {"version": None} == (await proxy.get("/policy")).json
     for number, version in enumerate((None, 12, "main")):
         if version is not None:
             assert {"version": str(version)} == (await proxy.put("/policy", {"version": version})).json
         await proxy.chat(f"r{number}")
-    stamps = [await stamp(proxy, f"r{number}") for number in range(3)]
+    stamps = [await recorded_version(proxy, f"r{number}") for number in range(3)]
 
-    assert [None, "12", "main"] == [one.start for one in stamps]
-    assert [[None], ["12"], ["main"]] == [one.spans for one in stamps]
+    assert [None, "12", "main"] == [version.start for version in stamps]
+    assert [[None], ["12"], ["main"]] == [version.spans for version in stamps]
     assert {"version": "main"} == (await proxy.get("/policy")).json
 
 
-async def test_every_process_that_shares_the_store_stamps_what_was_announced(proxy, store):
-    """From the answer on, whoever was asked."""
+async def test_a_policy_version_applies_to_every_process_once_the_response_is_sent(proxy, store):
     async with running(settings_for(None), store) as other:
         for version in range(5):
             async with proxy.http.put(f"{other.url}/policy", json={"version": version}) as response:
                 assert 200 == response.status
             await proxy.chat(f"r{version}")
-            assert str(version) == (await stamp(proxy, f"r{version}")).start
+            assert str(version) == (await recorded_version(proxy, f"r{version}")).start
 
 
 @pytest.mark.parametrize("body", [{}, {"version": None}, {"version": ""}, {"version": 1.5}, {"version": "x" * 257}])
-async def test_what_is_no_version_is_refused(proxy, body):
-    """422, and what was announced stays."""
+async def test_an_invalid_policy_version_is_422_and_changes_nothing(proxy, body):
     await proxy.put("/policy", {"version": 1})
 
     assert 422 == (await proxy.put("/policy", body)).status
@@ -54,22 +52,24 @@ async def test_what_is_no_version_is_refused(proxy, body):
 
 
 @pytest.fixture
-async def held(engine):
-    """Lets an engine's first answer go; it answers all others at once."""
-    letting_go = asyncio.Event()
+async def release(engine):
+    """An event that releases the engine's first response; it sends others immediately."""
+    event = asyncio.Event()
 
     async def respond(request, body):
         if len(engine.requests) == 1:
-            await letting_go.wait()
+            await event.wait()
         return web.Response(body=load("chat_ids_lp").response, content_type="application/json")
 
     engine.respond = respond
-    return letting_go
+    return event
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
-async def test_a_version_announced_while_a_call_is_in_flight_is_its_end(store, http, engine, held, elsewhere):
-    """The step says with which it began and with which it ended, as soon as this process was told of it."""
+async def test_a_version_set_while_a_call_is_in_flight_is_its_policy_version_end(
+    store, http, engine, release, elsewhere
+):
+    """The step has the versions at its start and its end, also if another process set the second."""
     async with running(settings_for(engine.url), store) as served, running(settings_for(None), store) as other:
 
         async def call(rollout):
@@ -88,19 +88,19 @@ async def test_a_version_announced_while_a_call_is_in_flight_is_its_end(store, h
         await engine.reached.wait()
         await announce(2)
         await call("r2")
-        held.set()
+        release.set()
         await first
-        seen = []
+        versions = []
         for rollout in ("r1", "r2"):
             async with http.get(f"{served.url}/rollouts/{rollout}/steps") as response:
                 (step,) = (await response.json())["steps"]
-                seen.append((step["policy_version"], step["policy_version_end"]))
+                versions.append((step["policy_version"], step["policy_version_end"]))
 
-    assert [("1", "2"), ("2", None)] == seen
+    assert [("1", "2"), ("2", None)] == versions
 
 
-async def test_calls_of_a_pause_wait_and_go_on_with_the_new_version(proxy, store):
-    """Whichever process they come to; when it is over they are stamped with what was announced meanwhile."""
+async def test_calls_wait_during_a_pause_and_proceed_with_the_new_version(proxy, store):
+    """The pause applies to every process."""
     async with running(settings_for(None), store) as other:
         async with proxy.http.post(f"{other.url}/policy/pause", json={"mode": "wait"}) as response:
             assert {"mode": "wait", "in_flight": 0, "drained": True} == await response.json()
@@ -112,11 +112,11 @@ async def test_calls_of_a_pause_wait_and_go_on_with_the_new_version(proxy, store
             assert {"mode": None, "in_flight": 0} == await response.json()
         await call
 
-    assert "2" == (await stamp(proxy, "r1")).start
+    assert "2" == (await recorded_version(proxy, "r1")).start
 
 
-async def test_calls_of_a_rejecting_pause_are_told_when_to_come_again(proxy):
-    """429 with Retry-After and nothing recorded; once it is resumed they are answered."""
+async def test_calls_during_a_pause_with_mode_reject_are_429_with_retry_after(proxy):
+    """Nothing is recorded; after resume calls succeed."""
     await proxy.post("/policy/pause", {"mode": "reject"})
     refused = await proxy.post("/rollouts/r1/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
     await proxy.post("/policy/resume")
@@ -126,31 +126,30 @@ async def test_calls_of_a_rejecting_pause_are_told_when_to_come_again(proxy):
     assert 1 == len((await proxy.get("/rollouts/r1/steps")).json["steps"])
 
 
-async def test_a_drain_ends_when_the_last_call_of_any_process_does(store, http, engine, held):
-    """Not before; without `drain_s` the number in flight is told at once."""
+async def test_drain_s_waits_for_the_calls_in_flight_of_all_processes(store, http, engine, release):
+    """Without `drain_s` their number is returned at once."""
     async with running(settings_for(engine.url), store) as served, running(settings_for(None), store) as other:
 
-        async def ask(url, **named):
+        async def send(url, **named):
             async with http.post(url, **named) as response:
                 return await response.json()
 
         body = {"messages": [{"role": "user", "content": "hi"}]}
-        call = asyncio.create_task(ask(f"{served.url}/rollouts/r1/v1/chat/completions", json=body))
+        call = asyncio.create_task(send(f"{served.url}/rollouts/r1/v1/chat/completions", json=body))
         async with asyncio.timeout(50):
             while not engine.requests:
                 await asyncio.sleep(0.01)
-        told = await ask(f"{other.url}/policy/pause")
-        drain = asyncio.create_task(ask(f"{other.url}/policy/pause?drain_s=20"))
+        paused = await send(f"{other.url}/policy/pause")
+        drain = asyncio.create_task(send(f"{other.url}/policy/pause?drain_s=20"))
         assert not (await asyncio.wait([drain], timeout=0.3))[0]
-        held.set()
+        release.set()
         await call
 
-        assert {"mode": "wait", "in_flight": 1, "drained": False} == told
+        assert {"mode": "wait", "in_flight": 1, "drained": False} == paused
         assert {"mode": "wait", "in_flight": 0, "drained": True} == await drain
 
 
 @pytest.mark.parametrize("drain", ["-1", "soon", "nan", "4000"])
-async def test_a_drain_of_no_length_is_refused(proxy, drain):
-    """400, and nothing is paused."""
+async def test_an_invalid_drain_s_is_400_and_pauses_nothing(proxy, drain):
     assert 400 == (await proxy.post(f"/policy/pause?drain_s={drain}")).status
     await proxy.chat("r1")

@@ -1,4 +1,4 @@
-"""No reader of a stored step fails for what is in it, whatever the type, the size or the depth."""
+"""Readers of stored steps accept contents of any type, size and depth."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -31,8 +31,7 @@ many = settings(max_examples=300, **FAST)
 
 @many
 @given(odd_steps())
-def test_people_see_every_step_and_its_tree(steps):
-    """As JSON: the steps, their tree with its drift, the texts of their tokens."""
+def test_steps_trees_and_token_texts_can_be_encoded_as_json(steps):
     steps = read_back(steps)
     rollout = Rollout("r1", "b", 1, 1)
     drift = [explain(boundary, "a", "b") for boundary in find_boundaries(grow(steps))]
@@ -46,8 +45,7 @@ def test_people_see_every_step_and_its_tree(steps):
 
 @many
 @given(odd_steps())
-def test_a_group_has_an_oldest_version(steps):
-    """A number, or none: whatever the engine called its weights."""
+def test_any_policy_version_is_a_number_or_none(steps):
     for version in versions_of(read_back(steps)):
         assert number_of(version) is None or int(version) == number_of(version)
 
@@ -55,8 +53,8 @@ def test_a_group_has_an_oldest_version(steps):
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=30, **FAST)
 @given(odd_steps())
-def test_rows_are_written_or_refused(name, steps):
-    """Into every container, or with the reason; flagged steps too. Each row that is written has its entry of trained steps."""
+def test_rows_are_written_to_every_container_or_rejected_with_a_reason(name, steps):
+    """Each row has an entry of its trained steps."""
     steps = read_back(steps)
     for include in ("exact", "flagged"):
         with suppress(Inexpressible):
@@ -71,8 +69,7 @@ def test_rows_are_written_or_refused(name, steps):
 
 @many
 @given(odd_steps())
-def test_an_answer_is_given_again_or_not_at_all(steps):
-    """To a client that asks again; a response of an odd shape is none that can be given."""
+def test_a_stored_response_is_replayed_or_not_available(steps):
     for step in read_back(steps):
         if step.dialect in ("messages", "responses"):
             client_response_bytes(step)
@@ -89,8 +86,7 @@ class Letters:
 
 @many
 @given(odd_steps())
-def test_ids_are_made_of_text_or_not_at_all(steps):
-    """Where the text cannot be found, the step stays as it is."""
+def test_retokenization_keeps_a_step_whose_text_is_missing(steps):
     for step in read_back(steps):
         bare = replace(step, problems=("no_token_ids",))
 

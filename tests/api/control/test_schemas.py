@@ -1,4 +1,4 @@
-"""What people send to the control API."""
+"""Bodies of the control API."""
 
 import pytest
 from hypothesis import given
@@ -8,21 +8,18 @@ from proxy.api.control.schemas import FinishRollout, OpenRollout, PatchRollout, 
 from proxy.errors import BadRequest, UnprocessableRequest
 
 
-def test_an_empty_body_means_the_defaults():
-    """Where everything may be left out."""
+def test_an_empty_body_has_the_default_values():
     assert OpenRollout() == read_as(OpenRollout, b"")
 
 
 @pytest.mark.parametrize("text", [b'{"status": "open"}', b"{}", b'{"status": "failed", "reward": 1e999}'])
-def test_what_is_not_allowed_is_named(text):
-    """By its field; a number that is none is no reward."""
+def test_an_invalid_body_is_rejected(text):
     with pytest.raises(BadRequest):
         read_as(FinishRollout, text)
 
 
 @given(st.binary(max_size=80))
-def test_random_bytes_are_read_or_refused(text):
-    """Nothing else escapes."""
+def test_random_bytes_are_parsed_or_rejected(text):
     try:
         read_as(PatchRollout, text)
     except (BadRequest, UnprocessableRequest) as error:

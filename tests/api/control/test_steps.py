@@ -1,4 +1,4 @@
-"""Steps as they were recorded, and the tree they make."""
+"""Recorded steps, and their tree."""
 
 import asyncio
 
@@ -8,8 +8,7 @@ import pytest
 from storage.types import StepWrite
 
 
-async def test_a_step_is_shown_whole(proxy):
-    """Request, what was added, response, ids, logprobs, timing, fidelity."""
+async def test_a_step_has_its_request_response_ids_logprobs_timing_and_fidelity(proxy):
     (step_id,) = await proxy.turns("r1", 1)
     step = (await proxy.get(f"/rollouts/r1/steps/{step_id}")).json
     listed = (await proxy.get("/rollouts/r1/steps")).json
@@ -29,8 +28,8 @@ async def test_a_step_is_shown_whole(proxy):
     assert timing["received"] <= timing["sent"] <= timing["first_byte"] <= timing["last_byte"] <= timing["stored"]
 
 
-async def test_several_prompts_are_shown_apart(proxy):
-    """`prompt_ids` is null then, so that nobody pairs a choice with the wrong one."""
+async def test_a_step_of_several_prompts_has_no_prompt_ids(proxy):
+    """`prompts` has them, and each choice names its prompt."""
     body = {"model": "policy", "prompt": ["one", "and two"], "max_tokens": 2}
     await proxy.post("/rollouts/r1/v1/completions", body)
     (step,) = (await proxy.get("/rollouts/r1/steps")).json["steps"]
@@ -40,8 +39,7 @@ async def test_several_prompts_are_shown_apart(proxy):
     assert 2 == len(step["prompts"])
 
 
-async def test_steps_are_paged_by_index_and_come_as_lines_if_accepted(proxy):
-    """Neither repeated nor skipped; one JSON object a line."""
+async def test_steps_are_paged_by_index_and_available_as_ndjson(proxy):
     ids = await proxy.turns("r1", 5)
     first = (await proxy.get("/rollouts/r1/steps?limit=2")).json
     second = (await proxy.get(f"/rollouts/r1/steps?limit=9&after={first['after']}")).json
@@ -51,8 +49,7 @@ async def test_steps_are_paged_by_index_and_come_as_lines_if_accepted(proxy):
     assert ids == [orjson.loads(line)["step_id"] for line in lines.text.splitlines()]
 
 
-async def test_a_step_that_is_not_there_is_404(proxy):
-    """The sentence names it."""
+async def test_an_unknown_step_is_404_and_named(proxy):
     await proxy.chat("r1")
     response = await proxy.get("/rollouts/r1/steps/nothing")
 
@@ -61,8 +58,7 @@ async def test_a_step_that_is_not_there_is_404(proxy):
 
 
 @pytest.mark.parametrize("query", ["after=x", "after=-1", f"after={10**30}", "limit=0", "before=1"])
-async def test_a_page_that_is_none_is_400(proxy, query):
-    """As everywhere."""
+async def test_an_invalid_page_of_steps_is_400(proxy, query):
     await proxy.chat("r1")
 
     assert 400 == (await proxy.get(f"/rollouts/r1/steps?{query}")).status
@@ -70,7 +66,7 @@ async def test_a_page_that_is_none_is_400(proxy, query):
 
 @pytest.fixture(params=["short", "long"])
 def length(request, monkeypatch):
-    """A short rollout is read in one round trip, a long one page by page: here, by pages of one record."""
+    """A short rollout is read in one round trip, a long one in pages (of one record here)."""
     if request.param == "long":
         monkeypatch.setattr("proxy.rollouts.steps._PAGE", 1)
     return request.param
@@ -84,37 +80,37 @@ READING = [
 
 
 @pytest.mark.parametrize(("path", "length", "verb"), READING, indirect=["length"])
-async def test_a_step_stored_while_others_are_read_harms_nothing(proxy, store, path, verb, length):
-    """It is read whole or not yet: what it leans on is never missing."""
+async def test_a_step_that_is_stored_during_a_read_does_not_break_it(proxy, store, path, verb, length):
+    """It is read completely or not at all, never without its blocks."""
     await proxy.chat("r1")
     store.waiting[verb], store.reached[verb] = asyncio.Event(), asyncio.Event()
-    reading = asyncio.ensure_future(proxy.get(f"/rollouts/r1{path}"))
+    read = asyncio.ensure_future(proxy.get(f"/rollouts/r1{path}"))
     await store.reached[verb].wait()
     await proxy.chat("r1", {"role": "user", "content": "word " * 2000}, max_tokens=2)  # a prompt of several blocks
     store.waiting.pop(verb).set()
 
-    assert (200, 200) == ((await reading).status, (await proxy.get(f"/rollouts/r1{path}")).status)
+    assert (200, 200) == ((await read).status, (await proxy.get(f"/rollouts/r1{path}")).status)
 
 
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("is_recreated", [False, True])
 @pytest.mark.parametrize("path", ["/steps", "/steps/{step}", "/tree", "/export"])
-async def test_a_rollout_deleted_while_it_is_read_is_404(proxy, store, path, again, length):
-    """Also if it is there again: halves of two lives are no rollout."""
+async def test_a_rollout_that_is_deleted_during_a_read_is_404(proxy, store, path, is_recreated, length):
+    """This holds also if it was created again, since the read would mix two incarnations."""
     (step,) = await proxy.turns("r1", 1)
     verb = "read_all" if length == "short" and path in {"/tree", "/export"} else "marks"
     store.waiting[verb], store.reached[verb] = asyncio.Event(), asyncio.Event()
-    reading = asyncio.ensure_future(proxy.get(f"/rollouts/r1{path.format(step=step)}"))
+    read = asyncio.ensure_future(proxy.get(f"/rollouts/r1{path.format(step=step)}"))
     await store.reached[verb].wait()
     await proxy.delete("/rollouts/r1")
-    if again:
+    if is_recreated:
         await proxy.chat("r1")
     store.waiting.pop(verb).set()
 
-    assert 404 == (await reading).status
+    assert 404 == (await read).status
 
 
-async def test_many_steps_are_shown_like_few(proxy):
-    """Beyond a few dozen the work is done beside the event loop."""
+async def test_a_rollout_of_40_steps_and_its_tree_are_returned(proxy):
+    """Long responses are computed in a thread."""
     ids = await proxy.turns("r1", 40)
     steps = (await proxy.get("/rollouts/r1/steps")).json["steps"]
     tree = (await proxy.get("/rollouts/r1/tree")).json
@@ -122,8 +118,8 @@ async def test_many_steps_are_shown_like_few(proxy):
     assert ids == [step["step_id"] for step in steps] == [node["step_id"] for node in tree["nodes"]]
 
 
-async def test_a_damaged_record_is_told_and_never_passed_over(proxy, store):
-    """Exporting less than there is, in silence, is not an option."""
+async def test_an_unreadable_record_is_409_and_never_skipped(proxy, store):
+    """The error has its index."""
     await proxy.chat("r1")
     stored = await store.get("r1")
     await store.append(StepWrite("r1", stored.incarnation, "broken", b"TT\x01 not a record"), now_ms=1)
@@ -135,7 +131,6 @@ async def test_a_damaged_record_is_told_and_never_passed_over(proxy, store):
 
 
 async def test_the_tree_of_a_conversation_is_one_branch(proxy):
-    """Each turn hangs under the one before, by ids."""
     await proxy.turns("r1", 3)
     tree = (await proxy.get("/rollouts/r1/tree")).json
 
@@ -146,15 +141,15 @@ async def test_the_tree_of_a_conversation_is_one_branch(proxy):
 
 
 async def test_the_tree_reports_drift(proxy):
-    """A template that strips earlier reasoning makes ids part where messages go on."""
+    """The chat template removes earlier reasoning, so the ids differ although the messages continue."""
     kwargs = {"chat_template_kwargs": {"enable_thinking": True}}
     user = {"role": "user", "content": "hi"}
-    said = await proxy.chat("r1", user, **kwargs)
-    assistant = {"role": "assistant", "content": said.message["content"]}
+    reply = await proxy.chat("r1", user, **kwargs)
+    assistant = {"role": "assistant", "content": reply.message["content"]}
     await proxy.chat("r1", user, assistant, {"role": "user", "content": "go on"}, **kwargs)
     tree = (await proxy.get("/rollouts/r1/tree")).json
 
     (drift,) = tree["drift"]
-    assert said.step_id == drift["earlier_step_id"]
+    assert reply.step_id == drift["earlier_step_id"]
     assert drift["expected_ids"] != drift["found_ids"]
     assert [None, None] == [node["parent"] for node in tree["nodes"]]

@@ -1,4 +1,4 @@
-"""What a call must pass before anything is sent."""
+"""Checks of a call before it is sent."""
 
 import pytest
 
@@ -14,8 +14,7 @@ def check(now_ms: int = 1000, **named) -> None:
 
 
 @pytest.mark.parametrize("status", FINISHED)
-def test_a_finished_rollout_is_closed(status):
-    """Whatever it finished as."""
+def test_a_call_of_a_finished_rollout_is_rejected(status):
     with pytest.raises(RolloutClosed, match=status):
         check(status=status)
 
@@ -29,12 +28,11 @@ def test_a_finished_rollout_is_closed(status):
         (Limits(max_steps=0), {}, 1000),
     ],
 )
-def test_a_used_up_limit_refuses(limits, counts, now_ms):
-    """Steps, sampled tokens, seconds since it was opened."""
+def test_a_call_at_a_limit_of_the_rollout_is_rejected(limits, counts, now_ms):
+    """The limits are steps, sampled tokens, and seconds since the rollout was opened."""
     with pytest.raises(LimitReached):
         check(now_ms, limits=limits, counts=counts)
 
 
-def test_below_every_limit_a_call_passes():
-    """Also one step, token and millisecond below."""
+def test_a_call_just_below_every_limit_is_accepted():
     check(2500, limits=Limits(3, 10, 1.5), counts={"steps": 2, "sampled_tokens": 9})

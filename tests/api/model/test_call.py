@@ -1,4 +1,4 @@
-"""The client's side of a call: replayed streams over real sockets, with what keeps them alive."""
+"""The client's side of a call: synthetic streams, keep-alive comments, disconnects, and lookups before the end."""
 
 import asyncio
 
@@ -15,22 +15,22 @@ CHAT = "/rollouts/r1/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
-def replaying(url: str, store, **record):
+def proxying_replay(url: str, store, **record):
     return proxying(url, store, record={"streaming": "replay", **record})
 
 
-def answering_after(event: asyncio.Event, body: bytes, status: int = 200):
-    async def respond(request: web.Request, asked: dict) -> web.StreamResponse:
+def respond_after(event: asyncio.Event, body: bytes, status: int = 200):
+    async def respond(request: web.Request, _body: dict) -> web.StreamResponse:
         await event.wait()
         return web.Response(body=body, status=status, content_type="application/json")
 
     return respond
 
 
-async def test_a_replayed_call_is_a_stream_to_the_official_client(store, engine):
-    """The engine is asked unstreamed; the client reads its chunks as ever, with the usage that it asked for."""
+async def test_the_openai_client_reads_a_synthetic_stream(store, engine):
+    """The engine gets an unstreamed request; the stream has the requested usage."""
     engine.plays(WHOLE)
-    async with replaying(engine.url, store) as served:
+    async with proxying_replay(engine.url, store) as served:
         client = AsyncOpenAI(base_url=f"{served.url}/rollouts/r1/v1", api_key="none")
         stream = await client.chat.completions.create(**BODY, stream_options={"include_usage": True})
         chunks = [chunk async for chunk in stream]
@@ -46,78 +46,76 @@ async def test_a_replayed_call_is_a_stream_to_the_official_client(store, engine)
     assert BODY["stream"] is step.request["stream"]
 
 
-async def test_a_waiting_client_hears_comments(store, engine, http):
-    """So that no timeout bites while the engine is at work on the whole answer."""
+async def test_a_client_that_waits_for_a_synthetic_stream_gets_keep_alive_comments(store, engine, http):
+    """They prevent client timeouts while the engine samples."""
     done = asyncio.Event()
-    engine.respond = answering_after(done, WHOLE.response)
+    engine.respond = respond_after(done, WHOLE.response)
     async with (
-        replaying(engine.url, store, keep_alive_interval_s=0.01) as served,
+        proxying_replay(engine.url, store, keep_alive_interval_s=0.01) as served,
         http.post(served.url + CHAT, json=BODY) as response,
     ):
         first = [await response.content.readuntil(b"\n\n") for _ in range(2)]
         done.set()
-        rest = await response.content.read()
+        remainder = await response.content.read()
 
     assert [b": keep-alive\n\n"] * 2 == first
     assert "text/event-stream; charset=utf-8" == response.headers["Content-Type"]
     assert "r1" == response.headers["X-Rollout-Id"]
-    assert rest.endswith(b"data: [DONE]\n\n")
+    assert remainder.endswith(b"data: [DONE]\n\n")
     assert (await stored_steps(store, "r1"))[0].exact
 
 
-async def test_an_error_of_the_engine_keeps_its_status_before_the_first_comment(store, engine, http):
-    """As it would without us."""
+async def test_an_engine_error_before_the_first_comment_keeps_its_status(store, engine, http):
     engine.plays(load("err_temp"))
-    async with replaying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
+    async with proxying_replay(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
         body = await response.read()
 
     assert (400, "application/json") == (response.status, response.content_type)
     assert load("err_temp").response == body
 
 
-async def test_an_error_after_the_first_comment_is_an_event(store, engine, http):
-    """The status was given already; the step keeps the engine's own."""
+async def test_an_engine_error_after_the_first_comment_is_an_event(store, engine, http):
+    """The status was sent already; the step has the engine's status."""
     done = asyncio.Event()
-    engine.respond = answering_after(done, load("err_temp").response, status=400)
+    engine.respond = respond_after(done, load("err_temp").response, status=400)
     async with (
-        replaying(engine.url, store, keep_alive_interval_s=0.01) as served,
+        proxying_replay(engine.url, store, keep_alive_interval_s=0.01) as served,
         http.post(served.url + CHAT, json=BODY) as response,
     ):
         await response.content.readuntil(b"\n\n")
         done.set()
-        rest = (await response.content.read()).rpartition(b": keep-alive\n\n")[2]
+        remainder = (await response.content.read()).rpartition(b": keep-alive\n\n")[2]
 
-    assert b'data: {"error":{"message":' == rest[:26]
-    assert rest.endswith(b"data: [DONE]\n\n")
+    assert b'data: {"error":{"message":' == remainder[:26]
+    assert remainder.endswith(b"data: [DONE]\n\n")
     assert 400 == (await stored_steps(store, "r1"))[0].response["status"]
 
 
-async def test_an_engine_that_breaks_off_after_the_first_comment_is_an_event_too(store, engine, http):
-    """The client learns what happened."""
+async def test_an_engine_disconnect_after_the_first_comment_is_an_error_event(store, engine, http):
     die = asyncio.Event()
 
-    async def respond(request: web.Request, asked: dict) -> web.StreamResponse:
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
         await die.wait()
         request.transport.close()
         raise ConnectionResetError
 
     engine.respond = respond
     async with (
-        replaying(engine.url, store, keep_alive_interval_s=0.01) as served,
+        proxying_replay(engine.url, store, keep_alive_interval_s=0.01) as served,
         http.post(served.url + CHAT, json=BODY) as response,
     ):
         await response.content.readuntil(b"\n\n")
         die.set()
-        rest = (await response.content.read()).rpartition(b": keep-alive\n\n")[2]
+        remainder = (await response.content.read()).rpartition(b": keep-alive\n\n")[2]
 
-    assert b"disconnected" in rest
-    assert rest.endswith(b"data: [DONE]\n\n")
+    assert b"disconnected" in remainder
+    assert remainder.endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_client_that_leaves_a_replayed_call_stops_the_engine(store, engine, http):
-    """As it would with a live stream; the step says that nobody got it."""
+async def test_a_client_disconnect_during_a_synthetic_stream_aborts_the_engines_request(store, engine, http):
+    """The step is recorded as not delivered."""
     engine.hangs()
-    async with replaying(engine.url, store, keep_alive_interval_s=0.01) as served:
+    async with proxying_replay(engine.url, store, keep_alive_interval_s=0.01) as served:
         response = await http.post(served.url + CHAT, json=BODY)
         await response.content.readuntil(b"\n\n")
         response.close()
@@ -127,10 +125,9 @@ async def test_a_client_that_leaves_a_replayed_call_stops_the_engine(store, engi
     assert ("partial", False, 0) == (step.status, step.delivered, step.sampled)
 
 
-async def test_a_client_that_leaves_before_any_comment_stops_the_engine_as_well(store, engine, http):
-    """The engine is at work on a whole answer that nobody wants."""
+async def test_a_client_disconnect_before_the_first_comment_aborts_the_engines_request(store, engine, http):
     engine.hangs()
-    async with replaying(engine.url, store) as served:
+    async with proxying_replay(engine.url, store) as served:
         call = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
         await engine.reached.wait()
         call.cancel()
@@ -140,14 +137,14 @@ async def test_a_client_that_leaves_before_any_comment_stops_the_engine_as_well(
     assert not step.delivered
 
 
-async def test_what_an_answer_leaves_out_is_asked_for_before_the_end_is_shown(store, engine, http):
-    """llama.cpp gives the prompt as text; its ids come by /tokenize, and the step is exact."""
+async def test_missing_prompt_ids_are_looked_up_before_the_end_is_sent(store, engine, http):
+    """llama.cpp returns the prompt as text; its ids come from /tokenize, and the step is exact."""
     verbose = load_http("llamacpp", "chat_verbose")
-    looked_up: list[dict] = []
+    lookups: list[dict] = []
 
-    async def respond(request: web.Request, asked: dict) -> web.StreamResponse:
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
         if request.path == "/tokenize":
-            looked_up.append(asked)
+            lookups.append(body)
             return web.json_response({"tokens": list(range(30))})
         return web.Response(body=verbose.response, content_type="application/json")
 
@@ -163,15 +160,15 @@ async def test_what_an_answer_leaves_out_is_asked_for_before_the_end_is_shown(st
     assert stream.endswith(b"data: [DONE]\n\n")
     assert () == step.problems
     assert list(range(30)) == step.prompts[0].tolist()
-    assert [True] == [asked["content"].startswith("<|im_start|>") for asked in looked_up]
+    assert [True] == [body["content"].startswith("<|im_start|>") for body in lookups]
 
 
 @pytest.mark.parametrize("status", [200, 500])
-async def test_what_cannot_be_found_out_is_flagged(store, engine, http, status):
-    """A lookup that fails costs the client nothing."""
+async def test_a_failed_lookup_flags_the_step(store, engine, http, status):
+    """The client's response is unaffected."""
     verbose = load_http("llamacpp", "chat_verbose")
 
-    async def respond(request: web.Request, asked: dict) -> web.StreamResponse:
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
         if request.path == "/tokenize":
             return web.Response(body=b"no JSON", status=status)
         return web.Response(body=verbose.response, content_type="application/json")
@@ -189,8 +186,8 @@ async def test_what_cannot_be_found_out_is_flagged(store, engine, http, status):
     assert "no_prompt_ids" in step.problems
 
 
-async def test_what_the_table_did_not_know_is_counted_as_a_new_fact(store, engine, http):
-    """A vLLM that gives no ids is not the one that we know."""
+async def test_an_unexpected_loss_is_counted(store, engine, http):
+    """vLLM without token ids is unexpected."""
     engine.plays(load("chat_plain"))
     async with proxying(engine.url, store) as served:
         async with http.post(served.url + CHAT, json=BODY | {"stream": False}) as response:
@@ -201,11 +198,11 @@ async def test_what_the_table_did_not_know_is_counted_as_a_new_fact(store, engin
     assert 'tokentape_unexpected_losses_total{code="no_token_ids",engine="fake"} 1.0' in metrics
 
 
-async def test_what_a_known_request_costs_is_no_new_fact(store, engine, http):
-    """A completion that echoes its prompt is asked for without ids: that it has none says nothing of the engine."""
+async def test_a_loss_caused_by_the_request_is_not_counted_as_unexpected(store, engine, http):
+    """For a completion with `echo`, TokenTape does not request ids."""
     text = {"object": "text_completion", "choices": [{"index": 0, "text": "hi there", "finish_reason": "stop"}]}
 
-    async def respond(request: web.Request, asked: dict) -> web.StreamResponse:
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
         return web.json_response(text)
 
     engine.respond = respond

@@ -1,8 +1,7 @@
-"""The acceptance of calls: naming, keys, guards, and everything that is refused before anything is sent."""
+"""Acceptance of calls: rollout IDs, limits, sampling rules, and requests that are rejected before anything is sent."""
 
 import asyncio
 import gzip
-import zlib
 
 import orjson
 import pytest
@@ -20,8 +19,8 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture(autouse=True)
-def answered(engine):
-    """The engine has an answer to everything."""
+def cassette(engine):
+    """The engine responds to all requests with one completion."""
     engine.plays(WHOLE)
 
 
@@ -30,7 +29,7 @@ async def post(http, url, **named):
         return response, orjson.loads(await response.read())
 
 
-NAMINGS = {
+SOURCES = {
     "path": ("/rollouts/r%2F1/v1/chat/completions", {}, {}),
     "sessions path": ("/sessions/r%2F1/v1/chat/completions", {}, {}),
     "header": ("/v1/chat/completions", {"X-Rollout-Id": "r/1"}, {}),
@@ -41,10 +40,10 @@ NAMINGS = {
 }
 
 
-@pytest.mark.parametrize("naming", NAMINGS)
-async def test_a_call_names_its_rollout_in_any_of_the_ways(store, engine, http, naming):
-    """Path, header, key or body: the step is of that rollout, and the engine sees no rollout_id of ours."""
-    path, headers, fields = NAMINGS[naming]
+@pytest.mark.parametrize("source", SOURCES)
+async def test_a_call_can_name_its_rollout_in_the_path_a_header_the_key_or_the_body(store, engine, http, source):
+    """The engine does not get the field `rollout_id`."""
+    path, headers, fields = SOURCES[source]
     async with proxying(engine.url, store) as served:
         response, _ = await post(http, served.url + path, json=BODY | fields, headers=headers)
 
@@ -54,34 +53,17 @@ async def test_a_call_names_its_rollout_in_any_of_the_ways(store, engine, http, 
     assert fields.get("metadata") == engine.requests[0].get("metadata")
 
 
-async def test_the_first_naming_wins(store, engine, http):
-    """Path before header before key before body before metadata."""
-    body = BODY | {"rollout_id": "body", "metadata": {"rollout_id": "meta"}}
-    headers = {"X-Rollout-Id": "header", "Authorization": "Bearer rollout:key"}
+async def test_by_default_each_unnamed_call_gets_a_new_rollout(store, engine, http):
     async with proxying(engine.url, store) as served:
-        url = served.url + "/v1/chat/completions"
-        by_path, _ = await post(http, served.url + "/rollouts/path/v1/chat/completions", json=body, headers=headers)
-        by_header, _ = await post(http, url, json=body, headers=headers)
-        by_key, _ = await post(http, url, json=body, headers={"Authorization": "Bearer rollout:key"})
-        by_body, _ = await post(http, url, json=body)
+        first, _ = await post(http, served.url + "/v1/chat/completions", json=BODY)
+        second, _ = await post(http, served.url + "/v1/chat/completions", json=BODY)
 
-    assert ["path", "header", "key", "body"] == [
-        response.headers["X-Rollout-Id"] for response in (by_path, by_header, by_key, by_body)
-    ]
+    assert first.headers["X-Rollout-Id"] != second.headers["X-Rollout-Id"]
+    assert 1 == len(await stored_steps(store, first.headers["X-Rollout-Id"]))
 
 
-async def test_a_call_without_a_rollout_gets_a_new_one(store, engine, http):
-    """By default; each call its own."""
-    async with proxying(engine.url, store) as served:
-        one, _ = await post(http, served.url + "/v1/chat/completions", json=BODY)
-        two, _ = await post(http, served.url + "/v1/chat/completions", json=BODY)
-
-    assert one.headers["X-Rollout-Id"] != two.headers["X-Rollout-Id"]
-    assert 1 == len(await stored_steps(store, one.headers["X-Rollout-Id"]))
-
-
-async def test_calls_without_a_rollout_go_where_the_fewest_are(store, http):
-    """However many come at once; a rollout's own calls stay together."""
+async def test_unnamed_calls_go_to_the_endpoint_with_the_fewest_calls_in_flight(store, http):
+    """Calls of one rollout go to one endpoint."""
     all_here = asyncio.Event()
     held = []
 
@@ -92,22 +74,22 @@ async def test_calls_without_a_rollout_go_where_the_fewest_are(store, http):
         await all_here.wait()
         return web.Response(body=WHOLE.response, content_type="application/json")
 
-    async with fake_engine() as one, fake_engine() as other, fake_engine() as third:
-        for engine in (one, other, third):
+    async with fake_engine() as first, fake_engine() as second, fake_engine() as third:
+        for engine in (first, second, third):
             engine.respond = respond
-        endpoints = [{"url": engine.url, "kind": "vllm"} for engine in (one, other, third)]
+        endpoints = [{"url": engine.url, "kind": "vllm"} for engine in (first, second, third)]
         async with proxying(None, store, engines={"endpoints": endpoints}) as served:
             url = served.url + "/v1/chat/completions"
-            answers = await asyncio.gather(*(post(http, url, json=BODY) for _ in range(30)))
-            assert [10, 10, 10] == [len(engine.requests) for engine in (one, other, third)]
+            responses = await asyncio.gather(*(post(http, url, json=BODY) for _ in range(30)))
+            assert [10, 10, 10] == [len(engine.requests) for engine in (first, second, third)]
             await asyncio.gather(*(post(http, url, json=BODY, headers={"X-Rollout-Id": "r"}) for _ in range(30)))
 
-    assert {200} == {response.status for response, _ in answers}
-    assert [10, 10, 40] == sorted(len(engine.requests) for engine in (one, other, third))
+    assert {200} == {response.status for response, _ in responses}
+    assert [10, 10, 40] == sorted(len(engine.requests) for engine in (first, second, third))
 
 
-async def test_a_call_without_a_rollout_is_refused_where_that_is_set(store, engine, http):
-    """agents.unnamed_rollouts: reject says how to name one."""
+async def test_with_unnamed_rollouts_reject_an_unnamed_call_is_400(store, engine, http):
+    """The error names the parameter."""
     async with proxying(engine.url, store, agents={"unnamed_rollouts": "reject"}) as served:
         response, error = await post(http, served.url + "/v1/chat/completions", json=BODY)
 
@@ -115,8 +97,7 @@ async def test_a_call_without_a_rollout_is_refused_where_that_is_set(store, engi
     assert [] == engine.requests
 
 
-async def test_a_call_without_a_rollout_passes_untouched_where_that_is_set(store, engine, http):
-    """agents.unnamed_rollouts: pass records nothing and injects nothing."""
+async def test_with_unnamed_rollouts_pass_an_unnamed_call_is_forwarded_unchanged_and_unrecorded(store, engine, http):
     async with proxying(engine.url, store, agents={"unnamed_rollouts": "pass"}) as served:
         response, _ = await post(http, served.url + "/v1/chat/completions", json=BODY)
 
@@ -128,8 +109,8 @@ HOSTILE = ["%7B%7D", "{}", "..%2F..%2Fetc", "a%3Ab%3A*", "%F0%9F%A6%8A", "x" * 2
 
 
 @pytest.mark.parametrize("segment", HOSTILE)
-async def test_any_printable_id_is_a_rollout_of_its_own(store, engine, http, segment):
-    """Braces, dots, colons, blanks, emoji, 256 characters: kept apart, and told back as they are."""
+async def test_any_printable_text_is_a_valid_rollout_id(store, engine, http, segment):
+    """IDs may contain braces, dots, colons, spaces and emoji, and up to 256 characters."""
     from urllib.parse import unquote
 
     from yarl import URL
@@ -143,8 +124,8 @@ async def test_any_printable_id_is_a_rollout_of_its_own(store, engine, http, seg
 
 
 @pytest.mark.parametrize("segment", ["x" * 257, "%0A", "%00", "a%0D%0AX-Evil:1", "%FF", "%ED%A0%80", ""])
-async def test_what_cannot_be_an_id_is_400_in_the_dialects_shape(store, engine, http, segment):
-    """Nothing is sent, and nothing is stored."""
+async def test_an_invalid_rollout_id_is_400_in_the_dialects_error_shape(store, engine, http, segment):
+    """Nothing is sent or stored."""
     from yarl import URL
 
     async with proxying(engine.url, store) as served:
@@ -156,10 +137,9 @@ async def test_what_cannot_be_an_id_is_400_in_the_dialects_shape(store, engine, 
 
 
 class TestGuards:
-    """What a rollout takes no more."""
+    """Calls that a rollout does not accept."""
 
-    async def test_a_finished_rollout_takes_no_calls(self, store, engine, http):
-        """409 of type rollout_closed."""
+    async def test_a_call_of_a_finished_rollout_is_409(self, store, engine, http):
         await store.open("r1", write_fields({"status": "completed"}), now_ms=1)
         async with proxying(engine.url, store) as served:
             response, error = await post(http, served.url + "/rollouts/r1/v1/chat/completions", json=BODY)
@@ -167,31 +147,32 @@ class TestGuards:
         assert (409, "rollout_closed", []) == (response.status, error["error"]["type"], engine.requests)
 
     @pytest.mark.parametrize("limits", [{"max_steps": 2}, {"max_tokens": 30}])
-    async def test_a_rollout_past_its_limit_gets_429_and_is_marked(self, store, engine, http, limits):
-        """OpenAI's clients are told not to try again."""
+    async def test_a_call_past_a_limit_is_429_and_sets_the_status_limited(self, store, engine, http, limits):
+        """X-Should-Retry prevents retries by OpenAI's clients."""
         await store.open("r1", write_fields({"limits": limits}), now_ms=1)
         async with proxying(engine.url, store) as served:
-            answers = [
+            responses = [
                 (await post(http, served.url + "/rollouts/r1/v1/chat/completions", json=BODY))[0] for _ in range(4)
             ]
 
-        assert [200, 200, 429, 429] == [response.status for response in answers]
-        assert "false" == answers[2].headers["X-Should-Retry"]
+        assert [200, 200, 429, 429] == [response.status for response in responses]
+        assert "false" == responses[2].headers["X-Should-Retry"]
         assert "limited" == (await stored_rollout(store, "r1")).status
 
 
 class TestTerms:
-    """What is sent in place of what the client sent."""
+    """Values that replace those of the client."""
 
-    async def test_the_engine_gets_its_own_model_name_and_the_client_sees_its_own(self, store, engine, http):
-        """A model alias shows in neither direction."""
+    async def test_a_model_alias_is_replaced_in_the_request_and_restored_in_the_response(self, store, engine, http):
         async with proxying(engine.url, store, models={"gpt-4o": "tiny"}) as served:
             _, shown = await post(http, served.url + "/v1/chat/completions", json=BODY | {"model": "gpt-4o"})
 
         assert ("tiny", "gpt-4o") == (engine.requests[0]["model"], shown["model"])
 
-    async def test_sampling_rules_of_configuration_and_rollout_are_sent_and_recorded(self, store, engine, http):
-        """Override wins, default yields, the rollout's rules go on top; the step says what was sent."""
+    async def test_sampling_rules_of_the_configuration_and_the_rollout_are_applied_and_recorded(
+        self, store, engine, http
+    ):
+        """Overrides replace the client's value, defaults do not; the rollout's rules have priority."""
         await store.open("r1", write_fields({"sampling": {"override": {"temperature": 1.0}}}), now_ms=1)
         rules = {"override": {"temperature": 0.5, "seed": 3}, "default": {"top_p": 0.9}, "cap": {"max_tokens": 10}}
         async with proxying(engine.url, store, sampling=rules) as served:
@@ -209,7 +190,7 @@ class TestTerms:
 
 
 class TestBadInput:
-    """Each gets a clear error of the right status and shape, and leaves nothing behind."""
+    """Invalid requests get an error with the right status and shape, and are not recorded."""
 
     BAD = {
         "malformed": b'{"messages": [',
@@ -222,12 +203,11 @@ class TestBadInput:
         "NaN": b'{"temperature": NaN}',
         "a huge integer": b'{"seed": 123456789012345678901234567890}',
         "a lone surrogate": b'{"a": "\\ud800"}',
-        "a rollout id that is none": b'{"rollout_id": 7}',
+        "a rollout id that is a number": b'{"rollout_id": 7}',
     }
 
     @pytest.mark.parametrize("bad", BAD)
-    async def test_a_body_that_is_none_is_400(self, store, engine, http, bad):
-        """The error has OpenAI's shape, and names what is wrong."""
+    async def test_a_malformed_body_is_400_in_openais_error_shape(self, store, engine, http, bad):
         async with proxying(engine.url, store) as served:
             response, error = await post(http, served.url + "/v1/chat/completions", data=self.BAD[bad])
 
@@ -235,29 +215,15 @@ class TestBadInput:
         assert {"message", "type", "param", "code"} == error["error"].keys()
         assert ((), []) == ((await store.list()).names, engine.requests)
 
-    async def test_duplicate_keys_mean_the_last(self, store, engine, http):
-        """As to the engines."""
+    async def test_the_last_of_duplicate_keys_is_used(self, store, engine, http):
+        """Engines do the same."""
         text = b'{"model":"a","messages":[],"model":"b"}'
         async with proxying(engine.url, store) as served:
             await post(http, served.url + "/v1/chat/completions", data=text)
 
         assert "b" == engine.requests[0]["model"]
 
-    @pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-    async def test_packed_bodies_are_read(self, store, engine, http, coding, pack):
-        """gzip and deflate, as agents send them."""
-        async with proxying(engine.url, store) as served:
-            response, _ = await post(
-                http,
-                served.url + "/v1/chat/completions",
-                data=pack(orjson.dumps(BODY)),
-                headers={"Content-Encoding": coding},
-            )
-
-        assert (200, "hi") == (response.status, engine.requests[0]["messages"][0]["content"])
-
-    async def test_a_body_that_claims_gzip_and_is_not_is_400(self, store, engine, http):
-        """It is told apart from bad JSON."""
+    async def test_a_body_that_is_not_gzip_as_declared_is_400_and_names_gzip(self, store, engine, http):
         async with proxying(engine.url, store) as served:
             response, error = await post(
                 http, served.url + "/v1/chat/completions", data=b"not gzip", headers={"Content-Encoding": "gzip"}
@@ -267,8 +233,8 @@ class TestBadInput:
         assert "gzip" in error["error"]["message"]
 
     @pytest.mark.parametrize("packed", [False, True])
-    async def test_a_body_over_the_limit_is_413(self, store, engine, http, packed):
-        """The limit is on the inflated body, so that a bomb does not pass."""
+    async def test_a_body_above_the_size_limit_is_413(self, store, engine, http, packed):
+        """The limit applies to the decompressed body."""
         text = orjson.dumps(BODY | {"pad": "x" * 200_000})
         headers = {"Content-Encoding": "gzip"} if packed else {}
         async with proxying(engine.url, store, agents={"max_body_bytes": 100_000}) as served:
@@ -279,23 +245,16 @@ class TestBadInput:
         assert (413, "request_too_large") == (response.status, error["error"]["type"])
 
     @pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/realtime", "/nothing", "/rollouts/r1/v1/images"])
-    async def test_an_unknown_route_is_404_and_nothing_is_passed_on(self, store, engine, http, path):
-        """Nothing that samples is passed on unrecorded by accident."""
+    async def test_an_unknown_route_is_404_and_not_forwarded(self, store, engine, http, path):
         async with proxying(engine.url, store) as served:
             response, error = await post(http, served.url + path, json=BODY)
 
         assert (404, "not_found_error", []) == (response.status, error["error"]["type"], engine.requests)
 
-    async def test_a_wrong_method_is_refused(self, store, engine, http):
-        """The sentence says which one it takes."""
-        async with proxying(engine.url, store) as served, http.get(served.url + "/v1/chat/completions") as response:
-            assert 404 == response.status
-            assert "POST" in (await response.json())["error"]["message"]
-
-    async def test_no_body_and_no_path_brings_the_proxy_down(self, store, engine, http):
-        """Thousands of random bodies and ids: 200, or a named refusal (422: Osmosis' flat form); the store stays whole."""
+    async def test_random_bodies_are_accepted_or_rejected_as_invalid(self, store, engine, http):
+        """The statuses are 200, 400 and 422 (Osmosis' flat form); the store remains readable."""
         async with proxying(engine.url, store) as served:
-            await _many(served.url, engine, http)
+            await send_random_bodies(served.url, engine, http)
             assert 200 == (await post(http, served.url + "/v1/chat/completions", json=BODY))[0].status
         for name in (await store.list(limit=1000)).names:
             await stored_steps(store, name)
@@ -312,8 +271,8 @@ FIELDS = st.sampled_from(
 )  # fmt: skip
 
 
-async def _many(url, engine, http):
-    """Send what hypothesis draws, in batches: examples are drawn by a sync function, so they are drawn first."""
+async def send_random_bodies(url, engine, http):
+    """Send bodies drawn by hypothesis. They are drawn first, since its examples run in a synchronous function."""
     import json
 
     drawn: list[tuple[str, bytes]] = []

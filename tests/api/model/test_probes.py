@@ -1,4 +1,4 @@
-"""Health probes: known ones and those that are configured are answered, and not recorded."""
+"""Health probes of clients: known and configured ones are forwarded and not recorded."""
 
 import asyncio
 from types import SimpleNamespace
@@ -32,36 +32,36 @@ def probe(probes, body, *, path=CHAT, agent=""):
     return is_probe(probes, DIALECTS[path], headers, body, body_bytes=len(orjson.dumps(body)))
 
 
-def test_a_call_of_one_token_is_no_probe_by_default():
-    """It may be a turn: a judge's, a classifier's."""
+def test_by_default_a_call_with_max_tokens_1_is_not_a_probe():
+    """It may be a judge's or a classifier's call."""
     assert not probe(ProbeSettings(), PING, agent="kube-probe/1.30")
 
 
 @pytest.mark.parametrize(("path", "body"), SHAPES)
-def test_known_probes_are_recognised_by_their_whole_body(path, body):
-    """The model may be any; with a field more, another value or in another dialect it is a call like any other."""
-    settings, other = ProbeSettings(), next(each for each in PATHS.values() if each != path)
+def test_a_known_probe_is_recognised_by_its_complete_body_except_the_model(path, body):
+    """With another field, value or dialect it is an ordinary call."""
+    settings, other_path = ProbeSettings(), next(candidate for candidate in PATHS.values() if candidate != path)
 
     assert probe(settings, body | {"model": "m"}, path=path)
     assert not probe(ProbeSettings(known=False), body, path=path)
     assert not probe(settings, body | {"temperature": 0.5}, path=path)
     assert not probe(settings, body | {"max_tokens": 2}, path=path)
     assert not probe(settings, {key: value for key, value in body.items() if key != "max_tokens"}, path=path)
-    assert not probe(settings, body, path=other)
+    assert not probe(settings, body, path=other_path)
 
 
 class ApiServer:
-    """What Atropos' servers need of their base class: the configuration."""
+    """The part of the base class that Atropos' servers use: the configuration."""
 
     def __init__(self, config, reasoning_config=None):
         self.config, self.server_healthy = config, False
 
 
 def atropos_server(name, url):
-    """A server class of atroposlib as published; its tokenizer is used for prompts only."""
+    """Return a published server class of atroposlib; its tokenizer is used for prompts only."""
     file = f"atroposlib/envs/server_handling/{name.lower().removesuffix('server')}_server.py"
     tokenizer = SimpleNamespace(from_pretrained=lambda _name: None)
-    given = {
+    names_used = {
         "asyncio": asyncio,
         "aiohttp": aiohttp,
         "openai": openai,
@@ -69,13 +69,13 @@ def atropos_server(name, url):
         "AutoTokenizer": tokenizer,
     }
     config = SimpleNamespace(api_key="x", base_url=f"{url}/v1", timeout=5, model_name="m", tokenizer_name="none")
-    return getattr(load_published(file, name, **given), name)(config)
+    return getattr(load_published(file, name, **names_used), name)(config)
 
 
 @pytest.mark.parametrize("chats", [True, False])
 @pytest.mark.parametrize("name", ["OpenAIServer", "SGLangServer", "VLLMServer"])
-async def test_at_9_an_idle_server_of_atropos_leaves_no_rollout(store, name, chats):
-    """Its own check of the server's status finds us healthy, with nothing configured."""
+async def test_at_9_status_checks_of_an_atropos_server_create_no_rollout(store, name, chats):
+    """The check succeeds with the default configuration."""
     async with (
         simulating("127.0.0.1:0", Options(model="m")) as engine_url,
         proxying(engine_url, store) as served,
@@ -92,8 +92,7 @@ async def test_at_9_an_idle_server_of_atropos_leaves_no_rollout(store, name, cha
     assert () == (await store.list()).names
 
 
-async def test_the_check_of_verifiers_leaves_no_rollout(store):
-    """Its environment asks once whether logprobs are to be had."""
+async def test_the_logprobs_check_of_verifiers_creates_no_rollout(store):
     file = load_published("verifiers/envs/experimental/rlm_env.py", "RLMEnv._test_logprobs_support")
     async with (
         simulating("127.0.0.1:0", Options(model="m")) as engine_url,
@@ -106,8 +105,7 @@ async def test_the_check_of_verifiers_leaves_no_rollout(store):
 
 
 @pytest.mark.parametrize("unnamed_rollouts", ["new", "pass", "reject"])
-async def test_a_probe_is_answered_whatever_calls_without_a_rollout_get(store, engine, http, unnamed_rollouts):
-    """Else a server that checks us would think us dead."""
+async def test_a_probe_succeeds_with_every_setting_of_unnamed_rollouts(store, engine, http, unnamed_rollouts):
     engine.plays(WHOLE)
     async with (
         proxying(engine.url, store, agents={"unnamed_rollouts": unnamed_rollouts}) as served,
@@ -131,8 +129,8 @@ async def test_a_probe_is_answered_whatever_calls_without_a_rollout_get(store, e
         ("", {}, {"metadata": {"rollout_id": "r1"}}),
     ],
 )
-async def test_a_call_that_names_a_rollout_is_never_a_probe(store, engine, http, prefix, headers, fields):
-    """Not by what is known, nor by what is configured; whichever way it names it."""
+async def test_a_call_that_names_a_rollout_is_not_a_probe(store, engine, http, prefix, headers, fields):
+    """This holds for known and configured probes."""
     engine.plays(WHOLE)
     probes = {"one_token": True, "user_agents": ["probe"]}
     async with proxying(engine.url, store, agents={"probes": probes}) as served:
@@ -160,13 +158,12 @@ async def test_a_call_that_names_a_rollout_is_never_a_probe(store, engine, http,
         ({"token_ids": [1], "max_tokens": 1}, "/inference/v1/generate", False),
     ],
 )
-def test_probes_of_one_token(body, path, expected):
-    """Where it is set: one token at most, asked of a tiny body, wherever the dialect says so."""
+def test_with_one_token_a_short_call_with_max_tokens_1_is_a_probe(body, path, expected):
     assert expected == probe(ONE_TOKEN, body, path=path)
 
 
-def test_probes_by_user_agent():
-    """A part of the name is enough, in any case of letters; what the body says does not matter."""
+def test_a_user_agent_matches_by_a_case_insensitive_substring():
+    """The body does not matter."""
     probes = ProbeSettings(user_agents=["kube-probe", "GoogleHC"])
 
     assert probe(probes, {"messages": []}, agent="Kube-Probe/1.30")
@@ -174,11 +171,11 @@ def test_probes_by_user_agent():
     assert not probe(probes, PING, agent="OpenAI/Python 2.0")
 
 
-async def test_a_probe_is_answered_and_not_recorded(store, engine, http):
-    """The engine answers it under its own name for the model; no rollout comes of it, and it is counted."""
+async def test_a_probe_is_forwarded_counted_and_not_recorded(store, engine, http):
+    """The engine gets its own name of the model."""
     engine.plays(WHOLE)
-    said = {"agents": {"probes": {"user_agents": ["probe"]}}, "models": {"tiny": "served"}}
-    async with proxying(engine.url, store, **said) as served:
+    sections = {"agents": {"probes": {"user_agents": ["probe"]}}, "models": {"tiny": "served"}}
+    async with proxying(engine.url, store, **sections) as served:
         async with http.post(served.url + CHAT, json=PING, headers={"User-Agent": "probe/1"}) as response:
             assert (200, WHOLE.response) == (response.status, await response.read())
             assert "X-Step-Id" not in response.headers
@@ -189,11 +186,10 @@ async def test_a_probe_is_answered_and_not_recorded(store, engine, http):
     assert () == (await store.list()).names
 
 
-async def test_a_probe_needs_a_key_like_any_call(store, engine, http):
-    """Its user agent opens no door."""
-    said = {"agents": {"probes": {"user_agents": ["probe"]}, "api_keys": ["secret"]}}
+async def test_a_probe_requires_an_api_key(store, engine, http):
+    sections = {"agents": {"probes": {"user_agents": ["probe"]}, "api_keys": ["secret"]}}
     async with (
-        proxying(engine.url, store, **said) as served,
+        proxying(engine.url, store, **sections) as served,
         http.post(served.url + CHAT, json=PING, headers={"User-Agent": "probe/1"}) as response,
     ):
         assert 401 == response.status

@@ -1,4 +1,4 @@
-"""The relay of a call, over real sockets: an engine that does what the test says, a real client, a real store."""
+"""The relay of a call over real sockets: responses, errors, disconnects, failover, and the queue."""
 
 import asyncio
 import re
@@ -28,8 +28,8 @@ def events(stream: bytes) -> list[bytes]:
     return [event + b"\n\n" for event in stream.split(b"\n\n") if event]
 
 
-async def no_call_in_flight(http, url: str) -> None:
-    """Wait until the proxy has learnt from its socket that its client is gone."""
+async def wait_until_idle(http, url: str) -> None:
+    """Wait until no call is in flight: the proxy has noticed that its client disconnected."""
     async with asyncio.timeout(50):
         while True:
             async with http.get(url + "/metrics") as response:
@@ -37,8 +37,7 @@ async def no_call_in_flight(http, url: str) -> None:
                     return
 
 
-async def test_an_unstreamed_call_is_shown_whole_and_recorded_exactly(store, engine, http):
-    """The client gets the plain answer with its length; the step has the ids."""
+async def test_an_unstreamed_call_returns_the_plain_response_and_records_the_ids(store, engine, http):
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
         shown = await response.json()
@@ -57,34 +56,33 @@ async def test_an_unstreamed_call_is_shown_whole_and_recorded_exactly(store, eng
     assert {"return_token_ids": True, "logprobs": True} == step.sent["set"]
 
 
-async def test_stream_events_are_shown_as_they_come(store, engine, http):
-    """An event reaches the client while the engine is still at work on the next."""
-    go_on = asyncio.Event()
-    engine.streams(events(STREAM.response)[:3], then="end", after=go_on)
+async def test_events_of_a_stream_are_forwarded_as_they_arrive(store, engine, http):
+    proceed = asyncio.Event()
+    engine.streams(events(STREAM.response)[:3], then="end", after=proceed)
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
         first = await response.content.readuntil(b"\n\n")
         await response.content.readuntil(b"\n\n")
         third = await response.content.readuntil(b"\n\n")
-        go_on.set()
+        proceed.set()
 
     assert b'"role":"assistant"' in first
     assert b'"token_ids":null' in third
 
 
-async def test_the_end_is_shown_only_after_the_step_is_stored(store, engine, http):
-    """The order law: while the store has not answered, no byte tells that the turn is over."""
-    failing = FailingStore(store)
-    failing.waiting["append"] = asyncio.Event()
-    failing.reached["append"] = asyncio.Event()
+async def test_the_end_of_a_stream_is_sent_only_after_the_step_is_stored(store, engine, http):
+    """Until then no byte shows that the turn is over."""
+    failing_store = FailingStore(store)
+    failing_store.waiting["append"] = asyncio.Event()
+    failing_store.reached["append"] = asyncio.Event()
     engine.plays(STREAM)
-    async with proxying(engine.url, failing) as served, http.post(served.url + CHAT, json=BODY) as response:
-        await failing.reached["append"].wait()
+    async with proxying(engine.url, failing_store) as served, http.post(served.url + CHAT, json=BODY) as response:
+        await failing_store.reached["append"].wait()
         before = b""
         while b" port" not in before:
             before += await response.content.readany()
         assert b'"finish_reason":"' not in before
         assert b"[DONE]" not in before
-        failing.waiting["append"].set()
+        failing_store.waiting["append"].set()
         after = await response.content.read()
 
     assert b'"finish_reason":"length"' in after
@@ -92,12 +90,12 @@ async def test_the_end_is_shown_only_after_the_step_is_stored(store, engine, htt
 
 
 @pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
-async def test_a_turn_that_cannot_be_stored_is_not_told_to_be_over(store, engine, http, cassette):
-    """A failing store costs the client its end, never the record its step."""
-    failing = FailingStore(store)
+async def test_a_response_whose_step_cannot_be_stored_does_not_end_properly(store, engine, http, cassette):
+    """An unstreamed call is 503; a stream breaks off."""
+    failing_store = FailingStore(store)
     engine.plays(cassette)
-    async with proxying(engine.url, failing) as served:
-        failing.failing.add("append")
+    async with proxying(engine.url, failing_store) as served:
+        failing_store.failing.add("append")
         async with http.post(served.url + CHAT, json=BODY) as response:
             if cassette is WHOLE:
                 error = await response.json()
@@ -110,8 +108,8 @@ async def test_a_turn_that_cannot_be_stored_is_not_told_to_be_over(store, engine
     assert [] == await stored_steps(store, "r1")
 
 
-async def test_a_client_that_leaves_a_stream_stops_the_engine_and_leaves_a_partial_step(store, engine, http):
-    """The engine's connection is closed at once; what came is kept, as not delivered."""
+async def test_a_client_disconnect_during_a_stream_aborts_the_engines_request(store, engine, http):
+    """The received part is recorded as a partial step, not delivered."""
     engine.streams(events(STREAM.response)[:5], then="hang")
     async with proxying(engine.url, store) as served:
         async with http.post(served.url + CHAT, json=BODY) as response:
@@ -124,8 +122,7 @@ async def test_a_client_that_leaves_a_stream_stops_the_engine_and_leaves_a_parti
     assert "stream_cut" in step.problems
 
 
-async def test_a_client_that_leaves_an_unstreamed_call_stops_the_engine(store, engine, http):
-    """Nothing was shown yet, and still the engine must not go on for nobody."""
+async def test_a_client_disconnect_during_an_unstreamed_call_aborts_the_engines_request(store, engine, http):
     engine.hangs()
     async with proxying(engine.url, store) as served:
         calling = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
@@ -137,29 +134,29 @@ async def test_a_client_that_leaves_an_unstreamed_call_stops_the_engine(store, e
     assert ("partial", False, ()) == (step.status, step.delivered, step.choices)
 
 
-async def test_a_client_that_leaves_while_its_step_is_stored_did_not_get_its_turn(store, engine, http):
-    """The step is complete and stored once, and marked as not delivered."""
-    failing = FailingStore(store)
-    failing.waiting["append"] = asyncio.Event()
-    failing.reached["append"] = asyncio.Event()
+async def test_a_client_disconnect_while_the_step_is_stored_marks_it_as_not_delivered(store, engine, http):
+    """The step is complete and stored once."""
+    failing_store = FailingStore(store)
+    failing_store.waiting["append"] = asyncio.Event()
+    failing_store.reached["append"] = asyncio.Event()
     engine.plays(WHOLE)
-    async with proxying(engine.url, failing) as served:
+    async with proxying(engine.url, failing_store) as served:
         calling = asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))
-        await failing.reached["append"].wait()
+        await failing_store.reached["append"].wait()
         calling.cancel()
         await asyncio.gather(calling, return_exceptions=True)
-        await no_call_in_flight(http, served.url)
-        failing.waiting["append"].set()
+        await wait_until_idle(http, served.url)
+        failing_store.waiting["append"].set()
         undelivered = await wait_for_undelivered(store, "r1")
 
     (step,) = await stored_steps(store, "r1")
     assert {step.step_id} == undelivered
 
 
-async def test_an_engine_that_dies_in_a_stream_ends_the_clients_stream_without_an_end(store, engine, http):
-    """As it would directly: what came is shown, no terminal event, and an improper end of the connection."""
-    came = events(STREAM.response)[:5]
-    engine.streams(came, then="die")
+async def test_an_engine_disconnect_during_a_stream_breaks_the_clients_stream_off(store, engine, http):
+    """The client gets the received events, no terminal event, and an improper end of the connection."""
+    received = events(STREAM.response)[:5]
+    engine.streams(received, then="die")
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
         shown = b""
         with pytest.raises(aiohttp.ClientPayloadError):
@@ -167,37 +164,37 @@ async def test_an_engine_that_dies_in_a_stream_ends_the_clients_stream_without_a
                 shown += await response.content.readuntil(b"\n\n")
 
     (step,) = await wait_for_steps(store, "r1")
-    assert len(came) == len(events(shown))
+    assert len(received) == len(events(shown))
     assert ("partial", True, 4, False) == (step.status, "disconnected" in step.reason, step.sampled, step.delivered)
 
 
-async def test_an_engine_that_dies_in_an_unstreamed_answer_gives_502(store, engine, http):
-    """Nothing was shown, so the client can be told in its dialect's shape."""
+async def test_an_engine_disconnect_during_an_unstreamed_response_is_502(store, engine, http):
+    """The error has the dialect's shape."""
 
     async def respond(request, body):
-        response = aiohttp.web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "9999"})
-        await response.prepare(request)
-        await response.write(WHOLE.response[:100])
+        partial = aiohttp.web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "9999"})
+        await partial.prepare(request)
+        await partial.write(WHOLE.response[:100])
         request.transport.close()
-        return response
+        return partial
 
     engine.respond = respond
-    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
-        error = await answer.json()
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
+        error = await response.json()
 
     (step,) = await stored_steps(store, "r1")
     assert (502, "upstream_error", "engine_disconnected") == (
-        answer.status,
+        response.status,
         error["error"]["type"],
         error["error"]["code"],
     )
     assert ("partial", False) == (step.status, step.delivered)
 
 
-async def test_a_stream_that_ends_without_its_terminal_event_was_not_delivered(store, engine, http):
-    """The engine ended its connection properly, and so is the client's ended; the answer is not whole."""
-    came = events(STREAM.response)[:5]
-    engine.streams(came, then="end")
+async def test_a_stream_without_a_terminal_event_is_a_partial_step_and_not_delivered(store, engine, http):
+    """The engine closes its connection properly, and the proxy closes the client's in the same way."""
+    received = events(STREAM.response)[:5]
+    engine.streams(received, then="end")
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
         shown = await response.read()
     (step,) = await stored_steps(store, "r1")
@@ -206,8 +203,7 @@ async def test_a_stream_that_ends_without_its_terminal_event_was_not_delivered(s
     assert ("partial", False) == (step.status, step.delivered)
 
 
-async def test_an_engine_that_cannot_be_reached_gives_503_and_an_error_step(store, http):
-    """The client may try again; the step tells what it was told."""
+async def test_an_unreachable_engine_is_503_and_an_error_step(store, http):
     async with proxying("http://127.0.0.1:9", store) as served, http.post(served.url + CHAT, json=BODY) as response:
         error = await response.json()
 
@@ -220,8 +216,7 @@ async def test_an_engine_that_cannot_be_reached_gives_503_and_an_error_step(stor
     assert ("error", 503) == (step.status, step.response["status"])
 
 
-async def test_a_silent_engine_gives_504_where_a_time_is_set(store, engine, http):
-    """By default nobody waits too long; a configured time is kept."""
+async def test_an_engine_that_exceeds_read_timeout_s_is_504(store, engine, http):
     engine.hangs()
     async with (
         proxying(engine.url, store, engines={"read_timeout_s": 0.1}) as served,
@@ -233,8 +228,7 @@ async def test_a_silent_engine_gives_504_where_a_time_is_set(store, engine, http
 
 
 @pytest.mark.parametrize("name", ["err_long_chat", "err_badmodel", "err_nomsgs", "err_type"])
-async def test_errors_of_the_engine_reach_the_client_as_they_were(store, engine, http, name):
-    """Status and bytes are the engine's."""
+async def test_engine_errors_are_returned_with_unchanged_status_and_bytes(store, engine, http, name):
     cassette = load(name)
     engine.plays(cassette)
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
@@ -243,8 +237,7 @@ async def test_errors_of_the_engine_reach_the_client_as_they_were(store, engine,
     assert (cassette.status, cassette.response) == (response.status, shown)
 
 
-async def test_a_429_keeps_its_retry_after(store, engine, http):
-    """So that agents wait as long as the engine says."""
+async def test_a_429_response_keeps_its_retry_after_header(store, engine, http):
     cassette = load("err_badmodel")
     engine.plays(
         cassette.__class__("429", cassette.path, {}, b'{"error":"slow down"}', 429, "application/json"),
@@ -256,8 +249,8 @@ async def test_a_429_keeps_its_retry_after(store, engine, http):
     assert (429, "7", b'{"error":"slow down"}') == (response.status, response.headers["Retry-After"], shown)
 
 
-async def test_an_html_page_passes_as_it_came(store, engine, http):
-    """A gateway before the engine may answer anything."""
+async def test_an_html_error_page_is_returned_unchanged(store, engine, http):
+    """A gateway in front of the engine may send one."""
     page = WHOLE.__class__("html", CHAT, {}, b"<html>bad gateway</html>", 502, "text/html")
     engine.plays(page)
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
@@ -266,8 +259,8 @@ async def test_an_html_page_passes_as_it_came(store, engine, http):
     assert ("error", "<html>bad gateway</html>") == (step.status, step.response["body"])
 
 
-async def test_the_agents_key_never_reaches_the_engine(store, engine, http):
-    """The engine gets its own key, the trace headers, and nothing of the agent's secrets."""
+async def test_the_agents_key_is_not_sent_to_the_engine(store, engine, http):
+    """The engine gets its own key and the trace headers."""
     engine.plays(WHOLE)
     sent = {
         "Authorization": "Bearer agent-secret",
@@ -291,8 +284,7 @@ async def test_the_agents_key_never_reaches_the_engine(store, engine, http):
     )
 
 
-async def test_a_call_is_logged_in_one_line_without_content_or_keys(store, engine, http, caplog, monkeypatch):
-    """Names, counts and durations; neither what was said nor by whose key."""
+async def test_a_call_is_one_log_line_without_content_and_keys(store, engine, http, caplog, monkeypatch):
     monkeypatch.setattr(LOG, "propagate", True)
     engine.plays(WHOLE)
     body = {"messages": [{"role": "user", "content": "a secret question"}]}
@@ -301,15 +293,17 @@ async def test_a_call_is_logged_in_one_line_without_content_or_keys(store, engin
         proxying(engine.url, store) as served,
         http.post(served.url + CHAT, json=body, headers={"X-Api-Key": "a-secret-key"}) as response,
     ):
-        said = (await response.json())["choices"][0]["message"]["content"]
+        message = (await response.json())["choices"][0]["message"]["content"]
 
     (line,) = [record for record in caplog.records if record.getMessage() == "call"]
     assert {"rollout_id": "r1", "status": 200, "step": "complete", "sampled_tokens": 24}.items() <= line.fields.items()
-    assert not any(secret in JsonLines().format(line) for secret in ("secret", said))
+    assert not any(secret in JsonLines().format(line) for secret in ("secret", message))
 
 
-async def test_a_client_that_is_gone_before_the_end_is_written_did_not_get_its_turn(store, engine, http):
-    """It left after it had seen a part, while the step was being stored: stored whole, and marked."""
+async def test_a_client_disconnect_between_the_first_event_and_the_end_marks_the_step_as_not_delivered(
+    store, engine, http
+):
+    """The client disconnects while the complete step is being stored."""
     store.waiting["append"], store.reached["append"] = asyncio.Event(), asyncio.Event()
     engine.plays(STREAM)
     async with proxying(engine.url, store) as served:
@@ -317,7 +311,7 @@ async def test_a_client_that_is_gone_before_the_end_is_written_did_not_get_its_t
         await response.content.readuntil(b"\n\n")
         await store.reached["append"].wait()
         response.close()
-        await no_call_in_flight(http, served.url)
+        await wait_until_idle(http, served.url)
         store.waiting["append"].set()
         assert 1 == len(await wait_for_undelivered(store, "r1"))
 
@@ -325,10 +319,9 @@ async def test_a_client_that_is_gone_before_the_end_is_written_did_not_get_its_t
     assert ("complete", True) == (step.status, step.exact)
 
 
-async def test_rollouts_with_a_call_in_flight_are_counted(store, engine, http):
-    """Each once, however many calls it has, and none when they are over."""
-    go_on = asyncio.Event()
-    engine.streams(events(STREAM.response)[:3], then="end", after=go_on)
+async def test_in_flight_rollouts_counts_each_rollout_once(store, engine, http):
+    proceed = asyncio.Event()
+    engine.streams(events(STREAM.response)[:3], then="end", after=proceed)
     async with proxying(engine.url, store) as served:
 
         async def metric() -> str:
@@ -338,7 +331,7 @@ async def test_rollouts_with_a_call_in_flight_are_counted(store, engine, http):
         paths = [CHAT, CHAT, CHAT.replace("r1", "r2")]
         calls = [await http.post(served.url + path, json=BODY) for path in paths]
         during = await metric()
-        go_on.set()
+        proceed.set()
         for call in calls:
             await call.read()
         after = await metric()
@@ -346,55 +339,55 @@ async def test_rollouts_with_a_call_in_flight_are_counted(store, engine, http):
     assert ("2.0", "0.0") == (during, after)
 
 
-def failing(times: int):
-    """A method that fails the given time, in a way nobody named, and does its work before."""
+def failing_after(times: int):
+    """Return a method that works this many times, then raises an unexpected exception."""
 
-    def fails(self, *given, real=Exchange.feed):
+    def fails(self, *args, real=Exchange.feed):
         self.__dict__["calls"] = self.__dict__.get("calls", 0) + 1
         if self.__dict__["calls"] > times:
             raise ZeroDivisionError
-        return real(self, *given)
+        return real(self, *args)
 
     return fails
 
 
-async def test_a_failure_nobody_named_amid_a_stream_leaves_a_partial_step(store, engine, http, monkeypatch, caplog):
-    """What came is kept, the client gets the dialect's error as an event, and the log has the id that both name."""
+async def test_an_unexpected_exception_during_a_stream_records_a_partial_step(store, engine, http, monkeypatch, caplog):
+    """The client gets an error event in the dialect's shape; it, the step and the log have the same error id."""
     shown = asyncio.Event()
     first, *others = events(STREAM.response)
 
     async def respond(request, body):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
-        await response.write(b"".join([first, *others[:4]]))
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await stream.prepare(request)
+        await stream.write(b"".join([first, *others[:4]]))
         await shown.wait()
-        await response.write(b"".join(others[4:]))
-        return response
+        await stream.write(b"".join(others[4:]))
+        return stream
 
     engine.respond = respond
-    monkeypatch.setattr("proxy.protocols.exchange.Exchange.feed", failing(1))
-    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as answer:
-        await answer.content.readuntil(b"\n\n")
+    monkeypatch.setattr("proxy.protocols.exchange.Exchange.feed", failing_after(1))
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
+        await response.content.readuntil(b"\n\n")
         shown.set()
-        rest = await answer.read()
+        remainder = await response.read()
     (step,) = await stored_steps(store, "r1")
-    *_, error, done = events(rest)
-    told = orjson.loads(error.removeprefix(b"data: "))["error"]
+    *_, error, done = events(remainder)
+    payload = orjson.loads(error.removeprefix(b"data: "))["error"]
 
     assert b"data: [DONE]\n\n" == done
-    assert ("server_error", "internal_error") == (told["type"], told["code"])
+    assert ("server_error", "internal_error") == (payload["type"], payload["code"])
     assert ("partial", 4, False) == (step.status, step.sampled, step.delivered)
     assert "stream_cut" in step.problems
     error_id = step.reason.removeprefix("internal error ")
-    assert error_id in told["message"]
+    assert error_id in payload["message"]
     assert [error_id] == [record.fields["error_id"] for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize("method", ["finish", "other_model"])
-async def test_a_failure_nobody_named_in_an_unstreamed_call_leaves_a_partial_step(
+async def test_an_unexpected_exception_in_an_unstreamed_call_records_a_partial_step(
     store, engine, http, monkeypatch, method
 ):
-    """The client gets the dialect's error, and no half of an answer."""
+    """The client gets an error in the dialect's shape, and no part of the response."""
 
     def broken(*args):
         raise ZeroDivisionError
@@ -402,17 +395,15 @@ async def test_a_failure_nobody_named_in_an_unstreamed_call_leaves_a_partial_ste
     engine.plays(WHOLE)
     monkeypatch.setattr(f"proxy.protocols.exchange.Exchange.{method}", broken)
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
-        told = await response.json()
+        payload = await response.json()
     (step,) = await stored_steps(store, "r1")
 
-    assert (500, "internal_error") == (response.status, told["error"]["code"])
+    assert (500, "internal_error") == (response.status, payload["error"]["code"])
     assert ("partial", 24, False) == (step.status, step.sampled, step.delivered)
     assert step.reason.startswith("internal error ")
 
 
-async def test_a_failure_in_understanding_leaves_a_step_without_tokens(store, engine, http, monkeypatch):
-    """Where that is what fails, the step still says that there was a call, and why it has nothing."""
-
+async def test_an_exception_while_parsing_a_response_records_a_step_without_tokens(store, engine, http, monkeypatch):
     def broken(*args):
         raise ValueError("odd")
 
@@ -428,12 +419,12 @@ async def test_a_failure_in_understanding_leaves_a_step_without_tokens(store, en
 
 @pytest.mark.parametrize("depth", [250, 254, 600, 1023, 5000])
 @pytest.mark.parametrize("field", ["delta", "usage", "x"])
-async def test_a_chunk_that_is_nested_deeply_costs_no_step(store, engine, http, depth, field):
-    """It is passed on as it came; the tokens before and after it are kept, and the step is flagged."""
+async def test_a_deeply_nested_chunk_is_forwarded_and_flags_the_step(store, engine, http, depth, field):
+    """The tokens before and after it are recorded."""
     nested = b"[" * depth + b"]" * depth
     in_choice = b"," + b'"delta":{"a":' + nested + b"}" if field == "delta" else b""
-    beside = b"" if field == "delta" else b',"%s":' % field.encode() + nested
-    deep = b'data: {"id":"i","choices":[{"index":0' + in_choice + b"}]" + beside + b"}\n\n"
+    field_text = b"" if field == "delta" else b',"%s":' % field.encode() + nested
+    deep = b'data: {"id":"i","choices":[{"index":0' + in_choice + b"}]" + field_text + b"}\n\n"
     sent = events(STREAM.response)
     engine.streams([*sent[:3], deep, *sent[3:]], then="end")
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
@@ -445,11 +436,11 @@ async def test_a_chunk_that_is_nested_deeply_costs_no_step(store, engine, http, 
 
 
 @pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
-async def test_a_header_with_control_characters_is_left_out(store, cassette):
-    """No server may write it on; the answer and the step are as without it."""
+async def test_a_response_header_with_control_characters_is_dropped(store, cassette):
+    """The response and the step are otherwise unchanged."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nX-Odd: a\x07b\r\nX-Even: ab\r\nContent-Length: %d\r\n\r\n"
     sent = head % (cassette.content_type.encode(), len(cassette.response)) + cassette.response
-    async with bare_engine(sent) as url, before_vllm(url, store) as served, posted(served) as response:
+    async with byte_engine(sent) as url, proxying_vllm(url, store) as served, posted(served) as response:
         await response.read()
     (step,) = await stored_steps(store, "r1")
 
@@ -457,8 +448,8 @@ async def test_a_header_with_control_characters_is_left_out(store, cassette):
     assert (True, True) == (step.exact, step.delivered)
 
 
-def before_vllm(url: str, store):
-    """The proxy before an engine that need not say what it is."""
+def proxying_vllm(url: str, store):
+    """Start a proxy for an engine whose type is configured."""
     return proxying(None, store, engines={"endpoints": [{"url": url, "kind": "vllm", "name": "bare"}]})
 
 
@@ -469,8 +460,8 @@ async def posted(served):
 
 
 @asynccontextmanager
-async def bare_engine(response: bytes, *, closes: bool = False):
-    """An engine that answers each POST with these bytes, whatever they are, and GETs with 404."""
+async def byte_engine(response: bytes, *, closes: bool = False):
+    """Start an engine that responds to each POST with these bytes, and to GETs with 404."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -493,31 +484,29 @@ async def bare_engine(response: bytes, *, closes: bool = False):
 
 
 @pytest.mark.parametrize("status", [b"099", b"101", b"199", b"600", b"999"])
-async def test_a_status_that_is_none_is_an_engine_that_broke(store, status):
-    """No client could make anything of it."""
+async def test_an_invalid_status_code_of_the_engine_is_502(store, status):
     sent = b"HTTP/1.1 %s Odd\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}" % status
-    async with bare_engine(sent, closes=True) as url, before_vllm(url, store) as served, posted(served) as response:
-        told = await response.json()
+    async with byte_engine(sent, closes=True) as url, proxying_vllm(url, store) as served, posted(served) as response:
+        payload = await response.json()
     (step,) = await stored_steps(store, "r1")
 
-    assert (502, "upstream_error", "error") == (response.status, told["error"]["type"], step.status)
+    assert (502, "upstream_error", "error") == (response.status, payload["error"]["type"], step.status)
 
 
-async def test_an_answer_that_is_cut_short_is_an_error(store):
-    """An engine without a Content-Length that dies: its connection ends as if all had come."""
+async def test_a_truncated_json_response_is_502(store):
+    """Without Content-Length the connection of a crashed engine ends like a complete response."""
     half = WHOLE.response[: len(WHOLE.response) // 2]
     sent = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n" + half
-    async with bare_engine(sent, closes=True) as url, before_vllm(url, store) as served, posted(served) as response:
-        told = await response.json()
+    async with byte_engine(sent, closes=True) as url, proxying_vllm(url, store) as served, posted(served) as response:
+        payload = await response.json()
     (step,) = await stored_steps(store, "r1")
 
-    assert (502, "upstream_error") == (response.status, told["error"]["type"])
+    assert (502, "upstream_error") == (response.status, payload["error"]["type"])
     assert ("error", False) == (step.status, step.exact)
     assert step.response["body"].encode() == half
 
 
-async def test_a_stream_is_over_when_its_end_came(store, engine, http):
-    """An engine that keeps the connection open is not waited for."""
+async def test_a_stream_ends_with_its_terminal_event_even_if_the_engine_keeps_the_connection_open(store, engine, http):
     engine.streams([STREAM.response], then="hang")
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
         shown = await response.read()
@@ -528,8 +517,7 @@ async def test_a_stream_is_over_when_its_end_came(store, engine, http):
     assert (True, "complete", True) == (step.exact, step.status, step.delivered)
 
 
-async def test_a_call_that_our_own_stop_ends_says_so(store, engine, http):
-    """Nobody left: the step does not blame its client."""
+async def test_a_call_that_the_shutdown_ends_has_the_shutdown_as_its_reason(store, engine, http):
     engine.streams(events(STREAM.response)[:5], then="hang")
     async with proxying(engine.url, store, drain_timeout_s=0.1) as served:
         response = await http.post(served.url + CHAT, json=BODY)
@@ -552,8 +540,10 @@ async def test_a_call_that_our_own_stop_ends_says_so(store, engine, http):
         (None, ()),
     ],
 )
-async def test_an_answer_of_a_model_that_the_engine_does_not_serve_is_flagged(store, engine, http, listed, problems):
-    """Compared with the engine's own list, if it has one, and not with the name that the client used."""
+async def test_a_response_of_a_model_that_the_engine_does_not_list_flags_the_step(
+    store, engine, http, listed, problems
+):
+    """The model is compared with the engine's list, if it has one, not with the requested name."""
     if listed is not None:
         engine.fixed_responses["/v1/models"] = {"object": "list", "data": listed}
     engine.plays(replace(WHOLE, response=WHOLE.response.replace(b'"model":"tiny"', b'"model":"policy"')))
@@ -564,8 +554,8 @@ async def test_an_answer_of_a_model_that_the_engine_does_not_serve_is_flagged(st
     assert problems == step.problems
 
 
-async def test_an_engine_that_names_an_unlisted_model_is_asked_for_its_list_once(store, engine, http):
-    """Not once for each call, nor by each of the calls that run at once."""
+async def test_the_models_of_an_engine_are_requested_once_for_an_unlisted_model(store, engine, http):
+    """Concurrent and later calls do not request them again."""
     engine.plays(replace(WHOLE, response=WHOLE.response.replace(b'"model":"tiny"', b'"model":"policy"')))
 
     async def call(served):
@@ -574,14 +564,14 @@ async def test_an_engine_that_names_an_unlisted_model_is_asked_for_its_list_once
 
     async with proxying(engine.url, store) as served:
         await call(served)
-        known = engine.probes
+        probes = engine.probes
         await asyncio.gather(*(call(served) for _ in range(20)))
 
-    assert known == engine.probes
+    assert probes == engine.probes
 
 
-async def test_a_server_that_always_sends_usage_is_remembered(store, engine, http):
-    """A later stream of several choices is not asked for usage, and so none is hidden from its client."""
+async def test_that_an_engine_always_sends_usage_is_remembered(store, engine, http):
+    """Later streams of several choices do not request usage."""
     engine.plays(load("forced_usage/si3_utf8_stream"))
     async with proxying(engine.url, store) as served:
         for _ in range(2):
@@ -591,8 +581,8 @@ async def test_a_server_that_always_sends_usage_is_remembered(store, engine, htt
     assert [True, False] == ["stream_options" in body for body in engine.requests]
 
 
-async def test_every_stored_step_of_parallel_calls_is_there_once(store, engine, http):
-    """Sixty calls at once: sixty steps, each named in one reply."""
+async def test_parallel_calls_store_one_step_each(store, engine, http):
+    """Each response names its step."""
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served:
 
@@ -601,20 +591,20 @@ async def test_every_stored_step_of_parallel_calls_is_there_once(store, engine, 
                 await response.read()
                 return response.headers["X-Step-Id"]
 
-        told = await asyncio.gather(*(call() for _ in range(60)))
+        step_ids = await asyncio.gather(*(call() for _ in range(60)))
         metrics = await (await http.get(served.url + "/metrics")).text()
 
     steps = await stored_steps(store, "r1")
-    assert sorted(told) == sorted(step.step_id for step in steps)
+    assert sorted(step_ids) == sorted(step.step_id for step in steps)
     assert re.search(r'tokentape_steps_total{fidelity="exact",status="complete"} 60.0', metrics)
     assert "tokentape_in_flight_calls 0.0" in metrics
 
 
 @pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
-async def test_a_client_that_is_lost_just_before_the_end_did_not_get_its_turn(
+async def test_a_connection_lost_before_the_last_write_marks_the_step_as_not_delivered(
     store, engine, http, monkeypatch, cassette
 ):
-    """Its step is stored whole already, and nobody has noticed yet: the write finds out."""
+    """The complete step is stored already; the write fails."""
 
     async def lost(context, call, client, outcome):
         call.request.transport.abort()
@@ -633,8 +623,8 @@ async def test_a_client_that_is_lost_just_before_the_end_did_not_get_its_turn(
 
 
 @pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
-async def test_a_client_whose_machine_went_away_did_not_get_its_turn(store, engine, http, cassette):
-    """Its socket is reset amid the call, without a goodbye: the engine stops, and the step is neither whole nor delivered."""
+async def test_a_connection_reset_during_a_call_is_a_partial_step_and_not_delivered(store, engine, http, cassette):
+    """The engine's request is aborted."""
     engine.streams(events(STREAM.response)[:3], then="hang") if cassette.is_stream else engine.hangs()
     async with proxying(engine.url, store) as served:
         host, port = served.url.removeprefix("http://").split(":")
@@ -652,16 +642,16 @@ async def test_a_client_whose_machine_went_away_did_not_get_its_turn(store, engi
     assert ("partial", False, "the client disconnected") == (step.status, step.delivered, step.reason)
 
 
-def two_endpoints(*urls: str, **said) -> dict:
-    """Settings: these endpoints, as engines of their own."""
-    return {"engines": {"endpoints": [{"url": url, "name": url[-5:]} for url in urls], **said}}
+def two_endpoints(*urls: str, **options) -> dict:
+    """Return settings with these endpoints as separate engines."""
+    return {"engines": {"endpoints": [{"url": url, "name": url[-5:]} for url in urls], **options}}
 
 
 DEAD = "http://127.0.0.1:9"
 
 
-async def test_with_one_of_two_endpoints_dead_no_call_fails(store, engine, http):
-    """Whichever endpoint a rollout is sent to, its call is answered, and its step says where it was tried in vain."""
+async def test_calls_fail_over_from_an_unreachable_endpoint(store, engine, http):
+    """The step lists the failed attempts."""
     engine.plays(WHOLE)
     async with proxying(None, store, **two_endpoints(DEAD, engine.url, eject_after=99)) as served:
         for n in range(12):
@@ -677,8 +667,8 @@ async def test_with_one_of_two_endpoints_dead_no_call_fails(store, engine, http)
     assert all(len(attempts) == 1 and "is unreachable" in attempts[0]["fault"] for attempts in tried)
 
 
-async def test_a_dead_endpoint_costs_the_first_calls_an_attempt_and_no_later_one(store, engine, http):
-    """It is passed over after engines.eject_after faults in a row: nobody pays for its refused connections again."""
+async def test_an_endpoint_is_ejected_after_eject_after_consecutive_faults(store, engine, http):
+    """Later calls do not try it."""
     engine.plays(WHOLE)
     async with proxying(None, store, **two_endpoints(DEAD, engine.url, eject_after=2)) as served:
         for n in range(20):
@@ -690,43 +680,42 @@ async def test_a_dead_endpoint_costs_the_first_calls_an_attempt_and_no_later_one
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-async def test_an_engine_that_is_away_by_its_own_word_is_passed_over(store, engine, http, status):
-    """A 502, 503 or 504 goes to the client only from the last endpoint; none is asked twice."""
+async def test_calls_fail_over_from_502_503_and_504(store, engine, http, status):
+    """The client gets such a response only from the last endpoint; each endpoint is tried once."""
     async with fake_engine() as other:
 
-        async def away(request, body):
+        async def unavailable(request, body):
             return web.json_response({"error": {"message": "loading"}}, status=status)
 
-        engine.respond = away
+        engine.respond = unavailable
         other.plays(WHOLE)
         async with proxying(None, store, **two_endpoints(engine.url, other.url, eject_after=99)) as served:
             for n in range(40):
                 async with http.post(f"{served.url}/rollouts/a{n}/v1/chat/completions", json=BODY) as response:
                     assert 200 == response.status
             assert 0 < len(engine.requests) < 40
-            other.respond = away
+            other.respond = unavailable
             before = len(engine.requests) + len(other.requests)
             async with http.post(served.url + CHAT, json=BODY) as response:
                 assert status == response.status
             assert before + 2 == len(engine.requests) + len(other.requests)
 
 
-async def test_attempts_are_bounded(store, engine, http):
-    """With engines.max_attempts 1, the fault of the one endpoint is the client's."""
+async def test_with_max_attempts_1_calls_do_not_fail_over(store, engine, http):
     engine.plays(WHOLE)
     async with proxying(None, store, **two_endpoints(DEAD, engine.url, max_attempts=1, eject_after=99)) as served:
         statuses = set()
-        for n in range(40):  # by their names, so that each endpoint surely has some
+        for n in range(40):  # many names, so that each endpoint has some of the rollouts
             async with http.post(f"{served.url}/rollouts/b{n}/v1/chat/completions", json=BODY) as response:
                 statuses.add(response.status)
     assert {200, 503} == statuses
 
 
-async def test_after_a_shown_byte_no_other_endpoint_is_asked(store, engine, http):
-    """A stream that breaks off once it was shown breaks off for the client; its turn is not begun anew."""
+async def test_after_the_first_byte_calls_do_not_fail_over(store, engine, http):
+    """The client's stream breaks off."""
     async with fake_engine() as other:
-        for one in (engine, other):
-            one.streams(events(STREAM.response)[:5], then="die")
+        for server in (engine, other):
+            server.streams(events(STREAM.response)[:5], then="die")
         proxy = proxying(None, store, **two_endpoints(engine.url, other.url))
         async with proxy as served, http.post(served.url + CHAT, json=BODY) as response:
             with pytest.raises(aiohttp.ClientPayloadError):
@@ -734,12 +723,11 @@ async def test_after_a_shown_byte_no_other_endpoint_is_asked(store, engine, http
         assert 1 == len(engine.requests) + len(other.requests)
 
 
-async def test_the_call_is_planned_anew_for_an_engine_of_another_kind(store, engine, http):
-    """What one kind is asked for is not asked of another: the plan is the answering engine's own."""
+async def test_after_failover_the_request_is_planned_for_the_other_engine_type(store, engine, http):
     engine.plays(WHOLE)
     endpoints = [{"url": DEAD, "name": "dead", "kind": "sglang"}, {"url": engine.url, "name": "live"}]
-    said = {"endpoints": endpoints, "eject_after": 99}
-    async with proxying(None, store, engines=said) as served:
+    engines = {"endpoints": endpoints, "eject_after": 99}
+    async with proxying(None, store, engines=engines) as served:
         for n in range(12):
             async with http.post(f"{served.url}/rollouts/k{n}/v1/chat/completions", json=BODY) as response:
                 assert 200 == response.status
@@ -749,9 +737,9 @@ async def test_the_call_is_planned_anew_for_an_engine_of_another_kind(store, eng
     assert all(body["return_token_ids"] for body in engine.requests)
 
 
-def one_at_once(url: str, **said) -> dict:
-    """Settings: an endpoint that takes one call at once."""
-    return {"engines": {"endpoints": [{"url": url, "name": "fake", "max_in_flight": 1}], **said}}
+def one_in_flight(url: str, **options) -> dict:
+    """Return settings with an endpoint that accepts one call at a time."""
+    return {"engines": {"endpoints": [{"url": url, "name": "fake", "max_in_flight": 1}], **options}}
 
 
 async def shown_engine(http, url) -> dict:
@@ -760,18 +748,18 @@ async def shown_engine(http, url) -> dict:
     return shown
 
 
-async def test_past_the_queue_a_call_is_refused_and_leaves_no_step(store, engine, http):
-    """429 with Retry-After in the dialect's shape, by length and by time; nothing is sent."""
-    for bound, waits in ({"max_queued": 1}, True), ({"queue_timeout_s": 0.01}, False):
-        (setting,) = bound
+async def test_a_call_that_exceeds_the_queue_is_429_and_not_recorded(store, engine, http):
+    """The limits are max_queued and queue_timeout_s; the response has Retry-After and the dialect's shape."""
+    for limit, is_queued in ({"max_queued": 1}, True), ({"queue_timeout_s": 0.01}, False):
+        (setting,) = limit
         engine.reached.clear()
         engine.aborted.clear()
         engine.requests.clear()
         engine.hangs()
-        async with proxying(None, store, **one_at_once(engine.url, **bound)) as served:
+        async with proxying(None, store, **one_in_flight(engine.url, **limit)) as served:
             calls = [asyncio.ensure_future(http.post(served.url + CHAT, json=BODY))]
             await engine.reached.wait()
-            if waits:
+            if is_queued:
                 path = "/rollouts/r2/v1/chat/completions"
                 calls.append(asyncio.ensure_future(http.post(served.url + path, json=BODY)))
                 while (await shown_engine(http, served.url))["queued"] != 1:
@@ -790,18 +778,18 @@ async def test_past_the_queue_a_call_is_refused_and_leaves_no_step(store, engine
     assert [[], []] == [await stored_steps(store, name) for name in ("r2", "r3")]
 
 
-async def test_a_client_that_leaves_the_queue_is_not_called_for(store, engine, http):
-    """Nothing is sent for it and nothing recorded; whoever is behind it has its turn."""
-    go_on = asyncio.Event()
+async def test_a_client_disconnect_in_the_queue_sends_and_records_nothing(store, engine, http):
+    """The next call in the queue proceeds."""
+    proceed = asyncio.Event()
     engine.plays(WHOLE)
     played = engine.respond
 
     async def respond(request, body):
-        await go_on.wait()
+        await proceed.wait()
         return await played(request, body)
 
     engine.respond = respond
-    async with proxying(None, store, **one_at_once(engine.url)) as served:
+    async with proxying(None, store, **one_in_flight(engine.url)) as served:
         calls = []
         for n in range(3):
             path = f"{served.url}/rollouts/q{n}/v1/chat/completions"
@@ -811,7 +799,7 @@ async def test_a_client_that_leaves_the_queue_is_not_called_for(store, engine, h
         calls[1].cancel()
         while (await shown_engine(http, served.url))["queued"] != 1:
             pass
-        go_on.set()
+        proceed.set()
         assert [200, 200] == [(await calls[n]).status for n in (0, 2)]
         shown = await shown_engine(http, served.url)
         assert (0, 0) == (shown["in_flight"], shown["queued"])
@@ -820,9 +808,9 @@ async def test_a_client_that_leaves_the_queue_is_not_called_for(store, engine, h
     assert [1, 0, 1] == [len(await stored_steps(store, f"q{n}")) for n in range(3)]
 
 
-async def test_a_turn_is_given_back_however_a_call_ends(store, engine, http):
-    """Answered, broken off, left by its client before and after the first byte: the next call has it."""
-    async with proxying(None, store, **one_at_once(engine.url)) as served:
+async def test_a_call_releases_its_slot_however_it_ends(store, engine, http):
+    """It completes, breaks off, or its client disconnects before or after the first byte."""
+    async with proxying(None, store, **one_in_flight(engine.url)) as served:
         engine.plays(WHOLE)
         await http.post(served.url + CHAT, json=BODY)
         engine.streams(events(STREAM.response)[:5], then="die")
@@ -847,10 +835,10 @@ async def test_a_turn_is_given_back_however_a_call_ends(store, engine, http):
         assert 0 == (await shown_engine(http, served.url))["in_flight"]
 
 
-async def test_a_client_of_a_replayed_call_hears_while_it_waits_for_its_turn(store, engine, http):
-    """Comments, so that no timeout bites; a refusal is then told as an event of its stream, and is a step."""
+async def test_a_queued_call_with_a_synthetic_stream_gets_keep_alive_comments(store, engine, http):
+    """A queue timeout is then an error event, and is recorded."""
     engine.hangs()
-    settings = one_at_once(engine.url, queue_timeout_s=1)
+    settings = one_in_flight(engine.url, queue_timeout_s=1)
     async with proxying(
         None, store, **settings, record={"keep_alive_interval_s": 0.01, "streaming": "replay"}
     ) as served:

@@ -1,4 +1,4 @@
-"""Which handler answers a path of the model API."""
+"""Routes of the model API."""
 
 import pytest
 from fakes import proxying
@@ -16,15 +16,14 @@ from fakes import proxying
         ("GET", "/v1/responses/none", 404),
     ],
 )
-async def test_a_path_has_one_method_and_any_other_path_is_404(store, engine, http, method, path, status):
+async def test_a_wrong_method_or_an_unknown_path_is_404(store, engine, http, method, path, status):
     """Nothing reaches the engine that is neither recorded nor listed in `engines.passthrough`."""
     async with proxying(engine.url, store) as served, http.request(method, served.url + path) as response:
         assert status == response.status
     assert [] == engine.requests
 
 
-async def test_a_wrong_method_of_a_sampling_endpoint_names_the_right_one(store, engine, http):
-    """The error says which method the endpoint takes."""
+async def test_the_error_of_a_wrong_method_names_the_right_one(store, engine, http):
     async with proxying(engine.url, store) as served, http.get(f"{served.url}/v1/chat/completions") as response:
         body = await response.json()
 

@@ -1,4 +1,4 @@
-"""Answers of Responses, served from recorded steps."""
+"""Responses that are served from recorded steps."""
 
 import openai
 import pytest
@@ -7,40 +7,40 @@ from fakes import proxying
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 
-ASKED = [{"role": "user", "content": f"turn {number}"} for number in range(5)]
+INPUT = [{"role": "user", "content": f"turn {number}"} for number in range(5)]
 
 
 @pytest.fixture
 async def urls(store):
-    """Two proxies that share a store, before one engine."""
+    """The URLs of two proxies that share a store and an engine."""
     async with (
         simulating("127.0.0.1:0", Options()) as engine,
-        proxying(engine, store) as one,
-        proxying(engine, store) as other,
+        proxying(engine, store) as first,
+        proxying(engine, store) as second,
     ):
-        yield one.url, other.url
+        yield first.url, second.url
 
 
 @pytest.fixture
 def clients(urls, sdk):
-    """One client of each proxy; neither names a rollout."""
+    """A client for each proxy, without a rollout ID."""
     return [sdk(openai.AsyncOpenAI, f"{url}/v1") for url in urls]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_an_answer_is_shown_as_it_was_given_at_any_process(clients, stream):
-    """The same object, found by its id alone."""
-    one, other = clients
+async def test_a_response_is_retrieved_by_its_id_at_any_process(clients, stream):
+    """It equals the response that was created."""
+    first, second = clients
     if stream:
-        async with one.responses.stream(model="m", input="hi") as events:
-            given = await events.get_final_response()
+        async with first.responses.stream(model="m", input="hi") as events:
+            created = await events.get_final_response()
     else:
-        given = await one.responses.create(model="m", input="hi")
-    shown = await other.responses.retrieve(given.id)
+        created = await first.responses.create(model="m", input="hi")
+    shown = await second.responses.retrieve(created.id)
 
-    assert given.output_text == shown.output_text
-    assert [item.id for item in given.output] == [item.id for item in shown.output]
-    assert (given.id, given.created_at, given.usage, "completed") == (
+    assert created.output_text == shown.output_text
+    assert [item.id for item in created.output] == [item.id for item in shown.output]
+    assert (created.id, created.created_at, created.usage, "completed") == (
         shown.id,
         shown.created_at,
         shown.usage,
@@ -48,41 +48,38 @@ async def test_an_answer_is_shown_as_it_was_given_at_any_process(clients, stream
     )
 
 
-async def test_what_was_asked_is_listed_in_pages(clients):
-    """The latest first, or in order; `after` goes on, and nothing is told twice."""
+async def test_input_items_are_listed_in_pages_in_both_orders(clients):
     client = clients[0]
-    given = await client.responses.create(model="m", input=ASKED)
-    latest = [item async for item in client.responses.input_items.list(given.id, limit=2)]
-    first = [item async for item in client.responses.input_items.list(given.id, limit=2, order="asc")]
+    created = await client.responses.create(model="m", input=INPUT)
+    latest = [item async for item in client.responses.input_items.list(created.id, limit=2)]
+    first = [item async for item in client.responses.input_items.list(created.id, limit=2, order="asc")]
 
-    assert [one["content"] for one in ASKED] == [item.content[0].text for item in first]
+    assert [message["content"] for message in INPUT] == [item.content[0].text for item in first]
     assert [item.id for item in reversed(first)] == [item.id for item in latest]
 
 
-async def test_a_deleted_answer_is_gone_and_its_step_stays(clients, urls, http):
-    """For agents; who trains on it sees the step as before."""
-    one, other = clients
-    given = await one.responses.create(model="m", input="hi")
-    await other.responses.delete(given.id)
-    for ask in (one.responses.retrieve, one.responses.delete, other.responses.input_items.list):
+async def test_a_deleted_response_is_404_and_its_step_remains(clients, urls, http):
+    first, second = clients
+    created = await first.responses.create(model="m", input="hi")
+    await second.responses.delete(created.id)
+    for method in (first.responses.retrieve, first.responses.delete, second.responses.input_items.list):
         with pytest.raises(openai.NotFoundError):
-            await ask(given.id)
+            await method(created.id)
     async with http.get(f"{urls[0]}/rollouts") as response:
         (rollout,) = (await response.json())["rollouts"]
 
     assert 1 == rollout["counts"]["exact"]
 
 
-async def test_what_is_not_to_be_stored_is_not_shown(clients):
-    """`store: false` is a wish of the agent's; the step is recorded all the same."""
-    given = await clients[0].responses.create(model="m", input="hi", store=False)
+async def test_a_response_with_store_false_is_404(clients):
+    """Its step is recorded."""
+    created = await clients[0].responses.create(model="m", input="hi", store=False)
     with pytest.raises(openai.NotFoundError):
-        await clients[0].responses.retrieve(given.id)
+        await clients[0].responses.retrieve(created.id)
 
 
 @pytest.mark.parametrize("name", ["resp_1", "..", "%2e%2e", "resp_01ARZ3NDEKTSV4RRFFQ69G5FAV.!!", "x" * 2000])
-async def test_other_names_are_404(clients, http, urls, name):
-    """In OpenAI's shape; so are routes that are not served."""
+async def test_unknown_response_ids_and_routes_are_404_in_openais_error_shape(clients, http, urls, name):
     for method, path in (("GET", f"/v1/responses/{name}x"), ("POST", f"/v1/responses/{name}x/cancel")):
         async with http.request(method, f"{urls[0]}{path}") as response:
             assert 404 == response.status
@@ -92,9 +89,8 @@ async def test_other_names_are_404(clients, http, urls, name):
 @pytest.mark.parametrize(
     ("query", "status"), [("?limit=0", 400), ("?limit=x", 400), ("?order=up", 400), ("?after=no", 404)]
 )
-async def test_a_page_that_cannot_be_is_refused(clients, http, urls, query, status):
-    """Naming what is wrong with it."""
-    given = await clients[0].responses.create(model="m", input=ASKED)
-    async with http.get(f"{urls[0]}/v1/responses/{given.id}/input_items{query}") as response:
+async def test_an_invalid_page_of_input_items_is_rejected_and_names_the_parameter(clients, http, urls, query, status):
+    created = await clients[0].responses.create(model="m", input=INPUT)
+    async with http.get(f"{urls[0]}/v1/responses/{created.id}/input_items{query}") as response:
         assert status == response.status
         assert (await response.json())["error"]["param"] in query

@@ -1,4 +1,4 @@
-"""What clients want told of tokens in their replies: by header or by the rollout's opening, or refused with a reason."""
+"""Options of clients for ids and token strings in their responses: by header or per rollout."""
 
 import orjson
 import pytest
@@ -19,8 +19,8 @@ def folder(tmp_path_factory):
     return str(make_simulated_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
-async def asked(http, engine, store, *, headers=None, opening=None, path=CHAT, endpoint=None, **fields):
-    """The status and the JSON of one call."""
+async def call(http, engine, store, *, headers=None, opening=None, path=CHAT, endpoint=None, **fields):
+    """Make one call; return its status and JSON."""
     endpoints = [{"url": engine.url, "name": "fake", **(endpoint or {})}]
     async with proxying(None, store, engines={"endpoints": endpoints}) as served:
         if opening is not None:
@@ -32,12 +32,12 @@ async def asked(http, engine, store, *, headers=None, opening=None, path=CHAT, e
 
 
 @pytest.mark.parametrize(
-    "how", [{"headers": IDS}, {"opening": {"reply": {"ids": "choices"}}}], ids=["by header", "by the rollout"]
+    "options", [{"headers": IDS}, {"opening": {"reply": {"ids": "choices"}}}], ids=["by header", "by the rollout"]
 )
-async def test_ids_on_each_choice(store, engine, http, how):
-    """Those of the engine; beside them, the client sees what it asked for and no more."""
+async def test_the_option_ids_adds_token_ids_to_each_choice(store, engine, http, options):
+    """Other fields are those that the client requested."""
     engine.plays(WHOLE)
-    status, shown = await asked(http, engine, store, **how)
+    status, shown = await call(http, engine, store, **options)
     (choice,) = shown["choices"]
     (recorded,) = RECORDED["choices"]
 
@@ -49,10 +49,10 @@ async def test_ids_on_each_choice(store, engine, http, how):
     assert (None, None) == (shown["prompt_token_ids"], choice["token_ids"])
 
 
-async def test_the_engine_learns_nothing_of_it(store, engine, http):
-    """The headers are ours; and the step keeps what its client saw."""
+async def test_the_engine_does_not_get_the_headers_of_token_options(store, engine, http):
+    """The step has the response that the client got."""
     engine.plays(WHOLE)
-    _, shown = await asked(http, engine, store, headers=IDS)
+    _, shown = await call(http, engine, store, headers=IDS)
     (step,) = await stored_steps(store, "r1")
 
     assert set() == {name for name in engine.headers[0] if name.startswith("x-reply")}
@@ -60,10 +60,10 @@ async def test_the_engine_learns_nothing_of_it(store, engine, http):
     assert () == step.problems
 
 
-async def test_a_stream_is_told_of_the_whole_reply(store, engine, http):
-    """It is asked unstreamed, so that ids stand where a choice ends, whatever the engine streams."""
+async def test_a_stream_with_token_ids_is_built_from_an_unstreamed_response(store, engine, http):
+    """The ids are in the last chunk of each choice, whatever the engine streams."""
     engine.plays(WHOLE)
-    _, events = await asked(http, engine, store, headers=IDS, stream=True)
+    _, events = await call(http, engine, store, headers=IDS, stream=True)
     chunks = [orjson.loads(event[6:]) for event in events.split(b"\n\n") if event.startswith(b"data: {")]
     last = chunks[-1]["choices"][0]
 
@@ -72,16 +72,16 @@ async def test_a_stream_is_told_of_the_whole_reply(store, engine, http):
     assert RECORDED["choices"][0]["token_ids"] == last["response_token_ids"]
 
 
-async def test_a_stream_that_cannot_be_made_so_is_refused(store, engine, http):
-    """vLLM streams no prompt logprobs, so nobody can say what the stream would be."""
-    status, told = await asked(http, engine, store, headers=IDS, stream=True, prompt_logprobs=1)
+async def test_a_stream_with_token_ids_and_prompt_logprobs_is_422(store, engine, http):
+    """vLLM streams no prompt logprobs, so the shape of such a stream is unknown."""
+    status, payload = await call(http, engine, store, headers=IDS, stream=True, prompt_logprobs=1)
 
-    assert (422, "stream") == (status, told["error"]["param"])
+    assert (422, "stream") == (status, payload["error"]["param"])
     assert [] == engine.requests
 
 
 @pytest.mark.parametrize(
-    ("how", "why"),
+    ("options", "message"),
     [
         ({"headers": PIECES}, "set engines.endpoints[].tokenizer"),
         ({"headers": {"X-Reply-Tokens": "words"}}, "Invalid X-Reply-Tokens 'words'; the only valid value is 'pieces'."),
@@ -93,38 +93,36 @@ async def test_a_stream_that_cannot_be_made_so_is_refused(store, engine, http):
         ({"opening": {"reply": {"tokens": "pieces"}}}, "install tokentape[tokenizer]"),
     ],
 )
-async def test_what_cannot_be_told_is_refused_before_it_is_sent(store, engine, http, how, why):
-    """With what to do about it; nothing is recorded."""
-    status, told = await asked(http, engine, store, **how)
+async def test_an_unsupported_token_option_is_422_before_anything_is_sent(store, engine, http, options, message):
+    """The message explains how to enable it; nothing is recorded."""
+    status, payload = await call(http, engine, store, **options)
 
     assert 422 == status
-    assert why in told["error"]["message"]
+    assert message in payload["error"]["message"]
     assert [] == engine.requests
     assert [] == await stored_steps(store, "r1")
 
 
-async def test_ids_beyond_the_configured_vocabulary(store, engine, http, folder):
-    """A tokenizer of another model has no pieces of them: null, where text would be taken for pieces."""
+async def test_with_ids_beyond_the_configured_vocabulary_logprobs_are_null(store, engine, http, folder):
+    """The tokenizer belongs to another model."""
     engine.plays(load("chat_ids_lp_asids"))
     ids = orjson.loads(load("chat_ids_lp_asids").response)["choices"][0]["token_ids"]
-    _, shown = await asked(http, engine, store, headers=PIECES, endpoint={"tokenizer": folder}, top_logprobs=1)
+    _, shown = await call(http, engine, store, headers=PIECES, endpoint={"tokenizer": folder}, top_logprobs=1)
 
     assert engine.requests[0]["return_tokens_as_token_ids"] is True
     assert max(ids) > 2047
     assert shown["choices"][0]["logprobs"] is None
 
 
-async def test_others_are_not_touched(store, engine, http, folder):
-    """A call that wants none of it is sent and answered as ever, tokenizer or not."""
+async def test_calls_without_token_options_are_unchanged(store, engine, http, folder):
     engine.plays(WHOLE)
-    _, shown = await asked(http, engine, store, endpoint={"tokenizer": folder})
+    _, shown = await call(http, engine, store, endpoint={"tokenizer": folder})
 
     assert {"prompt_token_ids", "response_token_ids"}.isdisjoint(shown["choices"][0])
     assert RECORDED["choices"][0]["logprobs"] == shown["choices"][0]["logprobs"]
 
 
-async def test_an_unknown_form_is_refused_when_a_rollout_is_opened(store, engine, http):
-    """A misspelt one as well."""
+async def test_an_unknown_token_option_of_a_rollout_is_422(store, engine, http):
     async with proxying(engine.url, store) as served:
         for reply in ({"tokens": "words"}, {"token": "pieces"}):
             async with http.post(f"{served.url}/rollouts", json={"reply": reply}) as response:

@@ -1,4 +1,4 @@
-"""What is passed on unrecorded."""
+"""Requests that are forwarded without a record."""
 
 import re
 
@@ -14,8 +14,8 @@ MODELS = {"object": "list", "data": [{"id": "policy", "object": "model", "max_mo
 
 
 @pytest.fixture(autouse=True)
-def answered(engine):
-    """The engine lists its models, and says back what it was sent."""
+def echo(engine):
+    """The engine lists its models, and otherwise returns the request."""
 
     async def respond(request, body):
         if request.path == "/v1/models":
@@ -25,8 +25,8 @@ def answered(engine):
     engine.respond = respond
 
 
-async def test_an_allowed_path_is_passed_on_untouched(store, engine):
-    """Method, query, body and status pass; nothing is recorded."""
+async def test_a_passthrough_path_is_forwarded_unchanged_and_unrecorded(store, engine):
+    """This covers the method, query, body and status."""
     async with (
         proxying(engine.url, store) as served,
         aiohttp.ClientSession() as http,
@@ -39,8 +39,7 @@ async def test_an_allowed_path_is_passed_on_untouched(store, engine):
     assert () == (await store.list()).names
 
 
-async def test_an_allowed_path_passes_under_a_rollout_too(store, engine):
-    """A client with a rollout's base URL finds the same paths there."""
+async def test_a_passthrough_path_is_also_forwarded_below_a_rollout(store, engine):
     async with (
         proxying(engine.url, store) as served,
         aiohttp.ClientSession() as http,
@@ -56,8 +55,7 @@ async def test_an_allowed_path_passes_under_a_rollout_too(store, engine):
         ("/rollouts/r1/v1/models", ["policy"]),
     ],
 )
-async def test_the_engines_models_are_listed(store, engine, path, expected):
-    """As the engine lists them."""
+async def test_models_are_listed_as_the_engine_lists_them(store, engine, path, expected):
     async with (
         proxying(engine.url, store) as served,
         aiohttp.ClientSession() as http,
@@ -66,21 +64,20 @@ async def test_the_engines_models_are_listed(store, engine, path, expected):
         assert expected == [model["id"] for model in (await response.json())["data"]]
 
 
-async def test_aliases_are_listed_beside_the_models_they_name(store, engine):
-    """An alias looks like the model it names; one that names nothing is not listed, nor is the catch-all."""
+async def test_aliases_of_existing_models_are_listed(store, engine):
+    """An alias has the fields of its model; aliases of missing models and the catch-all are not listed."""
     aliases = {"gpt-4o": "policy", "*": "policy", "lost": "nothing"}
     async with proxying(engine.url, store, models=aliases) as served, aiohttp.ClientSession() as http:
         async with http.get(served.url + "/v1/models") as response:
             listed = await response.json()
         async with http.get(served.url + "/v1/models/gpt-4o") as response:
-            one = await response.json()
+            model = await response.json()
 
     assert ["policy", "gpt-4o"] == [model["id"] for model in listed["data"]]
-    assert ("gpt-4o", 2048) == (one["id"], one["max_model_len"])
+    assert ("gpt-4o", 2048) == (model["id"], model["max_model_len"])
 
 
-async def test_an_alias_that_names_nothing_is_404(store, engine):
-    """As an unknown model is."""
+async def test_an_alias_of_a_missing_model_is_404(store, engine):
     async with (
         proxying(engine.url, store, models={"lost": "nothing"}) as served,
         aiohttp.ClientSession() as http,
@@ -89,8 +86,7 @@ async def test_an_alias_that_names_nothing_is_404(store, engine):
         assert 404 == response.status
 
 
-async def test_without_an_engine_it_is_503(store):
-    """The sentence says what to configure."""
+async def test_without_an_engine_models_are_503(store):
     async with (
         proxying(None, store) as served,
         aiohttp.ClientSession() as http,
@@ -99,15 +95,14 @@ async def test_without_an_engine_it_is_503(store):
         assert (503, "engine_unreachable") == (response.status, (await response.json())["error"]["code"])
 
 
-@pytest.mark.parametrize("eject_after", [1, 99], ids=["passed over", "tried in vain"])
-async def test_with_one_of_two_endpoints_dead_nothing_fails(store, engine, eject_after):
-    """What is passed on goes on to the next endpoint as calls do, and no longer tries one that is passed over."""
+@pytest.mark.parametrize("eject_after", [1, 99], ids=["ejected", "tried"])
+async def test_unrecorded_requests_fail_over_and_skip_ejected_endpoints(store, engine, eject_after):
     endpoints = [{"url": "http://127.0.0.1:9", "name": "dead"}, {"url": engine.url, "name": "live"}]
     paths = [f"/p{n}" for n in range(20)]
-    said = {
+    sections = {
         "engines": {"endpoints": endpoints, "passthrough": paths, "eject_after": eject_after, "base_ejection_s": 600}
     }
-    async with proxying(None, store, models={"alias": "policy"}, **said) as served, aiohttp.ClientSession() as http:
+    async with proxying(None, store, models={"alias": "policy"}, **sections) as served, aiohttp.ClientSession() as http:
 
         async def faults():
             async with http.get(served.url + "/metrics") as response:
@@ -121,9 +116,9 @@ async def test_with_one_of_two_endpoints_dead_nothing_fails(store, engine, eject
             method = "GET" if "models" in path else "POST"
             async with http.request(method, served.url + path, json={}) as response:
                 assert response.status in {200, 207}
-        tried = await faults() - before
+        new_faults = await faults() - before
 
-    assert tried == 0 if eject_after == 1 else tried > 0
+    assert new_faults == 0 if eject_after == 1 else new_faults > 0
 
 
 JUNK = [
@@ -134,30 +129,27 @@ JUNK = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("junk", JUNK, ids=lambda junk: junk[:30].decode("latin-1"))
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/alias"])
 @pytest.mark.parametrize("version", [None, "2023-06-01"])
-async def test_a_list_of_models_that_is_none_is_the_engines_fault(store, engine, http, junk, path, version):
-    """502 in the shape of the client's dialect, whatever the engine answers with status 200."""
+async def test_an_invalid_list_of_models_is_502_in_the_dialects_error_shape(store, engine, http, path, version):
+    sent = []
 
     async def respond(request, body):
-        return web.Response(body=junk, content_type="application/json")
+        sent.append(JUNK[len(sent)])
+        return web.Response(body=sent[-1], content_type="application/json")
 
     engine.respond = respond
     headers = {} if version is None else {"anthropic-version": version}
-    async with (
-        proxying(engine.url, store, models={"alias": "policy"}) as served,
-        http.get(served.url + path, headers=headers) as response,
-    ):
-        said = await response.json()
-
-    assert 502 == response.status
-    assert "The engine disconnected, or its response is invalid" in said["error"]["message"]
-    assert (version is not None) == ("code" not in said["error"])
+    async with proxying(engine.url, store, models={"alias": "policy"}) as served:
+        for number, junk in enumerate(JUNK):
+            async with http.get(served.url + path, headers=headers) as response:
+                payload = await response.json()
+            assert (502, number + 1) == (response.status, len(sent)), junk[:50]
+            assert "The engine disconnected, or its response is invalid" in payload["error"]["message"]
+            assert (version is not None) == ("code" not in payload["error"])
 
 
-async def test_models_of_odd_fields_are_listed(store, engine, http):
-    """What is beside the id may be anything."""
+async def test_models_with_odd_fields_are_listed(store, engine, http):
     odd = [{"id": "a", "created": "x", "max_model_len": []}, {"id": "b", "created": 10**30, "max_model_len": 1.5}]
 
     async def respond(request, body):
@@ -170,8 +162,7 @@ async def test_models_of_odd_fields_are_listed(store, engine, http):
                 assert {"a", "b", "alias"} == {model["id"] for model in (await response.json())["data"]}
 
 
-async def test_a_client_that_leaves_closes_the_engines_connection(store, engine):
-    """Nothing goes on for nobody."""
+async def test_a_client_disconnect_closes_the_engines_connection(store, engine):
     engine.streams([b"a" * 10], then="hang")
     async with proxying(engine.url, store) as served, aiohttp.ClientSession() as http:
         async with http.post(served.url + "/tokenize", json={}) as response:
@@ -187,6 +178,5 @@ async def test_a_client_that_leaves_closes_the_engines_connection(store, engine)
     [("", True), ("policy", True), ("org/name-1.5", True), ("org%2Fname", True), ("a..b", True), ("gr%C3%BC%C3%9F", True),
      ("..", False), ("a/../b", False), ("%2e%2E/x", False), ("a%5c..%5cb", False), ("%252e", False), ("a%0a", False)],
 )  # fmt: skip
-def test_a_models_name_does_not_climb(segments, expected):
-    """Dot segments, control characters and doubly encoded letters are no model's name."""
+def test_a_model_name_has_no_dot_segments_control_characters_or_double_encoding(segments, expected):
     assert expected == names_a_model(segments)

@@ -1,4 +1,4 @@
-"""The files of the page: what is served, with which headers, to whom; and what no file may hold."""
+"""The files of the web UI: their routes, headers, access, and contents."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 KEYS = {"control": {"api_keys": ["control-key"]}, "agents": {"api_keys": ["agent-key"]}}
 
-# What would make markup or a program of a text; and storage that outlives the tab.
+# APIs that turn text into markup or code, and storage that outlives the tab.
 FORBIDDEN = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|setHTML|createContextualFragment|DOMParser|document\.write|\beval\b"
     r"|new Function|javascript:|localStorage|document\.cookie|indexedDB|srcdoc|import\("
@@ -26,12 +26,11 @@ def name_of(path: Path) -> str:
     return path.name
 
 
-async def test_each_file_is_served_with_its_type_and_no_other(store, http):
-    """Nothing lies in the folder that is not served, and nothing is served that does not lie there."""
+async def test_every_file_of_the_folder_is_served_with_its_content_type_and_nothing_else(store, http):
     async with proxying(None, store) as served:
         for path in FILES:
-            where = "/ui" if path.name == "index.html" else f"/ui/{path.name}"
-            async with http.get(served.url + where) as response:
+            path_of_file = "/ui" if path.name == "index.html" else f"/ui/{path.name}"
+            async with http.get(served.url + path_of_file) as response:
                 assert (200, TYPES[path.suffix], "utf-8") == (response.status, response.content_type, response.charset)
                 assert path.read_bytes() == await response.read()
         for name in ("serving.py", "__init__.py", "none.js", "..%2fserving.py", "%2e%2e", "style.css%00", "a/b"):
@@ -42,11 +41,11 @@ async def test_each_file_is_served_with_its_type_and_no_other(store, http):
 
 
 @pytest.mark.parametrize("path", ["/ui", "/ui/app.js"])
-async def test_a_browser_is_told_to_do_nothing_that_the_page_does_not_need(store, http, path):
-    """No script but ours, no frame, no form, no other origin; whatever the key."""
+async def test_the_content_security_policy_allows_only_what_the_page_needs(store, http, path):
+    """It allows scripts of the same origin, and no frame, form or other origin."""
     async with proxying(None, store, **KEYS) as served, http.get(served.url + path) as response:
         policy = dict(rule.split(" ", 1) for rule in response.headers["Content-Security-Policy"].split("; "))
-        told = [
+        headers = [
             response.headers[name]
             for name in ("X-Content-Type-Options", "Referrer-Policy", "Cross-Origin-Opener-Policy")
         ]
@@ -55,11 +54,11 @@ async def test_a_browser_is_told_to_do_nothing_that_the_page_does_not_need(store
         "default-src": "'none'", "script-src": "'self'", "style-src": "'self'", "connect-src": "'self'", "img-src": "'self'",
         "base-uri": "'none'", "form-action": "'none'", "frame-ancestors": "'none'",
     } == policy  # fmt: skip
-    assert ["nosniff", "no-referrer", "same-origin"] == told
+    assert ["nosniff", "no-referrer", "same-origin"] == headers
 
 
-async def test_a_slash_at_the_end_leads_to_the_page(store, http):
-    """Also below a path that another proxy adds: the way is told relatively."""
+async def test_a_trailing_slash_redirects_to_the_page(store, http):
+    """The redirect is relative, so that it works below a path prefix of another proxy."""
     async with proxying(None, store, **KEYS) as served:
         async with http.get(f"{served.url}/ui/", allow_redirects=False) as response:
             assert (308, "../ui") == (response.status, response.headers["Location"])
@@ -67,15 +66,15 @@ async def test_a_slash_at_the_end_leads_to_the_page(store, http):
             assert (200, f"{served.url}/ui") == (response.status, str(response.url))
 
 
-async def test_a_file_that_the_browser_has_is_not_sent_again(store, http):
-    """By its ETag, a strong one; an unknown one is sent the file."""
+async def test_a_matching_etag_is_304(store, http):
+    """The ETag is strong; a different one gets the file."""
     async with proxying(None, store) as served:
         async with http.get(f"{served.url}/ui/app.js") as response:
             tag, length = response.headers["ETag"], len(await response.read())
             assert "no-cache" == response.headers["Cache-Control"]
         statuses = []
-        for known in (tag, f"W/{tag}", f'"other", {tag}', "*", '"other"'):
-            async with http.get(f"{served.url}/ui/app.js", headers={"If-None-Match": known}) as response:
+        for etag in (tag, f"W/{tag}", f'"other", {tag}', "*", '"other"'):
+            async with http.get(f"{served.url}/ui/app.js", headers={"If-None-Match": etag}) as response:
                 statuses.append((response.status, len(await response.read()), response.headers["ETag"]))
         async with http.get(f"{served.url}/ui/list.js") as response:
             assert tag != response.headers["ETag"]
@@ -84,8 +83,8 @@ async def test_a_file_that_the_browser_has_is_not_sent_again(store, http):
     assert [(304, 0, tag)] * 4 + [(200, length, tag)] == statuses
 
 
-async def test_the_files_need_no_key_and_what_they_show_does(store, http):
-    """They hold nothing; a key that is no control key is no hindrance either."""
+async def test_the_files_require_no_key_and_the_data_requires_a_control_key(store, http):
+    """The files contain no data; an agent's key does not prevent access to them."""
     async with proxying(None, store, **KEYS) as served:
         statuses = []
         for path in ("/ui", "/ui/app.js", "/rollouts", "/events"):
@@ -96,10 +95,9 @@ async def test_the_files_need_no_key_and_what_they_show_does(store, http):
     assert [200, 200, 200, 200, 401, 403, 401, 403] == statuses
 
 
-async def test_the_page_is_on_the_control_api_alone(store):
-    """Where that has a port of its own, agents' port has none."""
-    said = {"control": {"listen": "127.0.0.1:0"}}
-    async with proxying(None, store, **said) as served, aiohttp.ClientSession() as http:
+async def test_the_page_is_served_on_the_control_api_only(store):
+    sections = {"control": {"listen": "127.0.0.1:0"}}
+    async with proxying(None, store, **sections) as served, aiohttp.ClientSession() as http:
         async with http.get(f"{served.control_url}/ui") as response:
             assert 200 == response.status
         async with http.get(f"{served.url}/ui") as response:
@@ -107,14 +105,14 @@ async def test_the_page_is_on_the_control_api_alone(store):
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=name_of)
-def test_no_script_makes_markup_of_text(path):
-    """Elements are made of text alone, in dom.js; nothing outlives the tab."""
+def test_no_script_uses_markup_apis_or_persistent_storage(path):
+    """Elements are created from text in dom.js."""
     assert [] == FORBIDDEN.findall(path.read_text())
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_no_file_names_another_place(path):
-    """The page works offline: its only addresses are those of XML's namespaces."""
+def test_no_file_refers_to_another_host(path):
+    """The page works offline; only XML namespaces are URLs."""
     found = re.findall(
         r"\b(?:https?:)?//[\w.-]+\.\w+[^\s\"']*", re.sub(r"^\s*//.*$", "", path.read_text(), flags=re.MULTILINE)
     )
@@ -122,16 +120,16 @@ def test_no_file_names_another_place(path):
     assert [] == [url for url in found if "www.w3.org" not in url]
 
 
-def test_the_page_has_no_inline_script_nor_style():
-    """The policy would block them."""
+def test_the_page_has_no_inline_script_or_style():
+    """The Content-Security-Policy would block them."""
     text = (FOLDER / "index.html").read_text()
 
     assert [] == re.findall(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", text)
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_files_are_short(path):
-    """As those of the program: at most 300 lines of at most 128 characters; scripts say what they hold."""
+def test_a_file_has_at_most_300_lines_of_128_characters(path):
+    """A script begins with a comment about its contents."""
     lines = path.read_text().splitlines()
 
     assert len(lines) <= 300
@@ -140,10 +138,13 @@ def test_files_are_short(path):
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=name_of)
-def test_every_import_is_of_a_file_and_a_name_that_are_there(path):
-    """Without a build step nobody else would find out before a browser does."""
+def test_every_import_names_an_existing_file_and_export(path):
+    """Without a build step only a browser would detect an error."""
     for names, source in re.findall(r"import \{([^}]+)\} from \"\./([\w.]+)\"", path.read_text()):
-        there = (FOLDER / source).read_text()
+        source_text = (FOLDER / source).read_text()
         for name in names.split(","):
             plain = name.strip().split(" as ")[0]
-            assert re.search(rf"export (?:async )?(?:function\*?|const|class) {plain}\b", there), (path.name, plain)
+            assert re.search(rf"export (?:async )?(?:function\*?|const|class) {plain}\b", source_text), (
+                path.name,
+                plain,
+            )
