@@ -1,4 +1,4 @@
-"""The endpoints that sample, and how their bodies are read."""
+"""The endpoints that sample, and the adapters of their call shapes."""
 
 import pytest
 
@@ -23,17 +23,16 @@ MESSAGES = [{"role": "user", "content": "hi"}]
     ],
 )
 def test_the_adapter_is_chosen_by_endpoint_then_by_body(endpoint, body, kind):
-    """A body that has the endpoint's own shape has no adapter."""
+    """A body in the endpoint's own shape has no adapter."""
     assert kind is type(CALL_ROUTES[endpoint].read(endpoint, body, TranslationOptions()))
 
 
-def test_a_chat_call_is_offered_to_no_adapter():
-    """It passes nothing that exists for another system."""
+def test_chat_completions_have_no_adapters():
     assert () == CALL_ROUTES["/v1/chat/completions"].adapters
 
 
 def test_errors_have_the_dialect_of_the_endpoint():
-    """`/generate` has the errors of completions, as which its calls are sent."""
+    """`/generate` has the error shape of completions, as which its calls are sent."""
     assert "completions" == CALL_ROUTES["/generate"].errors.name
     assert "chat" == CALL_ROUTES["/v1/chat/completions"].errors.name
     assert "messages" == CALL_ROUTES["/v1/messages"].errors.name

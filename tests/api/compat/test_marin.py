@@ -1,4 +1,4 @@
-"""Marin's InferenceContext (a3109ee, 004f4a5) through the proxy: its calls, what it reads of replies, and its rollouts."""
+"""Marin's InferenceContext (a3109ee, 004f4a5) through the proxy: its calls, the responses, and exported rollouts."""
 
 from types import SimpleNamespace
 
@@ -15,10 +15,10 @@ from proxy.simulator.options import Options
 from proxy.upstream.tokenizers import load
 
 PROMPT = [{"role": "user", "content": "What is 2 + 2?"}]
-# The arguments of its `batch_completions`, all of them.
-ASKED = {"logprobs": True, "max_tokens": 12, "temperature": 1.0, "n": 1, "stop": None, "timeout": 30}
+# All arguments of Marin's `batch_completions`.
+ARGUMENTS = {"logprobs": True, "max_tokens": 12, "temperature": 1.0, "n": 1, "stop": None, "timeout": 30}
 BOTH = {"X-Reply-Tokens": "pieces", "X-Reply-Ids": "choices"}
-NOTED = {"env_name": "math", "env_example_id": "e7"}
+METADATA = {"env_name": "math", "env_example_id": "e7"}
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +28,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def vocabulary(folder):
-    """What its `convert_tokens_to_ids` and its `get_vocab()[token]` look up in."""
+    """The vocabulary that Marin's `convert_tokens_to_ids` and `get_vocab()[token]` use."""
     return load(folder)._loaded.get_vocab()
 
 
 @pytest.fixture(params=["vllm", "sglang"])
 async def marin(store, http, folder, request):
-    """A proxy before a simulated engine: `ask` calls as Marin does, `export` finishes a rollout and gives its rows."""
+    """A proxy in front of a simulated engine: `call` calls as Marin does, `export` finishes a rollout and returns its
+    rows.
+    """
     async with simulating("127.0.0.1:0", Options(shape=request.param, weight_version="7")) as engine:
         settings = settings_for(None, engines={"endpoints": [{"url": engine, "name": "e", "tokenizer": folder}]})
         async with running(settings, store) as served:
@@ -45,28 +47,28 @@ class _Marin:
     def __init__(self, http, url):
         self.http, self.url = http, url
 
-    async def ask(self, rollout="r1", *, headers=None, messages=PROMPT, **changed):
+    async def call(self, rollout="r1", *, headers=None, messages=PROMPT, **changes):
         base_url = f"{self.url}/rollouts/{rollout}/v1"
         async with AsyncOpenAI(base_url=base_url, api_key="marin", default_headers=headers) as client:
-            return await client.chat.completions.create(model="policy", messages=messages, **ASKED | changed)
+            return await client.chat.completions.create(model="policy", messages=messages, **ARGUMENTS | changes)
 
     async def steps(self, rollout="r1"):
         async with self.http.get(f"{self.url}/rollouts/{rollout}/steps") as response:
             return (await response.json())["steps"]
 
     async def export(self, rollout="r1", *, status=200):
-        finish = {"status": "completed", "reward": 1.0, "metadata": NOTED}
+        finish = {"status": "completed", "reward": 1.0, "metadata": METADATA}
         async with self.http.post(f"{self.url}/rollouts/{rollout}/finish", json=finish) as finished:
             assert 200 == finished.status
         async with self.http.get(f"{self.url}/rollouts/{rollout}/export?format=marin&report=true") as response:
-            told = SimpleNamespace(**await response.json())
+            exported = SimpleNamespace(**await response.json())
             assert status == response.status
-            return told
+            return exported
 
 
-async def test_ma_1_its_exact_arguments_work(marin):
-    """A ChatCompletion with logprobs, and no key that OpenAI's has not asked for."""
-    completion = await marin.ask()
+async def test_ma_1_the_arguments_of_marin_return_a_chat_completion_with_logprobs(marin):
+    """It has no fields that OpenAI's API does not have."""
+    completion = await marin.call()
     (choice,) = completion.choices
 
     assert "chat.completion" == completion.object
@@ -75,9 +77,9 @@ async def test_ma_1_its_exact_arguments_work(marin):
     assert getattr(choice, "response_token_ids", None) is None
 
 
-async def test_ma_2_the_export_has_the_engine_s_tokens(marin):
-    """Prompt, response and logprobs are those that were sampled, as recorded; nothing is encoded again."""
-    completion = await marin.ask()
+async def test_ma_2_the_export_has_the_recorded_ids_and_logprobs(marin):
+    """Nothing is tokenized again."""
+    completion = await marin.call()
     ((step,), exported) = await marin.steps(), await marin.export()
     (row,), (choice,) = exported.rows, step["choices"]
 
@@ -89,9 +91,8 @@ async def test_ma_2_the_export_has_the_engine_s_tokens(marin):
     assert ([1.0] * len(choice["ids"]), 1.0) == (row["token_rewards"], row["episode_reward"])
 
 
-async def test_ma_3_four_choices_are_one_group(marin):
-    """Of four rollouts with equal prompts."""
-    await marin.ask(n=4)
+async def test_ma_3_four_choices_of_a_call_are_one_group(marin):
+    await marin.call(n=4)
     exported = await marin.export()
     (group,) = FORMATS["marin"].gather([Rows(exported.rows, [])])
 
@@ -101,9 +102,8 @@ async def test_ma_3_four_choices_are_one_group(marin):
 
 
 @pytest.mark.parametrize(("max_tokens", "truncated"), [(1, True), (2000, False)])
-async def test_ma_4_length_is_truncated(marin, max_tokens, truncated):
-    """And a turn that came to its end is not."""
-    completion = await marin.ask(max_tokens=max_tokens)
+async def test_ma_4_a_rollout_is_truncated_if_its_finish_reason_is_length(marin, max_tokens, truncated):
+    completion = await marin.call(max_tokens=max_tokens)
     (row,) = (await marin.export()).rows
 
     assert ("length" if truncated else "stop") == completion.choices[0].finish_reason
@@ -111,9 +111,9 @@ async def test_ma_4_length_is_truncated(marin, max_tokens, truncated):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_ma_5_every_token_string_is_a_piece_of_the_vocabulary(marin, vocabulary, stream):
-    """Looked up, the strings give the ids that were sampled; and the choice says them too, as its vLLM context reads."""
-    response = await marin.ask(headers=BOTH, max_tokens=2000, stream=stream)
+async def test_ma_5_with_pieces_every_token_string_is_in_the_vocabulary(marin, vocabulary, stream):
+    """Their ids are those sampled, and equal those in the choice, which Marin's vLLM context reads."""
+    response = await marin.call(headers=BOTH, max_tokens=2000, stream=stream)
     chunks = [chunk async for chunk in response] if stream else [response]
     choices = [choice for chunk in chunks for choice in chunk.choices]
     entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
@@ -128,51 +128,52 @@ async def test_ma_5_every_token_string_is_a_piece_of_the_vocabulary(marin, vocab
     )
 
 
-async def test_ma_5_special_tokens_and_parts_of_a_character(store, engine, http, folder, vocabulary):
-    """Where an engine's text of a token is empty or the replacement character, its piece is still its own."""
+async def test_ma_5_special_tokens_and_parts_of_a_character_have_their_own_pieces(
+    store, engine, http, folder, vocabulary
+):
+    """The engine's text of such a token is empty or the replacement character."""
     ids = [*"né 🙂".encode(), vocabulary["<think>"], vocabulary["<|im_end|>"]]  # a byte's id is the byte
     content = [{"token": "�", "logprob": -0.5, "bytes": None, "top_logprobs": []} for _ in ids]
 
     async def respond(request: web.Request, body: dict) -> web.StreamResponse:
         choice = {"index": 0, "message": {"role": "assistant", "content": "né 🙂"}, "finish_reason": "stop"}
-        told = {"token_ids": ids, "logprobs": {"content": content}}
+        tokens = {"token_ids": ids, "logprobs": {"content": content}}
         usage = {"prompt_tokens": 2, "completion_tokens": len(ids), "total_tokens": 2 + len(ids)}
         return web.json_response({"id": "x", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
-                                 | {"prompt_token_ids": [1, 2], "choices": [choice | told]})  # fmt: skip
+                                 | {"prompt_token_ids": [1, 2], "choices": [choice | tokens]})  # fmt: skip
 
     engine.respond = respond
     endpoints = [{"url": engine.url, "name": "e", "tokenizer": folder}]
     async with proxying(None, store, engines={"endpoints": endpoints}) as served:
-        completion = await _Marin(http, served.url).ask(headers=BOTH)
+        completion = await _Marin(http, served.url).call(headers=BOTH)
 
     assert ids == [vocabulary[entry.token] for entry in completion.choices[0].logprobs.content]
 
 
-async def test_ma_6_different_prompts_are_no_group(marin):
-    """Refused with the reason, whatever was sampled."""
-    await marin.ask("r1")
-    await marin.ask("r2", messages=[{"role": "user", "content": "What is 3 + 3?"}])
+async def test_ma_6_rollouts_with_different_prompts_are_not_a_group(marin):
+    await marin.call("r1")
+    await marin.call("r2", messages=[{"role": "user", "content": "What is 3 + 3?"}])
     members = [Rows((await marin.export(name)).rows, []) for name in ("r1", "r2")]
 
     with pytest.raises(Inexpressible, match="all rollouts of a group begin with the same prompt"):
         FORMATS["marin"].gather(members)
 
 
-async def test_ma_6_a_reply_without_sampled_tokens_is_no_row(store, engine, http):
-    """Left out, and the report says why: a mask of nothing but zeros stops its trainer."""
+async def test_ma_6_a_response_without_sampled_tokens_has_no_row(store, engine, http):
+    """The report has the reason: a mask of zeros stops Marin's trainer."""
 
     async def respond(request: web.Request, body: dict) -> web.StreamResponse:
         choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "stop"}
-        told = {"token_ids": [], "logprobs": {"content": []}}
+        tokens = {"token_ids": [], "logprobs": {"content": []}}
         usage = {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
         return web.json_response({"id": "x", "object": "chat.completion", "created": 1, "model": "m", "usage": usage}
-                                 | {"prompt_token_ids": [1, 2], "choices": [choice | told]})  # fmt: skip
+                                 | {"prompt_token_ids": [1, 2], "choices": [choice | tokens]})  # fmt: skip
 
     engine.respond = respond
     async with proxying(engine.url, store) as served:
         marin = _Marin(http, served.url)
-        await marin.ask()
+        await marin.call()
         exported = await marin.export()
 
     assert [] == exported.rows
-    assert ["no token was sampled"] == [left["why"] for left in exported.report["skipped"]]
+    assert ["no token was sampled"] == [entry["why"] for entry in exported.report["skipped"]]

@@ -1,4 +1,4 @@
-"""verifiers (fa7f5fa) through the proxy: its clients' flags, and its own parser on what they are answered."""
+"""verifiers (fa7f5fa) through the proxy: its clients' flags, and its parser on the responses."""
 
 from types import SimpleNamespace
 
@@ -16,12 +16,12 @@ from proxy.simulator.options import Options
 
 MESSAGES = [{"role": "user", "content": "What is 2 + 2?"}]
 FLAGS = {"return_tokens_as_token_ids": True, "return_token_ids": True, "prompt_logprobs": 1}
-ASKED = {"model": "policy", "max_tokens": 12, "seed": 3}
+DEFAULTS = {"model": "policy", "max_tokens": 12, "seed": 3}
 
 
 @pytest.fixture(scope="module")
 def parse():
-    """Its `parse_response_tokens`: release 0.1.9 has the commit's."""
+    """`parse_response_tokens` of verifiers: release 0.1.9 has the version of that commit."""
     types = {"ChatCompletion": ChatCompletion, "Completion": Completion, "TrajectoryStepTokens": dict}
     return load_published("verifiers/utils/response_utils.py", "parse_response_tokens", **types).parse_response_tokens
 
@@ -33,7 +33,7 @@ def shape(request):
 
 @pytest.fixture
 async def proxy(store, http, shape):
-    """A proxy before a simulated engine, which is there to be asked directly as well."""
+    """A proxy in front of a simulated engine, which can also be called directly."""
     async with (
         simulating("127.0.0.1:0", Options(shape=shape)) as engine,
         running(settings_for(engine), store) as served,
@@ -45,19 +45,19 @@ class _Proxy:
     def __init__(self, http, url, engine=None):
         self.http, self.url, self.engine = http, url, engine
 
-    async def chat(self, **asked):
-        return await self._ask(f"{self.url}/rollouts/r1/v1", "chat", messages=MESSAGES, **asked)
+    async def chat(self, **options):
+        return await self._call(f"{self.url}/rollouts/r1/v1", "chat", messages=MESSAGES, **options)
 
-    async def directly(self, **asked):
-        return await self._ask(f"{self.engine}/v1", "chat", messages=MESSAGES, **asked)
+    async def directly(self, **options):
+        return await self._call(f"{self.engine}/v1", "chat", messages=MESSAGES, **options)
 
-    async def complete(self, **asked):
-        return await self._ask(f"{self.url}/rollouts/r1/v1", "completions", prompt="2 + 2 =", **asked)
+    async def complete(self, **options):
+        return await self._call(f"{self.url}/rollouts/r1/v1", "completions", prompt="2 + 2 =", **options)
 
-    async def _ask(self, base_url, dialect, **asked):
+    async def _call(self, base_url, dialect, **options):
         async with AsyncOpenAI(base_url=base_url, api_key="x", max_retries=0) as client:
             calls = client.chat.completions if dialect == "chat" else client.completions
-            return await calls.create(**ASKED | asked)
+            return await calls.create(**DEFAULTS | options)
 
     async def export(self, name="verifiers", *, reward=1.0, **options):
         query = "".join(f"&{option}={value}" for option, value in options.items())
@@ -68,12 +68,12 @@ class _Proxy:
 
 
 def approximately(tokens):
-    """Its tokens, with logprobs as 32-bit floats keep them."""
+    """Return the tokens with logprobs compared as 32-bit floats."""
     return tokens | {"completion_logprobs": pytest.approx(tokens["completion_logprobs"])}
 
 
-async def test_vf_1_a_client_that_sets_the_flags_sees_the_tokens(store, engine, http):
-    """All of vLLM's answer, as recorded from one that was asked so: ids, logprobs, tokens named by their ids."""
+async def test_vf_1_a_client_that_sets_the_flags_gets_ids_logprobs_and_named_tokens(store, engine, http):
+    """The response is that of vLLM to the same flags."""
     recorded = load("chat_ids_lp_asids")
     engine.plays(recorded)
     async with proxying(engine.url, store) as served:
@@ -86,21 +86,22 @@ async def test_vf_1_a_client_that_sets_the_flags_sees_the_tokens(store, engine, 
 
 
 @pytest.mark.parametrize("shape", ["vllm"], indirect=True)
-async def test_vf_1_its_parser_finds_them(proxy, parse):
-    """In chat and in completions; they are the tokens of our export."""
-    answers = [await proxy.chat(logprobs=1, extra_body=FLAGS), await proxy.complete(logprobs=1, extra_body=FLAGS)]
-    parsed = [await parse(response, kind) for response, kind in zip(answers, ("chat", "completion"), strict=True)]
+async def test_vf_1_the_parser_of_verifiers_finds_the_tokens_of_the_export(proxy, parse):
+    responses = [await proxy.chat(logprobs=1, extra_body=FLAGS), await proxy.complete(logprobs=1, extra_body=FLAGS)]
+    parsed = [await parse(response, kind) for response, kind in zip(responses, ("chat", "completion"), strict=True)]
 
     assert [approximately(tokens) for tokens in parsed] == [row["tokens"] for row in (await proxy.export()).rows]
     assert all(tokens["completion_ids"] for tokens in parsed)
 
 
-async def test_vf_2_a_client_that_sets_none_sees_no_extra_key(proxy, parse):
-    """It sees what the engine alone would have answered, in which its parser finds nothing; our export has the tokens."""
+async def test_vf_2_a_client_without_the_flags_gets_the_engines_plain_response(proxy, parse):
+    """The parser finds no tokens there; the export has them."""
     response, direct = await proxy.chat(), await proxy.directly()
     (row,) = (await proxy.export()).rows
 
-    shown, alone = (one.model_dump(exclude={"id", "created"}, warnings=False) for one in (response, direct))
+    shown, alone = (
+        completion.model_dump(exclude={"id", "created"}, warnings=False) for completion in (response, direct)
+    )
     assert alone == shown
     assert await parse(response, "chat") is None
     assert response.usage.prompt_tokens == len(row["tokens"]["prompt_ids"])
@@ -108,8 +109,8 @@ async def test_vf_2_a_client_that_sets_none_sees_no_extra_key(proxy, parse):
     assert len(row["tokens"]["completion_ids"]) == len(row["tokens"]["completion_logprobs"])
 
 
-async def test_vf_3_one_example_for_each_step(proxy):
-    """Joined as its note says, and with a reward: a step's own, else the rollout's."""
+async def test_vf_3_training_examples_have_one_example_per_step(proxy):
+    """Its reward is the step's, or else the rollout's."""
     for _ in range(2):
         await proxy.chat()
     async with proxy.http.get(f"{proxy.url}/rollouts/r1/steps") as response:
@@ -130,8 +131,7 @@ async def test_vf_3_one_example_for_each_step(proxy):
 
 
 @pytest.mark.parametrize("shape", ["vllm"], indirect=True)
-async def test_vf_4_max_len_cuts_as_its_max_seq_len_does(proxy, parse):
-    """At every length, from one token to more than there are."""
+async def test_vf_4_max_len_truncates_like_max_seq_len_of_verifiers(proxy, parse):
     response = await proxy.chat(logprobs=1, extra_body=FLAGS)
     length = response.usage.total_tokens
 
@@ -141,8 +141,8 @@ async def test_vf_4_max_len_cuts_as_its_max_seq_len_does(proxy, parse):
         assert approximately(parsed) == row["tokens"], room
 
 
-async def test_vf_5_an_engine_without_ids(store, engine, http):
-    """The step is kept with tokens null; it is no example; and the report counts it."""
+async def test_vf_5_a_step_without_ids_has_no_tokens_and_is_no_training_example(store, engine, http):
+    """The report lists it."""
     engine.plays(load("chat_plain"))
     async with proxying(None, store, engines={"endpoints": [{"url": engine.url, "kind": "plain"}]}) as served:
         proxy = _Proxy(http, served.url)
@@ -158,18 +158,17 @@ async def test_vf_5_an_engine_without_ids(store, engine, http):
     assert "no_token_ids" in examples.report["skipped"][0]["why"]
 
 
-@pytest.mark.parametrize(("asked", "sent"), [(1, "true"), (True, "true"), (2, "2")])
-async def test_vf_6_logprobs_1_on_chat_is_sent_as_a_flag(store, engine, http, asked, sent):
-    """The only form that all engines take there; what is neither is the engine's to refuse."""
+@pytest.mark.parametrize(("logprobs", "sent"), [(1, "true"), (True, "true"), (2, "2")])
+async def test_vf_6_logprobs_1_of_a_chat_call_is_sent_as_true(store, engine, http, logprobs, sent):
+    """All engines accept true; other values are sent unchanged."""
     engine.plays(load("chat_ids_lp"))
     async with proxying(engine.url, store) as served:
-        await _Proxy(http, served.url).chat(logprobs=asked)
+        await _Proxy(http, served.url).chat(logprobs=logprobs)
 
     assert sent == orjson.dumps(engine.requests[0]["logprobs"]).decode()
 
 
-async def test_vf_6_a_client_that_sends_1_sees_its_logprobs(proxy):
-    """One for each token, of every engine."""
+async def test_vf_6_logprobs_1_returns_a_logprob_per_token(proxy):
     response = await proxy.chat(logprobs=1)
 
     assert response.usage.completion_tokens == len(response.choices[0].logprobs.content)

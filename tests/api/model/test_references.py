@@ -15,7 +15,7 @@ from proxy.simulator.script import Conversation, Script, ScriptedCall, Turn
 SPACED = '{"city":  "Oslo",\n "days": 1.0}'
 PATCH = '*** Begin Patch\n+ a "quoted" line\n*** End Patch'
 TURNS = [Turn(say="I look.", call=[ScriptedCall("weather", {"city": "Oslo"})]), Turn(say="It rains."), Turn(say="Bye.")]
-# vLLM's parser (hermes, 0.32.0) formats arguments anew in unstreamed responses, and streams them as sampled. Its template
+# vLLM's parser (hermes, 0.32.0) reformats arguments in unstreamed responses, and streams them as sampled. Its template
 # gets the object, not the text that the client returns.
 UNUSUAL = [Turn(say="I look.", call=[ScriptedCall("weather", SPACED)]), *TURNS[1:]]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "number"}}}

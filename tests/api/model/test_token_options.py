@@ -61,7 +61,7 @@ async def test_the_engine_does_not_get_the_headers_of_token_options(store, engin
 
 
 async def test_a_stream_with_token_ids_is_built_from_an_unstreamed_response(store, engine, http):
-    """The ids are in the last chunk of each choice, whatever the engine streams."""
+    """The ids are in the last chunk of each choice."""
     engine.plays(WHOLE)
     _, events = await call(http, engine, store, headers=IDS, stream=True)
     chunks = [orjson.loads(event[6:]) for event in events.split(b"\n\n") if event.startswith(b"data: {")]

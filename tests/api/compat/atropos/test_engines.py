@@ -1,4 +1,4 @@
-"""Engines, as sessions ask them: texts and prompts, where they can be had."""
+"""Texts and rendered prompts of sessions, from their engines."""
 
 from aiohttp import web
 from sessions import HELLO, serving_sessions
@@ -6,14 +6,14 @@ from sessions import HELLO, serving_sessions
 USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
 
 
-async def test_without_a_tokenizer_an_engine_that_makes_no_texts_leaves_them_null(store, engine):
-    """A node's text is not made up; its tokens are there."""
+async def test_without_detokenization_the_text_of_a_node_is_null(store, engine):
+    """Its tokens are complete."""
 
     async def respond(request, body):
         if request.path != "/v1/completions":
             return web.json_response({"detail": "Not Found"}, status=404)
         logprobs = {"token_logprobs": [-0.5], "tokens": ["a"], "top_logprobs": [None], "text_offset": [0]}
-        told = {
+        payload = {
             "index": 0,
             "text": "a",
             "finish_reason": "stop",
@@ -22,34 +22,32 @@ async def test_without_a_tokenizer_an_engine_that_makes_no_texts_leaves_them_nul
             "logprobs": logprobs,
         }
         return web.json_response(
-            {"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": [told], "usage": USAGE}
+            {"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": [payload], "usage": USAGE}
         )
 
     engine.respond = respond
     async with serving_sessions(store, engine.url) as proxy:
         uuid = await proxy.create()
         await proxy.request("POST", f"/{uuid}/v1/completions", {"prompt": [1], "max_tokens": 1})
-        _, told = await proxy.request("GET", f"/{uuid}/nodes")
+        _, payload = await proxy.request("GET", f"/{uuid}/nodes")
 
-    assert [(None, [1, 5])] == [(node["full_text"], node["tokens"]) for node in told["nodes"]]
+    assert [(None, [1, 5])] == [(node["full_text"], node["tokens"]) for node in payload["nodes"]]
 
 
-async def test_a_session_of_an_engine_that_is_silent_about_its_model_has_none(store, engine):
-    """It is created all the same: engines may be away."""
+async def test_a_session_is_created_without_a_model_if_the_engine_lists_none(store, engine):
     async with serving_sessions(store, engine.url) as proxy:
-        status, told = await proxy.request("POST", "/sessions/create", {})
+        status, payload = await proxy.request("POST", "/sessions/create", {})
 
-    assert (200, None) == (status, told["model_name"])
+    assert (200, None) == (status, payload["model_name"])
 
 
-async def test_an_engine_without_a_tokenize_of_messages_renders_nothing(store, engine):
-    """It is said which, and why."""
+async def test_rendering_with_an_engine_that_cannot_tokenize_messages_is_400(store, engine):
     engines = {"endpoints": [{"url": engine.url, "kind": "plain", "name": "text"}]}
     async with serving_sessions(store, engine.url, engines=engines) as proxy:
         uuid = await proxy.create()
-        status, told = await proxy.request("POST", f"/{uuid}/v1/chat/completions/render", {"messages": HELLO})
+        status, payload = await proxy.request("POST", f"/{uuid}/v1/chat/completions/render", {"messages": HELLO})
 
     assert (400, "Failed to render prompt: the engine text (plain) does not support /tokenize for messages") == (
         status,
-        told["error"]["message"],
+        payload["error"]["message"],
     )

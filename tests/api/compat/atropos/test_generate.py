@@ -1,4 +1,4 @@
-"""`/generate` in the two shapes of Atropos' token servers: read, sent on as completions, recorded, answered in its shape."""
+"""`/generate` in the two shapes of Atropos' token servers."""
 
 import aiohttp
 import orjson
@@ -25,8 +25,8 @@ SGLANG = {
 ENGINES = pytest.mark.parametrize("engine_shape", ["vllm", "sglang"])
 
 
-def asking(body, n):
-    """The same call for n samples."""
+def with_samples(body, n):
+    """Return the call with n samples."""
     if "sampling_params" in body:
         return {**body, "sampling_params": {**body["sampling_params"], "n": n}}
     return {**body, "n": n}
@@ -38,60 +38,64 @@ async def post(url, body, **headers):
 
 
 def read_as_vllm_server_does(results):
-    """Its own reading of an answer (296a0bc, vllm_server.py): ids, logprobs, reasons, one list each per sample."""
+    """Parse a response like Atropos' vllm_server.py (296a0bc): ids, logprobs, reasons, with one list per sample."""
     ids = [[int(next(iter(item[0]))) for item in sequence] for sequence in results["logprobs"]]
     logprobs = [[next(iter(item[0].values())) for item in sequence] for sequence in results["logprobs"]]
     return ids, logprobs, results["finish_reasons"]
 
 
 def read_as_sglang_server_does(results):
-    """Likewise (sglang_server.py)."""
-    each = results if isinstance(results, list) else [results]
-    pairs = [result.get("meta_info", {}).get("output_token_logprobs", []) for result in each]
-    reasons = [result["meta_info"]["finish_reason"]["type"] for result in each]
-    return [[item[1] for item in one] for one in pairs], [[item[0] for item in one] for one in pairs], reasons
+    """Parse a response like sglang_server.py."""
+    samples = results if isinstance(results, list) else [results]
+    pairs = [result.get("meta_info", {}).get("output_token_logprobs", []) for result in samples]
+    reasons = [result["meta_info"]["finish_reason"]["type"] for result in samples]
+    return (
+        [[item[1] for item in sample] for sample in pairs],
+        [[item[0] for item in sample] for sample in pairs],
+        reasons,
+    )
 
 
 @ENGINES
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize(("body", "read"), [(VLLM, read_as_vllm_server_does), (SGLANG, read_as_sglang_server_does)])
-async def test_at_8_both_dialects_are_served_and_recorded_from_either_engine(store, engine_shape, body, read, n):
-    """What the client reads is what the step has, exactly: ids, logprobs, and why it ended."""
+async def test_at_8_both_shapes_are_served_and_recorded_with_either_engine(store, engine_shape, body, read, n):
+    """The ids, logprobs and finish reasons of the response are those of the step."""
     async with (
         simulating("127.0.0.1:0", Options(shape=engine_shape)) as engine_url,
         proxying(engine_url, store) as served,
     ):
-        status, told = await post(f"{served.url}/rollouts/r1/generate", asking(body, n))
+        status, payload = await post(f"{served.url}/rollouts/r1/generate", with_samples(body, n))
     (step,) = await stored_steps(store, "r1")
-    ids, logprobs, reasons = read(told)
+    ids, logprobs, reasons = read(payload)
 
-    assert (200, n) == (status, len(ids)), told
+    assert (200, n) == (status, len(ids)), payload
     assert [PROMPT] == [prompt.tolist() for prompt in step.prompts]
     assert [choice.ids.tolist() for choice in step.choices] == ids
     assert [choice.logprobs.tolist() for choice in step.choices] == logprobs
     assert [choice.finish_reason for choice in step.choices] == reasons
     assert (True, True) == (step.exact, step.trainable)
-    assert ("completions", "/v1/completions", asking(body, n)) == (step.dialect, step.endpoint, step.request)
+    assert ("completions", "/v1/completions", with_samples(body, n)) == (step.dialect, step.endpoint, step.request)
 
 
-@pytest.mark.parametrize("where", ["/generate", "/sessions/r1/generate", "/rollouts/r1/generate"])
-async def test_at_8_the_path_names_the_rollout_as_everywhere(store, http, where):
-    """Below a rollout's base URL, in either spelling; at the root the call gets a rollout of its own."""
+@pytest.mark.parametrize("path", ["/generate", "/sessions/r1/generate", "/rollouts/r1/generate"])
+async def test_at_8_the_path_prefix_names_the_rollout(store, http, path):
+    """Without a prefix the call gets a new rollout."""
     async with (
         simulating("127.0.0.1:0", Options()) as engine_url,
         proxying(engine_url, store) as served,
-        http.post(served.url + where, json=VLLM) as response,
+        http.post(served.url + path, json=VLLM) as response,
     ):
-        named = response.headers["X-Rollout-Id"]
+        rollout_id = response.headers["X-Rollout-Id"]
 
-    assert 1 == len(await stored_steps(store, named))
-    assert where == "/generate" or named == "r1"
+    assert 1 == len(await stored_steps(store, rollout_id))
+    assert path == "/generate" or rollout_id == "r1"
 
 
-@pytest.mark.parametrize("where", ["", "/rollouts/r1", "/sessions/r1"])
-async def test_at_9_the_vllm_clients_health_probe_is_answered_and_never_a_step(store, engine, http, where):
-    """It asks `GET {base}/health`, whatever the base URL; the engine is not asked, and no rollout comes of it."""
-    async with proxying(engine.url, store) as served, http.get(f"{served.url}{where}/health") as response:
+@pytest.mark.parametrize("prefix", ["", "/rollouts/r1", "/sessions/r1"])
+async def test_at_9_the_health_probe_of_the_vllm_client_is_200_and_not_recorded(store, engine, http, prefix):
+    """The client sends `GET {base}/health` with any base URL; the engine gets no request."""
+    async with proxying(engine.url, store) as served, http.get(f"{served.url}{prefix}/health") as response:
         assert (200, {"status": "ok"}) == (response.status, await response.json())
 
     assert [] == engine.requests
@@ -105,68 +109,66 @@ async def test_at_9_the_vllm_clients_health_probe_is_answered_and_never_a_step(s
         ("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
     ],
 )
-async def test_at_9_the_sglang_clients_probes_are_answered_and_never_exported(store, path, body):
-    """With nothing configured."""
+async def test_at_9_probes_of_the_sglang_client_succeed_and_are_not_recorded(store, path, body):
     async with (
         simulating("127.0.0.1:0", Options(shape="sglang", model="m")) as engine_url,
         proxying(engine_url, store) as served,
     ):
-        status, told = await post(f"{served.url}{path}", body)
+        status, payload = await post(f"{served.url}{path}", body)
 
-    assert (200, 1) == (status, len(told["choices"]))
+    assert (200, 1) == (status, len(payload["choices"]))
     assert () == (await store.list()).names
 
 
 @ENGINES
 @pytest.mark.parametrize("body", [VLLM, SGLANG])
-async def test_logprobs_that_the_client_asks_for_are_told_whatever_is_configured(store, engine_shape, body):
-    """And no others are asked for."""
-    silent = {key: value for key, value in body.items() if key not in {"logprobs", "return_logprob"}}
+async def test_requested_logprobs_are_returned_with_every_setting_of_record_logprobs(store, engine_shape, body):
+    """Logprobs that are not requested are not recorded."""
+    without = {key: value for key, value in body.items() if key not in {"logprobs", "return_logprob"}}
     async with (
         simulating("127.0.0.1:0", Options(shape=engine_shape)) as engine_url,
         proxying(engine_url, store, record={"logprobs": "off"}) as served,
     ):
-        statuses = [(await post(f"{served.url}/rollouts/r1/generate", asked))[0] for asked in (body, silent)]
+        statuses = [(await post(f"{served.url}/rollouts/r1/generate", request))[0] for request in (body, without)]
 
     assert [200, 200] == statuses
     assert [True, False] == [len(step.choices[0].logprobs) > 0 for step in await stored_steps(store, "r1")]
 
 
-async def test_logprobs_of_the_prompt_come_in_the_scripts_shape_and_its_one_token_is_not_trained(store):
-    """`get_logprobs` of VLLMServer: one place per id of the prompt, each a map of ids to numbers; the first has none."""
-    asked = {**VLLM, "prompt_logprobs": 2, "temperature": 0.0, "max_tokens": 1}
+async def test_prompt_logprobs_have_the_shape_of_vllm_server_and_the_sampled_token_is_not_trained(store):
+    """`get_logprobs` expects a map of ids to logprobs per prompt id, and null for the first."""
+    body = {**VLLM, "prompt_logprobs": 2, "temperature": 0.0, "max_tokens": 1}
     async with simulating("127.0.0.1:0", Options()) as engine_url, proxying(engine_url, store) as served:
-        status, told = await post(f"{served.url}/rollouts/r1/generate", asked)
+        status, payload = await post(f"{served.url}/rollouts/r1/generate", body)
     (step,) = await stored_steps(store, "r1")
-    first, *places = told["prompt_logprobs"]
+    first, *entries = payload["prompt_logprobs"]
 
-    assert (200, None, len(PROMPT) - 1) == (status, first, len(places))
-    assert all(str(token) in place for token, place in zip(PROMPT[1:], places, strict=True))
-    assert all(isinstance(logprob, float) for place in places for logprob in place.values())
+    assert (200, None, len(PROMPT) - 1) == (status, first, len(entries))
+    assert all(str(token) in entry for token, entry in zip(PROMPT[1:], entries, strict=True))
+    assert all(isinstance(logprob, float) for entry in entries for logprob in entry.values())
     assert (("phantom_token",), False) == (step.problems, step.trainable)
 
 
-async def test_logprobs_of_the_prompt_are_refused_where_the_engine_tells_none(store):
-    """Nothing is sent and nothing recorded: completions of SGLang ignore the field."""
+async def test_prompt_logprobs_are_422_with_an_engine_that_returns_none(store):
+    """Completions of SGLang ignore the field; nothing is sent or recorded."""
     async with (
         simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
         proxying(engine_url, store) as served,
     ):
-        status, told = await post(f"{served.url}/rollouts/r1/generate", {**VLLM, "prompt_logprobs": 1})
+        status, payload = await post(f"{served.url}/rollouts/r1/generate", {**VLLM, "prompt_logprobs": 1})
 
-    assert (422, "prompt_logprobs") == (status, told["error"]["param"])
-    assert "requires vLLM" in told["error"]["message"]
+    assert (422, "prompt_logprobs") == (status, payload["error"]["param"])
+    assert "requires vLLM" in payload["error"]["message"]
     assert [] == await stored_steps(store, "r1")
 
 
-async def test_an_engine_of_text_is_refused_and_nothing_is_made_up(store, engine):
-    """Before anything is sent."""
+async def test_generate_is_422_with_an_engine_that_returns_no_token_ids(store, engine):
     endpoints = [{"url": engine.url, "kind": "plain"}]
     async with proxying(None, store, engines={"endpoints": endpoints}) as served:
-        status, told = await post(f"{served.url}/rollouts/r1/generate", VLLM)
+        status, payload = await post(f"{served.url}/rollouts/r1/generate", VLLM)
 
     assert 422 == status
-    assert "no token ids" in told["error"]["message"]
+    assert "no token ids" in payload["error"]["message"]
     assert [] == engine.requests
 
 
@@ -179,27 +181,24 @@ async def test_an_engine_of_text_is_refused_and_nothing_is_made_up(store, engine
         {"token_ids": [5], "logprobs": {"token_logprobs": [None], "tokens": ["a"], "top_logprobs": [None]}},
     ],
 )
-async def test_an_answer_without_an_id_or_a_logprob_is_an_error_and_recorded_as_it_came(store, engine, body, choice):
-    """502: the step is there, flagged; the client is told that something is missing, and gets no placeholder."""
-
-    async def respond(request, asked):
-        told = {"index": 0, "text": "a", "finish_reason": "stop", "prompt_token_ids": asked["prompt"], **choice}
+async def test_an_engine_response_without_an_id_or_logprob_is_502_and_a_flagged_step(store, engine, body, choice):
+    async def respond(request, received):
+        payload = {"index": 0, "text": "a", "finish_reason": "stop", "prompt_token_ids": received["prompt"], **choice}
         return web.json_response(
-            {"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": [told]}
+            {"id": "c", "object": "text_completion", "created": 1, "model": "m", "choices": [payload]}
         )
 
     engine.respond = respond
     async with proxying(engine.url, store) as served:
-        status, told = await post(f"{served.url}/rollouts/r1/generate", body)
+        status, payload = await post(f"{served.url}/rollouts/r1/generate", body)
     (step,) = await stored_steps(store, "r1")
 
-    assert (502, "engine_disconnected") == (status, told["error"]["code"])
-    assert "did not return token ids" in told["error"]["message"]
+    assert (502, "engine_disconnected") == (status, payload["error"]["code"])
+    assert "did not return token ids" in payload["error"]["message"]
     assert ("complete", False) == (step.status, step.trainable)
 
 
-async def test_an_engines_refusal_reaches_the_client_as_it_is(store, engine):
-    """Status and body."""
+async def test_an_engine_error_is_returned_unchanged(store, engine):
     engine.respond = lambda request, body: refusing()
 
     async def refusing():
@@ -209,14 +208,13 @@ async def test_an_engines_refusal_reaches_the_client_as_it_is(store, engine):
         assert (400, {"error": {"message": "too long"}}) == await post(f"{served.url}/generate", VLLM)
 
 
-async def test_a_retry_with_a_key_is_answered_in_the_same_shape(store, engine):
-    """Its ids and logprobs come out of the store; the engine is asked once."""
+async def test_a_retry_with_an_idempotency_key_replays_the_response_in_its_shape(store, engine):
     async with simulating("127.0.0.1:0", Options()) as engine_url, proxying(engine_url, store) as served:
-        where = f"{served.url}/rollouts/r1/generate"
-        once = await post(where, SGLANG, **{"Idempotency-Key": "k"})
-        again = await post(where, SGLANG, **{"Idempotency-Key": "k"})
+        url = f"{served.url}/rollouts/r1/generate"
+        first = await post(url, SGLANG, **{"Idempotency-Key": "k"})
+        second = await post(url, SGLANG, **{"Idempotency-Key": "k"})
 
-    assert once == again
+    assert first == second
     assert 1 == len(await stored_steps(store, "r1"))
 
 
@@ -236,41 +234,42 @@ async def test_a_retry_with_a_key_is_answered_in_the_same_shape(store, engine):
         ({**VLLM, "echo": True}, "echo"),
     ],
 )
-def test_what_is_neither_shape_or_could_not_be_answered_is_refused(body, param):
-    """By the name of the field."""
+def test_an_invalid_or_unsupported_body_is_rejected_and_names_the_field(body, param):
     with pytest.raises(UnprocessableRequest) as refused:
         read_generate("/generate", body, TranslationOptions())
 
     assert param == refused.value.param
 
 
-def test_sglangs_names_of_sampling_become_those_of_completions():
-    """And its own default of new tokens, which completions would not take."""
+def test_sampling_parameters_of_sglang_are_translated_to_completions():
+    """SGLang's default of max_new_tokens is applied."""
     sampling = {"max_new_tokens": 7, "min_new_tokens": 2, "stop": ["x"], "top_p": None, "no_stop_trim": True}
-    asked = read_generate("/generate", {"input_ids": [1], "sampling_params": sampling}, TranslationOptions()).body
+    body = read_generate("/generate", {"input_ids": [1], "sampling_params": sampling}, TranslationOptions()).body
 
     assert {
         "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
         "max_tokens": 7, "min_tokens": 2, "stop": ["x"], "include_stop_str_in_output": True, "prompt": [1]
-    } == asked  # fmt: skip
+    } == body  # fmt: skip
     assert 128 == read_generate("/generate", {"input_ids": [1]}, TranslationOptions()).body["max_tokens"]
 
 
 @pytest.mark.parametrize("body", [VLLM, SGLANG])
-def test_what_is_not_said_of_sampling_is_not_left_to_the_models_configuration(body):
-    """Engines of completions would take `generation_config` for it, and the ids would be drawn from something else."""
-    said = {**body.get("sampling_params", body), "top_p": 0.5, "temperature": None}
-    asked = read_generate(
-        "/generate", {**body, "sampling_params": said} if "sampling_params" in body else said, TranslationOptions()
+def test_missing_sampling_parameters_are_sent_with_neutral_values(body):
+    """Completions would otherwise apply the model's `generation_config`."""
+    sampling = {**body.get("sampling_params", body), "top_p": 0.5, "temperature": None}
+    sent = read_generate(
+        "/generate",
+        {**body, "sampling_params": sampling} if "sampling_params" in body else sampling,
+        TranslationOptions(),
     ).body
 
     assert (1.0, 0.5, -1, 0.0, 1.0) == tuple(
-        asked[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        sent[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     )
 
 
-def test_a_name_for_any_model_is_the_model_of_calls_that_name_none():
-    """Atropos' clients take `model` out; a rollout's or the configuration's `*` still holds."""
+def test_the_catch_all_alias_applies_to_calls_without_a_model():
+    """Atropos' clients send no `model`."""
     form = read_generate("/generate", VLLM, TranslationOptions())
 
     assert "model" not in form.native({"gpt": "policy"}, "vllm")

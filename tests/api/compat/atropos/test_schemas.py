@@ -1,12 +1,11 @@
-"""What clients of Atropos' proxy send: defaults, and faults as FastAPI tells them."""
+"""Bodies of Atropos' proxy: defaults, and errors in FastAPI's shape."""
 
 import pytest
 
 from proxy.api.compat.atropos.schemas import CreateSession, SchemaFault, SessionCall, Setup, read_as
 
 
-def test_what_is_not_said_has_its_schemas_defaults():
-    """Of a setup nothing is needed at all."""
+def test_missing_fields_have_the_defaults_of_atropos_schemas():
     session, call = read_as(CreateSession, {}), read_as(SessionCall, {"messages": []})
 
     assert ("hermes", False, None) == (session.tool_parser, session.track_tree, session.base_url)
@@ -14,8 +13,7 @@ def test_what_is_not_said_has_its_schemas_defaults():
     assert [] == read_as(Setup, {}).servers
 
 
-def test_a_fault_is_told_by_where_and_what():
-    """With `body` first, as FastAPI has it; and in a sentence for people."""
+def test_an_invalid_field_has_fastapis_detail_and_a_message():
     with pytest.raises(SchemaFault) as refused:
         read_as(Setup, {"servers": [{"base_url": 7}]})
 

@@ -1,4 +1,4 @@
-"""A session: how its rollout is named, what is read of its calls, what is answered, and its nodes."""
+"""A session: its ID, its calls, their responses, and its nodes."""
 
 import orjson
 import pytest
@@ -14,8 +14,8 @@ HELLO = [{"role": "user", "content": "hi"}]
 
 
 @pytest.mark.parametrize("entropy", [bytes(16), b"\xff" * 16, bytes(range(16))])
-def test_a_sessions_id_is_a_uuid_of_our_own_version(entropy):
-    """So that it is told from other rollouts by its name."""
+def test_a_session_id_is_a_uuid_of_version_8(entropy):
+    """Version 8 distinguishes sessions from other rollouts."""
     name = session_id(entropy)
 
     assert (36, "8") == (len(name), name[14])
@@ -27,21 +27,20 @@ def read_chat(body):
 
 
 @pytest.mark.parametrize("name", ["r1", "", "12345678-1234-4123-8123-123456789012", session_id(bytes(16)) + "0"])
-def test_other_names_are_no_sessions(name):
-    """A client's own version 4 is not one either."""
+def test_other_names_are_not_session_ids(name):
     assert not is_session_id(name)
 
 
-def test_what_a_call_does_not_say_is_what_its_schema_defaults_to():
-    """Nulls count as not said, in messages too; a bound spelt otherwise has no default beside it."""
-    said = {"messages": [{"role": "user", "content": "hi", "name": None}], "stop": None, "top_p": 0.5}
+def test_missing_and_null_fields_of_a_call_have_the_schemas_defaults():
+    """`max_completion_tokens` replaces the default of `max_tokens`."""
+    body = {"messages": [{"role": "user", "content": "hi", "name": None}], "stop": None, "top_p": 0.5}
 
-    assert {"messages": HELLO, "max_tokens": 1024, "temperature": 1.0, "n": 1, "top_p": 0.5} == read_chat(said).body
+    assert {"messages": HELLO, "max_tokens": 1024, "temperature": 1.0, "n": 1, "top_p": 0.5} == read_chat(body).body
     assert 7 == read_chat({"messages": HELLO, "max_completion_tokens": 7}).body["max_tokens"]
 
 
 def test_tool_choice_is_not_sent_without_tools():
-    """Engines refuse it; its own proxy ignores it."""
+    """Engines reject it; Atropos' proxy ignores it."""
     assert "tool_choice" not in read_chat({"messages": HELLO, "tools": [], "tool_choice": "auto"}).body
 
 
@@ -49,34 +48,31 @@ def test_tool_choice_is_not_sent_without_tools():
     ("body", "fault"),
     [({"messages": []}, BadRequest), ({}, SchemaFault), ({"messages": [{"content": "x"}]}, SchemaFault)],
 )
-def test_calls_without_messages_are_refused(body, fault):
-    """By what its schema says, or by ours where it says nothing."""
+def test_a_call_without_messages_is_rejected(body, fault):
     with pytest.raises(fault):
         read_chat(body)
 
 
-def test_a_replys_thoughts_are_told_only_if_there_are_some():
-    """Its message has role and content always."""
+def test_reasoning_is_in_a_message_only_if_present():
+    """Role and content are always present."""
     for message, expected in (
         ({"content": "x", "reasoning": None, "tool_calls": []}, {"role": "assistant", "content": "x"}),
         ({"content": None, "reasoning": "hm"}, {"role": "assistant", "content": None, "reasoning": "hm"}),
     ):
         response = {"created": 7, "model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
         step = make_step("a", [1], make_choice(0, [5]), response=response)
-        told = orjson.loads(read_chat({"messages": HELLO}).answer(step))
-        assert expected == told["choices"][0]["message"]
+        payload = orjson.loads(read_chat({"messages": HELLO}).answer(step))
+        assert expected == payload["choices"][0]["message"]
 
 
-def test_what_is_no_whole_answer_is_not_made_one():
-    """It is an error then."""
+def test_an_incomplete_response_is_not_rendered():
     form = read_chat({"messages": HELLO})
 
     assert form.answer(make_step("a", [1], make_choice(0, [5]), response={"choices": []})) is None
     assert form.answer(make_step("a", [1], make_choice(0, [5]), status="partial")) is None
 
 
-def test_identical_samples_are_nodes_of_their_own_in_a_tree_too():
-    """Keyed by what they are, not by their text."""
+def test_identical_samples_are_separate_nodes():
     step = make_step("a", [1, 2], make_choice(0, [5]), make_choice(1, [5]))
     nodes = nodes_from(RolloutFacts("r1"), [step], as_tree=True)
 
@@ -84,8 +80,7 @@ def test_identical_samples_are_nodes_of_their_own_in_a_tree_too():
     assert [[-100, -100, 5]] * 2 == [node["masked_tokens"] for node in nodes]
 
 
-def test_a_flagged_step_gives_no_node():
-    """Nothing is padded and nothing is cut."""
+def test_a_flagged_step_has_no_node():
     step = make_step("a", [1], make_choice(0, [5]), problems=("logprobs_count",))
 
     assert [] == nodes_from(RolloutFacts("r1"), [step], as_tree=True)

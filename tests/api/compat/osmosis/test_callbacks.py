@@ -1,4 +1,4 @@
-"""Osmosis' remote rollouts through the proxy: the numbered checks, and what its callbacks come to."""
+"""Osmosis' remote rollouts through the proxy: calls, masks, and results."""
 
 import asyncio
 
@@ -46,29 +46,29 @@ async def proxy(simulator, store, runner):
 
 async def exported(proxy, rollout_id="r1"):
     await proxy.http.patch(f"{proxy.url}/rollouts/{rollout_id}", json={"reward": 1.0})
-    status, told = await proxy.get(f"/rollouts/{rollout_id}/export?format=osmosis&container=json")
-    assert 200 == status, told
-    return told["rows"] if isinstance(told, dict) else told
+    status, payload = await proxy.get(f"/rollouts/{rollout_id}/export?format=osmosis&container=json")
+    assert 200 == status, payload
+    return payload["rows"] if isinstance(payload, dict) else payload
 
 
 @pytest.mark.parametrize("shape", ["vllm", "sglang"])
-async def test_os_1_an_unmodified_rollout_server_gives_one_row_with_the_exact_mask(proxy, runner):
-    """Two calls and a tool between them: sampled, outside, sampled; and the claim was right."""
+async def test_os_1_a_rollout_of_an_unmodified_rollout_server_is_one_row_with_the_exact_mask(proxy, runner):
+    """Two calls with a tool result between them; the claimed mask is correct."""
     await proxy.post("/rollouts", {"rollout_id": "r1", "tools": [ADD]})
-    status, told = await proxy.post("/rollouts/r1/dispatch", DISPATCH)
+    status, payload = await proxy.post("/rollouts/r1/dispatch", DISPATCH)
     (row,) = await exported(proxy)
     first, second = runner.responses
     outside = len(runner.masks[1])
 
-    assert (200, "COMPLETED", 2) == (status, told["result"]["status"], told["result"]["metrics"]["num_llm_calls"])
+    assert (200, "COMPLETED", 2) == (status, payload["result"]["status"], payload["result"]["metrics"]["num_llm_calls"])
     assert [1] * len(first["token_ids"]) + [0] * outside + [1] * len(second["token_ids"]) == row["response_mask"]
     assert {"call": 1, "claimed": outside, "exact": outside} == row["mask_claims"][1]
     assert 0 == (await proxy.get("/rollouts/r1"))[1]["counts"]["mask_mismatches"]
 
 
 @pytest.mark.parametrize("rollout_id", ["job/7 {a}:\u00e9\u4e2d", "x" * 256])
-async def test_os_2_the_body_names_the_rollout_whatever_characters_it_has(proxy, store, rollout_id):
-    """Both spellings of a call are grouped by it."""
+async def test_os_2_the_body_names_the_rollout_with_any_characters(proxy, store, rollout_id):
+    """This holds for both call shapes."""
     for path, body in (("/v1/completions", FLAT), ("/v1/chat/completions", CHAT)):
         status, _ = await proxy.post(path, body | {"rollout_id": rollout_id})
         assert 200 == status
@@ -77,8 +77,8 @@ async def test_os_2_the_body_names_the_rollout_whatever_characters_it_has(proxy,
 
 
 @pytest.mark.parametrize("wrong_by", [-3, 4])
-async def test_os_3_a_wrong_mask_is_served_reported_and_not_used(proxy, runner, store, wrong_by):
-    """The step and the rollout say so, with both lengths; the row has the exact one."""
+async def test_os_3_a_wrong_mask_is_reported_and_not_used(proxy, runner, store, wrong_by):
+    """The call succeeds; the step and the rollout report both lengths; the row has the exact mask."""
     runner.wrong_by = wrong_by
     await proxy.post("/rollouts", {"rollout_id": "r1", "tools": [ADD]})
     await proxy.post("/rollouts/r1/dispatch", DISPATCH)
@@ -96,18 +96,17 @@ async def test_os_3_a_wrong_mask_is_served_reported_and_not_used(proxy, runner, 
 
 @pytest.mark.parametrize("mask", [[2], [0, 1, -1], [True], "0", {"0": 1}, [0.0]])
 async def test_os_4_a_malformed_mask_is_422_and_nothing_is_recorded(proxy, store, mask):
-    """Nothing is sent either."""
-    status, told = await proxy.post("/v1/completions", FLAT | {"response_mask": mask})
+    status, payload = await proxy.post("/v1/completions", FLAT | {"response_mask": mask})
 
-    assert (422, "response_mask") == (status, told["error"]["param"])
+    assert (422, "response_mask") == (status, payload["error"]["param"])
     assert await store.get("r1") is None
 
 
 @pytest.mark.parametrize(
     ("status", "category"), [(429, "rate_limited"), (500, "trainer_server_error"), (503, "trainer_server_error")]
 )
-async def test_os_5_a_failing_engine_reaches_the_caller_as_such(store, engine, runner, status, category):
-    """Its status comes through, the rollout failed, and nothing of it is trained."""
+async def test_os_5_an_engine_error_fails_the_rollout_and_nothing_is_trained(store, engine, runner, status, category):
+    """The caller gets the engine's status."""
 
     async def respond(request, body):
         return web.json_response({"error": {"message": "no"}}, status=status)
@@ -115,26 +114,25 @@ async def test_os_5_a_failing_engine_reaches_the_caller_as_such(store, engine, r
     engine.respond = respond
     async with dispatching(engine.url, store, runner) as proxy:
         await proxy.post("/rollouts", {"rollout_id": "r1"})
-        _, told = await proxy.post("/rollouts/r1/dispatch", DISPATCH)
+        _, payload = await proxy.post("/rollouts/r1/dispatch", DISPATCH)
         _, rows = await proxy.get("/rollouts/r1/export?format=steps&container=json")
 
     assert ("failed", category, status) == (
-        told["status"], told["result"]["extra_fields"]["error_category"], told["result"]["extra_fields"]["http_status"]
+        payload["status"], payload["result"]["extra_fields"]["error_category"], payload["result"]["extra_fields"]["http_status"]
     )  # fmt: skip
     assert ["error"] == [step.status for step in await stored_steps(store, "r1")]
     assert not (rows["rows"] if isinstance(rows, dict) else rows)
 
 
 async def test_os_5_an_engine_that_refuses_connections_is_503(store, runner):
-    """Retryable, by its status."""
     async with dispatching("http://127.0.0.1:1", store, runner) as proxy:
         status, _ = await proxy.post("/v1/completions", FLAT)
 
     assert 503 == status
 
 
-async def test_os_6_nulls_are_removed_from_messages_before_the_engine_sees_them(store, engine, runner):
-    """And only there: a null among a tool's arguments stays, as text; and what came is recorded as it came."""
+async def test_os_6_null_fields_of_messages_are_not_sent_to_the_engine(store, engine, runner):
+    """Nulls in tool arguments remain; the step has the messages as received."""
     engine.plays(WHOLE)
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": None}}}
     messages = [
@@ -144,18 +142,18 @@ async def test_os_6_nulls_are_removed_from_messages_before_the_engine_sees_them(
     async with dispatching(engine.url, store, runner) as proxy:
         await proxy.post("/v1/completions", FLAT | {"messages": messages, "stop": None})
     (step,) = await stored_steps(store, "r1")
-    (asked,) = engine.requests
+    (received,) = engine.requests
 
     sent = {**call, "function": {"name": "add", "arguments": '{"a":null}'}}
-    assert [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [sent]}] == asked["messages"]
-    assert not {"rollout_id", "response_mask", "stop"} & asked.keys()
+    assert [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [sent]}] == received["messages"]
+    assert not {"rollout_id", "response_mask", "stop"} & received.keys()
     assert messages == step.request["messages"]
-    assert asked["messages"] == step.sent["set"]["messages"]
+    assert received["messages"] == step.sent["set"]["messages"]
     assert {"rollout_id", "response_mask", "stop"} <= set(step.sent["unset"])
 
 
-async def test_os_7_the_callback_key_is_ours_to_check_and_never_the_engines(store, engine, runner):
-    """The minted key of the dispatch, or an agent's; without one 401, with another rollout's 403."""
+async def test_os_7_callbacks_require_the_dispatchs_key_or_an_agents_key(store, engine, runner):
+    """Without a key they are 401, with another rollout's 403; the engine does not get the key."""
     engine.plays(WHOLE)
     async with dispatching(engine.url, store, runner, agents={"api_keys": ["agent"]}) as proxy:
         await proxy.post("/rollouts", {"rollout_id": "r1"})
@@ -168,31 +166,31 @@ async def test_os_7_the_callback_key_is_ours_to_check_and_never_the_engines(stor
         ]
         other = {"rollout_id": "r2", "status": "COMPLETED"}
         refused.append((await proxy.post("/v1/rollout/completed", other, {"X-Api-Key": key}))[0])
-        taken, _ = await proxy.post(
+        accepted, _ = await proxy.post(
             "/v1/rollout/completed", {"rollout_id": "r1", "status": "COMPLETED"}, {"X-Api-Key": key}
         )
 
-    assert ([401, 403, 401, 403, 403], 200) == (refused, taken)
+    assert ([401, 403, 401, 403, 403], 200) == (refused, accepted)
     assert "Bearer server-key" == runner.headers[0]["authorization"]
     assert not any("authorization" in headers for headers in engine.headers)
     assert 1 == len(await stored_steps(store, "r1"))
 
 
-async def test_os_8_completed_twice_is_one_completion(proxy, store):
-    """200 both times; reward, status and words of the server are on the rollout."""
+async def test_os_8_a_repeated_result_is_200_and_changes_nothing(proxy, store):
+    """The rollout has the reward, status and fields of the server."""
     await proxy.post("/v1/chat/completions", CHAT)
     result = {"rollout_id": "r1", "status": "COMPLETED", "final_messages": [], "finish_reason": "stop", "reward": 0.25}
-    answers = [await proxy.post("/v1/rollout/completed", result) for _ in range(2)]
+    responses = [await proxy.post("/v1/rollout/completed", result) for _ in range(2)]
     rollout = await stored_rollout(store, "r1")
 
-    assert [(200, {"status": "ok"})] * 2 == answers
+    assert [(200, {"status": "ok"})] * 2 == responses
     assert ("completed", 0.25, "stop") == (rollout.status, rollout.reward, rollout.metadata["osmosis"]["finish_reason"])
     assert 409 == (await proxy.post("/v1/rollout/completed", result | {"status": "ERROR"}))[0]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_os_9_a_call_retried_after_a_fault_is_trained_once(store, engine, runner, path):
-    """Both attempts are there, and one of them is trained."""
+async def test_os_9_a_call_that_is_retried_after_an_error_is_trained_once(store, engine, runner, path):
+    """Both attempts are recorded."""
     statuses = [500, 200]
 
     async def respond(request, body):
@@ -202,22 +200,22 @@ async def test_os_9_a_call_retried_after_a_fault_is_trained_once(store, engine, 
 
     engine.respond = respond
     async with dispatching(engine.url, store, runner) as proxy:
-        seen = [(await proxy.post(path, FLAT))[0] for _ in range(2)]
+        received = [(await proxy.post(path, FLAT))[0] for _ in range(2)]
         _, rows = await proxy.get("/rollouts/r1/export?format=sequences&container=json")
     rows = rows["rows"] if isinstance(rows, dict) else rows
 
-    assert [500, 200] == seen
+    assert [500, 200] == received
     assert ["error", "complete"] == [step.status for step in await stored_steps(store, "r1")]
     assert 1 == len(rows)
 
 
-async def test_os_9_a_call_whose_reply_was_lost_is_trained_once(store, engine, runner):
-    """The attempt that its client left stays visible, and the other one is trained."""
+async def test_os_9_a_call_that_is_retried_after_a_disconnect_is_trained_once(store, engine, runner):
+    """The partial step remains recorded."""
     engine.hangs()
     async with dispatching(engine.url, store, runner) as proxy:
-        leaving = asyncio.create_task(proxy.post("/v1/chat/completions", CHAT))
+        first = asyncio.create_task(proxy.post("/v1/chat/completions", CHAT))
         await engine.reached.wait()
-        leaving.cancel()
+        first.cancel()
         await wait_for_steps(store, "r1")
         engine.plays(WHOLE)
         await proxy.post("/v1/chat/completions", CHAT)
@@ -230,25 +228,25 @@ async def test_os_9_a_call_whose_reply_was_lost_is_trained_once(store, engine, r
     assert 1 == len(rows)
 
 
-async def test_os_9_what_was_answered_whole_is_told_again(proxy, store):
-    """A reply lost behind us, where nobody can see it: the same call gets the same answer, and one step is there."""
-    answers = [await proxy.post("/v1/completions", FLAT) for _ in range(2)]
+async def test_os_9_an_equal_call_replays_the_complete_response(proxy, store):
+    """A response may be lost after the proxy sent it. One step is recorded."""
+    responses = [await proxy.post("/v1/completions", FLAT) for _ in range(2)]
 
-    assert answers[0] == answers[1]
-    assert {"token_ids", "prompt_token_ids", "logprobs"} <= answers[1][1].keys()
+    assert responses[0] == responses[1]
+    assert {"token_ids", "prompt_token_ids", "logprobs"} <= responses[1][1].keys()
     assert 1 == len(await stored_steps(store, "r1"))
 
 
-async def test_os_9_a_key_of_the_clients_own_goes_first(proxy, store):
-    """Equal calls under two keys are two calls, by its word."""
+async def test_os_9_idempotency_keys_precede_the_comparison_of_bodies(proxy, store):
+    """Equal calls with two keys are two steps."""
     for key in ("a", "b", "b"):
         await proxy.post("/v1/completions", FLAT, {"Idempotency-Key": key})
 
     assert 2 == len(await stored_steps(store, "r1"))
 
 
-async def test_os_9_equal_calls_of_other_rollouts_are_no_retries_by_themselves(proxy, store):
-    """Only what came by Osmosis' protocols is append-only."""
+async def test_os_9_equal_chat_calls_of_other_rollouts_are_not_retries(proxy, store):
+    """Only rollouts of Osmosis' protocols are append-only."""
     for _ in range(2):
         await proxy.post("/v1/chat/completions", CHAT)
 
@@ -256,55 +254,54 @@ async def test_os_9_equal_calls_of_other_rollouts_are_no_retries_by_themselves(p
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_os_10_tools_of_the_rollout_are_added_and_usage_is_there(store, engine, runner, path):
-    """Only where the call names none."""
+async def test_os_10_the_rollouts_tools_are_added_to_calls_without_tools(store, engine, runner, path):
+    """The response has usage."""
     engine.plays(WHOLE)
     other = {"type": "function", "function": {"name": "other"}}
     async with dispatching(engine.url, store, runner) as proxy:
         await proxy.post("/rollouts", {"rollout_id": "r1", "tools": [ADD]})
-        _, told = await proxy.post(path, FLAT)
+        _, payload = await proxy.post(path, FLAT)
         await proxy.post(path, FLAT | {"tools": [other]})
 
-    assert [[ADD], [other]] == [asked["tools"] for asked in engine.requests]
-    assert told["usage"]["completion_tokens"] > 0
+    assert [[ADD], [other]] == [body["tools"] for body in engine.requests]
+    assert payload["usage"]["completion_tokens"] > 0
 
 
-async def test_the_flat_answer_has_every_field_that_its_clients_require(proxy, store):
-    """Works under a prefix too, and is recorded as the chat call that it is."""
+async def test_a_flat_response_has_all_required_fields(proxy, store):
+    """The call works below a prefix, and is recorded as a chat call."""
     body = {key: value for key, value in FLAT.items() if key != "rollout_id"}
     async with proxy.http.post(f"{proxy.url}/rollouts/r1/v1/completions", json=body) as response:
-        told = orjson.loads(await response.read())
+        payload = orjson.loads(await response.read())
     (step,) = await stored_steps(store, "r1")
-    (choice,) = told["choices"]
+    (choice,) = payload["choices"]
 
     assert ("chat.completion", "default", True, True) == (
-        told["object"], told["model"], isinstance(told["id"], str), isinstance(told["created"], int)
+        payload["object"], payload["model"], isinstance(payload["id"], str), isinstance(payload["created"], int)
     )  # fmt: skip
     assert (0, "assistant", True) == (
         choice["index"],
         choice["message"]["role"],
         isinstance(choice["finish_reason"], str),
     )
-    assert step.choices[0].ids.tolist() == told["token_ids"]
-    assert step.choices[0].logprobs.tolist() == told["logprobs"]
-    assert step.prompts[0].tolist() == told["prompt_token_ids"]
+    assert step.choices[0].ids.tolist() == payload["token_ids"]
+    assert step.choices[0].logprobs.tolist() == payload["logprobs"]
+    assert step.prompts[0].tolist() == payload["prompt_token_ids"]
     assert ("chat", "/v1/chat/completions", "osmosis", True) == (
         step.dialect, step.endpoint, step.extra["form"], step.exact
     )  # fmt: skip
 
 
-async def test_a_flat_answer_has_logprobs_whatever_is_configured_unless_its_client_wants_none(simulator, store, runner):
-    """Its clients require them."""
+async def test_a_flat_response_has_logprobs_with_every_setting_unless_the_call_disables_them(simulator, store, runner):
     async with dispatching(simulator, store, runner, record={"logprobs": "off"}) as proxy:
-        _, told = await proxy.post("/v1/completions", FLAT)
+        _, payload = await proxy.post("/v1/completions", FLAT)
         _, without = await proxy.post("/v1/completions", FLAT | {"logprobs": False, "seed": 2})
 
-    assert len(told["token_ids"]) == len(told["logprobs"]) > 0
+    assert len(payload["token_ids"]) == len(payload["logprobs"]) > 0
     assert (True, []) == (len(without["token_ids"]) > 0, without["logprobs"])
 
 
-async def test_a_flat_call_is_no_probe_however_small(store, engine, runner):
-    """Passed on as one, it would be a completion without a prompt."""
+async def test_a_flat_call_with_max_tokens_1_is_not_a_probe(store, engine, runner):
+    """Forwarded as a probe it would be a completion without a prompt."""
     engine.plays(WHOLE)
     async with dispatching(engine.url, store, runner, agents={"probes": {"one_token": True}}) as proxy:
         status, _ = await proxy.post("/v1/completions", FLAT | {"max_tokens": 1})
@@ -313,7 +310,6 @@ async def test_a_flat_call_is_no_probe_however_small(store, engine, runner):
 
 
 async def test_a_rollout_that_is_deleted_while_a_call_waits_for_its_tools_is_404(proxy, store):
-    """There is nothing any more that tools could be of."""
     await proxy.post("/rollouts", {"rollout_id": "r1"})
     starting = write_fields({"osmosis": ticket("calculator", "async", "", "starting")})
     await store.update_if("r1", starting, expect={}, now_ms=1)
@@ -328,8 +324,8 @@ async def test_a_rollout_that_is_deleted_while_a_call_waits_for_its_tools_is_404
     assert 404 == (await calling)[0]
 
 
-async def test_a_result_of_a_rollout_without_a_call_is_kept(proxy, store):
-    """It failed before its first one, which is worth knowing."""
+async def test_a_result_of_a_rollout_without_calls_creates_the_rollout(proxy, store):
+    """The server may fail before its first call."""
     result = {"rollout_id": "r9", "status": "ERROR", "error_message": "no tools", "extra_fields": {"http_status": None}}
     status, _ = await proxy.post("/v1/rollout/completed", result)
     rollout = await stored_rollout(store, "r9")
@@ -337,21 +333,20 @@ async def test_a_result_of_a_rollout_without_a_call_is_kept(proxy, store):
     assert (200, "failed", "no tools") == (status, rollout.status, rollout.metadata["osmosis"]["error_message"])
 
 
-async def test_metadata_of_the_rollout_stays(proxy, store):
-    """The server's words stand beside it."""
+async def test_a_result_keeps_the_rollouts_metadata(proxy, store):
     await proxy.post("/rollouts", {"rollout_id": "r1", "metadata": {"task": 7}})
     await post(proxy.http, f"{proxy.url}/rollouts/r1/v1/rollout/completed", {"rollout_id": "r1", "status": "COMPLETED"})
 
     assert {"task", "osmosis"} == (await stored_rollout(store, "r1")).metadata.keys()
 
 
-async def test_an_unnamed_flat_call_is_never_passed_on(store, engine, runner):
-    """Passed on, it would be a completion without a prompt."""
+async def test_an_unnamed_flat_call_is_400_with_unnamed_rollouts_pass(store, engine, runner):
+    """Forwarded it would be a completion without a prompt."""
     body = {key: value for key, value in FLAT.items() if key != "rollout_id"}
     async with dispatching(engine.url, store, runner, agents={"unnamed_rollouts": "pass"}) as proxy:
-        status, told = await proxy.post("/v1/completions", body)
+        status, payload = await proxy.post("/v1/completions", body)
 
-    assert (400, "rollout_id", []) == (status, told["error"]["param"], engine.requests)
+    assert (400, "rollout_id", []) == (status, payload["error"]["param"], engine.requests)
 
 
 KEYS = {"agents": {"api_keys": ["agent"]}, "control": {"api_keys": ["boss"]}}
@@ -366,7 +361,7 @@ def keyed(key):
 
 @pytest.fixture
 async def guarded(store, engine, runner):
-    """A proxy with keys, and the minted key of its rollout r1, which has a call and the trainer's own reward."""
+    """A proxy with keys, and the minted key of its rollout r1, which has a call."""
     engine.plays(WHOLE)
     async with dispatching(engine.url, store, runner, **KEYS) as proxy:
         _, opened = await proxy.post("/rollouts", {"rollout_id": "r1", "metadata": {"task": 7}}, BOSS)
@@ -375,8 +370,8 @@ async def guarded(store, engine, runner):
         yield proxy
 
 
-async def dispatched(proxy, runner):
-    """The key that the rollout server of r1 was given; the server has not answered."""
+async def dispatch_key(proxy, runner):
+    """Dispatch r1; return the key that its rollout server got. The rollout is still running."""
     await proxy.post("/rollouts/r1/dispatch", DISPATCH | {"protocol": "async", "wait": False}, BOSS)
     async with asyncio.timeout(TIMEOUT_S):
         while not runner.requests:
@@ -386,34 +381,34 @@ async def dispatched(proxy, runner):
 
 @pytest.mark.parametrize("is_dispatched", [False, True])
 @pytest.mark.parametrize("key", ["minted", "agent"])
-async def test_an_agent_cannot_report_its_own_result(guarded, runner, store, key, is_dispatched):
-    """Its result is kept as a claim: the reward of the trainer stays, and so does the status; its group is not complete."""
+async def test_a_result_reported_by_an_agent_is_stored_as_a_claim(guarded, runner, store, key, is_dispatched):
+    """Reward and status do not change, and its group is not completed."""
     if is_dispatched:
-        runner.chat = lambda asked: asyncio.sleep(0)
-        await dispatched(guarded, runner)
+        runner.chat = lambda _request: asyncio.sleep(0)
+        await dispatch_key(guarded, runner)
     await guarded.http.patch(f"{guarded.url}/rollouts/r1", json={"reward": -1.0}, headers=BOSS)
     caller = keyed(guarded.minted if key == "minted" else "agent")
-    answers = [await guarded.post(COMPLETED, RESULT | {"reward": reward}, caller) for reward in (3e38, 1.0, 1.0)]
+    responses = [await guarded.post(COMPLETED, RESULT | {"reward": reward}, caller) for reward in (3e38, 1.0, 1.0)]
     rollout = await stored_rollout(store, "r1")
 
-    assert [(200, {"status": "ok"})] * 3 == answers
+    assert [(200, {"status": "ok"})] * 3 == responses
     assert ("open", -1.0, None) == (rollout.status, rollout.reward, rollout.finished_ms)
     claim = {"status": "COMPLETED", "finish_reason": "stop", "reward": 1.0}
     assert {"task": 7, "osmosis": {"claim": claim}} == rollout.metadata
 
 
-async def test_the_key_of_a_dispatch_reports_its_result(guarded, runner, store):
-    """Once, whatever is reported again; a claim that came before stays beside it, and one that comes later changes nothing."""
-    runner.chat = lambda asked: asyncio.sleep(0)
-    key = await dispatched(guarded, runner)
+async def test_the_key_of_a_dispatch_can_report_its_result_once(guarded, runner, store):
+    """An earlier claim remains; a later one changes nothing."""
+    runner.chat = lambda _request: asyncio.sleep(0)
+    key = await dispatch_key(guarded, runner)
     await guarded.post(COMPLETED, RESULT | {"reward": 1.0}, keyed(guarded.minted))
-    answers = [await guarded.post(COMPLETED, RESULT, keyed(key)) for _ in range(2)]
+    responses = [await guarded.post(COMPLETED, RESULT, keyed(key)) for _ in range(2)]
     reported = await stored_rollout(store, "r1")
-    answers.append(await guarded.post(COMPLETED, RESULT | {"reward": 2.0}, keyed(guarded.minted)))
-    answers.append(await guarded.post("/v1/chat/completions", CHAT, keyed(key)))
+    responses.append(await guarded.post(COMPLETED, RESULT | {"reward": 2.0}, keyed(guarded.minted)))
+    responses.append(await guarded.post("/v1/chat/completions", CHAT, keyed(key)))
     other = await guarded.post(COMPLETED, RESULT | {"reward": 2.0}, keyed(key))
 
-    assert [200, 200, 200] == [status for status, _ in answers[:3]]
+    assert [200, 200, 200] == [status for status, _ in responses[:3]]
     assert ("completed", 0.25) == (reported.status, reported.reward)
     assert ("COMPLETED", 1.0) == (
         reported.metadata["osmosis"]["status"], reported.metadata["osmosis"]["claim"]["reward"]
@@ -422,16 +417,16 @@ async def test_the_key_of_a_dispatch_reports_its_result(guarded, runner, store):
     assert reported.metadata == (await stored_rollout(store, "r1")).metadata
 
 
-async def test_the_key_of_a_dispatch_serves_the_calls_of_its_rollout(guarded, runner, store):
-    """And of no other; with another store's secret, or of another dispatch, it is none."""
-    runner.chat = lambda asked: asyncio.sleep(0)
-    key = await dispatched(guarded, runner)
+async def test_the_key_of_a_dispatch_is_valid_for_calls_of_its_rollout_only(guarded, runner, store):
+    """A key with another secret or dispatch is 401."""
+    runner.chat = lambda _request: asyncio.sleep(0)
+    key = await dispatch_key(guarded, runner)
     await guarded.post("/rollouts", {"rollout_id": "r2"}, BOSS)
     incarnation = (await store.get("r1")).incarnation
     forged = mint("r1", incarnation, b"secret", dispatch="x")
     statuses = [
-        (await guarded.post(f"/rollouts/{name}/v1/chat/completions", CHAT, keyed(one)))[0]
-        for name, one in (("r1", key), ("r2", key), ("r1", forged))
+        (await guarded.post(f"/rollouts/{name}/v1/chat/completions", CHAT, keyed(caller)))[0]
+        for name, caller in (("r1", key), ("r2", key), ("r1", forged))
     ]
     on_control = (await guarded.get("/rollouts/r1", keyed(key)))[0]
 
@@ -439,8 +434,8 @@ async def test_the_key_of_a_dispatch_serves_the_calls_of_its_rollout(guarded, ru
     assert guarded.minted != key
 
 
-async def test_a_control_key_reports_a_result(guarded, store):
-    """Also of a rollout that has no call and was never opened."""
+async def test_a_control_key_can_report_the_result_of_any_rollout(guarded, store):
+    """The rollout may be unknown."""
     statuses = [
         (await guarded.post("/v1/rollout/completed", RESULT | {"rollout_id": name, "status": status}, BOSS))[0]
         for name, status in (("r1", "COMPLETED"), ("r1", "COMPLETED"), ("r9", "ERROR"))
@@ -456,10 +451,10 @@ async def test_a_control_key_reports_a_result(guarded, store):
 
 @pytest.mark.parametrize("before", [{"reward": -1.0}, {"status": "aborted"}, {"status": "failed", "reward": -1.0}])
 @pytest.mark.parametrize("is_between", [False, True])
-async def test_a_result_changes_nothing_that_the_control_api_set(guarded, runner, store, before, is_between):
-    """Neither what was set before it came, nor what was set between its reading of the rollout and its writing."""
-    runner.chat = lambda asked: asyncio.sleep(0)
-    key = await dispatched(guarded, runner)
+async def test_a_result_does_not_change_values_set_by_the_control_api(guarded, runner, store, before, is_between):
+    """They are set before the result, or while it is written."""
+    runner.chat = lambda _request: asyncio.sleep(0)
+    key = await dispatch_key(guarded, runner)
     verb, path = ("post", "/rollouts/r1/finish") if "status" in before else ("patch", "/rollouts/r1")
 
     async def set_it():
@@ -467,12 +462,12 @@ async def test_a_result_changes_nothing_that_the_control_api_set(guarded, runner
             assert 200 == response.status
 
     if is_between:
-        amend, store.update_if = store.update_if, None
+        update_if, store.update_if = store.update_if, None
 
         async def late(*args, **named):
-            store.update_if = amend
+            store.update_if = update_if
             await set_it()
-            return await amend(*args, **named)
+            return await update_if(*args, **named)
 
         store.update_if = late
     else:
@@ -487,14 +482,14 @@ async def test_a_result_changes_nothing_that_the_control_api_set(guarded, runner
     assert "COMPLETED" == rollout.metadata["osmosis"]["status"]
 
 
-async def test_a_claim_does_not_undo_what_a_trainer_writes_meanwhile(guarded, store):
-    """Metadata are one field: a claim is put beside what stands there when it is written."""
-    amend = store.update_if
+async def test_a_claim_does_not_overwrite_concurrent_changes_of_metadata(guarded, store):
+    """Metadata are one stored field."""
+    update_if = store.update_if
 
     async def late(*args, **named):
-        store.update_if = amend
+        store.update_if = update_if
         await guarded.http.patch(f"{guarded.url}/rollouts/r1", json={"metadata": {"task": 8}}, headers=BOSS)
-        return await amend(*args, **named)
+        return await update_if(*args, **named)
 
     store.update_if = late
     await guarded.post(COMPLETED, RESULT, keyed(guarded.minted))
@@ -505,8 +500,8 @@ async def test_a_claim_does_not_undo_what_a_trainer_writes_meanwhile(guarded, st
 
 
 @pytest.mark.parametrize("own", ["mine", {"env": "calculator"}])
-async def test_a_claim_leaves_a_trainers_own_use_of_its_name_alone(guarded, store, own):
-    """It is put beside it, where there is a beside."""
+async def test_a_claim_keeps_existing_metadata_named_osmosis(guarded, store, own):
+    """It is added to an object, and omitted otherwise."""
     await guarded.http.patch(f"{guarded.url}/rollouts/r1", json={"metadata": {"osmosis": own}}, headers=BOSS)
     status, _ = await guarded.post(COMPLETED, RESULT, keyed(guarded.minted))
     kept = (await stored_rollout(store, "r1")).metadata["osmosis"]
@@ -515,8 +510,8 @@ async def test_a_claim_leaves_a_trainers_own_use_of_its_name_alone(guarded, stor
     assert isinstance(own, str) or "claim" in kept
 
 
-async def test_without_control_keys_only_what_is_no_agents_key_reports(store, engine, runner):
-    """Whoever reaches the control API may set rewards there; an agent's key says that its caller is one."""
+async def test_without_control_keys_a_result_is_accepted_unless_it_has_an_agents_key(store, engine, runner):
+    """Every caller can set rewards then; an agent's key identifies its caller as an agent."""
     engine.plays(WHOLE)
     async with dispatching(engine.url, store, runner) as proxy:
         _, opened = await proxy.post("/rollouts", {"rollout_id": "r1"})
@@ -532,8 +527,8 @@ async def test_without_control_keys_only_what_is_no_agents_key_reports(store, en
     )
 
 
-async def test_where_the_control_api_has_its_own_port_no_caller_without_a_key_reports(store, engine, runner):
-    """Agents reach the other port only."""
+async def test_with_separate_ports_a_result_without_a_key_is_stored_as_a_claim(store, engine, runner):
+    """Agents reach the model API's port only."""
     async with dispatching(engine.url, store, runner, control={"listen": "127.0.0.1:0"}) as proxy:
         status, _ = await proxy.post("/v1/rollout/completed", RESULT)
 
@@ -541,50 +536,48 @@ async def test_where_the_control_api_has_its_own_port_no_caller_without_a_key_re
 
 
 @pytest.mark.parametrize("prefix", ["/rollouts/r1", "/sessions/r1"])
-async def test_a_result_that_names_another_rollout_than_its_path_is_400(proxy, store, prefix):
-    """Nothing of either is changed."""
-    status, told = await proxy.post(f"{prefix}/v1/rollout/completed", RESULT | {"rollout_id": "r2"})
+async def test_a_result_whose_body_and_path_name_different_rollouts_is_400(proxy, store, prefix):
+    status, payload = await proxy.post(f"{prefix}/v1/rollout/completed", RESULT | {"rollout_id": "r2"})
 
-    assert (400, "rollout_id") == (status, told["error"]["param"])
+    assert (400, "rollout_id") == (status, payload["error"]["param"])
     assert (None, None) == (await store.get("r1"), await store.get("r2"))
 
 
 @pytest.mark.parametrize("caller", ["boss", "minted"])
-async def test_the_fields_of_a_result_are_bounded(guarded, store, caller):
-    """Over 64 kB its messages are left out; if other fields are as long, it is 413 and nothing is kept of it."""
+async def test_a_result_is_limited_to_64_kb(guarded, store, caller):
+    """Messages above the limit are omitted; other fields above it are 413."""
     caller = keyed(guarded.minted if caller == "minted" else caller)
     long = {"metrics": {"x": ["y" * 100] * 1000}}
     refused, _ = await guarded.post(COMPLETED, RESULT | long, caller)
     before = await stored_rollout(store, "r1")
     messages = [{"role": "user", "content": "z" * 1000}] * 100
-    taken, _ = await guarded.post(COMPLETED, RESULT | {"final_messages": messages}, caller)
+    accepted, _ = await guarded.post(COMPLETED, RESULT | {"final_messages": messages}, caller)
     kept = (await stored_rollout(store, "r1")).metadata["osmosis"]
     kept = kept.get("claim", kept)
 
     assert (413, {"task": 7}, "open") == (refused, before.metadata, before.status)
-    assert (200, ["final_messages"], 0.25) == (taken, kept["left_out"], kept["reward"])
+    assert (200, ["final_messages"], 0.25) == (accepted, kept["left_out"], kept["reward"])
 
 
-async def test_results_are_in_no_list(guarded, store):
-    """Nor in what opening a rollout again answers, nor in exported rows; the rollout itself shows them."""
+async def test_results_are_in_the_rollout_only(guarded, store):
+    """Lists, repeated openings and exported rows do not contain them."""
     for caller in (BOSS, keyed(guarded.minted)):
         for _ in range(2):
             await guarded.post(COMPLETED, RESULT, caller)
     _, listed = await guarded.get("/rollouts", BOSS)
-    _, again = await guarded.post("/rollouts", {"rollout_id": "r1", "metadata": {"task": 7}}, BOSS)
+    _, reopened = await guarded.post("/rollouts", {"rollout_id": "r1", "metadata": {"task": 7}}, BOSS)
     _, rows = await guarded.get("/rollouts/r1/export?format=sequences&container=json", BOSS)
     _, shown = await guarded.get("/rollouts/r1", BOSS)
     rows = rows["rows"] if isinstance(rows, dict) else rows
 
-    assert [{"task": 7}] == [one["metadata"] for one in listed["rollouts"]]
-    assert {"task": 7} == again["metadata"]
+    assert [{"task": 7}] == [rollout["metadata"] for rollout in listed["rollouts"]]
+    assert {"task": 7} == reopened["metadata"]
     assert [{"task": 7}] == [row["metadata"] for row in rows]
     assert {"task", "osmosis"} == shown["metadata"].keys()
 
 
 @pytest.mark.parametrize("reward", ["NaN", "1e400", "1e39", "-Infinity"])
-async def test_a_result_with_a_reward_that_is_no_float32_is_422(proxy, store, reward):
-    """As on the control API."""
+async def test_a_result_with_a_reward_outside_float32_is_422(proxy, store, reward):
     body = f'{{"rollout_id": "r1", "status": "COMPLETED", "reward": {reward}}}'
     async with proxy.http.post(f"{proxy.url}/v1/rollout/completed", data=body) as response:
         assert 422 == response.status
@@ -592,8 +585,7 @@ async def test_a_result_with_a_reward_that_is_no_float32_is_422(proxy, store, re
     assert await store.get("r1") is None
 
 
-async def test_a_dispatchs_answer_with_such_a_reward_fails_the_rollout(proxy, runner, store):
-    """Its server did not keep to the protocol."""
+async def test_a_dispatch_response_with_a_reward_outside_float32_fails_the_rollout(proxy, runner, store):
     await proxy.post("/rollouts", {"rollout_id": "r1"})
     runner.response_body = {"rollout_id": "r1", "status": "COMPLETED", "reward": 1e39}
     await proxy.post("/rollouts/r1/dispatch", DISPATCH)
@@ -603,8 +595,8 @@ async def test_a_dispatchs_answer_with_such_a_reward_fails_the_rollout(proxy, ru
     assert "validation_error" == rollout.metadata["osmosis"]["extra_fields"]["error_category"]
 
 
-async def test_a_dispatchs_answer_that_is_too_long_fails_the_rollout(proxy, runner, store):
-    """Long messages alone do not."""
+async def test_a_dispatch_response_above_64_kb_fails_the_rollout(proxy, runner, store):
+    """Long messages alone are omitted."""
     fields = {"status": "COMPLETED", "reward": 1.0}
     for name, more in (("r1", {"metrics": {"x": "y" * 70_000}}), ("r2", {"final_messages": [{"x": "y" * 70_000}]})):
         await proxy.post("/rollouts", {"rollout_id": name})

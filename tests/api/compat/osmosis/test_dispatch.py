@@ -1,4 +1,4 @@
-"""Dispatch: rollouts that rollout servers run."""
+"""Dispatching rollouts to rollout servers."""
 
 import asyncio
 
@@ -33,73 +33,71 @@ async def proxy(store, runner):
         yield proxy
 
 
-async def finished(store, rollout_id="r1"):
-    """The rollout, once it is finished: nobody waits for it."""
+async def wait_until_finished(store, rollout_id="r1"):
+    """Return the rollout once it is finished."""
     async with asyncio.timeout(TIMEOUT_S):
         while not (rollout := await stored_rollout(store, rollout_id)).is_finished:
             await asyncio.sleep(0.005)
     return rollout
 
 
-async def test_a_server_is_told_what_its_protocol_knows(proxy, runner, store):
-    """The synchronous one: our base URL, the rollout's own key, and what the dispatch said, whole."""
-    said = {"sampling_params": {"temperature": 0.5}, "max_turns": 3, "tokenizer_name": "t", "metadata": {"a": 1}}
-    status, told = await proxy.post("/rollouts/r1/dispatch", SYNC | said)
-    rollout = await finished(store)
-    (asked,) = runner.requests
-    key = read_minted(asked.pop("callback_api_key"))
+async def test_a_synchronous_dispatch_sends_its_options_the_proxys_url_and_a_minted_key(proxy, runner, store):
+    options = {"sampling_params": {"temperature": 0.5}, "max_turns": 3, "tokenizer_name": "t", "metadata": {"a": 1}}
+    status, payload = await proxy.post("/rollouts/r1/dispatch", SYNC | options)
+    rollout = await wait_until_finished(store)
+    (received,) = runner.requests
+    key = read_minted(received.pop("callback_api_key"))
 
-    assert (202, "open", None) == (status, told["status"], told["result"])
+    assert (202, "open", None) == (status, payload["status"], payload["result"])
     assert "r1" == key.rollout_id
     assert {
-        "rollout_id": "r1", "server_url": proxy.url, "messages": QUESTION, "max_tokens_total": 8192, **said
-    } == asked  # fmt: skip
+        "rollout_id": "r1", "server_url": proxy.url, "messages": QUESTION, "max_tokens_total": 8192, **options
+    } == received  # fmt: skip
     assert ("completed", "stop") == (rollout.status, rollout.metadata["osmosis"]["finish_reason"])
 
 
-async def test_a_dispatch_does_not_wait_unless_asked(proxy, runner, store):
-    """Its answer is there while the server is still at it."""
+async def test_without_wait_a_dispatch_returns_before_the_server_responds(proxy, runner, store):
     runner.release = asyncio.Event()
     status, _ = await proxy.post("/rollouts/r1/dispatch", SYNC)
     before = (await stored_rollout(store, "r1")).status
     runner.release.set()
 
     assert (202, "open") == (status, before)
-    assert "completed" == (await finished(store)).status
+    assert "completed" == (await wait_until_finished(store)).status
 
 
 async def test_an_asynchronous_rollout_gets_its_tools_and_is_finished_by_its_callback(proxy, runner, store):
-    """Its first call is made before its init is answered, and waits for the tools that the answer names."""
+    """Its first call precedes the init response, and waits for the tools in it."""
     runner.is_slow = True
     status, _ = await proxy.post("/rollouts/r1/dispatch", ASYNC | {"completion_params": {"temperature": 1}})
     async with asyncio.timeout(TIMEOUT_S):
         await runner.over.wait()
     rollout, (step,) = await stored_rollout(store, "r1"), await stored_steps(store, "r1")
-    (asked,) = runner.requests
+    (received,) = runner.requests
 
     assert 202 == status
-    assert {"temperature": 1} == asked["completion_params"]
-    assert not {"sampling_params", "callback_api_key"} & asked.keys()
+    assert {"temperature": 1} == received["completion_params"]
+    assert not {"sampling_params", "callback_api_key"} & received.keys()
     assert [ADD] == step.sent["set"]["tools"]
     assert runner.responses[0]["usage"]["total_tokens"] > 0
     assert (200, {"status": "ok"}) == runner.over.result
     assert ("completed", 0.5, (ADD,)) == (rollout.status, rollout.reward, rollout.tools)
 
 
-async def test_a_retry_of_a_dispatched_rollout_is_told_its_answer_again(proxy, runner, store):
-    """Its client's SDK retries without a key; also when the rollout is over."""
+async def test_a_retry_of_a_call_of_a_dispatched_rollout_replays_the_response(proxy, runner, store):
+    """The client's SDK retries without a key; the rollout may be finished."""
     await proxy.post("/rollouts/r1/dispatch", ASYNC)
     async with asyncio.timeout(TIMEOUT_S):
         await runner.over.wait()
     body = {"model": "default", "messages": QUESTION, "rollout_id": "r1", "logprobs": True}
-    again = await proxy.post("/v1/chat/completions", body)
+    replayed = await proxy.post("/v1/chat/completions", body)
 
-    assert (200, runner.responses[0]) == again
+    assert (200, runner.responses[0]) == replayed
     assert 1 == len(await stored_steps(store, "r1"))
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "category"),
+    ("status", "response_body", "category"),
     [
         (422, {"detail": "no"}, "validation_error"),
         (500, {}, "internal_error"),
@@ -110,9 +108,11 @@ async def test_a_retry_of_a_dispatched_rollout_is_told_its_answer_again(proxy, r
         (200, {"rollout_id": "r2", "status": "COMPLETED"}, "validation_error"),
     ],
 )
-async def test_a_server_that_fails_leaves_a_failed_rollout_that_says_why(proxy, runner, store, status, told, category):
-    """The category is the protocol's own word."""
-    runner.status, runner.response_body = status, told
+async def test_a_failing_rollout_server_fails_the_rollout_with_an_error_category(
+    proxy, runner, store, status, response_body, category
+):
+    """The category is a term of the protocol."""
+    runner.status, runner.response_body = status, response_body
     response, shown = await proxy.post("/rollouts/r1/dispatch", SYNC | {"wait": True})
     fields = shown["result"]["extra_fields"]
 
@@ -121,8 +121,8 @@ async def test_a_server_that_fails_leaves_a_failed_rollout_that_says_why(proxy, 
     assert "calculator" in shown["result"]["error_message"]
 
 
-async def test_an_asynchronous_server_that_refuses_leaves_a_failed_rollout(proxy, runner, store):
-    """Calls of it are refused then, and do not wait for tools."""
+async def test_an_asynchronous_server_that_rejects_the_init_fails_the_rollout(proxy, runner, store):
+    """Calls are then rejected, and do not wait for tools."""
     runner.status = 503
     await proxy.post("/rollouts/r1/dispatch", ASYNC | {"wait": True})
     status, _ = await proxy.post("/v1/chat/completions", {"messages": QUESTION, "rollout_id": "r1"})
@@ -130,23 +130,22 @@ async def test_an_asynchronous_server_that_refuses_leaves_a_failed_rollout(proxy
     assert ("failed", 409) == ((await stored_rollout(store, "r1")).status, status)
 
 
-async def test_a_server_that_is_away_or_silent_is_named_so(store, engine, runner):
-    """Each by its category."""
-    servers = {"servers": {"away": {"url": "http://127.0.0.1:1"}, "silent": {"url": runner.url}}, "timeout_s": 0.1}
+async def test_an_unreachable_and_a_slow_rollout_server_have_different_error_categories(store, engine, runner):
+    servers = {"servers": {"unreachable": {"url": "http://127.0.0.1:1"}, "slow": {"url": runner.url}}, "timeout_s": 0.1}
     runner.release = asyncio.Event()
-    told = {}
+    shown = {}
     async with dispatching(engine.url, store, runner, osmosis=servers) as proxy:
-        for name in ("away", "silent"):
+        for name in ("unreachable", "slow"):
             await proxy.post("/rollouts", {"rollout_id": name})
-            _, told[name] = await proxy.post(f"/rollouts/{name}/dispatch", SYNC | {"server": name, "wait": True})
+            _, shown[name] = await proxy.post(f"/rollouts/{name}/dispatch", SYNC | {"server": name, "wait": True})
 
-    assert {"away": "network_error", "silent": "timeout"} == {
-        name: one["result"]["extra_fields"]["error_category"] for name, one in told.items()
+    assert {"unreachable": "network_error", "slow": "timeout"} == {
+        name: rollout["result"]["extra_fields"]["error_category"] for name, rollout in shown.items()
     }
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"server": "http://evil"}, "configured in osmosis.servers: calculator"),
         ({"messages": []}, "messages"),
@@ -156,35 +155,36 @@ async def test_a_server_that_is_away_or_silent_is_named_so(store, engine, runner
         ({"url": "http://evil"}, "url"),
     ],
 )
-async def test_a_dispatch_that_may_not_be_is_422_and_nobody_is_asked(proxy, runner, body, said):
-    """Only servers of the configuration can be named."""
-    status, told = await proxy.post("/rollouts/r1/dispatch", SYNC | body)
+async def test_an_invalid_dispatch_is_422_and_no_server_gets_a_request(proxy, runner, body, message):
+    """Only configured servers can be named."""
+    status, payload = await proxy.post("/rollouts/r1/dispatch", SYNC | body)
 
     assert (422, []) == (status, runner.requests)
-    assert said in told["error"]["message"]
+    assert message in payload["error"]["message"]
 
 
 async def test_a_rollout_is_dispatched_once(proxy, runner, store):
-    """The same again starts nothing; another dispatch is refused, and so is one of a finished or unknown rollout."""
+    """The same dispatch again is accepted and does nothing; another one, and one of a finished or unknown rollout, is
+    rejected.
+    """
     runner.release = asyncio.Event()
     statuses = [(await proxy.post("/rollouts/r1/dispatch", SYNC))[0] for _ in range(2)]
     statuses.append((await proxy.post("/rollouts/r1/dispatch", SYNC | {"max_turns": 2}))[0])
     runner.release.set()
-    await finished(store)
+    await wait_until_finished(store)
     statuses.append((await proxy.post("/rollouts/r1/dispatch", SYNC))[0])
     await proxy.post("/rollouts", {"rollout_id": "r2"})
     await proxy.post("/rollouts/r2/finish", {"status": "completed"})
-    statuses += [(await proxy.post(f"/rollouts/{name}/dispatch", SYNC))[0] for name in ("r2", "nobody")]
+    statuses += [(await proxy.post(f"/rollouts/{name}/dispatch", SYNC))[0] for name in ("r2", "absent")]
 
     assert [202, 202, 409, 202, 409, 404] == statuses
     assert 1 == len(runner.requests)
 
 
-async def test_a_dispatch_shows_on_the_rollout(proxy, store):
-    """Which server, by which protocol."""
+async def test_a_rollout_shows_the_server_and_protocol_of_its_dispatch(proxy, store):
     before = (await proxy.get("/rollouts/r1"))[1]
     await proxy.post("/rollouts/r1/dispatch", SYNC)
-    await finished(store)
+    await wait_until_finished(store)
 
     assert "dispatch" not in before
     assert {"server": "calculator", "protocol": "sync", "state": "started"} == (await proxy.get("/rollouts/r1"))[1][
@@ -192,22 +192,21 @@ async def test_a_dispatch_shows_on_the_rollout(proxy, store):
     ]
 
 
-async def test_a_dispatch_is_of_the_control_api(store, engine, runner):
-    """With a key of its own, and on a port of its own where it has one."""
+async def test_a_dispatch_requires_a_control_key_on_the_control_apis_port(store, engine, runner):
     control = {"api_keys": ["boss"], "listen": "127.0.0.1:0"}
     key = {"Authorization": "Bearer boss"}
     async with dispatching(engine.url, store, runner, control=control) as proxy:
-        told = [
-            (await post(proxy.http, f"{url}/rollouts/nobody/dispatch", SYNC, headers))[0]
+        statuses = [
+            (await post(proxy.http, f"{url}/rollouts/absent/dispatch", SYNC, headers))[0]
             for url, headers in ((proxy.url, key), (proxy.control_url, {}), (proxy.control_url, key))
         ]
-        _, last = await post(proxy.http, f"{proxy.control_url}/rollouts/nobody/dispatch", SYNC, key)
+        _, last = await post(proxy.http, f"{proxy.control_url}/rollouts/absent/dispatch", SYNC, key)
 
-    assert ([404, 401, 404], "Rollout 'nobody' not found.") == (told, last["error"]["message"])
+    assert ([404, 401, 404], "Rollout 'absent' not found.") == (statuses, last["error"]["message"])
 
 
-async def test_a_stop_ends_what_was_dispatched_and_says_so(store, engine, runner):
-    """Nobody would record its result: it is aborted, not open for ever."""
+async def test_the_shutdown_aborts_dispatched_rollouts(store, engine, runner):
+    """Their results could not be recorded later."""
     runner.release = asyncio.Event()
     async with dispatching(engine.url, store, runner) as proxy:
         await proxy.post("/rollouts", {"rollout_id": "r1"})
@@ -219,8 +218,7 @@ async def test_a_stop_ends_what_was_dispatched_and_says_so(store, engine, runner
     )  # fmt: skip
 
 
-async def test_what_was_finished_meanwhile_stays_as_it_is(proxy, runner, store):
-    """People and callbacks may be quicker than the server."""
+async def test_a_dispatch_response_does_not_change_a_finished_rollout(proxy, runner, store):
     runner.release = asyncio.Event()
     await proxy.post("/rollouts/r1/dispatch", SYNC)
     await proxy.post("/rollouts/r1/finish", {"status": "aborted"})
@@ -232,8 +230,8 @@ async def test_what_was_finished_meanwhile_stays_as_it_is(proxy, runner, store):
     assert "aborted" == (await stored_rollout(store, "r1")).status
 
 
-async def test_the_configured_url_of_ours_is_what_servers_are_told(store, engine, runner):
-    """Behind a balancer, nobody knows it but the configuration."""
+async def test_osmosis_server_url_is_sent_to_rollout_servers(store, engine, runner):
+    """It is needed behind a load balancer."""
     engine.plays(WHOLE)
     async with dispatching(engine.url, store, runner, osmosis={"server_url": "http://127.0.0.1:1/x/v1"}) as proxy:
         await proxy.post("/rollouts", {"rollout_id": "r1"})

@@ -1,4 +1,4 @@
-"""The flat form: what is read of a call, what is answered, and what a claimed mask is worth."""
+"""Flat calls: parsing, response, and comparison of the claimed mask with the ids."""
 
 from array import array
 from dataclasses import replace
@@ -30,8 +30,7 @@ RESPONSE = {
         ("/v1/chat/completions", BODY),
     ],
 )
-def test_only_completions_with_messages_and_no_prompt_are_flat(endpoint, body):
-    """Everything else is what it was."""
+def test_only_completions_with_messages_and_without_a_prompt_are_flat_calls(endpoint, body):
     assert read_flat(endpoint, body, TranslationOptions()) is None
 
 
@@ -42,16 +41,15 @@ def test_only_completions_with_messages_and_no_prompt_are_flat(endpoint, body):
         {"stop": "x"}, {"logprobs": 1}, {"messages": []}, {"messages": [{"role": "critic"}]}, {"n": 2}, {"stream": True},
     ],
 )  # fmt: skip
-def test_values_out_of_their_schemas_ranges_are_refused(field):
-    """By the name of the field."""
+def test_a_value_outside_the_schemas_range_is_rejected_and_names_the_field(field):
     with pytest.raises(UnprocessableRequest) as refused:
         read_flat("/v1/completions", BODY | field, TranslationOptions())
 
     assert next(iter(field)) == refused.value.param
 
 
-def test_a_call_of_no_model_is_sent_without_one_unless_the_name_is_mapped():
-    """Its clients say `default` of every model; engines take the one they serve."""
+def test_the_model_name_default_is_not_sent_unless_an_alias_maps_it():
+    """Osmosis' clients always send `default`; engines then use the model that they serve."""
     form = read_flat("/v1/completions", BODY, TranslationOptions())
     named = read_flat("/v1/completions", BODY | {"model": "policy"}, TranslationOptions())
 
@@ -70,7 +68,7 @@ def test_a_call_of_no_model_is_sent_without_one_unless_the_name_is_mapped():
     ],
 )
 def test_arguments_that_are_objects_are_sent_as_text(call, sent):
-    """Its protocol allows both; vLLM takes text only. What is neither is the engine's to refuse."""
+    """The protocol allows both, and vLLM accepts text only; other types are sent unchanged."""
     body = BODY | {"messages": [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]}
 
     assert [{"role": "assistant", "tool_calls": [sent]}] == read_flat(
@@ -78,26 +76,29 @@ def test_arguments_that_are_objects_are_sent_as_text(call, sent):
     ).native({})["messages"][1:]
 
 
-def test_a_finish_reason_and_logprobs_are_never_null():
-    """Their schema refuses nulls; usage is counted where the engine told none."""
+def test_the_finish_reason_and_logprobs_of_a_flat_response_are_never_null():
+    """Usage is computed if the engine returned none."""
     choice = make_choice(0, [5, 6], logprobs=array("d", [-0.5, float("nan")]))
-    told = orjson.loads(flat_answer(make_step("a", [1, 2, 3], choice, response=RESPONSE, model_asked=None)))
+    payload = orjson.loads(flat_answer(make_step("a", [1, 2, 3], choice, response=RESPONSE, model_asked=None)))
 
-    assert ("stop", [-0.5, -9999.0]) == (told["choices"][0]["finish_reason"], told["logprobs"])
-    assert {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5} == told["usage"]
-    assert ("default", "c1", 7, [1, 2, 3]) == (told["model"], told["id"], told["created"], told["prompt_token_ids"])
+    assert ("stop", [-0.5, -9999.0]) == (payload["choices"][0]["finish_reason"], payload["logprobs"])
+    assert {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5} == payload["usage"]
+    assert ("default", "c1", 7, [1, 2, 3]) == (
+        payload["model"],
+        payload["id"],
+        payload["created"],
+        payload["prompt_token_ids"],
+    )
 
 
-def test_an_answer_without_ids_is_told_without_ids():
-    """A text-only engine: nothing is made up, and the step says what is missing."""
-    told = orjson.loads(flat_answer(replace(make_step("a", []), prompts=(), choices=(), response=RESPONSE)))
+def test_a_flat_response_of_an_engine_without_ids_has_empty_lists():
+    payload = orjson.loads(flat_answer(replace(make_step("a", []), prompts=(), choices=(), response=RESPONSE)))
 
-    assert ([], [], []) == (told["token_ids"], told["logprobs"], told["prompt_token_ids"])
+    assert ([], [], []) == (payload["token_ids"], payload["logprobs"], payload["prompt_token_ids"])
 
 
 @pytest.mark.parametrize("facts", [{"status": "partial"}, {"response": None}, {"response": {"choices": []}}])
-def test_what_is_no_whole_answer_is_not_made_one(facts):
-    """The end is then the engine's own."""
+def test_an_incomplete_response_is_returned_unchanged(facts):
     step = make_step("a", [1], [2], **{"response": RESPONSE, **facts})
     form = read_flat("/v1/completions", BODY, TranslationOptions())
 
@@ -122,24 +123,22 @@ NOW = make_step("b", [1, 2, 3, 4, 9, 9], [5], response=RESPONSE)
         ([0, 0], [make_step("a", [1], [2]), FIRST, make_step("c", [7], [8])], None),
     ],
 )
-def test_a_claim_is_compared_with_the_ids(mask, before, reported):
-    """Claimed, exact, and how many it claims to be sampled; with nothing to go on from, there is no exact number."""
+def test_a_claimed_mask_is_compared_with_the_recorded_ids(mask, before, reported):
+    """The report has the claimed and exact lengths, and the number of tokens claimed as sampled."""
     form = replace(read_flat("/v1/completions", BODY | {"response_mask": mask}, TranslationOptions()), before=before)
-    told = form.reshape(Outcome(b"", NOW, broken=False)).step.extra.get("mask_mismatch")
+    payload = form.reshape(Outcome(b"", NOW, broken=False)).step.extra.get("mask_mismatch")
 
-    assert reported == (told and (told["claimed"], told["exact"], told["claimed_sampled"]))
+    assert reported == (payload and (payload["claimed"], payload["exact"], payload["claimed_sampled"]))
 
 
-def test_a_call_that_claims_nothing_is_not_judged():
-    """A mask that is absent is no claim of none."""
+def test_a_call_without_a_mask_is_not_compared():
     body = {name: value for name, value in BODY.items() if name != "response_mask"}
     form = replace(read_flat("/v1/completions", body, TranslationOptions()), before=[FIRST])
 
     assert "mask_mismatch" not in form.reshape(Outcome(b"", NOW, broken=False)).step.extra
 
 
-def test_a_step_without_prompt_ids_says_nothing_about_a_claim():
-    """There is nothing to compare."""
+def test_a_step_without_prompt_ids_is_not_compared():
     form = read_flat("/v1/completions", BODY | {"response_mask": [0]}, TranslationOptions())
     step = replace(NOW, prompts=(), choices=())
 
@@ -147,8 +146,8 @@ def test_a_step_without_prompt_ids_says_nothing_about_a_claim():
 
 
 @given(rollouts())
-def test_what_was_added_is_counted_from_the_latest_step_gone_on_from(steps):
-    """As plain lists say it."""
+def test_added_tokens_are_counted_from_the_latest_step_that_the_prompt_continues(steps):
+    """The result is that of a computation with plain lists."""
     *before, now = steps
     prompt = list(now.prompts[0])
     fulls = [full_ids(step, choice) for step in before for choice in step.choices if choice.ids]

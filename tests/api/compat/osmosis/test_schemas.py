@@ -1,4 +1,4 @@
-"""What rollout servers send, read."""
+"""Bodies that rollout servers send."""
 
 import pytest
 
@@ -6,16 +6,15 @@ from proxy.api.compat.osmosis.schemas import FlatCallBody, InitAnswer, RolloutRe
 from proxy.errors import UnprocessableRequest
 
 
-def test_keys_that_the_protocol_does_not_know_are_let_through():
-    """As its own schemas do: what engines know beyond it is theirs."""
+def test_unknown_fields_of_a_flat_call_are_accepted():
+    """Osmosis' schemas accept them; engines may know them."""
     call = validated(FlatCallBody, {"messages": [{"role": "user", "content": "x", "name": "y"}], "top_k": 3})
 
     assert (3, "y") == (call.model_extra["top_k"], call.messages[0].model_extra["name"])
 
 
 @pytest.mark.parametrize("fields", [{"new": 1}, {"final_messages": None, "extra_fields": None, "reward": None}])
-def test_a_result_may_say_null_or_nothing(fields):
-    """Some of its clients leave nulls out."""
+def test_optional_fields_of_a_result_may_be_null_or_missing(fields):
     result = validated(RolloutResult, {"rollout_id": "r1", "status": "ERROR"} | fields)
 
     assert {"rollout_id": "r1", "status": "ERROR"} == result.model_dump(exclude_none=True)
@@ -31,18 +30,17 @@ def test_a_result_may_say_null_or_nothing(fields):
         (FlatCallBody, {}, "messages"),
     ],
 )
-def test_a_refusal_names_the_field(model, body, named):
-    """And says what is wrong with it."""
+def test_an_error_names_the_invalid_field(model, body, named):
     with pytest.raises(UnprocessableRequest, match=f"^{named}") as refused:
         validated(model, body)
 
     assert named == refused.value.param
 
 
-def test_a_refusal_of_many_faults_stays_short():
-    """Five fields are named, the others counted; of a long list of wrong items the first one is named."""
+def test_an_error_lists_at_most_five_fields():
+    """The others are counted; of a list with many invalid items the first is named."""
     wrong = {name: [] for name in ("model", "temperature", "top_p", "max_tokens", "logprobs", "n", "stream")}
     with pytest.raises(UnprocessableRequest, match="and 2 more$"):
         validated(FlatCallBody, {"messages": [{"role": "user"}], **wrong})
     with pytest.raises(UnprocessableRequest, match=r"^messages\.0\.role: [^;]*$"):
-        validated(FlatCallBody, {"messages": [{"role": "nobody"}] * 1000})
+        validated(FlatCallBody, {"messages": [{"role": "unknown"}] * 1000})

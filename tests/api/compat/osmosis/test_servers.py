@@ -1,4 +1,4 @@
-"""The configured rollout servers."""
+"""Requests to the configured rollout servers."""
 
 import asyncio
 
@@ -25,8 +25,7 @@ async def servers(runner):
 
 
 @pytest.mark.parametrize(("name", "key"), [("one", "Bearer secret"), ("two", None)])
-async def test_a_server_gets_its_own_key(servers, runner, name, key):
-    """Or none, if it wants none."""
+async def test_a_request_has_the_key_of_its_server_if_one_is_configured(servers, runner, name, key):
     runner.response_body = {"rollout_id": "r1"}
 
     assert {"rollout_id": "r1"} == await servers.post(name, "/rollout", {"a": 1})
@@ -34,7 +33,7 @@ async def test_a_server_gets_its_own_key(servers, runner, name, key):
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "category"),
+    ("status", "response_body", "category"),
     [
         (429, {}, "rate_limited"),
         (503, {}, "internal_error"),
@@ -42,17 +41,17 @@ async def test_a_server_gets_its_own_key(servers, runner, name, key):
         (200, [], "internal_error"),
     ],
 )
-async def test_a_servers_fault_has_a_category_and_its_status(servers, runner, status, told, category):
-    """An answer that is no object has no status to tell: it was one of success."""
-    runner.status, runner.response_body = status, told
+async def test_an_error_response_has_an_error_category_and_its_status(servers, runner, status, response_body, category):
+    """A response with status 200 that is not an object has no status."""
+    runner.status, runner.response_body = status, response_body
     with pytest.raises(ServerFault) as fault:
         await servers.post("one", "/rollout", {})
 
     assert (category, None if status == 200 else status) == (fault.value.category, fault.value.status)
 
 
-async def test_an_answer_that_nobody_can_read_is_a_fault(servers, runner):
-    """A page of a balancer's, say."""
+async def test_a_response_that_is_not_json_is_an_internal_error(servers, runner):
+    """A load balancer may return HTML."""
     runner.raw = b"<html>"
     with pytest.raises(ServerFault, match="did not return a JSON object") as fault:
         await servers.post("one", "/rollout", {})
@@ -60,23 +59,21 @@ async def test_an_answer_that_nobody_can_read_is_a_fault(servers, runner):
     assert "internal_error" == fault.value.category
 
 
-async def test_a_server_of_another_name_is_refused(servers):
-    """The refusal names the known ones; with none there is nothing to name."""
+async def test_an_unknown_server_name_is_rejected_with_the_configured_names(servers):
     with pytest.raises(UnprocessableRequest, match="osmosis.servers: one, two"):
         servers.named("http://elsewhere")
-    nobody = RolloutServers(OsmosisSettings())
+    without_servers = RolloutServers(OsmosisSettings())
     with pytest.raises(UnprocessableRequest, match="osmosis.servers: none"):
-        nobody.named("one")
-    await nobody.close()
+        without_servers.named("one")
+    await without_servers.close()
 
     assert ("<RolloutServers one, two; 0 requests>", "<RolloutServers none; 0 requests>") == (
         repr(servers),
-        repr(nobody),
+        repr(without_servers),
     )
 
 
-async def test_closing_ends_what_waits(servers):
-    """A rollout of ten minutes holds no stop up."""
+async def test_close_cancels_waiting_dispatches(servers):
     never = asyncio.Event()
 
     async def wait():
