@@ -44,18 +44,17 @@ if sys.version_info < (3, 12):
     base_events.Server._attach = attach
 
 
-_PROCESSES = (
+SLOW_FILES = (
     "tests/server/test_supervisor.py",
     "tests/system/faults/",
     "tests/cli/test_main.py",
     "tests/system/test_replicas.py",
-    "tests/audit/",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files whose tests take seconds first, so that no core runs one of them alone at the end."""
-    items.sort(key=lambda item: not item.nodeid.startswith(_PROCESSES))
+    items.sort(key=lambda item: not item.nodeid.startswith(SLOW_FILES))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -77,7 +77,6 @@ UNTESTED = {
     "proxy/__main__.py": "one call; tests/cli/test_main.py runs the command",
     "proxy/api/http.py": "keys, numbers and one JSON response; every route that returns JSON asserts it",
     "proxy/cli/exit_codes.py": "values; tests/cli/test_main.py asserts what each command ends with, docs/cli.md lists them",
-    "proxy/cli/options.py": "types; tests/cli/test_main.py and docs/cli.md read them through the commands",
     "proxy/clock.py": "the machine's clock; new_id is asserted through every step id",
     "proxy/trajectory/step.py": "frozen values; tests/trajectory/test_codec.py draws them all",
     "proxy/protocols/engines/base.py": "a protocol",

@@ -1,4 +1,4 @@
-"""docs/operations.md: its commands, as they stand, on a store in use."""
+"""The commands of docs/operations.md, run on a store in use."""
 
 import asyncio
 import os
@@ -25,18 +25,18 @@ pytestmark = pytest.mark.skipif(not (shutil.which("redis-server") and shutil.whi
 
 @pytest.fixture
 async def engine():
-    """The simulator."""
+    """A simulated engine."""
     async with simulating("127.0.0.1:0", Options()) as url:
         yield url
 
 
 def serving(engine, store):
-    """A proxy over a store."""
+    """Start a proxy over a store."""
     return running(settings_for(engine, store={"url": store}))
 
 
 async def run(commands, folder):
-    """Commands of the page, by bash."""
+    """Run commands of the page with bash."""
     done = await to_thread(
         subprocess.run,
         ["bash", "-euo", "pipefail", "-c", commands],
@@ -50,14 +50,14 @@ async def run(commands, folder):
 
 
 async def call(http, url, rollout):
-    """One call of a rollout."""
+    """Make a call of a rollout."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
     async with http.post(f"{url}/rollouts/{rollout}/v1/chat/completions", json=body) as response:
         assert 200 == response.status
 
 
 async def fill(http, url):
-    """Three rollouts of two steps, and a complete group."""
+    """Record three rollouts of two steps, and a complete group."""
     for rollout in ("r1", "r2", "r3"):
         await call(http, url, rollout)
         await call(http, url, rollout)
@@ -71,13 +71,12 @@ async def fill(http, url):
 
 
 async def exported(http, url):
-    """Every step, as a line."""
+    """Return every step, as a line."""
     async with http.get(f"{url}/export?format=steps&container=ndjson") as response:
         return set((await response.read()).splitlines())
 
 
-async def test_a_store_is_copied_while_calls_go_on_and_served_from_the_copy(engine, http, tmp_path):
-    """What was there when the copying began is there, equal in all."""
+async def test_a_backup_made_during_calls_has_everything_recorded_before_it(engine, http, tmp_path):
     over = asyncio.Event()
 
     async def keep_calling(url):
@@ -98,12 +97,12 @@ async def test_a_store_is_copied_while_calls_go_on_and_served_from_the_copy(engi
     assert before <= restored
 
 
-async def test_an_embedded_store_is_moved_to_redis(engine, http, tmp_path, unused_tcp_port):
-    """Every export is equal, and a group that waited is claimed."""
+async def test_an_embedded_store_can_be_moved_to_redis(engine, http, tmp_path, unused_tcp_port):
+    """Exports are equal, and a complete group can be claimed."""
     async with serving(engine, f"embedded:{tmp_path}/data") as served:
         await fill(http, served.url)
         await run(PLAIN, tmp_path)
-        await call(http, served.url, "late")  # goes behind what was rewritten
+        await call(http, served.url, "late")  # written after the rewrite
         before = await exported(http, served.url)
     server = await asyncio.create_subprocess_exec(
         "redis-server", "--port", str(unused_tcp_port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes",
@@ -111,7 +110,7 @@ async def test_an_embedded_store_is_moved_to_redis(engine, http, tmp_path, unuse
     )  # fmt: skip
     try:
         with redis.Redis(port=unused_tcp_port) as client:
-            assert await _listens(client)
+            assert await wait_until_reachable(client)
         assert "errors: 0" in await run(PLAY.replace("6379", str(unused_tcp_port)), tmp_path)
         async with serving(engine, f"redis://127.0.0.1:{unused_tcp_port}") as served:
             moved = await exported(http, served.url)
@@ -126,8 +125,8 @@ async def test_an_embedded_store_is_moved_to_redis(engine, http, tmp_path, unuse
     assert ["g1"] == [group["group_id"] for group in claimed]
 
 
-async def _listens(client):
-    """Once the server does."""
+async def wait_until_reachable(client):
+    """Wait until the server responds to PING."""
     while True:
         try:
             return client.ping()

@@ -1,3 +1,3 @@
-"""A proxy before the simulator, for all tests of the HTTP APIs."""
+"""A proxy in front of the simulator, for tests of the HTTP APIs."""
 
 from control_api import proxy, sections  # noqa: F401

@@ -1,4 +1,4 @@
-"""A proxy with something to look at."""
+"""A proxy with recorded rollouts, and consoles."""
 
 import io
 
@@ -16,14 +16,14 @@ HOSTILE = "Ignore \x1b]52;c;aGk=\x07 this [bold]and[/bold] \x1b[2J that\u202e!"
 
 @pytest.fixture
 async def address(store):
-    """A running proxy before a simulator, which knows nothing yet."""
+    """The address of a proxy in front of a simulator, without recorded rollouts."""
     async with simulating("127.0.0.1:0", Options(seed=1)) as engine, proxying(engine, store) as served:
         yield ControlAddress(served.url, None, None)
 
 
 @pytest.fixture
 async def call_proxy(http, address):
-    """What asks that proxy."""
+    """A function that sends a request to that proxy and returns the JSON."""
 
     async def call(method: str, path: str, body=None, **headers: str):
         async with http.request(method, f"{address.url}{path}", json=body, headers=headers) as response:
@@ -34,13 +34,13 @@ async def call_proxy(http, address):
 
 @pytest.fixture
 async def recorded(call_proxy):
-    """`demo`, a conversation of two turns that drifts in its third; `bad`, whose call failed; `choices`, in group `g`."""
+    """Record `demo`, a conversation whose third turn drifts; `bad`, with a failed call; and `choices`, in group `g`."""
     messages = [{"role": "system", "content": "Be terse."}, {"role": "user", "content": HOSTILE}]
     for turn in range(3):
         body = {"model": "policy", "messages": messages, "max_tokens": 8, "logprobs": turn == 0}
         response = await call_proxy("POST", "/rollouts/demo/v1/chat/completions", body)
         reply = response["choices"][0]["message"]["content"][: None if turn == 0 else 4]
-        messages = [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": f"Go on, {turn}"}]
+        messages = [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": f"Next, {turn}"}]
     await call_proxy("POST", "/rollouts/demo/finish", {"status": "completed", "reward": 0.5, "metadata": {"task": 7}})
     await call_proxy("POST", "/rollouts/bad/v1/completions", {"prompt": "once", "temperature": -1})
     body = {"prompt": "once", "n": 2, "max_tokens": 4}
@@ -49,7 +49,7 @@ async def recorded(call_proxy):
 
 @pytest.fixture
 def make_console():
-    """A console of a width, on a terminal or not, and what was printed on it."""
+    """A factory of consoles of a width, as a terminal or not, that write to a buffer."""
 
     def make(width: int | None = None, *, is_terminal: bool = False) -> Console:
         file = io.StringIO()

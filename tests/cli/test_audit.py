@@ -1,16 +1,18 @@
-"""`tokentape audit`, run as people run it."""
+"""`tokentape audit`, run as a process, and the rows that it reads."""
 
 import asyncio
 import io
 import sys
 
+import aiohttp
 import orjson
 import pytest
+from aiohttp import web
 from fakes import proxying
 from rich.console import Console
 from scoring import honest_row, scoring_as_vllm
 
-from proxy.cli.audit import Request, ServerAddress, audit
+from proxy.cli.audit import Request, ServerAddress, audit, rows_of_file, rows_of_proxy
 from proxy.cli.export import ExportRequest
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
@@ -19,7 +21,7 @@ ALL = ExportRequest("sequences", (), None, "exact", "ndjson")
 
 
 async def tokentape(*words: str) -> tuple[int, str, str]:
-    """Exit status, standard output, standard error."""
+    """Run a command; return exit status, standard output and standard error."""
     done = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "proxy", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -29,7 +31,7 @@ async def tokentape(*words: str) -> tuple[int, str, str]:
 
 @pytest.fixture
 def rows(tmp_path):
-    """A file of rows, written anew with each call."""
+    """A function that writes rows to a file and returns its path."""
 
     def written(*rows: dict) -> str:
         path = tmp_path / "rows.ndjson"
@@ -39,8 +41,8 @@ def rows(tmp_path):
     return written
 
 
-async def test_aligned_rows_end_with_0_and_others_with_3(engine, rows, tmp_path):
-    """JSON on standard output, a table without --json; nothing to audit is 3 as well."""
+async def test_the_exit_status_is_0_if_all_rows_are_aligned_and_otherwise_3(engine, rows, tmp_path):
+    """With --json standard output is JSON, otherwise a table; without rows the status is 3."""
     engine.respond = scoring_as_vllm
     wrong = honest_row("wrong")
     wrong["token_ids"][30] = 5
@@ -60,8 +62,8 @@ async def test_aligned_rows_end_with_0_and_others_with_3(engine, rows, tmp_path)
     assert (3, True) == (code, "no sequence" in errors)
 
 
-async def test_what_has_nothing_to_compare_is_not_wrong_and_proves_nothing(engine, rows):
-    """A row of constrained tokens alone beside an aligned one is well; alone it is not, since nothing was compared."""
+async def test_a_row_without_comparable_tokens_passes_only_beside_aligned_rows(engine, rows):
+    """All its tokens are constrained."""
     engine.respond = scoring_as_vllm
     bound = honest_row("bound", first=200)
     bound["spans"][0]["constrained"] = True
@@ -70,12 +72,12 @@ async def test_what_has_nothing_to_compare_is_not_wrong_and_proves_nothing(engin
     assert "2 sequences, 30 tokens compared, 30 skipped: 1 aligned, 1 nothing to compare" in " ".join(errors.split())
 
     code, out, _ = await tokentape("audit", "--engine", engine.url, "--file", rows(bound), "--json")
-    told = orjson.loads(out)
-    assert (3, False, 0, 30) == (code, told["aligned"], told["tokens"], told["skipped"])
+    payload = orjson.loads(out)
+    assert (3, False, 0, 30) == (code, payload["aligned"], payload["tokens"], payload["skipped"])
 
 
-async def test_a_piped_table_is_as_wide_as_its_lines(engine, rows):
-    """A long note pads no other line, and no line ends in blanks."""
+async def test_a_piped_table_has_no_padding_for_the_longest_line(engine, rows):
+    """No line ends in spaces."""
     engine.respond = scoring_as_vllm
     wrong = honest_row("wrong")
     wrong["logprobs"] = [value and value * 1.5 for value in wrong["logprobs"]]
@@ -89,7 +91,7 @@ async def test_a_piped_table_is_as_wide_as_its_lines(engine, rows):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         ((), 2, "either --url"),
         (("--url", "http://127.0.0.1:9", "--file", "rows"), 2, "either --url"),
@@ -98,18 +100,17 @@ async def test_a_piped_table_is_as_wide_as_its_lines(engine, rows):
         (("--file", "x", "--model", "other"), 1, "it serves tiny"),
     ],
 )
-async def test_what_is_wrong_is_said_in_a_sentence(engine, words, code, told):
-    """No traceback, and a code that is not zero."""
+async def test_an_error_of_audit_is_a_message_and_a_nonzero_status(engine, words, code, message):
     engine.respond = scoring_as_vllm
-    ended, _, errors = await tokentape("audit", "--engine", engine.url, *words)
+    status, _, errors = await tokentape("audit", "--engine", engine.url, *words)
 
-    assert code == ended
-    assert told in errors
+    assert code == status
+    assert message in errors
     assert "Traceback" not in errors
 
 
 async def test_rows_of_a_running_proxy_are_audited_on_its_engine(store, http, capsys):
-    """The whole way: a call is recorded, exported, and scored again by the engine that sampled it."""
+    """A recorded call is exported, and scored by the engine that sampled it."""
     async with simulating("127.0.0.1:0", Options(seed=1)) as engine, proxying(engine, store) as served:
         body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40}
         async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=body) as response:
@@ -120,7 +121,50 @@ async def test_rows_of_a_running_proxy_are_audited_on_its_engine(store, http, ca
         )
         is_well = await audit(request, out, Console(file=io.StringIO()))
 
-    told = orjson.loads(capsys.readouterr().out)
+    payload = orjson.loads(capsys.readouterr().out)
     assert is_well
-    assert ["r1"] == [each["rollout_id"] for each in told["sequences"]]
-    assert told["max"] < 1e-6
+    assert ["r1"] == [sequence["rollout_id"] for sequence in payload["sequences"]]
+    assert payload["max"] < 1e-6
+
+
+FILE_ROWS = [{"rollout_id": "a", "group_id": "g", "token_ids": [1] * 50_000}, {"rollout_id": "b", "group_id": None}]
+FILE_TEXT = b"\n".join(map(orjson.dumps, FILE_ROWS))
+
+
+def export_request(*rollouts: str, group: str | None = None) -> ExportRequest:
+    return ExportRequest("sequences", rollouts, group, "exact", "ndjson")
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\n\n"])
+async def test_rows_of_a_file_can_be_filtered_by_rollout_and_group(tmp_path, end):
+    """The last line may lack its line end."""
+    path = tmp_path / "rows"
+    path.write_bytes(FILE_TEXT + end)
+
+    async def names(chosen):
+        return [row["rollout_id"] async for row in rows_of_file(path, chosen)]
+
+    assert ["a", "b"] == await names(export_request())
+    assert ["b"] == await names(export_request("b"))
+    assert ["a"] == await names(export_request(group="g"))
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+async def test_rows_of_a_proxy_are_read_line_by_line(engine, end):
+    """Lines may be long, and split in any way."""
+
+    async def respond(request, body):
+        assert "/rollouts/a%2Fb/export?format=sequences&include=exact&container=ndjson" == request.raw_path
+        return web.Response(body=FILE_TEXT + end)
+
+    engine.respond = respond
+    async with aiohttp.ClientSession() as session:
+        assert FILE_ROWS == [row async for row in rows_of_proxy(session, engine.url + "/", export_request("a/b"))]
+
+
+async def test_a_line_that_is_not_json_is_an_error_with_its_number(tmp_path):
+    path = tmp_path / "rows"
+    path.write_bytes(b'{"a": 1}\nPAR1')
+
+    with pytest.raises(ValueError, match="line 2: not JSON"):
+        [row async for row in rows_of_file(path, export_request())]

@@ -1,51 +1,54 @@
-"""`tokentape export`: what it says, and its report."""
+"""`tokentape export`: files, options, reports, and posting to Atropos."""
 
+import aiohttp
 import orjson
 import pytest
 from aiohttp import web
+from fakes import settings_for
 
-from proxy.cli.export import ExportRequest, export_to
+from proxy.cli.export import ExportRequest, download, export_to
 from proxy.cli.push import PushOptions, push_all
+from proxy.server.listener import running, simulating
+from proxy.simulator.options import Options
 
 
-def wanted(*rollouts: str, container: str = "ndjson") -> ExportRequest:
+def export_request(*rollouts: str, container: str = "ndjson") -> ExportRequest:
     return ExportRequest("sequences", rollouts, None, "exact", container)
 
 
-async def test_the_report_counts_what_is_in_the_file(address, recorded, tmp_path, capsys):
-    """Bytes and rows; what is left out is told by count and reason, to people as well."""
+async def test_the_report_has_the_bytes_rows_and_skipped_steps(address, recorded, tmp_path, capsys):
+    """Standard error has the skipped steps too."""
     out = tmp_path / "rows"
-    await export_to(address.url, None, wanted("demo", "bad"), out, api_key=None, as_json=True)
-    said = capsys.readouterr()
-    told = orjson.loads(said.out)
+    await export_to(address.url, None, export_request("demo", "bad"), out, api_key=None, as_json=True)
+    printed = capsys.readouterr()
+    report = orjson.loads(printed.out)
 
-    assert (str(out), "sequences", "ndjson") == (told["out"], told["format"], told["container"])
-    assert (out.stat().st_size, 2) == (told["bytes"], told["rows"])
+    assert (str(out), "sequences", "ndjson") == (report["out"], report["format"], report["container"])
+    assert (out.stat().st_size, 2) == (report["bytes"], report["rows"])
     assert 2 == len(out.read_bytes().splitlines())
-    (left_out,) = told["skipped"]
-    assert left_out.startswith("1; ")
-    assert f"skipped: {left_out}" in said.err
+    (skipped,) = report["skipped"]
+    assert skipped.startswith("1; ")
+    assert f"skipped: {skipped}" in printed.err
 
 
-async def test_without_json_standard_output_is_the_rows_alone(address, recorded, capfdbinary):
-    """So that it can be piped."""
-    await export_to(address.url, None, wanted("demo"), None, api_key=None, as_json=False)
+async def test_without_json_standard_output_has_the_rows_only(address, recorded, capfdbinary):
+    await export_to(address.url, None, export_request("demo"), None, api_key=None, as_json=False)
     rows = capfdbinary.readouterr().out.splitlines()
 
     assert ["demo", "demo"] == [orjson.loads(row)["rollout_id"] for row in rows]
 
 
 async def test_rows_of_a_container_without_lines_are_not_counted(address, recorded, tmp_path, capsys):
-    """Null, rather than a guess."""
-    await export_to(address.url, None, wanted("demo", container="json"), tmp_path / "rows", api_key=None, as_json=True)
+    """The number of rows is null."""
+    await export_to(
+        address.url, None, export_request("demo", container="json"), tmp_path / "rows", api_key=None, as_json=True
+    )
 
     assert None is orjson.loads(capsys.readouterr().out)["rows"]
 
 
 @pytest.mark.parametrize("scored", [True, False])
-async def test_groups_are_told_one_by_one(address, call_proxy, engine, capsys, scored):
-    """What became of each, and whether the service has them all."""
-
+async def test_the_report_of_a_push_has_a_result_per_group(address, call_proxy, engine, capsys, scored):
     async def respond(request, body):
         return web.json_response({"max_token_len": 0, "status": "received"})
 
@@ -57,8 +60,89 @@ async def test_groups_are_told_one_by_one(address, call_proxy, engine, capsys, s
     await call_proxy("POST", f"/rollouts/{name}/v1/completions", {"prompt": "once", "max_tokens": 4})
     if scored:
         await call_proxy("POST", f"/rollouts/{name}/finish", {"status": "completed", "reward": 1.0})
-    is_received = await push_all(address.url, None, wanted(), PushOptions(engine.url), api_key=None, as_json=True)
-    told = orjson.loads(capsys.readouterr().out)
+    is_received = await push_all(
+        address.url, None, export_request(), PushOptions(engine.url), api_key=None, as_json=True
+    )
+    report = orjson.loads(capsys.readouterr().out)
 
-    assert (is_received, scored) == (told["received"], told["groups"][0]["result"] == "received")
-    assert bool(told["groups"][0]["reasons"]) != scored
+    assert (is_received, scored) == (report["received"], report["groups"][0]["result"] == "received")
+    assert bool(report["groups"][0]["reasons"]) != scored
+
+
+API_KEYS = {"agents": {"api_keys": ["agent"]}, "control": {"api_keys": ["control"]}}
+
+
+@pytest.fixture
+async def recorded_store(tmp_path):
+    """A store with two rollouts in two groups: its settings and the proxy's URL."""
+    async with simulating("127.0.0.1:0", Options()) as engine:
+        settings = settings_for(engine, store={"url": f"embedded:{tmp_path / 'store'}"}, **API_KEYS)
+        async with running(settings) as served, aiohttp.ClientSession(headers={"X-Api-Key": "agent"}) as http:
+            for name in ("a/b", "c"):
+                headers = {"X-Rollout-Id": name, "X-Rollout-Group": f"g-{name}"}
+                body = {"messages": [{"role": "user", "content": "hi"}]}
+                async with http.post(served.url + "/v1/chat/completions", json=body, headers=headers) as response:
+                    assert 200 == response.status
+            yield settings, served.url
+
+
+def file_request(**named) -> ExportRequest:
+    return ExportRequest(
+        **{"format": "sequences", "rollouts": (), "group": None, "include": "exact", "container": "ndjson", **named}
+    )
+
+
+async def rows(out, url, *, settings=None, key="control", **named) -> list[str]:
+    await download(url, settings, file_request(**named), out, api_key=key)
+    return sorted(orjson.loads(line)["rollout_id"] for line in out.read_bytes().splitlines())
+
+
+async def test_an_export_is_of_the_named_rollouts_a_group_or_everything(recorded_store, tmp_path):
+    _, url = recorded_store
+    out = tmp_path / "rows"
+
+    assert ["a/b", "c"] == await rows(out, url)
+    assert ["a/b"] == await rows(out, url, rollouts=("a/b",))
+    assert ["a/b", "c"] == await rows(out, url, rollouts=("c", "a/b"))
+    assert ["c"] == await rows(out, url, group="g-c")
+
+
+async def test_a_failed_export_raises_and_keeps_the_previous_file(recorded_store, tmp_path):
+    """The reasons are a missing key, an unknown rollout or format, and an unreachable proxy."""
+    _, url = recorded_store
+    out = tmp_path / "rows"
+    out.write_text("before")
+    for named in ({"key": None}, {"rollouts": ("absent",)}, {"format": "nope"}):
+        with pytest.raises(OSError, match="returned 40"):
+            await rows(out, url, **named)
+    with pytest.raises(OSError, match="request to .* failed"):
+        await rows(out, "http://127.0.0.1:9")
+
+    assert "before" == out.read_text()
+
+
+async def test_other_options_are_sent_as_query_parameters(recorded_store, tmp_path):
+    """An unknown one is an error of the proxy, which lists the valid ones."""
+    _, url = recorded_store
+    out = tmp_path / "rows"
+    prompt_too_long = ("max_len", "1")
+
+    assert [] == await rows(out, url, more=(prompt_too_long, ("overlong", "drop")))
+    with pytest.raises(OSError, match="Unknown query parameter 'branchs'; use one of .*branches"):
+        await rows(out, url, more=(("branchs", "last"),))
+
+
+async def test_rollouts_that_the_format_cannot_express_are_skipped_with_the_reason(recorded_store, tmp_path):
+    """Two conversations in one rollout are two sequences."""
+    _, url = recorded_store
+    async with aiohttp.ClientSession(headers={"X-Api-Key": "agent", "X-Rollout-Id": "c"}) as http:
+        body = {"messages": [{"role": "user", "content": "another"}]}
+        async with http.post(url + "/v1/chat/completions", json=body) as response:
+            assert 200 == response.status
+    out = tmp_path / "rows"
+    report = await download(url, None, file_request(format="trl"), out, api_key="control")
+
+    assert (1, 1) == (report.rows, len(out.read_bytes().splitlines()))
+    assert ["Format 'trl' requires one sequence per rollout; rollout 'c' has 2 sequences"] == [
+        why.partition(".")[0] for why in report.skipped
+    ]

@@ -1,4 +1,4 @@
-"""The command line, run as people run it."""
+"""The command line, run as processes."""
 
 import signal
 import subprocess
@@ -6,7 +6,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
-from importlib.metadata import version
 from urllib.request import Request, urlopen
 
 import orjson
@@ -18,12 +17,12 @@ from proxy.cli.exit_codes import Exit
 from proxy.cli.main import app
 
 
-def test_serve_starts_the_simulator_says_so_records_exports_and_stops_cleanly(tmp_path):
-    """The whole way, from nothing: serve, a call, an export by URL, SIGTERM, an export from the store."""
+def test_serve_with_the_simulator_records_exports_and_stops_cleanly(tmp_path):
+    """This covers serve, a call, an export by URL, SIGTERM, and an export from the store."""
     store = f"embedded:{tmp_path / 'store'}"
     rows = tmp_path / "rows.ndjson"
-    with started("serve", "--listen", "127.0.0.1:0", "--store", store) as (process, url, said):
-        assert "SIMULATOR" in said
+    with started("serve", "--listen", "127.0.0.1:0", "--store", store) as (process, url, output):
+        assert "SIMULATOR" in output
         body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
         call = Request(
             f"{url}/rollouts/r1/v1/chat/completions", orjson.dumps(body), {"Content-Type": "application/json"}
@@ -43,10 +42,10 @@ def test_serve_starts_the_simulator_says_so_records_exports_and_stops_cleanly(tm
     assert "tokentape:" in refused.stderr
 
 
-def test_a_killed_proxy_loses_no_step_that_a_client_was_told_of(tmp_path):
-    """kill -9 amid a load of calls; started again on the same path, every step whose reply was whole is there, once."""
+def test_a_killed_proxy_loses_no_delivered_step(tmp_path):
+    """With SIGKILL under load, every step whose response was complete is stored once."""
     store = f"embedded:{tmp_path / 'store'}"
-    told: list[str] = []
+    delivered: list[str] = []
 
     def call(url: str) -> None:
         body = orjson.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True})
@@ -55,7 +54,7 @@ def test_a_killed_proxy_loses_no_step_that_a_client_was_told_of(tmp_path):
                 sent = Request(f"{url}/rollouts/r1/v1/chat/completions", body, {"Content-Type": "application/json"})
                 with urlopen(sent, timeout=10) as response:
                     if response.read().endswith(b"data: [DONE]\n\n"):
-                        told.append(response.headers["X-Step-Id"])
+                        delivered.append(response.headers["X-Step-Id"])
             except (OSError, HTTPException):
                 return
 
@@ -63,19 +62,19 @@ def test_a_killed_proxy_loses_no_step_that_a_client_was_told_of(tmp_path):
     with started(*serve) as (process, url, _), ThreadPoolExecutor(4) as threads:
         for _ in range(4):
             threads.submit(call, url)
-        while len(told) < 40:
+        while len(delivered) < 40:
             assert process.poll() is None
             time.sleep(0.01)
         process.kill()
     with started(*serve) as (_, url, _), urlopen(f"{url}/rollouts/r1/steps?limit=1000") as response:
-        kept = [step["step_id"] for step in orjson.loads(response.read())["steps"]]
+        stored = [step["step_id"] for step in orjson.loads(response.read())["steps"]]
 
-    assert len(kept) == len(set(kept))
-    assert set(told) <= set(kept)
+    assert len(stored) == len(set(stored))
+    assert set(delivered) <= set(stored)
 
 
-def test_a_second_signal_ends_it_at_once(tmp_path):
-    """Whatever is in flight: a call of minutes is not waited for."""
+def test_a_second_signal_ends_the_process_immediately(tmp_path):
+    """Calls in flight are aborted."""
     with (
         started("simulate", "--listen", "127.0.0.1:0", "--token-delay-s", "60") as (_, engine, _),
         started("serve", "--listen", "127.0.0.1:0", "--store", f"embedded:{tmp_path}", "--engine", engine) as serving,
@@ -99,7 +98,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
 
 
 def test_simulate_serves_vllms_protocol():
-    """It can be given to serve as an engine, and check finds nothing wrong with it."""
+    """`check` accepts it as an engine."""
     with started("simulate", "--listen", "127.0.0.1:0", "--seed", "1") as (_, url, _):
         with urlopen(f"{url}/v1/models") as response:
             listed = orjson.loads(response.read())
@@ -112,18 +111,17 @@ def test_simulate_serves_vllms_protocol():
 
 
 def test_simulate_serves_sglangs_protocol():
-    """With --shape sglang it is an engine of that kind."""
     with (
         started("simulate", "--listen", "127.0.0.1:0", "--shape", "sglang") as (_, url, _),
         urlopen(f"{url}/model_info") as response,
     ):
-        told = orjson.loads(response.read())
+        model_info = orjson.loads(response.read())
 
-    assert "default" == told["weight_version"]
+    assert "default" == model_info["weight_version"]
 
 
 @pytest.mark.parametrize(
-    ("words", "environment", "told"),
+    ("words", "environment", "message"),
     [
         (("serve", "--config", "nowhere.yaml"), {}, "nowhere.yaml"),
         (("serve", "--listen", "0.0.0.0:0"), {}, "agents.api_keys"),
@@ -134,25 +132,22 @@ def test_simulate_serves_sglangs_protocol():
         (("export",), {}, "--url"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(words, environment, told):
-    """No traceback: what was wrong, with what; and a code that is not zero."""
+def test_an_error_is_a_message_without_a_traceback_and_a_nonzero_status(words, environment, message):
     done = run(*words, **environment)
 
     assert done.returncode in (1, 2)
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_refused_export_leaves_no_file(tmp_path):
-    """Neither whole nor half."""
+def test_a_failed_export_leaves_no_file(tmp_path):
     done = run("export", "--url", "http://127.0.0.1:9", "--out", str(tmp_path / "rows"))
 
     assert 1 == done.returncode
     assert not (tmp_path / "rows").exists()
 
 
-def test_the_server_starts_quickly_and_imports_no_heavy_library():
-    """Neither torch nor transformers nor pyarrow is loaded to serve."""
+def test_the_server_imports_neither_torch_nor_transformers_nor_pyarrow():
     heavy = "('torch', 'transformers', 'pyarrow')"
     program = f"import sys, proxy.server.listener, proxy.cli.main; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -160,31 +155,31 @@ def test_the_server_starts_quickly_and_imports_no_heavy_library():
     assert "[]" == done.stdout.strip()
 
 
-def test_a_recorded_rollout_is_listed_shown_and_followed(tmp_path):
-    """As people do, and as programs: with --json standard output is JSON and nothing else; Ctrl-C leaves `tail` with 0."""
+def test_list_show_and_tail_print_a_recorded_rollout(tmp_path):
+    """With --json standard output is JSON only; Ctrl-C ends `tail` with 0."""
     with started("serve", "--listen", "127.0.0.1:0", "--store", f"embedded:{tmp_path}") as (_, url, _):
         call = Request(f"{url}/rollouts/r1/v1/completions", b'{"prompt": "once"}', {"Content-Type": "application/json"})
         urlopen(call).close()
         listed, shown, missing = (
-            CliRunner().invoke(app, said.split(), env={"TOKENTAPE_URL": url})
-            for said in ("list", "show r1 --json", "show r2")
+            CliRunner().invoke(app, command.split(), env={"TOKENTAPE_URL": url})
+            for command in ("list", "show r1 --json", "show r2")
         )
         words = [*TOKENTAPE, "tail", "r1", "--json", "--url", url]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as tail:
-            told = orjson.loads(tail.stdout.readline())
+            step = orjson.loads(tail.stdout.readline())
             tail.send_signal(signal.SIGINT)
-            ended = tail.wait(50)
+            status = tail.wait(50)
 
     assert "\x1b" not in listed.stdout
     assert ["r1", "open", "1", "1"] == listed.stdout.splitlines()[1].split()[:4]
     assert "r1" == orjson.loads(shown.stdout)["rollout"]["rollout_id"]
     assert (Exit.FAILED, "") == (missing.exit_code, missing.stdout)
     assert "Rollout 'r2' not found." in missing.stderr
-    assert (0, True, Exit.DONE) == (told["index"], told["exact"], ended)
+    assert (0, True, Exit.DONE) == (step["index"], step["exact"], status)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("list --since 2w", "invalid duration"),
         ("list --groups --group g", "cannot be used with --groups"),
@@ -195,12 +190,11 @@ def test_a_recorded_rollout_is_listed_shown_and_followed(tmp_path):
         ("list --limit 0", "--limit"),
     ],
 )
-def test_a_wrong_command_line_ends_with_2(words, told):
-    """Whoever finds it wrong, the parser or the command; nothing was tried."""
+def test_a_wrong_command_line_has_exit_status_2(words, message):
     done = CliRunner().invoke(app, words.split())
 
     assert Exit.MISUSED == done.exit_code
-    assert told in done.output
+    assert message in done.output
 
 
 @pytest.mark.parametrize(
@@ -212,34 +206,25 @@ def test_a_wrong_command_line_ends_with_2(words, told):
         "serve --config no",
     ],
 )
-def test_what_does_not_work_ends_with_1(words):
-    """And a sentence on standard error."""
+def test_a_failed_command_has_exit_status_1_and_a_message_on_standard_error(words):
     done = CliRunner().invoke(app, words.split())
 
     assert (Exit.FAILED, "") == (done.exit_code, done.stdout)
     assert done.stderr.startswith("tokentape: ")
 
 
-def test_settings_that_cannot_be_used_are_a_finding_of_check():
-    """An address without keys is what check is for: 3, with what to do."""
+def test_invalid_settings_are_a_finding_of_check():
+    """The exit status is 3."""
     done = CliRunner().invoke(app, ["check", "--listen", "0.0.0.0:1", "--json"])
-    told = orjson.loads(done.stdout)
+    report = orjson.loads(done.stdout)
 
     assert Exit.FOUND == done.exit_code
-    assert "agents.api_keys is empty" in told["findings"][0]["seen"]
+    assert "agents.api_keys is empty" in report["findings"][0]["seen"]
 
 
-def test_help_loads_neither_the_server_nor_the_settings():
-    """It is there at once."""
+def test_help_imports_neither_the_server_nor_the_settings():
     heavy = "('aiohttp', 'pydantic', 'redis', 'proxy.config.settings', 'proxy.server.listener', 'storage')"
     program = f"import sys, proxy.cli.main; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert "[]" == done.stdout.strip()
-
-
-def test_the_version_is_said():
-    """As the package has it."""
-    done = CliRunner().invoke(app, ["--version"])
-
-    assert (Exit.DONE, f"tokentape {version('tokentape')}\n") == (done.exit_code, done.stdout)

@@ -1,4 +1,4 @@
-"""`tokentape export --push`: scored groups, in Atropos' own service."""
+"""`tokentape export --push`: posting scored groups to Atropos' service."""
 
 import io
 
@@ -15,7 +15,7 @@ from proxy.export import Rows
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 
-WANTED = ExportRequest("scored_data", (), None, "exact", "ndjson")
+SCORED_DATA = ExportRequest("scored_data", (), None, "exact", "ndjson")
 TRAINER = {
     "wandb_group": "g", "wandb_project": "p", "batch_size": 4, "max_token_len": 4096, "checkpoint_dir": "",
     "save_checkpoint_interval": 0, "starting_step": 0, "num_steps": 1,
@@ -31,7 +31,7 @@ async def call_proxy(http, method, url, body=None):
 
 @pytest.fixture
 async def service(http):
-    """The service with a trainer and an environment of groups of four: its URL and the environment's id."""
+    """Atropos' service with a trainer and an environment of groups of four: its URL and the environment's ID."""
     async with atropos_service() as url:
         await call_proxy(http, "POST", url + "/register", TRAINER)
         await call_proxy(http, "GET", url + "/batch")
@@ -42,13 +42,13 @@ async def service(http):
 
 @pytest.fixture
 async def proxy(store):
-    """A proxy before the simulator: its URL."""
+    """The URL of a proxy in front of the simulator."""
     async with simulating("127.0.0.1:0", Options()) as engine, proxying(engine, store) as served:
         yield served.url
 
 
-async def scored(http, proxy, rewards, *, group="g", max_tokens=16, **finish):
-    """A group of finished rollouts of one step each, with these rewards."""
+async def record_group(http, proxy, rewards, *, group="g", max_tokens=16, **finish):
+    """Record a group of finished rollouts of one step each, with these rewards."""
     for number, reward in enumerate(rewards):
         name = f"{group}-{number}"
         headers = {"X-Rollout-Id": name, "X-Rollout-Group": group}
@@ -59,33 +59,33 @@ async def scored(http, proxy, rewards, *, group="g", max_tokens=16, **finish):
         await call_proxy(http, "POST", f"{proxy}/rollouts/{name}/finish", end)
 
 
-async def pushed(proxy, service, **said) -> tuple[bool, str]:
+async def push_to(proxy, service, **options) -> tuple[bool, str]:
     url, env_id = service
-    told = io.StringIO()
-    to = PushOptions(**{"service": url, "group_size": 4, "env_id": env_id, **said})
-    made = await push(proxy, None, WANTED, to, api_key=None, notes=Console(file=told, width=1000))
-    received = all(group.is_received for group in made)
-    return received, told.getvalue()
+    output = io.StringIO()
+    to = PushOptions(**{"service": url, "group_size": 4, "env_id": env_id, **options})
+    groups = await push(proxy, None, SCORED_DATA, to, api_key=None, notes=Console(file=output, width=1000))
+    received = all(group.is_received for group in groups)
+    return received, output.getvalue()
 
 
 async def exported(http, proxy, group, size):
-    """What the control API gives of each rollout, put together."""
+    """Return the rows of the rollouts' exports as one group."""
     rows = [
         await call_proxy(http, "GET", f"{proxy}/rollouts/{group}-{n}/export?format=scored_data") for n in range(size)
     ]
-    flat = [row for one in rows for row in (one["rows"] if isinstance(one, dict) and "rows" in one else [one])]
-    flat = [row for one in flat for row in (one if isinstance(one, list) else [one])]
+    flat = [row for body in rows for row in (body["rows"] if isinstance(body, dict) and "rows" in body else [body])]
+    flat = [row for item in flat for row in (item if isinstance(item, list) else [item])]
     return {name: [row[name][0] for row in flat] for name in ("tokens", "masks", "scores", "inference_logprobs")}
 
 
-async def test_ab_1_a_group_reaches_the_batch_as_one_object_with_our_arrays(http, proxy, service):
-    """register, one GET /batch, register-env of four, four scored rollouts: GET /batch returns arrays equal to ours."""
-    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25])
+async def test_ab_1_a_pushed_group_is_one_object_of_the_batch_with_the_exported_arrays(http, proxy, service):
+    """The environment has groups of four."""
+    await record_group(http, proxy, [0.0, 1.0, 0.5, 0.25])
 
-    received, told = await pushed(proxy, service)
+    received, output = await push_to(proxy, service)
 
-    assert received, told
-    assert "group 'g': received" in told
+    assert received, output
+    assert "group 'g': received" in output
     batch = (await call_proxy(http, "GET", service[0] + "/batch"))["batch"]
     assert 1 == len(batch)
     ours = await exported(http, proxy, "g", 4)
@@ -93,73 +93,72 @@ async def test_ab_1_a_group_reaches_the_batch_as_one_object_with_our_arrays(http
     assert [0.0, 1.0, 0.5, 0.25] == batch[0]["scores"]
 
 
-async def test_a_group_that_was_opened_with_its_rollouts_knows_its_size(http, proxy, service):
-    """No --group-size is needed, and a rollout that is missing is missed; one that calls made must be told."""
+async def test_an_opened_group_needs_no_group_size(http, proxy, service):
+    """A missing rollout is an error; a group created by calls requires the option."""
     opened = await call_proxy(http, "POST", f"{proxy}/groups", {"group_id": "opened", "size": 4})
     for number, rollout in enumerate(opened["rollouts"]):
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 16}
         await call_proxy(http, "POST", rollout["base_url"] + "/chat/completions", body)
         end = {"status": "completed", "reward": number / 4}
         await call_proxy(http, "POST", f"{proxy}/rollouts/{rollout['rollout_id']}/finish", end)
-    whole = await pushed(proxy, service, group_size=None)
+    complete = await push_to(proxy, service, group_size=None)
     async with http.delete(f"{proxy}/rollouts/{opened['rollouts'][0]['rollout_id']}"):
         pass
-    partial = await pushed(proxy, service, group_size=None)
-    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25], group="made")
-    made = await pushed(proxy, service, group_size=None)
+    partial = await push_to(proxy, service, group_size=None)
+    await record_group(http, proxy, [0.0, 1.0, 0.5, 0.25], group="made")
+    created_by_calls = await push_to(proxy, service, group_size=None)
 
-    assert (True, "group 'opened': received\ngroups: 1 received\n") == whole
+    assert (True, "group 'opened': received\ngroups: 1 received\n") == complete
     assert (False, True) == (partial[0], "it has 3 sequences to post; a complete group has 4" in partial[1])
-    assert "group 'made': its size is unknown because calls created it" in made[1]
+    assert "group 'made': its size is unknown because calls created it" in created_by_calls[1]
 
 
 @pytest.mark.parametrize("compressed_from", [1, 1 << 30])
-async def test_ab_2_with_and_without_gzip_the_service_takes_the_same(
+async def test_ab_2_the_service_reads_the_same_group_with_and_without_gzip(
     http, proxy, service, monkeypatch, compressed_from
 ):
-    """The same bytes are read, whether they were compressed or not."""
     monkeypatch.setattr(pushing, "MIN_GZIP_BYTES", compressed_from)
-    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25])
+    await record_group(http, proxy, [0.0, 1.0, 0.5, 0.25])
 
-    received, told = await pushed(proxy, service)
+    received, output = await push_to(proxy, service)
 
-    assert received, told
+    assert received, output
     batch = (await call_proxy(http, "GET", service[0] + "/batch"))["batch"]
     ours = await exported(http, proxy, "g", 4)
     assert ours == {name: batch[0][name] for name in ours}
 
 
-async def test_ab_3_a_partial_group_is_posted_only_by_force_and_then_buffered_is_no_success(http, proxy, service):
-    """Three of four: nothing goes out; forced, the reply "buffered" is told and the push did not succeed."""
-    await scored(http, proxy, [0.0, 1.0, 0.5])
+async def test_ab_3_a_partial_group_is_posted_only_with_force_partial(http, proxy, service):
+    """The service then buffers it, which is not a success."""
+    await record_group(http, proxy, [0.0, 1.0, 0.5])
 
-    received, told = await pushed(proxy, service)
+    received, output = await push_to(proxy, service)
     assert not received
-    assert "it has 3 sequences to post; a complete group has 4" in told
-    assert "group 'g': not posted" in told
+    assert "it has 3 sequences to post; a complete group has 4" in output
+    assert "group 'g': not posted" in output
     assert 0 == (await call_proxy(http, "GET", service[0] + "/status"))["queue_size"]
 
-    received, told = await pushed(proxy, service, force_partial=True)
+    received, output = await push_to(proxy, service, force_partial=True)
     assert not received
-    assert "buffered, not received: the service buffers 3 sequences" in told
+    assert "buffered, not received: the service buffers 3 sequences" in output
 
 
-async def test_ab_4_an_equal_group_a_long_and_an_unscored_rollout_are_told_before_posting(http, proxy, service):
-    """Each is told with its reason, and none is posted; another whole group goes out all the same."""
-    await scored(http, proxy, [1.0] * 4, group="equal")
-    await scored(http, proxy, [0.0, 1.0, 0.5, None], group="unscored")
-    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25], group="good")
+async def test_ab_4_groups_that_the_service_would_drop_are_reported_and_not_posted(http, proxy, service):
+    """They have equal scores, an unscored rollout or an empty one; other groups are posted."""
+    await record_group(http, proxy, [1.0] * 4, group="equal")
+    await record_group(http, proxy, [0.0, 1.0, 0.5, None], group="unscored")
+    await record_group(http, proxy, [0.0, 1.0, 0.5, 0.25], group="good")
     await call_proxy(http, "POST", f"{proxy}/rollouts", {"rollout_id": "void", "group_id": "empty"})
     await call_proxy(http, "POST", f"{proxy}/rollouts/void/finish", {"status": "failed", "reward": 0.0})
 
-    received, told = await pushed(proxy, service)
+    received, output = await push_to(proxy, service)
 
     assert not received
-    assert "group 'equal': all scores are equal (1.0)" in told
-    assert "group 'unscored': rollout 'unscored-3' cannot be exported" in told
-    assert "requires a reward" in told
-    assert "group 'empty': rollout 'void' is empty" in told
-    assert "group 'good': received" in told
+    assert "group 'equal': all scores are equal (1.0)" in output
+    assert "group 'unscored': rollout 'unscored-3' cannot be exported" in output
+    assert "requires a reward" in output
+    assert "group 'empty': rollout 'void' is empty" in output
+    assert "group 'good': received" in output
     batch = (await call_proxy(http, "GET", service[0] + "/batch"))["batch"]
     assert [[0.0, 1.0, 0.5, 0.25]] == [group["scores"] for group in batch]
 
@@ -169,8 +168,8 @@ def member(name, length, score, *, status="completed") -> Member:
     return Member(name, status, Rows([{**lists, "scores": [score]}], []))
 
 
-def test_ab_4_a_rollout_as_long_as_the_limit_is_told_and_keeps_the_group_back():
-    """The service's limit is of what is shorter; 0 or less is no limit."""
+def test_ab_4_a_group_with_a_rollout_at_the_length_limit_is_not_posted():
+    """The service accepts shorter ones only; 0 or less means no limit."""
     members = [member("a", 8, 0.0), member("b", 7, 1.0)]
 
     prepared = prepare(GroupToPush("g", 2, members), PushOptions(""), 8)
@@ -180,8 +179,7 @@ def test_ab_4_a_rollout_as_long_as_the_limit_is_told_and_keeps_the_group_back():
     assert prepare(GroupToPush("g", 2, members), PushOptions(""), -1).body is not None
 
 
-def test_a_rollout_that_is_not_finished_keeps_its_group_back():
-    """It may still take calls."""
+def test_a_group_with_an_open_rollout_is_not_posted():
     prepared = prepare(
         GroupToPush("g", 2, [member("a", 8, 0.0), member("b", 7, 1.0, status="open")]), PushOptions(""), -1
     )
@@ -190,8 +188,8 @@ def test_a_rollout_that_is_not_finished_keeps_its_group_back():
     assert "rollout 'b' has status open; finish it first" == prepared.reasons[0]
 
 
-def test_a_group_carries_the_environments_id_only_where_one_is_given():
-    """Without one the service takes any length."""
+def test_a_group_has_an_env_id_only_if_one_is_configured():
+    """Without one the service accepts any group size."""
     members = [member("a", 8, 0.0), member("b", 7, 1.0)]
 
     assert 3 == prepare(GroupToPush("g", None, members), PushOptions("", 2, env_id=3), -1).body["env_id"]
@@ -200,7 +198,7 @@ def test_a_group_carries_the_environments_id_only_where_one_is_given():
 
 @pytest.mark.parametrize("name", ["masks", "inference_logprobs", "advantages"])
 def test_ab_5_arrays_of_unequal_length_are_never_posted(name):
-    """The service would take them with a 200."""
+    """The service would accept them with 200."""
     even = {**member("a", 3, 0.0).rows.rows[0], "advantages": [[0.0] * 3]}
     assert_even(even)
 
@@ -210,16 +208,16 @@ def test_ab_5_arrays_of_unequal_length_are_never_posted(name):
         assert_even({**even, name: [*even[name], [1.0] * 3]})
 
 
-async def test_a_group_that_is_refused_does_not_keep_back_the_others(http, proxy, service, monkeypatch):
-    """Each is told what became of it; where the service went without a word, that is what is known."""
-    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25], group="a")
-    await scored(http, proxy, [0.0, 1.0, 0.5, 0.25], group="b")
-    answered = iter([None, 500, 302])
+async def test_a_rejected_group_does_not_prevent_others(http, proxy, service, monkeypatch):
+    """The result of each is reported; after a disconnect it is unknown."""
+    await record_group(http, proxy, [0.0, 1.0, 0.5, 0.25], group="a")
+    await record_group(http, proxy, [0.0, 1.0, 0.5, 0.25], group="b")
+    statuses = iter([None, 500, 302])
 
     async def respond(request):
         if request.path == "/info":
             return web.json_response({"max_token_len": -1, "batch_size": 4})
-        if (status := next(answered)) is None:
+        if (status := next(statuses)) is None:
             request.transport.close()
         return web.Response(status=status or 200, headers={"Location": "/elsewhere"})
 
@@ -229,7 +227,7 @@ async def test_a_group_that_is_refused_does_not_keep_back_the_others(http, proxy
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     address = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    first, second = await pushed(proxy, (address, 0)), await pushed(proxy, (address, 0), max_len=3)
+    first, second = await push_to(proxy, (address, 0)), await push_to(proxy, (address, 0), max_len=3)
     await runner.cleanup()
 
     assert (False, False) == (first[0], second[0])
@@ -241,7 +239,7 @@ async def test_a_group_that_is_refused_does_not_keep_back_the_others(http, proxy
     assert "groups: 2 not posted" in second[1]
 
 
-async def test_a_group_that_a_consumer_is_done_with_is_posted_only_by_its_name(http, proxy, service):
+async def test_a_done_group_is_not_posted_unless_named(http, proxy, service):
     """It was trained already."""
     opened = await call_proxy(http, "POST", f"{proxy}/groups", {"group_id": "g", "size": 2})
     for number, rollout in enumerate(opened["rollouts"]):
@@ -251,29 +249,26 @@ async def test_a_group_that_a_consumer_is_done_with_is_posted_only_by_its_name(h
         await call_proxy(http, "POST", f"{proxy}/rollouts/{rollout['rollout_id']}/finish", end)
     batch = await call_proxy(http, "POST", f"{proxy}/batches/claim", {"consumer": "trainer"})
     await call_proxy(http, "POST", f"{proxy}/batches/{batch['batch_id']}/ack", {})
-    received, told = await pushed(proxy, service, group_size=None)
+    received, output = await push_to(proxy, service, group_size=None)
 
     assert not received
-    assert "group 'g': its status is already done" in told
+    assert "group 'g': its status is already done" in output
 
 
-def test_a_sequence_of_which_nothing_is_trained_keeps_its_group_back():
-    """Its mask is -100 everywhere."""
-    bare = member("a", 3, 0.0)
-    bare.rows.rows[0]["masks"] = [[-100] * 3]
-    prepared = prepare(GroupToPush("g", 2, [bare, member("b", 3, 1.0)]), PushOptions(""), -1)
+def test_a_group_with_a_sequence_without_trained_tokens_is_not_posted():
+    untrained = member("a", 3, 0.0)
+    untrained.rows.rows[0]["masks"] = [[-100] * 3]
+    prepared = prepare(GroupToPush("g", 2, [untrained, member("b", 3, 1.0)]), PushOptions(""), -1)
 
     assert prepared.body is None
     assert "rollout 'a' has a sequence without trained tokens" == prepared.reasons[0]
 
 
-async def test_a_service_that_is_not_there_is_told(proxy):
-    """In a sentence."""
+async def test_an_unreachable_service_is_an_error(proxy):
     with pytest.raises(OSError, match="is unreachable"):
-        await pushed(proxy, ("http://127.0.0.1:9", 0))
+        await push_to(proxy, ("http://127.0.0.1:9", 0))
 
 
-async def test_a_place_that_is_no_atropos_service_is_told(proxy):
-    """An answer other than 200, with its words."""
+async def test_a_url_that_is_not_atropos_service_is_an_error_with_the_status(proxy):
     with pytest.raises(OSError, match="/nowhere/info returned 40"):
-        await pushed(proxy, (proxy + "/nowhere", 0))
+        await push_to(proxy, (proxy + "/nowhere", 0))

@@ -1,4 +1,4 @@
-"""A command's work, run to its end."""
+"""Running a command's coroutine, and its exit status."""
 
 import asyncio
 
@@ -10,49 +10,45 @@ from proxy.cli.runner import fail, run
 from storage.errors import StoreUnreachable
 
 
-async def ends(error: BaseException | None = None) -> int:
+async def work(error: BaseException | None = None) -> int:
     if error is not None:
         raise error
     await asyncio.sleep(0)
     return 7
 
 
-def test_what_comes_of_the_work_is_given_back():
-    """Run on a loop of its own."""
-    assert 7 == run(ends())
+def test_the_result_of_the_coroutine_is_returned():
+    assert 7 == run(work())
 
 
 @pytest.mark.parametrize(
     "error", [StoreUnreachable("no \x1b store"), ValueError("no \x1b store"), OSError("no \x1b store")]
 )
-def test_a_failure_is_a_sentence_and_a_code(error, capsys):
-    """Never a traceback, nor what a terminal would obey."""
+def test_a_failure_is_an_escaped_message_and_exit_status_1(error, capsys):
     with pytest.raises(typer.Exit) as ended:
-        run(ends(error))
+        run(work(error))
 
     assert Exit.FAILED == ended.value.exit_code
     assert "tokentape: no \\x1b store\n" == capsys.readouterr().err
 
 
-def test_a_reader_that_has_seen_enough_is_no_failure(capfd):
-    """As `tokentape list | head -1` has it."""
+def test_a_broken_pipe_has_exit_status_0(capfd):
+    """It occurs with `tokentape list | head -1`."""
     with pytest.raises(typer.Exit) as ended:
-        run(ends(BrokenPipeError()))
+        run(work(BrokenPipeError()))
 
     assert Exit.DONE == ended.value.exit_code
     assert "" == capfd.readouterr().err
 
 
-def test_ctrl_c_has_a_code_of_its_own():
-    """The shell's 130."""
+def test_ctrl_c_has_exit_status_130():
     with pytest.raises(typer.Exit) as ended:
-        run(ends(KeyboardInterrupt()))
+        run(work(KeyboardInterrupt()))
 
     assert 130 == ended.value.exit_code
 
 
-def test_a_command_that_is_wrong_has_another_code(capsys):
-    """2, as every misspelt option."""
+def test_a_misused_command_has_exit_status_2(capsys):
     with pytest.raises(typer.Exit) as ended:
         fail("not both", code=Exit.MISUSED)
 

@@ -1,4 +1,4 @@
-"""What `serve` and `simulate` say of themselves. How they serve and stop is in tests/cli/test_main.py."""
+"""The output of `serve` and `simulate`. tests/cli/test_main.py runs them as processes."""
 
 import asyncio
 import io
@@ -14,32 +14,32 @@ from proxy.simulator.options import Options
 
 
 class Listening(Console):
-    """A console that hears when somebody listens."""
+    """A console with an event that is set once "listening" is printed."""
 
     def __init__(self) -> None:
         super().__init__(file=io.StringIO(), width=200)
-        self.heard = asyncio.Event()
+        self.is_listening = asyncio.Event()
 
-    def print(self, *words, **said) -> None:
-        super().print(*words, **said)
+    def print(self, *words, **options) -> None:
+        super().print(*words, **options)
         if "listening" in str(words):
-            self.heard.set()
+            self.is_listening.set()
 
 
-async def stopped(work, notes: Listening) -> None:
-    """Run until it listens, then tell it to stop."""
+async def run_until_listening(work, notes: Listening) -> None:
+    """Run a coroutine until it listens, then send SIGTERM."""
     task = asyncio.create_task(work)
-    await notes.heard.wait()
+    await notes.is_listening.wait()
     os.kill(os.getpid(), signal.SIGTERM)
     await task
 
 
-async def test_serve_says_where_it_listens_and_what_it_uses(tmp_path, monkeypatch):
-    """Both APIs, the model API as agents reach it; the store; that the simulator stands in for an engine."""
+async def test_serve_prints_its_addresses_the_store_and_whether_it_uses_the_simulator(tmp_path, monkeypatch):
+    """The model API has the URL for agents."""
     monkeypatch.setattr(serving, "set_up", lambda *_: None)
     notes = Listening()
-    said = {"listen": "127.0.0.1:0", "control": {"listen": "127.0.0.1:0"}, "store": {"url": f"embedded:{tmp_path}"}}
-    await stopped(serving.serve(load(**said, agents={"url": "https://models.example"}), notes), notes)
+    settings = {"listen": "127.0.0.1:0", "control": {"listen": "127.0.0.1:0"}, "store": {"url": f"embedded:{tmp_path}"}}
+    await run_until_listening(serving.serve(load(**settings, agents={"url": "https://models.example"}), notes), notes)
     text = notes.file.getvalue()
 
     assert "SIMULATOR" in text
@@ -50,11 +50,11 @@ async def test_serve_says_where_it_listens_and_what_it_uses(tmp_path, monkeypatc
     )
 
 
-async def test_simulate_as_json_is_one_line_with_its_address(capsys):
-    """For programs that start it; people are told on standard error."""
+async def test_simulate_with_json_prints_one_line_with_its_address(capsys):
+    """Standard error has the text for people."""
     notes = Listening()
-    await stopped(serving.simulate("127.0.0.1:0", Options(model="[m]"), notes, as_json=True), notes)
-    told = orjson.loads(capsys.readouterr().out)
+    await run_until_listening(serving.simulate("127.0.0.1:0", Options(model="[m]"), notes, as_json=True), notes)
+    payload = orjson.loads(capsys.readouterr().out)
 
-    assert "[m]" == told["model"]
-    assert f"simulator listening {told['url']}   model '[m]'" in notes.file.getvalue()
+    assert "[m]" == payload["model"]
+    assert f"simulator listening {payload['url']}   model '[m]'" in notes.file.getvalue()

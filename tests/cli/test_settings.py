@@ -1,12 +1,11 @@
-"""The settings as a command gets them."""
+"""Loading of settings by commands."""
 
 import pytest
 
 from proxy.cli.settings import InvalidSettings, load_settings
 
 
-def test_the_command_line_wins_over_the_file_and_leaves_the_rest(tmp_path):
-    """Engines and the store's URL are taken over, what else is set of them stays."""
+def test_options_replace_single_settings_of_the_file(tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text("listen: 127.0.0.1:1\nengines: {max_attempts: 7}\nstore: {url: 'redis://a', prefix: p}\n")
     settings = load_settings(config, engine=["http://e:1/v1"], store="redis://b", listen=None)
@@ -20,7 +19,7 @@ def test_the_command_line_wins_over_the_file_and_leaves_the_rest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "told"),
+    ("text", "options", "message"),
     [
         ("lissten: x", {}, "lissten: unknown setting"),
         ("", {"engine": ["nowhere"]}, "endpoints.0.url: invalid URL 'nowhere'"),
@@ -33,22 +32,20 @@ def test_the_command_line_wins_over_the_file_and_leaves_the_rest(tmp_path):
         ("- listen", {}, "config.yaml is not a mapping of settings"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path, text, said, told):
-    """Each fault by the setting's name."""
+def test_an_invalid_setting_is_an_error_with_its_name(tmp_path, text, options, message):
     config = tmp_path / "config.yaml"
     config.write_text(text)
-    with pytest.raises(InvalidSettings, match=told):
-        load_settings(config, **said)
+    with pytest.raises(InvalidSettings, match=message):
+        load_settings(config, **options)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
-    """By its name."""
+def test_a_missing_file_is_an_error_with_its_name(tmp_path):
     with pytest.raises(InvalidSettings, match="none.yaml"):
         load_settings(tmp_path / "none.yaml")
 
 
-def test_a_key_in_a_file_that_is_no_yaml_is_not_told(tmp_path):
-    """The place is, and not what stands there: it goes into a log."""
+def test_the_error_of_invalid_yaml_does_not_quote_the_file(tmp_path):
+    """It may be logged, and the file may contain keys."""
     config = tmp_path / "config.yaml"
     config.write_text("control: {api_keys: [hunter2hunter2]\nlisten: 'x\n")
     with pytest.raises(InvalidSettings, match="config.yaml is not valid YAML") as refused:
@@ -57,12 +54,12 @@ def test_a_key_in_a_file_that_is_no_yaml_is_not_told(tmp_path):
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_list_in_the_environment_that_is_no_json_is_told_with_one_that_is(monkeypatch):
-    """Keys are what people set there, and write as they are."""
+def test_the_error_of_a_list_in_the_environment_has_an_example_of_json(monkeypatch):
+    """The value is not quoted."""
     monkeypatch.setenv("TOKENTAPE_AGENTS__API_KEYS", "hunter2")
     with pytest.raises(
         InvalidSettings, match=r"""agents.* must be JSON, e.g. TOKENTAPE_AGENTS__API_KEYS='\["a-key"\]'"""
-    ) as told:
+    ) as error:
         load_settings(None)
 
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(error.value)

@@ -1,4 +1,4 @@
-"""`tokentape list` and `tokentape show`, of a running proxy and of a store."""
+"""`tokentape list` and `tokentape show`, with a running proxy and with a store."""
 
 import orjson
 import pytest
@@ -11,8 +11,8 @@ from proxy.clock import SystemClock
 from proxy.server.listener import running
 
 
-async def test_rollouts_are_listed_newest_first_as_far_as_they_are_wanted(address, recorded, make_console, capsys):
-    """What was left out is said on standard error."""
+async def test_rollouts_are_listed_newest_first_up_to_the_limit(address, recorded, make_console, capsys):
+    """Standard error reports that there are more, or none."""
     out = make_console()
     await print_list(address, out, "rollouts", 2, as_json=False)
     assert ["rollout", "choices", "bad"] == [line.split()[0] for line in out.file.getvalue().splitlines()]
@@ -25,45 +25,41 @@ async def test_rollouts_are_listed_newest_first_as_far_as_they_are_wanted(addres
     assert "no rollouts match the filters" in capsys.readouterr().err
 
 
-async def test_groups_are_listed_too(address, recorded, make_console):
-    """By their own columns."""
+async def test_groups_are_listed_with_their_columns(address, recorded, make_console):
     out = make_console()
     await print_list(address, out, "groups", 50, as_json=False)
 
     assert ["g", "open", "0/1"] == out.file.getvalue().splitlines()[1].split()[:3]
 
 
-async def test_columns_without_room_are_named(address, recorded, make_console, capsys):
-    """So that nobody takes the table for all there is."""
+async def test_hidden_columns_are_named_on_standard_error(address, recorded, make_console, capsys):
     await print_list(address, make_console(40, is_terminal=True), "rollouts", 50, as_json=False)
 
     assert "columns not shown: " in capsys.readouterr().err
 
 
-async def test_a_list_as_json_is_what_the_control_api_tells(address, recorded, make_console, capsys):
-    """One document, with the cursor of what follows."""
+async def test_a_list_as_json_is_the_control_apis_response(address, recorded, make_console, capsys):
     await print_list(address, make_console(), "rollouts", 2, as_json=True)
-    told = orjson.loads(capsys.readouterr().out)
+    payload = orjson.loads(capsys.readouterr().out)
 
-    assert ["choices", "bad"] == [rollout["rollout_id"] for rollout in told["rollouts"]]
-    assert told["cursor"]
+    assert ["choices", "bad"] == [rollout["rollout_id"] for rollout in payload["rollouts"]]
+    assert payload["cursor"]
 
 
-async def test_a_rollout_is_printed_and_as_json_told_whole(address, recorded, make_console, capsys):
-    """Itself, its tree and all of its steps."""
+async def test_a_rollout_as_json_has_its_tree_and_all_steps(address, recorded, make_console, capsys):
     out = make_console()
     await print_rollout(address, out, "demo", StepView(logprobs=True, with_values=True), as_json=False)
     assert 3 == out.file.getvalue().count("exact\n")
     assert 4 == out.file.getvalue().count("logprob")
     await print_rollout(address, out, "demo", StepView(), as_json=True)
-    told = orjson.loads(capsys.readouterr().out)
+    payload = orjson.loads(capsys.readouterr().out)
 
-    assert ("demo", 3, 3) == (told["rollout"]["rollout_id"], len(told["tree"]["nodes"]), len(told["steps"]))
+    assert ("demo", 3, 3) == (payload["rollout"]["rollout_id"], len(payload["tree"]["nodes"]), len(payload["steps"]))
 
 
 @pytest.mark.parametrize("width", [24, 60, 200])
-async def test_a_rollout_fits_into_any_terminal(address, recorded, make_console, width):
-    """Nothing is wider than it, and no colour is left open at the end of a line."""
+async def test_a_rollout_fits_into_a_terminal_of_any_width(address, recorded, make_console, width):
+    """No colour is left open at the end of a line."""
     out = make_console(width, is_terminal=True)
     await print_rollout(address, out, "demo", StepView(ids=True, logprobs=True), as_json=False)
     lines = out.file.getvalue().splitlines()
@@ -72,8 +68,7 @@ async def test_a_rollout_fits_into_any_terminal(address, recorded, make_console,
     assert all(line.endswith("\x1b[0m") or "\x1b" not in line.rpartition("\x1b[0m")[2] for line in lines)
 
 
-async def test_a_step_is_named_by_its_id_or_its_index(address, recorded, make_console, capsys):
-    """As JSON it is what the control API tells of it."""
+async def test_a_step_can_be_named_by_its_id_or_its_index(address, recorded, make_console, capsys):
     out = make_console()
     await print_step(address, out, "demo", "1", StepView(), as_json=True)
     step = orjson.loads(capsys.readouterr().out)
@@ -87,8 +82,8 @@ async def test_a_step_is_named_by_its_id_or_its_index(address, recorded, make_co
         await print_step(address, out, "demo", "S9", StepView(), as_json=False)
 
 
-async def test_no_piped_line_ends_in_blanks(address, call_proxy, recorded, make_console):
-    """Of no command: a name of 256 characters widens no other row."""
+async def test_no_piped_line_of_list_and_show_ends_in_spaces(address, call_proxy, recorded, make_console):
+    """A name of 256 characters does not widen other rows."""
     await call_proxy("POST", "/rollouts", {"rollout_id": "r" * 256, "group_id": "g" * 256})
     out = make_console()
     for noun in ("rollouts", "groups"):
@@ -103,14 +98,13 @@ async def test_no_piped_line_ends_in_blanks(address, call_proxy, recorded, make_
     assert [] == [line for line in lines if " " * 100 in line]
 
 
-async def test_what_is_not_there_is_told(address, make_console):
-    """By the proxy's own sentence."""
+async def test_an_unknown_rollout_is_an_error_with_the_proxys_message(address, make_console):
     with pytest.raises(OSError, match="Rollout 'none' not found."):
         await print_rollout(address, make_console(), "none", StepView(), as_json=False)
 
 
-async def test_a_store_that_nobody_has_open_is_looked_at_directly(tmp_path, engine, make_console):
-    """Through a proxy of our own, with the keys that the settings ask for."""
+async def test_a_store_without_a_running_proxy_can_be_read(tmp_path, engine, make_console):
+    """The command starts a proxy with the configured keys."""
     keys = {"agents": {"api_keys": ["a"]}, "control": {"api_keys": ["c"]}}
     settings = settings_for(engine.url, store={"url": f"embedded:{tmp_path / 'store'}"}, **keys)
     async with running(settings):
@@ -121,11 +115,10 @@ async def test_a_store_that_nobody_has_open_is_looked_at_directly(tmp_path, engi
     assert "" == out.file.getvalue()
 
 
-def test_a_length_of_time_is_read():
-    """Seconds, minutes, hours, days; anything else is refused."""
+def test_a_duration_has_the_units_s_m_h_and_d():
     now = SystemClock().now()
-    assert [90, 900, 7200, 259_200] == [round(now - ago(said), -1) for said in ("90s", "15m", "2h", "3d")]
+    assert [90, 900, 7200, 259_200] == [round(now - ago(duration), -1) for duration in ("90s", "15m", "2h", "3d")]
     assert 0 == ago("99999999d")
-    for said in ("", "h", "2", "2w", "-1h"):
+    for duration in ("", "h", "2", "2w", "-1h"):
         with pytest.raises(ValueError, match="invalid duration"):
-            ago(said)
+            ago(duration)

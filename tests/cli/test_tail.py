@@ -1,4 +1,4 @@
-"""`tokentape tail`: steps, a line each, as they are stored."""
+"""`tokentape tail`: one line per stored step."""
 
 import asyncio
 import os
@@ -16,8 +16,8 @@ from proxy.cli.tail import Tail, line, tail
 from proxy.server.listener import running
 
 
-class Told(asyncio.Queue):
-    """What is told, awaited one by one."""
+class Received(asyncio.Queue):
+    """A queue of received steps."""
 
     async def names(self, count: int) -> list[tuple[str, int]]:
         steps = [await self.get() for _ in range(count)]
@@ -25,16 +25,16 @@ class Told(asyncio.Queue):
 
 
 @pytest.fixture
-async def following(http):
-    """Following begins with a call of this, and ends with the test."""
+async def follow(http):
+    """A function that starts following; it ends after the test."""
     tasks: list[asyncio.Task] = []
 
-    async def begin(url: str, rollout_id: str | None = None, last: int = 10) -> tuple[Tail, Told]:
-        told = Told()
-        following = Tail(ControlClient(http, url), rollout_id, last, told.put_nowait)
-        tasks.append(asyncio.create_task(following.follow()))
-        await following.is_connected.wait()
-        return following, told
+    async def begin(url: str, rollout_id: str | None = None, last: int = 10) -> tuple[Tail, Received]:
+        received = Received()
+        follow = Tail(ControlClient(http, url), rollout_id, last, received.put_nowait)
+        tasks.append(asyncio.create_task(follow.follow()))
+        await follow.is_connected.wait()
+        return follow, received
 
     yield begin
     for task in tasks:
@@ -49,69 +49,69 @@ async def call(http, url: str, rollout: str, count: int = 1) -> None:
             assert 200 == response.status
 
 
-async def test_each_step_is_told_once_in_its_order_whoever_stores_it(http, store, address, following):
-    """Of every rollout, by two proxies that share the store; what was stored before is not told."""
+async def test_each_new_step_is_received_once_in_order_from_every_process(http, store, address, follow):
+    """Steps that were stored before are not received."""
     await call(http, address.url, "old")
-    async with proxying(address.url, store) as other:  # any engine will do, even a proxy
-        _, told = await following(address.url)
+    async with proxying(address.url, store) as other:  # here the other proxy is the engine
+        _, received = await follow(address.url)
         await asyncio.gather(call(http, address.url, "a", 5), call(http, other.url, "b", 3))
-        heard = [each for each in await told.names(11) if each[0] in {"a", "b"}]
+        steps = [step for step in await received.names(11) if step[0] in {"a", "b"}]
 
-    assert [("a", index) for index in range(5)] == [each for each in heard if each[0] == "a"]
-    assert [("b", index) for index in range(3)] == [each for each in heard if each[0] == "b"]
+    assert [("a", index) for index in range(5)] == [step for step in steps if step[0] == "a"]
+    assert [("b", index) for index in range(3)] == [step for step in steps if step[0] == "b"]
 
 
-async def test_one_rollout_is_told_with_its_last_steps_first(http, address, following):
-    """And nothing of any other."""
+async def test_following_a_rollout_begins_with_its_last_steps(http, address, follow):
+    """Other rollouts are not received."""
     await call(http, address.url, "r", 4)
-    _, told = await following(address.url, "r", last=2)
+    _, received = await follow(address.url, "r", last=2)
     await call(http, address.url, "other")
     await call(http, address.url, "r")
 
-    assert [("r", 2), ("r", 3), ("r", 4)] == await told.names(3)
+    assert [("r", 2), ("r", 3), ("r", 4)] == await received.names(3)
 
 
-async def test_a_rollout_may_come_later_and_come_anew(http, address, following):
-    """It is waited for; deleted and opened again, it is told from its new beginning."""
-    _, told = await following(address.url, "r")
+async def test_a_rollout_can_be_followed_before_it_exists_and_after_it_was_deleted(http, address, follow):
+    """A new incarnation begins at its first step."""
+    _, received = await follow(address.url, "r")
     await call(http, address.url, "r", 2)
-    assert [("r", 0), ("r", 1)] == await told.names(2)
+    assert [("r", 0), ("r", 1)] == await received.names(2)
     async with http.delete(f"{address.url}/rollouts/r"):
         await call(http, address.url, "r")
 
-    assert [("r", 0)] == await told.names(1)
+    assert [("r", 0)] == await received.names(1)
 
 
 @pytest.mark.parametrize("only", [None, "b"])
-async def test_what_was_stored_while_the_connection_was_broken_is_told_after_it(
-    http, store, address, following, monkeypatch, only
+async def test_steps_stored_during_a_disconnect_are_received_once_after_it(
+    http, store, address, follow, monkeypatch, only
 ):
-    """The proxy was stopped and started again, and another one stored steps meanwhile: each is told, and none twice."""
+    """Another proxy stores them while the first restarts."""
     monkeypatch.setattr(tailing, "BACKOFF_S", (0.01, 0.05))
     tried = asyncio.Event()
-    monkeypatch.setattr(tailing, "print_note", lambda said, _: tried.set() if said.endswith("reconnecting") else None)
+    monkeypatch.setattr(tailing, "print_note", lambda note, _: tried.set() if note.endswith("reconnecting") else None)
     async with AsyncExitStack() as first:
         served = await first.enter_async_context(proxying(address.url, store))
-        following, told = await following(served.url, only)
+        follow, received = await follow(served.url, only)
         await call(http, served.url, "b")
-        assert ("b", 0) in await told.names(1 if only else 2)
+        assert ("b", 0) in await received.names(1 if only else 2)
         await first.aclose()
     await tried.wait()
     await call(http, address.url, "b", 2)
     await call(http, address.url, "c")
     settings = settings_for(address.url, listen=served.url.removeprefix("http://"))
     async with running(settings, store):
-        await following.is_connected.wait()
-        heard = await told.names(2 if only else 3)
+        await follow.is_connected.wait()
+        steps = await received.names(2 if only else 3)
         await call(http, address.url, "b")
-        heard += await told.names(1)
+        steps += await received.names(1)
 
-    assert [("b", 1), ("b", 2), ("b", 3)] == [each for each in heard if each[0] == "b"]
-    assert (only is None) == (("c", 0) in heard)
+    assert [("b", 1), ("b", 2), ("b", 3)] == [step for step in steps if step[0] == "b"]
+    assert (only is None) == (("c", 0) in steps)
 
 
-async def test_a_proxy_that_is_not_there_at_first_or_refuses_ends_it(http, store):
-    """With the sentence: nothing is tried for ever that cannot come right."""
+async def test_an_unreachable_proxy_at_the_start_or_a_missing_key_is_an_error(http, store):
+    """They are not retried."""
     with pytest.raises(OSError, match="cannot follow"):
         await Tail(ControlClient(http, "http://127.0.0.1:9"), None, 0, print).follow()
     keys = {"agents": {"api_keys": ["a"]}, "control": {"api_keys": ["c"]}}
@@ -120,9 +120,8 @@ async def test_a_proxy_that_is_not_there_at_first_or_refuses_ends_it(http, store
             await Tail(ControlClient(http, served.url), None, 0, print).follow()
 
 
-def test_a_line_says_what_happened_harmlessly():
-    """Times are the machine's; ids and models are others'."""
-    told = {
+def test_a_line_has_the_steps_values_escaped():
+    received = {
         "time": 0.5,
         "rollout_id": "r\x1b[2J",
         "index": 3,
@@ -138,26 +137,26 @@ def test_a_line_says_what_happened_harmlessly():
         "status": "complete",
         "delivered": False,
     }
-    shown = line(told, with_rollout=True).plain
+    shown = line(received, with_rollout=True).plain
 
     assert ":00.500  r\\x1b[2J " in shown
     assert shown.endswith(
         "  7 prompt tokens, 2 completion tokens  stop       12.3 s  policy 9  echo no_logprobs  not delivered"
     )
     assert "m\\u202e" in shown
-    assert "r\\x1b" not in line(told, with_rollout=False).plain
+    assert "r\\x1b" not in line(received, with_rollout=False).plain
 
 
-async def test_it_ends_with_0_when_it_is_told_to_stop(http, address, make_console, capsys):
-    """Ctrl-C is how one leaves it; as JSON a step is one line, there at once."""
+async def test_ctrl_c_ends_tail_with_0(http, address, make_console, capsys):
+    """With --json a step is one line, printed at once."""
     await call(http, address.url, "r")
-    told = asyncio.create_task(tail(address, "r", 10, make_console(), as_json=True))
-    said = ""
-    while not said:
+    task = asyncio.create_task(tail(address, "r", 10, make_console(), as_json=True))
+    output = ""
+    while not output:
         await asyncio.sleep(0.01)
-        said = capsys.readouterr().out
+        output = capsys.readouterr().out
     os.kill(os.getpid(), signal.SIGINT)
-    await told
+    await task
 
-    assert ("r", 0, True) == tuple(orjson.loads(said)[name] for name in ("rollout_id", "index", "exact"))
-    assert said.endswith("}\n")
+    assert ("r", 0, True) == tuple(orjson.loads(output)[name] for name in ("rollout_id", "index", "exact"))
+    assert output.endswith("}\n")

@@ -1,4 +1,4 @@
-"""Addresses: where to listen, and what may be printed."""
+"""Parsing of addresses and URLs, and hiding their secrets."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from proxy.config.addresses import base_url, is_loopback, split_listen, without_
 @pytest.mark.parametrize(
     ("listen", "expected"), [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:80", ("::1", 80)), (":80", ("0.0.0.0", 80))]
 )
-def test_an_address_is_host_and_port(listen, expected):
-    """IPv6 in brackets; no host is every address."""
+def test_a_listen_address_is_host_and_port(listen, expected):
+    """IPv6 addresses are in brackets; without a host it is every address."""
     assert expected == split_listen(listen)
     assert is_loopback(expected[0]) is (expected[0] != "0.0.0.0")
 
@@ -17,14 +17,13 @@ def test_an_address_is_host_and_port(listen, expected):
 @pytest.mark.parametrize(
     ("host", "expected"), [("localhost", True), ("127.9.9.9", True), ("127.example.org", False), ("10.0.0.1", False)]
 )
-def test_loopback_is_an_address_and_no_prefix(host, expected):
-    """A name may resolve to anything."""
+def test_loopback_is_recognised_by_address_not_by_prefix(host, expected):
+    """A host name may resolve to any address."""
     assert expected is is_loopback(host)
 
 
 @pytest.mark.parametrize("secret", ["me:pw", "me:p@w", "me:p/w", ":p//w@"])
-def test_secrets_in_urls_are_not_printed(secret):
-    """Neither user nor password."""
+def test_user_and_password_of_a_url_are_hidden(secret):
     assert "redis://…@host/0" == without_secrets(f"redis://{secret}@host/0")
 
 
@@ -36,8 +35,7 @@ def test_secrets_in_urls_are_not_printed(secret):
         ("http://[::1]:2/a/", "http://[::1]:2/a"),
     ],
 )
-def test_a_base_url_is_without_v1_and_slashes(url, expected):
-    """As it is written down, and as clients give it."""
+def test_a_trailing_v1_and_slashes_are_removed_from_a_base_url(url, expected):
     assert expected == base_url(url)
 
 
@@ -46,8 +44,7 @@ def test_a_base_url_is_without_v1_and_slashes(url, expected):
     "http://h:x", "http://h:-1", "http://h:0", "http://h:65536", "http://h/\r\nX: y", "http://h\n", "http://h/é", "http://é",
     f"http://{'h' * 64}", "http://[::1", "http://[x]", "http://me:pw@h", "ftp://me:pw@h", "http://h?q", "http://h#f",
 ])  # fmt: skip
-def test_what_could_not_be_called_is_refused(url):
-    """At once, and not by a failure of the first call; no password is said again."""
+def test_an_invalid_engine_url_is_rejected_without_its_password(url):
     with pytest.raises(ValueError, match=".") as caught:
         base_url(url)
     assert "pw" not in str(caught.value)

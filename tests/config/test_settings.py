@@ -1,4 +1,4 @@
-"""The settings: a file, then the environment, then what was said."""
+"""Settings from a file, environment variables and options."""
 
 import pytest
 from pydantic import ValidationError
@@ -7,8 +7,8 @@ from proxy.config.sections import EndpointSettings
 from proxy.config.settings import load
 
 
-def test_the_environment_wins_over_the_file_and_what_was_said_over_both(tmp_path, monkeypatch):
-    """Setting by setting: sections are merged."""
+def test_options_precede_the_environment_which_precedes_the_file(tmp_path, monkeypatch):
+    """Sections are merged setting by setting."""
     file = tmp_path / "c.yaml"
     file.write_text("store: {prefix: file, ttl_s: 5, timeout_s: 3}\nlisten: 127.0.0.1:1\n")
     monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", "environment")
@@ -23,7 +23,7 @@ def test_the_environment_wins_over_the_file_and_what_was_said_over_both(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("settings", "named"),
     [
         ({"listn": "x"}, "listn"),
         ({"store": {"urll": "x"}}, "urll"),
@@ -38,22 +38,20 @@ def test_the_environment_wins_over_the_file_and_what_was_said_over_both(tmp_path
         ({"control": {"listen": ":80"}}, "control.api_keys"),
     ],
 )
-def test_what_is_not_valid_is_named(said, named):
-    """A misspelt setting is not a silent one, and nobody is open to the world by accident."""
+def test_an_invalid_setting_is_named(settings, named):
+    """This includes misspelt names, and listening beyond loopback without keys."""
     with pytest.raises(ValidationError, match=named):
-        load(**said)
+        load(**settings)
 
 
-def test_beyond_loopback_keys_or_a_clear_word_are_needed():
-    """--insecure says so."""
+def test_listening_beyond_loopback_requires_keys_or_insecure():
     keys = {"api_keys": ["k"]}
 
     assert load(listen="0.0.0.0:80", agents=keys, control=keys)
     assert load(listen="0.0.0.0:80", insecure=True)
 
 
-def test_a_misspelt_setting_in_a_file_or_a_section_of_the_environment_is_named(tmp_path, monkeypatch):
-    """As it is when it was said."""
+def test_a_misspelt_setting_in_a_file_or_the_environment_is_named(tmp_path, monkeypatch):
     file = tmp_path / "c.yaml"
     file.write_text("stor: {prefix: x}\n")
     with pytest.raises(ValidationError, match="stor"):
@@ -63,29 +61,26 @@ def test_a_misspelt_setting_in_a_file_or_a_section_of_the_environment_is_named(t
         load()
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path):
-    """A file that was named is meant."""
+def test_a_missing_configuration_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "none.yaml")
 
 
 def test_an_engines_url_may_end_in_v1():
-    """People paste base URLs; the name defaults to host and port."""
+    """The name defaults to host and port."""
     endpoint = EndpointSettings(url="http://host:8000/v1/")
 
     assert ("http://host:8000", "host:8000") == (endpoint.url, endpoint.label)
 
 
-def test_an_engines_url_is_refused_without_repeating_its_password():
-    """The refusal ends up in a terminal, or a log."""
+def test_the_error_of_an_engine_url_with_credentials_does_not_contain_the_password():
     with pytest.raises(ValidationError) as refused:
         EndpointSettings(url="http://me:pw@host")
 
     assert "pw" not in refused.value.errors()[0]["msg"]
 
 
-def test_tls_needs_a_certificate_and_its_key():
-    """One without the other is refused."""
-    for said in ({"cert_file": "c.pem"}, {"key_file": "k.pem"}):
+def test_tls_requires_a_certificate_and_its_key():
+    for settings in ({"cert_file": "c.pem"}, {"key_file": "k.pem"}):
         with pytest.raises(ValidationError, match="both cert_file and key_file"):
-            load(listen_tls=said)
+            load(listen_tls=settings)

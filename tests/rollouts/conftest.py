@@ -1,3 +1,3 @@
-"""A proxy before the simulator, for all tests of rollouts that go through HTTP."""
+"""A proxy in front of the simulator, for tests of rollouts over HTTP."""
 
 from control_api import proxy, sections  # noqa: F401

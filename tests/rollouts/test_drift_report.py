@@ -1,4 +1,4 @@
-"""Drift, explained and counted, over real sockets: texts from a tokenizer or the engine, totals at the finish."""
+"""Drift reports over real sockets: texts from a tokenizer or the engine, kinds, and totals at the finish."""
 
 import asyncio
 
@@ -10,24 +10,24 @@ from tiny_tokenizer import make_tokenizer
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch):
-    """Texts may take as long as a busy machine needs."""
+    """The lookup of texts has no short timeout."""
     monkeypatch.setattr("proxy.rollouts.drift_report._TEXTS_TIMEOUT_S", 600.0)
 
 
 @pytest.fixture
-def unforeseen(monkeypatch):
-    """Nothing is looked up as steps are stored."""
+def no_early_lookups(monkeypatch):
+    """Texts are not looked up while steps are stored."""
     monkeypatch.setattr("proxy.rollouts.drift_watch._MAX_WAITING", 0)
 
 
 @pytest.fixture
 def drifting(engine):
-    """An engine whose second prompt lacks a token that it sampled."""
+    """An engine whose second prompt lacks a sampled token."""
     return DriftingEngine(engine)
 
 
-async def test_a_boundary_is_told_with_the_texts_of_the_engine(store, drifting, http):
-    """Where they part, with the ids and their texts, and why."""
+async def test_a_boundary_has_the_ids_texts_and_kind(store, drifting, http):
+    """The texts are those of the engine."""
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
@@ -42,8 +42,7 @@ async def test_a_boundary_is_told_with_the_texts_of_the_engine(store, drifting, 
     )
 
 
-async def test_without_texts_the_ids_are_told(store, drifting, http):
-    """An engine that cannot tell them costs the report its texts and the kinds that need them, and nothing is guessed."""
+async def test_without_texts_a_boundary_has_ids_and_is_unexplained(store, drifting, http):
     drifting.detokenize = unavailable
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
@@ -55,15 +54,17 @@ async def test_without_texts_the_ids_are_told(store, drifting, http):
     )
 
 
-@pytest.mark.usefixtures("unforeseen")
-async def test_texts_that_take_too_long_are_named(store, drifting, http, monkeypatch, caplog):
-    """A tree without texts says that it is for the time, and does not guess a kind; neither does the count at the finish."""
+@pytest.mark.usefixtures("no_early_lookups")
+async def test_a_timeout_of_texts_is_reported_and_the_boundary_is_unexplained(
+    store, drifting, http, monkeypatch, caplog
+):
+    """This holds for the tree and for the count at the finish."""
     monkeypatch.setattr("proxy.rollouts.drift_report._TEXTS_TIMEOUT_S", 0.01)
     drifting.gate.clear()
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
-        drift, unasked = await rollout.boundary(), await rollout.boundary("?texts=false")
+        drift, without_texts = await rollout.boundary(), await rollout.boundary("?texts=false")
         await rollout.finish()
         await rollout.counted(unexplained=1)
         drifting.gate.set()
@@ -71,13 +72,13 @@ async def test_texts_that_take_too_long_are_named(store, drifting, http, monkeyp
     assert ("timeout", None, None, "unexplained") == tuple(
         drift[name] for name in ("texts", "expected_text", "found_text", "kind")
     )
-    assert ("not_requested", "unexplained") == (unasked["texts"], unasked["kind"])
+    assert ("not_requested", "unexplained") == (without_texts["texts"], without_texts["kind"])
     assert "Kinds of 1 of 1 drift boundaries not known yet: 1 timed out after" in caplog.text
 
 
-@pytest.mark.usefixtures("unforeseen")
-async def test_only_so_many_texts_are_looked_up_at_one_look(store, drifting, http, monkeypatch):
-    """Those beyond the first ones say so, and are not given a kind that texts might contradict."""
+@pytest.mark.usefixtures("no_early_lookups")
+async def test_texts_above_the_limit_of_lookups_are_reported_as_over_limit(store, drifting, http, monkeypatch):
+    """Their boundaries are unexplained."""
     monkeypatch.setattr("proxy.rollouts.drift_report._MAX_LOOKUPS", 0)
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
@@ -87,27 +88,27 @@ async def test_only_so_many_texts_are_looked_up_at_one_look(store, drifting, htt
     assert ("over_limit", "unexplained") == (drift["texts"], drift["kind"])
 
 
-@pytest.mark.usefixtures("unforeseen")
-async def test_windows_that_were_left_out_have_their_turn(store, drifting, http, monkeypatch):
-    """Of more than the limit others are looked up at the next look, whatever became of the first."""
+@pytest.mark.usefixtures("no_early_lookups")
+async def test_later_reads_look_up_the_remaining_texts(store, drifting, http, monkeypatch):
+    """They are chosen at random, so that failing texts do not block others."""
     monkeypatch.setattr("proxy.rollouts.drift_report._MAX_LOOKUPS", 1)
-    looks = []
-    monkeypatch.setattr("proxy.rollouts.drift_report.shuffle", lambda keys: keys.reverse() if looks else None)
+    reads = []
+    monkeypatch.setattr("proxy.rollouts.drift_report.shuffle", lambda keys: keys.reverse() if reads else None)
     drifting.detokenize = lambda ids: None if ids[-1] == 3 or len(ids) < 12 else "hello there"
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
         await rollout.chat(ASK, REPLY, MORE, REPLY, MORE)
         for _ in range(2):
-            looks.append([one["texts"] for one in (await rollout.get("/tree"))["drift"]])  # noqa: PERF401 - read meanwhile
+            reads.append([drift["texts"] for drift in (await rollout.get("/tree"))["drift"]])  # noqa: PERF401 - `shuffle` reads the list
 
-    assert looks[0] != looks[1]
-    assert [1, 1] == [texts.count("over_limit") for texts in looks]
+    assert reads[0] != reads[1]
+    assert [1, 1] == [texts.count("over_limit") for texts in reads]
 
 
-@pytest.mark.usefixtures("unforeseen")
-async def test_a_window_of_two_boundaries_is_looked_up_for_the_one_that_needs_it(store, drifting, http):
-    """Though the messages tell the kind of the other."""
+@pytest.mark.usefixtures("no_early_lookups")
+async def test_texts_shared_by_two_boundaries_are_looked_up_if_one_needs_them(store, drifting, http):
+    """The messages determine the kind of the other."""
     drifting.detokenize = same
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
@@ -119,8 +120,8 @@ async def test_a_window_of_two_boundaries_is_looked_up_for_the_one_that_needs_it
         assert 1 == await rollout.metric("retokenized")
 
 
-async def test_a_configured_tokenizer_tells_the_texts(store, drifting, http, tmp_path):
-    """The engine is not asked then."""
+async def test_a_configured_tokenizer_decodes_the_texts(store, drifting, http, tmp_path):
+    """The engine gets no request."""
     endpoint = {"url": drifting.url, "name": "fake", "tokenizer": str(make_tokenizer(tmp_path))}
     async with proxying(None, store, engines={"endpoints": [endpoint]}) as served:
         rollout = Drifting(http, served.url)
@@ -132,7 +133,7 @@ async def test_a_configured_tokenizer_tells_the_texts(store, drifting, http, tmp
 
 
 async def test_drift_is_counted_when_the_rollout_is_finished(store, drifting, http):
-    """By kind: on the rollout, and once in the metrics, however often it is finished. Before that nobody has counted."""
+    """It is counted by kind, once in the rollout and in the metrics; before the finish it is null."""
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
@@ -145,25 +146,25 @@ async def test_drift_is_counted_when_the_rollout_is_finished(store, drifting, ht
         assert 1 == await rollout.metric("other")
 
 
-async def test_texts_that_are_kept_are_looked_up_no_more(store, drifting, http):
-    """Whoever looks sees the kind that the texts gave as they were found, whatever the engine would tell now."""
+async def test_stored_texts_are_not_looked_up_again(store, drifting, http):
+    """The kind is that of the stored texts."""
     drifting.detokenize = same
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
         await wait_for_texts(store, 1)
-        asked = len(drifting.detokenized)
+        lookups = len(drifting.detokenized)
         drifting.detokenize = unavailable
         shown = [await rollout.boundary(query) for query in ("", "?texts=false")]
 
         assert [("ok", "retokenized", "hello there")] * 2 == [
-            (one["texts"], one["kind"], one["found_text"]) for one in shown
+            (drift["texts"], drift["kind"], drift["found_text"]) for drift in shown
         ]
-        assert asked == len(drifting.detokenized)
+        assert lookups == len(drifting.detokenized)
 
 
-async def test_a_store_that_fails_costs_the_tree_nothing(store, drifting, http):
-    """Texts that are not kept are shown all the same, and asked for again."""
+async def test_texts_that_cannot_be_stored_are_in_the_tree(store, drifting, http):
+    """They are looked up again at the next read."""
     store.failing.add("mark")
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
@@ -172,11 +173,11 @@ async def test_a_store_that_fails_costs_the_tree_nothing(store, drifting, http):
         assert ["other", "other"] == [(await rollout.boundary())["kind"] for _ in range(2)]
 
 
-async def test_several_that_complete_it_count_it_once(store, drifting, http):
-    """Totals are compared and set: of two processes that look at once, one counts."""
+async def test_concurrent_reads_at_several_processes_count_drift_once(store, drifting, http):
+    """The totals are compared and set."""
     drifting.detokenize = unavailable
-    async with proxying(drifting.url, store) as one, proxying(drifting.url, store) as other:
-        rollouts = [Drifting(http, served.url) for served in (one, other)]
+    async with proxying(drifting.url, store) as first, proxying(drifting.url, store) as second:
+        rollouts = [Drifting(http, served.url) for served in (first, second)]
         await rollouts[0].two_turns()
         await rollouts[0].finish()
         await rollouts[0].counted(unexplained=1)
@@ -187,8 +188,7 @@ async def test_several_that_complete_it_count_it_once(store, drifting, http):
         assert 1 == sum([await rollout.metric("retokenized") for rollout in rollouts])
 
 
-async def test_a_store_that_cannot_be_written_costs_the_tree_of_a_finished_rollout_nothing(store, drifting, http):
-    """What the look has found out is counted by a later one."""
+async def test_the_tree_has_the_kind_even_if_the_totals_cannot_be_stored(store, drifting, http):
     drifting.detokenize = unavailable
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)

@@ -1,4 +1,4 @@
-"""The totals of drift of a finished rollout: each of its steps is in them, whenever it was stored and whoever died."""
+"""The drift totals of finished rollouts include every step, also after crashes."""
 
 import asyncio
 
@@ -12,28 +12,27 @@ from proxy.rollouts.drift_report import DriftReporter
 
 @pytest.fixture
 def drifting(engine):
-    """An engine whose second prompt is what it sampled in other tokens."""
-    made = DriftingEngine(engine)
-    made.detokenize = same
-    return made
+    """An engine whose second prompt has what it sampled in other tokens."""
+    drifting_engine = DriftingEngine(engine)
+    drifting_engine.detokenize = same
+    return drifting_engine
 
 
-async def finish_unseen(store) -> None:
-    """Finish the rollout as a process does that dies before it counts."""
+async def finish_without_counting(store) -> None:
+    """Finish the rollout like a process that crashes before it counts."""
     fields = {"status": b'"completed"', "finished_ms": b"1"}
     await store.update_if("r1", fields, expect={"status": None}, now_ms=1)
 
 
-async def test_a_late_step_is_counted(store, engine, drifting, http):
-    """A call that was in flight at the finish may drift as any other: the totals have it, and so have the metrics."""
+async def test_the_drift_of_a_late_step_is_counted(store, engine, drifting, http):
     respond, hold = engine.respond, asyncio.Event()
 
-    async def held(request, body):
+    async def respond_later(request, body):
         if len(body.get("messages", ())) > 1:
             await hold.wait()
         return await respond(request, body)
 
-    engine.respond = held
+    engine.respond = respond_later
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.chat(ASK)
@@ -51,12 +50,11 @@ async def test_a_late_step_is_counted(store, engine, drifting, http):
 
 
 @pytest.mark.parametrize("path", ["", "/tree"])
-async def test_what_a_process_died_before_it_counted_is_counted_on_a_look(store, drifting, http, path):
-    """At the rollout or its tree, once."""
+async def test_reading_the_rollout_or_its_tree_counts_drift_after_a_crash(store, drifting, http, path):
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
-        await finish_unseen(store)
+        await finish_without_counting(store)
         await rollout.get(path)
         await rollout.counted(retokenized=1)
         await rollout.get(path)
@@ -64,12 +62,11 @@ async def test_what_a_process_died_before_it_counted_is_counted_on_a_look(store,
         assert 1 == await rollout.metric("retokenized")
 
 
-async def test_a_finish_that_is_repeated_counts_what_was_not_counted(store, drifting, http):
-    """A client that heard no answer finishes once more."""
+async def test_a_repeated_finish_counts_drift_after_a_crash(store, drifting, http):
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
-        await finish_unseen(store)
+        await finish_without_counting(store)
         await rollout.finish()
         while "drift" not in (await store.get("r1")).fields:
             await asyncio.sleep(0.005)
@@ -77,8 +74,7 @@ async def test_a_finish_that_is_repeated_counts_what_was_not_counted(store, drif
         assert {"kinds": {"retokenized": 1}, "steps": 2} == orjson.loads((await store.get("r1")).fields["drift"])
 
 
-async def test_a_rollout_that_is_open_has_no_totals(store, drifting, http):
-    """Nobody looks through all of its steps at each look."""
+async def test_an_open_rollout_has_no_drift_totals(store, drifting, http):
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
@@ -88,8 +84,8 @@ async def test_a_rollout_that_is_open_has_no_totals(store, drifting, http):
         assert "drift" not in (await store.get("r1")).fields
 
 
-async def test_a_store_that_fails_is_named_in_the_log(store, drifting, http, caplog):
-    """The totals stay unknown, and the next look counts them."""
+async def test_a_store_failure_while_counting_is_logged(store, drifting, http, caplog):
+    """The next read counts."""
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
@@ -101,8 +97,8 @@ async def test_a_store_that_fails_is_named_in_the_log(store, drifting, http, cap
         await rollout.counted(retokenized=1)
 
 
-async def test_many_late_steps_do_not_each_have_the_rollout_read(store, engine, drifting, http, monkeypatch):
-    """Each count reads all steps: what is stored while one is under way, or soon after, is left to the next look."""
+async def test_many_late_steps_do_not_read_the_rollout_once_each(store, engine, drifting, http, monkeypatch):
+    """Counts during a count, or shortly after one, are coalesced."""
     counts = []
 
     find = DriftReporter.find
@@ -115,11 +111,11 @@ async def test_many_late_steps_do_not_each_have_the_rollout_read(store, engine, 
     monkeypatch.setattr("proxy.rollouts.drift_totals._MIN_PAUSE_S", 600.0)
     respond, hold = engine.respond, asyncio.Event()
 
-    async def held(request, body):
+    async def respond_later(request, body):
         await hold.wait()
         return await respond(request, body)
 
-    engine.respond = held
+    engine.respond = respond_later
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         late = [asyncio.create_task(rollout.chat({"role": "user", "content": str(n)})) for n in range(20)]

@@ -1,4 +1,4 @@
-"""Work that is asked for again and again, by name."""
+"""Coalescing repeated work by name."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from proxy.rollouts.drift_totals import Coalescer
 
 
 class Work:
-    """Counts how often it is done; each time waits for the gate."""
+    """Count the runs; each waits for the gate."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -21,8 +21,8 @@ class Work:
         await self.gate.wait()
 
 
-async def test_work_that_is_asked_for_meanwhile_is_done_once_more():
-    """What it has read may be older than what was asked; that nobody else waits for it."""
+async def test_work_requested_while_it_runs_runs_once_more():
+    """A running one may have read older data; the requests do not wait."""
     coalescer, work = Coalescer(), Work()
     task = asyncio.create_task(coalescer.run("a", work))
     await work.begun.wait()
@@ -35,22 +35,21 @@ async def test_work_that_is_asked_for_meanwhile_is_done_once_more():
     assert 2 == work.times
 
 
-async def test_names_do_not_wait_for_each_other():
-    """Each has its own turn, and its own rest."""
-    coalescer, one, other = Coalescer(), Work(), Work()
-    other.gate.set()
-    task = asyncio.create_task(coalescer.run("a", one))
-    await one.begun.wait()
-    await coalescer.run("b", other)
-    one.gate.set()
+async def test_work_of_different_names_runs_concurrently():
+    coalescer, first, second = Coalescer(), Work(), Work()
+    second.gate.set()
+    task = asyncio.create_task(coalescer.run("a", first))
+    await first.begun.wait()
+    await coalescer.run("b", second)
+    first.gate.set()
     await task
 
-    assert 1 == other.times
+    assert 1 == second.times
     assert not coalescer.is_recent("c")
 
 
-async def test_it_rests_after_work_in_proportion(monkeypatch):
-    """Whoever looks all the time does not repeat it all the time; and of the oldest rests only so many are remembered."""
+async def test_work_is_recent_for_a_time_after_it_ran(monkeypatch):
+    """The number of remembered names is limited."""
     monkeypatch.setattr("proxy.rollouts.drift_totals._MAX_REMEMBERED", 1)
     coalescer, work = Coalescer(), Work()
     work.gate.set()
@@ -61,8 +60,7 @@ async def test_it_rests_after_work_in_proportion(monkeypatch):
     assert (False, True) == (coalescer.is_recent("a"), coalescer.is_recent("b"))
 
 
-async def test_work_that_fails_can_be_asked_for_again():
-    """The failure is its asker's."""
+async def test_failed_work_raises_and_can_be_repeated():
     coalescer = Coalescer()
 
     async def fails() -> None:

@@ -1,4 +1,4 @@
-"""A group as it lies in the store's fields and marks."""
+"""A group, read from the store's fields and marks."""
 
 import orjson
 
@@ -14,32 +14,29 @@ def marks(**members):
     return {kind + name: b"" for name, kinds in members.items() for kind in kinds}
 
 
-def test_a_group_that_was_opened_with_its_rollouts_has_these():
-    """In the order in which they were made."""
+def test_an_opened_group_has_its_rollouts_in_order():
     group = read_group(stored(size=2, members=["z", "a"]), marks(z=[FINISHED_MARK]))
 
     assert (2, ("z", "a"), {"z"}, "open") == (group.size, group.members, group.finished, group.status)
     assert not group.is_full
 
 
-def test_a_group_that_calls_brought_into_being_has_those_that_joined():
-    """By name; without a size it is never full."""
+def test_a_group_created_by_calls_has_its_members_by_name():
+    """Without a size it is never full."""
     group = read_group(stored(), marks(b=[MEMBER_MARK, FINISHED_MARK], a=[MEMBER_MARK, FINISHED_MARK]))
 
     assert (None, ("a", "b")) == (group.size, group.members)
     assert not group.is_full
 
 
-def test_a_group_is_full_when_all_that_it_is_to_have_are_finished():
-    """Whoever else is."""
+def test_a_group_is_full_when_all_its_own_members_are_finished():
     members = {"size": 2, "members": ["a", "b"]}
 
     assert read_group(stored(**members), marks(a=[FINISHED_MARK], b=[FINISHED_MARK])).is_full
     assert not read_group(stored(**members), marks(a=[FINISHED_MARK], c=[FINISHED_MARK])).is_full
 
 
-def test_a_lease_that_ran_out_counts_for_nothing():
-    """The group is complete again, until somebody takes it."""
+def test_after_its_lease_expired_a_claimed_group_is_complete():
     group = read_group(stored(status="claimed", lease_ms=100))
 
     assert ["claimed", "complete"] == [group.status_at(99), group.status_at(100)]

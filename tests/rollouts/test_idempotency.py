@@ -1,4 +1,4 @@
-"""Attempts: calls made again under one key, over real sockets, a real store, and one proxy or two."""
+"""Calls with an idempotency key, with one proxy or two over one store."""
 
 import asyncio
 import socket
@@ -23,28 +23,28 @@ KEYED = {"Idempotency-Key": "k1"}
 
 
 async def post(http, served, *, body=BODY, headers=KEYED, path=CHAT):
-    """The status, headers and body of an answer."""
+    """Return status, headers and body of a response."""
     headers = {"Content-Type": "application/json", **headers}
     async with http.post(served.url + path, data=orjson.dumps(body), headers=headers) as response:
         return response.status, response.headers, await response.read()
 
 
-def waits_before(engine, cassette):
-    """The engine answers once the event is set."""
-    go_on = asyncio.Event()
+def respond_after_event(engine, cassette):
+    """Let the engine respond once the returned event is set."""
+    event = asyncio.Event()
     engine.plays(cassette)
     plays = engine.respond
 
     async def respond(request, body):
-        await go_on.wait()
+        await event.wait()
         return await plays(request, body)
 
     engine.respond = respond
-    return go_on
+    return event
 
 
-def said(stream: bytes) -> str:
-    """The text of a stream of chat events."""
+def text_of(stream: bytes) -> str:
+    """Return the text of a stream of chat events."""
     chunks = [orjson.loads(line[6:]) for line in stream.splitlines() if line.startswith(b"data: {")]
     return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
 
@@ -54,148 +54,142 @@ async def metric(http, served, name: str) -> str:
         return next((line for line in (await response.text()).splitlines() if line.startswith(name)), "")
 
 
-async def test_what_was_answered_is_answered_from_the_store(store, engine, http):
-    """The same status, step and JSON, without a second call of the engine or a second step; and it says so."""
+async def test_a_repeated_call_is_replayed_from_the_store(store, engine, http):
+    """Status, step and JSON are equal; the response has X-Idempotent-Replayed, and the engine gets one request."""
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served:
-        first, again = await post(http, served), await post(http, served)
+        first, second = await post(http, served), await post(http, served)
         counted = await metric(http, served, "tokentape_idempotent_replays_total")
 
-    assert (200, 200, 1) == (first[0], again[0], len(engine.requests))
-    assert orjson.loads(first[2]) == orjson.loads(again[2])
-    assert first[1]["X-Step-Id"] == again[1]["X-Step-Id"]
-    assert (None, "true") == (first[1].get("X-Idempotent-Replayed"), again[1].get("X-Idempotent-Replayed"))
+    assert (200, 200, 1) == (first[0], second[0], len(engine.requests))
+    assert orjson.loads(first[2]) == orjson.loads(second[2])
+    assert first[1]["X-Step-Id"] == second[1]["X-Step-Id"]
+    assert (None, "true") == (first[1].get("X-Idempotent-Replayed"), second[1].get("X-Idempotent-Replayed"))
     assert 1 == len(await stored_steps(store, "r1"))
     assert counted.endswith(" 1.0")
 
 
-async def test_a_stream_is_answered_again_as_a_stream(store, engine, http):
-    """All its events, with the end, at once."""
+async def test_a_repeated_stream_is_replayed_as_a_stream(store, engine, http):
     engine.plays(STREAM)
     body = BODY | {"stream": True}
     async with proxying(engine.url, store) as served:
-        first, again = await post(http, served, body=body), await post(http, served, body=body)
+        first, second = await post(http, served, body=body), await post(http, served, body=body)
 
     assert 1 == len(engine.requests)
-    assert "text/event-stream" in again[1]["Content-Type"]
-    assert said(first[2]) == said(again[2]) != ""
-    assert again[2].endswith(b"data: [DONE]\n\n")
+    assert "text/event-stream" in second[1]["Content-Type"]
+    assert text_of(first[2]) == text_of(second[2]) != ""
+    assert second[2].endswith(b"data: [DONE]\n\n")
 
 
-async def test_another_replica_gives_the_stored_answer_too(store, engine, http):
-    """What was answered is known to all who share the store."""
+async def test_another_replica_replays_the_stored_response(store, engine, http):
     engine.plays(WHOLE)
-    async with proxying(engine.url, store) as one, proxying(engine.url, store) as two:
-        first, again = await post(http, one), await post(http, two)
+    async with proxying(engine.url, store) as here, proxying(engine.url, store) as there:
+        first, second = await post(http, here), await post(http, there)
 
-    assert (1, first[1]["X-Step-Id"]) == (len(engine.requests), again[1]["X-Step-Id"])
+    assert (1, first[1]["X-Step-Id"]) == (len(engine.requests), second[1]["X-Step-Id"])
 
 
 @pytest.mark.parametrize("cassette", [WHOLE, STREAM], ids=str)
-async def test_a_repeat_of_a_call_in_flight_waits_and_gets_its_answer(store, engine, http, cassette):
-    """However many ask, the engine is asked once, and all are told of one step."""
-    go_on = waits_before(engine, cassette)
+async def test_repeats_of_a_call_in_flight_wait_for_its_response(store, engine, http, cassette):
+    """The engine gets one request, and one step is stored."""
+    proceed = respond_after_event(engine, cassette)
     body = BODY | {"stream": cassette.is_stream}
     async with proxying(engine.url, store) as served:
-        asking = [asyncio.ensure_future(post(http, served, body=body)) for _ in range(5)]
+        calls = [asyncio.ensure_future(post(http, served, body=body)) for _ in range(5)]
         await engine.reached.wait()
-        go_on.set()
-        answers = await asyncio.gather(*asking)
+        proceed.set()
+        responses = await asyncio.gather(*calls)
 
-    assert (1, {200}) == (len(engine.requests), {status for status, _, _ in answers})
-    assert 1 == len({headers["X-Step-Id"] for _, headers, _ in answers})
+    assert (1, {200}) == (len(engine.requests), {status for status, _, _ in responses})
+    assert 1 == len({headers["X-Step-Id"] for _, headers, _ in responses})
     assert 1 == len(await stored_steps(store, "r1"))
 
 
-async def test_a_repeat_does_not_wait_for_a_client_that_does_not_read(store, engine, http):
-    """Once the step is stored, its answer is there, whatever the first client's connection is doing."""
+async def test_a_repeat_does_not_wait_for_the_first_clients_connection(store, engine, http):
+    """It is replayed once the step is stored."""
     big = orjson.loads(WHOLE.response)
-    big["choices"][0]["message"]["content"] = "x" * 2**23  # more than sockets buffer, when one of them is small
+    big["choices"][0]["message"]["content"] = "x" * 2**23  # more than the sockets buffer
     engine.plays(replace(WHOLE, response=orjson.dumps(big)))
     async with proxying(engine.url, store) as served:
         host, port = served.url.removeprefix("http://").split(":")
         text = orjson.dumps(BODY)
         head = f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nIdempotency-Key: k1\r\nContent-Length: {len(text)}\r\n\r\n"
-        with socket.create_connection((host, int(port))) as unread:  # never read from, and closed whatever happens
+        with socket.create_connection((host, int(port))) as unread:  # nothing is read from it
             unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
             unread.sendall(head.encode() + text)
             (step,) = await wait_for_steps(store, "r1")
-            again = await post(http, served)
+            second = await post(http, served)
 
-    assert (200, step.step_id, 1) == (again[0], again[1]["X-Step-Id"], len(engine.requests))
+    assert (200, step.step_id, 1) == (second[0], second[1]["X-Step-Id"], len(engine.requests))
 
 
-async def test_a_key_stands_for_one_body(store, engine, http):
-    """Another body under it is refused in a sentence, while the first is in flight and afterwards, and nothing is sent."""
-    go_on = waits_before(engine, WHOLE)
+async def test_a_key_with_another_body_is_422(store, engine, http):
+    """This holds while the first call is in flight and afterwards; nothing is sent."""
+    proceed = respond_after_event(engine, WHOLE)
     other = BODY | {"temperature": 0.5}
     async with proxying(engine.url, store) as served:
         first = asyncio.ensure_future(post(http, served))
         await engine.reached.wait()
         during = await post(http, served, body=other)
-        go_on.set()
+        proceed.set()
         await first
         after = await post(http, served, body=other)
 
     for status, _, error in (during, after):
-        told = orjson.loads(error)["error"]
-        assert (422, "Idempotency-Key") == (status, told["param"])
-        assert "Use a new key for each body" in told["message"]
+        payload = orjson.loads(error)["error"]
+        assert (422, "Idempotency-Key") == (status, payload["param"])
+        assert "Use a new key for each body" in payload["message"]
     assert 1 == len(engine.requests)
 
 
-async def test_a_key_is_known_within_its_rollout(store, engine, http):
-    """Agents of two rollouts may use the same key."""
+async def test_keys_are_scoped_to_their_rollout(store, engine, http):
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served:
-        one = await post(http, served)
-        two = await post(http, served, path=CHAT.replace("r1", "r2"))
+        first = await post(http, served)
+        second = await post(http, served, path=CHAT.replace("r1", "r2"))
 
-    assert one[1]["X-Step-Id"] != two[1]["X-Step-Id"]
+    assert first[1]["X-Step-Id"] != second[1]["X-Step-Id"]
     assert 2 == len(engine.requests)
 
 
-async def test_a_deleted_rollout_takes_its_keys_along(store, engine, http):
-    """In its next life the key is new."""
+async def test_the_keys_of_a_deleted_rollout_are_unused(store, engine, http):
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served:
-        one = await post(http, served)
+        first = await post(http, served)
         await store.delete("r1")
-        two = await post(http, served)
+        second = await post(http, served)
 
-    assert one[1]["X-Step-Id"] != two[1]["X-Step-Id"]
+    assert first[1]["X-Step-Id"] != second[1]["X-Step-Id"]
 
 
-async def test_a_failed_call_is_made_again_as_its_retry(store, engine, http):
-    """An error of the engine is not given twice; the second step names the first."""
+async def test_a_repeat_of_a_failed_call_is_a_new_attempt(store, engine, http):
+    """The second step names the first."""
     engine.plays(FAILED)
     async with proxying(engine.url, store) as served:
         failed = await post(http, served)
         engine.plays(WHOLE)
-        again = await post(http, served)
+        repeated = await post(http, served)
 
     first, second = await stored_steps(store, "r1")
-    assert (FAILED.status, 200) == (failed[0], again[0])
+    assert (FAILED.status, 200) == (failed[0], repeated[0])
     assert (1, first.step_id) == (second.extra["attempt"], second.extra["retry_of"])
     assert "attempt" not in first.extra
 
 
-async def test_those_who_waited_for_a_call_that_failed_make_it_once(store, engine, http):
-    """One of them asks the engine again, and the others wait for that one."""
-    go_on = waits_before(engine, FAILED)
+async def test_repeats_that_waited_for_a_failed_call_make_one_new_attempt(store, engine, http):
+    proceed = respond_after_event(engine, FAILED)
     async with proxying(engine.url, store) as served:
-        asking = [asyncio.ensure_future(post(http, served)) for _ in range(4)]
+        calls = [asyncio.ensure_future(post(http, served)) for _ in range(4)]
         await engine.reached.wait()
         engine.plays(WHOLE)
-        go_on.set()
-        answers = await asyncio.gather(*asking)
+        proceed.set()
+        responses = await asyncio.gather(*calls)
 
-    assert [200, 200, 200, FAILED.status] == sorted(status for status, _, _ in answers)
+    assert [200, 200, 200, FAILED.status] == sorted(status for status, _, _ in responses)
     assert 2 == len(engine.requests)
 
 
-async def test_a_client_that_left_and_asks_again(store, engine, http):
-    """Its first call was taken from the engine; the second is a call of its own, which replaces it."""
+async def test_a_repeat_after_a_disconnect_is_a_new_attempt_that_supersedes_the_first(store, engine, http):
     engine.streams([event + b"\n\n" for event in STREAM.response.split(b"\n\n")[:5]], then="hang")
     body = BODY | {"stream": True}
     async with proxying(engine.url, store) as served:
@@ -210,18 +204,18 @@ async def test_a_client_that_left_and_asks_again(store, engine, http):
     lost, whole = await stored_steps(store, "r1")
     tree = grow([lost, whole])
     assert (200, lost.step_id) == (status, whole.extra["retry_of"])
-    assert {lost.step_id} == {tree.nodes[place].step.step_id for place in tree.superseded()}
+    assert {lost.step_id} == {tree.nodes[index].step.step_id for index in tree.superseded()}
 
 
-async def test_an_undelivered_answer_that_is_given_again_is_delivered(store, engine, http):
-    """The client left before the end and came back for it: it has its turn after all, and the step may be trained."""
+async def test_a_replayed_undelivered_response_is_delivered(store, engine, http):
+    """The step can be trained."""
     store.waiting["append"], store.reached["append"] = asyncio.Event(), asyncio.Event()
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served:
-        asking = asyncio.ensure_future(post(http, served))
+        call = asyncio.ensure_future(post(http, served))
         await store.reached["append"].wait()
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
         while (await metric(http, served, "tokentape_in_flight_calls")) != "tokentape_in_flight_calls 0.0":
             pass
         store.waiting["append"].set()
@@ -233,20 +227,20 @@ async def test_an_undelivered_answer_that_is_given_again_is_delivered(store, eng
     assert frozenset() == read_marks(await store.marks("r1")).undelivered
 
 
-async def test_a_limit_that_is_reached_does_not_hold_back_an_answer_that_was_given(store, engine, http):
-    """A finished rollout takes no more calls, but what was answered before is answered still."""
+async def test_a_finished_rollout_still_replays_stored_responses(store, engine, http):
+    """New calls are 409."""
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served:
         await post(http, served)
         async with http.post(served.url + "/rollouts/r1/finish", json={"status": "completed"}) as finished:
             assert 200 == finished.status
-        again, other = await post(http, served), await post(http, served, headers={"Idempotency-Key": "k2"})
+        repeated, other = await post(http, served), await post(http, served, headers={"Idempotency-Key": "k2"})
 
-    assert (200, 409) == (again[0], other[0])
+    assert (200, 409) == (repeated[0], other[0])
 
 
-async def test_a_retry_header_marks_the_step(store, engine, http):
-    """A client without keys, whose library counts its retries: the step says which attempt it was."""
+async def test_x_stainless_retry_count_is_recorded_as_the_attempt(store, engine, http):
+    """It is sent by clients without keys."""
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served:
         for count in ("0", "1", "-1", "x", "99999"):
@@ -257,8 +251,7 @@ async def test_a_retry_header_marks_the_step(store, engine, http):
     assert 1 == len({step.extra["request_key"] for step in steps})
 
 
-async def test_a_store_that_is_away_is_told_before_anything_is_sent(store, engine, http):
-    """A keyed call that cannot be looked up is not made."""
+async def test_a_keyed_call_is_503_before_anything_is_sent_if_its_key_cannot_be_looked_up(store, engine, http):
     engine.plays(WHOLE)
     store.failing.add("marks")
     async with proxying(engine.url, store) as served:
@@ -270,8 +263,7 @@ async def test_a_store_that_is_away_is_told_before_anything_is_sent(store, engin
         await store.marks("r1")
 
 
-async def test_what_cannot_be_told_again_is_asked_again(store, engine, http):
-    """A stream of generate has events that nobody else can write; what broke off was no answer."""
+async def test_partial_responses_and_streams_of_generate_cannot_be_replayed(store, engine, http):
     engine.plays(STREAM)
     async with proxying(engine.url, store) as served:
         await post(http, served, body=BODY | {"stream": True}, headers={})

@@ -17,12 +17,12 @@ from storage.types import Origin, StepWrite
 
 
 def entry(number: int, record: bytes = b"record") -> StepWrite:
-    return StepWrite("r1", "birth", f"S{number}", record, {b"\x01\x02": b"block"}, (b"\x03",), {"steps": 1})
+    return StepWrite("r1", "incarnation", f"S{number}", record, {b"\x01\x02": b"block"}, (b"\x03",), {"steps": 1})
 
 
-def kept_by(taken: list):
-    async def append(one: StepWrite) -> None:
-        taken.append(one)
+def append_to(taken: list):
+    async def append(write: StepWrite) -> None:
+        taken.append(write)
 
     return append
 
@@ -55,10 +55,10 @@ async def test_the_next_process_replays_entries_in_order(tmp_path):
     for number in range(5):
         await journal.write(entry(number))
     journal.close()
-    again, taken = Journal(tmp_path / "deep" / "spool"), []
-    pending = again.pending
-    await again.replay(kept_by(taken))
-    again.close()
+    second, taken = Journal(tmp_path / "deep" / "spool"), []
+    pending = second.pending
+    await second.replay(append_to(taken))
+    second.close()
 
     assert [entry(number) for number in range(5)] == taken
     assert (5, 0) == (pending, (tmp_path / "deep" / "spool").stat().st_size)
@@ -70,18 +70,18 @@ async def test_a_failed_replay_resumes_where_it_failed(tmp_path):
     await journal.write(entry(1))
     await journal.write(entry(2))
 
-    async def away_at_the_second(one: StepWrite) -> None:
+    async def fail_at_the_second(write: StepWrite) -> None:
         if taken:
-            raise StoreUnreachable("away")
-        taken.append(one)
+            raise StoreUnreachable("unreachable")
+        taken.append(write)
 
     with pytest.raises(StoreUnreachable):
-        await journal.replay(away_at_the_second)
+        await journal.replay(fail_at_the_second)
     await journal.write(entry(3))
-    await journal.replay(kept_by(taken))
+    await journal.replay(append_to(taken))
     journal.close()
 
-    assert ["S1", "S2", "S3"] == [one.name for one in taken]
+    assert ["S1", "S2", "S3"] == [write.name for write in taken]
 
 
 async def test_rollouts_are_replayed_concurrently_each_in_order(tmp_path):
@@ -91,9 +91,9 @@ async def test_rollouts_are_replayed_concurrently_each_in_order(tmp_path):
         for rollout in ("r1", "r2"):
             await journal.write(replace(entry(number), rollout=rollout))
 
-    async def together(one: StepWrite) -> None:
+    async def together(write: StepWrite) -> None:
         await asyncio.wait_for(both.wait(), 50)
-        taken.append((one.rollout, one.name))
+        taken.append((write.rollout, write.name))
 
     await journal.replay(together)
     journal.close()
@@ -109,10 +109,10 @@ async def test_entries_after_a_refused_one_are_replayed_again(tmp_path):
     for number, rollout in enumerate(("r1", "r2", "r1")):
         await journal.write(replace(entry(number), rollout=rollout))
 
-    async def refusing(one: StepWrite) -> None:
-        if one.rollout == "r1" and not taken:
-            raise StoreUnreachable("away")
-        taken.append(one.name)
+    async def refusing(write: StepWrite) -> None:
+        if write.rollout == "r1" and not taken:
+            raise StoreUnreachable("unreachable")
+        taken.append(write.name)
 
     with pytest.raises(StoreUnreachable):
         await journal.replay(refusing)
@@ -133,9 +133,9 @@ async def test_an_incomplete_last_frame_is_cut_off(tmp_path):
         path.write_bytes(whole + short[:cut])
         journal, taken = Journal(path), []
         await journal.write(entry(3))
-        await journal.replay(kept_by(taken))
+        await journal.replay(append_to(taken))
         journal.close()
-        assert (["S1", "S3"], 0) == ([one.name for one in taken], journal.damaged)
+        assert (["S1", "S3"], 0) == ([write.name for write in taken], journal.damaged)
 
 
 async def test_only_damaged_entries_are_lost(tmp_path):
@@ -145,10 +145,10 @@ async def test_only_damaged_entries_are_lost(tmp_path):
     damaged[30] ^= 1
     path.write_bytes(frames[0] + damaged + frames[2])
     journal, taken = Journal(path), []
-    await journal.replay(kept_by(taken))
+    await journal.replay(append_to(taken))
     journal.close()
 
-    assert (["S0", "S2"], 1) == ([one.name for one in taken], journal.damaged)
+    assert (["S0", "S2"], 1) == ([write.name for write in taken], journal.damaged)
 
 
 async def test_a_full_disk_leaves_complete_entries(tmp_path, monkeypatch):
@@ -162,11 +162,11 @@ async def test_a_full_disk_leaves_complete_entries(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", real)
     await journal.write(entry(3))
     journal.close()
-    again = Journal(tmp_path / "spool")
-    await again.replay(kept_by(taken))
-    again.close()
+    second = Journal(tmp_path / "spool")
+    await second.replay(append_to(taken))
+    second.close()
 
-    assert ["S1", "S3"] == [one.name for one in taken]
+    assert ["S1", "S3"] == [write.name for write in taken]
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux's limits")
@@ -184,12 +184,12 @@ async def test_a_partly_written_entry_is_removed(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     journal.close()
-    again = Journal(tmp_path / "spool")
-    await again.replay(kept_by(taken))
-    again.close()
+    second = Journal(tmp_path / "spool")
+    await second.replay(append_to(taken))
+    second.close()
 
     assert length == len(pack(entry(1, bytes(5 * size))))
-    assert (["S1", "S3"], 0) == ([one.name for one in taken], again.damaged)
+    assert (["S1", "S3"], 0) == ([write.name for write in taken], second.damaged)
 
 
 async def test_a_journal_is_locked_by_one_process(tmp_path):

@@ -19,9 +19,9 @@ def test_a_version_is_read_from_announcements():
 def test_an_older_announcement_does_not_replace_a_newer_one():
     """Replies of the store may arrive out of order."""
     policy = Policy()
-    seen = [policy.version]
-    for told in ({}, notices("2", 2), notices("1", 1), notices("3", 3), {}):
-        policy.apply(told)
-        seen.append(policy.version)
+    versions = [policy.version]
+    for announcements in ({}, notices("2", 2), notices("1", 1), notices("3", 3), {}):
+        policy.apply(announcements)
+        versions.append(policy.version)
 
-    assert [None, None, "2", "2", "3", "3"] == seen
+    assert [None, None, "2", "2", "3", "3"] == versions

@@ -17,7 +17,7 @@ def timeout_s():
 @pytest.fixture
 async def pauses(store, timeout_s):
     """The pauses of two processes with one store, each with room for one waiting call."""
-    both = [Pause(store.announcements, who, max_waiting=1, timeout_s=timeout_s) for who in "ab"]
+    both = [Pause(store.announcements, name, max_waiting=1, timeout_s=timeout_s) for name in "ab"]
     for pause in both:
         await pause.start()
     yield both
@@ -32,8 +32,8 @@ async def test_a_process_counts_the_calls_of_all_processes_and_those_without_the
         await there.beat()
         await here.announce("wait")
         assert (1, 1) == await here.beat()
-        await there.beat()  # learns it
-        await there.beat()  # says so
+        await there.beat()  # reads the announcement
+        await there.beat()  # reports it
         assert (1, 0) == await here.beat()
     await there.close()
 

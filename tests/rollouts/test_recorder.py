@@ -131,8 +131,8 @@ async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(r
     assert 1 == len(await stored_steps(store, "r1"))
 
 
-async def test_a_response_that_cannot_be_encoded_is_left_out_of_its_step(recorder, store, incarnation):
-    """Values that JSON cannot represent are left out, and the step is flagged."""
+async def test_a_response_that_cannot_be_encoded_is_omitted_from_its_step(recorder, store, incarnation):
+    """Values that JSON cannot represent are omitted, and the step is flagged."""
     deep: list = []
     for _ in range(300):
         deep = [deep]
@@ -145,7 +145,7 @@ async def test_a_response_that_cannot_be_encoded_is_left_out_of_its_step(recorde
 
 @pytest.mark.parametrize("field", ["request", "sent", "usage", "sampling", "extra"])
 async def test_a_step_keeps_its_tokens_whichever_field_cannot_be_encoded(recorder, store, incarnation, field):
-    """All JSON of client and engine is left out before a token id is."""
+    """The JSON of client and engine is omitted instead of token ids."""
     await recorder.record(step(**{field: {"set": {"x": object()}}}), incarnation, body_bytes=10)
 
     (kept,) = await stored_steps(store, "r1")

@@ -8,7 +8,7 @@ from fakes import proxying
 from recorded import load
 from stored import stored_steps, wait_for_steps
 
-from proxy.rollouts import renewals as places
+from proxy.rollouts import renewals
 from proxy.rollouts.rollout import write_fields
 
 CHAT = "/rollouts/r1/v1/chat/completions"
@@ -30,7 +30,7 @@ async def status_of(http, url, body=BODY, **headers):
         return response.status
 
 
-async def until(condition):
+async def wait_until(condition):
     async with asyncio.timeout(50):
         while not await condition():
             await asyncio.sleep(0.005)
@@ -38,9 +38,9 @@ async def until(condition):
 
 async def test_calls_in_flight_count_as_the_steps_they_will_be(proxy, store, engine, http):
     """Of many concurrent calls, as many reach the engine as steps are left."""
-    answers = await asyncio.gather(*(status_of(http, proxy) for _ in range(20)))
+    statuses = await asyncio.gather(*(status_of(http, proxy) for _ in range(20)))
 
-    assert {200: 2, 429: 18} == Counter(answers)
+    assert {200: 2, 429: 18} == Counter(statuses)
     assert 2 == len(engine.requests) == len(await stored_steps(store, "r1"))
 
 
@@ -52,27 +52,27 @@ async def test_the_error_names_the_calls_in_flight(proxy, engine, http):
     async def both_are_there():
         return len(engine.requests) == 2
 
-    await until(both_are_there)
+    await wait_until(both_are_there)
     async with http.post(proxy, json=BODY) as refused:
-        told = await refused.json()
+        payload = await refused.json()
     for call in calls:
         call.cancel()
 
-    assert (429, "rollout_limit") == (refused.status, told["error"]["type"])
-    assert "0 of 2 steps, and calls for the remaining steps are in flight" in told["error"]["message"]
+    assert (429, "rollout_limit") == (refused.status, payload["error"]["type"])
+    assert "0 of 2 steps, and calls for the remaining steps are in flight" in payload["error"]["message"]
 
 
 async def test_a_call_that_is_never_sent_releases_its_reservation(proxy, store, engine, http):
     """A call that is refused before it is sent counts no step."""
     refused = [await status_of(http, proxy, **{"X-Reply-Tokens": "nonsense"}) for _ in range(5)]
-    asked = len(engine.requests)
+    requests = len(engine.requests)
 
-    async def none_is_held():
+    async def both_succeed():
         return [200, 200] == [await status_of(http, proxy) for _ in range(2)]
 
-    assert asked == 0
+    assert requests == 0
     assert {*refused} <= {400, 422}
-    await until(none_is_held)
+    await wait_until(both_succeed)
     assert 429 == await status_of(http, proxy)
 
 
@@ -97,22 +97,22 @@ async def test_the_call_of_a_disconnected_client_keeps_its_reservation(proxy, st
 
 async def test_the_lease_of_a_long_call_is_renewed(proxy, store, engine, http, monkeypatch):
     """The first lease expires at once here, and the renewed one counts."""
-    monkeypatch.setattr(places, "_RENEWAL_INTERVAL_S", 0.02)
+    monkeypatch.setattr(renewals, "_RENEWAL_INTERVAL_S", 0.02)
     monkeypatch.setattr("proxy.rollouts.opening.LEASE_MS", 1)
-    hold, renewed = store.reservations.extend, set()
+    extend, renewed = store.reservations.extend, set()
 
-    async def counted(rollout, incarnation, place):
-        await hold(rollout, incarnation, place)
-        renewed.add(place[0])
+    async def extend_and_count(rollout, incarnation, reservation):
+        await extend(rollout, incarnation, reservation)
+        renewed.add(reservation[0])
 
-    monkeypatch.setattr(store.reservations, "extend", counted)
+    monkeypatch.setattr(store.reservations, "extend", extend_and_count)
     engine.hangs()
     calls = [asyncio.ensure_future(status_of(http, proxy)) for _ in range(2)]
 
     async def both_are_renewed():
         return len(renewed) == 2
 
-    await until(both_are_renewed)
+    await wait_until(both_are_renewed)
     refused = await status_of(http, proxy)
     for call in calls:
         call.cancel()
@@ -124,11 +124,11 @@ async def test_a_stored_response_releases_its_reservation(proxy, store, engine, 
     """The call has a reservation until its stored response is found."""
     key = {"Idempotency-Key": "k"}
 
-    again = [await status_of(http, proxy, **key) for _ in range(4)]
+    statuses = [await status_of(http, proxy, **key) for _ in range(4)]
 
-    async def the_other_place_is_free():
+    async def another_call_succeeds():
         return await status_of(http, proxy) == 200
 
-    assert [200] * 4 == again
-    await until(the_other_place_is_free)
+    assert [200] * 4 == statuses
+    await wait_until(another_call_succeeds)
     assert 2 == len(engine.requests)

@@ -1,4 +1,4 @@
-"""A rollout as it lies in the store's fields."""
+"""A rollout, written to and read from the store's fields."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from proxy.rollouts.rollout import CountedDrift, Limits, read_marks, read_rollou
 from storage.types import StoredEntity
 
 
-def test_what_is_written_is_read_again():
-    """Every field of a rollout, and the defaults where there is none."""
+def test_a_rollout_is_read_as_it_was_written():
+    """Missing fields have their defaults."""
     fields = {
         "status": "failed",
         "group_id": "g",
@@ -32,14 +32,13 @@ def test_what_is_written_is_read_again():
     assert ("open", False) == (read_rollout(StoredEntity("r2", "b", 1, 2, {}, {})).status, False)
 
 
-def test_marks_are_read_by_their_kind():
-    """Undelivered steps, less those that were delivered later."""
+def test_undelivered_marks_exclude_steps_delivered_later():
     marks = read_marks(
         {
             "undelivered:s1": b"1",
             "later:s3": b"x",
             "undelivered:s4": b"1",
-            "delivered:s4": b"1",  # later, when its client asked again
+            "delivered:s4": b"1",  # replayed later
         }
     )
 
@@ -50,18 +49,17 @@ def drifted(steps: int, **kinds: int) -> CountedDrift:
     return CountedDrift(kinds, steps)
 
 
-def test_drift_is_known_once_it_is_counted_in_all_steps_and_explained():
-    """A step that came later, or a place without its kind, is a reason to look again."""
+def test_drift_is_known_if_it_covers_all_steps_and_has_no_unexplained_boundary():
     fields = {"drift": b'{"kinds": {"edited": 1}, "steps": 2}'}
     known = read_rollout(StoredEntity("r1", "b", 1, 2, fields, {"steps": 2}))
-    more = read_rollout(StoredEntity("r1", "b", 1, 2, fields, {"steps": 3}))
+    with_a_later_step = read_rollout(StoredEntity("r1", "b", 1, 2, fields, {"steps": 3}))
     unexplained = {"drift": b'{"kinds": {"unexplained": 1}, "steps": 2}'}
 
-    assert (drifted(2, edited=1), True, False) == (known.drift, known.is_drift_known, more.is_drift_known)
+    assert (drifted(2, edited=1), True, False) == (known.drift, known.is_drift_known, with_a_later_step.is_drift_known)
     assert not read_rollout(StoredEntity("r1", "b", 1, 2, unexplained, {"steps": 2})).is_drift_known
     assert not read_rollout(StoredEntity("r1", "b", 1, 2, {}, {})).is_drift_known
     assert read_rollout(StoredEntity("r1", "b", 1, 2, fields, {"steps": 1})).drift is None, (
-        "it expired, and is restored"
+        "the rollout expired and was restored"
     )
 
 
@@ -76,8 +74,8 @@ def test_drift_is_known_once_it_is_counted_in_all_steps_and_explained():
         (drifted(1, unexplained=1, other=1), None, None, {"other": 1}),
     ],
 )
-def test_totals_are_replaced_by_those_that_know_more(found, before, more, new):
-    """Of more steps, or with less unexplained; each kind that was not known before is new once."""
+def test_drift_totals_are_replaced_by_totals_of_more_steps_or_fewer_unexplained(found, before, more, new):
+    """Each newly known kind is counted once."""
     if before is not None:
         assert more == found.knows_more_than(before)
     assert new == found.known_since(before)

@@ -1,4 +1,4 @@
-"""What reading a large rollout costs: memory as much as is handed out and unique in it, time as much as it has steps."""
+"""The cost of reading large rollouts: memory grows with the unique and returned data, time with the number of steps."""
 
 import subprocess
 import sys
@@ -21,15 +21,15 @@ needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="resident memory
 
 
 def measured(*arguments):
-    """The growth of a process that reads a rollout, in MB, and the MB that it handed out."""
+    """Return the memory growth of a process that reads a rollout, and the size of what it returned, in MB."""
     path = {"PYTHONPATH": f"{ROOT}:{SCRIPT.parent}"}
     run = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=True, env=path)
     return tuple(map(float, run.stdout.split()))
 
 
 @needs_proc
-def test_prompts_that_grow_cost_what_is_unique():
-    """2,000 steps, each prompt 100 tokens longer than the last: copies of all prompts would be 800 MB."""
+def test_growing_prompts_use_the_memory_of_their_unique_tokens():
+    """With 2,000 steps, each prompt 100 tokens longer than the last, copies of all prompts would use 800 MB."""
     grown, handed_out = measured("growing", "sequences", "2000", "100")
 
     assert handed_out > 1
@@ -38,7 +38,7 @@ def test_prompts_that_grow_cost_what_is_unique():
 
 @needs_proc
 def test_rows_are_in_memory_one_at_a_time():
-    """20 prompts of 100,000 tokens: as Python lists all rows would be 80 MB, and as much again as text."""
+    """With 20 prompts of 100,000 tokens, all rows as Python lists would use 80 MB, and their text the same."""
     grown, handed_out = measured("wide", "steps", "20", "100000")
 
     assert handed_out > 10
@@ -53,15 +53,15 @@ def response(text, index=0):
 
 
 def side_by_side(count):
-    """Calls with one prompt."""
+    """Return calls with one prompt."""
     return [
         make_step(f"{n:06}", [1, 2], [n + 9], request={"messages": [ASK]}, response={"choices": [response(f"t{n}")]})
         for n in range(count)
     ]
 
 
-def below_one(count):
-    """Calls that all go on from the first."""
+def below_the_first(count):
+    """Return calls that all continue the first."""
     first = make_step("0", [1], [5], request={"messages": [ASK]}, response={"choices": [response("a")]})
     messages = [ASK, response("a")["message"], ASK]
     return [first, *(
@@ -71,7 +71,7 @@ def below_one(count):
 
 
 def of_one_call(count):
-    """The choices of one call."""
+    """Return the choices of one call."""
     choices = [response(f"t{n}", n) for n in range(count)]
     return [
         make_step("a", [1, 2], *(make_choice(n, [n + 9]) for n in range(count)), request={"messages": [ASK]},
@@ -80,13 +80,13 @@ def of_one_call(count):
 
 
 def drifted(count, reply):
-    """Half as many calls with one prompt, and for each another that goes on from a reply with other ids."""
+    """Return calls with one prompt, and for each another call that continues a reply with other ids."""
     early = side_by_side(count // 2)
     if reply == "same":
         early = [make_step(step.step_id, [1, 2], step.choices[0].ids, request=step.request,
                            response={"choices": [response("same")]}) for step in early]  # fmt: skip
-    said = {"same": "same", "edited": "something else"}[reply]
-    messages = [ASK, {"role": "assistant", "content": said}, ASK]
+    content = {"same": "same", "edited": "something else"}[reply]
+    messages = [ASK, {"role": "assistant", "content": content}, ASK]
     return early + [
         make_step(f"x{n:06}", [1, 2, 3, n], [n + 9], request={"messages": messages}, response={"choices": []})
         for n in range(count // 2)
@@ -97,19 +97,19 @@ def drifted(count, reply):
     "rollout",
     [
         side_by_side,
-        below_one,
+        below_the_first,
         of_one_call,
         lambda count: drifted(count, "same"),
         lambda count: drifted(count, "edited"),
     ],
-    ids=["side by side", "below one", "of one call", "drifted", "edited"],
+    ids=["siblings", "below the first", "one call", "drifted", "edited"],
 )
-def test_a_tree_of_ten_thousand_nodes_is_shown_in_about_a_second(rollout):
-    """Of CPU time, however they hang together; with its drift, as JSON."""
+def test_a_tree_of_ten_thousand_nodes_takes_at_most_4_s_of_cpu_time(rollout):
+    """This includes its drift and the JSON."""
     steps = rollout(10_000)
-    begun = process_time()
+    start = process_time()
     drift = [explain(boundary) for boundary in find_boundaries(grow(steps))]
     text = to_json_bytes(outline(steps, RolloutFacts("r1"), drift))
 
     assert text.count(b'"node":') == 10_000
-    assert process_time() - begun < 4
+    assert process_time() - start < 4

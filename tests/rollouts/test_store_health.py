@@ -57,7 +57,7 @@ async def test_an_error_of_one_rollout_does_not_make_the_store_unreachable(store
 async def test_work_after_the_recovery_is_repeated_if_it_fails(store):
     """The store is reachable only after the work has succeeded."""
     done = asyncio.Event()
-    failures = [StoreUnreachable("away again")]
+    failures = [StoreUnreachable("unreachable again")]
 
     async def is_back() -> None:
         if failures:

@@ -1,4 +1,4 @@
-"""What is not HTTP: answered in JSON, without Python's view of it."""
+"""Invalid HTTP requests, `Expect` headers, and connections during the shutdown."""
 
 import asyncio
 from contextlib import suppress
@@ -14,7 +14,7 @@ from proxy.server.connections import Runner
 
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 REQUESTS = {
-    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+    "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
     "method": b"P\xffST / HTTP/1.1\r\nHost: x\r\n\r\n",
     "version": b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
     "no host": b"GET /v1/models HTTP/1.1\r\n\r\n",
@@ -26,13 +26,13 @@ REQUESTS = {
     "url": b"GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n",
     "length": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +1\r\n\r\n",
     "chunk": CHUNKED + b"zz\r\n",
-    "chunk that comes late": (CHUNKED + b"2\r\n{}\r\n", b"zz\r\n"),
+    "late chunk": (CHUNKED + b"2\r\n{}\r\n", b"zz\r\n"),
 }
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_what_is_no_request_is_a_json_error(store, engine, connected, name):
-    """400, with a sentence; no reprs, no bytes, no names of classes; the connection ends."""
+async def test_an_invalid_http_request_is_a_400_json_error(store, engine, connected, name):
+    """The message contains no representation of Python objects; the connection is closed."""
     sent = REQUESTS[name]
     async with proxying(engine.url, store) as served:
         reader, writer = await connected(served.url)
@@ -49,8 +49,8 @@ async def test_what_is_no_request_is_a_json_error(store, engine, connected, name
     assert [] == engine.requests
 
 
-async def test_a_request_that_fails_within_aiohttp_is_an_internal_error(store, engine, monkeypatch):
-    """Outside of our middleware too: JSON, with the id of the log."""
+async def test_an_exception_within_aiohttp_is_a_json_internal_error(store, engine, monkeypatch):
+    """It has the error id of the log."""
 
     def broken(*_):
         raise ZeroDivisionError("/srv/secret")
@@ -67,7 +67,7 @@ async def test_a_request_that_fails_within_aiohttp_is_an_internal_error(store, e
 
 @pytest.fixture
 async def connected():
-    """Opens raw connections, which are closed with the test."""
+    """Opens raw connections, which are closed after the test."""
     writers = []
 
     async def connect(url):
@@ -83,8 +83,8 @@ async def connected():
 
 @pytest.mark.parametrize("expected", [b"-1", b"\xff", b"100-continue, x"])
 @pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/rollouts", b"/nothing"])
-async def test_an_expectation_that_nobody_knows_is_a_json_error(store, engine, connected, expected, path):
-    """417 on every path, and nothing of the header comes back."""
+async def test_an_unknown_expectation_is_417_on_every_path(store, engine, connected, expected, path):
+    """The response does not contain the header's value."""
     async with proxying(engine.url, store) as served:
         reader, writer = await connected(served.url)
         head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\nExpect: %s\r\n\r\n{}"
@@ -95,8 +95,8 @@ async def test_an_expectation_that_nobody_knows_is_a_json_error(store, engine, c
     assert "expectation_failed" == orjson.loads(rest.partition(b"\r\n\r\n")[2])["error"]["code"]
 
 
-async def test_a_client_that_waits_before_it_sends_its_body_is_told_to_go_on(store, engine, connected):
-    """`Expect: 100-continue`, in any case of letters."""
+async def test_expect_100_continue_is_answered_before_the_body(store, engine, connected):
+    """It is case-insensitive."""
     async with proxying(engine.url, store) as served:
         reader, writer = await connected(served.url)
         writer.write(b"POST /rollouts HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-Continue\r\n\r\n")
@@ -106,8 +106,8 @@ async def test_a_client_that_waits_before_it_sends_its_body_is_told_to_go_on(sto
         assert b"HTTP/1.1 201 Created\r\n" == await reader.readline()
 
 
-async def test_a_client_that_connects_while_the_server_stops_is_not_kept_waiting(monkeypatch):
-    """Its connection ends, so that it can try another one; aiohttp would keep it open and ignore what it sends."""
+async def test_a_connection_accepted_during_the_shutdown_is_closed(monkeypatch):
+    """aiohttp would keep it open and ignore its requests."""
 
     async def handle(request):
         return web.Response(text="never")
@@ -118,16 +118,16 @@ async def test_a_client_that_connects_while_the_server_stops_is_not_kept_waiting
     await runner.setup()
     connection_made = web.RequestHandler.connection_made
 
-    def made_as_the_server_stops(connection, transport):
+    def connected_during_the_shutdown(connection, transport):
         connection_made(connection, transport)
         runner.server.pre_shutdown()
 
-    monkeypatch.setattr(web.RequestHandler, "connection_made", made_as_the_server_stops)
+    monkeypatch.setattr(web.RequestHandler, "connection_made", connected_during_the_shutdown)
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         reader, writer = await asyncio.open_connection(*runner.addresses[0])
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        async with asyncio.timeout(30):  # an idle connection may stay open for longer
+        async with asyncio.timeout(30):  # the keep-alive timeout is longer
             with suppress(ConnectionResetError):
                 assert b"" == await reader.read()
         writer.close()

@@ -1,4 +1,4 @@
-"""The process that listens."""
+"""Listening, and the shutdown."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -16,8 +16,7 @@ CHAT = "/rollouts/r1/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
-async def test_the_control_api_may_have_a_port_of_its_own(store):
-    """Then the model API's port serves no control route, and the other way about."""
+async def test_with_separate_ports_each_api_is_served_on_its_port_only(store):
     async with fake_engine() as engine:
         settings = settings_for(engine.url, control={"listen": "127.0.0.1:0"})
         async with running(settings, store) as served, aiohttp.ClientSession() as http:
@@ -25,14 +24,13 @@ async def test_the_control_api_may_have_a_port_of_its_own(store):
                 pass
             async with http.get(served.url + "/rollouts") as model:
                 pass
-            async with http.post(served.control_url + "/v1/chat/completions", json={}) as astray:
+            async with http.post(served.control_url + "/v1/chat/completions", json={}) as model_call_on_control:
                 pass
 
-    assert [200, 404, 404] == [control.status, model.status, astray.status]
+    assert [200, 404, 404] == [control.status, model.status, model_call_on_control.status]
 
 
-async def test_a_port_in_use_is_an_error_that_names_it(store):
-    """And nothing is left running."""
+async def test_a_port_in_use_is_an_error_with_the_port(store):
     async with fake_engine() as engine:
         port = engine.url.rpartition(":")[2]
         with pytest.raises(OSError, match=port):
@@ -40,8 +38,8 @@ async def test_a_port_in_use_is_an_error_that_names_it(store):
                 pass
 
 
-async def test_told_to_stop_it_is_not_ready_takes_no_call_and_ends_those_in_flight(store):
-    """The control API says so until the last call has ended; its step is stored, and its client sees its end."""
+async def test_the_shutdown_refuses_new_connections_and_completes_calls_in_flight(store):
+    """The control API reports it until the last call has ended; its step is stored."""
     async with fake_engine() as engine, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
         hold = asyncio.Event()
         engine.streams([STREAM.response], then="end", after=hold)
@@ -52,7 +50,7 @@ async def test_told_to_stop_it_is_not_ready_takes_no_call_and_ends_those_in_flig
         stopping = asyncio.ensure_future(stack.aclose())
         while (ready := await http.get(served.control_url + "/ready")).status == 200:
             pass
-        told = await ready.json()
+        payload = await ready.json()
         with pytest.raises(aiohttp.ClientConnectorError):
             await http.get(served.url + "/health")
         hold.set()
@@ -60,18 +58,18 @@ async def test_told_to_stop_it_is_not_ready_takes_no_call_and_ends_those_in_flig
         body = await response.read()
         await stopping
 
-    assert (503, {"status": "stopping", "in_flight": 1}) == (ready.status, told)
+    assert (503, {"status": "stopping", "in_flight": 1}) == (ready.status, payload)
     assert body.endswith(b"data: [DONE]\n\n")
     assert 1 == len(await stored_steps(store, "r1"))
 
 
-async def test_balancers_have_time_to_learn_that_it_stops(store, monkeypatch):
-    """For `shutdown_delay_s` it is not ready and says why, and takes what is still sent to it; then its port is closed."""
-    noticed, over, sleep = [], asyncio.Event(), asyncio.sleep
+async def test_during_shutdown_delay_s_the_proxy_is_not_ready_and_accepts_calls(store, monkeypatch):
+    """Load balancers remove it meanwhile; then its port is closed."""
+    delays, over, sleep = [], asyncio.Event(), asyncio.sleep
 
     async def until_over(seconds):
         if seconds == 1234:
-            noticed.append(seconds)
+            delays.append(seconds)
             await over.wait()
         else:
             await sleep(seconds)
@@ -83,7 +81,7 @@ async def test_balancers_have_time_to_learn_that_it_stops(store, monkeypatch):
         stopping = asyncio.ensure_future(stack.aclose())
         while (ready := await http.get(served.url + "/ready")).status == 200:
             pass
-        told = await ready.json()
+        payload = await ready.json()
         response = await http.post(served.url + CHAT, json=BODY)
         body = await response.read()
         assert not stopping.done()
@@ -92,14 +90,13 @@ async def test_balancers_have_time_to_learn_that_it_stops(store, monkeypatch):
         with pytest.raises(aiohttp.ClientConnectorError):
             await http.get(served.url + "/ready")
 
-    assert [1234] == noticed
-    assert "stopping" == told["status"]
+    assert [1234] == delays
+    assert "stopping" == payload["status"]
     assert body.endswith(b"data: [DONE]\n\n")
     assert 1 == len(await stored_steps(store, "r1"))
 
 
-async def test_a_call_that_does_not_end_in_time_is_cut_and_kept(store):
-    """`drain_timeout_s` bounds the stop; what the client had seen is stored as a partial step."""
+async def test_a_call_that_exceeds_drain_timeout_s_is_aborted_and_recorded_as_partial(store):
     async with fake_engine() as engine, aiohttp.ClientSession() as http, AsyncExitStack() as stack:
         engine.streams([STREAM.response[:2000]], then="hang")
         served = await stack.enter_async_context(running(settings_for(engine.url, drain_timeout_s=0.05), store))

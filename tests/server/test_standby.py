@@ -24,7 +24,7 @@ def addresses():
     """Two free ports, on which the standby application and then the proxy listen."""
     with ExitStack() as taken:
         sockets = [taken.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+        return [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
 
 
 @asynccontextmanager
@@ -44,7 +44,7 @@ async def starting(settings, store=None):
         await asyncio.wait([task], timeout=10)
 
 
-async def answer_of(http, url: str, status: int) -> dict:
+async def wait_for_status(http, url: str, status: int) -> dict:
     """Return the first response with this status."""
     async with asyncio.timeout(50):
         while True:
@@ -57,26 +57,24 @@ async def answer_of(http, url: str, status: int) -> dict:
             await asyncio.sleep(0.01)
 
 
-async def test_without_a_store_a_start_is_alive_not_ready_and_refuses_calls_until_it_has_one(
-    store, engine, http, addresses
-):
-    """Also on the control API's own port; /ready has the reason; no engine is requested meanwhile."""
+async def test_a_start_without_a_store_is_alive_and_not_ready_and_calls_are_503(store, engine, http, addresses):
+    """This includes the control API's own port; /ready has the reason, and no engine gets a request."""
     store.failing.add("set_once")
     model, control = (f"http://{address}" for address in addresses)
     engine.plays(load("chat_ids_lp"))
     settings = settings_for(engine.url, listen=addresses[0], control={"listen": addresses[1]})
     async with starting(settings, store):
-        alive = await answer_of(http, control + "/health", 200)
-        ready = await answer_of(http, control + "/ready", 503)
+        alive = await wait_for_status(http, control + "/health", 200)
+        ready = await wait_for_status(http, control + "/ready", 503)
         async with http.post(model + CHAT, json=BODY) as refused:
             error = await refused.json()
-        asked_before = len(engine.requests)
+        requests_before = len(engine.requests)
         store.failing.clear()
-        await answer_of(http, control + "/ready", 200)
+        await wait_for_status(http, control + "/ready", 200)
         async with http.post(model + CHAT, json=BODY) as made:
             pass
 
-    assert ("ok", "the test took the store away", 0) == (alive["status"], ready["store"], asked_before)
+    assert ("ok", "the test took the store away", 0) == (alive["status"], ready["store"], requests_before)
     assert (503, "store_unavailable", "1", 200) == (
         refused.status,
         error["error"]["type"],
@@ -86,14 +84,14 @@ async def test_without_a_store_a_start_is_alive_not_ready_and_refuses_calls_unti
     assert 1 == len(await stored_steps(store, "r1"))
 
 
-async def test_a_store_that_comes_later_is_used(engine, http, addresses, tmp_path):
-    """Nothing answers at its URL when the process starts; then a server does."""
+async def test_a_store_that_becomes_reachable_later_is_used(engine, http, addresses, tmp_path):
+    """No server listens at its URL when the process starts."""
     engine.plays(load("chat_ids_lp"))
     url = f"unix:{tmp_path / 'later' / 'valkey.sock'}"
     async with starting(settings_for(engine.url, listen=addresses[0], store={"url": url})):
-        ready = await answer_of(http, f"http://{addresses[0]}/ready", 503)
+        ready = await wait_for_status(http, f"http://{addresses[0]}/ready", 503)
         server = await start_embedded(tmp_path / "later", "acknowledged")
-        await answer_of(http, f"http://{addresses[0]}/ready", 200)
+        await wait_for_status(http, f"http://{addresses[0]}/ready", 200)
         async with http.post(f"http://{addresses[0]}{CHAT}", json=BODY) as made:
             pass
         opened = await open_store(url)
@@ -105,15 +103,17 @@ async def test_a_store_that_comes_later_is_used(engine, http, addresses, tmp_pat
     assert (200, 1) == (made.status, len(steps))
 
 
-async def test_a_store_that_comes_and_cannot_be_used_ends_the_start(store, engine, http, addresses, monkeypatch):
-    """The error has the reason: waiting would not help."""
+async def test_a_store_that_becomes_reachable_and_is_unusable_ends_the_start(
+    store, engine, http, addresses, monkeypatch
+):
+    """The error has the reason."""
 
     async def unfit(*args):
         raise StorageError("it is too old")
 
     store.failing.add("set_once")
     async with starting(settings_for(engine.url, listen=addresses[0]), store) as task:
-        await answer_of(http, f"http://{addresses[0]}/ready", 503)
+        await wait_for_status(http, f"http://{addresses[0]}/ready", 503)
         monkeypatch.setattr(store._store, "set_once", unfit)
         store.failing.clear()
         with pytest.raises(StorageError, match="too old"):

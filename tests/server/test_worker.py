@@ -54,8 +54,8 @@ def test_it_stops_at_a_signal_and_may_get_it_twice(worker):
 def test_the_settings_arrive_whole_with_their_secrets():
     """Secrets pass through the pipe only; printed settings hide them."""
     settings = load(store={"url": "redis://127.0.0.1", "password": "planted"}, agents={"api_keys": ["sown"]})
-    said = orjson.dumps(settings.to_json()).decode()
+    text = orjson.dumps(settings.to_json()).decode()
 
-    assert "planted" in said
-    assert "sown" in said
-    assert type(settings)(**orjson.loads(said)) == settings
+    assert "planted" in text
+    assert "sown" in text
+    assert type(settings)(**orjson.loads(text)) == settings

@@ -27,7 +27,7 @@ class Readers:
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self.http, self.url = http, url
 
-    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    async def request(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
         """Send a request; return status and body.
 
         Raises:
@@ -44,36 +44,36 @@ class Readers:
 
     async def steps(self, rollout: str) -> list[dict]:
         """Return the steps of a rollout."""
-        status, text = await self.ask("GET", f"/rollouts/{rollout}/steps")
+        status, text = await self.request("GET", f"/rollouts/{rollout}/steps")
         return orjson.loads(text)["steps"] if status == 200 else []
 
     async def rollout(self, rollout: str, random: Random) -> None:
         """Read a rollout through every route, its rows in some formats and containers."""
         for path in ("", "/steps?limit=1", "/tree", "/tree?texts=true"):
-            await self.ask("GET", f"/rollouts/{rollout}{path}")
+            await self.request("GET", f"/rollouts/{rollout}{path}")
         for include in ("exact", "flagged"):
-            await self.ask("GET", f"/rollouts/{rollout}/export?include={include}&{self.drawn(random)}")
+            await self.request("GET", f"/rollouts/{rollout}/export?include={include}&{self.drawn(random)}")
 
     async def all_formats(self, rollout: str) -> None:
         """Read a rollout in every format and container."""
         for form in FORMATS:
             for container in CONTAINERS:
                 query = f"format={form}&container={container}&include=flagged{LENGTHS}"
-                await self.ask("GET", f"/rollouts/{rollout}/export?{query}")
+                await self.request("GET", f"/rollouts/{rollout}/export?{query}")
 
     async def group(self, group: str, random: Random) -> None:
         """Read a group."""
-        await self.ask("GET", f"/groups/{group}")
+        await self.request("GET", f"/groups/{group}")
         query = f"{self.drawn(random)}&advantage={random.choice(ADVANTAGES)}"
-        await self.ask("GET", f"/groups/{group}/export?{query}")
+        await self.request("GET", f"/groups/{group}/export?{query}")
 
     async def lists(self, random: Random) -> None:
         """Read everything: the lists, the export of the whole store, and what an audit reads."""
         for path in ("/rollouts", "/groups", f"/export?report=true&include=flagged&limit=50&{self.drawn(random)}"):
-            await self.ask("GET", path)
-        wanted = ExportRequest("sequences", (), None, "flagged", "ndjson", (("limit", "50"),))
+            await self.request("GET", path)
+        export_request = ExportRequest("sequences", (), None, "flagged", "ndjson", (("limit", "50"),))
         try:
-            async for row in rows_of_proxy(self.http, self.url, wanted):
+            async for row in rows_of_proxy(self.http, self.url, export_request):
                 name_of(row)
                 with suppress(ValueError):
                     of_row(row)
@@ -82,14 +82,14 @@ class Readers:
 
     async def claim(self, random: Random) -> dict:
         """Claim complete groups and acknowledge them."""
-        wanted = {"consumer": "c", "groups": 3, "format": random.choice(tuple(FORMATS)),
+        claim = {"consumer": "c", "groups": 3, "format": random.choice(tuple(FORMATS)),
                   "include": random.choice(("exact", "flagged")),
                   "advantage": random.choice(ADVANTAGES), "prompt_length": 64, "response_length": 64}  # fmt: skip
-        _, text = await self.ask("POST", "/batches/claim", wanted)
+        _, text = await self.request("POST", "/batches/claim", claim)
         claimed = orjson.loads(text)
         if claimed.get("batch_id"):
             verb = random.choice(("ack", "release"))
-            await self.ask("POST", f"/batches/{claimed['batch_id']}/{verb}", {})
+            await self.request("POST", f"/batches/{claimed['batch_id']}/{verb}", {})
         return claimed
 
     def drawn(self, random: Random) -> str:

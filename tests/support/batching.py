@@ -40,11 +40,11 @@ class BatchServer:
         self.requests.append(("claim", body))
         if not self.ready and body["wait_s"] and self.long_polls:
             await self.arrived.wait()
-        left_out = {"refused": self.refused, "dropped": self.dropped}
+        omitted = {"refused": self.refused, "dropped": self.dropped}
         if not self.ready:
-            return web.json_response({"batch_id": None, "expires_ms": None, "groups": [], **left_out})
+            return web.json_response({"batch_id": None, "expires_ms": None, "groups": [], **omitted})
         batch = f"b{sum(request[0] == 'claim' for request in self.requests)}"
-        return web.json_response({"batch_id": batch, "expires_ms": 0, "groups": self.ready.pop(0), **left_out})
+        return web.json_response({"batch_id": batch, "expires_ms": 0, "groups": self.ready.pop(0), **omitted})
 
     def ended(self) -> list[str]:
         """The acks and releases, without claims and heartbeats."""

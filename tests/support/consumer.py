@@ -1,6 +1,6 @@
 """A consumer process that claims two groups at a time and acknowledges them, until there are none left.
 
-Arguments: the log and the proxies' URLs. If a proxy does not answer, it tries the next one. It uses the standard
+Arguments: the log and the proxies' URLs. If a proxy does not respond, it tries the next one. It uses the standard
 library only.
 """
 
@@ -18,19 +18,19 @@ LEASE_S = 0.6
 def main(log: str, *urls: str) -> None:
     written = os.open(log, os.O_WRONLY | os.O_APPEND)
     name = f"consumer-{os.getpid()}"
-    while batch := ask(urls, "/batches/claim", {"consumer": name, "groups": 2, "wait_s": 3, "lease_s": LEASE_S}):
+    while batch := post(urls, "/batches/claim", {"consumer": name, "groups": 2, "wait_s": 3, "lease_s": LEASE_S}):
         if not batch["groups"]:
             return
         now = round(time.time() * 1000)
         for group in batch["groups"]:
             note(written, ["claimed", now, batch["batch_id"], group["group_id"], batch["lease_ms"]])
         time.sleep(random.choice((0.01, 0.1, LEASE_S * 1.5)))
-        response = ask(urls, f"/batches/{batch['batch_id']}/ack", {})
+        response = post(urls, f"/batches/{batch['batch_id']}/ack", {})
         for group in response["acked"] if response else ():
             note(written, ["acked", batch["batch_id"], group])
 
 
-def ask(urls, path, body):
+def post(urls, path, body):
     """Send a request; return the response, or None if the lease was lost."""
     for url in urls * 20:
         request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})

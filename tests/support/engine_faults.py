@@ -12,7 +12,7 @@ from random import Random
 
 import orjson
 from faulty_engine import EngineRequest, Event, Written
-from odd_values import DEEPEST, nested, odd, odd_text, odd_type, places, put
+from odd_values import DEEPEST, nested, odd, odd_text, odd_type, paths_in, put
 from response_parts import (
     at_path,
     choices,
@@ -323,7 +323,7 @@ def no_index(written: Written, request: EngineRequest, random: Random) -> bool:
     return bool(found) and random.choice(found).pop("index", None) is not None
 
 
-@fault("an error beside choices", flagged=True)
+@fault("an error and choices in one event", flagged=True)
 def error_beside(written: Written, request: EngineRequest, random: Random) -> bool:
     found = chunks(written)
     if not found:
@@ -371,7 +371,7 @@ def odd_versions(written: Written, request: EngineRequest, random: Random) -> bo
 @fault("an odd value anywhere", channel="both")
 def odd_anywhere(written: Written, request: EngineRequest, random: Random) -> bool:
     event = random.choice(written.events)
-    found = places(event.value)
+    found = paths_in(event.value)
     if not found:
         return False
     path = random.choice(found)
@@ -384,7 +384,7 @@ def odd_anywhere(written: Written, request: EngineRequest, random: Random) -> bo
 @fault("an odd field anywhere", channel="both")
 def odd_field(written: Written, request: EngineRequest, random: Random) -> bool:
     event = random.choice(written.events)
-    objects = [event.value, *(at_path(event.value, path) for path in places(event.value))]
+    objects = [event.value, *(at_path(event.value, path) for path in paths_in(event.value))]
     random.choice([value for value in objects if is_object(value)])[random.choice(FIELDS)] = odd(random)
     return True
 
@@ -392,7 +392,7 @@ def odd_field(written: Written, request: EngineRequest, random: Random) -> bool:
 @fault("a field is missing anywhere", channel="both")
 def missing_field(written: Written, request: EngineRequest, random: Random) -> bool:
     event = random.choice(written.events)
-    found = [path for path in places(event.value) if isinstance(path[-1], str)]
+    found = [path for path in paths_in(event.value) if isinstance(path[-1], str)]
     if not found:
         return False
     path = random.choice(found)

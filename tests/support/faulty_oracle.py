@@ -84,7 +84,7 @@ EXCUSED = (
         _swapped,
     ),
     Excuse(
-        "several faults in the ids of one answer",
+        "several faults in the ids of one response",
         "A lost chunk and a repeated one of the same length leave every count as it was; where each event has a running "
         "count, a lost chunk and cumulative ones may still add up.",
         _several_of_ids,

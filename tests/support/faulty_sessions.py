@@ -46,8 +46,8 @@ class Agent:
 
         async def respond(path: str, body: dict) -> Sent:
             if path != call.path:
-                looked_up = orjson.dumps({"tokens": call.truth.prompts[0]})
-                return Sent([looked_up if random.random() < 0.8 else odd_text(random)])
+                lookup = orjson.dumps({"tokens": call.truth.prompts[0]})
+                return Sent([lookup if random.random() < 0.8 else odd_text(random)])
             self.body = body
             return self._sent(call, body, random)
 

@@ -59,27 +59,27 @@ class TapeEngine:
     async def _exchange(self, method: str, path: str, headers: dict[str, str], body: str) -> dict[str, Any] | None:
         """Return the exchange of this request: the first that is unplayed, or else the first.
 
-        A sampling request that is not on the tape gets the next response in order, so that one difference stays one.
+        A sampling request that is not on the tape gets the next response in order, so that a difference does not cause others.
         """
         found = [
-            place
-            for place, each in enumerate(self.tape)
-            if (each["method"], each["path"], each["body"]) == (method, path, body)
+            index
+            for index, exchange in enumerate(self.tape)
+            if (exchange["method"], exchange["path"], exchange["body"]) == (method, path, body)
         ]
         if method == "GET" and found:
             return self.tape[found[-1]]
-        fresh = [place for place in found if not self._played[place]]
+        fresh = [index for index in found if not self._played[index]]
         if self._source is not None and not fresh:
             response = await self._source(method, path, headers, body)
             self.tape.append({"method": method, "path": path, "body": body, **response})
             fresh = [len(self.tape) - 1]
         if not fresh and path in SAMPLING:
-            fresh = [p for p, each in enumerate(self.tape) if each["path"] == path and not self._played[p]][:1]
-        place = (fresh or found or [None])[0]
-        if place is None:
+            fresh = [p for p, exchange in enumerate(self.tape) if exchange["path"] == path and not self._played[p]][:1]
+        index = (fresh or found or [None])[0]
+        if index is None:
             return None
-        self._played[place] += 1
-        return self.tape[place]
+        self._played[index] += 1
+        return self.tape[index]
 
     async def _play(self, request: web.Request, exchange: dict[str, Any]) -> web.StreamResponse:
         cut, hold = self.cut_after, self.hold_after
@@ -117,12 +117,12 @@ async def tape_engine(tape: list[dict[str, Any]], source: Responder | None = Non
 def forward_to(http: aiohttp.ClientSession, url: str) -> Responder:
     """Return a source that forwards to the engine at a URL."""
 
-    async def response(method: str, path: str, headers: dict[str, str], body: str) -> dict[str, Any]:
+    async def forward(method: str, path: str, headers: dict[str, str], body: str) -> dict[str, Any]:
         sent = {name: value for name, value in headers.items() if name.lower() not in _UNKEPT}
-        async with http.request(method, url + path, data=body.encode() or None, headers=sent) as got:
-            kept = {name: value for name, value in got.headers.items() if name.lower().startswith("x-")}
-            text = (await got.read()).decode()
-            content_type = got.headers.get("Content-Type", "text/plain")
-            return {"status": got.status, "type": content_type, "headers": kept, "answer": text}
+        async with http.request(method, url + path, data=body.encode() or None, headers=sent) as response:
+            kept = {name: value for name, value in response.headers.items() if name.lower().startswith("x-")}
+            text = (await response.read()).decode()
+            content_type = response.headers.get("Content-Type", "text/plain")
+            return {"status": response.status, "type": content_type, "headers": kept, "answer": text}
 
-    return response
+    return forward

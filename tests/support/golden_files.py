@@ -47,8 +47,8 @@ def differences(recorded: Any, found: Any, path: str = "") -> Iterator[str]:
             else:
                 yield from differences(recorded[name], found[name], f"{path}/{name}")
     elif isinstance(recorded, list) and isinstance(found, list):
-        for place, (before, after) in enumerate(zip(recorded, found, strict=False)):
-            yield from differences(before, after, f"{path}[{_title(before, place)}]")
+        for index, (before, after) in enumerate(zip(recorded, found, strict=False)):
+            yield from differences(before, after, f"{path}[{_title(before, index)}]")
         if len(recorded) != len(found):
             rest = (recorded if len(recorded) > len(found) else found)[min(len(recorded), len(found))]
             yield f"{path}: {len(recorded)} items -> {len(found)}, the first of the others is {_short(rest)}"
@@ -82,13 +82,13 @@ def _documents(text: str) -> Any:
 
 def _first(recorded: str, found: str) -> str:
     pairs = enumerate(zip(recorded, found, strict=False))
-    place = next((at for at, (before, after) in pairs if before != after), min(len(recorded), len(found)))
-    start, end = max(0, place - _AROUND), place + _AROUND
-    return f"at {place}: {recorded[start:end]!r} -> {found[start:end]!r}"
+    index = next((at for at, (before, after) in pairs if before != after), min(len(recorded), len(found)))
+    start, end = max(0, index - _AROUND), index + _AROUND
+    return f"at {index}: {recorded[start:end]!r} -> {found[start:end]!r}"
 
 
-def _title(value: Any, place: int) -> str:
-    return f"{place} {value['call']}" if isinstance(value, dict) and "call" in value else str(place)
+def _title(value: Any, index: int) -> str:
+    return f"{index} {value['call']}" if isinstance(value, dict) and "call" in value else str(index)
 
 
 def _short(value: Any) -> str:

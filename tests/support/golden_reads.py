@@ -30,8 +30,8 @@ async def calls_of(stage: Stage) -> list[list[Any]]:
     listed = orjson.loads((await stage.get("/rollouts?limit=1000"))["body"])
     described = orjson.loads((await stage.get("/openapi.json"))["body"])
     parameters = described["paths"]["/rollouts/{rollout_id}/export"]["get"]["parameters"]
-    (formats,) = (each["schema"]["enum"] for each in parameters if each["name"] == "format")
-    rollouts = [each["rollout_id"].replace("/", "%2F").replace(" ", "%20") for each in listed["rollouts"]]
+    (formats,) = (parameter["schema"]["enum"] for parameter in parameters if parameter["name"] == "format")
+    rollouts = [rollout["rollout_id"].replace("/", "%2F").replace(" ", "%20") for rollout in listed["rollouts"]]
     paths = ["/rollouts?limit=1000", "/rollouts?limit=5", "/rollouts?status=completed&limit=3", "/rollouts?group_id=g0"]
     paths += ["/groups", "/groups?status=complete", "/policy", "/groups/g0", "/groups/g1", "/groups/by-header-group"]
     for rollout in rollouts:

@@ -234,13 +234,13 @@ async def chats(stage: Stage) -> None:
     await stage.post(f"/rollouts/chat{CHAT}", chat(*messages[:3], user("Another way.")))
     await stage.post(f"/rollouts/chat{CHAT}", chat(*messages[:3], user("A third."), stream=True, temperature=1.1))
     await turns(stage, "chat%2Fother%20system", [{"role": "system", "content": "Be brief."}], 2, top_p=0.8, top_k=20)
-    asked = (
+    options = (
         {}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 2}, {"return_token_ids": True},
         {"logprobs": True, "return_token_ids": True, "n": 2}, {"n": 3, "temperature": 1.3}, {"stop": ["e"]},
         {"max_tokens": 1}, {"response_format": {"type": "json_object"}}, {"logit_bias": {"40": 2}}, {"min_tokens": 4},
         {"stream_options": {"include_usage": True}}, {"max_completion_tokens": 5, "user": "someone", "store": True},
     )  # fmt: skip
-    for number, fields in enumerate(asked):
+    for number, fields in enumerate(options):
         body = chat(user(f"Options {number}."), **fields)
         if "stream_options" not in fields:
             await stage.post(f"/rollouts/options{CHAT}", body)
@@ -293,11 +293,11 @@ async def tools(stage: Stage) -> None:
 
 async def completions(stage: Stage) -> None:
     """Completions of texts and of ids, echoed, several, streamed; Atropos' two shapes of /generate."""
-    asked = (
+    options = (
         {}, {"logprobs": 1}, {"n": 2}, {"echo": True}, {"prompt": [40, 41, 42]}, {"prompt": ["One", "Two"]},
         {"prompt": [[40, 41], [42]], "return_token_ids": True}, {"stop": ["a"], "logprobs": 0}, {"suffix": "end"},
     )  # fmt: skip
-    for number, fields in enumerate(asked):
+    for number, fields in enumerate(options):
         body = {"model": "policy", "prompt": f"Once {number}", "max_tokens": 12, "seed": number, **fields}
         for stream in (False, True):
             await stage.post(f"/rollouts/completions{COMPLETIONS}", {**body, "stream": stream})
@@ -345,7 +345,7 @@ async def messages(stage: Stage) -> None:
         if not stream:
             content = orjson.loads(found["body"])["content"]
             used = [part["id"] for part in content if part["type"] == "tool_use"]
-            results = [{"type": "tool_result", "tool_use_id": each, "content": "4"} for each in used]
+            results = [{"type": "tool_result", "tool_use_id": name, "content": "4"} for name in used]
             history = [user("Hello!"), reply(content), {"role": "user", "content": results}]
             await stage.post(f"/rollouts/{rollout}{MESSAGES}", body | forced | {"messages": history})
     counted = {"model": "claude-x", "messages": [user("Hello!")]}
@@ -362,13 +362,13 @@ async def responses(stage: Stage) -> None:
         forced = {"tools": [tool], "tool_choice": "required", "max_output_tokens": 200}
         called = await stage.call("POST", f"/rollouts/{rollout}{RESPONSES}", body | forced)
         if not stream:
-            first, second = (orjson.loads(each["body"]) for each in (found, called))
+            first, second = (orjson.loads(response["body"]) for response in (found, called))
             more = {"input": "Go on.", "previous_response_id": first["id"], "instructions": "Be brief."}
             await stage.post(RESPONSES, body | more)
             outputs = [
-                {"type": "function_call_output", "call_id": each["call_id"], "output": "4"}
-                for each in second["output"]
-                if each["type"] == "function_call"
+                {"type": "function_call_output", "call_id": item["call_id"], "output": "4"}
+                for item in second["output"]
+                if item["type"] == "function_call"
             ]
             await stage.post(RESPONSES, body | forced | {"previous_response_id": second["id"], "input": outputs})
             await stage.get(f"{RESPONSES}/{first['id']}")
@@ -407,7 +407,7 @@ async def groups(stage: Stage) -> None:
         opened = await stage.post(
             "/groups", {"group_id": group, "size": 3, "rollout": terms, "metadata": {"kind": "test"}}
         )
-        members = [each["rollout_id"] for each in opened["rollouts"]]
+        members = [rollout["rollout_id"] for rollout in opened["rollouts"]]
         for number, member in enumerate(members):
             first = user(f"A question of {group}.")
             found = await stage.call("POST", f"/rollouts/{member}{CHAT}", chat(first, seed=number))
@@ -471,8 +471,8 @@ async def sglang(stage: Stage) -> None:
     """The same of an engine of SGLang's shapes."""
     await turns(stage, stage.name, [SYSTEM], 2)
     await tools_of_sglang(stage)
-    asked = ({"logprobs": True}, {"n": 2}, {"return_meta_info": True}, {"return_routed_experts": True})
-    for number, fields in enumerate(asked):
+    options = ({"logprobs": True}, {"n": 2}, {"return_meta_info": True}, {"return_routed_experts": True})
+    for number, fields in enumerate(options):
         body = chat(user(f"Options {number}."), **fields)
         for stream in (False, True):
             await stage.post(f"/rollouts/{stage.name}-options{CHAT}", body | {"stream": stream})

@@ -44,12 +44,12 @@ def load_store(client: redis.Redis, prefix: str, dump: dict[str, Any]) -> None:
                 is_expiry = name.endswith(":expiry")  # what was a week ahead when it was recorded
                 client.zadd(key, {_bytes(m): _NEVER_MS if is_expiry else score for m, score in entry["members"]})
             case "stream":
-                for place, fields in entry["entries"]:
-                    client.xadd(key, dict(fields), id=place)
+                for entry_id, fields in entry["entries"]:
+                    client.xadd(key, dict(fields), id=entry_id)
                 client.xgroup_create(key, "holders", "0", mkstream=True)
                 client.xreadgroup("holders", "-", {key: ">"})
-                for place, holder in entry["pending"]:
-                    client.xclaim(key, "holders", holder, 0, [place], idle=_LONGEST_MS, justid=True)
+                for entry_id, holder in entry["pending"]:
+                    client.xclaim(key, "holders", holder, 0, [entry_id], idle=_LONGEST_MS, justid=True)
 
 
 def readable(dump: dict[str, Any]) -> dict[str, Any]:
@@ -102,11 +102,11 @@ def _read(client: redis.Redis, key: bytes) -> dict[str, Any]:
             return {"type": kind, "members": [[_text(member), score] for member, score in members]}
         case "stream":
             entries = [
-                [place.decode(), [[_text(field), _text(value)] for field, value in fields.items()]]
-                for place, fields in client.xrange(key)
+                [entry_id.decode(), [[_text(field), _text(value)] for field, value in fields.items()]]
+                for entry_id, fields in client.xrange(key)
             ]
             pending = client.xpending_range(key, "holders", "-", "+", 1000)
-            held = [[each["message_id"].decode(), each["consumer"].decode()] for each in pending]
+            held = [[message["message_id"].decode(), message["consumer"].decode()] for message in pending]
             return {"type": kind, "entries": entries, "pending": held}
     raise AssertionError(f"{key!r} is a {kind}, which TokenTape never stores")
 

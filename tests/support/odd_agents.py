@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
-from odd_values import nested, odd, odd_text, places, put
+from odd_values import nested, odd, odd_text, paths_in, put
 from responses_drawn import RICH
 
 Json = dict[str, Any]
@@ -168,7 +168,7 @@ def complaint_of(request: Request, response: Answer) -> str | None:
 
 def _change(body: Json, random: Random) -> None:
     """Insert an odd value somewhere, or remove something."""
-    found = places(body)
+    found = paths_in(body)
     if not found:
         return
     path = random.choice(found)

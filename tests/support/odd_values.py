@@ -55,7 +55,7 @@ def odd_type(random: Random, *allowed: type) -> orjson.Fragment:
             return orjson.Fragment(text)
 
 
-def places(value: object, path: tuple = ()) -> list[tuple]:
+def paths_in(value: object, path: tuple = ()) -> list[tuple]:
     """Return the paths of all values within a value, except itself."""
     found = []
     if isinstance(value, dict):
@@ -64,9 +64,9 @@ def places(value: object, path: tuple = ()) -> list[tuple]:
         inner = enumerate(value)
     else:
         return found
-    for key, held in inner:
+    for key, inner_value in inner:
         found.append((*path, key))
-        found += places(held, (*path, key))
+        found += paths_in(inner_value, (*path, key))
     return found
 
 

@@ -62,7 +62,7 @@ class Contents:
 
     async def turns(self, base_url: str, count: int, **fields) -> None:
         """Make the calls of a conversation."""
-        asks = (
+        prompts = (
             "What is 17 times 23?",
             "Say it in other words.",
             "And its square root?",
@@ -71,7 +71,7 @@ class Contents:
         messages = [{"role": "system", "content": "You reckon, and answer in a sentence."}]
         async with AsyncOpenAI(base_url=base_url, api_key="none") as client:
             for turn in range(count):
-                messages.append({"role": "user", "content": asks[turn % len(asks)]})
+                messages.append({"role": "user", "content": prompts[turn % len(prompts)]})
                 reply = await client.chat.completions.create(
                     model="policy", messages=messages, seed=turn + len(base_url), **{"max_tokens": 60, **fields}
                 )
@@ -154,7 +154,7 @@ async def flagged(contents: Contents) -> None:
         status="error",
         rollout_id="branching",
         engine=ENGINE,
-        reason="the engine answered with 400",
+        reason="the engine returned 400",
         response={"status": 400, "body": f"bad {ALERT}"},
         timing=Timing(BEGAN + 4, BEGAN + 4, BEGAN + 4.2, BEGAN + 4.2),
         request={"messages": []},

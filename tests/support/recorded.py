@@ -95,9 +95,9 @@ def names(pattern: str = "*", kind: str = "vllm") -> list[str]:
 
 def load_http(kind: str, name: str) -> Cassette:
     """Load a cassette of SGLang or llama.cpp that has request and response in one file."""
-    request, _, answered = find(name, ".http", kind).read_text("utf-8").partition("\n=== RESPONSE ")
+    request, _, after_request = find(name, ".http", kind).read_text("utf-8").partition("\n=== RESPONSE ")
     head, _, body = request.partition("\n\n")
-    status, _, response = answered.partition("\n\n")
+    status, _, response = after_request.partition("\n\n")
     extra = re.search(r"extra headers: (\{.*\})", head)
     stream = response.lstrip().startswith(("data:", "event:"))
     return Cassette(

@@ -60,8 +60,8 @@ def response_of(message, finish_reason="stop", **fields):
 
 def cut(draw, text):
     """Split the text into pieces, some of which are empty."""
-    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
-    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 @st.composite

@@ -68,7 +68,7 @@ class RolloutServer:
             return web.json_response({"error": "no"}, status=self.status)
         self.tasks.append(
             asyncio.create_task(self.chat(body))
-        )  # as in the reference: it may call before this is answered
+        )  # as in the reference: its first call may precede this response
         if self.is_slow:
             await asyncio.wait(self.tasks, timeout=0.3)
         return web.json_response({"rollout_id": body["rollout_id"], "tools": self.tools}, status=202)

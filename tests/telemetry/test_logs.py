@@ -1,4 +1,4 @@
-"""The log: one line a call."""
+"""Log lines as text and as JSON."""
 
 import logging
 import sys
@@ -11,31 +11,29 @@ FIELDS = {"rollout_id": "a b\nc", "status": 200, "seconds": 0.123456, "none": No
 
 
 def record(**named) -> logging.LogRecord:
-    made = logging.LogRecord("tokentape", logging.INFO, "f", 1, "call", (), None)
-    made.fields = FIELDS
+    log_record = logging.LogRecord("tokentape", logging.INFO, "f", 1, "call", (), None)
+    log_record.fields = FIELDS
     for name, value in named.items():
-        setattr(made, name, value)
-    return made
+        setattr(log_record, name, value)
+    return log_record
 
 
-def test_a_line_for_people_is_one_line():
-    """Hostile names are quoted."""
+def test_a_text_line_is_one_line():
+    """Values with line breaks or spaces are quoted."""
     line = TextLines().format(record())
 
     assert "\n" not in line
     assert line.endswith('call rollout_id="a b\\nc" status=200 seconds=0.1235')
 
 
-def test_a_line_for_machines_is_one_object():
-    """With time, level, message and every field."""
+def test_a_json_line_is_one_object_with_level_message_and_fields():
     line = orjson.loads(JsonLines().format(record()))
 
     assert FIELDS.items() <= line.items()
     assert ("info", "call") == (line["level"], line["message"])
 
 
-def test_an_exception_is_told():
-    """In both."""
+def test_an_exception_is_in_text_and_json_lines():
     try:
         raise ValueError("oops")
     except ValueError:
@@ -45,8 +43,7 @@ def test_an_exception_is_told():
     assert "oops" in orjson.loads(JsonLines().format(failed))["exception"]
 
 
-def test_set_up_sends_lines_to_standard_error(capsys):
-    """Once, and at the level that was set."""
+def test_set_up_logs_to_standard_error_at_the_configured_level(capsys):
     before = LOG.handlers, LOG.level, LOG.propagate
     try:
         set_up("warning", "json")

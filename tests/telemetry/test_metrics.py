@@ -83,7 +83,7 @@ def test_the_store_is_up_at_first():
 
 
 def test_the_series_of_a_removed_engine_end():
-    """In counters, gauges and histograms, whatever their other labels are."""
+    """This holds for counters, gauges and histograms with any other labels."""
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
     for engine in ("kept", "removed"):

@@ -6,7 +6,7 @@ import re
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from proxy.telemetry import multiprocess as totals
+from proxy.telemetry import multiprocess
 from proxy.telemetry.metrics import make_metrics
 from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
 
@@ -19,14 +19,14 @@ async def workers(tmp_path):
     async def workers(number):
         registry = CollectorRegistry()
         metrics = make_metrics(registry)
-        one = WorkerMetrics(registry, metrics, WorkerSlot(number, tmp_path))
-        await one.start()
-        started.append(one)
-        return metrics, one
+        worker = WorkerMetrics(registry, metrics, WorkerSlot(number, tmp_path))
+        await worker.start()
+        started.append(worker)
+        return metrics, worker
 
     yield workers
-    for one in started:
-        await one.close()
+    for worker in started:
+        await worker.close()
 
 
 async def value_of(totals, line):
@@ -56,12 +56,12 @@ async def test_any_worker_returns_the_sum_of_all(workers):
 
 async def test_states_are_the_minimum_or_maximum_of_all_workers(workers):
     """The store is up if every worker can reach it, an endpoint is healthy if any worker can use it."""
-    (one, totals), (other, _) = await workers(0), await workers(1)
+    (first, totals), (other, _) = await workers(0), await workers(1)
     both_up = await value_of(totals, "tokentape_store_up")
     other.store_up.set(0)
-    one.engine_healthy.labels("e").set(1)
+    first.engine_healthy.labels("e").set(1)
     other.engine_healthy.labels("e").set(0)
-    one.oldest_call_age_seconds.set(1)
+    first.oldest_call_age_seconds.set(1)
     other.oldest_call_age_seconds.set(7)
 
     assert (1, 0) == (both_up, await value_of(totals, "tokentape_store_up"))
@@ -71,8 +71,8 @@ async def test_states_are_the_minimum_or_maximum_of_all_workers(workers):
 
 async def test_a_replaced_worker_continues_the_last_known_counters(workers):
     """Prometheus would read a lower sum as a restart from 0. Gauges of the dead worker are dropped."""
-    (one, totals), (other, dead) = await workers(0), await workers(1)
-    one.undelivered_steps.inc(1)
+    (first, totals), (other, dead) = await workers(0), await workers(1)
+    first.undelivered_steps.inc(1)
     other.undelivered_steps.inc(10)
     other.in_flight_calls.set(5)
     counts = [await value_of(totals, "tokentape_undelivered_steps_total")]
@@ -90,41 +90,41 @@ async def test_a_replaced_worker_continues_the_last_known_counters(workers):
     assert 2 == await value_of(totals, "tokentape_workers_missing_total")
 
 
-async def test_a_worker_that_does_not_answer_is_counted_as_missing(workers, tmp_path, monkeypatch):
-    """The scrape is answered within about a second."""
-    monkeypatch.setattr(totals, "_TIMEOUT_S", 0.05)
-    metrics, asked = await workers(0)
+async def test_a_worker_that_does_not_respond_is_counted_as_missing(workers, tmp_path, monkeypatch):
+    """The scrape takes about a second."""
+    monkeypatch.setattr(multiprocess, "_TIMEOUT_S", 0.05)
+    metrics, worker = await workers(0)
     metrics.undelivered_steps.inc(3)
     over = asyncio.Event()
 
-    async def say_nothing(_, writer):
+    async def ignore(_, writer):
         await over.wait()
         writer.close()
 
-    silent = await asyncio.start_unix_server(say_nothing, tmp_path / "1.sock")
+    silent = await asyncio.start_unix_server(ignore, tmp_path / "1.sock")
 
-    assert 3 == await value_of(asked, "tokentape_undelivered_steps_total")
-    assert 1 == await value_of(asked, "tokentape_workers")
-    assert 3 == await value_of(asked, "tokentape_workers_missing_total")
+    assert 3 == await value_of(worker, "tokentape_undelivered_steps_total")
+    assert 1 == await value_of(worker, "tokentape_workers")
+    assert 3 == await value_of(worker, "tokentape_workers_missing_total")
     over.set()
     silent.close()
 
 
 async def test_a_slow_worker_does_not_look_restarted(tmp_path):
-    """The start time is that of the youngest worker, whether it answers or not: each change of it is a restart."""
+    """The start time is that of the youngest worker, also if it does not respond: each change of it is a restart."""
     started = []
     for number, second in ((0, 100.0), (1, 200.0)):
         registry = CollectorRegistry()
         Gauge("process_start_time_seconds", "When it started.", registry=registry).set(second)
-        one = WorkerMetrics(registry, make_metrics(CollectorRegistry()), WorkerSlot(number, tmp_path))
-        await one.start()
-        started.append(one)
-    asked, youngest = started
-    before = await value_of(asked, "process_start_time_seconds")
+        worker = WorkerMetrics(registry, make_metrics(CollectorRegistry()), WorkerSlot(number, tmp_path))
+        await worker.start()
+        started.append(worker)
+    oldest, youngest = started
+    before = await value_of(oldest, "process_start_time_seconds")
     await youngest.close()
 
-    assert (200, 200) == (before, await value_of(asked, "process_start_time_seconds"))
-    await asked.close()
+    assert (200, 200) == (before, await value_of(oldest, "process_start_time_seconds"))
+    await oldest.close()
 
 
 async def test_a_single_process_returns_its_own_metrics(tmp_path):
@@ -149,7 +149,7 @@ async def test_workers_expose_the_same_format_as_a_single_process(tmp_path):
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
     metrics.calls.labels("chat", 'a "quoted" name\n', "200").inc()
-    one = WorkerMetrics(registry, metrics, WorkerSlot(0, tmp_path))
+    worker = WorkerMetrics(registry, metrics, WorkerSlot(0, tmp_path))
 
     alone = await WorkerMetrics(registry, metrics).exposition()
-    assert without_process_values(alone) == without_process_values(await one.exposition())
+    assert without_process_values(alone) == without_process_values(await worker.exposition())

@@ -1,4 +1,4 @@
-"""What an engine is found to be, and what it was started without."""
+"""Checks of engines: detection, token ids, logprobs, options, and clocks."""
 
 import ssl
 from email.utils import formatdate
@@ -9,17 +9,18 @@ from fakes import settings_for
 from findings import all_findings, engine_findings, graded
 from recorded import load
 
+from proxy.cli.check.engines import check_clock, read_date
 from proxy.clock import SystemClock
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from proxy.simulator.server import make_engine
 
 
-def playing(engine, answers: dict[str, str], **headers: str) -> None:
-    """Have an engine answer each path with a recorded answer; any other with a 404."""
+def play_by_path(engine, cassettes: dict[str, str], **headers: str) -> None:
+    """Let an engine respond to each path with a cassette, otherwise with 404."""
 
     async def respond(request, body):
-        cassette = load(answers.get(request.path, "err_404"))
+        cassette = load(cassettes.get(request.path, "err_404"))
         sent = {"Content-Type": cassette.content_type, **headers}
         return web.Response(status=cassette.status, body=cassette.response, headers=sent)
 
@@ -29,8 +30,7 @@ def playing(engine, answers: dict[str, str], **headers: str) -> None:
 IDS = {"/v1/models": "get_v1_models", "/v1/completions": "cmpl_ids_lp1", "/inference/v1/generate": "scale_out/generate"}
 
 
-async def test_all_is_well_with_a_store_and_an_engine_that_gives_ids(tmp_path):
-    """A finding for each, and nothing to fix."""
+async def test_a_store_and_an_engine_with_token_ids_are_ok(tmp_path):
     async with simulating("127.0.0.1:0", Options()) as engine:
         found = await all_findings(settings_for(engine, store={"url": f"embedded:{tmp_path / 'store'}"}))
 
@@ -39,8 +39,8 @@ async def test_all_is_well_with_a_store_and_an_engine_that_gives_ids(tmp_path):
     assert "'simulated' returns token IDs and logprobs" in found[-1].seen
 
 
-async def test_no_engine_is_no_fault(tmp_path):
-    """serve starts the simulator then."""
+async def test_no_engine_is_ok(tmp_path):
+    """`serve` starts the simulator then."""
     found = await all_findings(settings_for(None, store={"url": f"embedded:{tmp_path / 'store'}"}))
 
     assert "simulator" in found[-1].seen
@@ -55,27 +55,25 @@ async def test_no_engine_is_no_fault(tmp_path):
         ("err_404", "cmpl_plain", "lists no models", "base URL"),
     ],
 )
-async def test_an_engine_that_is_no_use_is_told_apart(engine, models, response, seen, fix):
-    """Too old to give ids, refusing, or no engine at all."""
-    playing(engine, {**IDS, "/v1/models": models, "/v1/completions": response})
+async def test_an_unusable_engine_is_a_fault_with_a_specific_fix(engine, models, response, seen, fix):
+    """It returns no ids, returns an error, or is not an engine."""
+    play_by_path(engine, {**IDS, "/v1/models": models, "/v1/completions": response})
     (fault,) = graded(await engine_findings(engine.url))["fault"]
 
     assert seen in fault
     assert fix in fault
 
 
-async def test_an_engine_that_gives_ids_without_logprobs_is_a_fault(engine):
-    """What a trainer needs beside ids is said, and what to set where it does not."""
-    playing(engine, {**IDS, "/v1/completions": "cmpl_ids"})
+async def test_an_engine_with_ids_and_without_logprobs_is_a_fault(engine):
+    """The fix names the setting for training without logprobs."""
+    play_by_path(engine, {**IDS, "/v1/completions": "cmpl_ids"})
     (fault,) = graded(await engine_findings(engine.url))["fault"]
 
     assert "returns token IDs but no logprobs" in fault
     assert "record.logprobs: off" in fault
 
 
-async def test_what_vllm_was_started_without_is_a_note(engine):
-    """Fewer logprobs than agents may ask for, and no tokens in, tokens out; it is of use all the same."""
-
+async def test_missing_options_of_vllm_are_notes(engine):
     async def respond(request, body):
         name = IDS.get(request.path)
         if body.get("logprobs") == 20:
@@ -86,17 +84,16 @@ async def test_what_vllm_was_started_without_is_a_note(engine):
         return web.Response(status=cassette.status, body=cassette.response, content_type="application/json")
 
     engine.respond = respond
-    told = graded(await engine_findings(engine.url))
+    findings = graded(await engine_findings(engine.url))
 
-    assert 1 == len(told["ok"])
-    assert [] == told["fault"]
+    assert 1 == len(findings["ok"])
+    assert [] == findings["fault"]
     assert ["--max-logprobs", "--enable-scale-out"] == [
-        flag for note in told["note"] for flag in ("--max-logprobs", "--enable-scale-out") if flag in note
+        flag for note in findings["note"] for flag in ("--max-logprobs", "--enable-scale-out") if flag in note
     ]
 
 
-async def test_an_engine_that_no_engine_file_knows_is_a_note(engine):
-    """Answered with text alone, nothing can be trained."""
+async def test_an_unknown_engine_type_is_a_note(engine):
     engine.fixed_responses = {}
 
     async def respond(request, body):
@@ -110,9 +107,7 @@ async def test_an_engine_that_no_engine_file_knows_is_a_note(engine):
     assert "unknown engine type" in note
 
 
-async def test_a_key_that_the_engine_wants_is_asked_for(engine):
-    """401 is no wrong address."""
-
+async def test_an_engine_that_requires_an_api_key_is_a_fault(engine):
     async def respond(request, body):
         return web.json_response({"error": "Unauthorized"}, status=401)
 
@@ -123,17 +118,16 @@ async def test_a_key_that_the_engine_wants_is_asked_for(engine):
     assert "api_key" in fault
 
 
-async def test_an_engine_whose_clock_is_off_is_a_note(engine):
-    """Its Date header says what time it thinks it is."""
+async def test_an_engine_with_a_wrong_clock_is_a_note(engine):
+    """The clock is read from the Date header."""
     hour_ago = formatdate(SystemClock().now() - 3600, usegmt=True)
-    playing(engine, IDS, Date=hour_ago)
+    play_by_path(engine, IDS, Date=hour_ago)
     notes = graded(await engine_findings(engine.url))["note"]
 
     assert any("s behind ours" in note and "NTP" in note for note in notes)
 
 
-async def test_a_certificate_that_nobody_here_trusts_is_told(certificate):
-    """https to an engine with a certificate of its own: the setting that names its authority is told."""
+async def test_an_untrusted_certificate_is_a_fault_that_names_engines_ca_file(certificate):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*certificate)
     runner = web.AppRunner(make_engine(Options()), access_log=None)
@@ -146,3 +140,20 @@ async def test_a_certificate_that_nobody_here_trusts_is_told(certificate):
 
     assert "certificate" in fault.lower()
     assert "engines.ca_file" in fault
+
+
+def test_a_clock_difference_is_a_note_with_its_size():
+    """Differences within a round trip and a second are ignored."""
+    assert [] == list(check_clock("x", 1000.0, 1003.0))
+    (behind,) = check_clock("x", 1000.0, 1060.0)
+    (ahead,) = check_clock("x", 1060.0, 1000.0)
+
+    assert "60 s behind ours" in behind.seen
+    assert "60 s ahead of ours" in ahead.seen
+    assert "note" == ahead.grade
+
+
+def test_an_invalid_date_header_is_none():
+    assert 784111777.0 == read_date("Sun, 06 Nov 1994 08:49:37 GMT")
+    assert None is read_date("yesterday")
+    assert None is read_date(None)

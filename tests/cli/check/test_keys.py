@@ -1,4 +1,4 @@
-"""Keys that are missing, weak, or good for what they should not be."""
+"""Checks of API keys: missing, weak, duplicate, or shared ones."""
 
 import pytest
 from findings import graded
@@ -9,37 +9,36 @@ from proxy.config.settings import load
 GOOD, OTHER = "v7pQ2mXw9sKd4TfR8zLb", "kJ3nYc6hWq1uGe5aPo0i"
 
 
-def told(agents=(), control=(), control_listen=None, **said):
+def findings_for(agents=(), control=(), control_listen=None, **settings):
     return graded(
         list(
             check_keys(
-                load(agents={"api_keys": agents}, control={"api_keys": control, "listen": control_listen}, **said)
+                load(agents={"api_keys": agents}, control={"api_keys": control, "listen": control_listen}, **settings)
             )
         )
     )
 
 
-def test_good_keys_and_none_on_loopback_are_well():
-    """Nothing is found where there is nothing to find."""
-    assert {"ok": [], "note": [], "fault": []} == told()
-    assert {"ok": [], "note": [], "fault": []} == told([GOOD], [OTHER], listen="0.0.0.0:8400")
+def test_strong_keys_and_no_keys_on_loopback_have_no_findings():
+    assert {"ok": [], "note": [], "fault": []} == findings_for()
+    assert {"ok": [], "note": [], "fault": []} == findings_for([GOOD], [OTHER], listen="0.0.0.0:8400")
 
 
-def test_an_open_address_without_keys_is_pointed_out():
-    """It was asked for with --insecure, and is still worth a word; each API by its own address."""
-    (note,) = told(listen="0.0.0.0:0", insecure=True)["note"]
+def test_an_open_address_without_keys_is_a_note():
+    """It requires --insecure; each API is checked with its own address."""
+    (note,) = findings_for(listen="0.0.0.0:0", insecure=True)["note"]
     assert "agents.api_keys and control.api_keys are empty" in note
-    (note,) = told([GOOD], listen="127.0.0.1:0", control_listen="0.0.0.0:0", insecure=True)["note"]
+    (note,) = findings_for([GOOD], listen="127.0.0.1:0", control_listen="0.0.0.0:0", insecure=True)["note"]
     assert "control.api_keys is empty" in note
 
 
 @pytest.mark.parametrize(
     "key", ["hunter2", "aaaaaaaaaaaaaaaaaaaaaaaa", "my-secret-key-of-ours", "CHANGEME-0123456789", "a-key-for-agents"]
 )
-def test_a_key_that_can_be_guessed_is_a_fault_where_others_can_try(key):
-    """A note on loopback; never with the key itself."""
-    (note,) = told([key])["note"]
-    (fault,) = told([GOOD], [key], listen="0.0.0.0:8400")["fault"]
+def test_a_weak_key_is_a_fault_and_on_loopback_a_note(key):
+    """The finding does not contain the key."""
+    (note,) = findings_for([key])["note"]
+    (fault,) = findings_for([GOOD], [key], listen="0.0.0.0:8400")["fault"]
 
     assert "agents.api_keys[0] is weak" in note
     assert "control.api_keys[0] is weak" in fault
@@ -47,16 +46,16 @@ def test_a_key_that_can_be_guessed_is_a_fault_where_others_can_try(key):
 
 
 def test_a_key_of_both_apis_is_a_fault():
-    """Agents would control."""
-    (fault,) = told([GOOD, OTHER], [OTHER])["fault"]
+    """Agents could use the control API."""
+    (fault,) = findings_for([GOOD, OTHER], [OTHER])["fault"]
 
     assert "agents.api_keys and control.api_keys" in fault
 
 
-def test_a_key_that_is_there_twice_is_a_note_and_one_like_a_rollouts_a_fault():
-    """Taking the one away would leave the other; the proxy would look for the rollout that it names."""
-    (note,) = told([GOOD, GOOD])["note"]
-    (fault,) = told([], ["tt-cjE.0123456789abcdefghij"])["fault"]
+def test_a_duplicate_key_is_a_note_and_a_key_like_a_minted_one_a_fault():
+    """The proxy would look up the rollout of such a key."""
+    (note,) = findings_for([GOOD, GOOD])["note"]
+    (fault,) = findings_for([], ["tt-cjE.0123456789abcdefghij"])["fault"]
 
     assert "agents.api_keys[1] is a duplicate" in note
     assert "control.api_keys[0] has the prefix of rollout keys" in fault

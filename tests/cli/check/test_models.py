@@ -1,4 +1,4 @@
-"""Aliases that name nothing, and tokenizers that cannot be loaded."""
+"""Checks of model aliases and tokenizers."""
 
 import pytest
 from fakes import settings_for
@@ -13,8 +13,7 @@ from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 
 
-async def test_an_alias_that_names_nothing_is_a_fault(tmp_path):
-    """Told with what the engine does list, so that it can be mended without looking."""
+async def test_an_alias_of_a_missing_model_is_a_fault_with_the_listed_models(tmp_path):
     aliases = {"gpt-4o": "simulated", "policy": "polcy"}
     async with simulating("127.0.0.1:0", Options()) as url:
         found = await all_findings(settings_for(url, models=aliases, store={"url": f"embedded:{tmp_path / 'store'}"}))
@@ -27,15 +26,15 @@ async def test_an_alias_that_names_nothing_is_a_fault(tmp_path):
     assert "models 'gpt-4o': refers to 'simulated'" in graded(found)["ok"][-1]
 
 
-def test_an_alias_that_some_engines_lack_is_a_note():
+def test_an_alias_that_some_engines_do_not_list_is_a_note():
     """Calls go to any of them."""
     (note,) = graded(list(check_aliases({"*": "m"}, {"a": ["m"], "b": ["x"]})))["note"]
 
     assert "which b does not list" in note
 
 
-def test_aliases_of_engines_that_told_nothing_are_passed_over():
-    """That an engine is away was said before."""
+def test_aliases_are_not_checked_without_lists_of_models():
+    """An unreachable engine is another finding."""
     assert [] == list(check_aliases({"*": "m"}, {}))
 
 
@@ -47,7 +46,7 @@ def test_aliases_of_engines_that_told_nothing_are_passed_over():
     ],
 )
 async def test_a_tokenizer_that_cannot_be_loaded_is_a_fault(monkeypatch, refusal, fix):
-    """With what to do, unless the refusal says that itself. What is refused is in tests/upstream/test_tokenizers.py."""
+    """The fix is omitted if the error contains it; tests/upstream/test_tokenizers.py tests the errors."""
 
     def load(path):
         assert "none/here" == path
@@ -60,12 +59,11 @@ async def test_a_tokenizer_that_cannot_be_loaded_is_a_fault(monkeypatch, refusal
     assert fix in finding.fix
 
 
-async def test_a_tokenizer_of_an_engine_is_tried(tmp_path, monkeypatch):
-    """Of each endpoint that has one; one that loads is told."""
+async def test_the_tokenizer_of_each_endpoint_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(models, "load", lambda _: None)
     async with simulating("127.0.0.1:0", Options()) as url:
         engines = {"endpoints": [{"url": url, "tokenizer": "good/one"}]}
-        said = {"listen": "127.0.0.1:0", "engines": engines, "store": {"url": f"embedded:{tmp_path / 'store'}"}}
-        found = graded(await all_findings(config.load(**said)))
+        settings = {"listen": "127.0.0.1:0", "engines": engines, "store": {"url": f"embedded:{tmp_path / 'store'}"}}
+        found = graded(await all_findings(config.load(**settings)))
 
-    assert any("tokenizer good/one: loads" in each for each in found["ok"])
+    assert any("tokenizer good/one: loads" in finding for finding in found["ok"])

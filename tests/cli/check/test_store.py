@@ -1,4 +1,4 @@
-"""Whether the store opens, and keeps what it is told."""
+"""Checks of the store."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -15,8 +15,8 @@ from storage.redis.connections import connections_to
 
 
 @pytest.fixture
-async def lax(tmp_path, unused_tcp_port):
-    """A real server that keeps nothing on disk, and throws keys away when it is full: its URL, and what sets it."""
+async def lax_server(tmp_path, unused_tcp_port):
+    """A server without persistence that evicts keys: its URL, and a function that runs a command."""
     words = ["--port", str(unused_tcp_port), "--dir", str(tmp_path), "--save", "", "--maxmemory", "50mb"]
     server = await asyncio.create_subprocess_exec(
         str(bundled_server()), *words, "--maxmemory-policy", "allkeys-lru", stdout=asyncio.subprocess.PIPE
@@ -38,8 +38,8 @@ async def lax(tmp_path, unused_tcp_port):
         await server.wait()
 
 
-async def told(url: str, clock=None, *, runs=False, **said):
-    settings = StoreSettings(url=url, timeout_s=2, **said)
+async def findings_for(url: str, clock=None, *, runs=False, **options):
+    settings = StoreSettings(url=url, timeout_s=2, **options)
     return graded([finding async for finding in check_store(settings, clock or SystemClock(), runs=runs)])
 
 
@@ -50,72 +50,67 @@ class Late(SystemClock):
         return super().now() - 3600
 
 
-async def test_a_store_that_forgets_is_a_fault_until_it_is_mended(lax):
-    """Each of its settings with what to set instead; set so, the server is well."""
-    url, setting = lax
-    faults = (await told(url))["fault"]
+async def test_a_store_without_persistence_is_a_fault_until_it_is_configured(lax_server):
+    """The fix has the right value of each setting."""
+    url, setting = lax_server
+    faults = (await findings_for(url))["fault"]
     assert ["noeviction", "appendonly yes"] == [
         fix for fault in faults for fix in ("noeviction", "appendonly yes") if fix in fault
     ]
 
     await setting("CONFIG", "SET", "maxmemory-policy", "noeviction", "appendonly", "yes", "appendfsync", "no")
-    after = await told(url)
+    after = await findings_for(url)
     assert [] == after["fault"]
     assert "appendfsync everysec" in after["note"][0]
     assert 1 == len(after["ok"])
 
 
-async def test_a_store_that_cannot_keep_what_is_asked_is_told_how_to(lax):
-    """It is there: nobody is sent to look whether it runs."""
-    (fault,) = (await told(lax[0], durability="fsync"))["fault"]
+async def test_a_durability_that_the_store_cannot_provide_is_a_fault_with_a_fix(lax_server):
+    (fault,) = (await findings_for(lax_server[0], durability="fsync"))["fault"]
 
     assert "durability fsync requires an append-only file" in fault
     assert "choose a lower store.durability" in fault
 
 
-async def test_a_replica_is_a_fault(lax):
-    """It takes no writes; the primary's address is told."""
-    url, setting = lax
+async def test_a_replica_is_a_fault_with_the_primarys_address(lax_server):
+    url, setting = lax_server
     await setting("REPLICAOF", "127.0.0.1", "9")
 
-    assert any("use the address of the primary: 127.0.0.1:9" in fault for fault in (await told(url))["fault"])
+    assert any("use the address of the primary: 127.0.0.1:9" in fault for fault in (await findings_for(url))["fault"])
 
 
-async def test_a_store_whose_clock_is_off_is_noted(lax):
-    """By the server's own TIME against ours."""
-    assert any("3600 s ahead of ours" in note for note in (await told(lax[0], Late()))["note"])
+async def test_a_store_with_another_clock_is_a_note(lax_server):
+    """The clock is read with TIME."""
+    assert any("3600 s ahead of ours" in note for note in (await findings_for(lax_server[0], Late()))["note"])
 
 
-async def test_a_store_that_cannot_be_reached_is_told_without_its_password():
-    """And what to look at."""
-    (fault,) = (await told("redis://u:hunter2@127.0.0.1:9"))["fault"]
+async def test_an_unreachable_store_is_a_fault_without_its_password():
+    (fault,) = (await findings_for("redis://u:hunter2@127.0.0.1:9"))["fault"]
 
     assert "check that the server is running" in fault
     assert "hunter2" not in fault
 
 
-async def test_an_embedded_store_that_another_process_has_is_told(tmp_path):
-    """One process at a time has it; that is no mistake where a proxy of this configuration runs."""
-    async with owned(tmp_path / "store") as url:
-        (fault,) = (await told(url))["fault"]
-        beside = await told(url, runs=True)
+async def test_an_embedded_store_in_use_is_a_fault_unless_a_proxy_of_this_configuration_runs(tmp_path):
+    async with open_embedded(tmp_path / "store") as url:
+        (fault,) = (await findings_for(url))["fault"]
+        with_running_proxy = await findings_for(url, runs=True)
 
     assert "only one process can open an embedded store" in fault
-    assert [] == beside["fault"]
-    assert "no action is needed if that is the running proxy" in beside["note"][0]
+    assert [] == with_running_proxy["fault"]
+    assert "no action is needed if that is the running proxy" in with_running_proxy["note"][0]
 
 
-async def test_an_embedded_store_where_no_folder_can_be_is_told(tmp_path):
-    """Nobody else has it: the path is what is wrong."""
+async def test_an_embedded_store_in_an_invalid_folder_is_a_fault(tmp_path):
     (tmp_path / "file").touch()
-    (fault,) = (await told(f"embedded:{tmp_path}/file/store"))["fault"]
+    (fault,) = (await findings_for(f"embedded:{tmp_path}/file/store"))["fault"]
 
     assert "choose a path that this user can create" in fault
 
 
 @asynccontextmanager
-async def owned(path):
-    """An embedded store that is open."""
+async def open_embedded(path):
+    """Open an embedded store."""
     from storage import open_store
 
     store = await open_store(f"embedded:{path}")

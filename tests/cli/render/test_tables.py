@@ -1,4 +1,4 @@
-"""Rollouts and groups, a line each."""
+"""Tables of rollouts and groups."""
 
 import pytest
 
@@ -6,15 +6,15 @@ from proxy.cli.console import output
 from proxy.cli.render.tables import age, drift, groups_table, number, rollouts_table
 
 
-def rollout(name: str, **said) -> dict:
+def rollout(name: str, **fields) -> dict:
     counts = {"steps": 3, "exact": 2, "flagged": 1, "error": 0, "sampled_tokens": 12_345}
-    told = {"rollout_id": name, "group_id": "g1", "status": "completed", "reward": 0.25, "drift": {"edited": 1}}
-    return {**told, "counts": counts, "created_ms": 0, **said}
+    values = {"rollout_id": name, "group_id": "g1", "status": "completed", "reward": 0.25, "drift": {"edited": 1}}
+    return {**values, "counts": counts, "created_ms": 0, **fields}
 
 
-def group(name: str, **said) -> dict:
-    told = {"group_id": name, "status": "open", "finished": 1, "members": 4, "size": 4, "policy_version": "7"}
-    return {**told, "created_ms": 0, **said}
+def group(name: str, **fields) -> dict:
+    values = {"group_id": name, "status": "open", "finished": 1, "members": 4, "size": 4, "policy_version": "7"}
+    return {**values, "created_ms": 0, **fields}
 
 
 def lines(table, out) -> list[str]:
@@ -22,8 +22,7 @@ def lines(table, out) -> list[str]:
     return out.file.getvalue().splitlines()
 
 
-def test_everything_of_a_rollout_is_on_its_line(make_console):
-    """Where there is room for it."""
+def test_a_wide_table_has_all_columns_of_a_rollout(make_console):
     table, hidden = rollouts_table([rollout("demo")], 4096, now_ms=7200_000)
     head, line = lines(table, make_console())
 
@@ -46,7 +45,7 @@ def test_everything_of_a_rollout_is_on_its_line(make_console):
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 200])
 def test_a_table_fits_into_any_width(make_console, width):
-    """What matters least goes first, and is named; a long id is folded, never cut."""
+    """The least important columns are hidden first, and named; a long ID is wrapped."""
     name = "rollout-" + "0123456789" * 4
     table, hidden = rollouts_table([rollout(name)], width, now_ms=0)
     shown = lines(table, make_console(width, is_terminal=True))
@@ -58,16 +57,14 @@ def test_a_table_fits_into_any_width(make_console, width):
     assert hidden == [] or "age" in hidden
 
 
-def test_names_of_others_are_no_markup_and_no_escapes(make_console):
-    """Rollouts and groups are named by whoever opens them."""
+def test_names_in_tables_are_escaped(make_console):
     table, _ = rollouts_table([rollout("[red]a\u202e", group_id="\x1b[2J")], 4096, now_ms=0)
     _, line = lines(table, make_console())
 
     assert line.startswith(r"[red]a\u202e  \x1b[2J")
 
 
-def test_a_group_tells_who_holds_it_or_why_it_was_dropped(make_console):
-    """And how many of its rollouts are finished."""
+def test_the_table_of_groups_has_the_consumer_or_the_reason_of_dropping(make_console):
     table, _ = groups_table([group("g1", consumer="t1", status="claimed"), group("g2", why="stale")], 4096, now_ms=5000)
     _, first, second = lines(table, make_console())
 
@@ -75,22 +72,20 @@ def test_a_group_tells_who_holds_it_or_why_it_was_dropped(make_console):
     assert "stale" in second
 
 
-def test_numbers_and_times_are_short():
-    """As people say them."""
+def test_numbers_ages_and_drift_are_abbreviated():
     assert ["", "1", "0.333333"] == [number(None), number(1.0), number(1 / 3)]
     assert ["now", "59 s", "2 min", "3 h", "2 d"] == [age(ms * 1000) for ms in (-1, 59, 120, 10_800, 172_800)]
     assert ["", "2 edited, 1 template"] == [drift(None), drift({"template": 1, "edited": 2})]
 
 
 def plain(line: str) -> str:
-    """A line without its colours."""
+    """Return a line without colours."""
     from rich.text import Text
 
     return Text.from_ansi(line).plain
 
 
-def test_the_width_of_a_file_has_no_end(tmp_path):
-    """A table that is written into a file has all columns."""
+def test_a_table_in_a_file_has_all_columns(tmp_path):
     with (tmp_path / "out").open("w") as file:
         _, hidden = rollouts_table([rollout("x" * 256)], output(file).width, now_ms=0)
 

@@ -1,4 +1,4 @@
-"""The share of finished steps that the server audits itself."""
+"""The background audit of a share of the steps."""
 
 import asyncio
 import re
@@ -23,8 +23,7 @@ async def metric(http, url: str, name: str) -> float:
 
 
 @pytest.mark.parametrize(("rate", "audited"), [(1, True), (0, False)])
-async def test_steps_are_scored_again_and_counted(store, http, rate, audited):
-    """By the share that is configured; without one, by none."""
+async def test_the_configured_share_of_steps_is_audited(store, http, rate, audited):
     async with (
         simulating("127.0.0.1:0", Options(seed=1)) as engine,
         proxying(engine, store, audit={"sample_rate": rate}) as served,
@@ -43,8 +42,8 @@ async def test_steps_are_scored_again_and_counted(store, http, rate, audited):
         assert sampled == low
 
 
-async def test_no_call_waits_for_an_audit_and_closing_waits_for_none(engine, store, http):
-    """An engine that hangs on the scoring request holds up nothing."""
+async def test_audits_delay_neither_calls_nor_the_shutdown(engine, store, http):
+    """The engine does not respond to the scoring request."""
     async with simulating("127.0.0.1:0", Options(seed=1)) as real:
 
         async def respond(request, body):
@@ -62,8 +61,7 @@ async def test_no_call_waits_for_an_audit_and_closing_waits_for_none(engine, sto
                     assert 200 == response.status
 
 
-async def test_an_engine_that_cannot_score_is_counted_and_the_next_step_is_tried(engine, store, http):
-    """Its refusal is logged, and no reason to stop."""
+async def test_a_failed_audit_is_counted_and_the_next_step_is_audited(engine, store, http):
     async with simulating("127.0.0.1:0", Options(seed=1)) as real:
 
         async def respond(request, body):
@@ -85,8 +83,8 @@ async def test_an_engine_that_cannot_score_is_counted_and_the_next_step_is_tried
                         await asyncio.sleep(0.01)
 
 
-def test_a_step_is_scorable_as_it_was_recorded_or_not_at_all():
-    """Exact and whole, by an engine that scores, raw or at temperature 1, and unconstrained."""
+def test_a_step_is_scorable_if_its_logprobs_can_be_computed_again():
+    """It has to be exact, complete and unconstrained, with raw logprobs or temperature 1, of an engine with scoring."""
     honest = make_step("S1", (1, 2), (3, 4))
     after = {"temperature": 0.7, "logprobs_mode": "after_temperature_logprobs"}
 
@@ -94,7 +92,9 @@ def test_a_step_is_scorable_as_it_was_recorded_or_not_at_all():
     assert is_scorable(make_step("S1", (1, 2), (3, 4), sampling={**after, "temperature": 1}))
     assert is_scorable(make_step("S1", (1, 2), (3, 4), request={"tool_choice": "auto", "tools": []}))
     assert not is_scorable(make_step("S1", (1, 2), (3, 4), sampling=after))
-    assert not is_scorable(make_step("S1", (1, 2), make_choice(0, (3, 4), logprobs=array("f"))))  # nobody asked for any
+    assert not is_scorable(
+        make_step("S1", (1, 2), make_choice(0, (3, 4), logprobs=array("f")))
+    )  # logprobs were not requested
     assert is_scorable(make_step("S1", (1, 2), (3, 4), sampling={"constrained": False}))
     for changes in (
         {"sampling": {"constrained": True}},

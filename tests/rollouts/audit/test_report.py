@@ -1,4 +1,4 @@
-"""What an audit tells."""
+"""Audit results, their summary and their table."""
 
 import io
 
@@ -24,8 +24,7 @@ def replaced() -> Result:
     return result_of(row)
 
 
-def test_the_first_token_beyond_the_tolerance_has_its_context():
-    """Where it is, whose step, the ids around it, and both values."""
+def test_the_first_token_beyond_the_tolerance_has_its_index_step_neighbours_and_values():
     first = replaced().first
     ids = honest_row()["token_ids"]
 
@@ -34,20 +33,19 @@ def test_the_first_token_beyond_the_tolerance_has_its_context():
     assert (-15.0, score(ids)[30]) == (first["recorded"], first["scored"])
 
 
-def test_the_summary_counts_verdicts_and_weighs_means_by_tokens():
-    """And can be written as JSON."""
-    one, two, none = result_of(honest_row()), replaced(), Result("r3", 0, NOT_SCORED, note="why")
-    told = orjson.loads(orjson.dumps(summary([one, two, none])))
+def test_the_summary_counts_verdicts_and_weights_means_by_tokens():
+    first, second, unscored = result_of(honest_row()), replaced(), Result("r3", 0, NOT_SCORED, note="why")
+    payload = orjson.loads(orjson.dumps(summary([first, second, unscored])))
 
-    assert {"aligned": 1, "wrong tokens": 1, "not scored": 1} == told["verdicts"]
-    assert 60 == told["tokens"]
-    assert (one.mean + two.mean) / 2 == told["mean"]
-    assert two.max == told["max"]
-    assert ["r1", "[r2]", "r3"] == [each["rollout_id"] for each in told["sequences"]]
+    assert {"aligned": 1, "wrong tokens": 1, "not scored": 1} == payload["verdicts"]
+    assert 60 == payload["tokens"]
+    assert (first.mean + second.mean) / 2 == payload["mean"]
+    assert second.max == payload["max"]
+    assert ["r1", "[r2]", "r3"] == [sequence["rollout_id"] for sequence in payload["sequences"]]
 
 
-def test_nothing_is_well_unless_all_that_was_compared_is_aligned():
-    """No sequence at all is not well either, nor some that have nothing to compare."""
+def test_an_audit_passes_if_all_compared_sequences_are_aligned():
+    """Without a compared sequence it fails."""
     nothing = Result("r4", 0, NOTHING, skipped=5)
 
     assert is_well([result_of(honest_row()), nothing])
@@ -59,8 +57,7 @@ def test_nothing_is_well_unless_all_that_was_compared_is_aligned():
     assert None is summary([])["mean"]
 
 
-def test_the_table_has_a_line_for_each():
-    """Names are shown as they are, whatever they hold."""
+def test_the_table_has_a_row_per_result_with_unchanged_names():
     console = Console(file=io.StringIO(), width=300)
     console.print(table([replaced(), Result("r3", 0, NOT_SCORED, note="it is no row")]))
     shown = console.file.getvalue()
@@ -71,11 +68,11 @@ def test_the_table_has_a_line_for_each():
     assert "it is no row" in shown
 
 
-def test_a_hostile_name_or_note_is_harmless():
-    """Rollouts are named by agents, and notes hold what engines answered."""
+def test_control_characters_in_names_and_notes_are_escaped():
+    """Rollouts are named by agents, and notes quote responses of engines."""
     console = Console(file=io.StringIO(), width=200)
-    console.print(table([Result("r\x1b[2J[red]", 0, NOT_SCORED, note="it said \x9b2J")]))
+    console.print(table([Result("r\x1b[2J[red]", 0, NOT_SCORED, note="response \x9b2J")]))
 
     assert r"r\x1b[2J[red]" in console.file.getvalue()
-    assert r"it said \x9b2J" in console.file.getvalue()
+    assert r"response \x9b2J" in console.file.getvalue()
     assert "\x1b" not in console.file.getvalue()

@@ -1,4 +1,4 @@
-"""The audit of many rows."""
+"""Auditing many rows."""
 
 import asyncio
 
@@ -18,15 +18,15 @@ async def scorer(engine):
         yield await find_scorer(sender(session, engine.url), None, None)
 
 
-async def given(*rows):
+async def iterate(*rows):
     for row in rows:
         yield row
 
 
 async def audited(rows, scorer, journal=None, **terms):
-    seen = []
-    results = await audit_rows(rows, scorer, AuditOptions(**terms), journal or AuditLog(None), seen.append)
-    assert sorted(map(id, seen)) == sorted(map(id, results))
+    received = []
+    results = await audit_rows(rows, scorer, AuditOptions(**terms), journal or AuditLog(None), received.append)
+    assert sorted(map(id, received)) == sorted(map(id, results))
     return results
 
 
@@ -34,15 +34,14 @@ def scored(engine) -> int:
     return sum("prompt" in body for body in engine.requests)
 
 
-async def test_each_row_gets_its_verdict_in_the_order_of_the_rows(scorer):
-    """Honest, moved, too long, with nothing to compare, and no row at all."""
+async def test_each_row_has_a_verdict_in_the_order_of_the_rows(scorer):
     moved = honest_row("moved")
     moved["token_ids"] = moved["token_ids"][1:] + moved["token_ids"][:1]
     long = honest_row("long", sampled=WINDOW)
     empty = honest_row("empty")
     empty |= {"mask": [0] * 40, "logprobs": [None] * 40}
     rows = [honest_row("honest"), moved, long, empty, {"rollout_id": "none"}, 5]
-    results = await audited(given(*rows), scorer)
+    results = await audited(iterate(*rows), scorer)
 
     verdicts = ["aligned", "shifted", "too long", "nothing to compare", "not scored", "not scored"]
     assert verdicts == [result.verdict for result in results]
@@ -51,15 +50,15 @@ async def test_each_row_gets_its_verdict_in_the_order_of_the_rows(scorer):
     assert "no token is trained" in results[3].note
 
 
-async def test_so_many_are_scored_at_once_and_no_more(engine, scorer):
-    """The engine's time is the user's to give; rows are not read ahead of it."""
-    running, most, read, done = 0, 0, 0, 0
+async def test_at_most_at_once_rows_are_scored_concurrently(engine, scorer):
+    """Rows are not read ahead."""
+    running, maximum, read, done = 0, 0, 0, 0
     full = asyncio.Event()
 
     async def respond(request, body):
-        nonlocal running, most, done
+        nonlocal running, maximum, done
         running += 1
-        most = max(most, running)
+        maximum = max(maximum, running)
         assert read <= done + 3
         if running == 3:
             full.set()
@@ -79,37 +78,36 @@ async def test_so_many_are_scored_at_once_and_no_more(engine, scorer):
     engine.respond = respond
     results = await audited(rows(), scorer, at_once=3)
 
-    assert 3 == most
+    assert 3 == maximum
     assert ["aligned"] * 9 == [result.verdict for result in results]
 
 
-async def test_an_interrupted_run_goes_on_where_it_was(engine, scorer, tmp_path):
-    """What was finished is not scored again; the line that was being written when it was killed is."""
+async def test_an_interrupted_audit_resumes_from_its_log(engine, scorer, tmp_path):
+    """Results in the log are not scored again; an incomplete last line is."""
     path = tmp_path / "journal"
     rows = [honest_row(f"r{number}", first=100 + number) for number in range(3)]
     journal = AuditLog(path)
-    first = await audited(given(*rows[:2]), scorer, journal)
+    first = await audited(iterate(*rows[:2]), scorer, journal)
     journal.close()
     path.write_bytes(path.read_bytes()[:-20])
 
     journal = AuditLog(path)
-    again = await audited(given(*rows), scorer, journal, at_once=1)
+    second = await audited(iterate(*rows), scorer, journal, at_once=1)
     journal.close()
     assert 2 + 2 == scored(engine)
-    assert first == again[:2]
+    assert first == second[:2]
 
     journal = AuditLog(path)
-    assert again == await audited(given(*rows), scorer, journal)
+    assert second == await audited(iterate(*rows), scorer, journal)
     assert 4 == scored(engine)
     rows[0]["logprobs"][20] -= 1
-    assert "wrong tokens" == (await audited(given(rows[0]), scorer, journal))[0].verdict
-    await audited(given(rows[1]), scorer, journal, tolerance=0.5)
+    assert "wrong tokens" == (await audited(iterate(rows[0]), scorer, journal))[0].verdict
+    await audited(iterate(rows[1]), scorer, journal, tolerance=0.5)
     assert 6 == scored(engine)
     journal.close()
 
 
-async def test_a_sequence_the_engine_failed_on_is_asked_again(engine, scorer, tmp_path):
-    """A failure says nothing of the sequence, and the others go on."""
+async def test_a_sequence_whose_scoring_failed_is_scored_again_in_the_next_run(engine, scorer, tmp_path):
     failing = {"r0"}
 
     async def respond(request, body):
@@ -120,52 +118,52 @@ async def test_a_sequence_the_engine_failed_on_is_asked_again(engine, scorer, tm
     engine.respond = respond
     rows = [honest_row("r0"), honest_row("r1", first=101)]
     journal = AuditLog(tmp_path / "journal")
-    results = await audited(given(*rows), scorer, journal)
+    results = await audited(iterate(*rows), scorer, journal)
     failing.clear()
-    again = await audited(given(*rows), scorer, journal)
+    second = await audited(iterate(*rows), scorer, journal)
     journal.close()
 
     assert ["not scored", "aligned"] == [result.verdict for result in results]
-    assert ["aligned", "aligned"] == [result.verdict for result in again]
+    assert ["aligned", "aligned"] == [result.verdict for result in second]
 
 
-async def test_an_engine_that_went_away_ends_the_run_with_a_sentence(engine, scorer):
-    """Not with a verdict on sequences that nobody scored."""
-
+async def test_an_unreachable_engine_ends_the_audit_with_an_error(engine, scorer):
     async def respond(request, body):
         request.transport.close()
         raise ConnectionResetError
 
     engine.respond = respond
     with pytest.raises(OSError, match="request to the engine at"):
-        await audited(given(*[honest_row() for _ in range(3)]), scorer)
+        await audited(iterate(*[honest_row() for _ in range(3)]), scorer)
 
 
-async def test_logprobs_after_temperature_are_not_called_wrong(scorer):
-    """They cannot be scored again, and that is what is said."""
+async def test_logprobs_after_temperature_are_not_compared(scorer):
+    """The note has the reason."""
     row = honest_row()
     row["spans"][0]["temperature"] = 0.5
-    (result,) = await audited(given(row), scorer, logprobs_mode="after_temperature_logprobs")
+    (result,) = await audited(iterate(row), scorer, logprobs_mode="after_temperature_logprobs")
 
     assert ("nothing to compare", 30, 0) == (result.verdict, result.skipped, result.count)
     assert "after temperature 0.5" in result.note
 
 
-async def test_constrained_tokens_are_left_out_and_counted(engine, scorer):
-    """What is left is judged as ever; where nothing is left, no engine is asked, and that is what is said."""
+async def test_constrained_tokens_are_skipped_and_counted(engine, scorer):
+    """Without other tokens the engine gets no request."""
     odd = honest_row("odd")
     odd["logprobs"][20:30] = [value / 2 for value in odd["logprobs"][20:30]]
     spans = [(10, 20, False), (20, 30, True), (30, 40, None)]
-    odd["spans"] = [{"start": start, "end": end, "step_id": "S", "constrained": said} for start, end, said in spans]
+    odd["spans"] = [
+        {"start": start, "end": end, "step_id": "S", "constrained": constrained} for start, end, constrained in spans
+    ]
     wrong = odd | {"rollout_id": "wrong", "logprobs": [value and value - 1 for value in odd["logprobs"]]}
     bound = honest_row("bound", first=200)
     bound["spans"][0]["constrained"] = True
-    results = await audited(given(odd, wrong, bound), scorer)
+    results = await audited(iterate(odd, wrong, bound), scorer)
 
     assert ["aligned", "other weights", "nothing to compare"] == [result.verdict for result in results]
     assert [(20, 10), (20, 10), (0, 30)] == [(result.count, result.skipped) for result in results]
     assert all("with a constraint" in result.note for result in results)
     assert not any(200 in body.get("prompt", ()) for body in engine.requests)
     moved = bound | {"mask": [0, *bound["mask"][:-1]]}
-    assert [("shifted", 1)] == [(one.verdict, one.offset) for one in await audited(given(moved), scorer)]
-    assert ["wrong tokens"] == [one.verdict for one in await audited(given(odd | {"spans": []}), scorer)]
+    assert [("shifted", 1)] == [(result.verdict, result.offset) for result in await audited(iterate(moved), scorer)]
+    assert ["wrong tokens"] == [result.verdict for result in await audited(iterate(odd | {"spans": []}), scorer)]

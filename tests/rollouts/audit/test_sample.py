@@ -1,4 +1,4 @@
-"""Sequences, read off exported rows and off steps."""
+"""Sequences of an audit, parsed from exported rows and from steps."""
 
 from array import array
 
@@ -20,8 +20,7 @@ def row(**named) -> dict:
     }
 
 
-def test_a_row_is_read_as_it_is():
-    """Names, ids, logprobs, and what each stretch was sampled with."""
+def test_a_row_has_its_name_ids_logprobs_and_spans():
     recorded = of_row(row())
 
     assert ("r1", 2, 0) == (recorded.name, recorded.branch, recorded.mask_offset)
@@ -30,7 +29,7 @@ def test_a_row_is_read_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"token_ids": None}, "use rows of"),
         ({"mask": [0, 1]}, "differ in length"),
@@ -41,29 +40,27 @@ def test_a_row_is_read_as_it_is():
         ({"spans": [{"end": 3}]}, "no valid start"),
     ],
 )
-def test_what_is_no_row_is_told(changes, told):
-    """Nothing is filled in or cut to fit."""
-    with pytest.raises(ValueError, match=told):
+def test_an_invalid_row_is_rejected_with_a_reason(changes, message):
+    with pytest.raises(ValueError, match=message):
         of_row(row(**changes))
     with pytest.raises(ValueError, match="use rows of"):
         of_row([1])
 
 
-def test_a_row_without_any_logprob_has_nothing_to_compare():
-    """Nobody asked for them, so nothing stands in a wrong place."""
+def test_a_row_without_logprobs_has_mask_offset_0():
     assert 0 == of_row(row(logprobs=[None] * 4)).mask_offset
 
 
 @pytest.mark.parametrize(
     ("mask", "offset"), [([0, 0, 1, 1], 1), ([1, 1, 0, 0], -1), ([1, 0, 0, 1], 2), ([0, 0, 0, 1], 2)]
 )
-def test_a_moved_mask_is_seen(mask, offset):
-    """Whether what goes over the end is lost or comes in again."""
+def test_the_offset_of_a_shifted_mask_is_found(mask, offset):
+    """The mask may wrap around or be truncated."""
     assert offset == of_row(row(mask=mask)).mask_offset
 
 
 def test_logprobs_after_temperature_are_compared_at_temperature_1_only():
-    """They cannot be scored again; raw ones can at any."""
+    """Raw logprobs are compared at any temperature."""
     spans = [
         {"start": 1, "end": 2, "step_id": "S1", "temperature": 0.7},
         {"start": 2, "end": 3, "step_id": "S2", "temperature": 1.0},
@@ -75,8 +72,7 @@ def test_logprobs_after_temperature_are_compared_at_temperature_1_only():
     assert [None, None, -1, None] == recorded.comparable("after_temperature_logprobs").logprobs
 
 
-def test_what_was_constrained_is_not_compared_in_any_mode():
-    """No engine scores it again, at any temperature."""
+def test_constrained_tokens_are_not_comparable_in_any_mode():
     spans = [
         {"start": 1, "end": 2, "step_id": "S1", "temperature": 1.0, "constrained": True},
         {"start": 2, "end": 3, "step_id": "S2", "temperature": 1.0, "constrained": False},
@@ -91,7 +87,7 @@ def test_what_was_constrained_is_not_compared_in_any_mode():
 
 
 def test_a_step_is_a_sequence_of_its_prompt_and_a_choice():
-    """The prompt has nothing to compare."""
+    """The prompt has no logprobs."""
     choice = make_choice(1, (7, 8), logprobs=array("f", [-0.5, -1]))
     recorded = of_choice(make_step("S1", (1, 2, 3), choice), choice)
 

@@ -1,4 +1,4 @@
-"""How engines are asked to score ids."""
+"""Scoring requests to engines."""
 
 import aiohttp
 import orjson
@@ -19,20 +19,20 @@ async def send(engine):
         yield sender(session, engine.url + "/v1")
 
 
-async def test_vllm_is_recognised_and_scores(engine, send):
-    """By its version; its first model and its window are used."""
+async def test_vllm_is_detected_and_scores(engine, send):
+    """Its first model and its context window are used."""
     engine.respond = scoring_as_vllm
     scorer = await find_scorer(send, None, None)
 
     assert ("vllm", "tiny", WINDOW) == (scorer.kind, scorer.model, scorer.window)
     assert score(IDS) == await scorer.score(IDS)
-    asked = engine.requests[-1]
-    assert (IDS, 0, 1) == (asked["prompt"], asked["prompt_logprobs"], asked["max_tokens"])
+    body = engine.requests[-1]
+    assert (IDS, 0, 1) == (body["prompt"], body["prompt_logprobs"], body["max_tokens"])
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-async def test_sglang_is_recognised_and_scores(engine, send, path):
-    """By its server info, which lies under another path in older ones; it may not say its window."""
+async def test_sglang_is_detected_and_scores(engine, send, path):
+    """Older versions have another path of the server info; the context window may be unknown."""
     engine.respond = scoring_as_sglang
     engine.fixed_responses = {path: {"version": "0.5.23"}}
     scorer = await find_scorer(send, None, None)
@@ -41,21 +41,21 @@ async def test_sglang_is_recognised_and_scores(engine, send, path):
     assert score(IDS) == await scorer.score(IDS)
 
 
-async def test_an_answer_of_a_real_vllm_is_read():
-    """The first id has no score; each other one's is under the id itself, whatever else is told."""
-    told = load("cmpl_promptlp").response
-    choice = orjson.loads(told)["choices"][0]
+async def test_a_recorded_response_of_vllm_is_parsed():
+    """The first id has no score."""
+    text = load("cmpl_promptlp").response
+    choice = orjson.loads(text)["choices"][0]
 
     async def send(method, path, body):
-        return 200, told
+        return 200, text
 
     scores = await Scorer(send, "vllm").score(choice["prompt_token_ids"])
     assert [None, -11.624502182006836, -9.571423530578613] == scores[:3]
     assert 7 == len(scores)
 
 
-async def test_the_window_is_kept(engine, send):
-    """A sequence that fills it loses its last score, since a prompt must leave room for a token; a longer one is told."""
+async def test_a_sequence_longer_than_the_context_window_is_too_long(engine, send):
+    """A sequence of its length has no last score, since vLLM samples at least one token."""
     engine.respond = scoring_as_vllm
     scorer = await find_scorer(send, None, None)
     full = [100 + n for n in range(WINDOW)]
@@ -68,7 +68,7 @@ async def test_the_window_is_kept(engine, send):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "text",
     [
         b"no JSON",
         b"{}",
@@ -78,18 +78,16 @@ async def test_the_window_is_kept(engine, send):
         b'{"choices": [{"prompt_logprobs": [null]}]}',
     ],
 )
-async def test_an_answer_without_the_scores_is_told(told):
-    """It is no finding about the sequence."""
-
+async def test_a_response_without_scores_raises_not_scored(text):
     async def send(method, path, body):
-        return 200, told
+        return 200, text
 
     with pytest.raises(NotScored, match="no scores of the token ids"):
         await Scorer(send, "vllm").score([5, 6])
 
 
-async def test_scores_of_other_ids_are_refused():
-    """SGLang says which ids it scored."""
+async def test_scores_of_other_ids_raise_not_scored():
+    """SGLang returns the ids that it scored."""
 
     async def send(method, path, body):
         return 200, b'{"meta_info": {"input_token_logprobs": [[null, 5, null], [-1, 7, null]]}}'
@@ -98,8 +96,7 @@ async def test_scores_of_other_ids_are_refused():
         await Scorer(send, "sglang").score([5, 6])
 
 
-async def test_what_cannot_score_is_told(engine, send):
-    """A refusal with its status, an unknown engine, an unknown model, a kind that has no scoring, nobody there."""
+async def test_an_engine_that_cannot_score_raises_an_error_with_the_reason(engine, send):
     with pytest.raises(NotScored, match="returned status 500"):
         await Scorer(send, "vllm").score([5, 6])
     engine.respond = scoring_as_vllm
@@ -115,8 +112,7 @@ async def test_what_cannot_score_is_told(engine, send):
             await find_scorer(sender(session, "http://127.0.0.1:9"), None, None)
 
 
-async def test_the_engine_gets_its_key(engine):
-    """As a bearer."""
+async def test_the_api_key_is_sent_as_a_bearer_token(engine):
     from proxy.cli.audit import ServerAddress
 
     async def respond(request, body):

@@ -1,4 +1,4 @@
-"""The numbers behind a verdict."""
+"""The statistics behind a verdict."""
 
 import pytest
 
@@ -6,11 +6,11 @@ from proxy.rollouts.audit.statistics import ChanceModel, Pair, go_together, line
 
 
 def pairs(recorded, scored) -> list[Pair]:
-    return [Pair(at, one, two) for at, (one, two) in enumerate(zip(recorded, scored, strict=True))]
+    return [Pair(index, *values) for index, values in enumerate(zip(recorded, scored, strict=True))]
 
 
-def test_a_value_like_all_others_tells_nothing():
-    """Of a hundred tokens of which ninety are certain, ten are evidence."""
+def test_values_that_most_tokens_have_are_not_informative():
+    """Of 100 tokens, 90 of them certain, 10 are evidence."""
     values = [-0.001] * 90 + [-float(n) for n in range(1, 11)]
     both = pairs(values, values)
     likeness = ChanceModel(both, 0.01)
@@ -21,14 +21,13 @@ def test_a_value_like_all_others_tells_nothing():
 
 
 @pytest.mark.parametrize(("misses", "agree"), [(0, True), (2, True), (3, False)])
-def test_a_tenth_may_miss(misses, agree):
-    """The ends of stretches have no partner at an offset."""
+def test_at_most_a_tenth_of_the_pairs_may_differ(misses, agree):
+    """The ends of spans have no partner at an offset."""
     values = [-float(n) for n in range(20)]
     assert agree == nearly_all_agree(pairs([-100.0 - n for n in range(misses)] + values[misses:], values), 0.01)
 
 
-def test_few_values_never_go_together():
-    """A correlation of a handful is no evidence, nor is one of constants."""
+def test_few_or_constant_values_never_correlate():
     values = [-float(n) for n in range(30)]
 
     assert go_together(pairs(values, values))
@@ -37,6 +36,5 @@ def test_few_values_never_go_together():
     assert not go_together([])
 
 
-def test_the_line_through_pairs():
-    """Correlation, and the slope of recorded over scored."""
+def test_the_correlation_and_slope_of_pairs():
     assert pytest.approx((1.0, 2.0)) == line_through(pairs([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]))

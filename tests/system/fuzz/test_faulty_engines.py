@@ -137,7 +137,7 @@ async def session(readers: Readers, agent: Agent, calls: list[FaultyCall], rando
     members = [f"{group}-{at}" for at in range(2)]
     opened = [{"rollout_id": member, "group_id": group} for member in members]
     for body in opened:
-        await readers.ask("POST", "/rollouts", body)
+        await readers.request("POST", "/rollouts", body)
     for call in calls:
         others = (
             (None, None, "messages", "responses")
@@ -148,8 +148,8 @@ async def session(readers: Readers, agent: Agent, calls: list[FaultyCall], rando
         await agent.judge(readers, members[0], step_id, call)
     await readers.rollout(members[0], random)
     for member in members:
-        await readers.ask("POST", f"/rollouts/{member}/finish", {"status": "completed", "reward": random.random()})
+        await readers.request("POST", f"/rollouts/{member}/finish", {"status": "completed", "reward": random.random()})
     await readers.group(group, random)
     await readers.claim(random)
     with suppress(KeyError):
-        await readers.ask("DELETE", f"/groups/{group}")
+        await readers.request("DELETE", f"/groups/{group}")

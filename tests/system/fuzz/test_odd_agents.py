@@ -95,17 +95,17 @@ async def test_no_request_of_an_agent_causes_a_500(fuzz, server):
             random, rollout = Random(seed), f"r{number}"
             engine.respond = respond(random)
             try:
-                await readers.ask("POST", "/rollouts", {"rollout_id": rollout, "group_id": f"g{number}"})
+                await readers.request("POST", "/rollouts", {"rollout_id": rollout, "group_id": f"g{number}"})
                 await converse(proxy.url, rollout, random)
                 await readers.rollout(rollout, random)
-                await readers.ask("POST", f"/rollouts/{rollout}/finish", {"status": "completed", "reward": 1.0})
+                await readers.request("POST", f"/rollouts/{rollout}/finish", {"status": "completed", "reward": 1.0})
                 await readers.group(f"g{number}", random)
                 if number % 10 == 0:
                     await readers.claim(random)
                     await readers.lists(random)
                 if number % 50 == 0:
                     for at in range(number - 50, number):
-                        await readers.ask("DELETE", f"/groups/g{at}")
+                        await readers.request("DELETE", f"/groups/g{at}")
                 longest = await proxy.measured()
                 if longest.longest_s > LONGEST_S:
                     await proxy.reset()
