@@ -66,7 +66,7 @@ def test_the_model_writes_only_recorded_fields(kind):
             seen.setdefault(endpoint, set()).update(keys_of_answer(cassette.response, is_stream=cassette.is_stream))
     for seed in range(600):
         call = replace(drawn(seed), faults=(), cut=None, end=b"\n\n")
-        text, content_type = call.answer_to(call.plan().body)
+        text, content_type = call.response_to(call.plan().body)
         is_stream = content_type.startswith("text/event-stream")
         if call.kind == kind and (call.path, is_stream) in seen:
             written = keys_of_answer(text, is_stream=is_stream) - seen[call.path, is_stream]
