@@ -35,6 +35,6 @@ async def test_skipped_tests_are_counted_with_their_reason(workers):
     assert "2 skipped: redis-server is not installed (Debian: apt-get install redis-server)" in text
 
 
-async def test_where_nothing_was_skipped_nothing_is_said():
+async def test_without_skipped_tests_there_is_no_summary():
     """The summary is about what is missing."""
     assert "not tested" not in await printed("-n", "0", SELF_CONTAINED)

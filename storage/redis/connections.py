@@ -124,7 +124,7 @@ class Connections:
         append-only file (see `multiplexed`). Raises `StoreUnreachable` if there is no reply within `timeout_s`, including the
         time to get a connection.
         """
-        packed = [pack_command(command) for command in commands]  # type: ignore[arg-type] # stub says 1-tuple
+        packed = [pack_command(command) for command in commands]  # type: ignore[arg-type] # the stub requires a 1-tuple
         with translate_errors(self.address, self._timeout_s):
             if shared and sum(map(len, packed)) <= _MAX_SHARED_BYTES:
                 return await self._retry(partial(self._multiplexed.execute, confirmed=confirmed), packed)
@@ -225,7 +225,7 @@ class Connections:
 
 
 async def _send(connection: AbstractConnection, command: Command) -> None:
-    packed = pack_command(command)  # type: ignore[arg-type] # stub says 1-tuple
+    packed = pack_command(command)  # type: ignore[arg-type] # the stub requires a 1-tuple
     await connection.send_packed_command(packed, check_health=False)
 
 

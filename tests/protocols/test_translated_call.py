@@ -26,7 +26,7 @@ from proxy.trajectory.codec import encode
 from proxy.trajectory.step import Timing
 
 KINDS = ("vllm", "sglang", "llamacpp")
-TOKENIZED = {"tokens": list(range(30))}  # what a lookup finds, of whatever prompt
+TOKENIZED = {"tokens": list(range(30))}  # the response to a lookup of any prompt
 CHATS = [
     cassette
     for found in (*map(dialect_cassettes, KINDS), *map(http_cassettes, ("sglang", "llamacpp")))

@@ -44,7 +44,7 @@ def chunks_from(raw: bytes) -> list[dict[str, Any]]:
 
 
 def skeleton_from(value: Any, key: str = "") -> Any:
-    """The shape of JSON: keys in order and types of values; keys that are tokens or ids are left out."""
+    """Return the shape of JSON: keys in order and types of values, without keys that are tokens or ids."""
     if key == "bytes":
         return "bytes"
     if isinstance(value, dict):

@@ -70,7 +70,7 @@ async def test_a_turn_is_written_as_the_template_repeats_it(think, say, calls):
 
 
 async def test_failures_precede_the_turn(client):
-    """The first attempts at a turn fail as often as the script says, then the turn is returned."""
+    """The first attempts at a turn fail as often as the script requests, then the turn is returned."""
     messages = [
         {"role": "user", "content": "Oslo?"},
         {"role": "assistant", "content": "…"},

@@ -1,6 +1,6 @@
 """Tool loops of unmodified frameworks, as docs/clients.md lists them: same outcome, exact steps, one sequence.
 
-The engine replies as script.yaml says, and fails once.
+The engine follows script.yaml, which includes one failure.
 """
 
 import orjson

@@ -131,7 +131,7 @@ async def test_ids_are_shown_if_texts_are_unknown(contents, open_page):
         await page.goto("about:blank")
 
 
-async def test_a_call_without_ids_says_so(contents, open_page):
+async def test_a_call_without_ids_has_a_note(contents, open_page):
     """A failed call has no tokens; its response is shown."""
     page = await open_page(f"{contents.url}/ui#/rollout/branching/step/branching-4")
     await expect(page.locator(".empty").first).to_have_text("The engine returned no token ids for this call.")

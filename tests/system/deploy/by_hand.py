@@ -1,7 +1,7 @@
 """The steps of deploy/Dockerfile, run without a container engine in a folder instead of an image.
 
-Only the instructions that the file contains are supported. The base image is not tested: this machine's Python stands
-in for it.
+Only the instructions that the file contains are supported. The base image is not tested: this machine's Python is
+used instead.
 """
 
 import json

@@ -196,7 +196,7 @@ async def bound(vllm, tmp_path):
 
 
 @pytest.mark.parametrize("name", BOUND)
-async def test_tokens_under_a_grammar_are_left_out_of_the_verdict(bound, audited, name):
+async def test_tokens_under_a_grammar_are_not_part_of_the_verdict(bound, audited, name):
     """Such a rollout is aligned as far as it can be compared; other weights are still detected by its other tokens."""
     row = await bound(name)
     _, foreign = await others(row)

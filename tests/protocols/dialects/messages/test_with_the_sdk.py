@@ -67,7 +67,7 @@ def client(served):
 REQUEST = {"model": "policy", "max_tokens": 64, "messages": [{"role": "user", "content": "How is it in Paris?"}]}
 TOOL = {
     "name": "weather",
-    "description": "Tells it.",
+    "description": "Returns the weather.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 
@@ -129,7 +129,7 @@ def test_the_tool_runner_calls_its_tool_with_the_sampled_arguments(streams):
 
     @anthropic.beta_tool
     def weather(city: str) -> str:
-        """Tells it.
+        """Returns the weather.
 
         Args:
             city: Where.
