@@ -4,7 +4,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Create an element. `props` are its attributes; a function under "on…" is a listener; null and false are left out. */
+/** Create an element. `props` are its attributes; a function under "on…" is a listener; null and false are skipped. */
 export function el(name, props, ...children) {
   return filled(document.createElement(name), props, children);
 }
