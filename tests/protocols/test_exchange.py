@@ -25,10 +25,10 @@ INTERLEAVED = {"pairs_hermes_qwen3/chat_n2_s", "pairs_hermes_qwen3/cmpl_multi_s"
 EVERY = dialect_cassettes()
 
 
-def normal(answer: bytes) -> bytes:
+def normal(response: bytes) -> bytes:
     """Blank the fields that differ between any two runs: ids of the response and of tool calls, creation time."""
-    answer = re.sub(rb'"(id|request_id)":"(chatcmpl|cmpl|generate-tokens)-[^"]*"', b'"id":""', answer)
-    return re.sub(rb'"created":\d+', b'"created":0', answer)
+    response = re.sub(rb'"(id|request_id)":"(chatcmpl|cmpl|generate-tokens)-[^"]*"', b'"id":""', response)
+    return re.sub(rb'"created":\d+', b'"created":0', response)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -65,7 +65,9 @@ def test_stripping_removes_the_usage_that_was_injected(pair):
 
     shown, end, step = play(plan, injected)
 
-    expected, actual = (re.sub(rb"chatcmpl-tool-\w+", b"", normal(answer)) for answer in (plain.response, shown + end))
+    expected, actual = (
+        re.sub(rb"chatcmpl-tool-\w+", b"", normal(response)) for response in (plain.response, shown + end)
+    )
     assert expected == actual
     assert step.exact or "engine_error" in step.problems
 
@@ -263,10 +265,10 @@ def test_an_unreadable_event_is_forwarded_and_flags_the_step():
 def test_nan_logprobs_are_forwarded_unchanged_and_flag_the_step():
     """Engines in Python may write NaN, which is not JSON."""
     cassette = load("chat_ids_lp")
-    answer = cassette.response.replace(b'"logprob":-6.792507648468018', b'"logprob":NaN', 1)
-    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [answer])
+    response = cassette.response.replace(b'"logprob":-6.792507648468018', b'"logprob":NaN', 1)
+    shown, end, step = play(plan_of(cassette.path, cassette.body), cassette, [response])
 
-    assert answer == shown + end
+    assert response == shown + end
     assert ("bad_logprob",) == step.problems
 
 
@@ -311,9 +313,9 @@ ANSWER = JSON | st.lists(CHOICE, max_size=3).flatmap(
     st.sampled_from([{}, {"return_token_ids": True, "logprobs": True}, {"stream": True}]),
     JSON,
 )
-def test_any_response_of_an_engine_leaves_a_step(kind, answers, path, stream, requested, found):
+def test_any_response_of_an_engine_leaves_a_step(kind, responses, path, stream, requested, found):
     """For any JSON from an engine, in any framing, stripped or not: a step is made and encoded, and it is not exact."""
-    texts = [json.dumps(answer).encode() for answer in answers]
+    texts = [json.dumps(response).encode() for response in responses]
     text = b"".join(b"data: " + event + b"\n\n" for event in texts) + b"data: [DONE]\n\n" if stream else b"".join(texts)
     content_type = "text/event-stream" if stream else "application/json"
     body = {"messages": [], "prompt": "x", "token_ids": [1], "sampling_params": {}} | requested

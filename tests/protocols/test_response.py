@@ -52,9 +52,9 @@ def test_the_first_finish_chunk_is_withheld_if_the_number_of_choices_is_unknown(
 def test_an_incomplete_last_event_is_forwarded_unchanged():
     reply = StreamResponse(view())
     reply.feed(b'data: {"cho')
-    end, answer = reply.finish()
+    end, response = reply.finish()
 
-    assert (b'data: {"cho', False, ("unparsed_event",)) == (end, answer.ended, answer.problems)
+    assert (b'data: {"cho', False, ("unparsed_event",)) == (end, response.ended, response.problems)
 
 
 def test_comments_are_forwarded():
@@ -81,9 +81,9 @@ def test_a_response_of_another_shape_is_forwarded_and_flagged():
     """Nothing can be stripped from choices that are not objects."""
     reply = WholeResponse(view(token_ids=True))
     reply.feed(b'{"choices":[1]}')
-    end, answer = reply.finish()
+    end, response = reply.finish()
 
-    assert (b'{"choices":[1]}', None, ("unparsed_event",)) == (end, answer.response, answer.problems)
+    assert (b'{"choices":[1]}', None, ("unparsed_event",)) == (end, response.response, response.problems)
 
 
 def test_a_chunk_that_cannot_be_accumulated_is_forwarded_and_flags_the_step():
@@ -92,6 +92,6 @@ def test_a_chunk_that_cannot_be_accumulated_is_forwarded_and_flags_the_step():
     event = b'data: {"choices":[{"index":0,"text":7}]}\n\n'
 
     assert b"" == reply.feed(event)  # withheld: it may finish the choice
-    end, answer = reply.finish()
+    end, response = reply.finish()
     assert event == end
-    assert ("", ("unparsed_event",)) == (answer.response["choices"][0]["text"], answer.problems)
+    assert ("", ("unparsed_event",)) == (response.response["choices"][0]["text"], response.problems)

@@ -202,8 +202,8 @@ def test_the_dialect_of_errors_on_other_routes_is_detected_by_headers():
 
 
 async def steps_from(http, url):
-    async with http.get(f"{url}/rollouts/r1/steps") as answer:
-        return (await answer.json())["steps"]
+    async with http.get(f"{url}/rollouts/r1/steps") as response:
+        return (await response.json())["steps"]
 
 
 async def test_an_engine_that_disconnects_midstream_ends_the_stream_with_an_error_event(store, engine, http, sdk):
@@ -245,11 +245,11 @@ ANSWER = st.lists(INNER, max_size=2).map(lambda choices: {"choices": choices}) |
     st.sampled_from(["live", "replay"]),
     st.booleans(),
 )
-def test_any_response_of_an_engine_leaves_a_step(kind, answers, path, streaming, stream):
+def test_any_response_of_an_engine_leaves_a_step(kind, responses, path, streaming, stream):
     """For any JSON, unstreamed, streamed or replayed: the step is not exact, and the client gets a response."""
     call = translated_call(path, stream=stream)
     plan = call.recorded(plan_of(CHAT, call.native({}, kind), CallOptions(streaming=streaming), kind=kind))
-    texts = [orjson.dumps(answer) for answer in answers]
+    texts = [orjson.dumps(response) for response in responses]
     events = stream and plan.framing != "replay"
     text = b"".join(b"data: " + event + b"\n\n" for event in texts) + b"data: [DONE]\n\n" if events else b"".join(texts)
     content_type = "text/event-stream" if events else "application/json"

@@ -92,12 +92,12 @@ async def test_one_of_concurrent_updates_with_the_same_expected_value_succeeds(s
     """Compare and set: one of many updates that expect the same value sets it."""
     await store.open("r", {"holder": b""}, now_ms=1)
 
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(store.update_if("r", {"holder": b"%d" % i}, expect={"holder": b""}, now_ms=2) for i in range(20)),
         return_exceptions=True,
     )
 
-    assert 19 == sum(isinstance(answer, FieldsChanged) for answer in answers)
+    assert 19 == sum(isinstance(response, FieldsChanged) for response in responses)
 
 
 async def test_append_stores_records_in_order_with_their_blocks_and_counts(store):

@@ -137,15 +137,15 @@ async def test_rows_without_logprobs_are_exported_with_nulls_or_rejected(store, 
     ):
         async with openai.AsyncOpenAI(base_url=f"{served.url}/rollouts/r1/v1", api_key="none") as client:
             await shown_to(client, stream=True)
-        answers = {}
+        responses = {}
         for name in ("sequences", "steps", "tinker"):
-            async with http.get(f"{served.url}/rollouts/r1/export?format={name}&container=json") as answer:
-                answers[name] = answer.status, await answer.json()
+            async with http.get(f"{served.url}/rollouts/r1/export?format={name}&container=json") as response:
+                responses[name] = response.status, await response.json()
 
     (step,) = await stored_steps(store, "r1")
-    (row,) = answers["sequences"][1]["rows"]
+    (row,) = responses["sequences"][1]["rows"]
     assert [None] * (len(step.prompts[0]) + step.sampled) == row["logprobs"]
     assert step.sampled == sum(row["mask"])
-    assert [None] * step.sampled == answers["steps"][1]["rows"][0]["logprobs"]
-    assert 409 == answers["tinker"][0]
-    assert "record.logprobs: off" in answers["tinker"][1]["error"]["message"]
+    assert [None] * step.sampled == responses["steps"][1]["rows"][0]["logprobs"]
+    assert 409 == responses["tinker"][0]
+    assert "record.logprobs: off" in responses["tinker"][1]["error"]["message"]

@@ -28,8 +28,8 @@ async def urls(engine, server, store, monkeypatch):
 
 
 async def send(http: aiohttp.ClientSession, method, url, **options):
-    async with http.request(method, url, **options) as answer:
-        return answer.status, await answer.json()
+    async with http.request(method, url, **options) as response:
+        return response.status, await response.json()
 
 
 async def test_the_calls_of_one_rollout_may_go_to_different_replicas(urls, store, http):
@@ -37,20 +37,20 @@ async def test_the_calls_of_one_rollout_may_go_to_different_replicas(urls, store
     messages = BODY["messages"]
     for turn in range(9):
         body = {**BODY, "messages": messages}
-        status, answer = await send(http, "POST", f"{urls[turn % 3]}/rollouts/r1{CHAT}", json=body)
+        status, response = await send(http, "POST", f"{urls[turn % 3]}/rollouts/r1{CHAT}", json=body)
         assert 200 == status
-        messages = [*messages, answer["choices"][0]["message"], {"role": "user", "content": f"go on {turn}"}]
+        messages = [*messages, response["choices"][0]["message"], {"role": "user", "content": f"go on {turn}"}]
     alone = [f"{urls[n % 3]}/rollouts/r1{CHAT}" for n in range(30)]
-    answers = await asyncio.gather(*(send(http, "POST", url, json=BODY) for url in alone))
+    responses = await asyncio.gather(*(send(http, "POST", url, json=BODY) for url in alone))
     steps = await stored_steps(store, "r1")
     results = [await send(http, "GET", f"{url}/rollouts/r1{what}") for url in urls for what in ("", "/tree", "/steps")]
 
-    assert [200] * 30 == [status for status, _ in answers]
+    assert [200] * 30 == [status for status, _ in responses]
     assert list(range(39)) == [step.index for step in steps]
     assert 39 == len({step.step_id for step in steps})
     assert 39 == (await stored_rollout(store, "r1")).counts["steps"]
     assert sum(step.sampled for step in steps) == (await stored_rollout(store, "r1")).counts["sampled_tokens"]
-    shown = [{**answer, "base_url": None} for status, answer in results]
+    shown = [{**response, "base_url": None} for status, response in results]
     assert shown[:3] == shown[3:6] == shown[6:]
 
 

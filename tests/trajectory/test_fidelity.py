@@ -146,19 +146,19 @@ FLAGGED = {
 }
 
 
-def chunks_of(answer: Path) -> list[dict]:
-    raw = answer.read_bytes()
-    texts = raw.removeprefix(b"data: ").split(b"\n\ndata: ") if answer.suffix == ".sse" else [raw]
+def chunks_of(response: Path) -> list[dict]:
+    raw = response.read_bytes()
+    texts = raw.removeprefix(b"data: ").split(b"\n\ndata: ") if response.suffix == ".sse" else [raw]
     return [orjson.loads(text) for text in texts if text.strip() != b"[DONE]"]
 
 
-def evidence_of(answer: Path) -> Evidence | None:
+def evidence_of(response: Path) -> Evidence | None:
     """Return the evidence of a response with ids and logprobs that is not an error, or None."""
-    request = orjson.loads((answer.parent / f"{answer.name.split('.response')[0]}.request.json").read_bytes())
+    request = orjson.loads((response.parent / f"{response.name.split('.response')[0]}.request.json").read_bytes())
     body = request.get("body")
     if request["path"] not in ("/v1/chat/completions", "/v1/completions") or not isinstance(body, dict):
         return None
-    chunks = chunks_of(answer)
+    chunks = chunks_of(response)
     has_logprobs = body.get("logprobs") is not None and body["logprobs"] is not False
     if not (body.get("return_token_ids") and has_logprobs) or any("error" in chunk for chunk in chunks):
         return None
@@ -179,7 +179,7 @@ def evidence_of(answer: Path) -> Evidence | None:
         choices=tuple(choices),
         usage=next((chunk["usage"] for chunk in reversed(chunks) if chunk.get("usage")), None),
         asked=n * len(prompts),
-        ended=answer.suffix != ".sse" or answer.read_bytes().endswith(b"data: [DONE]\n\n"),
+        ended=response.suffix != ".sse" or response.read_bytes().endswith(b"data: [DONE]\n\n"),
         status="complete",
     )
 

@@ -53,9 +53,9 @@ def test_a_node_with_two_policy_versions_is_in_its_branch_once():
 
 def test_a_node_has_start_and_end_in_milliseconds_and_the_opening_of_its_text():
     timing = Timing(received=9.5, sent=10.0, first_byte=10.2, last_byte=11.5, stored=11.6)
-    answer = {"choices": [{"index": 0, "message": {"content": "x" * 500}}]}
+    response = {"choices": [{"index": 0, "message": {"content": "x" * 500}}]}
     complete, without_response = outline(
-        [make_step("a", [1], [10, 11], timing=timing, response=answer), make_step("b", [2], [3], timing=Timing(9.5))],
+        [make_step("a", [1], [10, 11], timing=timing, response=response), make_step("b", [2], [3], timing=Timing(9.5))],
         FACTS,
     )["nodes"]
     fields = ("started_ms", "ended_ms", "sampled", "opening")
@@ -64,9 +64,9 @@ def test_a_node_has_start_and_end_in_milliseconds_and_the_opening_of_its_text():
     assert (9_500, None, 1, None) == tuple(without_response[name] for name in fields)
 
 
-@pytest.mark.parametrize("answer", [None, {}, {"choices": None}, {"choices": [None, {"index": 1}, {"message": []}]}])
-def test_a_malformed_response_has_no_opening(answer):
-    assert None is outline([make_step("a", [1], [2], response=answer)], FACTS)["nodes"][0]["opening"]
+@pytest.mark.parametrize("response", [None, {}, {"choices": None}, {"choices": [None, {"index": 1}, {"message": []}]}])
+def test_a_malformed_response_has_no_opening(response):
+    assert None is outline([make_step("a", [1], [2], response=response)], FACTS)["nodes"][0]["opening"]
 
 
 def test_logprobs_are_counted_in_bins_of_half_a_unit():

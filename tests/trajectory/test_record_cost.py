@@ -52,14 +52,14 @@ def growing_rollout(turns, tokens):
         ids = ids + draw.choices(common, spread, k=seen)
         sampled = draw.choices(common, spread, k=reply)
         logprobs = array("f", [-draw.expovariate(2) for _ in range(reply)])
-        answer = {"role": "assistant", "content": text(reply * 3 // 4)}
+        response = {"role": "assistant", "content": text(reply * 3 // 4)}
         yield a_step(
             {"model": "policy", "messages": list(messages), "tools": tools, "temperature": 1.0},
             ids,
             (Choice(0, pack_ids(sampled), logprobs, "stop"),),
-            {"id": f"chatcmpl-{turn}", "choices": [{"index": 0, "message": answer, "finish_reason": "stop"}]},
+            {"id": f"chatcmpl-{turn}", "choices": [{"index": 0, "message": response, "finish_reason": "stop"}]},
         )
-        messages.append(answer)
+        messages.append(response)
         ids = ids + sampled
 
 

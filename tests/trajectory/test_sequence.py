@@ -186,14 +186,6 @@ def test_two_turns_with_a_tool_result_make_one_row():
     } == row.as_row()
 
 
-def test_a_node_shared_by_branches_is_trained_in_the_oldest_leafs_branch():
-    """It is context in the others."""
-    root = make_step("a", [1], [10])
-    left, right = make_step("b", [1, 10, 2], [20]), make_step("c", [1, 10, 3], [30])
-
-    assert [[("a", 0, True), ("b", 0, True)], [("a", 0, False), ("c", 0, True)]] == spans(root, left, right)
-
-
 def test_the_oldest_leaf_owns_shared_nodes_even_if_its_branch_began_later():
     root, early, other = make_step("a", [1], [10]), make_step("b", [1, 10], [20]), make_step("c", [1, 10], [30])
     late = make_step("d", [1, 10, 20], [40])

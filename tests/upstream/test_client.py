@@ -66,8 +66,8 @@ async def test_a_5_mb_body_is_sent_with_its_content_length(upstream_to):
     body = b'{"prompt":"' + b"x" * 5_000_000 + b'"}'
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url)
-        async with upstream.send(upstream.endpoints[0], "POST", "/x", headers=(), body=body) as answer:
-            await anext(answer.iter_bytes())
+        async with upstream.send(upstream.endpoints[0], "POST", "/x", headers=(), body=body) as response:
+            await anext(response.iter_bytes())
 
     assert 5_000_000 == len(engine.requests[0]["prompt"])
     assert str(len(body)) == engine.headers[0]["content-length"]
@@ -89,8 +89,8 @@ async def test_a_refused_connection_or_503_is_retried_at_the_next_endpoint(upstr
         )
 
         async def send(endpoints):
-            async with upstream.send_to_any(endpoints, "POST", "/x", headers=(), body=b"{}") as answer:
-                return answer.status, b"".join([read async for read in answer.iter_bytes()])
+            async with upstream.send_to_any(endpoints, "POST", "/x", headers=(), body=b"{}") as response:
+                return response.status, b"".join([read async for read in response.iter_bytes()])
 
         dead, first, last = upstream.endpoints
         assert (200, b'{"from": "available"}') == await send([dead, first, last])
@@ -115,8 +115,8 @@ async def test_calls_without_a_rollout_are_queued(upstream_to, registry):
         (endpoint,) = upstream.endpoints
 
         async def send():
-            async with upstream.send_to_any([endpoint], "POST", "/x", headers=(), body=b"{}") as answer:
-                return [read async for read in answer.iter_bytes()]
+            async with upstream.send_to_any([endpoint], "POST", "/x", headers=(), body=b"{}") as response:
+                return [read async for read in response.iter_bytes()]
 
         calls = [asyncio.create_task(send()) for _ in range(2)]
         await engine.reached.wait()
@@ -139,8 +139,8 @@ async def test_a_call_in_the_queue_of_a_removed_or_ejected_endpoint_is_sent_to_t
         first, second = upstream.endpoints
 
         async def send(*endpoints):
-            async with upstream.send_to_any(endpoints, "POST", "/x", headers=(), body=b"{}") as answer:
-                return answer.status
+            async with upstream.send_to_any(endpoints, "POST", "/x", headers=(), body=b"{}") as response:
+                return response.status
 
         hanging = asyncio.create_task(send(first))
         await hung.reached.wait()
@@ -173,9 +173,9 @@ async def test_the_size_of_an_auxiliary_response_is_limited(upstream_to, monkeyp
         found = []
         for size in (1000, 1001):
             body = b'{"prompt":"' + b"x" * size + b'"}'
-            async with upstream.send(endpoint, "POST", "/x", headers=(), body=body) as answer:
+            async with upstream.send(endpoint, "POST", "/x", headers=(), body=body) as response:
                 try:
-                    found.append(len(await answer.read()))
+                    found.append(len(await response.read()))
                 except EngineDisconnected as error:
                     found.append(error.message)
 
@@ -212,7 +212,7 @@ async def test_faults_of_auxiliary_requests_do_not_count_towards_ejection(upstre
         await upstream.ensure_detected(endpoint)
         for path in ("/detokenize", "/gone") * 4:
             with suppress(EngineError):
-                async with upstream.send(endpoint, "POST", path, headers=(), body=b"{}", is_auxiliary=True) as answer:
-                    await answer.read()
+                async with upstream.send(endpoint, "POST", path, headers=(), body=b"{}", is_auxiliary=True) as response:
+                    await response.read()
 
         assert (0, False, True) == (endpoint.faults, endpoint.health.is_ejected, endpoint.is_detected)

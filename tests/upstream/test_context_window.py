@@ -25,13 +25,13 @@ async def url(request, store):
 
 
 async def post(http, url, path, body):
-    async with http.post(f"{url}/rollouts/r1{path}", json=body) as answer:
-        return answer.status, orjson.loads(await answer.read())
+    async with http.post(f"{url}/rollouts/r1{path}", json=body) as response:
+        return response.status, orjson.loads(await response.read())
 
 
 async def steps(http, url):
-    async with http.get(f"{url}/rollouts/r1/steps") as answer:
-        return (await answer.json())["steps"]
+    async with http.get(f"{url}/rollouts/r1/steps") as response:
+        return (await response.json())["steps"]
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
@@ -63,19 +63,19 @@ async def test_a_limit_that_fits_is_not_changed(http, url):
 async def test_a_prompt_longer_than_the_window_is_rejected_by_the_engine(http, url):
     """Its status and message are forwarded."""
     long = [{"role": "user", "content": "word " * 2 * WINDOW}]
-    status, answer = await post(http, url, CHAT, {**HELLO, "messages": long, "max_tokens": 32_000})
+    status, response = await post(http, url, CHAT, {**HELLO, "messages": long, "max_tokens": 32_000})
 
     assert 400 == status
-    assert str(WINDOW) in orjson.dumps(answer).decode()
+    assert str(WINDOW) in orjson.dumps(response).decode()
 
 
-def counting(engine, answer):
+def counting(engine, response):
     """Make the engine return this count, and return the list of requested paths."""
     paths = []
 
     async def respond(request, body):
         paths.append(request.path)
-        return web.json_response(answer, status=200 if request.path == "/tokenize" and answer else 500)
+        return web.json_response(response, status=200 if request.path == "/tokenize" and response else 500)
 
     engine.respond = respond
     return paths
@@ -116,9 +116,9 @@ async def test_caps_and_model_names_are_applied_in_every_dialect(http, store, pa
         proxying(engine, store, **RULES, **names) as served,
     ):
         for number, model in enumerate(("claude-opus-4", "gpt-5", "codex-mini")):
-            status, answer = await post(http, served.url, path, {**CALLS[path], "model": model})
+            status, response = await post(http, served.url, path, {**CALLS[path], "model": model})
             step = (await steps(http, served.url))[number]
 
-            assert (200, model) == (status, answer["model"])
+            assert (200, model) == (status, response["model"])
             assert (model, "simulated") == (step["model"]["asked"], step["model"]["served"])
             assert WINDOW - len(step["prompt_ids"]) == step["sent"]["set"]["max_tokens"]

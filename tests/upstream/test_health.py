@@ -89,8 +89,8 @@ async def test_faults_of_calls_eject_and_a_response_restores_at_once(upstream_to
             raise ConnectionResetError
 
         async def call():
-            async with upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}") as answer:
-                return [read async for read in answer.iter_bytes()]
+            async with upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}") as response:
+                return [read async for read in response.iter_bytes()]
 
         engine.respond = breaking
         for expected in (False, True):

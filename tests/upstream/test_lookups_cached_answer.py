@@ -8,8 +8,8 @@ from proxy.upstream.lookups import CachedAnswer
 class Engine:
     """Returns one value, and counts the requests."""
 
-    def __init__(self, answer):
-        self.answer, self.requests = answer, 0
+    def __init__(self, response):
+        self.answer, self.requests = response, 0
 
     async def __call__(self):
         self.requests += 1

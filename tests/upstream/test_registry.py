@@ -88,8 +88,8 @@ async def engines_when(http, served, condition):
     """Return GET /engines by name when the condition holds."""
     async with asyncio.timeout(30):
         while True:
-            async with http.get(served.url + "/engines") as answer:
-                engines = {engine["name"]: engine for engine in (await answer.json())["engines"]}
+            async with http.get(served.url + "/engines") as response:
+                engines = {engine["name"]: engine for engine in (await response.json())["engines"]}
             if condition(engines):
                 return engines
             await asyncio.sleep(0.05)

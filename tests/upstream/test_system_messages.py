@@ -40,8 +40,8 @@ def counting_by(rule, engine, requests):
 
 
 async def post(http, url, body):
-    async with http.post(f"{url}/rollouts/r1/v1/messages", json=body) as answer:
-        await answer.read()
+    async with http.post(f"{url}/rollouts/r1/v1/messages", json=body) as response:
+        await response.read()
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ async def test_count_tokens_counts_the_messages_that_a_call_would_send(store, en
     counting_by(merging, engine, requests)
     async with proxying(engine.url, store) as served:
         body = {name: BODY[name] for name in ("model", "system", "messages")}
-        async with http.post(f"{served.url}/v1/messages/count_tokens", json=body) as answer:
-            await answer.read()
+        async with http.post(f"{served.url}/v1/messages/count_tokens", json=body) as response:
+            await response.read()
 
     (tokenized,) = [body for path, body in requests if path == "/tokenize"]
     assert ["system", "user", "assistant", "user"] == [message["role"] for message in tokenized["messages"]]
@@ -151,9 +151,9 @@ async def test_developer_messages_are_sent_to_engines_that_support_them(store, e
         proxying(engine.url, store) as served,
         http.post(
             f"{served.url}/rollouts/r1/v1/responses", json={"model": "m", "instructions": "I", "input": items}
-        ) as answer,
+        ) as response,
     ):
-        await answer.read()
+        await response.read()
 
     ((_, chat),) = requests
     assert roles == [message["role"] for message in chat["messages"]]

@@ -102,8 +102,8 @@ async def test_calls_of_a_text_only_engine_are_exported_only_as_retokenized_rows
     engine.respond = respond
     engines = {"endpoints": [{"url": engine.url, "name": "text", "kind": "plain", "tokenizer": str(folder)}]}
     async with proxying(None, store, engines=engines) as served:
-        async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as answer:
-            assert RESPONSE == await answer.json()
+        async with http.post(f"{served.url}/rollouts/r1/v1/chat/completions", json=BODY) as response:
+            assert RESPONSE == await response.json()
         rows = {}
         for include in ("exact", "flagged", "retokenized"):
             async with http.get(f"{served.url}/rollouts/r1/export?include={include}") as exported:

@@ -36,9 +36,9 @@ def without_injected_fields(name: str):
     return plan_of(cassette.path, body, kind="sglang", traits=PARSED), cassette
 
 
-def normal(answer: bytes) -> bytes:
-    answer = re.sub(rb'"created":\d+', b'"created":0', answer)
-    return re.sub(rb'"id":"call_[^"]*"', b'"id":""', answer)
+def normal(response: bytes) -> bytes:
+    response = re.sub(rb'"created":\d+', b'"created":0', response)
+    return re.sub(rb'"id":"call_[^"]*"', b'"id":""', response)
 
 
 COUNTED = {"stream_options": {"include_usage": True}}
@@ -229,9 +229,9 @@ def test_policy_version_spans_are_recorded():
 
 def test_ids_that_differ_between_two_fields_are_flagged():
     planned, cassette = without_injected_fields("chat_return_meta_info")
-    answer = cassette.response.replace(b'"response_token_ids":[504', b'"response_token_ids":[505')
+    response = cassette.response.replace(b'"response_token_ids":[504', b'"response_token_ids":[505')
 
-    assert ("ids_disagree",) == play(planned, cassette, [answer])[2].problems
+    assert ("ids_disagree",) == play(planned, cassette, [response])[2].problems
 
 
 def test_a_call_aborted_before_its_first_token_has_no_logprobs():

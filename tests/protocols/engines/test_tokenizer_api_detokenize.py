@@ -8,19 +8,19 @@ from proxy.protocols.engines.tokenizer_api import read_text, text_request
 
 
 @pytest.mark.parametrize(
-    ("kind", "path", "answer"),
+    ("kind", "path", "response"),
     [
         ("vllm", "/detokenize", {"prompt": "hi"}),
         ("sglang", "/v1/detokenize", {"text": "hi"}),
         ("llamacpp", "/detokenize", {"content": "hi"}),
     ],
 )
-def test_each_engine_has_its_own_path_and_response_field(kind, path, answer):
+def test_each_engine_has_its_own_path_and_response_field(kind, path, response):
     """The request field is `tokens` for all."""
     request = text_request(kind, (1, 2))
 
     assert (path, {"tokens": [1, 2]}) == (request.path, request.body)
-    assert "hi" == read_text(kind, answer)
+    assert "hi" == read_text(kind, response)
 
 
 def test_the_recorded_response_of_vllm_is_read():
@@ -33,8 +33,8 @@ def test_the_recorded_response_of_vllm_is_read():
     assert read_text("vllm", orjson.loads(recorded.response))
 
 
-@pytest.mark.parametrize("answer", [None, [], {}, {"prompt": 7}])
-def test_a_response_without_text_is_none(answer):
+@pytest.mark.parametrize("response", [None, [], {}, {"prompt": 7}])
+def test_a_response_without_text_is_none(response):
     """So is that of an engine without the endpoint."""
-    assert read_text("vllm", answer) is None
+    assert read_text("vllm", response) is None
     assert (None, None) == (text_request("plain", [1]), read_text("plain", {"prompt": "hi"}))

@@ -135,9 +135,9 @@ def test_include_reasoning_false_is_overridden_or_flagged():
     assert ("include_reasoning" in kept.fields, kept.problems) == (False, ("reasoning_withheld",))
 
 
-def messages(answer: bytes) -> list[tuple[dict, str | None]]:
+def messages(response: bytes) -> list[tuple[dict, str | None]]:
     """Return the message or the deltas of a response, each with its finish reason."""
-    payloads = [line.removeprefix(b"data: ") for line in answer.splitlines()]
+    payloads = [line.removeprefix(b"data: ") for line in response.splitlines()]
     chunks = [orjson.loads(payload) for payload in payloads if payload.startswith(b"{")]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     return [(choice.get("message", choice.get("delta")), choice["finish_reason"]) for choice in choices]

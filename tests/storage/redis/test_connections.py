@@ -35,12 +35,12 @@ async def serve():
     servers, writers = [], []
 
     async def serve(words=b""):
-        async def answer(reader, writer):
+        async def respond(reader, writer):
             writers.append(writer)
             await reader.readline()
             writer.write(words)
 
-        servers.append(await asyncio.start_server(answer, "127.0.0.1", 0))
+        servers.append(await asyncio.start_server(respond, "127.0.0.1", 0))
         servers[-1].port = servers[-1].sockets[0].getsockname()[1]
         return servers[-1]
 
@@ -71,10 +71,10 @@ async def test_callers_wait_for_a_free_connection(connect, redis_server):
     """If there are more callers than connections, callers wait, and no further connection is opened."""
     connections = connect(redis_server, max_connections=2)
 
-    answers = await asyncio.gather(*(connections.execute([("CLIENT", "ID"), ("ECHO", i)]) for i in range(50)))
+    responses = await asyncio.gather(*(connections.execute([("CLIENT", "ID"), ("ECHO", i)]) for i in range(50)))
 
-    assert [b"%d" % i for i in range(50)] == [echo for _, echo in answers]
-    assert len({connection for connection, _ in answers}) <= 2
+    assert [b"%d" % i for i in range(50)] == [echo for _, echo in responses]
+    assert len({connection for connection, _ in responses}) <= 2
 
 
 async def test_the_reply_to_a_cancelled_call_is_not_used_for_the_next(connect, redis_server, until):
@@ -102,9 +102,9 @@ async def test_connections_that_the_server_closed_are_replaced(connect, redis_se
     with redis_server.client as client:
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
-    answers = await asyncio.gather(*(connections.execute([("ECHO", i)], shared=shared) for i in range(10)))
+    responses = await asyncio.gather(*(connections.execute([("ECHO", i)], shared=shared) for i in range(10)))
 
-    assert [[b"%d" % i] for i in range(10)] == answers
+    assert [[b"%d" % i] for i in range(10)] == responses
 
 
 @POOLED_AND_SHARED
@@ -122,9 +122,9 @@ async def test_the_timeout_includes_the_wait_for_a_connection(connect, serve):
     server = await serve()
     connections = connect(server, timeout_s=0.1, max_connections=1)
 
-    answers = await asyncio.gather(*(connections.execute([("PING",)]) for _ in range(5)), return_exceptions=True)
+    responses = await asyncio.gather(*(connections.execute([("PING",)]) for _ in range(5)), return_exceptions=True)
 
-    assert [StoreUnreachable] * 5 == [type(answer) for answer in answers]
+    assert [StoreUnreachable] * 5 == [type(response) for response in responses]
 
 
 async def test_a_refused_connection_is_an_error_at_once(opened):

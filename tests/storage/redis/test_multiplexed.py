@@ -32,10 +32,10 @@ async def test_all_callers_share_one_connection(connect, redis_server):
     connections = connect(redis_server.port)
 
     calls = (connections.execute([("CLIENT", "ID"), ("ECHO", i)], shared=True) for i in range(1000))
-    answers = await asyncio.gather(*calls)
+    responses = await asyncio.gather(*calls)
 
-    assert [b"%d" % i for i in range(1000)] == [echo for _, echo in answers]
-    assert 1 == len({connection for connection, _ in answers})
+    assert [b"%d" % i for i in range(1000)] == [echo for _, echo in responses]
+    assert 1 == len({connection for connection, _ in responses})
 
 
 async def test_long_commands_use_another_connection(connect, redis_server):
@@ -69,9 +69,9 @@ async def test_cancelled_callers_do_not_shift_replies(connect, redis_server):
                 await asyncio.sleep(0)
             if turns:
                 tasks[number // 2].cancel()
-        answers = await asyncio.gather(*tasks, return_exceptions=True)
-        for number, answer in enumerate(answers):
-            assert isinstance(answer, asyncio.CancelledError) or [b"%d" % number] * (1 + number % 3) == answer
+        responses = await asyncio.gather(*tasks, return_exceptions=True)
+        for number, response in enumerate(responses):
+            assert isinstance(response, asyncio.CancelledError) or [b"%d" % number] * (1 + number % 3) == response
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ async def stub():
     servers, writers = [], []
 
     async def stub(answered, last=b""):
-        async def answer(reader, writer):
+        async def respond(reader, writer):
             writers.append(writer)
             left = answered
             while left and (size := await reader.readline()):
@@ -93,7 +93,7 @@ async def stub():
             else:
                 writer.write(last)
 
-        servers.append(await asyncio.start_server(answer, "127.0.0.1", 0))
+        servers.append(await asyncio.start_server(respond, "127.0.0.1", 0))
         return servers[-1].sockets[0].getsockname()[1]
 
     yield stub
@@ -134,9 +134,9 @@ async def test_commands_are_retried_after_a_disconnect(connect, stub):
     """The server replies to two callers and disconnects; the third is retried on a new connection."""
     connections = connect(await stub(answered=2, last=None))
 
-    answers = await asyncio.gather(*(connections.execute([("PING",)], shared=True) for _ in range(3)))
+    responses = await asyncio.gather(*(connections.execute([("PING",)], shared=True) for _ in range(3)))
 
-    assert [[b"PONG"]] * 3 == answers
+    assert [[b"PONG"]] * 3 == responses
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -157,9 +157,9 @@ async def test_callers_of_one_iteration_share_a_confirmation(connect, start):
         before = client.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"]
 
         calls = (connections.execute([("ECHO", i)], shared=True, confirmed=True) for i in range(1000))
-        answers = await asyncio.gather(*calls)
+        responses = await asyncio.gather(*calls)
 
-        assert [[b"%d" % i, b"PONG"] for i in range(1000)] == answers
+        assert [[b"%d" % i, b"PONG"] for i in range(1000)] == responses
         assert client.info("commandstats")["cmdstat_ping"]["calls"] - before < 500
 
 

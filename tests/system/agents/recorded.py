@@ -56,9 +56,9 @@ async def recorded(http: aiohttp.ClientSession, url: str, rollout: str) -> Recor
     """Fetch a rollout from the control API."""
 
     async def fetch(path: str) -> Any:
-        async with http.get(url + path) as answer:
-            assert 200 == answer.status, await answer.text()
-            return orjson.loads(await answer.read())
+        async with http.get(url + path) as response:
+            assert 200 == response.status, await response.text()
+            return orjson.loads(await response.read())
 
     steps = (await fetch(f"/rollouts/{rollout}/steps?limit=1000"))["steps"]
     rollouts = [listed["rollout_id"] for listed in (await fetch("/rollouts?limit=1000"))["rollouts"]]

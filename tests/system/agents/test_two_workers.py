@@ -53,8 +53,8 @@ async def test_both_workers_received_calls(served, http):
     process, url, _ = served
     async with asyncio.timeout(20):
         while 2 > sum(count > 0 for count in calls_of_each(process.pid)):
-            async with http.get(f"{url}/metrics", headers={"Connection": "close"}) as answer:
-                await answer.read()
+            async with http.get(f"{url}/metrics", headers={"Connection": "close"}) as response:
+                await response.read()
 
 
 def calls_of_each(pid: int) -> list[float]:

@@ -97,8 +97,8 @@ async def guarded(server):
         keys = {"control": {"api_keys": ["control-key"]}, "agents": {"api_keys": ["agent-key"]}}
         made = await contents_of(stack, server, "ui-guarded", **keys)
         headers = {"Authorization": "Bearer control-key"}
-        async with made.http.post(f"{made.url}/rollouts", json={"rollout_id": "secret"}, headers=headers) as answer:
-            assert 201 == answer.status
+        async with made.http.post(f"{made.url}/rollouts", json={"rollout_id": "secret"}, headers=headers) as response:
+            assert 201 == response.status
         yield made
 
 

@@ -27,8 +27,8 @@ async def test_a_list_follows_rollouts(contents, open_page):
     await contents.finish("followed", 0.25)
     await expect(row.locator(".c-status")).to_have_text("completed")
     await expect(row.locator(".c-reward")).to_have_text("0.25")
-    async with contents.http.delete(f"{contents.url}/rollouts/followed") as answer:
-        assert 204 == answer.status
+    async with contents.http.delete(f"{contents.url}/rollouts/followed") as response:
+        assert 204 == response.status
     await expect(row).to_have_count(0)
 
     assert await page.evaluate("window.same")
@@ -47,8 +47,8 @@ async def test_a_rollout_follows_its_steps(contents, open_page):
     await expect(page.locator("#steps-0")).to_have_attribute("aria-selected", "true")
     await contents.finish("growing")
     await expect(page.locator(".facts")).to_contain_text("completed")
-    async with contents.http.delete(f"{contents.url}/rollouts/growing") as answer:
-        assert 204 == answer.status
+    async with contents.http.delete(f"{contents.url}/rollouts/growing") as response:
+        assert 204 == response.status
 
 
 async def test_a_group_follows_its_rollouts(contents, open_page):
@@ -61,8 +61,8 @@ async def test_a_group_follows_its_rollouts(contents, open_page):
         await contents.finish(rollout["rollout_id"], 0.75)
     await expect(page.locator(".row.g-members:not(.head) .c-reward")).to_have_text(["0.75", "0.75"])
     await expect(page.locator(".facts")).to_contain_text("2 of 2")
-    async with contents.http.delete(f"{contents.url}/groups/followed") as answer:
-        assert 204 == answer.status
+    async with contents.http.delete(f"{contents.url}/groups/followed") as response:
+        assert 204 == response.status
 
 
 @asynccontextmanager
@@ -86,9 +86,9 @@ async def test_the_page_catches_up_when_the_proxy_returns(server, contents, open
     await expect(page.locator("#live")).to_have_text("connecting")
     async with (
         on_port(0, server) as other,
-        contents.http.post(f"{other.url}/rollouts", json={"rollout_id": "meanwhile"}) as answer,
+        contents.http.post(f"{other.url}/rollouts", json={"rollout_id": "meanwhile"}) as response,
     ):
-        assert 201 == answer.status
+        assert 201 == response.status
     async with on_port(port, server):
         await expect(page.locator("a[href='#/rollout/meanwhile']")).to_be_visible()
         await expect(page.locator("#live")).to_have_text("live")

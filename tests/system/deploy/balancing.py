@@ -36,8 +36,8 @@ class Names(asyncio.DatagramProtocol):
         is_for_an_address = query[end - 4 : end - 2] == b"\0\1"
         found = self.addresses if is_for_an_address else []
         head = query[:2] + b"\x85\x80" + struct.pack(">HHHH", 1, len(found), 0, 0)
-        answers = [b"\xc0\x0c" + struct.pack(">HHIH", 1, 1, 1, 4) + socket.inet_aton(address) for address in found]
-        self._transport.sendto(head + query[12:end] + b"".join(answers), sender)
+        responses = [b"\xc0\x0c" + struct.pack(">HHIH", 1, 1, 1, 4) + socket.inet_aton(address) for address in found]
+        self._transport.sendto(head + query[12:end] + b"".join(responses), sender)
 
 
 @asynccontextmanager
@@ -72,7 +72,7 @@ async def balancing(address: str, port: int, names: str, http: aiohttp.ClientSes
 async def _passes_on(http: aiohttp.ClientSession, url: str) -> bool:
     """Return whether a replica answers: it has nothing at this path, and the balancer itself answers 503."""
     try:
-        async with http.get(url) as answer:
-            return answer.status == 404
+        async with http.get(url) as response:
+            return response.status == 404
     except aiohttp.ClientConnectionError:
         return False

@@ -83,8 +83,8 @@ async def in_flight(http, setup):
     """Return the calls in flight at each replica, from its metrics."""
     found = []
     for replica in setup.replicas:
-        async with http.get(f"http://{replica}:8401/metrics") as answer:
-            found.append(float(re.search(r"^tokentape_in_flight_calls (\S+)$", await answer.text(), re.MULTILINE)[1]))
+        async with http.get(f"http://{replica}:8401/metrics") as response:
+            found.append(float(re.search(r"^tokentape_in_flight_calls (\S+)$", await response.text(), re.MULTILINE)[1]))
     return found
 
 
@@ -101,10 +101,10 @@ def test_the_configuration_is_valid(monkeypatch):
 async def test_a_stream_is_forwarded_without_buffering(setup, engine, store, http):
     """The agent receives the first token before the engine sends the next; then the rest is forwarded and stored."""
     go_on = hold_streams(engine)
-    async with http.post(f"{setup.models}/rollouts/r1{CHAT}", json=STREAMED) as answer:
-        first = await answer.content.readuntil(b"\n\n")
+    async with http.post(f"{setup.models}/rollouts/r1{CHAT}", json=STREAMED) as response:
+        first = await response.content.readuntil(b"\n\n")
         go_on.set()
-        rest = await answer.read()
+        rest = await response.read()
     (step,) = await stored_steps(store, "r1")
 
     assert b'"role":"assistant"' in first
@@ -117,9 +117,9 @@ async def test_a_client_disconnect_ends_the_call_at_the_engine(setup, engine, st
     """Before the response starts, and in the middle of a stream: the engine stops sampling."""
     if body is STREAMED:
         engine.streams(EVENTS[:3], then="hang")
-        answer = await http.post(f"{setup.models}/rollouts/r1{CHAT}", json=body)
-        await answer.content.readuntil(b"\n\n")
-        answer.close()
+        response = await http.post(f"{setup.models}/rollouts/r1{CHAT}", json=body)
+        await response.content.readuntil(b"\n\n")
+        response.close()
     else:
         engine.hangs()
         calling = asyncio.create_task(http.post(f"{setup.models}/rollouts/r1{CHAT}", json=body))
@@ -137,10 +137,10 @@ async def test_calls_go_to_the_replica_with_the_fewest(setup, engine, http):
     for _ in range(3):
         await (await http.post(f"{setup.models}{CHAT}", json=BODY)).read()
     go_on = hold_streams(engine)
-    answers = await asyncio.gather(*(http.post(f"{setup.models}{CHAT}", json=STREAMED) for _ in range(10)))
+    responses = await asyncio.gather(*(http.post(f"{setup.models}{CHAT}", json=STREAMED) for _ in range(10)))
     found = await in_flight(http, setup)
     go_on.set()
-    ends = [await answer.read() for answer in answers]
+    ends = [await response.read() for response in responses]
 
     assert [5, 5] == found
     assert all(end.endswith(b"data: [DONE]\n\n") for end in ends)
@@ -151,8 +151,8 @@ async def test_a_long_prompt_is_forwarded(setup, engine, store, http):
     engine.plays(WHOLE)
     body = {**BODY, "messages": [{"role": "user", "content": "x" * 2**24}]}
     text, kind = io.BytesIO(orjson.dumps(body)), {"Content-Type": "application/json"}
-    async with http.post(f"{setup.models}/rollouts/r1{CHAT}", data=text, headers=kind) as answer:
-        status = answer.status
+    async with http.post(f"{setup.models}/rollouts/r1{CHAT}", data=text, headers=kind) as response:
+        status = response.status
 
     assert 200 == status
     assert body["messages"] == engine.requests[-1]["messages"]
@@ -167,9 +167,9 @@ async def test_no_call_fails_when_a_replica_stops_under_load(setup, engine, stor
 
     async def agent(number):
         while not is_over:
-            async with http.post(f"{setup.models}/rollouts/r{number}{CHAT}", json=BODY) as answer:
-                await answer.read()
-                counts[answer.status] += 1
+            async with http.post(f"{setup.models}/rollouts/r{number}{CHAT}", json=BODY) as response:
+                await response.read()
+                counts[response.status] += 1
 
     async def until_calls(count):
         target = counts.total() + count
@@ -185,7 +185,7 @@ async def test_no_call_fails_when_a_replica_stops_under_load(setup, engine, stor
             await until_calls(10)
     await until_calls(50)
     go_on.set()
-    ends = [await answer.read() for answer in held]
+    ends = [await response.read() for response in held]
     code = await asyncio.to_thread(process.wait, 20)
     with setup.start(setup.replicas[0]):  # and the request is sent again
         async with asyncio.timeout(20):
@@ -210,13 +210,13 @@ async def test_a_replica_reports_that_the_engine_is_unreachable(setup, engine, h
     async with asyncio.timeout(20):
         while (await http.get(f"{setup.control}/ready")).status != 503:
             await asyncio.sleep(0.1)
-    answers = []
+    responses = []
     for _ in range(20):  # two seconds, in which the balancer checks each replica four times
-        async with http.post(f"{setup.models}{CHAT}", json=BODY) as answer:
-            answers.append((answer.status, (await answer.json())["error"]["type"]))
+        async with http.post(f"{setup.models}{CHAT}", json=BODY) as response:
+            responses.append((response.status, (await response.json())["error"]["type"]))
         await asyncio.sleep(0.1)
 
-    assert [(502, "upstream_error")] * 20 == answers
+    assert [(502, "upstream_error")] * 20 == responses
 
 
 async def test_without_replicas_agents_get_503_with_retry_after(setup):
@@ -224,21 +224,21 @@ async def test_without_replicas_agents_get_503_with_retry_after(setup):
     for process in setup.processes.values():
         process.kill()
         process.wait()
-    async with aiohttp.ClientSession() as agent, agent.post(f"{setup.models}{CHAT}", json=BODY) as answer:
-        body = await answer.json()
+    async with aiohttp.ClientSession() as agent, agent.post(f"{setup.models}{CHAT}", json=BODY) as response:
+        body = await response.json()
 
-    assert (503, "2") == (answer.status, answer.headers["Retry-After"])
+    assert (503, "2") == (response.status, response.headers["Retry-After"])
     assert "no_replica" == body["error"]["type"]
 
 
 async def test_the_model_api_and_the_control_api_stay_separate(setup, http):
     """Each balancer forwards only its own API; a rollout that is opened on the one has the URL of the other."""
-    async with http.post(f"{setup.control}/rollouts", json={"rollout_id": "r1"}) as answer:
-        opened = await answer.json()
-    async with http.get(f"{setup.models}/rollouts/r1") as answer:
-        at_models = answer.status
-    async with http.post(f"{setup.control}{CHAT}", json=BODY) as answer:
-        at_control = answer.status
+    async with http.post(f"{setup.control}/rollouts", json={"rollout_id": "r1"}) as response:
+        opened = await response.json()
+    async with http.get(f"{setup.models}/rollouts/r1") as response:
+        at_models = response.status
+    async with http.post(f"{setup.control}{CHAT}", json=BODY) as response:
+        at_control = response.status
 
     assert f"{setup.models}/rollouts/r1/v1" == opened["base_url"]
     assert (404, 404) == (at_models, at_control)

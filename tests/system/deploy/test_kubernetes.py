@@ -196,8 +196,8 @@ async def test_the_metric_of_the_autoscaler_is_exported(objects, store, http):
     (metric,) = objects["HorizontalPodAutoscaler", "tokentape"]["spec"]["metrics"]
     name = metric["pods"]["metric"]["name"]
     (rule,) = yaml.safe_load((FOLDER / "monitoring" / "prometheus-adapter-values.yaml").read_text())["rules"]["custom"]
-    async with running(settings_for(None), store) as served, http.get(f"{served.url}/metrics") as answer:
-        lines = (await answer.text()).splitlines()
+    async with running(settings_for(None), store) as served, http.get(f"{served.url}/metrics") as response:
+        lines = (await response.text()).splitlines()
 
     assert any(line.startswith(f"{name} ") for line in lines)
     assert name == rule["name"]["as"]
@@ -212,8 +212,8 @@ async def test_the_probes_need_no_key(pod, store, http):
     statuses = {}
     async with running(settings_for(None, **keys), store) as served:
         for path in {probe["path"] for probe in probes} | {"/metrics"}:
-            async with http.get(f"{served.control_url}{path}") as answer:
-                statuses[path] = answer.status
+            async with http.get(f"{served.control_url}{path}") as response:
+                statuses[path] = response.status
 
     assert {"control"} == {probe["port"] for probe in probes}
     assert {"/health": 200, "/ready": 503, "/metrics": 401} == statuses  # no engine: not ready

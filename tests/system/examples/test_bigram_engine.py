@@ -17,12 +17,12 @@ def test_ids_and_logprobs_are_those_of_the_policy():
     """The prompt's ids are the message's letters; each logprob is the table's, given the previous token."""
     policy = Policy(seed=1)
     policy.load(skewed(2).tobytes())
-    answer = policy.answer(BODY)
-    (choice,) = answer["choices"]
+    response = policy.answer(BODY)
+    (choice,) = response["choices"]
     logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-    before = [*answer["prompt_token_ids"], *choice["token_ids"]][-len(logprobs) - 1 : -1]
+    before = [*response["prompt_token_ids"], *choice["token_ids"]][-len(logprobs) - 1 : -1]
 
-    assert [*map(VOCABULARY.index, "say a b"), END] == answer["prompt_token_ids"]
+    assert [*map(VOCABULARY.index, "say a b"), END] == response["prompt_token_ids"]
     assert log_softmax(skewed(2))[before, choice["token_ids"]].tolist() == logprobs
     assert choice["message"]["content"] == "".join(VOCABULARY[token] for token in choice["token_ids"]).strip("\n")
 
@@ -43,11 +43,11 @@ async def test_weights_are_replaced_by_a_post_and_unknown_models_are_rejected():
     ending[:, END] = 100
     with bigram_engine.serving("127.0.0.1", 0) as url:
         async with aiohttp.ClientSession(url) as http:
-            async with http.post("/load_weights", data=ending.tobytes()) as answer:
-                assert 200 == answer.status
-            async with http.post("/v1/chat/completions", json=BODY) as answer:
-                (choice,) = (await answer.json())["choices"]
-            async with http.post("/v1/embeddings", json={}) as answer:
-                assert 404 == answer.status
+            async with http.post("/load_weights", data=ending.tobytes()) as response:
+                assert 200 == response.status
+            async with http.post("/v1/chat/completions", json=BODY) as response:
+                (choice,) = (await response.json())["choices"]
+            async with http.post("/v1/embeddings", json={}) as response:
+                assert 404 == response.status
 
     assert ([END], "stop", "") == (choice["token_ids"], choice["finish_reason"], choice["message"]["content"])

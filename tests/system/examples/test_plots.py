@@ -42,8 +42,8 @@ async def test_the_rows_of_a_file_are_those_of_the_proxy(simulated, tmp_path, co
     url, _ = simulated
     rows = await played(url)
     query = {"format": "sequences", "container": container}
-    async with aiohttp.ClientSession() as http, http.get(f"{url}/export", params=query) as answer:
-        (tmp_path / name).write_bytes(await answer.read())
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/export", params=query) as response:
+        (tmp_path / name).write_bytes(await response.read())
 
     assert vars(plots.Seen(rows)) == vars(plots.Seen(plots.rows_of(None, tmp_path / name)))
 

@@ -50,22 +50,22 @@ class Agents:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             return
-        async with http.post(f"{self._url}/rollouts/{rollout}/v1/chat/completions", json=body) as answer:
-            self.statuses[answer.status] = self.statuses.get(answer.status, 0) + 1
+        async with http.post(f"{self._url}/rollouts/{rollout}/v1/chat/completions", json=body) as response:
+            self.statuses[response.status] = self.statuses.get(response.status, 0) + 1
             text = b""
-            async for read in answer.content.iter_any():
+            async for read in response.content.iter_any():
                 text += read
                 if leaves_after is not None and len(text) >= leaves_after:
-                    answer.close()
+                    response.close()
                     return
                 if stream and text.endswith(b"data: [DONE]\n\n"):
-                    self._saw_the_end(uid, answer)  # an agent stops reading
-        if answer.status == 200 and not stream:
+                    self._saw_the_end(uid, response)  # an agent stops reading
+        if response.status == 200 and not stream:
             with suppress(orjson.JSONDecodeError):  # a garbled response cannot be parsed
                 orjson.loads(text)
-                self._saw_the_end(uid, answer)
-        if answer.status != 200:
+                self._saw_the_end(uid, response)
+        if response.status != 200:
             await asyncio.sleep(0.05)
 
-    def _saw_the_end(self, uid: str, answer: aiohttp.ClientResponse) -> None:
-        self.ended[uid] = answer.headers["X-Step-Id"]
+    def _saw_the_end(self, uid: str, response: aiohttp.ClientResponse) -> None:
+        self.ended[uid] = response.headers["X-Step-Id"]

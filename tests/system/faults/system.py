@@ -186,9 +186,9 @@ class System:
             async with asyncio.timeout(30), aiohttp.ClientSession() as http:
                 while True:
                     with suppress(aiohttp.ClientError, OSError):
-                        async with http.get(self.url + "/ready") as answer:
-                            status = await answer.json()
-                            is_ready = answer.status == 200 and status["store"] == "ok"
+                        async with http.get(self.url + "/ready") as response:
+                            status = await response.json()
+                            is_ready = response.status == 200 and status["store"] == "ok"
                         if is_ready and not await self._spooled(http):
                             return
                     await asyncio.sleep(0.02)
@@ -197,8 +197,8 @@ class System:
 
     async def _spooled(self, http: aiohttp.ClientSession) -> float:
         """Return the number of steps in the journals of all workers."""
-        async with http.get(self.url + "/metrics") as answer:
-            metrics = dict(line.rsplit(" ", 1) for line in (await answer.text()).splitlines() if line[0] != "#")
+        async with http.get(self.url + "/metrics") as response:
+            metrics = dict(line.rsplit(" ", 1) for line in (await response.text()).splitlines() if line[0] != "#")
         return float(metrics["tokentape_journal_steps"])
 
     def worker_pids(self) -> list[int]:

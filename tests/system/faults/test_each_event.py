@@ -67,13 +67,13 @@ async def test_a_stream_that_the_engine_cuts_anywhere_leaves_one_step_of_its_tok
     async def shown_of(url: str, name: str) -> tuple[bytes, bool]:
         shown, named = b"", {"X-Request-Id": name}
         path = f"{url}/rollouts/{name}{cassette.path}"
-        async with gate, http.post(path, json=request_from(cassette), headers=named) as answer:
+        async with gate, http.post(path, json=request_from(cassette), headers=named) as response:
             try:
-                async for read in answer.content.iter_any():
+                async for read in response.content.iter_any():
                     shown += read
             except aiohttp.ClientPayloadError:
                 return shown, False
-        return shown, answer.status == 200
+        return shown, response.status == 200
 
     async with proxying(engine.url, store) as served:
         seen = dict(zip(places, await asyncio.gather(*(shown_of(served.url, name) for name in places)), strict=True))
@@ -96,10 +96,13 @@ async def test_a_client_disconnect_after_any_event_leaves_one_step_of_its_tokens
 
     async def leaves(url: str, name: str, shown_events: int) -> None:
         named, path = {"X-Request-Id": name}, f"{url}/rollouts/{name}{STREAM.path}"
-        async with aiohttp.ClientSession() as http, http.post(path, json=request_from(STREAM), headers=named) as answer:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(path, json=request_from(STREAM), headers=named) as response,
+        ):
             for _ in range(shown_events):
-                await answer.content.readuntil(b"\n\n")
-            answer.close()
+                await response.content.readuntil(b"\n\n")
+            response.close()
 
     *_, whole = play(plan_of(STREAM.path, request_from(STREAM)), STREAM)
     async with proxying(engine.url, store) as served:
@@ -153,10 +156,10 @@ async def test_a_client_disconnect_within_the_request_leaves_nothing(store, engi
             reader, writer = await asyncio.open_connection(where.hostname, where.port)
             writer.write((head + body)[:size])
             writer.write_eof()
-            answer = await asyncio.wait_for(
+            response = await asyncio.wait_for(
                 reader.read(), 50
             )  # at most an error response, then the connection is closed
-            assert not answer.startswith(b"HTTP/1.1 200"), size
+            assert not response.startswith(b"HTTP/1.1 200"), size
             writer.close()
             await writer.wait_closed()
         asked_before = len(engine.requests)

@@ -80,11 +80,11 @@ async def test_no_body_causes_a_500_and_the_recorded_request_is_the_body(fuzz, s
             nonlocal recorded
             path, text, ids = drawn
             headers = {"Content-Type": "application/json"} | ({} if ids is None else {"X-Reply-Ids": ids})
-            async with http.post(served.url + path, data=text, headers=headers) as answer:
-                shown = await answer.read()
-                name, step_id = answer.headers.get("X-Rollout-Id"), answer.headers.get("X-Step-Id")
-            assert answer.status == 200 or answer.status in REFUSALS, (answer.status, shown[:500])
-            if answer.status == 200 and step_id is not None:
+            async with http.post(served.url + path, data=text, headers=headers) as response:
+                shown = await response.read()
+                name, step_id = response.headers.get("X-Rollout-Id"), response.headers.get("X-Step-Id")
+            assert response.status == 200 or response.status in REFUSALS, (response.status, shown[:500])
+            if response.status == 200 and step_id is not None:
                 recorded += 1
                 (step,) = [step for step in await stored_steps(store, name) if step.step_id == step_id]
                 assert orjson.dumps(step.request) == orjson.dumps(orjson.loads(text)) or path == "/generate"

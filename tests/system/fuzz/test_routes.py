@@ -43,16 +43,16 @@ async def test_no_request_by_the_description_causes_a_500(fuzz, store):
                         if isinstance(endpoint, dict) and isinstance(endpoint.get("url"), str):
                             endpoint["url"] = f"{engine}/{endpoint['url']}"  # no other host is called
                 try:
-                    answer = case.call(served.url, session=session, headers={"Authorization": "Bearer key"})
+                    response = case.call(served.url, session=session, headers={"Authorization": "Bearer key"})
                 except (ValueError, requests.RequestException):
                     return  # cannot be sent
                 documented = statuses[case.operation.method, case.operation.path] | {400, 404}
-                assert answer.status_code in documented, (answer.status_code, answer.text[:500])
+                assert response.status_code in documented, (response.status_code, response.text[:500])
                 if is_put:
                     session.put(
                         f"{served.url}/engines", json={"endpoints": None}, headers={"Authorization": "Bearer key"}
                     )
-                assert answer.status_code != 500 or "sessions" in case.path or case.path == "/setup"
+                assert response.status_code != 500 or "sessions" in case.path or case.path == "/setup"
 
             # Schemathesis takes 0.1 s for each: the short run tries a few.
             for operation in operations if fuzz.is_whole else operations[::16]:

@@ -44,15 +44,15 @@ def spoilt(draw, cassettes):
                 )
             case _:
                 events = events[: at + 1]
-    answer = b"\n\n".join(events)
+    response = b"\n\n".join(events)
     sizes = draw(st.lists(st.integers(0, 400), max_size=8))
-    return cassette, answer, cut(answer, sizes)
+    return cassette, response, cut(response, sizes)
 
 
-def sampled_ids(answer):
+def sampled_ids(response):
     """Read the sampled ids of each choice from the stream in a simple way. None if that is not possible."""
     found = {}
-    for event in answer.split(b"\n\n"):
+    for event in response.split(b"\n\n"):
         if event in (b"", b"data: [DONE]"):
             continue
         if not event.startswith(b"data: {") or b"\n" in event or b"\r" in event:
@@ -65,12 +65,12 @@ def sampled_ids(answer):
     return found
 
 
-def check_step(step, answer):
+def check_step(step, response):
     """Assert that the record reads the same, and that a step without a flag has the ids of the stream, in order."""
     written = encode(step)
     read = decode(written.record, BlockReader(written.blocks))
     assert [choice.ids for choice in read.choices] == [choice.ids for choice in step.choices]
-    ids = sampled_ids(answer)
+    ids = sampled_ids(response)
     if step.exact and ids is not None:
         assert {choice.index: choice.ids.tolist() for choice in step.choices} == ids
 
@@ -79,12 +79,12 @@ async def test_a_damaged_stream_leaves_a_step_that_claims_only_what_was_sent(fuz
     """No exception; a step that can be stored and is exact only with the sent ids; the client gets only what was sent."""
 
     def check(drawn):
-        cassette, answer, reads = drawn
+        cassette, response, reads = drawn
         plan = plan_of(cassette.path, cassette.body)
         exchanged = play(plan, cassette, reads)
-        check_step(exchanged[2], answer)
+        check_step(exchanged[2], response)
         # A rewritten event has a space after "data:", also where the engine's has none.
-        assert len(exchanged[0]) + len(exchanged[1]) <= len(answer) + 2 + answer.count(b"data:")
+        assert len(exchanged[0]) + len(exchanged[1]) <= len(response) + 2 + response.count(b"data:")
 
     await fuzz(0.24, spoilt(STREAMS), check)
 
@@ -98,7 +98,7 @@ async def test_a_client_gets_the_end_of_a_damaged_stream(fuzz, store, engine):
         async def check(drawn):
             nonlocal number
             number += 1
-            cassette, answer, reads = drawn
+            cassette, response, reads = drawn
             engine.streams([read for read in reads if read], then="end")
             path = f"{served.url}/rollouts/r{number}{cassette.path}"
             with suppress(aiohttp.ClientPayloadError):
@@ -106,6 +106,6 @@ async def test_a_client_gets_the_end_of_a_damaged_stream(fuzz, store, engine):
                     await shown.read()
                     assert shown.status in (200, 502), shown.status
             (step,) = await wait_for_steps(store, f"r{number}")
-            check_step(step, answer)
+            check_step(step, response)
 
         await fuzz(0.06, spoilt([CHAT]), check)

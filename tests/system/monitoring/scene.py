@@ -122,8 +122,8 @@ class Scene:
 
     async def _status(self, url: str) -> int:
         try:
-            async with self.http.get(url) as answer:
-                return answer.status
+            async with self.http.get(url) as response:
+                return response.status
         except aiohttp.ClientError:
             return 0
 
@@ -131,22 +131,22 @@ class Scene:
         """Post JSON on a new connection, so that either worker can get it. Return the response, or {} on failure."""
         with suppress(aiohttp.ClientError, TimeoutError):
             headers = {"Connection": "close", "Authorization": f"Bearer {KEY}", **headers}
-            async with self.http.post(url, json=body, headers=headers) as answer:
-                if answer.content_type == "application/json":
-                    return await answer.json()
-                await answer.read()
+            async with self.http.post(url, json=body, headers=headers) as response:
+                if response.content_type == "application/json":
+                    return await response.json()
+                await response.read()
         return {}
 
     async def metrics(self) -> str:
         """Return the /metrics of the proxy."""
-        async with self.http.get(self.control + "/metrics", headers={"Authorization": f"Bearer {KEY}"}) as answer:
-            assert answer.status == 200
-            return await answer.text()
+        async with self.http.get(self.control + "/metrics", headers={"Authorization": f"Bearer {KEY}"}) as response:
+            assert response.status == 200
+            return await response.text()
 
     async def ask(self, path: str, **params: str) -> Any:
         """Return the data of a request to Prometheus' API."""
-        async with self.http.get(f"http://127.0.0.1:{self.port}/api/v1/{path}", params=params) as answer:
-            body = await answer.json()
+        async with self.http.get(f"http://127.0.0.1:{self.port}/api/v1/{path}", params=params) as response:
+            body = await response.json()
         assert body["status"] == "success", (body, params)
         return body["data"]
 
@@ -255,8 +255,8 @@ async def talk(scene: Scene, number: int) -> None:
 async def _leave(scene: Scene, url: str, body: Mapping[str, Any]) -> None:
     """Start a stream and disconnect."""
     with suppress(aiohttp.ClientError, TimeoutError):
-        async with scene.http.post(url, json=body, headers={"Connection": "close"}) as answer:
-            await answer.content.readany()
+        async with scene.http.post(url, json=body, headers={"Connection": "close"}) as response:
+            await response.content.readany()
 
 
 @asynccontextmanager

@@ -59,31 +59,31 @@ def flagged(path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 async def post(http: aiohttp.ClientSession, url: str, body: dict[str, Any], *, stream: bool) -> tuple[int, list[Any]]:
     """Return the status, and the response or the chunks, without the fields that differ between any two runs."""
-    async with http.post(url, json=body | ({"stream": True} if stream else {})) as answer:
-        text = await answer.read()
-    if not stream or answer.content_type == "application/json":
-        return answer.status, [_normal(orjson.loads(text))]
+    async with http.post(url, json=body | ({"stream": True} if stream else {})) as response:
+        text = await response.read()
+    if not stream or response.content_type == "application/json":
+        return response.status, [_normal(orjson.loads(text))]
     payloads = [line.removeprefix(b"data: ") for line in text.split(b"\n\n") if line]
     assert payloads[-1] == b"[DONE]"
-    return answer.status, [_normal(orjson.loads(payload)) for payload in payloads[:-1]]
+    return response.status, [_normal(orjson.loads(payload)) for payload in payloads[:-1]]
 
 
-def sampled(answers: list[Any], *, stream: bool) -> dict[int, dict[str, Any]]:
+def sampled(responses: list[Any], *, stream: bool) -> dict[int, dict[str, Any]]:
     """Return ids, logprobs and finish reason of each choice, parsed without the proxy's code."""
     found: dict[int, dict[str, Any]] = {}
-    for answer in answers:
-        for choice in answer["choices"]:
+    for response in responses:
+        for choice in response["choices"]:
             kept = found.setdefault(choice["index"], {"ids": [], "logprobs": [], "finish_reason": None})
             kept["ids"] += choice.get("token_ids") or []
             logprobs = choice.get("logprobs") or {}
             kept["logprobs"] += [entry["logprob"] for entry in logprobs.get("content") or []]
             kept["logprobs"] += logprobs.get("token_logprobs") or []
             kept["finish_reason"] = choice["finish_reason"] or kept["finish_reason"]
-    assert stream or len(answers) == 1
+    assert stream or len(responses) == 1
     return found
 
 
-def _normal(answer: Any) -> Any:
-    text = orjson.dumps(answer).decode()
+def _normal(response: Any) -> Any:
+    text = orjson.dumps(response).decode()
     text = re.sub(r'"id":"(chatcmpl|cmpl)-[^"]*"', '"id":""', text)
     return orjson.loads(re.sub(r'"created":\d+', '"created":0', text))

@@ -99,9 +99,9 @@ async def others(row: dict) -> list[list[float | None]]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    answer, errors = await process.communicate(orjson.dumps({"ids": row["token_ids"], "asked": variants}))
+    response, errors = await process.communicate(orjson.dumps({"ids": row["token_ids"], "asked": variants}))
     assert 0 == process.returncode, errors.decode()
-    *others, own = orjson.loads(answer)
+    *others, own = orjson.loads(response)
     # It must be the same model; otherwise the tests below prove nothing.
     bound = [range(span["start"], span["end"]) for span in row["spans"] if span["constrained"]]
     compared = [(own[at], two) for at, two in enumerate(row["logprobs"]) if not any(at in places for places in bound)]

@@ -32,15 +32,15 @@ async def messages_turns(proxy, rollout, *, stream):
             )
             if stream:
                 async with client.messages.stream(**request) as events:
-                    answer = await events.get_final_message()
+                    response = await events.get_final_message()
             else:
-                answer = await client.messages.create(**request)
-            assert counted.input_tokens == answer.usage.input_tokens
-            calls = [block for block in answer.content if block.type == "tool_use"]
+                response = await client.messages.create(**request)
+            assert counted.input_tokens == response.usage.input_tokens
+            calls = [block for block in response.content if block.type == "tool_use"]
             results = [{"type": "tool_result", "tool_use_id": call.id, "content": "124"} for call in calls]
             messages = [
                 *messages,
-                {"role": "assistant", "content": answer.content},
+                {"role": "assistant", "content": response.content},
                 {"role": "user", "content": results or "And?"},
             ]
 
@@ -61,12 +61,12 @@ async def responses_turns(proxy, rollout, *, stream):
             named = {} if before is None else {"previous_response_id": before}
             if stream:
                 async with client.responses.stream(**request, **named) as events:
-                    answer = await events.get_final_response()
+                    response = await events.get_final_response()
             else:
-                answer = await client.responses.create(**request, **named)
-            calls = [item for item in answer.output if item.type == "function_call"]
+                response = await client.responses.create(**request, **named)
+            calls = [item for item in response.output if item.type == "function_call"]
             results = [{"type": "function_call_output", "call_id": call.call_id, "output": "124"} for call in calls]
-            next_input, before = results or "And?", answer.id
+            next_input, before = results or "And?", response.id
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -35,24 +35,24 @@ async def http():
 async def post(http, url, body, *, stream=False):
     """Return the status, and the response or the chunks, without the fields that differ between any two runs."""
     more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-    async with http.post(url, json=body | more) as answer:
-        text = await answer.read()
-    whole = answer.content_type == "application/json"
+    async with http.post(url, json=body | more) as response:
+        text = await response.read()
+    whole = response.content_type == "application/json"
     events = [text] if whole else [event.removeprefix(b"data: ") for event in text.split(b"\n\n") if event]
     assert whole or events.pop() == b"[DONE]"
     payloads = [orjson.loads(event) for event in events]
-    return answer.status, [
+    return response.status, [
         {key: 0 if key in CHANGING else value for key, value in payload.items()} for payload in payloads
     ]
 
 
-def contents_of(answers):
+def contents_of(responses):
     """Return keys and values, independent of how the engine grouped tokens into chunks."""
     keys, heads, choices = set(), [], {}
-    for answer in answers:
-        keys.add(tuple(answer))
-        heads += [head for head in [{**answer, "choices": None}] if head not in heads]
-        for choice in answer["choices"]:
+    for response in responses:
+        keys.add(tuple(response))
+        heads += [head for head in [{**response, "choices": None}] if head not in heads]
+        for choice in response["choices"]:
             keys.add(tuple(choice))
             kept = choices.setdefault(choice["index"], {})
             for key, value in choice.items():
@@ -111,8 +111,8 @@ async def test_sampled_ids_that_are_sent_back_extend_the_sequence(vllm, http, tm
     async with through_proxy(vllm.url, tmp_path) as proxy:
         url, prompt = f"{proxy.url}/rollouts/r1{GENERATE}", BODY["token_ids"]
         for stream in (False, True, False):
-            _, answers = await post(http, url, BODY | {"token_ids": prompt}, stream=stream)
-            prompt = prompt + contents_of(answers)[2][0]["token_ids"] + [198, 50]
+            _, responses = await post(http, url, BODY | {"token_ids": prompt}, stream=stream)
+            prompt = prompt + contents_of(responses)[2][0]["token_ids"] + [198, 50]
         (row,) = await proxy.rows("r1")
 
     assert prompt[:-2] == row["token_ids"]
@@ -159,5 +159,5 @@ async def test_weights_that_change_in_flight_have_different_versions(vllm, http,
 
 async def change_weights(http, vllm, version):
     """Set the engine's weight version; its weights do not change."""
-    async with http.post(f"{vllm.url}/update_weight_version", json={"new_version": version}) as answer:
-        assert 200 == answer.status
+    async with http.post(f"{vllm.url}/update_weight_version", json={"new_version": version}) as response:
+        assert 200 == response.status

@@ -27,9 +27,9 @@ async def test_a_client_disconnect_stops_the_engine(vllm, running_requests, tmp_
         calling = asyncio.ensure_future(http.post(f"{proxy.url}/rollouts/r1{CHAT}", json=LONG | {"stream": stream}))
         await until(lambda running: running == 1, running_requests)
         if stream:
-            answer = await calling
-            await answer.content.readuntil(b"\n\n")
-            answer.close()
+            response = await calling
+            await response.content.readuntil(b"\n\n")
+            response.close()
         else:
             calling.cancel()
         await until(lambda running: running == 0, running_requests)

@@ -61,21 +61,21 @@ async def http():
 
 
 async def posted(http, url, body):
-    async with http.post(url, json=body) as answer:
-        return answer.status, await answer.read()
+    async with http.post(url, json=body) as response:
+        return response.status, await response.read()
 
 
-def normal(answer):
+def normal(response):
     """Return a response or event without what differs between any two runs: names, times, cache hits.
 
     Nor `__verbose`, which shows the request, including our flags.
     """
-    answer = {**answer, "id": "", "created": 0, "timings": sorted(answer.get("timings") or ())}
-    if "usage" in answer:
-        answer["usage"] = {**answer["usage"], "prompt_tokens_details": None}
-    if "__verbose" in answer:
-        answer["__verbose"] = None
-    return orjson.dumps(answer)
+    response = {**response, "id": "", "created": 0, "timings": sorted(response.get("timings") or ())}
+    if "usage" in response:
+        response["usage"] = {**response["usage"], "prompt_tokens_details": None}
+    if "__verbose" in response:
+        response["__verbose"] = None
+    return orjson.dumps(response)
 
 
 def events(stream):
@@ -99,15 +99,15 @@ def contents_of(stream):
 
 async def tokenized(http, engine, text):
     body = {"content": text, "parse_special": True, "add_special": False}
-    _, answer = await posted(http, f"{engine.url}/tokenize", body)
-    return orjson.loads(answer)["tokens"]
+    _, response = await posted(http, f"{engine.url}/tokenize", body)
+    return orjson.loads(response)["tokens"]
 
 
 async def steps_of(llamacpp, http, folder, path, *bodies):
     """Return the responses through the proxy, and the recorded steps."""
     async with through_proxy(llamacpp.url, folder) as proxy:
-        answers = [await posted(http, f"{proxy.url}/rollouts/r1{path}", body) for body in bodies]
-        return answers, await proxy.steps("r1")
+        responses = [await posted(http, f"{proxy.url}/rollouts/r1{path}", body) for body in bodies]
+        return responses, await proxy.steps("r1")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

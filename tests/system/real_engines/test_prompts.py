@@ -49,25 +49,25 @@ async def test_the_token_count_of_a_prompt_is_its_length(template, request, tmp_
             call = {"model": "tiny", "max_tokens": 1, **body}
             made = await rendered(proxy, f"{engine.url}/v1/messages/render", call)
             expected[name] = len(made) if isinstance(made, list) else made
-            async with proxy.http.post(f"{proxy.url}/v1/messages/count_tokens", json=call) as answer:
-                counted = await answer.json()
-                found[name] = counted["input_tokens"] if answer.status == 200 else answer.status
+            async with proxy.http.post(f"{proxy.url}/v1/messages/count_tokens", json=call) as response:
+                counted = await response.json()
+                found[name] = counted["input_tokens"] if response.status == 200 else response.status
 
     assert expected == found
 
 
 async def rendered(proxy, url, body):
     """Return the ids of the prompt that the engine renders, or the status of its error."""
-    async with proxy.http.post(url, json=body) as answer:
-        payload = await answer.json()
-        return payload["token_ids"] if answer.status == 200 else answer.status
+    async with proxy.http.post(url, json=body) as response:
+        payload = await response.json()
+        return payload["token_ids"] if response.status == 200 else response.status
 
 
 async def sampled_from(proxy, rollout, path, body):
     """Return the prompt ids of the step of a call through the proxy, or the status of its error."""
-    async with proxy.http.post(f"{proxy.url}/rollouts/{rollout}{path}", json=body) as answer:
-        await answer.read()
-        if answer.status != 200:
-            return answer.status
+    async with proxy.http.post(f"{proxy.url}/rollouts/{rollout}{path}", json=body) as response:
+        await response.read()
+        if response.status != 200:
+            return response.status
     (step,) = await proxy.steps(rollout)
     return step["prompt_ids"]

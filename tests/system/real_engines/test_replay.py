@@ -86,10 +86,10 @@ async def test_a_client_disconnect_from_a_synthetic_stream_stops_the_engine(vllm
         aiohttp.ClientSession() as http,
     ):
         await until(lambda running: running == 0, running_requests)
-        answer = await http.post(f"{proxy.url}/rollouts/r1/v1/chat/completions", json=LONG | {"stream": True})
-        first = await asyncio.wait_for(answer.content.readuntil(b"\n\n"), 30)
+        response = await http.post(f"{proxy.url}/rollouts/r1/v1/chat/completions", json=LONG | {"stream": True})
+        first = await asyncio.wait_for(response.content.readuntil(b"\n\n"), 30)
         await until(lambda running: running == 1, running_requests)
-        answer.close()
+        response.close()
         await until(lambda running: running == 0, running_requests)
 
     assert b": keep-alive\n\n" == first

@@ -20,9 +20,9 @@ class Agent:
         """Make one call; return prompt and sampled ids of each choice."""
         self._seed += 1
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 5, "seed": self._seed, "return_token_ids": True}
-        async with self._http.post(self._url, json=body | more, headers=headers) as answer:
-            assert 200 == answer.status, await answer.text()
-            return [prompt + choice["token_ids"] for choice in (await answer.json())["choices"]]
+        async with self._http.post(self._url, json=body | more, headers=headers) as response:
+            assert 200 == response.status, await response.text()
+            return [prompt + choice["token_ids"] for choice in (await response.json())["choices"]]
 
 
 async def linear(agent):

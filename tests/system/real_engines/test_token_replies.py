@@ -25,8 +25,8 @@ async def test_every_token_and_every_alternative_is_its_vocabulary_entry(vllm, t
     vocabulary = load(str(folder))._loaded.get_vocab()
     async with through_proxy(vllm.url, tmp_path, tokenizer=folder) as through, through.agent("r1") as agent:
         options = {"logprobs": True, "top_logprobs": alternatives, "stream": stream, "extra_headers": HEADERS}
-        answer = await agent.chat.completions.create(**BODY, **options)
-        choices = [choice async for chunk in answer for choice in chunk.choices] if stream else answer.choices
+        response = await agent.chat.completions.create(**BODY, **options)
+        choices = [choice async for chunk in response for choice in chunk.choices] if stream else response.choices
         (step,) = await through.steps("r1")
     entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
     ids = step["choices"][0]["ids"]
@@ -43,11 +43,11 @@ async def test_the_flags_of_verifiers_on_chat(vllm, tmp_path, direct):
     """Including `logprobs: 1`: key by key the response of the engine alone."""
     request = {**BODY, "logprobs": 1, "extra_body": VERIFIERS}
     async with through_proxy(vllm.url, tmp_path) as through, through.agent("r1") as agent:
-        answer = await agent.chat.completions.create(**request)
+        response = await agent.chat.completions.create(**request)
     alone = await direct.chat.completions.create(**request)
     shown, direct_json = (
-        orjson.loads(completion.model_dump_json(exclude={"id", "created"})) for completion in (answer, alone)
+        orjson.loads(completion.model_dump_json(exclude={"id", "created"})) for completion in (response, alone)
     )
 
     assert direct_json == shown
-    assert len(answer.choices[0].token_ids) == len(answer.choices[0].logprobs.content)
+    assert len(response.choices[0].token_ids) == len(response.choices[0].logprobs.content)

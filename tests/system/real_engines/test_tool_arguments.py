@@ -48,13 +48,13 @@ def call_in(prompt: str) -> str:
 )
 async def test_the_simulator_renders_a_call_as_vllm_does(vllm, http, messages):
     """In the prompt of the next turn, or both reject it."""
-    async with http.post(f"{vllm.url}/tokenize", json={"model": "tiny", "messages": messages}) as answer:
-        rendered = orjson.loads(await answer.read())
-    if answer.status != 200:
-        assert 400 == answer.status
+    async with http.post(f"{vllm.url}/tokenize", json={"model": "tiny", "messages": messages}) as response:
+        rendered = orjson.loads(await response.read())
+    if response.status != 200:
+        assert 400 == response.status
         assert simulated(messages) is None
         return
-    async with http.post(f"{vllm.url}/detokenize", json={"model": "tiny", "tokens": rendered["tokens"]}) as answer:
-        prompt = orjson.loads(await answer.read())["prompt"]
+    async with http.post(f"{vllm.url}/detokenize", json={"model": "tiny", "tokens": rendered["tokens"]}) as response:
+        prompt = orjson.loads(await response.read())["prompt"]
 
     assert call_in(prompt) == simulated(messages)

@@ -85,13 +85,13 @@ async def test_reasoning_that_is_switched_off_is_recorded(vllm, http, tmp_path, 
 
     assert step["fidelity"]["exact"]
     assert sampled(direct_answers, stream=stream)[0]["ids"] == step["choices"][0]["ids"]
-    text = orjson.dumps([choice for answer in shown for choice in answer["choices"]]).decode()
+    text = orjson.dumps([choice for response in shown for choice in response["choices"]]).decode()
     assert '"reasoning":"' not in text
     assert _content(direct_answers) == _content(shown)
 
 
-def _content(answers):
-    messages = (choice.get("message") or choice["delta"] for answer in answers for choice in answer["choices"])
+def _content(responses):
+    messages = (choice.get("message") or choice["delta"] for response in responses for choice in response["choices"])
     return "".join(message.get("content") or "" for message in messages)
 
 

@@ -22,17 +22,17 @@ async def shown_and_recorded(engine, folder, path, body, logprobs):
         through_proxy(engine.url, folder / logprobs, record={"logprobs": logprobs}) as proxy,
         aiohttp.ClientSession() as http,
     ):
-        async with http.post(f"{proxy.url}/rollouts/r1{path}", json=body) as answer:
-            assert answer.status == 200, await answer.text()
-            text = await answer.read()
+        async with http.post(f"{proxy.url}/rollouts/r1{path}", json=body) as response:
+            assert response.status == 200, await response.text()
+            text = await response.read()
         (step,) = await proxy.steps("r1")
     return texts(text), step
 
 
-def texts(answer):
+def texts(response):
     """Return the text of a response, or of a stream's events, joined."""
-    lines = answer.split(b"\n")
-    payloads = [line[6:] for line in lines if line.startswith(b"data: {")] or [answer]
+    lines = response.split(b"\n")
+    payloads = [line[6:] for line in lines if line.startswith(b"data: {")] or [response]
     choices = [choice for payload in payloads for choice in orjson.loads(payload)["choices"]]
     assert all(choice.get("logprobs") is None for choice in choices)
     spoken = [choice.get("message") or choice.get("delta") or choice for choice in choices]

@@ -25,9 +25,9 @@ class Through:
 
     async def get(self, path: str) -> Any:
         """Return JSON of the control API."""
-        async with self.http.get(self.url + path) as answer:
-            assert answer.status == 200, await answer.text()
-            return await answer.json()
+        async with self.http.get(self.url + path) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
 
     async def steps(self, rollout: str) -> list[dict[str, Any]]:
         """Return the recorded steps."""

@@ -29,10 +29,10 @@ class Guarded:
         all_headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
         async with self.http.request(
             method, URL(self.url + path, encoded=True), headers=all_headers, **named
-        ) as answer:
-            text = await answer.read()
-            payload = await answer.json() if answer.content_type == "application/json" else None
-            return SimpleNamespace(status=answer.status, json=payload, text=text, headers=answer.headers)
+        ) as response:
+            text = await response.read()
+            payload = await response.json() if response.content_type == "application/json" else None
+            return SimpleNamespace(status=response.status, json=payload, text=text, headers=response.headers)
 
     async def raw(self, sent: bytes) -> bytes:
         """Send these bytes; return everything until the proxy closes the connection."""

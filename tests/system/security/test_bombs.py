@@ -49,13 +49,13 @@ async def test_the_body_limit_applies_to_inflated_bytes(api, engine, coding):
     """256 MB in a few bytes are rejected in little memory: 413, or 415 for an unsupported encoding."""
     tracemalloc.start()
     try:
-        answer = await api.call("POST", PATH, data=CODINGS[coding], headers={"Content-Encoding": coding})
+        response = await api.call("POST", PATH, data=CODINGS[coding], headers={"Content-Encoding": coding})
         _, peak = tracemalloc.get_traced_memory()  # including the client's
     finally:
         tracemalloc.stop()
 
     code, status = UNSUPPORTED if coding in ("br", "bogus", "gzip, gzip") else ("request_too_large", 413)
-    assert (status, code) == (answer.status, answer.json["error"]["code"])
+    assert (status, code) == (response.status, response.json["error"]["code"])
     assert [] == engine.requests
     assert peak < 16 * MAX_BYTES
 
@@ -88,9 +88,9 @@ async def test_json_bombs_are_rejected_or_harmless(api, engine, bomb, status):
     """Deep nesting, huge numbers and invalid UTF-8 are 400; too many values are 413. The last duplicate key wins
     everywhere.
     """
-    answer = await api.call("POST", PATH, data=bomb)
+    response = await api.call("POST", PATH, data=bomb)
 
-    assert status == answer.status, answer.text[:300]
+    assert status == response.status, response.text[:300]
     assert (status == 200) == bool(engine.requests)
     if b"last" in bomb:
         assert "last" == engine.requests[0]["messages"][0]["content"]
@@ -102,17 +102,17 @@ async def test_json_bombs_are_rejected_or_harmless(api, engine, bomb, status):
 async def test_huge_headers_are_rejected(api, engine, lines):
     """One long line, one long name, ten thousand lines: 400, and nothing is sent to the engine."""
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\nContent-Length: 2\r\n\r\n{}"
-    answer = await api.raw(head % (PATH.encode(), lines))
+    response = await api.raw(head % (PATH.encode(), lines))
 
-    assert not answer or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
+    assert not response or response.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
     assert [] == engine.requests
 
 
 async def test_the_length_of_a_path_is_limited(api):
     """A request line of 100 kB is 400."""
-    answer = await api.raw(b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % (b"a" * 100_000))
+    response = await api.raw(b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % (b"a" * 100_000))
 
-    assert not answer or b" 400 " in answer[:15]
+    assert not response or b" 400 " in response[:15]
 
 
 @HASTY
@@ -142,8 +142,8 @@ async def test_an_incomplete_request_head_times_out(api, sent):
 async def test_an_incomplete_body_is_408(api, engine):
     """After agents.body_timeout_s; nothing is sent to the engine."""
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100\r\n\r\n{" % PATH.encode()
-    answer = await api.raw(head)
+    response = await api.raw(head)
 
-    assert answer.startswith(b"HTTP/1.1 408")
-    assert b"request_timeout" in answer
+    assert response.startswith(b"HTTP/1.1 408")
+    assert b"request_timeout" in response
     assert [] == engine.requests

@@ -65,10 +65,10 @@ async def measured(proxy, http, path: str, data: bytes, coding: str = "identity"
     """Return the status of a request, its longest callback in seconds, and the growth of memory."""
     await proxy.reset()
     headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
-    async with http.post(proxy.url + path, data=BytesIO(data), headers=headers) as answer:
-        await answer.read()
+    async with http.post(proxy.url + path, data=BytesIO(data), headers=headers) as response:
+        await response.read()
     found = await proxy.measured()
-    return answer.status, found, await proxy.grown_bytes()
+    return response.status, found, await proxy.grown_bytes()
 
 
 @pytest.fixture
@@ -118,8 +118,8 @@ async def test_ten_percent_more_values_are_rejected(store, engine, http, name):
     async with proxying(engine.url, store) as served:
         for count, size in ((alone, 0), (beside, MAX_BYTES)):
             data = BytesIO(listed(value, count * 11 // 10, size=size))
-            async with http.post(served.url + CHAT, data=data) as answer:
-                assert 413 == answer.status
+            async with http.post(served.url + CHAT, data=data) as response:
+                assert 413 == response.status
 
 
 @pytest.mark.parametrize(("coding", "packed"), [

@@ -47,14 +47,14 @@ def sent(path: bytes, *lines: bytes) -> bytes:
     return b"\r\n".join((*head, *lines)) + b"\r\n\r\n" + body
 
 
-def check(answer: bytes, sent: bytes) -> None:
+def check(response: bytes, sent: bytes) -> None:
     """Assert that there is no 500 except for the engine's failures, and that errors are JSON."""
-    head, _, body = answer.partition(b"\r\n\r\n")
+    head, _, body = response.partition(b"\r\n\r\n")
     status = int(re.match(rb"HTTP/1\.[01] (\d{3}) ", head)[1])
-    assert status < 500 or status == 502, (answer[:500], sent[:200])
+    assert status < 500 or status == 502, (response[:500], sent[:200])
     if status >= 400 and b"application/json" in head:
         assert isinstance(orjson.loads(body), dict)
-    assert status < 400 or b"application/json" in head, answer[:500]
+    assert status < 400 or b"application/json" in head, response[:500]
 
 
 @pytest.mark.parametrize("header", HEADERS)
@@ -68,13 +68,13 @@ async def test_a_header_of_any_bytes_is_accepted_or_rejected(api, header):
 
 async def test_an_idempotency_key_of_any_bytes_is_a_key(api, engine, store):
     """Equal bytes are the same key, other bytes another key."""
-    answers = [
+    responses = [
         await api.raw(sent(b"/rollouts/r1/v1/chat/completions", b"Idempotency-Key: " + key))
         for key in (b"\xff", b"\xff", b"\xfe")
     ]
 
-    assert [b"200"] * 3 == [answer[9:12] for answer in answers]
-    assert [False, True, False] == [b"X-Idempotent-Replayed" in answer for answer in answers]
+    assert [b"200"] * 3 == [response[9:12] for response in responses]
+    assert [False, True, False] == [b"X-Idempotent-Replayed" in response for response in responses]
     assert 2 == len(engine.requests)
 
 

@@ -20,11 +20,11 @@ async def trap():
     """Yield the address of a server, and an event that is set if it is called."""
     called = asyncio.Event()
 
-    async def answer(reader, writer):
+    async def respond(reader, writer):
         called.set()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    server = await asyncio.start_server(respond, "127.0.0.1", 0)
     yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", called
     server.close()
     await server.wait_closed()
@@ -43,10 +43,10 @@ async def test_no_url_of_a_request_is_fetched(store, engine, guarded_api, trap):
         for route in ROUTES:
             path = route.path.replace("{", "").replace("}", "") + f"?url={url}&base_url={url}"
             for payload in (body, chat, body | chat, {"server": url, "messages": chat["messages"]}, {"base_url": url}):
-                answer = await api.call(route.method, path, headers=headers, json=payload)
-                assert answer.status != 500 or "sessions/create" in path or path.startswith("/setup"), (
+                response = await api.call(route.method, path, headers=headers, json=payload)
+                assert response.status != 500 or "sessions/create" in path or path.startswith("/setup"), (
                     path,
-                    answer.text,
+                    response.text,
                 )
         await api.raw(f"GET {url}/v1/models HTTP/1.1\r\nHost: {url[7:]}\r\nConnection: close\r\n\r\n".encode())
 
@@ -66,7 +66,7 @@ async def test_a_redirect_of_the_engine_is_not_followed(store, engine, guarded_a
     engine.respond = respond
     async with proxying(engine.url, store) as served:
         api = guarded_api(served.url)
-        answer = await api.call("POST", "/v1/chat/completions", json={"messages": []}, allow_redirects=False)
+        response = await api.call("POST", "/v1/chat/completions", json={"messages": []}, allow_redirects=False)
 
-    assert 307 == answer.status
+    assert 307 == response.status
     assert not called.is_set()

@@ -87,9 +87,9 @@ async def test_agent_keys_have_no_access_to_the_control_api(guarded, victims):
     for method, path in CONTROLLING:
         for name in ("r1", "r2", "g2", victims["session"]):
             for key in keys:
-                answer = await guarded.call(method, filled(path, name), key, data=b"{}")
-                if answer.status not in (401, 403):
-                    passed.append((method, path, name, key, answer.status))
+                response = await guarded.call(method, filled(path, name), key, data=b"{}")
+                if response.status not in (401, 403):
+                    passed.append((method, path, name, key, response.status))
 
     assert [] == passed
     assert before == await state(guarded)
@@ -106,9 +106,9 @@ async def test_no_form_of_a_path_bypasses_the_key(guarded, victims, target):
     for method in ("GET", "HEAD", "OPTIONS", "TRACE"):
         for key in (victims["r1"], AGENT):
             sent = f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {key}\r\n\r\n"
-            answer = await guarded.raw(sent.encode())
+            response = await guarded.raw(sent.encode())
 
-            assert re.match(rb"HTTP/1\.[01] (400|401|403|404|405)", answer), answer[:200]
+            assert re.match(rb"HTTP/1\.[01] (400|401|403|404|405)", response), response[:200]
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "HEAD", "POST"])
@@ -117,8 +117,8 @@ async def test_a_method_override_header_is_ignored(guarded, victims, method):
     before = await state(guarded)
     for name in ("X-HTTP-Method-Override", "X-Method-Override", "X-Original-URL", "X-Rewrite-URL"):
         value = method if "Method" in name else "/rollouts/r2"
-        answer = await guarded.call("POST", "/v1/completions", victims["r1"], headers={name: value}, data=b"{}")
-        assert answer.status in (400, 422)
+        response = await guarded.call("POST", "/v1/completions", victims["r1"], headers={name: value}, data=b"{}")
+        assert response.status in (400, 422)
 
     assert before == await state(guarded)
 
@@ -128,9 +128,9 @@ async def test_a_minted_key_has_no_access_to_another_rollout_by_path(guarded, vi
     """403, and the other rollout is unchanged."""
     before = await state(guarded)
     body = {**CHAT, "prompt": "hi", "rollout_id": "r1", "status": "COMPLETED"}
-    answer = await guarded.call(method, filled(path, "r2"), victims["r1"], json=body)
+    response = await guarded.call(method, filled(path, "r2"), victims["r1"], json=body)
 
-    assert 403 == answer.status
+    assert 403 == response.status
     assert before == await state(guarded)
 
 
@@ -156,9 +156,9 @@ async def test_a_minted_key_has_no_access_to_another_rollout_by_header_or_body(g
 @pytest.mark.parametrize(("method", "path"), STORED)
 async def test_a_minted_key_has_no_access_to_a_response_of_another_rollout(guarded, victims, method, path):
     """403 by the response's ID, which contains its rollout's; the response remains."""
-    answer = await guarded.call("POST", "/rollouts/r2/v1/responses", victims["r2"], json=BODIES["/v1/responses"])
-    foreign = await guarded.call(method, filled(path, answer.json["id"]), victims["r1"])
-    own = await guarded.call("GET", filled("/v1/responses/{response_id}", answer.json["id"]), victims["r2"])
+    response = await guarded.call("POST", "/rollouts/r2/v1/responses", victims["r2"], json=BODIES["/v1/responses"])
+    foreign = await guarded.call(method, filled(path, response.json["id"]), victims["r1"])
+    own = await guarded.call("GET", filled("/v1/responses/{response_id}", response.json["id"]), victims["r2"])
 
     assert (403, 200) == (foreign.status, own.status)
 
@@ -166,9 +166,9 @@ async def test_a_minted_key_has_no_access_to_a_response_of_another_rollout(guard
 @pytest.mark.parametrize(("method", "path"), OF_SESSIONS)
 async def test_a_minted_key_has_no_access_to_another_session(guarded, victims, method, path):
     """Atropos sessions are rollouts: 403 for another one's key."""
-    answer = await guarded.call(method, filled(path, victims["session"]), victims["r1"], json=CHAT)
+    response = await guarded.call(method, filled(path, victims["session"]), victims["r1"], json=CHAT)
 
-    assert 403 == answer.status
+    assert 403 == response.status
 
 
 async def test_a_result_is_accepted_only_for_the_keys_own_rollout(guarded, victims):

@@ -76,8 +76,8 @@ async def seen(api, engine, store):
     minted = (await api.call("POST", "/rollouts", CONTROL, json={"rollout_id": "r1"})).json["api_key"]
 
     async def send(method, path, key=AGENT, **named):
-        answer = await api.call(method, path, key, headers=HEADERS | named.pop("headers", {}), **named)
-        out.extend([answer.text, repr(answer.headers).encode()])
+        response = await api.call(method, path, key, headers=HEADERS | named.pop("headers", {}), **named)
+        out.extend([response.text, repr(response.headers).encode()])
 
     endpoint = {"url": engine.url, "name": "fake", "kind": "vllm", "api_key": ENGINE}
     await send("PUT", "/engines", CONTROL, json={"endpoints": [endpoint]})
@@ -109,8 +109,8 @@ async def seen(api, engine, store):
         await api.raw(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\n\r\n" % line)
     paths = ("/metrics", "/engines", "/ready", "/rollouts", "/rollouts/r1", "/rollouts/r1/steps", "/rollouts/r1/tree")
     for path in (*paths, *(f"/rollouts/r1/export?format={name}&report=true" for name in FORMATS)):
-        answer = await api.call("GET", path, CONTROL)
-        out.append(answer.text)
+        response = await api.call("GET", path, CONTROL)
+        out.append(response.text)
     out += [repr(step).encode() for step in await stored_steps(store, "r1")]
     return out, minted
 

@@ -32,9 +32,9 @@ def request(*lines, body=BODY, path=PATH, length=True):
     return b"\r\n".join(head) + b"\r\n\r\n" + body
 
 
-def statuses(answer):
+def statuses(response):
     """Return the status of every response on the connection."""
-    return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", answer)]
+    return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", response)]
 
 
 @pytest.mark.parametrize("lines", [
@@ -58,9 +58,9 @@ def statuses(answer):
 ])  # fmt: skip
 async def test_a_body_with_two_lengths_is_rejected(api, engine, store, lines):
     """Conflicting or malformed lengths are 400, nothing is forwarded, and the bytes behind are not read as a request."""
-    answer = await api.raw(request(*lines, body=BODY + HIDDEN))
+    response = await api.raw(request(*lines, body=BODY + HIDDEN))
 
-    assert [400] == statuses(answer)
+    assert [400] == statuses(response)
     assert [] == engine.requests
     assert (None, None) == (await store.get("hidden"), await store.get("r1"))
 
@@ -71,18 +71,18 @@ async def test_a_body_with_two_lengths_is_rejected(api, engine, store, lines):
 ])  # fmt: skip
 async def test_malformed_chunks_are_rejected(api, engine, body):
     """One 400; the bytes behind them are not read as a request."""
-    answer = await api.raw(request(b"Transfer-Encoding: chunked", body=body + HIDDEN, length=False))
+    response = await api.raw(request(b"Transfer-Encoding: chunked", body=body + HIDDEN, length=False))
 
-    assert 400 == statuses(answer)[0]
+    assert 400 == statuses(response)[0]
     assert [] == engine.requests
 
 
 async def test_one_request_is_one_request_to_the_engine(api, engine):
     """A body that looks like a second request reaches the engine as a body, with a Content-Length."""
     content = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": HIDDEN.decode()}]})
-    answer = await api.raw(request(body=content))
+    response = await api.raw(request(body=content))
 
-    assert [200] == statuses(answer)
+    assert [200] == statuses(response)
     assert 1 == len(engine.requests)
     assert HIDDEN.decode() == engine.requests[0]["messages"][0]["content"]
     assert "transfer-encoding" not in engine.headers[0] or "content-length" not in engine.headers[0]
@@ -94,9 +94,9 @@ async def test_one_request_is_one_request_to_the_engine(api, engine):
 ])  # fmt: skip
 async def test_malformed_headers_are_rejected(api, engine, lines):
     """Control characters, folded lines and invalid names are 400, and nothing is forwarded."""
-    answer = await api.raw(request(*lines, path="/v1/chat/completions"))
+    response = await api.raw(request(*lines, path="/v1/chat/completions"))
 
-    assert [400] == statuses(answer)
+    assert [400] == statuses(response)
     assert [] == engine.requests
 
 
@@ -106,10 +106,10 @@ async def test_malformed_headers_are_rejected(api, engine, lines):
 async def test_an_id_cannot_split_a_response(api, engine, name):
     """Line breaks in an ID, in any encoding, are 400 and create no header."""
     for path in (f"/rollouts/{name}/v1/chat/completions", f"/sessions/{name}/v1/completions", f"/rollouts/{name}/tree"):
-        answer = await api.raw(request(path=path))
-        head = answer.partition(b"\r\n\r\n")[0].lower()
+        response = await api.raw(request(path=path))
+        head = response.partition(b"\r\n\r\n")[0].lower()
 
-        assert [400] == statuses(answer) or [404] == statuses(answer)
+        assert [400] == statuses(response) or [404] == statuses(response)
         assert b"\nx-evil" not in head
         assert b"\nset-cookie" not in head
     assert [] == engine.requests
@@ -121,19 +121,19 @@ async def test_an_id_in_a_body_cannot_split_a_response(api, engine, field):
     for name in ("a\r\nX-Evil: 1", "a\x00", "\ud800"):
         value = name if field == "rollout_id" else {"rollout_id": name}
         body = b'{"messages":[],"%s":%s}' % (field.encode(), _ascii(value))
-        answer = await api.raw(request(body=body, path="/v1/chat/completions"))
+        response = await api.raw(request(body=body, path="/v1/chat/completions"))
 
-        assert [400] == statuses(answer)
-        assert b"\nX-Evil" not in answer
+        assert [400] == statuses(response)
+        assert b"\nX-Evil" not in response
     assert [] == engine.requests
 
 
 async def test_an_id_with_non_ascii_letters_is_one_header(api):
     """X-Rollout-Id has it in one line."""
-    answer = await api.raw(request(path="/rollouts/gr%C3%BC%C3%9F%20%2F%20%E2%9C%93/v1/chat/completions"))
+    response = await api.raw(request(path="/rollouts/gr%C3%BC%C3%9F%20%2F%20%E2%9C%93/v1/chat/completions"))
 
-    assert [200] == statuses(answer)
-    assert "X-Rollout-Id: grüß / ✓\r\n".encode() in answer
+    assert [200] == statuses(response)
+    assert "X-Rollout-Id: grüß / ✓\r\n".encode() in response
 
 
 async def test_hop_by_hop_headers_and_keys_are_not_forwarded(api, engine, store):
@@ -158,9 +158,9 @@ async def test_a_model_name_reaches_no_other_route_of_the_engine(api, engine, pa
     """Dot segments and control characters, encoded or not, are 404 without a request to the engine."""
     await engine_is_known(api)
     before = len(engine.requests)
-    answer = await api.raw(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
+    response = await api.raw(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
 
-    assert [404] == statuses(answer)
+    assert [404] == statuses(response)
     assert before == len(engine.requests)
 
 
@@ -170,9 +170,9 @@ async def test_no_other_route_of_the_engine_is_reachable(api, engine, path):
     """A route that is neither recorded nor on the allow-list is 404, in any form."""
     await engine_is_known(api)
     before = len(engine.requests)
-    answer = await api.raw(request(path=path))
+    response = await api.raw(request(path=path))
 
-    assert statuses(answer) in ([404], [400])
+    assert statuses(response) in ([404], [400])
     assert before == len(engine.requests)
 
 

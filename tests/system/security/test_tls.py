@@ -21,14 +21,14 @@ async def secure_engine(certificate):
     """An engine that requires TLS, and the requests that it received."""
     requests = []
 
-    async def answer(request):
+    async def respond(request):
         requests.append(request.path)
         if request.method == "GET":
             return web.json_response({"version": "0.32.0"})
         return web.Response(body=WHOLE.response, content_type="application/json")
 
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
+    app.router.add_route("*", "/{path:.*}", respond)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

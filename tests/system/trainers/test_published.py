@@ -77,12 +77,12 @@ def test_areals_interactions_are_our_row():
     )  # fmt: skip
     before = None
     for version, (prompt, ids, logprobs) in zip((3, 4), TURNS, strict=True):
-        answer = SimpleNamespace(
+        response = SimpleNamespace(
             input_tokens=prompt, input_len=len(prompt), output_tokens=ids, output_len=len(ids),
             output_logprobs=logprobs, output_versions=[version] * len(ids),
         )  # fmt: skip
         before = types.InteractionWithTokenLogpReward(
-            model_response=answer, reward=1.0, parent=before, chat_template_type="concat"
+            model_response=response, reward=1.0, parent=before, chat_template_type="concat"
         )
 
     assert worked.rows("areal") == [listed(before.to_tensor_dict())]

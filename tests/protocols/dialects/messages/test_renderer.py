@@ -40,20 +40,20 @@ def sampled(message) -> dict:
     return rendered | ({"tool_calls": named} if named else {})
 
 
-def read_again(message, answer) -> dict:
+def read_again(message, response) -> dict:
     """Return the chat message that is read from a response that the SDK returns."""
     resolved = ResolvedReferences(items=unrestorable_calls(message, "01a9"))
-    return MESSAGES.read({"messages": sent_back(answer)}, TranslationOptions(), resolved)["messages"][1]
+    return MESSAGES.read({"messages": sent_back(response)}, TranslationOptions(), resolved)["messages"][1]
 
 
 @settings(max_examples=30)
 @given(messages())
 def test_an_unstreamed_response_is_read_back_as_the_sampled_message(message):
     """Byte for byte: ids, arguments, reasoning, and whether there was any text."""
-    answer = whole(response_of(message))
+    response = whole(response_of(message))
 
-    assert orjson.dumps(sampled(message)) == orjson.dumps(read_again(message, answer))
-    assert plain(answer) == plain(Message.model_validate(answer, strict=True))
+    assert orjson.dumps(sampled(message)) == orjson.dumps(read_again(message, response))
+    assert plain(response) == plain(Message.model_validate(response, strict=True))
 
 
 @settings(max_examples=30)
@@ -85,9 +85,9 @@ def test_the_order_of_deltas_does_not_change_the_message_that_is_read_back(messa
         mixed.append(queues[random.choice([key for key, queue in queues.items() if queue])].pop(0))
     chunks = chunks_of(opened + mixed, sizes, response_of(message), apart=True)
 
-    answer = accumulated(streamed(chunks))
+    response = accumulated(streamed(chunks))
 
-    assert orjson.dumps(sampled(folded(chunks)["choices"][0]["message"])) == orjson.dumps(read_again(message, answer))
+    assert orjson.dumps(sampled(folded(chunks)["choices"][0]["message"])) == orjson.dumps(read_again(message, response))
 
 
 def test_a_block_is_closed_when_the_next_begins():

@@ -32,13 +32,13 @@ def accumulated(cassette):
     return chunks, accumulator.finish()
 
 
-def with_joined_text(answer):
+def with_joined_text(response):
     """Return the response with all its text joined: vLLM's hermes parser emits text between two tool calls."""
-    messages = [item for item in answer["output"] if item["type"] == "message"]
+    messages = [item for item in response["output"] if item["type"] == "message"]
     texts = [part["text"] for item in messages for part in item["content"]]
     logprobs = [entry for item in messages for part in item["content"] for entry in part["logprobs"]]
-    others = [item for item in answer["output"] if item not in messages]
-    return {**answer, "output": [others, "".join(texts), logprobs, bool(texts)]}
+    others = [item for item in response["output"] if item not in messages]
+    return {**response, "output": [others, "".join(texts), logprobs, bool(texts)]}
 
 
 def name_of(cassette):
@@ -68,9 +68,9 @@ def test_recorded_streams_are_rendered_and_read_back(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_recorded_responses_are_rendered_and_read_back(kind):
-    answers = [cassette for cassette in CHATS if cassette.kind == kind and not cassette.is_stream]
-    assert len(answers) > 5
-    for cassette in answers:
+    responses = [cassette for cassette in CHATS if cassette.kind == kind and not cassette.is_stream]
+    assert len(responses) > 5
+    for cassette in responses:
         response = orjson.loads(cassette.response)
         answer = RESPONSES.renderer(BODY, TOLD).whole(response)
         Response.model_validate(answer)

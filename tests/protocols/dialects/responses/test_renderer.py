@@ -82,10 +82,10 @@ def test_streamed_and_unstreamed_output_agree_for_any_chunking(message, sealed, 
 @given(message=messages(), thought=st.sampled_from(["reasoning", "reasoning_content"]))
 def test_output_is_read_back_as_the_sampled_message(message, thought):
     """The message that a chat client would return, byte for byte."""
-    answer = RESPONSES.renderer(BODY, TOLD).whole(response_of(message))
+    response = RESPONSES.renderer(BODY, TOLD).whole(response_of(message))
     resolved = ResolvedReferences(calls=sampled_calls(message))
 
-    chat = RESPONSES.read({"input": answer["output"]}, TranslationOptions(thought=thought), resolved)
+    chat = RESPONSES.read({"input": response["output"]}, TranslationOptions(thought=thought), resolved)
 
     assert [as_chat(message, thought)] == chat["messages"]
 
@@ -94,13 +94,15 @@ def test_output_is_read_back_as_the_sampled_message(message, thought):
 @given(message=messages(), data=st.data())
 def test_items_without_ids_and_reasoning_without_text_are_read_back(message, data):
     """Older Codex versions omit item ids, and return reasoning only as encrypted content."""
-    answer = RESPONSES.renderer(SEALED, TOLD).whole(response_of(message))
-    kept = [{name: value for name, value in item.items() if name not in {"id", "status"}} for item in answer["output"]]
+    response = RESPONSES.renderer(SEALED, TOLD).whole(response_of(message))
+    kept = [
+        {name: value for name, value in item.items() if name not in {"id", "status"}} for item in response["output"]
+    ]
     kept = [item | ({"content": None} if item["type"] == "reasoning" else {}) for item in kept]
     resolved = ResolvedReferences(calls=sampled_calls(message))
 
     assert [as_chat(message)] == RESPONSES.read({"input": kept}, TranslationOptions(), resolved)["messages"]
-    named = data.draw(st.permutations(answer["output"]))
+    named = data.draw(st.permutations(response["output"]))
     assert len(RESPONSES.read({"input": named}, TranslationOptions(), resolved)["messages"]) == 1
 
 
@@ -111,10 +113,10 @@ def test_the_order_of_deltas_does_not_change_the_message_that_is_read_back(messa
     chunks = data.draw(in_chunks(message))
     shuffled = [*data.draw(st.permutations(chunks[:-2])), *chunks[-2:]]
     message = folded(shuffled)["choices"][0]["message"]
-    answer = events_of(stream_of(BODY, shuffled))[-1]["response"]
+    response = events_of(stream_of(BODY, shuffled))[-1]["response"]
 
     (back,) = RESPONSES.read(
-        {"input": answer["output"]}, TranslationOptions(), ResolvedReferences(calls=sampled_calls(message))
+        {"input": response["output"]}, TranslationOptions(), ResolvedReferences(calls=sampled_calls(message))
     )["messages"]
     for chat in (back, expected := as_chat(message)):
         chat.get("tool_calls", []).sort(key=lambda call: call["id"])

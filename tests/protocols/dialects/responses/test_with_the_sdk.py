@@ -174,10 +174,10 @@ async def test_the_async_client_reads_a_stream():
     """As agents use it."""
     chunk = {"choices": [{"index": 0, "delta": {"content": "so"}, "finish_reason": "stop"}]}
 
-    async def answer(request):
+    async def respond(request):
         return httpx2.Response(200, content=stream_of(BODY, [chunk]), headers={"Content-Type": "text/event-stream"})
 
-    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as http:
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(respond)) as http:
         client = openai.AsyncOpenAI(api_key="k", base_url="http://x/v1", http_client=http)
         kinds = [event.type async for event in await client.responses.create(model="m", input="x", stream=True)]
 

@@ -16,9 +16,9 @@ SEVERAL, COUNTED = "chat_n3_stream", "chat_cont_usage_stream"
 Change = Callable[[list[dict]], object]
 
 
-def problems(cassette: Cassette, answer: bytes) -> tuple[str, ...]:
+def problems(cassette: Cassette, response: bytes) -> tuple[str, ...]:
     body = cassette.body
-    return play(plan_of(cassette.path, body, kind=cassette.kind), cassette, [answer])[2].problems
+    return play(plan_of(cassette.path, body, kind=cassette.kind), cassette, [response])[2].problems
 
 
 def events(cassette: Cassette) -> list[dict]:
@@ -129,15 +129,15 @@ def test_a_stream_that_contradicts_itself_is_flagged(name, code, change):
 
 
 def of_message(**fields: object) -> Callable[[dict], object]:
-    return lambda answer: answer["choices"][0]["message"].update(fields)
+    return lambda response: response["choices"][0]["message"].update(fields)
 
 
 def of_choice(**fields: object) -> Callable[[dict], object]:
-    return lambda answer: answer["choices"][0].update(fields)
+    return lambda response: response["choices"][0].update(fields)
 
 
 def of_logprob(**fields: object) -> Callable[[dict], object]:
-    return lambda answer: answer["choices"][0]["logprobs"]["content"][2].update(fields)
+    return lambda response: response["choices"][0]["logprobs"]["content"][2].update(fields)
 
 
 WHOLES: list[tuple[str, str, Callable[[dict], object]]] = [
@@ -174,11 +174,11 @@ def test_an_unstreamed_response_that_contradicts_itself_is_flagged(name, code, c
     """Without the change, the response has no flag."""
     cassette = load(name)
     assert () == problems(cassette, cassette.response)
-    answer = orjson.loads(cassette.response)
+    response = orjson.loads(cassette.response)
 
-    change(answer)
+    change(response)
 
-    assert code in problems(cassette, orjson.dumps(answer))
+    assert code in problems(cassette, orjson.dumps(response))
 
 
 @pytest.mark.parametrize("bound", ["max_tokens", "max_completion_tokens"])
@@ -219,11 +219,11 @@ def test_sglangs_finish_reason_object_is_read_by_its_type():
 def test_token_ids_that_differ_between_two_fields_of_sglang_are_flagged(field):
     """SGLang returns ids in lists of the choice, with the logprobs, and in `sglext`."""
     cassette = load_http("sglang", "chat_return_meta_info")
-    answer = orjson.loads(cassette.response)
-    choice = answer["choices"][0]
+    response = orjson.loads(cassette.response)
+    choice = response["choices"][0]
     choice[field] = [*choice["response_token_ids"][:-1], 999]
 
-    step = play(plan_of(cassette.path, cassette.body, kind="sglang"), cassette, [orjson.dumps(answer)])[2]
+    step = play(plan_of(cassette.path, cassette.body, kind="sglang"), cassette, [orjson.dumps(response)])[2]
 
     assert "ids_disagree" in step.problems
 
@@ -231,18 +231,18 @@ def test_token_ids_that_differ_between_two_fields_of_sglang_are_flagged(field):
 @pytest.mark.parametrize("reason", sorted(FINISH_REASONS - {"abort", "error"}))
 def test_a_known_finish_reason_is_not_flagged(reason):
     cassette = load(WHOLE)
-    answer = orjson.loads(cassette.response)
-    answer["choices"][0]["finish_reason"] = reason
+    response = orjson.loads(cassette.response)
+    response["choices"][0]["finish_reason"] = reason
 
-    assert () == problems(cassette, orjson.dumps(answer))
+    assert () == problems(cassette, orjson.dumps(response))
 
 
 def test_a_malformed_response_is_recorded_under_unparsed():
     """The step shows it; exports, drift and the tree do not read it as a response."""
     cassette = load(WHOLE)
-    answer = orjson.loads(cassette.response)
-    answer["choices"][0]["message"]["tool_calls"] = 5
-    step = play(plan_of(cassette.path, cassette.body), cassette, [orjson.dumps(answer)])[2]
+    response = orjson.loads(cassette.response)
+    response["choices"][0]["message"]["tool_calls"] = 5
+    step = play(plan_of(cassette.path, cassette.body), cassette, [orjson.dumps(response)])[2]
 
     assert {"unparsed"} == step.response.keys()
     assert 5 == step.response["unparsed"]["choices"][0]["message"]["tool_calls"]
