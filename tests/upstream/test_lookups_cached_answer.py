@@ -9,17 +9,17 @@ class Engine:
     """Returns one value, and counts the requests."""
 
     def __init__(self, response):
-        self.answer, self.requests = response, 0
+        self.response, self.requests = response, 0
 
     async def __call__(self):
         self.requests += 1
         await asyncio.sleep(0)
-        return self.answer
+        return self.response
 
 
 async def test_concurrent_gets_share_one_request():
     """False is cached too; after forget() it is requested again."""
-    cached, engine = CachedAnswer(), Engine(answer=False)
+    cached, engine = CachedAnswer(), Engine(response=False)
 
     assert [False] * 9 == await asyncio.gather(*(cached.get(f"m{n}", engine) for n in range(9)))
     assert 1 == engine.requests
@@ -31,7 +31,7 @@ async def test_concurrent_gets_share_one_request():
 async def test_none_is_requested_again_after_a_minute():
     """Per model: an unknown model does not block requests for others."""
     now = [0.0]
-    cached, engine = CachedAnswer(lambda: now[0]), Engine(answer=None)
+    cached, engine = CachedAnswer(lambda: now[0]), Engine(response=None)
     for model in ("m", "m", "other", "m"):
         assert await cached.get(model, engine) is None
     assert 2 == engine.requests
@@ -43,7 +43,7 @@ async def test_none_is_requested_again_after_a_minute():
 
 async def test_the_number_of_cached_models_is_limited():
     """Clients may send any model name."""
-    cached, engine = CachedAnswer(), Engine(answer=None)
+    cached, engine = CachedAnswer(), Engine(response=None)
     for number in range(3000):
         await cached.get(str(number), engine)
 

@@ -32,7 +32,7 @@ class Loop:
     dialect: str
     ways: tuple[str, ...] = BOTH
     task: str = "Where is it dry?"
-    response: str = "In Tromsø, for four days."
+    answer: str = "In Tromsø, for four days."
     calls: tuple[tuple[str, float], ...] = (("Bergen", 2.5), ("Oslo", 1), ("Tromsø", 4))
     drift: Mapping[str, str] = field(  # from vLLM, which passes arguments to its template as objects
         default_factory=lambda: {WHOLE: "tool_call_rewritten", STREAMED: "tool_call_rewritten"}

@@ -33,6 +33,6 @@ SCHEMA = {
 }
 
 
-def report(response: str) -> None:
+def report(answer: str) -> None:
     """Print the agent's answer and the arguments of its tool calls, sorted: those of one turn may run in any order."""
-    sys.stdout.write("\n" + json.dumps({"answer": response, "calls": sorted(_calls)}) + "\n")
+    sys.stdout.write("\n" + json.dumps({"answer": answer, "calls": sorted(_calls)}) + "\n")
