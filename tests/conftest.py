@@ -25,7 +25,7 @@ os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support" / "unused_au
 
 # hypothesis has no deadline, since a busy machine is slow: only pytest's timeout applies. Each run draws other examples, so
 # few examples per run are many in a week; `make fuzz` draws more.
-settings.register_profile("unhurried", deadline=None, max_examples=40)
+settings.register_profile("unhurried", deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=500)
 settings.load_profile("unhurried")
 

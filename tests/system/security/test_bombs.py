@@ -16,14 +16,15 @@ WHOLE = load("chat_ids_lp")
 MAX_BYTES = 2**20
 PATH = "/rollouts/r1/v1/chat/completions"
 CHAT = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
-GZIPPED = gzip.compress(b" " * 2**28)
+LONG = 2**28
+# Functions, since each process that collects these tests would compress them.
 CODINGS = {
-    "gzip": GZIPPED,
-    "deflate": zlib.compress(b" " * 2**28),
-    "zstd": zstandard.compress(b" " * 2**28),
-    "br": b"\x5b\xff\xff\xff",
-    "bogus": b"{}",
-    "gzip, gzip": gzip.compress(GZIPPED),
+    "gzip": lambda: gzip.compress(bytes(LONG)),
+    "deflate": lambda: zlib.compress(bytes(LONG)),
+    "zstd": lambda: zstandard.compress(bytes(LONG)),
+    "br": lambda: b"\x5b\xff\xff\xff",
+    "bogus": lambda: b"{}",
+    "gzip, gzip": lambda: gzip.compress(gzip.compress(bytes(LONG))),
 }
 UNSUPPORTED = ("unsupported_encoding", 415)
 
@@ -47,9 +48,10 @@ async def api(store, engine, guarded_api, agents):
 @pytest.mark.parametrize("coding", CODINGS)
 async def test_the_body_limit_applies_to_inflated_bytes(api, engine, coding):
     """256 MB in a few bytes are rejected in little memory: 413, or 415 for an unsupported encoding."""
+    body = CODINGS[coding]()
     tracemalloc.start()
     try:
-        response = await api.call("POST", PATH, data=CODINGS[coding], headers={"Content-Encoding": coding})
+        response = await api.call("POST", PATH, data=body, headers={"Content-Encoding": coding})
         _, peak = tracemalloc.get_traced_memory()  # including the client's
     finally:
         tracemalloc.stop()

@@ -6,6 +6,7 @@ inflated size in memory (small ones: `SMALL_BYTES`, which bodies of very many va
 
 import gzip
 import zlib
+from functools import partial
 from io import BytesIO
 
 import pytest
@@ -43,20 +44,22 @@ VALUES = {
     "nested lists": (b"[[[[]]]]", 61_000, 215_000),
 }
 LONG_NUMBERS = b"1234567890123456789 " * 100 + b"x" * 40_000
+# Functions, since each process that collects these tests would make all of them: half a gigabyte.
 BODIES = {
-    "an emoji in a long text": chat(b"x", fields='"user":"\N{GRINNING FACE}'.encode() + b"x" * 2**20 + b'",'),
-    "accents": chat("\N{LATIN SMALL LETTER E WITH ACUTE}".encode()),
-    "newlines": chat(b"\\n"),
-    "quotes": chat(b'\\"'),
-    "wide letters": chat(b"x" * 2**20 + "\N{GRINNING FACE}".encode()),
-    "a float beyond 64 bits, and long numbers in a text": chat(LONG_NUMBERS, fields=b'"f":1e300,'),
-    "depth": chat(b"x", fields=b'"a":' + b"[" * 190 + b"]" * 190 + b","),
-    "a long number": b'{"messages":[],"a":1.' + b"7" * (MAX_BYTES - 100) + b"}",
-    "keys": b'{"messages":[],"a":{"":1' + b"".join(b',"%07x":1' % n for n in range(200_000)) + b"}}",
-    "messages": b'{"messages":[%s]}' % b",".join([b'{"role":"user","content":"h"}'] * 38_000),
-    **{name: listed(value, count, size=0) for name, (value, count, _) in VALUES.items()},
+    "an emoji in a long text": partial(chat, b"x", fields='"user":"\N{GRINNING FACE}'.encode() + b"x" * 2**20 + b'",'),
+    "accents": partial(chat, "\N{LATIN SMALL LETTER E WITH ACUTE}".encode()),
+    "newlines": partial(chat, b"\\n"),
+    "quotes": partial(chat, b'\\"'),
+    "wide letters": partial(chat, b"x" * 2**20 + "\N{GRINNING FACE}".encode()),
+    "a float beyond 64 bits, and long numbers in a text": partial(chat, LONG_NUMBERS, fields=b'"f":1e300,'),
+    "depth": partial(chat, b"x", fields=b'"a":' + b"[" * 190 + b"]" * 190 + b","),
+    "a long number": lambda: b'{"messages":[],"a":1.' + b"7" * (MAX_BYTES - 100) + b"}",
+    "keys": lambda: b'{"messages":[],"a":{"":1' + b"".join(b',"%07x":1' % n for n in range(200_000)) + b"}}",
+    "messages": lambda: b'{"messages":[%s]}' % b",".join([b'{"role":"user","content":"h"}'] * 38_000),
+    **{name: partial(listed, value, count, size=0) for name, (value, count, _) in VALUES.items()},
     **{
-        f"{name} beside a long text": listed(value, count, size=MAX_BYTES) for name, (value, _, count) in VALUES.items()
+        f"{name} beside a long text": partial(listed, value, count, size=MAX_BYTES)
+        for name, (value, _, count) in VALUES.items()
     },
 }
 
@@ -82,7 +85,7 @@ async def proxy(server, engine):
 @pytest.mark.parametrize("name", BODIES)
 async def test_no_body_of_an_allowed_size_blocks_the_loop_or_fills_the_memory(proxy, http, name):
     """On the model API and on the control API."""
-    body = BODIES[name]
+    body = BODIES[name]()
     assert len(body) <= MAX_BYTES
     for path, expected in ((CHAT, 200), (ROLLOUTS, 413 if len(body) > 2**23 else 422)):
         status, found, grown = await measured(proxy, http, path, body)
@@ -123,12 +126,12 @@ async def test_ten_percent_more_values_are_rejected(store, engine, http, name):
 
 
 @pytest.mark.parametrize(("coding", "packed"), [
-    ("gzip", gzip.compress(chat(b"x"))), ("gzip", gzip.compress(bytes(2**28))),
-    ("gzip", gzip.compress(b"") * 1_000_000), ("deflate", zlib.compress(bytes(2**28))),
+    ("gzip", lambda: gzip.compress(chat(b"x"))), ("gzip", lambda: gzip.compress(bytes(2**28))),
+    ("gzip", lambda: gzip.compress(b"") * 1_000_000), ("deflate", lambda: zlib.compress(bytes(2**28))),
 ], ids=["32 MB", "a quarter of a gigabyte", "empty members", "deflate"])  # fmt: skip
 async def test_a_high_compression_ratio_is_rejected_before_inflating(proxy, http, coding, packed):
     """More than a hundred times its bytes, or more gzip members than any client sends."""
-    status, found, grown = await measured(proxy, http, CHAT, packed, coding)
+    status, found, grown = await measured(proxy, http, CHAT, packed(), coding)
 
     assert status in (400, 413)
     assert found.longest_s < MAX_CALLBACK_S, found.longest
