@@ -74,8 +74,8 @@ async def test_a_repeated_finish_does_not_queue_a_claimed_group_again(proxy):
     assert [] == (await proxy.claim())["groups"]
 
 
-async def test_a_rollout_without_a_group_and_one_of_a_deleted_group_can_be_finished(proxy):
-    """Deleting an opened group deletes its rollouts, so that their finish is 404."""
+async def test_a_rollout_without_a_group_can_be_finished_and_one_of_a_deleted_group_is_404(proxy):
+    """Deleting a group deletes its rollouts."""
     await proxy.chat("r1")
     (member,) = await proxy.group("g", None, finish=False)
     await proxy.post("/rollouts", {"rollout_id": "r2", "group_id": "h"})

@@ -29,7 +29,6 @@ def append_to(taken: list):
 
 @given(st.binary(), st.dictionaries(st.binary(min_size=1), st.binary()), st.text())
 def test_an_unpacked_entry_equals_the_packed_one(record, blocks, name):
-    """Every byte of it is equal."""
     fields = {f"f{number}": block for number, block in enumerate(blocks.values())}
     plain = StepWrite("r/ö", "b", name, record, blocks, tuple(blocks), {"steps": 1, "exact": 1})
     for before in (plain, replace(plain, late_if="closed", origin=Origin(5, fields)), replace(plain, origin=Origin(0))):
@@ -85,7 +84,7 @@ async def test_a_failed_replay_resumes_where_it_failed(tmp_path):
 
 
 async def test_rollouts_are_replayed_concurrently_each_in_order(tmp_path):
-    """A sequential replay could never catch up with concurrent writers."""
+    """A sequential replay would not keep up with concurrent writers."""
     journal, taken, both = Journal(tmp_path / "spool"), [], asyncio.Barrier(2)
     for number in range(3):
         for rollout in ("r1", "r2"):
@@ -103,8 +102,8 @@ async def test_rollouts_are_replayed_concurrently_each_in_order(tmp_path):
     assert ["S0", "S1", "S2"] == [name for rollout, name in taken if rollout == "r2"]
 
 
-async def test_entries_after_a_refused_one_are_replayed_again(tmp_path):
-    """The store knows steps by name, so they are stored once."""
+async def test_entries_after_a_failed_one_are_replayed_again(tmp_path):
+    """The store deduplicates steps by name."""
     journal, taken = Journal(tmp_path / "spool"), []
     for number, rollout in enumerate(("r1", "r2", "r1")):
         await journal.write(replace(entry(number), rollout=rollout))
@@ -125,7 +124,7 @@ async def test_entries_after_a_refused_one_are_replayed_again(tmp_path):
     assert (["S1"], ["S0", "S2"]) == (taken[: taken.index("-")], [name for name in taken[2:] if name != "S1"])
 
 
-async def test_an_incomplete_last_frame_is_cut_off(tmp_path):
+async def test_an_incomplete_last_frame_is_removed(tmp_path):
     """For a cut at every byte, the entries before it and those written next are complete."""
     whole, short = pack(entry(1)), pack(entry(2))
     path = tmp_path / "spool"
@@ -139,7 +138,7 @@ async def test_an_incomplete_last_frame_is_cut_off(tmp_path):
 
 
 async def test_only_damaged_entries_are_lost(tmp_path):
-    """The entries before and after it are replayed, and it is counted."""
+    """The entries before and after a damaged entry are replayed; the damaged one is counted."""
     path, frames = tmp_path / "spool", [pack(entry(number)) for number in range(3)]
     damaged = bytearray(frames[1])
     damaged[30] ^= 1
@@ -171,10 +170,10 @@ async def test_a_full_disk_leaves_complete_entries(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux's limits")
 async def test_a_partly_written_entry_is_removed(tmp_path):
-    """After a real short write nothing of the entry stays, and a smaller one still fits."""
+    """After a short write, nothing of the entry remains, and a smaller entry still fits."""
     journal, taken, size = Journal(tmp_path / "spool"), [], 2**20
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8 * size, hard))  # larger than what else this process writes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 * size, hard))  # larger than other files that this process writes
     try:
         await journal.write(entry(1, bytes(5 * size)))
         with pytest.raises(OSError, match="too large"):

@@ -23,8 +23,7 @@ def test_a_rollout_with_a_limit_is_not_cached():
     assert cache.get("r1") is None
 
 
-def test_the_cache_is_bounded():
-    """The rollouts cached longest ago are evicted."""
+def test_the_cache_evicts_the_oldest_entries():
     cache = RolloutCache()
     for number in range(_MAX_CACHED + 1):
         cache.put(Rollout(f"r{number}", "b", 1, 1))

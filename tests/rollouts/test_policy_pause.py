@@ -17,31 +17,31 @@ def timeout_s():
 @pytest.fixture
 async def pauses(store, timeout_s):
     """The pauses of two processes with one store, each with room for one waiting call."""
-    both = [Pause(store.announcements, name, max_waiting=1, timeout_s=timeout_s) for name in "ab"]
-    for pause in both:
+    processes = [Pause(store.announcements, name, max_waiting=1, timeout_s=timeout_s) for name in "ab"]
+    for pause in processes:
         await pause.start()
-    yield both
-    for pause in both:
+    yield processes
+    for pause in processes:
         await pause.close()
 
 
-async def test_a_process_counts_the_calls_of_all_processes_and_those_without_the_pause(pauses):
-    """A heartbeat reports the known pause; a closed process no longer counts."""
-    here, there = pauses
-    with there.counted():
-        await there.beat()
-        await here.announce("wait")
-        assert (1, 1) == await here.beat()
-        await there.beat()  # reads the announcement
-        await there.beat()  # reports it
-        assert (1, 0) == await here.beat()
-    await there.close()
+async def test_a_heartbeat_counts_the_calls_of_all_processes_and_the_processes_without_the_pause(pauses):
+    """A closed process is not counted."""
+    first, second = pauses
+    with second.counted():
+        await second.beat()
+        await first.announce("wait")
+        assert (1, 1) == await first.beat()
+        await second.beat()  # reads the announcement
+        await second.beat()  # reports it
+        assert (1, 0) == await first.beat()
+    await second.close()
 
-    assert (0, 0) == await here.beat()
+    assert (0, 0) == await first.beat()
 
 
-async def test_a_call_above_max_paused_is_refused(pauses):
-    """The error names the setting; the waiting call continues to wait."""
+async def test_a_call_above_max_paused_is_rejected(pauses):
+    """The error names the setting; calls that wait already continue to wait."""
     pause, _ = pauses
     assert not await pause.passed()
     await pause.announce("wait")
@@ -55,7 +55,7 @@ async def test_a_call_above_max_paused_is_refused(pauses):
 
 
 @pytest.mark.parametrize("timeout_s", [0.01])
-async def test_a_call_is_refused_after_the_timeout(pauses):
+async def test_a_waiting_call_is_rejected_after_pause_timeout_s(pauses):
     """The error names the setting."""
     pause, _ = pauses
     await pause.announce("wait")
@@ -64,13 +64,13 @@ async def test_a_call_is_refused_after_the_timeout(pauses):
         await pause.passed()
 
 
-async def test_waiting_calls_are_refused_when_the_mode_becomes_reject(pauses):
-    """Also when the other process announces it."""
-    here, there = pauses
-    await here.announce("wait")
-    waiting = asyncio.create_task(here.passed())
+async def test_waiting_calls_are_rejected_when_the_mode_becomes_reject(pauses):
+    """Another process may set the mode."""
+    first, second = pauses
+    await first.announce("wait")
+    waiting = asyncio.create_task(first.passed())
     await asyncio.sleep(0)
-    await there.announce("reject")
+    await second.announce("reject")
 
     with pytest.raises(Paused, match="while the weights change"):
         await waiting

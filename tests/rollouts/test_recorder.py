@@ -75,14 +75,13 @@ async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, incarn
 
 
 async def test_a_large_step_is_encoded_in_a_thread(recorder, store, incarnation):
-    """It is stored like any other."""
     await recorder.record(step(1, range(300_000)), incarnation, body_bytes=2_000_000)
 
     assert 300_000 == len((await stored_steps(store, "r1"))[0].prompts[0])
 
 
-async def test_a_failure_of_the_store_is_raised(recorder, store, incarnation):
-    """record raises StoreUnavailable, and nothing is written in part."""
+async def test_a_store_failure_raises_store_unavailable(recorder, store, incarnation):
+    """No part of the step is stored."""
     store.failing.add("append")
     with pytest.raises(StoreUnavailable, match="could not be stored"):
         await recorder.record(step(), incarnation, body_bytes=10)
@@ -91,7 +90,6 @@ async def test_a_failure_of_the_store_is_raised(recorder, store, incarnation):
 
 
 async def test_a_step_of_a_deleted_rollout_is_discarded(recorder, store, incarnation):
-    """Calls in flight end, and store nothing."""
     await store.delete("r1")
     await recorder.record(step(), incarnation, body_bytes=10)
 
@@ -99,7 +97,7 @@ async def test_a_step_of_a_deleted_rollout_is_discarded(recorder, store, incarna
 
 
 async def test_a_step_of_an_earlier_incarnation_is_not_stored_in_the_next(recorder, store, incarnation):
-    """A rollout that is created again with the same ID is another rollout."""
+    """A rollout with the same ID that is created after a deletion is another rollout."""
     await store.delete("r1")
     await store.open("r1", {}, now_ms=2)
     await recorder.record(step(), incarnation, body_bytes=10)
@@ -230,8 +228,7 @@ async def test_undelivered_marks_are_journaled_while_the_store_is_unreachable(st
     await recorder.close()
 
 
-async def test_without_a_journal_a_mark_that_cannot_be_set_is_lost_alone(recorder, store, incarnation):
-    """The step stays."""
+async def test_without_a_journal_a_failed_mark_is_lost_and_the_step_remains(recorder, store, incarnation):
     await recorder.record(step(1), incarnation, body_bytes=10)
     store.failing |= {"mark"}
     recorder.mark_undelivered(step(1), incarnation)
@@ -241,8 +238,10 @@ async def test_without_a_journal_a_mark_that_cannot_be_set_is_lost_alone(recorde
     assert {} == await store.marks("r1")
 
 
-async def test_a_step_that_neither_store_nor_journal_takes_is_an_error(store, incarnation, tmp_path, monkeypatch):
-    """record raises StoreUnavailable; the journaled steps are stored in order later."""
+async def test_a_step_that_can_be_written_neither_to_the_store_nor_to_the_journal_is_an_error(
+    store, incarnation, tmp_path, monkeypatch
+):
+    """record raises StoreUnavailable; steps that were journaled are stored later, in order."""
     journal = Journal(tmp_path / "spool")
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
     store.failing |= {"append", "set_once"}
@@ -293,7 +292,7 @@ async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, i
 
 
 async def journaled(store, incarnation, tmp_path, number=1):
-    """A recorder whose journal holds a step."""
+    """Return a recorder whose journal contains a step."""
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
     store.failing |= {"append", "set_once"}
     await recorder.record(step(number, range(1000)), incarnation, body_bytes=10)
@@ -310,10 +309,10 @@ async def replayed(recorder, store):
 
 @pytest.mark.parametrize("is_claimed", [False, True])
 @pytest.mark.parametrize("finished_after_s", [None, 100, -100])
-async def test_a_journaled_step_is_late_by_the_time_when_it_was_journaled(
+async def test_whether_a_journaled_step_is_late_depends_on_when_it_was_journaled(
     store, incarnation, tmp_path, finished_after_s, is_claimed
 ):
-    """It is not late before the finish, unless the rollout was claimed in a batch since."""
+    """A step from before the finish is late only if the rollout was claimed in a batch since."""
     recorder = await journaled(store, incarnation, tmp_path)
     claim = {"claimed_by": "b1"} if is_claimed else {}
     if finished_after_s is not None:
@@ -326,9 +325,7 @@ async def test_a_journaled_step_is_late_by_the_time_when_it_was_journaled(
     assert 1 == len(await stored_steps(store, "r1"))
 
 
-async def test_a_step_of_the_journal_that_cannot_be_read_is_late_if_its_rollout_is_finished(
-    store, incarnation, tmp_path
-):
+async def test_an_unreadable_journaled_step_is_late_if_its_rollout_is_finished(store, incarnation, tmp_path):
     """The time of its end is unknown."""
     recorder = await journaled(store, incarnation, tmp_path)
     await recorder._journal.write(StepWrite("r1", incarnation, "odd", b"no record"))
@@ -354,7 +351,7 @@ async def mortal(server):
 
 @pytest.mark.parametrize("is_known", [False, True])
 async def test_a_step_of_an_expired_rollout_restores_it_with_all_blocks(mortal, is_known):
-    """Blocks that expired with it are sent again; its origin is used if known, else the step's time."""
+    """Expired blocks are sent again; the rollout's origin is used if known, or else the step's time."""
     metrics, origin = make_metrics(CollectorRegistry()), Origin(5, write_fields({"group_id": "g1"}))
     origin_of = (lambda rollout_id, incarnation: origin) if is_known else None
     incarnation = (await mortal.open("r1", {}, now_ms=5)).incarnation

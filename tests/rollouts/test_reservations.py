@@ -36,15 +36,15 @@ async def wait_until(condition):
             await asyncio.sleep(0.005)
 
 
-async def test_calls_in_flight_count_as_the_steps_they_will_be(proxy, store, engine, http):
-    """Of many concurrent calls, as many reach the engine as steps are left."""
+async def test_calls_in_flight_count_towards_the_limit_of_steps(proxy, store, engine, http):
+    """Of many concurrent calls, only as many reach the engine as steps remain."""
     statuses = await asyncio.gather(*(status_of(http, proxy) for _ in range(20)))
 
     assert {200: 2, 429: 18} == Counter(statuses)
     assert 2 == len(engine.requests) == len(await stored_steps(store, "r1"))
 
 
-async def test_the_error_names_the_calls_in_flight(proxy, engine, http):
+async def test_the_error_of_the_limit_mentions_the_calls_in_flight(proxy, engine, http):
     """The rollout has no step yet."""
     engine.hangs()
     calls = [asyncio.ensure_future(status_of(http, proxy)) for _ in range(2)]
@@ -63,7 +63,7 @@ async def test_the_error_names_the_calls_in_flight(proxy, engine, http):
 
 
 async def test_a_call_that_is_never_sent_releases_its_reservation(proxy, store, engine, http):
-    """A call that is refused before it is sent counts no step."""
+    """The calls are rejected before they are sent."""
     refused = [await status_of(http, proxy, **{"X-Reply-Tokens": "nonsense"}) for _ in range(5)]
     requests = len(engine.requests)
 
@@ -77,7 +77,7 @@ async def test_a_call_that_is_never_sent_releases_its_reservation(proxy, store, 
 
 
 async def test_the_call_of_a_disconnected_client_keeps_its_reservation(proxy, store, engine, http):
-    """Its partial step takes it over, also before the step is stored."""
+    """Its partial step counts, also before it is stored."""
     hold = store.waiting["append"] = asyncio.Event()
     engine.streams([load("chat_ids_lp_stream").response[:2000]], then="hang")
     response = await http.post(proxy, json={**BODY, "stream": True})
@@ -95,8 +95,8 @@ async def test_the_call_of_a_disconnected_client_keeps_its_reservation(proxy, st
     assert 2 == len(await wait_for_steps(store, "r1", 2))
 
 
-async def test_the_lease_of_a_long_call_is_renewed(proxy, store, engine, http, monkeypatch):
-    """The first lease expires at once here, and the renewed one counts."""
+async def test_the_lease_of_a_reservation_is_renewed_during_a_long_call(proxy, store, engine, http, monkeypatch):
+    """The first lease expires immediately here."""
     monkeypatch.setattr(renewals, "_RENEWAL_INTERVAL_S", 0.02)
     monkeypatch.setattr("proxy.rollouts.opening.LEASE_MS", 1)
     extend, renewed = store.reservations.extend, set()
@@ -120,7 +120,7 @@ async def test_the_lease_of_a_long_call_is_renewed(proxy, store, engine, http, m
     assert 429 == refused
 
 
-async def test_a_stored_response_releases_its_reservation(proxy, store, engine, http):
+async def test_a_replayed_response_releases_its_reservation(proxy, store, engine, http):
     """The call has a reservation until its stored response is found."""
     key = {"Idempotency-Key": "k"}
 

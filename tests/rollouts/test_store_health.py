@@ -26,7 +26,7 @@ async def store_health(store, back):
 
 
 async def test_a_store_that_failed_is_unreachable_until_a_write_succeeds(store_health, store, back):
-    """A PING is not enough: a full store replies to it."""
+    """A reply to PING is not sufficient, since a full store sends one."""
     store.failing.add("set_once")
     store_health.failed(StoreUnreachable("it is full"))
     with pytest.raises(StoreUnreachable, match="it is full"):
@@ -55,7 +55,7 @@ async def test_an_error_of_one_rollout_does_not_make_the_store_unreachable(store
 
 
 async def test_work_after_the_recovery_is_repeated_if_it_fails(store):
-    """The store is reachable only after the work has succeeded."""
+    """The store counts as reachable only after the work has succeeded."""
     done = asyncio.Event()
     failures = [StoreUnreachable("unreachable again")]
 

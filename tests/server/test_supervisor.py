@@ -72,7 +72,7 @@ async def metric(url, http, line):
     return sum(float(value) for value in re.findall(rf"^{line}(?:{{\S*)? (\S+)$", text, re.MULTILINE))
 
 
-async def is_taking_calls(url, http):
+async def is_listening(url, http):
     try:
         async with http.get(f"{url}/health", headers={"Connection": "close"}):
             return True
@@ -184,7 +184,7 @@ async def test_a_second_signal_ends_all_workers_immediately(serve):
             while b"tokentape_in_flight_calls 1.0" not in await (await http.get(f"{url}/metrics")).read():
                 assert not call.done()
             process.send_signal(signal.SIGTERM)
-            while await is_taking_calls(url, http):  # until both workers have the signal
+            while await is_listening(url, http):  # until both workers have the signal
                 pass
             process.send_signal(signal.SIGTERM)
             code = await asyncio.to_thread(process.wait, 30)

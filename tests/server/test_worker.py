@@ -26,23 +26,22 @@ def worker(server, tmp_path):
     process.stdout.close()
 
 
-def test_a_stop_line_stops_it(worker):
-    """The exit code is 0."""
+def test_a_worker_exits_with_0_on_a_stop_line(worker):
     worker.stdin.write(b'"stop"\n')
     worker.stdin.flush()
 
     assert 0 == worker.wait(50)
 
 
-def test_it_stops_when_its_parent_is_gone(worker):
+def test_a_worker_exits_with_0_when_its_parent_ends(worker):
     """The kernel closes the pipe."""
     worker.stdin.close()
 
     assert 0 == worker.wait(50)
 
 
-def test_it_stops_at_a_signal_and_may_get_it_twice(worker):
-    """A service manager signals all processes of a service, and the supervisor sends the stop line too."""
+def test_a_worker_exits_with_0_on_one_or_two_signals(worker):
+    """A service manager signals all processes of a service, and the supervisor also sends the stop line."""
     for _ in range(2):
         worker.send_signal(signal.SIGTERM)
     worker.stdin.write(b'"stop"\n')
@@ -51,8 +50,8 @@ def test_it_stops_at_a_signal_and_may_get_it_twice(worker):
     assert 0 == worker.wait(50)
 
 
-def test_the_settings_arrive_whole_with_their_secrets():
-    """Secrets pass through the pipe only; printed settings hide them."""
+def test_the_settings_of_a_worker_include_secrets():
+    """They are sent through the pipe; printed settings hide secrets."""
     settings = load(store={"url": "redis://127.0.0.1", "password": "planted"}, agents={"api_keys": ["sown"]})
     text = orjson.dumps(settings.to_json()).decode()
 

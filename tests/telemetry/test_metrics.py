@@ -23,7 +23,7 @@ def test_each_registry_has_its_own_metrics():
 
 
 def test_a_metric_is_named_after_its_field():
-    """With the prefix tokentape_, and with a help text of one sentence."""
+    """The name has the prefix tokentape_, and the help text is one sentence."""
     metrics = make_metrics(CollectorRegistry())
 
     for field in fields(Metrics):
@@ -46,7 +46,7 @@ def test_durations_and_sizes_end_in_their_unit():
 
 @pytest.mark.parametrize("expose", [generate_latest, generate_openmetrics], ids=["text", "OpenMetrics"])
 def test_there_are_no_created_series(expose):
-    """Neither format has them, for counters and histograms, with labels and without."""
+    """This holds for both formats, for counters and histograms, with labels and without."""
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
     metrics.begin_engine("e")
@@ -82,7 +82,7 @@ def test_the_store_is_up_at_first():
     assert 1.0 == registry.get_sample_value("tokentape_store_up")
 
 
-def test_the_series_of_a_removed_engine_end():
+def test_the_series_of_a_removed_engine_are_dropped():
     """This holds for counters, gauges and histograms with any other labels."""
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
@@ -101,5 +101,5 @@ def test_the_series_of_a_removed_engine_end():
 
 
 def test_the_verdict_labels_are_those_of_audits():
-    """The metrics do not import the audit: the values are written twice."""
+    """The metrics do not import the audit, so the values are listed twice."""
     assert get_args(Verdict) == VERDICTS

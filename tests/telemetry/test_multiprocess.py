@@ -36,7 +36,7 @@ async def value_of(totals, line):
 
 
 async def test_any_worker_returns_the_sum_of_all(workers):
-    """Of counters by label, of histograms by bucket, and of gauges, for every scrape."""
+    """Counters are summed by label, histograms by bucket, and gauges too, for every scrape."""
     started = [await workers(number) for number in range(3)]
     for number, (metrics, _) in enumerate(started):
         metrics.calls.labels("chat", "e", "200").inc(number + 1)
@@ -70,7 +70,7 @@ async def test_states_are_the_minimum_or_maximum_of_all_workers(workers):
 
 
 async def test_a_replaced_worker_continues_the_last_known_counters(workers):
-    """Prometheus would read a lower sum as a restart from 0. Gauges of the dead worker are dropped."""
+    """Prometheus would read a lower sum as a restart from 0. Gauges of the ended worker are dropped."""
     (first, totals), (other, dead) = await workers(0), await workers(1)
     first.undelivered_steps.inc(1)
     other.undelivered_steps.inc(10)
@@ -128,7 +128,7 @@ async def test_a_slow_worker_does_not_look_restarted(tmp_path):
 
 
 async def test_a_single_process_returns_its_own_metrics(tmp_path):
-    """And counts as one worker."""
+    """It counts as one worker."""
     registry = CollectorRegistry()
     make_metrics(registry).undelivered_steps.inc()
     alone = WorkerMetrics(registry, make_metrics(CollectorRegistry()))

@@ -53,7 +53,6 @@ def expectations(alert: str) -> list[dict]:
 
 
 def test_rules_and_panels_use_existing_metrics():
-    """A renamed metric must be renamed in the rules and the dashboard too."""
     used = {name for expression in [*SHOWN, *(rule["expr"] for rule in ALL_RULES)] for name in names_in(expression)}
 
     assert set() == used - exposed_names() - RECORDED
@@ -69,7 +68,7 @@ def test_every_metric_is_on_the_dashboard():
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_an_alert_has_a_severity_a_description_and_a_runbook(rule):
-    """The runbook URL points at an anchor of docs/monitoring.md that exists."""
+    """The runbook URL has an existing anchor of docs/monitoring.md."""
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert {"summary", "description", "runbook_url"} == rule["annotations"].keys()
     page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
@@ -84,7 +83,7 @@ def test_the_runbook_describes_these_alerts_in_their_order():
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_an_alert_has_a_case_that_fires_and_one_that_does_not(rule):
-    """In rules.test.yml."""
+    """The cases are in rules.test.yml."""
     assert fired(rule["alert"])
     assert any(test["exp_samples"] == [] for test in expectations(rule["alert"]))
 

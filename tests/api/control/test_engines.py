@@ -158,31 +158,31 @@ async def test_metrics_of_removed_endpoints_are_dropped(store, http, engines):
 URL = "http://127.0.0.1:9"
 
 
-@pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        ({}, "endpoints"),
-        ({"endpoints": []}, "endpoints"),
-        ({"endpoints": [{"name": "x"}]}, "endpoints.0.url"),
-        ({"endpoints": [{"url": "file:///etc/passwd"}]}, "expected an http or https URL"),
-        ({"endpoints": [{"url": URL, "kind": "tgi"}]}, "endpoints.0.kind"),
-        ({"endpoints": [{"url": URL, "api_key": "a\r\nX: y"}]}, "endpoints.0.api_key"),
-        ({"endpoints": [{"url": URL, "weight": 2}]}, "endpoints.0.weight"),
-        ({"endpoints": [{"url": URL, "max_in_flight": 0}]}, "endpoints.0.max_in_flight"),
-        (
-            {"endpoints": [{"url": URL}, {"url": URL + "/v1", "name": "b"}]},
-            "duplicate endpoint URL: http://127.0.0.1:9",
-        ),
-        ({"endpoints": [{"url": URL, "name": "a"}, {"url": "http://b", "name": "a"}]}, "duplicate endpoint name: a"),
-    ],
-)
-async def test_an_invalid_list_of_endpoints_is_422_and_changes_nothing(store, http, engines, body, named):
+async def test_an_invalid_list_of_endpoints_is_422_and_changes_nothing(store, http, engines):
     """The error names the field."""
     async with proxying(engines[0].url, store, **GUARDED) as served:
-        response = await call(http, "PUT", served.url + "/engines", body)
-        assert 422 == response.status
-        assert named in response.payload["error"]["message"]
-        assert 200 == await chat(http, served, "r1")
+        for body, named in [
+            ({}, "endpoints"),
+            ({"endpoints": []}, "endpoints"),
+            ({"endpoints": [{"name": "x"}]}, "endpoints.0.url"),
+            ({"endpoints": [{"url": "file:///etc/passwd"}]}, "expected an http or https URL"),
+            ({"endpoints": [{"url": URL, "kind": "tgi"}]}, "endpoints.0.kind"),
+            ({"endpoints": [{"url": URL, "api_key": "a\r\nX: y"}]}, "endpoints.0.api_key"),
+            ({"endpoints": [{"url": URL, "weight": 2}]}, "endpoints.0.weight"),
+            ({"endpoints": [{"url": URL, "max_in_flight": 0}]}, "endpoints.0.max_in_flight"),
+            (
+                {"endpoints": [{"url": URL}, {"url": URL + "/v1", "name": "b"}]},
+                "duplicate endpoint URL: http://127.0.0.1:9",
+            ),
+            (
+                {"endpoints": [{"url": URL, "name": "a"}, {"url": "http://b", "name": "a"}]},
+                "duplicate endpoint name: a",
+            ),
+        ]:
+            response = await call(http, "PUT", served.url + "/engines", body)
+            assert 422 == response.status, body
+            assert named in response.payload["error"]["message"]
+            assert 200 == await chat(http, served, "r1")
 
 
 async def test_replacing_endpoints_requires_a_configured_control_key(store, http, engines):

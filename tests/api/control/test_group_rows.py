@@ -98,9 +98,8 @@ async def no_tokenizer(_name):
     return None
 
 
-CONTEXT = SimpleNamespace(
-    store=None, tokenizers=SimpleNamespace(get=no_tokenizer)
-)  # what read_group_rows uses of the context
+# What read_group_rows uses of the context.
+CONTEXT = SimpleNamespace(store=None, tokenizers=SimpleNamespace(get=no_tokenizer))
 
 
 def query_for(name, advantage="given", **options):
@@ -133,24 +132,24 @@ async def check_parallel(name, group, advantage, **options):
         rows = entries(name, data)
         present = [rollout for rollout, steps in group if steps != "deleted before"]
         estimated = {rollout.rollout_id: rollout for rollout in with_advantages(present, advantage)}
-        of_rows = {about["rollout_id"] for about in description["rows"]}
+        of_rows = {entry["rollout_id"] for entry in description["rows"]}
 
         assert len(rows) == len(description["rows"])
-        for row, about in zip(rows, description["rows"], strict=True):
+        for row, entry in zip(rows, description["rows"], strict=True):
             steps = [step_of[token] for token in trained_ids(name, row)]
-            assert list(dict.fromkeys(step.step_id for step in steps)) == about["step_ids"]
-            assert {step.rollout_id for step in steps} <= {about["rollout_id"]}
+            assert list(dict.fromkeys(step.step_id for step in steps)) == entry["step_ids"]
+            assert {step.rollout_id for step in steps} <= {entry["rollout_id"]}
             if name == "verifiers":
-                assert row["extras"]["step_id"].startswith(f"{about['rollout_id']}-")
+                assert row["extras"]["step_id"].startswith(f"{entry['rollout_id']}-")
         names = [rollout.rollout_id for rollout, _ in group if rollout.rollout_id in of_rows]
         assert names == description["rollouts"]
         assert [rollout.reward for rollout, _ in group if rollout.rollout_id in of_rows] == description["rewards"]
         advantages = {name: estimated[name].advantages for name in names}
         assert (None if advantage == "none" else [*advantages.values()]) == description["advantages"]
-        for about in description["rows"]:
-            reward = estimated[about["rollout_id"]].reward
-            expected = None if advantage == "none" else advantages[about["rollout_id"]]
-            assert (reward, expected) == (about["reward"], about["advantage"])
+        for entry in description["rows"]:
+            reward = estimated[entry["rollout_id"]].reward
+            expected = None if advantage == "none" else advantages[entry["rollout_id"]]
+            assert (reward, expected) == (entry["reward"], entry["advantage"])
         if gathered.why is None:
             omitted = Counter(entry["rollout_id"] for entry in description["skipped"] if "step_id" not in entry)
             assert Counter(rollout.rollout_id for rollout, _ in group if rollout.rollout_id not in of_rows) == omitted
@@ -159,7 +158,7 @@ async def check_parallel(name, group, advantage, **options):
 
 def check_steps(name, group, description, advantage, options):
     """Check that each step with ids is trained in a row or listed with the reason."""
-    trained = {step_id for about in description["rows"] for step_id in about["step_ids"]}
+    trained = {step_id for entry in description["rows"] for step_id in entry["step_ids"]}
     named = {entry["step_id"] for entry in description["skipped"] if "step_id" in entry}
     cut = name == "verifiers" and options["max_len"]
     for rollout, steps in group:

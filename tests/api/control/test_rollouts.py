@@ -99,9 +99,9 @@ async def test_opening_a_rollout_without_an_id_creates_one(proxy):
     assert first.json["rollout_id"] != second.json["rollout_id"]
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "named"),
-    [
+async def test_an_invalid_opening_is_422_and_names_the_field(proxy):
+    """A body that is not an object is 400; nothing is created."""
+    for body, status, named in [
         ({"rolout_id": "x"}, 422, "rolout_id"),
         ({"rollout_id": ""}, 422, "rollout_id"),
         ({"rollout_id": "x" * 257}, 422, "rollout_id"),
@@ -111,15 +111,11 @@ async def test_opening_a_rollout_without_an_id_creates_one(proxy):
         ({"sampling": {"cap": {"max_tokens": "most"}}}, 422, "sampling.cap"),
         ({"sampling": {"cap": {"top_k": "auto"}}}, 422, "sampling.cap"),
         ([], 400, "object"),
-    ],
-)
-async def test_an_invalid_opening_is_422_and_names_the_field(proxy, body, status, named):
-    """A body that is not an object is 400; nothing is created."""
-    response = await proxy.post("/rollouts", body)
-
-    assert status == response.status
-    assert named in response.json["error"]["message"]
-    assert [] == (await proxy.get("/rollouts")).json["rollouts"]
+    ]:
+        response = await proxy.post("/rollouts", body)
+        assert status == response.status, body
+        assert named in response.json["error"]["message"]
+        assert [] == (await proxy.get("/rollouts")).json["rollouts"]
 
 
 async def test_pages_of_rollouts_are_newest_first_and_stable_under_concurrent_openings(proxy):
@@ -152,9 +148,8 @@ async def test_rollouts_can_be_filtered_by_status_group_and_time(proxy):
     assert [] == await listed("since=9999999999")
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
+async def test_an_invalid_query_of_rollouts_is_400_and_names_the_parameter(proxy):
+    for query in [
         "limit=0",
         "limit=x",
         "limit=1001",
@@ -166,12 +161,9 @@ async def test_rollouts_can_be_filtered_by_status_group_and_time(proxy):
         "cursor=%00",
         "status=new",
         "colour=red",
-    ],
-)
-async def test_an_invalid_query_of_rollouts_is_400_and_names_the_parameter(proxy, query):
-    response = await proxy.get(f"/rollouts?{query}")
-
-    assert (400, query.partition("=")[0]) == (response.status, response.json["error"]["param"])
+    ]:
+        response = await proxy.get(f"/rollouts?{query}")
+        assert (400, query.partition("=")[0]) == (response.status, response.json["error"]["param"])
 
 
 async def test_rewards_and_metadata_can_be_patched_after_the_finish(proxy):
@@ -196,7 +188,7 @@ async def test_an_invalid_patch_is_422_and_changes_nothing(proxy, body):
     assert before == (await proxy.get("/rollouts/r1")).json
 
 
-async def test_a_patch_of_a_rollout_deleted_meanwhile_is_404(proxy, store):
+async def test_a_patch_of_a_rollout_that_is_deleted_during_the_patch_is_404(proxy, store):
     (step,) = await proxy.turns("r1", 1)
     store.waiting["update_if"], store.reached["update_if"] = asyncio.Event(), asyncio.Event()
     patching = asyncio.ensure_future(proxy.patch("/rollouts/r1", {"step_rewards": {step: 1}}))

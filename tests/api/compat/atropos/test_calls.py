@@ -130,24 +130,26 @@ async def test_at_7_a_prompt_that_cannot_be_rendered_is_400(store, engine):
     assert error(400, 'Failed to render prompt: fake returned status 400: {"message": "no template"}') == response
 
 
-@pytest.mark.parametrize("junk", [
+async def test_an_invalid_rendered_prompt_of_the_engine_is_400(store, engine):
+    """The error does not contain the engine's address."""
+    texts = [
     b"", b"no", b"null", b"7", b"[]", b"{}", b'{"tokens": null}', b'{"tokens": "12"}', b'{"tokens": [[1]]}',
     b'{"tokens": [1, null]}', b'{"tokens": [true]}', b'{"tokens": {"1": 2}}',
-])  # fmt: skip
-async def test_an_invalid_rendered_prompt_of_the_engine_is_400(store, engine, junk):
-    """The error does not contain the engine's address."""
+]  # fmt: skip
+    sent = []
 
     async def respond(request, body):
-        return web.Response(body=junk, content_type="application/json")
+        sent.append(texts[len(sent)])
+        return web.Response(body=sent[-1], content_type="application/json")
 
-    engine.respond = respond
     async with serving_sessions(store, engine.url) as proxy:
         uuid = await proxy.create()
-        status, payload = await proxy.request("POST", f"/{uuid}{CHAT}/render", {"messages": HELLO})
-
-    assert 400 == status
-    assert "Failed to render prompt: The engine" in str(payload)
-    assert "127.0.0.1" not in str(payload)
+        engine.respond = respond
+        for number, text in enumerate(texts):
+            status, payload = await proxy.request("POST", f"/{uuid}{CHAT}/render", {"messages": HELLO})
+            assert (400, number + 1) == (status, len(sent)), text
+            assert "Failed to render prompt: The engine" in str(payload)
+            assert "127.0.0.1" not in str(payload)
 
 
 async def test_completions_of_a_session_are_recorded_and_have_the_engines_shape(proxy, store):

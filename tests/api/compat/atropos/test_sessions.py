@@ -315,20 +315,17 @@ async def test_deleting_a_session_does_not_change_how_its_rollout_was_finished(p
         assert 404 == (await proxy.request("DELETE", f"/{name}"))[0]
 
 
-@pytest.mark.parametrize("uuid", [UNKNOWN, "nonexistent"])
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("GET", "/nodes", None),
-        ("DELETE", "", None),
-        ("POST", "/v1/chat/completions", {"messages": HELLO}),
-        ("POST", "/v1/chat/completions/render", {"messages": HELLO}),
-        ("POST", "/v1/completions", {"prompt": "x"}),
-        ("GET", "/v1/models", None),
-    ],
-)
-async def test_at_7_an_unknown_session_is_404_on_every_route(proxy, uuid, method, path, body):
-    assert error(404, f"Session {uuid} not found") == await proxy.request(method, f"/{uuid}{path}", body)
+async def test_at_7_an_unknown_session_is_404_on_every_route(proxy):
+    for uuid in [UNKNOWN, "nonexistent"]:
+        for method, path, body in [
+            ("GET", "/nodes", None),
+            ("DELETE", "", None),
+            ("POST", "/v1/chat/completions", {"messages": HELLO}),
+            ("POST", "/v1/chat/completions/render", {"messages": HELLO}),
+            ("POST", "/v1/completions", {"prompt": "x"}),
+            ("GET", "/v1/models", None),
+        ]:
+            assert error(404, f"Session {uuid} not found") == await proxy.request(method, f"/{uuid}{path}", body)
 
 
 async def test_a_rollout_that_is_not_a_session_is_404_on_session_routes(proxy):
