@@ -1,8 +1,7 @@
-"""`tokentape audit`, run as a process, and the rows that it reads."""
+"""`tokentape audit`: its output, its exit status, and the rows that it reads."""
 
 import asyncio
 import io
-import sys
 
 import aiohttp
 import orjson
@@ -11,9 +10,11 @@ from aiohttp import web
 from fakes import proxying
 from rich.console import Console
 from scoring import honest_row, scoring_as_vllm
+from typer.testing import CliRunner
 
 from proxy.cli.audit import Request, ServerAddress, audit, rows_of_file, rows_of_proxy
 from proxy.cli.export import ExportRequest
+from proxy.cli.main import app
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 
@@ -21,12 +22,10 @@ ALL = ExportRequest("sequences", (), None, "exact", "ndjson")
 
 
 async def tokentape(*words: str) -> tuple[int, str, str]:
-    """Run a command; return exit status, standard output and standard error."""
-    done = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "proxy", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    out, errors = await done.communicate()
-    return done.returncode, out.decode(), errors.decode()
+    """Run a command in a thread; return exit status, standard output and standard error."""
+    done = await asyncio.to_thread(CliRunner().invoke, app, words)
+    assert isinstance(done.exception, SystemExit | None)
+    return done.exit_code, done.stdout, done.stderr
 
 
 @pytest.fixture

@@ -133,9 +133,10 @@ def test_simulate_serves_sglangs_protocol():
     ],
 )
 def test_an_error_is_a_message_without_a_traceback_and_a_nonzero_status(words, environment, message):
-    done = run(*words, **environment)
+    done = CliRunner().invoke(app, words, env=environment)
 
-    assert done.returncode in (1, 2)
+    assert done.exit_code in (1, 2)
+    assert isinstance(done.exception, SystemExit)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
