@@ -123,7 +123,7 @@ def test_the_report_is_in_the_parquet_files_metadata():
 
 @pytest.mark.parametrize("container", ["arrow", "parquet"])
 def test_equal_rows_are_equal_bytes(container):
-    rows = worked.rows("sequences", [make_step(str(at), [at], [at + 1]) for at in range(5)])
+    rows = worked.rows("sequences", [make_step(str(index), [index], [index + 1]) for index in range(5)])
 
     assert written(container, "sequences", rows) == written(container, "sequences", rows)
 

@@ -80,7 +80,7 @@ def by_token(advantages, steps=worked.STEPS):
 
 def test_advantages_are_a_number_or_a_list_or_given_by_step():
     """Numbers, or a list with one number per token."""
-    listed = by_token([float(at) for at in range(12)])
+    listed = by_token([float(index) for index in range(12)])
     by_step = by_token({"a": 0.5, "b": [1.0, 2.0]})
 
     assert [[0, 0, 3, 4, 5, 0, 0, 0, 0, 10, 11]] == listed

@@ -136,7 +136,7 @@ def test_a_step_without_token_ids_has_null_tokens_and_is_reported():
 
 
 def test_each_choice_is_a_step_with_its_own_response():
-    choices = [{"index": at, "text": text, "finish_reason": "stop"} for at, text in enumerate("xy")]
+    choices = [{"index": index, "text": text, "finish_reason": "stop"} for index, text in enumerate("xy")]
     step = make_step(
         "a", [1], [2], [3], dialect="completions", request={"prompt": "?"}, response={"id": "c", "choices": choices}
     )

@@ -121,13 +121,14 @@ def test_one_edited_message_of_a_user_or_tool_is_drift():
     """Two changed messages are another conversation."""
     edited, system = {"role": "user", "content": "ask "}, {"role": "system", "content": "be brief"}
     first = call("a", [1, 2], [[10]], [system, ASK], REPLY)
-    one = call("b", [1, 3], [[20]], [system, edited, REPLY, MORE], REPLY)
-    two = call("b", [1, 3], [[20]], [MORE, edited, REPLY, MORE], REPLY)
+    edited_once = call("b", [1, 3], [[20]], [system, edited, REPLY, MORE], REPLY)
+    edited_twice = call("b", [1, 3], [[20]], [MORE, edited, REPLY, MORE], REPLY)
 
     assert [("b", "a", "edited", 1)] == [
-        (drift.step_id, drift.earlier_step_id, drift.kind, drift.index) for drift in find_drift(grow([first, one]))
+        (drift.step_id, drift.earlier_step_id, drift.kind, drift.index)
+        for drift in find_drift(grow([first, edited_once]))
     ]
-    assert [] == find_drift(grow([first, two]))
+    assert [] == find_drift(grow([first, edited_twice]))
 
 
 THINKING = {**REPLY, "reasoning": "hm"}

@@ -58,8 +58,8 @@ async def test_reasoning_has_the_recorded_shape(start, skeleton, chunks_from, na
     more = {"chat_template_kwargs": {"enable_thinking": True}, "max_tokens": 200}
     recorded, raw = await replay(await start(SGLANG), name, **more)
     if "stream" in name:
-        ours, theirs = chunks_from(raw), chunks_from(recorded.response.strip() + b"\n\n")
-        assert {skeleton(chunk) for chunk in theirs} == {skeleton(chunk) for chunk in ours}
+        simulated_chunks, recorded_chunks = chunks_from(raw), chunks_from(recorded.response.strip() + b"\n\n")
+        assert {skeleton(chunk) for chunk in recorded_chunks} == {skeleton(chunk) for chunk in simulated_chunks}
     else:
         assert skeleton(orjson.loads(recorded.response)) == skeleton(orjson.loads(raw))
 
@@ -77,12 +77,12 @@ async def test_reasoning_has_the_recorded_shape(start, skeleton, chunks_from, na
 async def test_chunks_have_the_recorded_shapes(start, skeleton, chunks_from, name, options):
     """The chunks have the shapes of SGLang's chunks, and so do the first one and the last two."""
     recorded, raw = await replay(await start(options), name, max_tokens=200)
-    ours, theirs = [
+    simulated_chunks, recorded_chunks = [
         [skeleton(chunk) for chunk in chunks_from(stream.strip() + b"\n\n")] for stream in (raw, recorded.response)
     ]
 
-    assert set(ours) <= set(theirs)
-    assert (ours[0], ours[-2:]) == (theirs[0], theirs[-2:])
+    assert set(simulated_chunks) <= set(recorded_chunks)
+    assert (simulated_chunks[0], simulated_chunks[-2:]) == (recorded_chunks[0], recorded_chunks[-2:])
     assert raw.count(b"event: sglext_ids\n") == recorded.response.count(b"event: sglext_ids\n")
 
 

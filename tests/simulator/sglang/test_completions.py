@@ -30,11 +30,11 @@ async def test_chunks_have_the_recorded_shapes(sglang, skeleton, chunks_from):
     """The chunks have the shapes of SGLang's chunks, and so do the first one and the last two."""
     recorded = load_http("sglang", "cmpl_stream_return_token_ids")
     body = {**recorded.body, "prompt": "Return the", "max_tokens": 200}
-    ours = [skeleton(chunk) for chunk in await sglang.stream(PATH, **body)]
-    theirs = [skeleton(chunk) for chunk in chunks_from(recorded.response.strip() + b"\n\n")]
+    simulated_chunks = [skeleton(chunk) for chunk in await sglang.stream(PATH, **body)]
+    recorded_chunks = [skeleton(chunk) for chunk in chunks_from(recorded.response.strip() + b"\n\n")]
 
-    assert set(ours) == set(theirs)
-    assert (ours[0], ours[-2:]) == (theirs[0], theirs[-2:])
+    assert set(simulated_chunks) == set(recorded_chunks)
+    assert (simulated_chunks[0], simulated_chunks[-2:]) == (recorded_chunks[0], recorded_chunks[-2:])
 
 
 @pytest.mark.parametrize("more", [{}, {"n": 2}, {"prompt": ["If", "Return the"]}, {"stop": "e c"}, {"echo": True}])

@@ -93,8 +93,10 @@ async def test_reasoning_has_the_recorded_shape(start, cassette, skeleton, strea
     body = {**recorded.body, "chat_template_kwargs": {"enable_thinking": True}}
     engine = await start(TINY)
     if stream:
-        theirs, ours = recorded.chunks, await engine.stream(recorded.path, **body)
-        assert {skeleton(chunk["choices"]) for chunk in theirs} == {skeleton(chunk["choices"]) for chunk in ours}
+        recorded_chunks, simulated_chunks = recorded.chunks, await engine.stream(recorded.path, **body)
+        assert {skeleton(chunk["choices"]) for chunk in recorded_chunks} == {
+            skeleton(chunk["choices"]) for chunk in simulated_chunks
+        }
     else:
         assert skeleton(recorded.payload["choices"]) == skeleton((await engine(recorded.path, **body))["choices"])
 
@@ -122,10 +124,13 @@ async def test_chunks_have_the_recorded_shapes(start, cassette, skeleton, name, 
     """Each chunk has the shape of one of vLLM's; the first and the last have the shapes of vLLM's first and last."""
     recorded = cassette(name + "_stream")
     chunks = await (await start(TINY)).stream(recorded.path, **{**recorded.body, **more})
-    ours, theirs = [skeleton(chunk) for chunk in chunks], [skeleton(chunk) for chunk in recorded.chunks]
+    simulated_chunks, recorded_chunks = (
+        [skeleton(chunk) for chunk in chunks],
+        [skeleton(chunk) for chunk in recorded.chunks],
+    )
 
-    assert set(ours) <= set(theirs)
-    assert (theirs[0], theirs[-1]) == (ours[0], ours[-1])
+    assert set(simulated_chunks) <= set(recorded_chunks)
+    assert (recorded_chunks[0], recorded_chunks[-1]) == (simulated_chunks[0], simulated_chunks[-1])
 
 
 @pytest.mark.parametrize(
@@ -276,11 +281,15 @@ async def test_tokens_can_be_named_by_id(start, cassette, skeleton):
     engine = await start(TINY)
     completion = await engine(complete.path, **complete.body, ignore_eos=True)
     chunks = await engine.stream(streamed.path, **streamed.body, ignore_eos=True)
-    ours, theirs = ([choice for chunk in stream for choice in chunk["choices"]] for stream in (chunks, streamed.chunks))
+    simulated_chunks, recorded_chunks = (
+        [choice for chunk in stream for choice in chunk["choices"]] for stream in (chunks, streamed.chunks)
+    )
 
     assert skeleton(complete.payload) == skeleton(completion)
     assert {skeleton(chunk) for chunk in streamed.chunks} >= {skeleton(chunk) for chunk in chunks}
-    assert all(map(named_by_id, (complete.payload["choices"], completion["choices"], theirs, ours)))
+    assert all(
+        map(named_by_id, (complete.payload["choices"], completion["choices"], recorded_chunks, simulated_chunks))
+    )
 
 
 async def test_alternatives_can_be_named_by_id(engine):

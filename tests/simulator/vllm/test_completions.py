@@ -51,10 +51,13 @@ async def test_chunks_have_the_recorded_shapes(start, cassette, skeleton, name, 
     """The chunks have the shapes of vLLM's chunks, and so do the first and the last one."""
     recorded = cassette(name + "_stream")
     chunks = await (await start(TINY)).stream(recorded.path, **recorded.body, **more)
-    ours, theirs = [skeleton(chunk) for chunk in chunks], [skeleton(chunk) for chunk in recorded.chunks]
+    simulated_chunks, recorded_chunks = (
+        [skeleton(chunk) for chunk in chunks],
+        [skeleton(chunk) for chunk in recorded.chunks],
+    )
 
-    assert set(ours) == set(theirs)
-    assert (theirs[0], theirs[-1]) == (ours[0], ours[-1])
+    assert set(simulated_chunks) == set(recorded_chunks)
+    assert (recorded_chunks[0], recorded_chunks[-1]) == (simulated_chunks[0], simulated_chunks[-1])
 
 
 def accumulated(chunks: list[dict[str, Any]]) -> dict[int, list[Any]]:

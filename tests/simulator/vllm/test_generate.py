@@ -85,10 +85,12 @@ async def test_generate_equals_completions(engine):
     )
     body = {"seed": 3, "max_tokens": 12, "logprobs": 0, "temperature": 0.7, "return_token_ids": True}
     completed = await engine.completion(PROMPT, **body)
-    ours, theirs = generated["choices"][0], completed["choices"][0]
+    generated_choice, completed_choice = generated["choices"][0], completed["choices"][0]
 
-    assert ours["token_ids"] == theirs["token_ids"]
-    assert [entry["logprob"] for entry in ours["logprobs"]["content"]] == theirs["logprobs"]["token_logprobs"]
+    assert generated_choice["token_ids"] == completed_choice["token_ids"]
+    assert [entry["logprob"] for entry in generated_choice["logprobs"]["content"]] == completed_choice["logprobs"][
+        "token_logprobs"
+    ]
 
 
 async def test_masks_and_experts_are_optional(start):

@@ -48,13 +48,13 @@ UNITS = st.one_of(COMMANDS.map(lambda commands: transaction(*commands)), st.just
 def test_an_incomplete_end_is_cut_off_and_saved(tmp_path_factory, units, data):
     """For any truncation, zeros or garbage: complete transactions stay, everything else is in the copy."""
     path, whole = tmp_path_factory.mktemp("aof"), b"".join(units)
-    at = data.draw(st.integers(0, len(whole)))
+    offset = data.draw(st.integers(0, len(whole)))
     rest = data.draw(
-        st.one_of(st.just(b""), st.just(bytes(len(whole) - at)), st.binary(max_size=30), st.just(bytes(9000)))
+        st.one_of(st.just(b""), st.just(bytes(len(whole) - offset)), st.binary(max_size=30), st.just(bytes(9000)))
     )
     if b"*" in rest:
         rest = rest.replace(b"*", b"")
-    damaged = whole[:at] + rest
+    damaged = whole[:offset] + rest
     (file,) = create_files(path, damaged)
     kept = b""
     for unit in units:
@@ -216,8 +216,8 @@ async def test_a_store_with_damage_in_the_middle_does_not_start(stored):
     """The file is not changed; the error has the offset of the damage and the command to start without the rest."""
     file = last(stored)
     whole = file.read_bytes()
-    at = whole.index(b"$5\r\nRPUSH")
-    file.write_bytes(whole[:at] + bytes(9) + whole[at + 9 :])
+    offset = whole.index(b"$5\r\nRPUSH")
+    file.write_bytes(whole[:offset] + bytes(9) + whole[offset + 9 :])
 
     with pytest.raises(StorageError, match=r"complete commands follow from byte .* restore .* truncate -s \d+ "):
         await open_store(f"embedded:{stored}")

@@ -1,7 +1,7 @@
 """Translation of errors of redis-py, the operating system and servers."""
 
 import pytest
-import redis.exceptions as theirs
+import redis.exceptions as redis_py
 from redis.asyncio.connection import DefaultParser
 
 from storage.errors import StorageError, StoreUnreachable
@@ -46,14 +46,14 @@ def test_other_replies_are_returned(reply):
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (theirs.ConnectionError("refused"), StoreUnreachable, "at here cannot be reached: refused"),
+        (redis_py.ConnectionError("refused"), StoreUnreachable, "at here cannot be reached: refused"),
         (ConnectionResetError("reset"), StoreUnreachable, "at here cannot be reached: reset"),
-        (theirs.BusyLoadingError("loading"), StoreUnreachable, "at here cannot be reached: loading"),
-        (theirs.TimeoutError("slow"), StoreUnreachable, "at here did not respond within 3 s"),
+        (redis_py.BusyLoadingError("loading"), StoreUnreachable, "at here cannot be reached: loading"),
+        (redis_py.TimeoutError("slow"), StoreUnreachable, "at here did not respond within 3 s"),
         (TimeoutError(), StoreUnreachable, "at here did not respond within 3 s"),
-        (theirs.AuthenticationError("wrong"), StorageError, "refused authentication: wrong"),
-        (theirs.NoPermissionError("no"), StorageError, "refused authentication: no"),
-        (theirs.InvalidResponse("HTTP"), StorageError, "does not use the Redis protocol: HTTP"),
+        (redis_py.AuthenticationError("wrong"), StorageError, "refused authentication: wrong"),
+        (redis_py.NoPermissionError("no"), StorageError, "refused authentication: no"),
+        (redis_py.InvalidResponse("HTTP"), StorageError, "does not use the Redis protocol: HTTP"),
     ],
 )
 def test_errors_of_redis_py_are_translated(error, kind, words):

@@ -138,14 +138,16 @@ async def test_a_tree_is_shown_on_a_timeline(contents, open_page):
     page = await open_page(f"{contents.url}/ui#/rollout/branching")
     await expect(page.locator(".row.g-steps:not(.head)")).to_have_count(5)
     lefts = [
-        await page.evaluate("(at) => parseFloat(document.querySelector(`#steps-${at} .timebar`).style.left)", at)
-        for at in range(5)
+        await page.evaluate("(at) => parseFloat(document.querySelector(`#steps-${at} .timebar`).style.left)", index)
+        for index in range(5)
     ]
 
     assert lefts == sorted(lefts)
     assert 0 == lefts[0] < lefts[1]
-    assert [0, 1, 1, 0, 0] == [await page.locator(f"#steps-{at} .d-1").count() for at in range(5)]
-    assert ["", "└ ", "└ ", "", ""] == [await page.locator(f"#steps-{at} .branch").text_content() for at in range(5)]
+    assert [0, 1, 1, 0, 0] == [await page.locator(f"#steps-{index} .d-1").count() for index in range(5)]
+    assert ["", "└ ", "└ ", "", ""] == [
+        await page.locator(f"#steps-{index} .branch").text_content() for index in range(5)
+    ]
     assert "⚑ echo" in await page.locator("#steps-3 .c-kind").inner_text()
     assert "error" == await page.locator("#steps-4 .c-kind").inner_text()
 

@@ -29,8 +29,8 @@ def take(request, tmp_path):
     return taking
 
 
-async def step_of(contents, rollout: str, at: int) -> str:
-    (step,) = (await contents.control("GET", f"/rollouts/{rollout}/steps"))["steps"][at : at + 1]
+async def step_of(contents, rollout: str, index: int) -> str:
+    (step,) = (await contents.control("GET", f"/rollouts/{rollout}/steps"))["steps"][index : index + 1]
     return f"{contents.url}/ui#/rollout/{rollout}/step/{step['step_id']}"
 
 

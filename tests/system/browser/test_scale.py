@@ -20,7 +20,7 @@ async def test_of_thousands_of_steps_only_those_in_view_are_in_the_document(many
     page.on("request", lambda request: urls.append(request.url))
     await expect(page.get_by_role("grid")).to_have_attribute("aria-rowcount", str(STEPS))
     assert await page.evaluate(NODES) < MAX_NODES
-    assert ["", "└ ", "│ "] == [await page.locator(f"#steps-{at} .branch").text_content() for at in range(3)]
+    assert ["", "└ ", "│ "] == [await page.locator(f"#steps-{index} .branch").text_content() for index in range(3)]
     await page.keyboard.press("End")
     await expect(page.locator(f"#steps-{STEPS - 1}")).to_be_visible()
     await page.evaluate("document.querySelector('.scroller').scrollTop = 60000")
@@ -60,7 +60,7 @@ async def test_of_many_sequences_only_those_in_view_are_in_the_document(many, op
 async def test_a_list_of_many_rollouts_is_loaded_in_pages(many, open_page):
     """The newest 500 first, older ones on request; filters note that there are more."""
     for start in range(0, ROLLOUTS, 100):
-        names = [f"listed-{at}" for at in range(start, start + 100)]
+        names = [f"listed-{index}" for index in range(start, start + 100)]
         await asyncio.gather(*(many.control("POST", "/rollouts", {"rollout_id": name}) for name in names))
     page = await open_page(f"{many.url}/ui")
     grid, sum_of = page.get_by_role("grid"), page.locator(".sum")

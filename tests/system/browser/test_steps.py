@@ -13,17 +13,17 @@ BACK = "(name) => getComputedStyle(document.querySelector(name)).backgroundColor
 BINS = (0, -0.05, -0.2, -0.5, -1, -2, -4, -8)
 
 
-async def opened(contents, open_page, rollout: str, at: int, **named):
+async def opened(contents, open_page, rollout: str, number: int, **named):
     """Open the page of a step; return it, with texts loaded, and the step's JSON."""
     steps = (await contents.control("GET", f"/rollouts/{rollout}/steps"))["steps"]
-    step = steps[at]
+    step = steps[number]
     page = await open_page(f"{contents.url}/ui#/rollout/{rollout}/step/{step['step_id']}", **named)
     await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
     return page, step
 
 
 def bin_of(logprob: float) -> int:
-    return max(at for at, high in enumerate(BINS) if logprob <= high or at == 0)
+    return max(number for number, high in enumerate(BINS) if logprob <= high or number == 0)
 
 
 async def shown(page) -> list[dict]:
@@ -51,7 +51,7 @@ async def test_tokens_are_coloured_by_logprob(contents, open_page):
     """Each sampled token by its own logprob, as in the legend; the choice is kept for the tab."""
     page, step = await opened(contents, open_page, "conversation", 1)
     await page.get_by_role("button", name="by logprob").click()
-    legend = [await page.evaluate(BACK, f".legend .l-{at}") for at in range(len(BINS))]
+    legend = [await page.evaluate(BACK, f".legend .l-{number}") for number in range(len(BINS))]
     prompt, logprobs = len(step["prompt_ids"]), step["choices"][0]["logprobs"]
     tokens = await shown(page)
 
@@ -88,12 +88,12 @@ async def test_hovering_a_token_shows_its_values(contents, open_page):
     page, step = await opened(contents, open_page, "branching", 2)
     prompt, choice = len(step["prompt_ids"]), step["choices"][0]
     texts = (await contents.control("GET", f"/rollouts/branching/steps/{step['step_id']}/texts"))["texts"]
-    for at in (0, prompt, prompt + 10, prompt + 23):
-        await page.locator(f"#t-{at}").hover()
+    for number in (0, prompt, prompt + 10, prompt + 23):
+        await page.locator(f"#t-{number}").hover()
         values = await facts(page)
-        sampled = at - prompt
-        assert (str(at), str([*step["prompt_ids"], *choice["ids"]][at])) == (values["token"], values["id"])
-        assert texts[at] == orjson.loads(values["text"])
+        sampled = number - prompt
+        assert (str(number), str([*step["prompt_ids"], *choice["ids"]][number])) == (values["token"], values["id"])
+        assert texts[number] == orjson.loads(values["text"])
         if sampled < 0:
             assert ("prompt", "\N{EN DASH}") == (values["mask"], values["logprob"])
             continue
@@ -110,9 +110,9 @@ async def test_spans_are_marked_and_reached_by_a_key(contents, open_page):
     prompt = len(step["prompt_ids"])
     starts = [token["i"] for token in await shown(page) if "span-start" in token["classes"]]
     assert [prompt, prompt + 10] == starts
-    for at in starts:
+    for number in starts:
         await page.keyboard.press("n")
-        await expect(page.locator(".t.current")).to_have_id(f"t-{at}")
+        await expect(page.locator(".t.current")).to_have_id(f"t-{number}")
     await page.keyboard.press("ArrowLeft")
     await expect(page.locator(".t.current")).to_have_id(f"t-{prompt + 9}")
     assert str(prompt + 9) == (await facts(page))["token"]
@@ -198,14 +198,15 @@ async def test_sequences_are_shown_as_rows(contents, open_page):
     rows = (await contents.control("GET", "/rollouts/branching/export?format=sequences"))["rows"]
     page = await open_page(f"{contents.url}/ui#/rollout/branching/sequences")
     await expect(page.locator(".row.g-sequences:not(.head)")).to_have_count(len(rows))
-    for at, row in enumerate(rows):
-        await page.locator(f"#sequences-{at}").click()
-        await expect(page.locator(".tokens")).to_have_attribute("aria-label", f"Tokens of branch {at}")
+    for number, row in enumerate(rows):
+        await page.locator(f"#sequences-{number}").click()
+        await expect(page.locator(".tokens")).to_have_attribute("aria-label", f"Tokens of branch {number}")
         await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
         tokens = await shown(page)
         spans = {index for span in row["spans"] for index in range(span["start"], span["end"])}
         kinds = [
-            "sampled" if mask else "context" if place in spans else "prompt" for place, mask in enumerate(row["mask"])
+            "sampled" if mask else "context" if token_index in spans else "prompt"
+            for token_index, mask in enumerate(row["mask"])
         ]
         assert kinds == [next(name[2:] for name in token["classes"] if name.startswith("k-")) for token in tokens]
     assert {"sampled", "context", "prompt"} == set(kinds)

@@ -24,12 +24,12 @@ def events(stream: bytes) -> list[bytes]:
 
 def cuts(stream: bytes) -> dict[str, bytes]:
     """Return every way to cut the response, by name: before, in and after each event."""
-    places, sent = {"before": b""}, b""
+    parts, sent = {"before": b""}, b""
     for number, event in enumerate(events(stream)):
-        places[f"in-{number}"] = sent + event[: len(event) // 2]
+        parts[f"in-{number}"] = sent + event[: len(event) // 2]
         sent += event
-        places[f"after-{number}"] = sent
-    return places
+        parts[f"after-{number}"] = sent
+    return parts
 
 
 def request_from(cassette: Cassette) -> dict:
@@ -61,8 +61,8 @@ def is_a_part(step, whole) -> bool:
 @pytest.mark.parametrize("cassette", STREAMS, ids=str)
 async def test_a_stream_that_the_engine_cuts_anywhere_leaves_one_step_of_its_tokens(store, engine, http, cassette):
     """If the client got the end, the step is complete; otherwise the step is partial and has a flag."""
-    places, gate = cuts(cassette.response), asyncio.Semaphore(AT_ONCE)
-    plays_parts(engine, places, then_hangs=False)
+    parts, gate = cuts(cassette.response), asyncio.Semaphore(AT_ONCE)
+    plays_parts(engine, parts, then_hangs=False)
 
     async def shown_of(url: str, name: str) -> tuple[bytes, bool]:
         shown, named = b"", {"X-Request-Id": name}
@@ -76,7 +76,13 @@ async def test_a_stream_that_the_engine_cuts_anywhere_leaves_one_step_of_its_tok
         return shown, response.status == 200
 
     async with proxying(engine.url, store) as served:
-        seen = dict(zip(places, await asyncio.gather(*(shown_of(served.url, name) for name in places)), strict=True))
+        seen = dict(
+            zip(
+                parts,
+                await asyncio.gather(*(shown_of(served.url, name) for name in parts)),
+                strict=True,
+            )
+        )
 
     *_, whole = play(plan_of(cassette.path, request_from(cassette)), cassette)
     for name, (shown, properly) in seen.items():

@@ -26,7 +26,7 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
             rollout = read_rollout(await store.get(name))
             records = await store.read(name, 0, 100_000)
             reader = BlockReader(await store.blocks(name))
-            steps = [decode(record, reader, at) for at, record in enumerate(records)]
+            steps = [decode(record, reader, index) for index, record in enumerate(records)]
             assert len(steps) == rollout.counts.get("steps", 0), f"{name}: a count without its step, or a step without"
             for step in steps:
                 uid, mode, _ = step.request["messages"][-1]["content"].split()
@@ -56,5 +56,7 @@ def _equals_the_engines_log(step, uid: str, ended: dict[str, str], logged: set[s
     if step.status == "complete" and step.exact:
         assert (ids, logprobs) == (got, step.choices[0].logprobs.tolist()), f"{uid}: not what the engine sampled"
     else:
-        places = iter(ids)  # garbled events are skipped: the recorded ids are a subsequence
-        assert all(token in places for token in got), f"{uid}: {orjson.dumps(got)} is no subsequence of the sampled ids"
+        sampled_ids = iter(ids)  # garbled events are skipped: the recorded ids are a subsequence
+        assert all(token in sampled_ids for token in got), (
+            f"{uid}: {orjson.dumps(got)} is no subsequence of the sampled ids"
+        )

@@ -62,8 +62,8 @@ def bodies(draw):
     if draw(st.integers(0, 9)) == 0:
         text = draw(st.binary(max_size=30) | VALUE.map(encoded))
     if text and draw(st.integers(0, 9)) == 0:
-        at = draw(st.integers(0, len(text) - 1))
-        text = text[:at] + draw(st.binary(max_size=2)) + text[at + 1 :]
+        offset = draw(st.integers(0, len(text) - 1))
+        text = text[:offset] + draw(st.binary(max_size=2)) + text[offset + 1 :]
     return path, text, draw(st.none() | st.sampled_from(["choices", "x", ""]))
 
 

@@ -134,7 +134,7 @@ async def test_a_faulty_engine_breaks_no_reader(fuzz, server, kind):
 
 async def session(readers: Readers, agent: Agent, calls: list[FaultyCall], random: Random, *, group: str) -> None:
     """Record a group of two rollouts, one with these calls and one with a good call; read, finish, claim and delete it."""
-    members = [f"{group}-{at}" for at in range(2)]
+    members = [f"{group}-{index}" for index in range(2)]
     opened = [{"rollout_id": member, "group_id": group} for member in members]
     for body in opened:
         await readers.request("POST", "/rollouts", body)

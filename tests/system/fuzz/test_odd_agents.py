@@ -104,8 +104,8 @@ async def test_no_request_of_an_agent_causes_a_500(fuzz, server):
                     await readers.claim(random)
                     await readers.lists(random)
                 if number % 50 == 0:
-                    for at in range(number - 50, number):
-                        await readers.request("DELETE", f"/groups/g{at}")
+                    for earlier in range(number - 50, number):
+                        await readers.request("DELETE", f"/groups/g{earlier}")
                 longest = await proxy.measured()
                 if longest.longest_s > LONGEST_S:
                     await proxy.reset()

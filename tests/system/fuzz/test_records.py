@@ -29,7 +29,7 @@ WRITTEN = [
             sent={"set": {"logprobs": True}, "unset": []},
             response={"choices": []},
             prompts=(array("i", [5] * times),) if times else (),
-            choices=tuple(Choice(at, array("i", [7, 8]), array("f", [-0.5, -1.0]), "stop") for at in range(2)),
+            choices=tuple(Choice(index, array("i", [7, 8]), array("f", [-0.5, -1.0]), "stop") for index in range(2)),
             usage={"prompt_tokens": times},
             sampling={"temperature": 1.0},
             timing=Timing(1.0),
@@ -73,12 +73,12 @@ def records(draw):
     for _ in range(draw(st.integers(1, 2))):
         match draw(st.sampled_from(["bytes", "head", "inner", "block", "lost", "garbage"])):
             case "bytes":
-                at = draw(st.integers(0, len(payload)))
-                payload = payload[:at] + draw(st.binary(max_size=4)) + payload[at + draw(st.integers(0, 4)) :]
+                offset = draw(st.integers(0, len(payload)))
+                payload = payload[:offset] + draw(st.binary(max_size=4)) + payload[offset + draw(st.integers(0, 4)) :]
             case "block" if blocks:
                 name = draw(st.sampled_from(sorted(blocks)))
-                at = draw(st.integers(0, len(blocks[name]) - 1))
-                blocks[name] = blocks[name][:at] + draw(st.binary(max_size=3)) + blocks[name][at + 1 :]
+                offset = draw(st.integers(0, len(blocks[name]) - 1))
+                blocks[name] = blocks[name][:offset] + draw(st.binary(max_size=3)) + blocks[name][offset + 1 :]
             case "lost" if blocks:
                 del blocks[draw(st.sampled_from(sorted(blocks)))]
             case "garbage":

@@ -27,23 +27,25 @@ def spoilt(draw, cassettes):
     cassette = draw(st.sampled_from(cassettes))
     events = cassette.response.split(b"\n\n")
     for _ in range(draw(st.integers(0, 3))):
-        at = draw(st.integers(0, len(events) - 1))
+        position = draw(st.integers(0, len(events) - 1))
         match draw(st.sampled_from(["drop", "double", "swap", "garble", "replace", "cut"])):
             case "drop" if len(events) > 1:
-                del events[at]
+                del events[position]
             case "double":
-                events.insert(at, events[at])
+                events.insert(position, events[position])
             case "swap":
-                events[at], events[0] = events[0], events[at]
-            case "garble" if events[at]:
-                index = draw(st.integers(0, len(events[at]) - 1))
-                events[at] = events[at][:index] + draw(st.binary(max_size=3)) + events[at][index + 1 :]
+                events[position], events[0] = events[0], events[position]
+            case "garble" if events[position]:
+                index = draw(st.integers(0, len(events[position]) - 1))
+                events[position] = (
+                    events[position][:index] + draw(st.binary(max_size=3)) + events[position][index + 1 :]
+                )
             case "replace":
-                events[at] = b"data: " + draw(
+                events[position] = b"data: " + draw(
                     st.binary(max_size=20) | st.sampled_from([b"[DONE]", b"{}", b"null", b"[]"])
                 )
             case _:
-                events = events[: at + 1]
+                events = events[: position + 1]
     response = b"\n\n".join(events)
     sizes = draw(st.lists(st.integers(0, 400), max_size=8))
     return cassette, response, cut(response, sizes)

@@ -53,8 +53,8 @@ def _unpack(folder: Path) -> None:
 
 def _install_types(folder: Path) -> None:
     (folder / "package.json").write_text('{"private": true, "type": "module"}')
-    wanted = (f"@grafana/schema@{GRAFANA_SCHEMA}", f"typescript@{TYPESCRIPT}")
-    _run(folder, "npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--legacy-peer-deps", *wanted)
+    packages = (f"@grafana/schema@{GRAFANA_SCHEMA}", f"typescript@{TYPESCRIPT}")
+    _run(folder, "npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--legacy-peer-deps", *packages)
 
 
 def _home() -> Path:

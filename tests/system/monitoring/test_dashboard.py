@@ -93,13 +93,13 @@ def test_panels_do_not_overlap():
     """And each has a title, a description and a unit."""
     taken: dict[tuple[int, int], int] = {}
     for panel in dashboard()["panels"]:
-        place = panel["gridPos"]
+        position = panel["gridPos"]
         cells = {
             (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
+            for x in range(position["x"], position["x"] + position["w"])
+            for y in range(position["y"], position["y"] + position["h"])
         }
-        assert place["x"] + place["w"] <= 24
+        assert position["x"] + position["w"] <= 24
         assert not cells & taken.keys(), panel["title"]
         taken |= dict.fromkeys(cells, panel["id"])
         if panel["type"] != "row":

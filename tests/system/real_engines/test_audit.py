@@ -75,8 +75,8 @@ async def audited(vllm, tmp_path):
     async def run(*rows: dict, url: str | None = None) -> dict:
         path = tmp_path / f"rows-{next(number)}"
         path.write_bytes(b"\n".join(map(orjson.dumps, rows)))
-        wanted = ExportRequest("sequences", (), None, "exact", "ndjson")
-        request = Request(path, wanted, ServerAddress(vllm.url), None, None, 0.01, None, 4, None, as_json=True)
+        export = ExportRequest("sequences", (), None, "exact", "ndjson")
+        request = Request(path, export, ServerAddress(vllm.url), None, None, 0.01, None, 4, None, as_json=True)
         request = request if url is None else replace(request, source=ServerAddress(url))
         with redirect_stdout(io.StringIO()) as out:
             is_well = await audit(request, Console(file=io.StringIO()), Console(file=io.StringIO()))
@@ -104,7 +104,9 @@ async def others(row: dict) -> list[list[float | None]]:
     *others, own = orjson.loads(response)
     # It must be the same model; otherwise the tests below prove nothing.
     bound = [range(span["start"], span["end"]) for span in row["spans"] if span["constrained"]]
-    compared = [(own[at], two) for at, two in enumerate(row["logprobs"]) if not any(at in places for places in bound)]
+    compared = [
+        (own[index], two) for index, two in enumerate(row["logprobs"]) if not any(index in places for places in bound)
+    ]
     pairs = [(own_logprob, two) for own_logprob, two in compared if two is not None]
     assert max(abs(own_logprob - two) for own_logprob, two in pairs) < 1e-3
     return others

@@ -113,7 +113,7 @@ async def test_an_export_with_an_own_store_needs_no_certificate(tmp_path, engine
     async with running(settings):
         pass
     out = tmp_path / "rows"
-    wanted = ExportRequest("sequences", (), None, "exact", "ndjson")
-    await download(None, settings, wanted, out, api_key=None)
+    export = ExportRequest("sequences", (), None, "exact", "ndjson")
+    await download(None, settings, export, out, api_key=None)
 
     assert b"" == out.read_bytes()

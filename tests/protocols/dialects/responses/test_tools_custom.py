@@ -11,19 +11,19 @@ from proxy.protocols.dialects.responses.tools import FreeformReader, arguments_f
 
 
 @settings(max_examples=60)
-@given(said=st.text(), spaced=st.booleans(), plain=st.booleans())
-def test_the_input_is_read_from_any_json_escaping(said, spaced, plain):
+@given(value=st.text(), spaced=st.booleans(), plain=st.booleans())
+def test_the_input_is_read_from_any_json_escaping(value, spaced, plain):
     """The reader agrees with Python's json module."""
-    assert said == input_from(argument_text(said, spaced=spaced, plain=plain))
-    assert said == input_from(arguments_for(said))
-    assert {"input": said} == json.loads(arguments_for(said))
+    assert value == input_from(argument_text(value, spaced=spaced, plain=plain))
+    assert value == input_from(arguments_for(value))
+    assert {"input": value} == json.loads(arguments_for(value))
 
 
 @settings(max_examples=60)
-@given(said=st.text(alphabet='ab"\\/u0d8é🙂\n{}:', max_size=90), start=st.booleans(), data=st.data())
-@example(said="\\ud83d\\ude42", start=True, data=None)
-def test_the_input_does_not_depend_on_the_chunking(said, start, data):
-    text = '{"input": "' + said if start else said
+@given(value=st.text(alphabet='ab"\\/u0d8é🙂\n{}:', max_size=90), start=st.booleans(), data=st.data())
+@example(value="\\ud83d\\ude42", start=True, data=None)
+def test_the_input_does_not_depend_on_the_chunking(value, start, data):
+    text = '{"input": "' + value if start else value
     cuts = [1, 12, 15, 18] if data is None else sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     reader = FreeformReader()
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
