@@ -60,7 +60,7 @@ def _first(first: dict[str, Any] | None) -> str:
         return ""
     before, after = (" ".join(map(str, first[side])) for side in ("before", "after"))
     values = f"recorded {_number(first['recorded'])}, scored {_number(first['scored'])}"
-    return f"{first['place']}: … {before} [{first['id']}] {after} … {values}"
+    return f"{first['position']}: … {before} [{first['id']}] {after} … {values}"
 
 
 def _number(value: float | None) -> str:

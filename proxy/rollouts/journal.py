@@ -167,11 +167,11 @@ def unpack(frame: bytes) -> StepWrite:
     if _checksum(body) != frame[_HEAD_BYTES - _CHECKSUM_BYTES : _HEAD_BYTES]:
         raise ValueError("checksum mismatch")
     length = int.from_bytes(body[:4], "little")
-    head, at = orjson.loads(body[4 : 4 + length]), 4 + length
-    record, at = body[at : at + head["record"]], at + head["record"]
+    head, offset = orjson.loads(body[4 : 4 + length]), 4 + length
+    record, offset = body[offset : offset + head["record"]], offset + head["record"]
     blocks = {}
     for name, size in head["blocks"]:
-        blocks[bytes.fromhex(name)], at = body[at : at + size], at + size
+        blocks[bytes.fromhex(name)], offset = body[offset : offset + size], offset + size
     leans_on = tuple(map(bytes.fromhex, head["leans_on"]))
     origin_fields = head.get("origin")  # a journal of an earlier version has none
     fields = {name: value.encode("latin-1") for name, value in (origin_fields or {}).get("fields", {}).items()}
@@ -197,15 +197,15 @@ def _origin_json(origin: Origin) -> dict[str, Any]:
 
 def _whole_frames(text: bytes) -> Iterator[tuple[int, int]]:
     """Yield offset and length of each complete frame; bytes between frames are damage."""
-    at = text.find(_MAGIC)
-    while at >= 0:
-        length = _HEAD_BYTES + int.from_bytes(text[at + 4 : at + 8], "little")
-        frame = text[at : at + length]
+    offset = text.find(_MAGIC)
+    while offset >= 0:
+        length = _HEAD_BYTES + int.from_bytes(text[offset + 4 : offset + 8], "little")
+        frame = text[offset : offset + length]
         if len(frame) == length and _checksum(frame[_HEAD_BYTES:]) == frame[8:_HEAD_BYTES]:
-            yield at, length
-            at = text.find(_MAGIC, at + length)
+            yield offset, length
+            offset = text.find(_MAGIC, offset + length)
         else:
-            at = text.find(_MAGIC, at + 1)
+            offset = text.find(_MAGIC, offset + 1)
 
 
 def _checksum(body: bytes) -> bytes:

@@ -195,10 +195,10 @@ def checked_id(name: str, *, what: str = "rollout id") -> str:
         raise BadRequest(
             f"A {what} must have 1 to {MAX_ID_CHARACTERS} characters, not {len(name)}.", param="rollout_id"
         )
-    for place, character in enumerate(name):
+    for position, character in enumerate(name):
         if unicodedata.category(character) in _UNPRINTABLE:
             raise BadRequest(
-                f"A {what} must not contain control characters, such as U+{ord(character):04X} at index {place}.",
+                f"A {what} must not contain control characters, such as U+{ord(character):04X} at index {position}.",
                 param="rollout_id",
             )
     return name

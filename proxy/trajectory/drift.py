@@ -130,7 +130,7 @@ def find_boundaries(tree: Tree) -> list[Boundary]:
         seen.add(node.step.step_id)
         messages = messages_of(node.step)
         earlier, changed = memory.earlier(messages)
-        if earlier and not any(place in earlier for place in tree.beginnings(node)):
+        if earlier and not any(position in earlier for position in tree.beginnings(node)):
             found.append(_boundary(tree, node, next(iter(earlier.values())), changed, messages))
         memory.add(messages, list(_replies(tree, node.step)))
     return found
@@ -177,12 +177,12 @@ class _Memory:
         Nodes are by `Tree.same`: of several with the same full ids the oldest represents all.
         """
         chain = self._digests.chain(messages)
-        whole = next((place for place in reversed(range(len(chain))) if chain[place] in self._replied), -1)
+        whole = next((position for position in reversed(range(len(chain))) if chain[position] in self._replied), -1)
         # A later reply that was changed is a longer match than an earlier one that was not.
-        for place in reversed(range(max(whole + 1, 1), len(chain))):
-            replies = self._requested.get(chain[place - 1], {}) if _is_reply(messages[place]) else {}
+        for position in reversed(range(max(whole + 1, 1), len(chain))):
+            replies = self._requested.get(chain[position - 1], {}) if _is_reply(messages[position]) else {}
             youngest = islice(reversed(replies.values()), _COMPARED)
-            changes = [(changed, node) for reply, node in youngest if (changed := change(reply, messages[place]))]
+            changes = [(changed, node) for reply, node in youngest if (changed := change(reply, messages[position]))]
             if changes:
                 nearest = min(reversed(changes), key=lambda pair: pair[0] == "edited")
                 return {self._tree.same(nearest[1]): nearest[1]}, nearest[0]
@@ -197,9 +197,9 @@ class _Memory:
         if not chain:
             return
         for message, node in replies:
-            place = self._tree.same(node)
-            self._replied.setdefault(self._digests.link(chain[-1], message), {}).setdefault(place, node)
-            self._requested.setdefault(chain[-1], {}).setdefault(place, (message, node))
+            position = self._tree.same(node)
+            self._replied.setdefault(self._digests.link(chain[-1], message), {}).setdefault(position, node)
+            self._requested.setdefault(chain[-1], {}).setdefault(position, (message, node))
         for message, node in replies[-_LOOKED_BACK:]:
             self._recent.append(([*messages, message], node))
 
@@ -228,14 +228,14 @@ def _boundary(tree: Tree, node: Node, before: Node, changed: Change | None, mess
     prompt = node.prompt[:]
     index = first_difference(full, prompt)
     turn = next((turn for turn in tree.path(before) if index < turn.end), before)
-    place = len(messages_of(turn.step))
+    position = len(messages_of(turn.step))
     return Boundary(
         step_id=node.step.step_id,
         earlier=before,
         window=window_at(before.step.engine.name, full, prompt, index),
         changed=changed,
         reply=answers_of(turn.step).get(turn.choice.index, {}).get("message"),
-        sent_back=messages[place] if place < len(messages) else None,
+        sent_back=messages[position] if position < len(messages) else None,
         in_reply=turn.start <= index,
         opens_reply=turn.start - OPENING <= index < turn.start,
     )

@@ -59,14 +59,15 @@ def _part_in_call(message: Any, expected: str, found: str) -> bool:
     """Return whether the texts differ where the reply's tool calls are written: neither in its content nor in its reasoning."""
     if not calls_tools(message):
         return False
-    at = next((at for at, (one, other) in enumerate(zip(expected, found, strict=False)) if one != other), len(found))
-    before, after = bare(expected[:at])[-_NEAR:], bare(expected[at:])[:_NEAR]
+    pairs = enumerate(zip(expected, found, strict=False))
+    start = next((index for index, (left, right) in pairs if left != right), len(found))
+    before, after = bare(expected[:start])[-_NEAR:], bare(expected[start:])[:_NEAR]
     return not any(_touches(text, before, after) for text in map(bare, (thoughts_of(message), text_of(message))))
 
 
 def _touches(text: str, before: str, after: str) -> bool:
     """Return whether a position with these characters before and after it is in a text, or at its end."""
     if len(text) < 2 * _NEAR:
-        least = max(len(before) - len(text), 0)
-        return bool(text) and any((before + after).startswith(text, at) for at in range(least, len(before) + 1))
+        first = max(len(before) - len(text), 0)
+        return bool(text) and any((before + after).startswith(text, index) for index in range(first, len(before) + 1))
     return any(around and around in text for around in (before, after))

@@ -24,13 +24,13 @@ _BEFORE: Final = OPENING + AROUND  # ids of the prompt that a window may contain
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How one choice ended: size and digest of its reply, the position `place` of the reply in later messages, and its ids.
+    """How one choice ended: size and digest of its reply, the `position` of the reply in later messages, and its ids.
 
     `ids` are the last ones of the prompt and all sampled ones; the first of them has position `offset`.
     """
 
     engine: str
-    place: int
+    position: int
     size: tuple[int, int]
     reply: bytes
     has_thoughts: bool
@@ -89,7 +89,7 @@ def _window(known: Collection[_Ending], messages: list[Any], step: Step) -> Wind
     ending = nearest[0]
     index = ending.offset + first_difference(ending.ids, prompt[ending.offset : ending.end])
     may_show = index - AROUND >= ending.offset or ending.offset == 0
-    if not may_show or (ending.has_thoughts and not thinks(messages[ending.place])):
+    if not may_show or (ending.has_thoughts and not thinks(messages[ending.position])):
         return None
     window = window_at(ending.engine, ending.ids, prompt[ending.offset : index + AROUND], index, ending.offset)
     return None if window.is_cut_off else window
@@ -98,18 +98,18 @@ def _window(known: Collection[_Ending], messages: list[Any], step: Step) -> Wind
 def _continued(known: Collection[_Ending], messages: list[Any]) -> list[_Ending]:
     """Return the endings whose reply is in its position in the messages: those of the latest such position."""
     digests = Digests()
-    for place in sorted({ending.place for ending in known if ending.place < len(messages)}, reverse=True):
-        size = _size(messages[place])
-        alike = [ending for ending in known if ending.place == place and ending.size == size]
+    for position in sorted({ending.position for ending in known if ending.position < len(messages)}, reverse=True):
+        size = _size(messages[position])
+        alike = [ending for ending in known if ending.position == position and ending.size == size]
         if not alike:  # an agent's message can have many megabytes, and needs no digest
             continue
-        reply = digests.of(messages[place])
+        reply = digests.of(messages[position])
         if found := [ending for ending in alike if ending.reply == reply]:
             return found
     return []
 
 
-def _endings_of(step: Step, place: int) -> list[_Ending]:
+def _endings_of(step: Step, position: int) -> list[_Ending]:
     digests, answers, found = Digests(), answers_of(step), []
     for choice in step.choices[:_MAX_PER_ROLLOUT]:
         message = answers.get(choice.index, {}).get("message")
@@ -119,7 +119,7 @@ def _endings_of(step: Step, place: int) -> list[_Ending]:
         offset = max(len(prompt) - _BEFORE, 0)
         ids = prompt[offset:] + choice.ids
         size = _size(message)
-        found.append(_Ending(step.engine.name, place, size, digests.of(message), thinks(message), offset, ids))
+        found.append(_Ending(step.engine.name, position, size, digests.of(message), thinks(message), offset, ids))
     return found
 
 

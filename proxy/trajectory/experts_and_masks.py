@@ -53,23 +53,23 @@ def left_out(
     if response is None or not isinstance(given, list):
         return response, []
     shown, again = list(given), []
-    for place, choice in enumerate(choices[: len(given)]):
+    for position, choice in enumerate(choices[: len(given)]):
         for within, name, value in _values(choice):
-            holder = _holder(shown[place], within)
+            holder = _holder(shown[position], within)
             # Compare as JSON, in which 1, 1.0 and true differ.
             if holder is None or holder.get(name) is None or orjson.dumps(holder[name]) != orjson.dumps(value):
                 continue
             lighter = {**holder, name: None}
-            shown[place] = {**shown[place], within: lighter} if within else lighter
-            again.append([place, within, name])
+            shown[position] = {**shown[position], within: lighter} if within else lighter
+            again.append([position, within, name])
     return ({**response, "choices": shown}, again) if again else (response, [])
 
 
 def put_back(response: Any, again: list[list[Any]], choices: tuple[Choice, ...]) -> None:
     """Undo `left_out` in place, in a response that is not shared."""
-    for place, within, name in again:
-        given = response["choices"][place]
-        (value,) = [value for *where, value in _values(choices[place]) if where == [within, name]]
+    for position, within, name in again:
+        given = response["choices"][position]
+        (value,) = [value for *where, value in _values(choices[position]) if where == [within, name]]
         (given[within] if within else given)[name] = value
 
 

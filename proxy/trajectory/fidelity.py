@@ -49,7 +49,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "version_spans": "The engine's spans of policy versions do not cover the sampled ids.",
 }
 
-_ORDER: Final = {code: place for place, code in enumerate(PROBLEMS)}
+_ORDER: Final = {code: position for position, code in enumerate(PROBLEMS)}
 
 # Finish reasons: OpenAI's, vLLM 0.32's (abort, error, repetition) and SGLang 0.5.23's native ones.
 FINISH_REASONS: Final = frozenset(

@@ -29,7 +29,7 @@ def outline(steps: Sequence[Step], facts: RolloutFacts, drift: Sequence[Drift] =
     for number, branch in enumerate(exported.branches):
         for node in branch.path:
             branches.setdefault(node.key, []).append(number)
-            if node.place in branch.owned:
+            if node.position in branch.owned:
                 owners[node.key] = number
     superseded = tree.superseded()
     calls = {step.step_id: (_call(step), answers_of(step)) for step in steps}
@@ -38,7 +38,7 @@ def outline(steps: Sequence[Step], facts: RolloutFacts, drift: Sequence[Drift] =
         "nodes": [
             {
                 **_node(node, *calls[node.step.step_id]),
-                "superseded": node.place in superseded,
+                "superseded": node.position in superseded,
                 "branches": branches.get(node.key, []),
                 "owner": owners.get(node.key),
             }
@@ -53,7 +53,7 @@ def outline(steps: Sequence[Step], facts: RolloutFacts, drift: Sequence[Drift] =
 
 def _node(node: Node, call: Mapping[str, Any], answers: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     return {
-        "node": node.place,
+        "node": node.position,
         **call,
         "choice": node.choice.index,
         "parent": node.parent,
@@ -102,8 +102,8 @@ def histogram(choices: Iterable[Choice]) -> dict[str, Any]:
     counts = [0] * (_BINS + 1)
     for choice in choices:
         places = Counter(min(int(max(-value, 0.0) / _WIDTH), _BINS) for value in choice.logprobs if isfinite(value))
-        for place, count in places.items():
-            counts[place] += count
+        for position, count in places.items():
+            counts[position] += count
     return {"width": _WIDTH, "counts": counts}
 
 

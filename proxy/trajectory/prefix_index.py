@@ -37,18 +37,18 @@ class Spot:
             return -1
         rests = self._sorted()
         # All that sorts between a prefix of `rest` and `rest` begins with that prefix too.
-        at = bisect_right(rests, rest) - 1
-        while at >= 0 and not rest.startswith(rests[at]):
-            at = self._links[at]
-        return at
+        index = bisect_right(rests, rest) - 1
+        while index >= 0 and not rest.startswith(rests[index]):
+            index = self._links[index]
+        return index
 
-    def shorter(self, at: int) -> int:
+    def shorter(self, index: int) -> int:
         """Return the index of the longest other rest that the one at this index begins with, or -1."""
-        return self._links[at]
+        return self._links[index]
 
-    def number(self, at: int) -> int:
+    def number(self, index: int) -> int:
         """Return the number of the sequence whose rest is at this index."""
-        return self.ending[self._sorted()[at]]
+        return self.ending[self._sorted()[index]]
 
     def above(self) -> "tuple[Spot, int] | None":
         """Return the longest indexed sequence that ends before this one and is a prefix of it, as spot and index."""
@@ -59,9 +59,9 @@ class Spot:
                 found = spot.nearest
                 break
             path.append(spot)
-            at = spot.parent.longest(spot.piece)
-            if at >= 0:
-                found = (spot.parent, at)
+            index = spot.parent.longest(spot.piece)
+            if index >= 0:
+                found = (spot.parent, index)
                 break
             spot = spot.parent
         for visited in path:
@@ -73,11 +73,11 @@ class Spot:
         if self._rests is None:
             self._rests = sorted(self.ending)
             inside: list[int] = []
-            for at, rest in enumerate(self._rests):
+            for index, rest in enumerate(self._rests):
                 while inside and not rest.startswith(self._rests[inside[-1]]):
                     inside.pop()
                 self._links.append(inside[-1] if inside else -1)
-                inside.append(at)
+                inside.append(index)
         return self._rests
 
 
@@ -108,24 +108,24 @@ class Prefixes:
             self._of_links[id(link)] = (link, spot)
         return self._onwards(spot, prompt.tail)
 
-    def add(self, place: tuple[Spot, bytes], ids: Ids, number: int) -> int:
+    def add(self, location: tuple[Spot, bytes], ids: Ids, number: int) -> int:
         """Index the sequence of these ids after a located prompt; return its number.
 
         If the same ids were added before, that is their number.
         """
-        spot, rest = self._onwards(place[0], place[1] + to_little_endian(ids))
+        spot, rest = self._onwards(location[0], location[1] + to_little_endian(ids))
         return spot.ending.setdefault(rest, number)
 
-    def beginnings(self, place: tuple[Spot, bytes]) -> Iterator[int]:
+    def beginnings(self, location: tuple[Spot, bytes]) -> Iterator[int]:
         """Return the numbers of the indexed sequences that a located prompt begins with, the longest first."""
-        spot, rest = place
-        at = spot.longest(rest)
-        found = (spot, at) if at >= 0 else spot.above()
+        spot, rest = location
+        index = spot.longest(rest)
+        found = (spot, index) if index >= 0 else spot.above()
         while found is not None:
-            spot, at = found
-            while at >= 0:
-                yield spot.number(at)
-                at = spot.shorter(at)
+            spot, index = found
+            while index >= 0:
+                yield spot.number(index)
+                index = spot.shorter(index)
             found = spot.above()
 
     def _onwards(self, spot: Spot, raw: bytes) -> tuple[Spot, bytes]:

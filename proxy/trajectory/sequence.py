@@ -126,7 +126,7 @@ class Branch:
     @property
     def owned_nodes(self) -> list[Node]:
         """The nodes that are trained in this row, in the order of their tokens."""
-        return [node for node in self.path if node.place in self.owned]
+        return [node for node in self.path if node.position in self.owned]
 
     @property
     def step_ids(self) -> tuple[str, ...]:
@@ -147,8 +147,8 @@ class Sequences:
 
     def each(self) -> Iterator[Row]:
         """Build the rows one by one, that of the oldest leaf first."""
-        for place, branch in enumerate(self.branches):
-            yield _row(branch, self.facts, place)
+        for position, branch in enumerate(self.branches):
+            yield _row(branch, self.facts, position)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -167,7 +167,7 @@ def sequences(
         # A late step that is not exported must not supersede an earlier one, or the export would change after the finish.
         tree = grow([step for step in steps if not step.late])
     whole = grow(steps) if tree is None else tree
-    replaced = {whole.nodes[place].key for place in whole.superseded()}
+    replaced = {whole.nodes[position].key for position in whole.superseded()}
     kept = [(step, choice) for step, choice in chosen if (step.step_id, choice.index) not in replaced]
     skipped += [
         Skipped(step.step_id, "superseded by a retry")
@@ -243,22 +243,22 @@ def _assign_owners(branches: Sequence[Branch]) -> None:
     """Assign each node to the first branch that contains it: branches are ordered by the age of their leaves."""
     assigned: set[int] = set()
     for branch in branches:
-        branch.owned = {node.place for node in branch.path if node.place not in assigned}
+        branch.owned = {node.position for node in branch.path if node.position not in assigned}
         assigned |= branch.owned
 
 
 def _untrained(tree: Tree, wanted: list[Branch], branches: list[Branch], options: Options) -> Iterator[Skipped]:
     """Return the nodes that no row trains, and why."""
-    trained = {place for branch in branches for place in branch.owned}
-    reached = {node.place for branch in wanted for node in branch.path}
+    trained = {position for branch in branches for position in branch.owned}
+    reached = {node.position for branch in wanted for node in branch.path}
     for node in tree.nodes:
-        if node.place not in trained:
-            overlong = node.place in reached
+        if node.position not in trained:
+            overlong = node.position in reached
             why = f"longer than max_len={options.max_len}" if overlong else f"not on the {options.branches} branch"
             yield Skipped(node.step.step_id, why)
 
 
-def _row(branch: Branch, facts: RolloutFacts, place: int) -> Row:
+def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
     leaf = branch.path[-1]
     token_ids = (leaf.prompt + leaf.choice.ids).tolist()
     mask = [0] * len(token_ids)
@@ -266,7 +266,7 @@ def _row(branch: Branch, facts: RolloutFacts, place: int) -> Row:
     spans: list[SequenceSpan] = []
     problems: dict[str, None] = {}
     for node in branch.path:
-        owned = node.place in branch.owned
+        owned = node.position in branch.owned
         spans += _spans(node, owned=owned)
         problems |= dict.fromkeys(_marks(node.step))
         if owned:
@@ -275,7 +275,7 @@ def _row(branch: Branch, facts: RolloutFacts, place: int) -> Row:
                 logprobs[node.start : node.end] = node.choice.logprobs.tolist()
     return Row(
         facts=facts,
-        branch=place,
+        branch=position,
         token_ids=token_ids,
         mask=mask,
         logprobs=logprobs,

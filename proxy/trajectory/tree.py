@@ -59,9 +59,9 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One choice of one step. `place` and `parent` are indexes into the tree's nodes, which are ordered by age."""
+    """One choice of one step. `position` and `parent` are indexes into the tree's nodes, which are ordered by age."""
 
-    place: int
+    position: int
     parent: int | None
     step: Step
     choice: Choice
@@ -108,7 +108,7 @@ class Tree:
     @property
     def leaves(self) -> list[Node]:
         """The nodes without children, the oldest first."""
-        return [node for node in self.nodes if not self.children[node.place]]
+        return [node for node in self.nodes if not self.children[node.position]]
 
     def nodes_of(self, step: Step) -> list[Node]:
         """Return the nodes of one step, by index of their choice."""
@@ -123,12 +123,12 @@ class Tree:
         return path[::-1]
 
     def same(self, node: Node) -> int:
-        """Return the place of the node that represents all nodes with the full ids of this one."""
-        return self._index.same[node.place]
+        """Return the position of the node that represents all nodes with the full ids of this one."""
+        return self._index.same[node.position]
 
     def beginnings(self, node: Node) -> Iterator[int]:
         """Return the places (see `same`) of all nodes whose full ids the node's prompt begins with, the longest first."""
-        return self._index.prefixes.beginnings(self._index.spots[node.place])
+        return self._index.prefixes.beginnings(self._index.spots[node.position])
 
     def superseded(self) -> frozenset[int]:
         """Return the leaves that a retry replaced and that nothing continues.
@@ -154,25 +154,25 @@ class Tree:
         earlier = earlier_attempts(calls.values())
         if not earlier:
             return
-        continued = {node.step.step_id for node in self.nodes if self.children[node.place]}
+        continued = {node.step.step_id for node in self.nodes if self.children[node.position]}
         replaced: set[str] = set()
         for step_id in earlier:
             if arrived(calls[step_id]) or step_id in continued:
                 while (step_id := earlier.get(step_id, "")) and step_id not in replaced:
                     replaced.add(step_id)
-        yield from (node.place for node in self.nodes if node.step.step_id in replaced - continued)
+        yield from (node.position for node in self.nodes if node.step.step_id in replaced - continued)
 
     def _replaced(self, group: list[Node]) -> Iterator[int]:
         """Return the nodes of this group that another one replaced.
 
         Nodes have the same request and prompt ids, and are sorted by age.
         """
-        continued = {node.step.step_id for node in group if self.children[node.place]}
+        continued = {node.step.step_id for node in group if self.children[node.position]}
         some_arrived = any(arrived(node.step) for node in group)
         for node in group:
             replaced = bool(continued) or (some_arrived and not arrived(node.step))
             if replaced and node.step.step_id not in continued:
-                yield node.place
+                yield node.position
 
 
 def grow(steps: Iterable[Step]) -> Tree:
@@ -195,15 +195,15 @@ def plant(chosen: Iterable[tuple[Step, Choice]], unplaced: tuple[tuple[Step, str
         spots.append(located[id(prompt)])
     same = [0] * len(placed)
     # Of nodes with the same ids, the first one that is added may be a parent (rule 2).
-    for place in sorted(range(len(placed)), key=lambda place: (not placed[place][0].trainable, place)):
-        same[place] = prefixes.add(spots[place], placed[place][1].ids, place)
+    for position in sorted(range(len(placed)), key=lambda position: (not placed[position][0].trainable, position)):
+        same[position] = prefixes.add(spots[position], placed[position][1].ids, position)
     nodes = tuple(
-        Node(place, next(prefixes.beginnings(spots[place]), None), *pair) for place, pair in enumerate(placed)
+        Node(position, next(prefixes.beginnings(spots[position]), None), *pair) for position, pair in enumerate(placed)
     )
     children: list[list[int]] = [[] for _ in nodes]
     for node in nodes:
         if node.parent is not None:
-            children[node.parent].append(node.place)
+            children[node.parent].append(node.position)
     return Tree(nodes, tuple(map(tuple, children)), unplaced, _Index(prefixes, spots, same))
 
 

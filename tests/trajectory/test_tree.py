@@ -30,7 +30,7 @@ def parent_by_search(node, nodes):
     """Return the parent by definition: the longest full ids that are a prefix of the prompt; then trainable; then oldest."""
     prompt = list(node.prompt)
     before = [other for other in nodes if prompt[: other.end] == full_ids(other.step, other.choice)]
-    return max(before, key=lambda other: (other.end, other.step.trainable, -other.place), default=None)
+    return max(before, key=lambda other: (other.end, other.step.trainable, -other.position), default=None)
 
 
 @given(rollouts())
@@ -39,10 +39,12 @@ def test_children_leaves_and_paths_agree_with_the_parents(steps):
     for node in tree.nodes:
         path = tree.path(node)
 
-        assert tree.children[node.place] == tuple(child.place for child in tree.nodes if child.parent == node.place)
-        assert (None, node.place) == (path[0].parent, path[-1].place)
-        assert [step.place for step in path[:-1]] == [step.parent for step in path[1:]]
-    assert tree.leaves == [node for node in tree.nodes if not tree.children[node.place]]
+        assert tree.children[node.position] == tuple(
+            child.position for child in tree.nodes if child.parent == node.position
+        )
+        assert (None, node.position) == (path[0].parent, path[-1].position)
+        assert [step.position for step in path[:-1]] == [step.parent for step in path[1:]]
+    assert tree.leaves == [node for node in tree.nodes if not tree.children[node.position]]
 
 
 @given(rollouts())
@@ -212,7 +214,7 @@ def test_the_parent_is_the_node_with_the_longest_matching_full_ids(kept, steps):
     tree = grow(read)
     found = [parent_by_search(node, tree.nodes) for node in tree.nodes]
 
-    assert [parent and parent.place for parent in found] == [node.parent for node in tree.nodes]
+    assert [parent and parent.position for parent in found] == [node.parent for node in tree.nodes]
     for node in tree.nodes:
         full = [*node.prompt, *node.choice.ids]
         beginnings = set(tree.beginnings(node))

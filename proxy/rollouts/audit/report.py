@@ -80,15 +80,15 @@ def is_well(results: Sequence[Result]) -> bool:
     return any(result.is_aligned for result in results) and all(result.is_well for result in results)
 
 
-def _around(recorded: AuditSample, scored: Scored, place: int) -> dict[str, Any]:
-    span = recorded.span_at(place)
+def _around(recorded: AuditSample, scored: Scored, position: int) -> dict[str, Any]:
+    span = recorded.span_at(position)
     ids = recorded.token_ids
     return {
-        "place": place,
+        "position": position,
         "step_id": span.step_id if span else None,
-        "before": list(ids[max(place - _CONTEXT_IDS, 0) : place]),
-        "id": ids[place],
-        "after": list(ids[place + 1 : place + 1 + _CONTEXT_IDS]),
-        "recorded": recorded.logprobs[place],
-        "scored": scored[place],
+        "before": list(ids[max(position - _CONTEXT_IDS, 0) : position]),
+        "id": ids[position],
+        "after": list(ids[position + 1 : position + 1 + _CONTEXT_IDS]),
+        "recorded": recorded.logprobs[position],
+        "scored": scored[position],
     }

@@ -16,7 +16,7 @@ _ENOUGH = 20
 class Pair:
     """One token's recorded and scored logprob."""
 
-    place: int
+    position: int
     recorded: float
     scored: float
 

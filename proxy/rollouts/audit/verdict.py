@@ -71,10 +71,10 @@ def pairs_of(recorded: AuditSample, scored: Scored, offset: int = 0) -> list[Pai
     """Return every token with both values, at an offset."""
     length = len(scored)
     found = []
-    for place, value in enumerate(recorded.logprobs):
-        other = scored[place - offset] if 0 <= place - offset < length else None
+    for position, value in enumerate(recorded.logprobs):
+        other = scored[position - offset] if 0 <= position - offset < length else None
         if value is not None and other is not None:
-            found.append(Pair(place, value, other))
+            found.append(Pair(position, value, other))
     return found
 
 
@@ -94,7 +94,7 @@ def judge(
         informative=sum(map(likeness.is_informative, pairs)),
         mean=sum(pair.size for pair in pairs) / len(pairs),
         max=max(pair.size for pair in pairs),
-        first=beyond[0].place if beyond else None,
+        first=beyond[0].position if beyond else None,
     )
     if not beyond and not recorded.mask_offset:
         return finding
@@ -151,7 +151,7 @@ def _broken(
     finding: Assessment, recorded: AuditSample, pairs: Sequence[Pair], likeness: ChanceModel
 ) -> Assessment | None:
     """Return the verdict if a wrong token follows correct ones."""
-    before = [pair for pair in pairs if pair.place < (finding.first or 0)]
+    before = [pair for pair in pairs if pair.position < (finding.first or 0)]
     informative = [pair.size for pair in before if likeness.is_informative(pair)]
     after = [pair for pair in pairs[len(before) :] if pair.size > likeness.tolerance]
     jump = sum(pair.size for pair in after) / len(after)
@@ -163,13 +163,13 @@ def _broken(
     other = _other_conditions(recorded, before, after)
     if other:
         return replace(finding, verdict="other weights", note=other)
-    return replace(finding, verdict="wrong tokens", note=_where(before[-1].place, after, pairs))
+    return replace(finding, verdict="wrong tokens", note=_where(before[-1].position, after, pairs))
 
 
 def _other_conditions(recorded: AuditSample, before: Sequence[Pair], after: Sequence[Pair]) -> str:
     """Return why the differing tokens may be correct: other weights or another temperature sampled them."""
-    right = {_condition(recorded.span_at(pair.place)) for pair in before}
-    wrong = {_condition(recorded.span_at(pair.place)) for pair in after}
+    right = {_condition(recorded.span_at(pair.position)) for pair in before}
+    wrong = {_condition(recorded.span_at(pair.position)) for pair in after}
     if right & wrong:
         return ""
     versions = ", ".join(sorted(version or "unnamed" for version, _ in wrong))
@@ -182,10 +182,10 @@ def _condition(span: SampledSpan | None) -> tuple[str | None, float | None]:
 
 
 def _where(last_right: int, after: Sequence[Pair], pairs: Sequence[Pair]) -> str:
-    first = after[0].place
+    first = after[0].position
     if first > last_right + 1:
         return f"the first wrong id is one of {last_right + 1} to {first}: the ids between were not sampled"
-    later = [pair for pair in pairs if pair.place > first]
+    later = [pair for pair in pairs if pair.position > first]
     if later and len(after) == 1:
         return "later tokens agree: this token or its logprob was changed, but not its context"
     return ""

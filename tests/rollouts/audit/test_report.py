@@ -28,7 +28,7 @@ def test_the_first_token_beyond_the_tolerance_has_its_index_step_neighbours_and_
     first = replaced().first
     ids = honest_row()["token_ids"]
 
-    assert (30, "S1", ids[30]) == (first["place"], first["step_id"], first["id"])
+    assert (30, "S1", ids[30]) == (first["position"], first["step_id"], first["id"])
     assert (ids[25:30], ids[31:36]) == (first["before"], first["after"])
     assert (-15.0, score(ids)[30]) == (first["recorded"], first["scored"])
 

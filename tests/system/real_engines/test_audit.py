@@ -157,7 +157,7 @@ async def test_a_replaced_token_is_located(row, audited, turn):
         ids[index] = (ids[index] + 1000) % 4000
         rows.append(row | {"token_ids": ids})
     report = await audited(*rows)
-    found = [(sequence["verdict"], sequence["first"]["place"]) for sequence in report["sequences"]]
+    found = [(sequence["verdict"], sequence["first"]["position"]) for sequence in report["sequences"]]
 
     assert [("wrong tokens", middle), ("wrong tokens", last), ("wrong tokens", spans[1]["start"])] == found
     assert "the ids between were not sampled" in report["sequences"][2]["note"]
