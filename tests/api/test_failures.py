@@ -60,14 +60,15 @@ async def test_an_error_for_agents_does_not_contain_the_engines_address(store, h
 
 
 async def test_an_error_for_agents_does_not_contain_the_stores_address(store, engine, http, logged, monkeypatch):
-    """The control API returns it to operators."""
+    """The control API returns it to operators; nothing is sent to the engine."""
     monkeypatch.setattr("fakes.StoreUnreachable", lambda _: StoreUnreachable("cannot connect to /run/secret.sock"))
     async with proxying(engine.url, store) as served:
         store.failing = {"open", "get", "list"}
         async with http.post(served.url + CHAT, json=BODY) as agents, http.get(served.url + "/rollouts") as operators:
             for_agents, for_operators = await agents.text(), await operators.text()
 
-    assert (503, 503) == (agents.status, operators.status)
+    assert (503, 503, "1") == (agents.status, operators.status, agents.headers["Retry-After"])
+    assert [] == engine.requests
     assert "secret.sock" not in for_agents
     assert "secret.sock" in for_operators
     error_id = for_agents.partition("error id ")[2].partition(")")[0]

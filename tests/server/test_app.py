@@ -6,19 +6,6 @@ import aiohttp
 from fakes import fake_engine, proxying
 
 
-async def test_an_unreachable_store_is_503_before_anything_is_sent(store):
-    """This holds for both APIs."""
-    async with fake_engine() as engine, proxying(engine.url, store) as served, aiohttp.ClientSession() as http:
-        store.failing = {"open", "get", "list"}
-        async with http.post(served.url + "/v1/chat/completions", json={"messages": []}) as model:
-            payload = await model.json()
-        async with http.get(served.url + "/rollouts") as control:
-            pass
-
-    assert (503, "store_unavailable", "1") == (model.status, payload["error"]["type"], model.headers["Retry-After"])
-    assert (503, []) == (control.status, engine.requests)
-
-
 async def test_an_unexpected_exception_is_500_and_logged(store, caplog, monkeypatch):
     """The response does not contain its text."""
     monkeypatch.setattr(logging.getLogger("tokentape"), "propagate", True)
