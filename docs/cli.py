@@ -1,9 +1,10 @@
 """Generates docs/cli.md: an introduction, the exit codes, and every command with its options."""
 
 import inspect
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 
@@ -24,25 +25,18 @@ $ tokentape show ROLLOUT --logprobs
 $ tokentape export --url http://127.0.0.1:8400 --out rows.ndjson
 ```
 
-- **Output.** Results go to standard output; notes, progress bars and errors go to standard error. With `--json`, standard
-  output is one JSON document (`tail` and `simulate`: one line per document) in the shapes of the [control API](http-api.md).
-- **Colors.** Without a terminal there are no colors or progress bars. `NO_COLOR=1` disables colors, and `FORCE_COLOR=1` keeps
-  them in a pipe (`tokentape show R | less -R`).
-- **Width.** On a terminal, tables omit the least important columns and list them. Files and pipes get all columns.
-- **Escaping.** Text from agents, tools and engines can contain escape sequences that control a terminal. Control characters,
-  text direction marks and invisible characters are printed escaped (`\\x1b[2J`), with `--json` as JSON escapes.
-- **Source.** `list`, `show` and `tail` connect to the proxy at `--url` (or `TOKENTAPE_URL`) with `--api-key` (or
-  `TOKENTAPE_API_KEY`). `list`, `show` and `export` can read a store directly with `--store` if no process has it open.
+- **Output.** Results go to standard output, everything else to standard error. With `--json`, standard output is one JSON
+  document (`tail` and `simulate`: one line per document) in the shapes of the [control API](http-api.md).
+- **Terminal.** Pipes get no colors and all columns. `NO_COLOR=1` disables colors, `FORCE_COLOR=1` keeps them
+  (`tokentape show R | less -R`). Control characters, text direction marks and invisible characters are printed escaped.
 - **Completion.** `tokentape --install-completion` adds completion of commands, options and rollout IDs to bash, zsh or fish.
 """
 
 _LOOKS: Final = """## Examples
 
-A rollout: prompts are dimmed, trained completions are bright, and drift is shown where it occurs.
+Prompts are dimmed, trained completions are bright, and drift is shown where it occurs:
 
 ![tokentape show](images/cli-show.svg)
-
-Completion tokens colored by logprob, in colors that are distinguishable with every kind of color vision:
 
 ![tokentape show --logprobs](images/cli-logprobs.svg)
 
@@ -50,25 +44,28 @@ Completion tokens colored by logprob, in colors that are distinguishable with ev
 
 ![tokentape tail](images/cli-tail.svg)
 
-`check` reports problems and how to fix them. A fault prevents or loses recorded steps or allows unintended access; the exit
-code is then 3. A note is a warning.
+A fault prevents or loses recorded steps or allows unintended access; a note is a warning:
 
 ![tokentape check](images/cli-check.svg)
 
 ![tokentape audit](images/cli-audit.svg)
 
-`python -m docs.pictures` makes the pictures from a real run with the simulator.
-
-Tested manually: `check` with a vLLM 0.32 that was started with `--max-logprobs 5` and without `--enable-scale-out`, by its URL
-and by `https://…/v1/chat`; `show --logprobs` and `tail` of its steps; completion in bash 5.
 Not tested: completion in zsh and fish.
 """
+
+
+class _Option(NamedTuple):
+    names: str
+    meaning: str
 
 
 def cli_page(made: str) -> str:
     """Return docs/cli.md. `made` is the comment on how the page is generated."""
     codes = [f"| {code.value} | {code.meaning} |" for code in Exit]
-    shown = [line for command in app.registered_commands if not command.hidden for line in _command(command)]
+    commands = [command for command in app.registered_commands if not command.hidden]
+    occurrences = Counter(row for command in commands for row in _options(command))
+    common = [row for row, count in occurrences.items() if count > 1]
+    sections = [line for command in commands for line in _command(command, common)]
     return (
         "# The command line\n\n"
         + made
@@ -77,30 +74,58 @@ def cli_page(made: str) -> str:
         + "\n".join(codes)
         + "\n\n"
         + _LOOKS
-        + "\n## Commands\n\n"
-        + "\n".join(shown).rstrip()
+        + "\n## Common options\n\n"
+        + "\n".join(_table(common))
+        + "\n\n## Commands\n\n"
+        + "\n".join(sections).rstrip()
         + "\n"
     )
 
 
-def _command(command: CommandInfo) -> Iterator[str]:
-    """Yield a command's heading, description and options, from the signature of its function."""
+def _command(command: CommandInfo, common: Sequence[_Option]) -> Iterator[str]:
+    """Yield a command's heading and description, a table of its own options, and the names of the common ones."""
     function = command.callback
-    hints = get_type_hints(function, include_extras=True)
-    defaults = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
-    params = {name: next(iter(get_args(hints[name])[1:]), None) for name in defaults}
+    params, defaults = _parameters(command)
     arguments = [name for name, param in params.items() if isinstance(param, ArgumentInfo)]
     usage = "".join(f" {name.upper()}" if defaults[name] is _REQUIRED else f" [{name.upper()}]" for name in arguments)
     yield f"### `tokentape {command.name or function.__name__}{usage}`\n\n{inspect.getdoc(function)}\n"
-    yield "| option | default | meaning |\n|---|---|---|"
+    options = list(_options(command))
+    if own := [option for option in options if option not in common]:
+        yield from _table(own)
+        yield ""
+    if shared := ", ".join(_flag(option) for option in options if option in common):
+        yield f"Common options: {shared}.\n"
+
+
+def _table(options: Iterable[_Option]) -> Iterator[str]:
+    yield "| option | meaning |\n|---|---|"
+    for option in options:
+        yield f"| {option.names} | {option.meaning} |"
+
+
+def _flag(option: _Option) -> str:
+    """Return an option's name without its value."""
+    return f"`{option.names.split()[0].strip('`')}`"
+
+
+def _parameters(command: CommandInfo) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return typer's information on each parameter of a command, and the defaults, by name."""
+    hints = get_type_hints(command.callback, include_extras=True)
+    defaults = {name: parameter.default for name, parameter in inspect.signature(command.callback).parameters.items()}
+    return {name: next(iter(get_args(hints[name])[1:]), None) for name in defaults}, defaults
+
+
+def _options(command: CommandInfo) -> Iterator[_Option]:
+    """Yield the options of a command, from the signature of its function."""
+    hints = get_type_hints(command.callback, include_extras=True)
+    params, defaults = _parameters(command)
     for name, param in params.items():
         if isinstance(param, OptionInfo):
             kind = get_args(hints[name])[0]
             # typer reads the first name of an annotated option as its default.
             flags = [flag for flag in (param.default, *(param.param_decls or ())) if str(flag).startswith("-")]
             names = ", ".join(f"`{flag}{_value(kind)}`" for flag in flags or [f"--{name.replace('_', '-')}"])
-            yield f"| {names} | {_default(defaults[name])} | {_meaning(param)} |"
-    yield ""
+            yield _Option(names, _meaning(param, defaults[name]))
 
 
 def _value(kind: Any) -> str:
@@ -116,10 +141,9 @@ def _value(kind: Any) -> str:
     return f" {_WORDS.get(inner, 'TEXT')}"
 
 
-def _default(default: Any) -> str:
-    return "**required**" if default is _REQUIRED else "" if default is None or default is False else f"`{default}`"
-
-
-def _meaning(option: OptionInfo) -> str:
+def _meaning(option: OptionInfo, default: Any) -> str:
+    """Return the description, the default and the environment variable of an option."""
+    value = "" if default is None or default is False else f" Default: `{default}`."
+    note = " **Required.**" if default is _REQUIRED else value
     envvar = f" Environment variable: `{option.envvar}`." if option.envvar else ""
-    return f"{option.help or ''}{envvar}".replace("|", "\\|")
+    return f"{option.help or ''}{note}{envvar}".replace("|", "\\|")

@@ -9,12 +9,11 @@ from proxy.export.containers import CONTAINERS
 
 _OPENING = """Look up here the fields of each export format, and the containers of rows.
 
-`GET /rollouts/{id}/export?format=…` returns the rows of a rollout. Every format is a view of `sequences`, the canonical
-rows, or of `steps`. Nothing is retokenized, padded or filled in unless the format is documented to do so. If a format
-cannot express a rollout, the response is 409 with the reason; an export of many rollouts skips the rollout and reports
-it. A missing or null field is unknown.
+`GET /rollouts/{id}/export?format=…` returns the rows of a rollout. Every format is a view of `sequences` or of `steps`.
+Nothing is retokenized, padded or filled in unless documented below. If a format cannot express a rollout, the response is
+409 with the reason; an export of many rollouts skips and reports the rollout. A missing or null field is unknown.
 
-A *batch* is an object of lists with one entry per row. The export of a group is one batch, or else a list of rows.
+A *batch* is an object of lists with one entry per row; other formats return lists of rows.
 """
 
 
@@ -32,17 +31,21 @@ def _format(form: Format, first: Format) -> Iterator[str]:
     kind = type(form)
     about = (sys.modules[kind.__module__].__doc__ or "").strip()
     yield f"## `{form.name}`\n"
-    yield f"{about}\n" if form is first else f"See [`{first.name}`](#{first.name}).\n"
-    yield f"{_text(kind.__doc__)}{' A batch.' if isinstance(form, Batched) else ''}\n"
-    yield "| field | type |\n|---|---|"
+    if form is first:
+        yield f"{about}\n"
+    origin = "" if form is first else f" See [`{first.name}`](#{first.name})."
+    yield f"{_text(kind.__doc__)}{' A batch.' if isinstance(form, Batched) else ''}{origin}\n"
+    if form is not first and form.columns == first.columns:
+        yield "The fields are the same.\n"
+        return
     for name, column in form.columns.items():
-        yield f"| `{name}` | {_type(column)} |"
+        yield f"- `{name}`: {_type(column)}"
     yield ""
 
 
 def _containers() -> Iterator[str]:
     yield "## Containers\n"
-    yield "Set `container=` or the header `Accept`. In `parquet` and `arrow`, fields of type json are JSON text.\n"
+    yield "Set `container=` or `Accept`. In `parquet` and `arrow`, fields of type json are JSON text.\n"
     yield "| container | content type | description |\n|---|---|---|"
     for name, container in CONTAINERS.items():
         yield f"| `{name}` | `{container.content_type}` | {_text(type(container).__doc__)} |"

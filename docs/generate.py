@@ -175,15 +175,15 @@ def shapes_page() -> str:
 
 
 def decisions_page() -> str:
-    """Return docs/decisions.md: the first and the last line of each decision."""
-    rows = []
-    for decision in sorted((HERE / "decisions").glob("*.md")):
-        lines = decision.read_text().strip().splitlines()
-        change = lines[-1].removeprefix("We would change our mind if ")
-        rows.append(f"| [{lines[0].removeprefix('# ')}](decisions/{decision.name}) | {change} |")
+    """Return docs/decisions.md: the title of each decision."""
+    decisions = sorted((HERE / "decisions").glob("*.md"))
+    titles = [decision.read_text().partition("\n")[0].removeprefix("# ") for decision in decisions]
+    rows = [f"- [{title}](decisions/{decision.name})" for title, decision in zip(titles, decisions, strict=True)]
     return (
-        "# Decisions\n\n" + MADE + "Decisions that the requirements left open, one page each, with the reasons.\n\n"
-        "| decision | we would change our mind if … |\n|---|---|\n" + "\n".join(rows) + "\n"
+        "# Decisions\n\n"
+        + MADE
+        + "Look up here why TokenTape behaves as it does if the requirements left it open: each page "
+        "has a decision, its\nreasons, and what would change it.\n\n" + "\n".join(rows) + "\n"
     )
 
 

@@ -1,7 +1,7 @@
 """Marin's Rollout (247c3a9): one prompt and one response, and therefore one for each turn, without a mask.
 
-The rollouts of a RolloutGroup have equal prompts. The first steps of a group's rollouts are the first RolloutGroup, and
-must have the same prompt; later steps are grouped by their prompts.
+The first steps of a group's rollouts are the first RolloutGroup, and must have the same prompt; later steps are grouped by
+their prompts.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _DECODING: Final = {
 
 
 class MarinFormat(TurnView):
-    """One Rollout for each turn. `decoding` requires a known temperature and `max_tokens`: the trace must have both."""
+    """One Rollout for each turn. `decoding` requires a known temperature and `max_tokens`."""
 
     name = "marin"
     whole = False

@@ -1,6 +1,6 @@
 """prime-rl's TrainingSample (559b447): an array without field names, encoded as msgpack.
 
-`columns` names the 13 positions. prime-rl's encoder always writes all of them.
+`columns` names the 13 positions.
 """
 
 from typing import Any, ClassVar

@@ -1,9 +1,7 @@
 """slime's Sample (624b824): all tokens, with arrays of the response only.
 
-Sequences of one rollout share its `rollout_id`, over which the trainer sums loss masks for the denominator of each
-sample (`rollout_mask_sums`): two rollouts with the same number would get the sum of both. `rollout_id`, `index` and
-`group_index` are derived from the ids of the rollout and the group, so they are distinct in everything that a trainer
-mixes.
+Sequences of one rollout share its `rollout_id`, over which the trainer sums loss masks (`rollout_mask_sums`).
+`rollout_id`, `index` and `group_index` are derived from the ids of the rollout and the group, so they are distinct.
 """
 
 from typing import Any, ClassVar

@@ -1,7 +1,7 @@
-"""Each choice of each step as a separate row: nothing is joined, so no mask is needed.
+"""Recorded steps: nothing is joined, so no mask is needed.
 
-Rare fields are in the rows that have them only: `spans` if the policy version changed during sampling, experts and
-masks if the engine returned them, and problems.
+Rare fields are only in the rows that have them: `spans` if the policy version changed during sampling, experts and masks
+if the engine returned them, and problems.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Tinker's Datum (tinker 0.38.0), which is shifted by one: position i predicts token i + 1.
-
-The cookbook (0.6.1) removes its `mask` before it sends a datum; this format has none.
-"""
+"""Tinker's Datum (tinker 0.38.0), which is shifted by one: position i predicts token i + 1."""
 
 from typing import Any, ClassVar
 

@@ -1,6 +1,6 @@
 """The result of a TRL `rollout_func` for the GRPOTrainer (trl 1.16.0): lists by key, one entry for each rollout.
 
-The trainer treats a completion as truncated if its last id is not an EOS. That id is the sampled one, unchanged.
+The trainer treats a completion as truncated if its last id, as sampled, is not an EOS.
 """
 
 from typing import Any, ClassVar
