@@ -12,45 +12,40 @@ _OPENING = """After this page you know which calls of your engine are recorded e
 
 A step is **exact** if all checks show that its ids and logprobs are those that the engine sampled, and that the prompt
 ids are those that the engine processed. Otherwise it is **flagged** with each [reason](fidelity.md), and only
-`include=flagged` exports it. The tables below list the known limitations of each engine; a step that is flagged for
-another reason is logged and counted in `tokentape_unexpected_losses_total`.
+`include=flagged` exports it. A step that is flagged for a reason that the tables below lack is logged and counted in
+`tokentape_unexpected_losses_total`.
 
-**Streams.** With `record.streaming: auto`, TokenTape sends a streamed call as a stream (*live*), unless the engine's
-streams have a limitation below. Then it sends the call unstreamed and renders the response as the engine's events
-(*replay*), with comments as keep-alive meanwhile. `GET /engines` shows the detected engine and the mode of its streams.
+**Streams.** `record.streaming: auto` sends a streamed call as a stream (*live*), unless the engine's streams have a
+limitation below. Then the call is sent unstreamed and its response rendered as the engine's events (*replay*), after
+comments as keep-alive. `GET /engines` shows the detected engine and the mode of its streams.
 
 **Logprobs.** `record.logprobs` determines which logprobs are requested if the client requests none:
 
-- `full` (default) and `sampled` record a logprob for each sampled id. They differ only for SGLang's completions:
-  `sampled` omits the alternative to each token.
-- `off` requests none, for trainers that compute logprobs themselves. Steps are still exact; logprobs are null in the
-  formats `sequences` and `steps`, and formats that require them reject the rollout. Calls whose responses contain
-  logprobs (Atropos, Osmosis) still request them, and so do llama.cpp's live streams and calls with several choices,
-  whose logprobs contain the ids. Steps of SGLang before 0.5.23 are flagged `no_token_ids`.
+- `full` (default) and `sampled` record a logprob for each sampled id. For SGLang's completions `sampled` omits the
+  alternative to each token.
+- `off` is for trainers that compute logprobs themselves. Steps are still exact, except with SGLang before 0.5.23
+  (`no_token_ids`). Logprobs are null in the formats `sequences` and `steps`, and formats that require them reject the
+  rollout. Calls whose responses need logprobs (Atropos, Osmosis, llama.cpp's live streams and calls with several
+  choices) still request them.
 """
 
 _UNSEEN = """## What the checks cannot detect
 
-The checks compare the parts of one response with each other. They cannot detect:
+- Two events of a vLLM stream with **one choice** that the engine sent in the wrong order. For several choices or
+  prompts, token counts in each event (`continuous_usage_stats`) reveal a swap.
+- A lost or repeated event in a stream without usage. TokenTape requests it; streams of vLLM's chat and completions and
+  of SGLang's completions that lack it are flagged `no_usage`.
+- A wrong id that the engine reports consistently. `tokentape audit` scores it again.
 
-- Two events of a vLLM stream with **one choice** in the wrong order. TCP preserves the order, so only the engine could
-  swap them. With several choices or prompts TokenTape requests token counts in each event (`continuous_usage_stats`),
-  which reveal a swap; for one choice that is too expensive.
-- A lost or repeated event in a stream without usage. vLLM, SGLang and llama.cpp send usage on request
-  (`stream_options.include_usage`); a stream of vLLM's chat or completions, or of SGLang's completions, without it is
-  flagged `no_usage`.
-- A wrong id that the engine reports consistently, with matching counts and logprobs. `tokentape audit` scores it again.
-
-Some servers send usage that was not requested. TokenTape detects vLLM with `--enable-force-include-usage` by its first
-stream of one choice; until then, clients get streams of several choices without usage. Clients of SGLang with
-`stream_response_default_include_usage` get usage only on request.
+Clients of a vLLM with `--enable-force-include-usage` get the first streams of several choices without usage, until a
+stream of one choice reveals the option. Clients of SGLang with `stream_response_default_include_usage` get usage only
+on request.
 
 """
 _TRANSLATED = """## Dialects translated to chat
 
-Their steps are chat steps, and as exact. What such a dialect cannot carry to the agent and back is missing in the next
-prompt, and the tree reports it as drift. See what is lost with [Messages](dialects.md#what-is-lost) and
-[Responses](dialects.md#items-that-the-agent-sends-back).
+Their steps are chat steps, and as exact. The tree reports as drift what [Messages](dialects.md#what-is-lost) and
+[Responses](dialects.md#items-that-the-agent-sends-back) cannot carry.
 """
 
 
@@ -63,7 +58,7 @@ def exactness_page(made: str) -> str:
 def _engine(engine: Engine) -> Iterator[str]:
     yield f"## {_NAMES.get(engine.kind, engine.kind)}\n"
     yield (
-        f"Logprobs are recorded as `{engine.logprobs_mode}` unless configured otherwise.\n"
+        f"Default of `logprobs_mode`: `{engine.logprobs_mode}`.\n"
         if engine.logprobs_mode
         else "The meaning of its logprobs is unknown; none are recorded.\n"
     )
@@ -96,7 +91,7 @@ def _whole(engine: Engine, dialect: DialectName) -> str:
     quirks = [quirk for quirk in QUIRKS if quirk.engine == engine.kind and dialect in quirk.dialects]
     if any("no_token_ids" in quirk.codes for quirk in quirks if quirk.framings == "always"):
         return "flagged: text only"
-    return "exact, except as listed below" if quirks else "exact"
+    return "exact, except below" if quirks else "exact"
 
 
 def _live(engine: Engine, dialect: DialectName) -> str:

@@ -108,8 +108,8 @@ _BOTH: Final[tuple[DialectName, ...]] = ("chat", "completions")
 
 QUIRKS: Final[tuple[Quirk, ...]] = (
     Quirk(
-        "vllm", _CHAT, "always", "`include_reasoning: false` and a server with any parser: no ids and no logprobs "
-        "(TokenTape overrides it by default).", ("reasoning_withheld",),
+        "vllm", _CHAT, "always", "`include_reasoning: false` with any parser: no ids and no logprobs (overridden by "
+        "default).", ("reasoning_withheld",),
         "seen on 0.32.0; chat_completion/serving.py:702-715, 1004-1008", _no_reasoning,
     ),
     Quirk(
@@ -130,20 +130,20 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
         and not is_on(call.body.get("logprobs")),
     ),
     Quirk(
-        "sglang", _CHAT, "streams", "A server without a parser: events without text, such as the EOS, have no logprobs.",
+        "sglang", _CHAT, "streams", "Without a parser, events without text, such as the EOS, have no logprobs.",
         ("logprob_count",), "run on 0.5.23; serving_chat.py:1054-1080", _loses_logprobs_without_parser,
     ),
     Quirk(
-        "sglang", _CHAT, "streams", "Before 0.5.23, or if the version is unknown, streams may have no ids.",
+        "sglang", _CHAT, "streams", "Before 0.5.23 or of unknown version: ids may be missing.",
         ("no_token_ids", "no_prompt_ids"), "read; PR #34488 (August 2026)", _older_than_0_5_23,
     ),
     Quirk(
-        "sglang", _CHAT, "always", "Images and other media: the prompt ids do not include them.",
+        "sglang", _CHAT, "always", "Images and other media are not in the prompt ids.",
         ("prompt_count",), "read in 0.5.23; tokenizer_manager.py:948", _has_more_than_text,
     ),
     Quirk(
-        "sglang", _COMPLETIONS, "streams", "Several choices or prompts: usage is their sum, so a token lost in one and "
-        "repeated in another is not detected.", ("uncounted",), "run on 0.5.23; serving_completions.py", _several_in_all,
+        "sglang", _COMPLETIONS, "streams", "Several choices or prompts: usage is only their sum, so errors may cancel "
+        "out.", ("uncounted",), "run on 0.5.23; serving_completions.py", _several_in_all,
     ),
     Quirk(
         "sglang", _BOTH, "always", "`echo` and beam search: the response has another format.", ("echo", "beam_search"),
@@ -159,11 +159,11 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
         _always,
     ),
     Quirk(
-        "llamacpp", _BOTH, "always", "Several choices: usage counts one of them, so completeness cannot be verified.",
+        "llamacpp", _BOTH, "always", "Several choices: usage counts only one of them.",
         ("uncounted",), "seen on 2026.10", _several,
     ),
     Quirk(
-        "llamacpp", _COMPLETIONS, "always", "Several prompts, or a prompt that mixes text and ids: their ids are unavailable.",
+        "llamacpp", _COMPLETIONS, "always", "Several prompts, or one of text and ids: their ids are unavailable.",
         ("no_prompt_ids", "uncounted"), "seen on 2026.10", lambda call: _is_list_but_not_of_ids(call.body.get("prompt")),
     ),
     Quirk(
@@ -171,7 +171,7 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
         "seen on 2026.10", _requests_no_tokens,
     ),
     Quirk(
-        "llamacpp", _BOTH, "always", "`post_sampling_probs`: the engine returns probabilities in place of logprobs.",
+        "llamacpp", _BOTH, "always", "`post_sampling_probs`: probabilities in place of logprobs.",
         ("bad_logprob",), "seen on 2026.10", _has("post_sampling_probs"),
     ),
     Quirk(
