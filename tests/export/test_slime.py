@@ -31,7 +31,7 @@ def test_mask_and_logprobs_begin_after_the_first_prompt():
     assert [EXAMPLE] == worked.rows("slime")
 
 
-def group_of(group_id, members):
+def gather_group(group_id, members):
     """Return the samples of a group; `members` maps rollout ids to steps."""
     form = FORMATS["slime"]
     facts = {name: replace(worked.FACTS, rollout_id=name, group_id=group_id) for name in members}
@@ -49,7 +49,7 @@ def mask_sums(samples):
 def test_each_rollout_has_its_own_loss_denominator_and_each_sample_its_own_index():
     """Over several groups."""
     r1, r2, r3, r4 = ([worked.first(worked.sampled([201] * n, [-0.5] * n))] for n in (55, 35, 65, 56))
-    samples = group_of("g1", {"r1": r1, "r2": r2, "r5": FORK}) + group_of("g2", {"r3": r3, "r4": r4})
+    samples = gather_group("g1", {"r1": r1, "r2": r2, "r5": FORK}) + gather_group("g2", {"r3": r3, "r4": r4})
 
     assert [55, 35, 2, 2, 65, 56] == mask_sums(samples)
     assert 6 == len({sample["index"] for sample in samples})
@@ -58,7 +58,7 @@ def test_each_rollout_has_its_own_loss_denominator_and_each_sample_its_own_index
 
 def test_a_rollout_has_the_same_numbers_alone_and_in_its_group():
     (alone,) = worked.rows("slime")
-    (_, gathered) = group_of("g1", {"r2": worked.STEPS, "r1": worked.STEPS})
+    (_, gathered) = gather_group("g1", {"r2": worked.STEPS, "r1": worked.STEPS})
 
     assert gathered == alone
 

@@ -66,7 +66,7 @@ def paired(cassettes: list[Cassette]) -> list[Cassette]:
     ]
 
 
-def cases_of(cassettes: list[Cassette]) -> tuple[list[dict], list[dict]]:
+def cases_from(cassettes: list[Cassette]) -> tuple[list[dict], list[dict]]:
     """Return the requests of cassettes, and the responses in the same order."""
     cases, answers = [], []
     for number, cassette in enumerate(cassettes):
@@ -120,7 +120,7 @@ async def record() -> None:
             "real-llamacpp": http_cassettes("llamacpp"),
         }
         for name, cassettes in real.items():
-            wire[name]["cases"], answers = cases_of(cassettes)
+            wire[name]["cases"], answers = cases_from(cassettes)
             sources[name] = cassette_source(name, answers)
         store = await open_store(f"unix:{server.socket}", StoreOptions(prefix="tt"))
         for name, played in (await play(store, wire, sources)).items():

@@ -19,7 +19,7 @@ def parse(pieces: list[bytes]) -> list[Event]:
     return [*events, rest] if rest else events
 
 
-def pieces_of(stream: bytes, sizes: list[int]) -> list[bytes]:
+def pieces_from(stream: bytes, sizes: list[int]) -> list[bytes]:
     pieces, position = [], 0
     for size in sizes:
         pieces.append(stream[position : position + size])
@@ -37,13 +37,13 @@ STREAMS = st.lists(st.tuples(LINES, st.sampled_from([b"\n", b"\r\n", b"\r"])), m
 
 @given(STREAMS, st.lists(st.integers(0, 9), max_size=60))
 def test_events_do_not_depend_on_the_chunking(stream, sizes):
-    assert parse([stream]) == parse(pieces_of(stream, sizes))
+    assert parse([stream]) == parse(pieces_from(stream, sizes))
 
 
 @given(STREAMS, st.lists(st.integers(0, 9), max_size=60))
 def test_no_byte_is_lost_or_added(stream, sizes):
     """The raw bytes of all events, joined, equal the input."""
-    events = parse(pieces_of(stream, sizes))
+    events = parse(pieces_from(stream, sizes))
 
     assert stream == b"".join(event.raw for event in events)
 

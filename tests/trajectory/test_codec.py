@@ -226,7 +226,7 @@ def sealed(payload, schema=SCHEMA):
     return b"TT" + bytes([schema]) + checksum + packed
 
 
-def payload_of(record):
+def payload_from(record):
     return zstandard.decompress(record[11:])
 
 
@@ -234,7 +234,7 @@ def payload_of(record):
 def test_a_payload_that_does_not_match_its_schema_raises_or_decodes(draw):
     """No other exception is raised."""
     written = encode(a_step())
-    payload = bytearray(payload_of(written.record))
+    payload = bytearray(payload_from(written.record))
     head_end = 16 + int.from_bytes(payload[:4], "little")
     position = draw.draw(st.integers(0, head_end))
     payload[position : position + draw.draw(st.integers(0, 3))] = draw.draw(st.binary(max_size=3))
@@ -252,14 +252,14 @@ def test_arrays_that_do_not_end_with_the_payload_raise(change):
     written = encode(a_step())
 
     with pytest.raises(UnreadableRecord, match="does not match schema 2"):
-        decode(sealed(change(payload_of(written.record))), BlockReader(written.blocks))
+        decode(sealed(change(payload_from(written.record))), BlockReader(written.blocks))
 
 
 def test_each_error_names_its_cause():
     """Not a record, a newer schema, damage, a missing block, a damaged block."""
     written = encode(a_step())
     name = written.names[0]
-    newer = sealed(payload_of(written.record), schema=9)
+    newer = sealed(payload_from(written.record), schema=9)
     others = {other: block for other, block in written.blocks.items() if other != name}
     swapped = others | {name: next(iter(others.values()))}
 

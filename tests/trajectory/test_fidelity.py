@@ -146,19 +146,19 @@ FLAGGED = {
 }
 
 
-def chunks_of(response: Path) -> list[dict]:
+def chunks_from(response: Path) -> list[dict]:
     raw = response.read_bytes()
     texts = raw.removeprefix(b"data: ").split(b"\n\ndata: ") if response.suffix == ".sse" else [raw]
     return [orjson.loads(text) for text in texts if text.strip() != b"[DONE]"]
 
 
-def evidence_of(response: Path) -> Evidence | None:
+def evidence_from(response: Path) -> Evidence | None:
     """Return the evidence of a response with ids and logprobs that is not an error, or None."""
     request = orjson.loads((response.parent / f"{response.name.split('.response')[0]}.request.json").read_bytes())
     body = request.get("body")
     if request["path"] not in ("/v1/chat/completions", "/v1/completions") or not isinstance(body, dict):
         return None
-    chunks = chunks_of(response)
+    chunks = chunks_from(response)
     has_logprobs = body.get("logprobs") is not None and body["logprobs"] is not False
     if not (body.get("return_token_ids") and has_logprobs) or any("error" in chunk for chunk in chunks):
         return None
@@ -188,7 +188,7 @@ def evidence_of(response: Path) -> Evidence | None:
 def test_recorded_responses_of_vllm_are_exact_unless_listed(suffix):
     """Listed are those with withheld ids, echo or an abort."""
     paths = sorted(ROOTS["vllm"].rglob(f"*.response.{suffix}"))
-    seen = {f"{name_from(path)}.response.{suffix}": found for path in paths if (found := evidence_of(path))}
+    seen = {f"{name_from(path)}.response.{suffix}": found for path in paths if (found := evidence_from(path))}
     flagged = {name: codes for name, found in seen.items() if (codes := check(found))}
 
     assert len(seen) >= 100

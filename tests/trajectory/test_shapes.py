@@ -20,12 +20,12 @@ def named(step_id: str, choice: int) -> str:
     return f"{step_id}.{choice}" if choice else step_id
 
 
-def paths_of(tree) -> tuple[str, ...]:
+def paths_from(tree) -> tuple[str, ...]:
     """Return the path from the root to each leaf."""
     return tuple(" ".join(named(*node.key) for node in tree.path(leaf)) for leaf in tree.leaves)
 
 
-def rows_of(rows) -> tuple[str, ...]:
+def rows_from(rows) -> tuple[str, ...]:
     """Return the steps of each row, with context in parentheses."""
     return tuple(
         " ".join(
@@ -52,8 +52,8 @@ def counted(tree, rows) -> Counted:
 def test_each_shape_has_its_tree_sequences_and_counts(shape):
     tree, rows = grow(shape.steps), sequences(shape.steps, FACTS).rows
 
-    assert shape.paths == paths_of(tree)
-    assert shape.rows == rows_of(rows)
+    assert shape.paths == paths_from(tree)
+    assert shape.rows == rows_from(rows)
     assert asdict(shape.counted) == asdict(counted(tree, rows))
 
 

@@ -40,7 +40,7 @@ async def run(
     }
     if runs == "cli":
         variables["PATH"] = f"{environment.node / 'node_modules' / '.bin'}:{variables['PATH']}"
-    return await output_of([*_starting(runs, program, environment, folder), *words], variables, folder)
+    return await run_command([*_starting(runs, program, environment, folder), *words], variables, folder)
 
 
 def _starting(runs: str, program: Path, environment: Environment, folder: Path) -> list[str]:
@@ -54,17 +54,17 @@ def _starting(runs: str, program: Path, environment: Environment, folder: Path) 
     return [str(environment.python(runs)), str(program)]
 
 
-async def version_of(runs: str, package: str, environment: Environment) -> str:
+async def installed_version(runs: str, package: str, environment: Environment) -> str:
     """Return the version that ran."""
     if runs == "bash":
-        return (await output_of(["curl", "--version"])).split()[1]
+        return (await run_command(["curl", "--version"])).split()[1]
     if runs in ("node", "cli"):
         described = (environment.node / "node_modules" / package / "package.json").read_bytes()
         return orjson.loads(described)["version"]
-    return (await output_of([str(environment.python(runs)), "-c", _VERSION, package])).strip()
+    return (await run_command([str(environment.python(runs)), "-c", _VERSION, package])).strip()
 
 
-async def output_of(command: list[str], environ: dict[str, str] | None = None, folder: Path | None = None) -> str:
+async def run_command(command: list[str], environ: dict[str, str] | None = None, folder: Path | None = None) -> str:
     """Run a command and return its output; it must exit with 0."""
     started = await asyncio.create_subprocess_exec(
         *command,

@@ -50,7 +50,7 @@ class Table:
         table = "\n".join(lines)
         DOCUMENT.write_text(_TABLE.sub(lambda _: f"\n{table}\n\n", DOCUMENT.read_text()))
 
-    def _lines_of(self, loop: Loop) -> Iterator[str]:
+    def _lines(self, loop: Loop) -> Iterator[str]:
         """Yield one line if streaming makes no difference, otherwise two."""
         pairs = [(self.loops[loop.name, way, False], self.loops[loop.name, way, True]) for way in loop.ways]
         ways = {WHOLE: "no", STREAMED: "yes"}

@@ -9,7 +9,7 @@ from fakes import proxying
 
 from .clients import LOOPS, STREAMED, Loop
 from .recorded import is_scored_alike, recorded, scores_as_recorded
-from .running import PROGRAMS, address, run, version_of
+from .running import PROGRAMS, address, installed_version, run
 from .seen import Seen
 
 # Agents request more tokens than the window has, models that no engine serves, and tools that only a vendor hosts.
@@ -21,7 +21,7 @@ TERMS = {
 RUNS = [pytest.param(loop, way, id=f"{loop.name}, {way}") for loop in LOOPS for way in loop.ways]
 
 
-async def outcome_of(loop: Loop, way: str, where, environment, folder, *, task: str | None = None):
+async def run_loop(loop: Loop, way: str, where, environment, folder, *, task: str | None = None):
     """Run a program and return the outcome that it prints."""
     folder.mkdir(exist_ok=True)
     words = (task or loop.task, loop.dialect, way)
@@ -35,11 +35,11 @@ def scripted_outcome(loop: Loop):
     return {"answer": loop.answer, "calls": [list(call) for call in loop.calls]}
 
 
-async def seen_of(loop: Loop, found, environment) -> Seen:
+async def table_row(loop: Loop, found, environment) -> Seen:
     """Return the loop's row of the table."""
     exact = len(found.complete) - len(found.inexact)
     failed = len(found.steps) - len(found.complete)
-    version = f"{loop.package} {await version_of(loop.runs, loop.package, environment)}"
+    version = f"{loop.package} {await installed_version(loop.runs, loop.package, environment)}"
     return Seen(version, loop.dialect, len(found.complete), exact, failed, found.drift)
 
 
@@ -52,10 +52,10 @@ async def test_a_loop_has_the_scripted_outcome_and_exact_steps(
     """
     async with scripted() as engine, proxying(engine, store, **TERMS) as served:
         where = address(served.url, "a-loop")
-        outcome = await outcome_of(loop, way, where, environment, tmp_path / "recorded")
+        outcome = await run_loop(loop, way, where, environment, tmp_path / "recorded")
         found = await recorded(http, served.url, "a-loop")
         scored = await scores_as_recorded(served.url, engine, "a-loop")
-    table.loops[loop.name, way, False] = await seen_of(loop, found, environment)
+    table.loops[loop.name, way, False] = await table_row(loop, found, environment)
 
     assert scripted_outcome(loop) == outcome
     assert ["a-loop"] == found.rollouts
@@ -72,7 +72,7 @@ async def test_a_loop_has_the_scripted_outcome_and_exact_steps(
 async def test_a_loop_has_the_scripted_outcome_without_the_proxy(loop, way, environment, scripted, tmp_path):
     """The engine itself serves chat, so the outcome does not depend on the proxy."""
     async with scripted() as engine:
-        assert scripted_outcome(loop) == await outcome_of(loop, way, address(engine), environment, tmp_path / "direct")
+        assert scripted_outcome(loop) == await run_loop(loop, way, address(engine), environment, tmp_path / "direct")
 
 
 @pytest.mark.parametrize(("loop", "way"), RUNS)
@@ -83,10 +83,10 @@ async def test_reasoning_is_sent_back_or_the_tree_reports_drift(
     async with scripted() as engine, proxying(engine, store, **TERMS) as served:
         task = loop.task.replace("?", ", on reflection?").replace("file.", "file, on reflection.")
         where = address(served.url, "a-loop")
-        outcome = await outcome_of(loop, way, where, environment, tmp_path / "reflecting", task=task)
+        outcome = await run_loop(loop, way, where, environment, tmp_path / "reflecting", task=task)
         found = await recorded(http, served.url, "a-loop")
         scored = await scores_as_recorded(served.url, engine, "a-loop")
-    table.loops[loop.name, way, True] = await seen_of(loop, found, environment)
+    table.loops[loop.name, way, True] = await table_row(loop, found, environment)
 
     assert scripted_outcome(loop) == outcome
     assert [] == found.inexact

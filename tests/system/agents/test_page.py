@@ -11,7 +11,7 @@ from pages import Block, blocks_of
 
 from .clients import PAGE
 from .recorded import recorded
-from .running import address, run, version_of
+from .running import address, installed_version, run
 from .seen import DOCUMENT, Seen
 
 
@@ -47,6 +47,6 @@ async def test_the_steps_of_an_unmodified_client_are_exact(client, environment, 
     assert found.steps == found.complete
     dialects = ", ".join(sorted({step["dialect"] for step in found.steps}))
     way = "yes" if all(step["request"].get("stream") for step in found.steps) else "no"
-    version = f"{client.package} {await version_of(client.runs, client.package, environment)}"
+    version = f"{client.package} {await installed_version(client.runs, client.package, environment)}"
     seen = Seen(version, dialects, len(found.steps), len(found.complete) - len(found.inexact), 0, found.drift)
     table.page[client.heading] = (way, seen)

@@ -27,7 +27,7 @@ async def test_the_steps_of_a_framework_with_a_real_engine_are_exact(file, diale
         printed = await run("main", PROGRAMS / file, *FIELDS, where=where, environment=environment, folder=tmp_path)
         found, rows = await recorded(http, proxy.url, "r1"), await proxy.rows("r1")
         free = tmp_path / "rows.ndjson"
-        free.write_bytes(orjson.dumps(answer_of(rows, found.steps[1]["step_id"])))
+        free.write_bytes(orjson.dumps(row_of_step(rows, found.steps[1]["step_id"])))
         scored = await scores_as_recorded(free, vllm.url, "r1")
     outcome = orjson.loads(printed.splitlines()[-1])
     called, answered = [step["response"]["choices"][0]["message"] for step in found.steps]
@@ -42,7 +42,7 @@ async def test_the_steps_of_a_framework_with_a_real_engine_are_exact(file, diale
     assert scored["aligned"], scored
 
 
-def answer_of(rows, step_id):
+def row_of_step(rows, step_id):
     """Return a step's row with only its own free tokens trained: constrained ones score differently without the
     grammar.
     """

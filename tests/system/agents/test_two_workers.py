@@ -12,7 +12,7 @@ from .clients import LOOPS
 from .conftest import SCRIPT, WINDOW
 from .recorded import is_scored_alike, recorded, scores_as_recorded
 from .running import address
-from .test_loops import TERMS, outcome_of, scripted_outcome
+from .test_loops import TERMS, run_loop, scripted_outcome
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ async def test_a_loop_is_recorded_exactly_by_two_workers(number, served, environ
     loop, (_, url, engine) = LOOPS[number], served
     way, rollout = loop.ways[-1], f"loop-{number}"
     task = f"{loop.task} That is loop {number}."  # the engine fails once for each task
-    outcome = await outcome_of(loop, way, address(url, rollout), environment, tmp_path / "recorded", task=task)
+    outcome = await run_loop(loop, way, address(url, rollout), environment, tmp_path / "recorded", task=task)
     found = await recorded(http, url, rollout)
     scored = await scores_as_recorded(url, engine, rollout)
 

@@ -62,7 +62,7 @@ async def browser():
         await started.close()
 
 
-async def contents_of(stack: AsyncExitStack, server, prefix: str, **settings) -> Contents:
+async def start_contents(stack: AsyncExitStack, server, prefix: str, **settings) -> Contents:
     """Start an empty proxy to fill."""
     store = await open_store(f"unix:{server.socket}", StoreOptions(prefix=prefix))
     stack.push_async_callback(store.close)
@@ -76,7 +76,7 @@ async def contents_of(stack: AsyncExitStack, server, prefix: str, **settings) ->
 async def contents(server):
     """A proxy with rollouts of many kinds."""
     async with AsyncExitStack() as stack:
-        made = await contents_of(stack, server, "ui-small")
+        made = await start_contents(stack, server, "ui-small")
         await small(made)
         yield made
 
@@ -85,7 +85,7 @@ async def contents(server):
 async def many(server):
     """A proxy with 5,000 steps, and a step of 200,000 tokens."""
     async with AsyncExitStack() as stack:
-        made = await contents_of(stack, server, "ui-large")
+        made = await start_contents(stack, server, "ui-large")
         await large(made)
         yield made
 
@@ -95,7 +95,7 @@ async def guarded(server):
     """A proxy that requires keys, with one rollout."""
     async with AsyncExitStack() as stack:
         keys = {"control": {"api_keys": ["control-key"]}, "agents": {"api_keys": ["agent-key"]}}
-        made = await contents_of(stack, server, "ui-guarded", **keys)
+        made = await start_contents(stack, server, "ui-guarded", **keys)
         headers = {"Authorization": "Bearer control-key"}
         async with made.http.post(f"{made.url}/rollouts", json={"rollout_id": "secret"}, headers=headers) as response:
             assert 201 == response.status

@@ -29,7 +29,7 @@ def take(request, tmp_path):
     return taking
 
 
-async def step_of(contents, rollout: str, index: int) -> str:
+async def step_url(contents, rollout: str, index: int) -> str:
     (step,) = (await contents.control("GET", f"/rollouts/{rollout}/steps"))["steps"][index : index + 1]
     return f"{contents.url}/ui#/rollout/{rollout}/step/{step['step_id']}"
 
@@ -68,7 +68,7 @@ async def test_pictures_of_trees(contents, many, open_page, take):
 
 async def test_pictures_of_tokens(contents, many, open_page, take):
     """By mask and by logprob, light and dark, at a phone's width, and of 200,000 tokens."""
-    url = await step_of(contents, "conversation", 1)
+    url = await step_url(contents, "conversation", 1)
     for name, scheme, way in (("tokens-mask", "light", "mask"), ("tokens-logprob-dark", "dark", "logprob")):
         page = await open_page(url, scheme=scheme, viewport=TALL)
         await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
@@ -76,7 +76,7 @@ async def test_pictures_of_tokens(contents, many, open_page, take):
         await page.locator(".tokenview").scroll_into_view_if_needed()
         await page.locator(".tokens .k-sampled").nth(9).hover()
         await take(page, name)
-    page = await open_page(await step_of(contents, "drifting", 1), viewport=PHONE)
+    page = await open_page(await step_url(contents, "drifting", 1), viewport=PHONE)
     await expect(page.locator(".drifts")).to_be_visible()
     await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
     await page.get_by_role("button", name="by logprob").click()

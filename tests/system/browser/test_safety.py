@@ -18,7 +18,7 @@ def rollout() -> str:
     return f"#/rollout/{quote(HOSTILE_ID, safe='')}"
 
 
-async def made_of_it(page) -> list[int]:
+async def created_elements(page) -> list[int]:
     """Count what hostile contents would create: images, frames, foreign scripts, javascript links, listeners."""
     return await page.evaluate(
         "[document.querySelectorAll('img, iframe, object, embed, base, form').length, document.scripts.length,"
@@ -33,7 +33,7 @@ async def test_hostile_ids_and_texts_are_text_in_lists(contents, open_page):
     assert HOSTILE_ID.replace("\u202e", "⟨U+202E⟩") == await link.text_content()
     await link.click()
     await expect(page.locator("#steps-0")).to_be_visible()
-    assert [0, 1, 0] == await made_of_it(page)
+    assert [0, 1, 0] == await created_elements(page)
     await expect(page.locator(".facts")).to_contain_text(f"group {ALERT}")
     await page.locator(".facts a").click()
     await expect(page.locator("h1")).to_have_text(f"group {ALERT}")
@@ -50,16 +50,16 @@ async def test_a_hostile_step_is_text_in_every_view(contents, open_page, rollout
         await fold.click()
     await page.get_by_role("button", name="Raw JSON").click()
     await page.locator(".tokens .t").nth(6).hover()
-    assert [0, 1, 0] == await made_of_it(page)
+    assert [0, 1, 0] == await created_elements(page)
     assert await page.evaluate(f"!{HIDDEN}.test(document.body.textContent)")
     for tab in ("sequences", "plots"):
         await page.goto(f"{contents.url}/ui{rollout}/{tab}")
         await page.locator(".row.g-sequences, .plot").first.wait_for()
-        assert [0, 1, 0] == await made_of_it(page)
+        assert [0, 1, 0] == await created_elements(page)
     await page.goto(f"{contents.url}/ui{rollout}/sequences")
     await page.locator("select").select_option("flagged")
     await expect(page.locator(".tokens .t:not(.noid)").first).to_be_visible()
-    assert [0, 1, 0] == await made_of_it(page)
+    assert [0, 1, 0] == await created_elements(page)
 
 
 async def test_directional_and_control_characters_are_escaped(contents, open_page, rollout):

@@ -22,7 +22,7 @@ async def opened(contents, open_page, rollout: str, number: int, **named):
     return page, step
 
 
-def bin_of(logprob: float) -> int:
+def bin_index(logprob: float) -> int:
     return max(number for number, high in enumerate(BINS) if logprob <= high or number == 0)
 
 
@@ -56,9 +56,9 @@ async def test_tokens_are_coloured_by_logprob(contents, open_page):
     tokens = await shown(page)
 
     assert len(BINS) == len(set(legend))
-    assert [legend[bin_of(logprob)] for logprob in logprobs] == [token["back"] for token in tokens[prompt:]]
+    assert [legend[bin_index(logprob)] for logprob in logprobs] == [token["back"] for token in tokens[prompt:]]
     assert {"rgba(0, 0, 0, 0)"} == {token["back"] for token in tokens[:prompt]}
-    assert len({bin_of(logprob) for logprob in logprobs}) > 2
+    assert len({bin_index(logprob) for logprob in logprobs}) > 2
     await page.reload()
     await expect(page.get_by_role("button", name="by logprob")).to_have_attribute("aria-pressed", "true")
     await page.keyboard.press("c")

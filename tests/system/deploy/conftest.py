@@ -37,14 +37,14 @@ def variables():
 def compose_text(variables):
     """compose.yaml with its variables substituted, as by `docker compose config`."""
 
-    def value_of(found: re.Match[str]) -> str:
+    def substitute(found: re.Match[str]) -> str:
         if found[0] == "$$":
             return "$"
         name, way, otherwise = found.groups()
         assert name in variables or way == ":-", f"{name} has no default and is not in env.example"
         return variables.get(name) or otherwise
 
-    return VARIABLE.sub(value_of, (DEPLOY / "compose.yaml").read_text())
+    return VARIABLE.sub(substitute, (DEPLOY / "compose.yaml").read_text())
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ def valkey(command: Sequence[str], **environment: str) -> Iterator[bytes]:
         assert server.wait(20) == 0
 
 
-async def facts_of(url: str, password: str | None) -> dict[str, Any]:
+async def store_warnings(url: str, password: str | None) -> dict[str, Any]:
     """Return the warnings that an operator gets if each step must be on disk."""
     store = await open_store(url, StoreOptions(durability="fsync", password=password))
     try:

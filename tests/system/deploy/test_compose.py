@@ -10,7 +10,7 @@ from storage.embedded.server import bundled_server
 from storage.errors import StorageError
 
 from .conftest import DEPLOY
-from .stores import facts_of, valkey
+from .stores import store_warnings, valkey
 
 PARSE = "import sys; from compose_spec import PyCompose; PyCompose.from_yaml(sys.stdin.read()).to_spec()"
 STORED_AFTER_S = 30  # what a proxy may need to store the steps of aborted calls
@@ -20,7 +20,7 @@ def seconds(text):
     return int(re.fullmatch(r"(\d+)s", text)[1])
 
 
-def whole(text):
+def expand_anchors(text):
     """Expand YAML's anchors, which the checker does not do."""
     return yaml.safe_dump(yaml.safe_load(text))
 
@@ -35,12 +35,12 @@ def replica(services, monkeypatch):
 
 def test_it_conforms_to_the_specification(checker, compose_text):
     """With every variable of env.example substituted, there is no unknown field and no value of a wrong type."""
-    assert (0, "") == checker(PARSE, stdin=whole(compose_text))
+    assert (0, "") == checker(PARSE, stdin=expand_anchors(compose_text))
 
 
 def test_an_unknown_field_is_found(checker, compose_text):
     """The check can fail."""
-    code, output = checker(PARSE, stdin=whole(compose_text).replace("restart:", "restrat:", 1))
+    code, output = checker(PARSE, stdin=expand_anchors(compose_text).replace("restart:", "restrat:", 1))
 
     assert code != 0
     assert "restrat" in output
@@ -112,9 +112,9 @@ async def test_the_store_accepts_the_configuration_and_writes_to_disk(compose_te
     config = tmp_path / "valkey.conf"
     config.write_text(f"{configuration.replace('/data', str(tmp_path))}\nport 0\nunixsocket {tmp_path}/v.sock\n")
     with valkey([str(bundled_server()), str(config)]):
-        facts = await facts_of(where, replica.store.password.get_secret_value())
+        facts = await store_warnings(where, replica.store.password.get_secret_value())
         with pytest.raises(StorageError, match="(?i)auth|password"):
-            await facts_of(where, None)
+            await store_warnings(where, None)
 
     assert "warnings" not in facts
     assert "appendfsync always" in configuration

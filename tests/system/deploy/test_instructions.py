@@ -15,7 +15,7 @@ BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
 MADE = {"secret.yaml", ".env", "deploy"}  # created by the reader from the examples; and the target of `cd`
 
 
-def words_of(block):
+def words_from(block):
     return [word.rpartition("=")[2] if word.startswith("--") else word for word in shlex.split(block, comments=True)]
 
 
@@ -25,7 +25,7 @@ def test_every_file_in_a_command_exists(block):
     top = DEPLOY if "cd deploy" in block else DEPLOY.parent
     files = {
         word
-        for word in words_of(block)
+        for word in words_from(block)
         if re.fullmatch(r"(deploy/)?\w[\w./-]*\.(txt|yaml|example|service)|deploy/[\w/]+", word)
     }
 
@@ -44,4 +44,4 @@ def test_every_variable_is_a_setting():
 def test_every_way_of_deployment_has_commands():
     """Docker, Compose, Kubernetes and systemd have a block of commands each."""
     assert 4 == len(BLOCKS)
-    assert "deploy/kubernetes/valkey" in words_of(BLOCKS[2])
+    assert "deploy/kubernetes/valkey" in words_from(BLOCKS[2])

@@ -16,7 +16,7 @@ from storage.errors import StorageError
 
 from .conftest import DEPLOY
 from .environment import program
-from .stores import facts_of, valkey
+from .stores import store_warnings, valkey
 
 FOLDER = DEPLOY / "kubernetes"
 VERSIONS = ("1.30", "1.37")  # the oldest and the newest API that the manifests are checked against
@@ -229,9 +229,9 @@ async def test_the_store_writes_to_disk_and_keeps_its_password_off_its_command_l
     own = f"{bundled_server()} - --port 0 --unixsocket {tmp_path}/v.sock"
     script = script.replace("valkey-server -", own).replace("/data", str(tmp_path))
     with valkey([*container["command"], script], STORE_PASSWORD="of $HOME's own") as command:
-        facts = await facts_of(f"unix:{tmp_path}/v.sock", "of $HOME's own")
+        facts = await store_warnings(f"unix:{tmp_path}/v.sock", "of $HOME's own")
         with pytest.raises(StorageError, match="(?i)auth|password"):
-            await facts_of(f"unix:{tmp_path}/v.sock", None)
+            await store_warnings(f"unix:{tmp_path}/v.sock", None)
 
     assert "warnings" not in facts
     assert b"valkey-server" in command

@@ -24,15 +24,15 @@ def sampled(uid: str) -> tuple[list[int], list[float]]:
     ]
 
 
-def logprobs_of(pairs) -> dict:
+def logprob_entries(pairs) -> dict:
     return {"content": [{"token": f"t{i}", "logprob": lp, "bytes": [116], "top_logprobs": []} for i, lp in pairs]}
 
 
-def whole(uid: str) -> bytes:
+def unstreamed_response(uid: str) -> bytes:
     ids, logprobs = sampled(uid)
     choice = {
         "index": 0, "message": {"role": "assistant", "content": uid}, "finish_reason": "length", "token_ids": ids,
-        "logprobs": logprobs_of(zip(ids, logprobs, strict=True)),
+        "logprobs": logprob_entries(zip(ids, logprobs, strict=True)),
     }  # fmt: skip
     usage = {"prompt_tokens": len(PROMPT), "completion_tokens": SAMPLED, "total_tokens": len(PROMPT) + SAMPLED}
     response = {"id": uid, "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
@@ -45,7 +45,7 @@ def events(uid: str) -> list[bytes]:
     role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     chunks = [head | {"choices": [role], "prompt_token_ids": PROMPT}]
     for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
-        choice = {"index": 0, "delta": {"content": f"t{token} "}, "logprobs": logprobs_of([(token, logprob)])}
+        choice = {"index": 0, "delta": {"content": f"t{token} "}, "logprobs": logprob_entries([(token, logprob)])}
         finish = "length" if at == SAMPLED - 1 else None
         chunks.append(head | {"choices": [choice | {"finish_reason": finish, "token_ids": [token]}]})
     usage = {"prompt_tokens": len(PROMPT), "completion_tokens": SAMPLED, "total_tokens": len(PROMPT) + SAMPLED}
@@ -62,7 +62,7 @@ def make_app(log: Path) -> web.Application:
         if mode == "refuse":
             return web.json_response({"error": {"message": "overloaded", "type": "x", "code": 503}}, status=503)
         journal.write(uid.encode() + b"\n")
-        parts = events(uid) if body.get("stream") else [whole(uid)[:200], whole(uid)[200:]]
+        parts = events(uid) if body.get("stream") else [unstreamed_response(uid)[:200], unstreamed_response(uid)[200:]]
         kind = "text/event-stream; charset=utf-8" if body.get("stream") else "application/json"
         response = web.StreamResponse(headers={"Content-Type": kind})
         for number in range(len(parts)):

@@ -36,7 +36,7 @@ def request_from(cassette: Cassette) -> dict:
     return cassette.body | {"stream": True}
 
 
-def plays_parts(engine, parts: dict[str, bytes], *, then_hangs: bool) -> None:
+def respond_with_parts(engine, parts: dict[str, bytes], *, then_hangs: bool) -> None:
     """Answer with the part of the response that the call's X-Request-Id selects."""
 
     async def respond(request, body):
@@ -51,7 +51,7 @@ def plays_parts(engine, parts: dict[str, bytes], *, then_hangs: bool) -> None:
     engine.respond = respond
 
 
-def is_a_part(step, whole) -> bool:
+def is_prefix(step, whole) -> bool:
     """Return whether each recorded choice is a prefix of the sampled one."""
     return all(
         choice.ids.tolist() == whole.choices[choice.index].ids.tolist()[: len(choice.ids)] for choice in step.choices
@@ -62,9 +62,9 @@ def is_a_part(step, whole) -> bool:
 async def test_a_stream_that_the_engine_cuts_anywhere_leaves_one_step_of_its_tokens(store, engine, http, cassette):
     """If the client got the end, the step is complete; otherwise the step is partial and has a flag."""
     parts, gate = cuts(cassette.response), asyncio.Semaphore(AT_ONCE)
-    plays_parts(engine, parts, then_hangs=False)
+    respond_with_parts(engine, parts, then_hangs=False)
 
-    async def shown_of(url: str, name: str) -> tuple[bytes, bool]:
+    async def forwarded(url: str, name: str) -> tuple[bytes, bool]:
         shown, named = b"", {"X-Request-Id": name}
         path = f"{url}/rollouts/{name}{cassette.path}"
         async with gate, http.post(path, json=request_from(cassette), headers=named) as response:
@@ -79,7 +79,7 @@ async def test_a_stream_that_the_engine_cuts_anywhere_leaves_one_step_of_its_tok
         seen = dict(
             zip(
                 parts,
-                await asyncio.gather(*(shown_of(served.url, name) for name in parts)),
+                await asyncio.gather(*(forwarded(served.url, name) for name in parts)),
                 strict=True,
             )
         )
@@ -91,14 +91,14 @@ async def test_a_stream_that_the_engine_cuts_anywhere_leaves_one_step_of_its_tok
         assert (is_last, is_last) == (properly, shown.endswith(END)), name
         assert ("complete" if is_last else "partial") == step.status, name
         assert is_last or "stream_cut" in step.problems, name
-        assert is_a_part(step, whole), name
+        assert is_prefix(step, whole), name
         assert not is_last or whole.sampled == step.sampled
 
 
 async def test_a_client_disconnect_after_any_event_leaves_one_step_of_its_tokens(store, engine):
     """The call at the engine is aborted; the step is partial, and flagged as not delivered."""
     sent = {f"after-{number}": events(STREAM.response)[:number] for number in range(1, len(events(STREAM.response)))}
-    plays_parts(engine, {name: b"".join(read) for name, read in sent.items()}, then_hangs=True)
+    respond_with_parts(engine, {name: b"".join(read) for name, read in sent.items()}, then_hangs=True)
 
     async def leaves(url: str, name: str, shown_events: int) -> None:
         named, path = {"X-Request-Id": name}, f"{url}/rollouts/{name}{STREAM.path}"
@@ -119,7 +119,7 @@ async def test_a_client_disconnect_after_any_event_leaves_one_step_of_its_tokens
             engine.aborted.clear()
             (step,) = await wait_for_steps(store, name)
             assert ("partial", "the client disconnected", False) == (step.status, step.reason, step.delivered), name
-            assert is_a_part(step, whole), name
+            assert is_prefix(step, whole), name
             assert shown_events - 1 <= step.sampled <= len(read) - 1, name  # the first event has no token
 
 

@@ -39,20 +39,20 @@ async def test_a_correct_response_is_exact(fuzz):
     await fuzz(0.05, SEEDS.filter(lambda seed: not drawn(seed).over), check)
 
 
-def keys_of(value, path=()) -> set[tuple]:
+def key_paths(value, path=()) -> set[tuple]:
     """Return the paths of all keys within a value, ignoring list indices."""
     if isinstance(value, list):
-        return set().union(*(keys_of(inner, path) for inner in value))
+        return set().union(*(key_paths(inner, path) for inner in value))
     if not isinstance(value, dict):
         return set()
-    return set().union(*({(*path, key)} | keys_of(inner, (*path, key)) for key, inner in value.items()))
+    return set().union(*({(*path, key)} | key_paths(inner, (*path, key)) for key, inner in value.items()))
 
 
-def keys_of_answer(text: bytes, *, is_stream: bool) -> set[tuple]:
+def response_key_paths(text: bytes, *, is_stream: bool) -> set[tuple]:
     if not is_stream:
-        return keys_of(orjson.loads(text))
+        return key_paths(orjson.loads(text))
     payloads = [event.payload for event in EventParser().feed(text)]
-    return set().union(*(keys_of(orjson.loads(payload)) for payload in payloads if payload[:1] == b"{"))
+    return set().union(*(key_paths(orjson.loads(payload)) for payload in payloads if payload[:1] == b"{"))
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp"])
@@ -63,13 +63,13 @@ def test_the_model_writes_only_recorded_fields(kind):
     for cassette in cassettes:
         if cassette.status == 200 and not (cassette.is_stream and b'"error"' in cassette.response):
             endpoint = (cassette.path, cassette.is_stream)
-            seen.setdefault(endpoint, set()).update(keys_of_answer(cassette.response, is_stream=cassette.is_stream))
+            seen.setdefault(endpoint, set()).update(response_key_paths(cassette.response, is_stream=cassette.is_stream))
     for seed in range(600):
         call = replace(drawn(seed), faults=(), cut=None, end=b"\n\n")
         text, content_type = call.response_to(call.plan().body)
         is_stream = content_type.startswith("text/event-stream")
         if call.kind == kind and (call.path, is_stream) in seen:
-            written = keys_of_answer(text, is_stream=is_stream) - seen[call.path, is_stream]
+            written = response_key_paths(text, is_stream=is_stream) - seen[call.path, is_stream]
             written -= {path for path in written if path[-1].startswith((" t", "token_id:"))}  # tokens, not field names
             # Not every recorded stream requested these.
             written -= {path for path in seen[call.path, False] if path[0] in ("usage", "__verbose")}
@@ -88,7 +88,7 @@ async def test_an_exact_step_never_differs_from_what_was_sampled(fuzz):
     await fuzz(0.9, SEEDS, check)
 
 
-def call_of(seed: int, kind: str) -> FaultyCall:
+def first_call(seed: int, kind: str) -> FaultyCall:
     """Return the first call of this engine type, searching from a seed."""
     return next(call for call in map(drawn, range(seed * 100, seed * 100 + 100)) if call.kind == kind)
 
@@ -104,7 +104,7 @@ async def test_a_faulty_engine_breaks_no_reader(fuzz, server, kind):
     ):
         readers, agent = Readers(http, proxy.url), Agent(http, proxy.url, engine)
         number, failures = 0, []
-        await agent.call("warm", replace(call_of(0, kind), faults=()), Random(1))
+        await agent.call("warm", replace(first_call(0, kind), faults=()), Random(1))
         await readers.all_formats("warm")  # so that slow imports happen once, before
         await proxy.reset()
 
@@ -114,7 +114,7 @@ async def test_a_faulty_engine_breaks_no_reader(fuzz, server, kind):
                 return
             number += 1
             random = Random(seed)
-            calls = [call_of(seed, kind)] + [call_of(seed + 1, kind)] * (random.random() < 0.3)
+            calls = [first_call(seed, kind)] + [first_call(seed + 1, kind)] * (random.random() < 0.3)
             try:
                 await session(readers, agent, calls, random, group=f"g{number}")
                 if number % LISTED_EVERY == 0:

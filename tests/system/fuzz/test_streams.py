@@ -22,7 +22,7 @@ CHAT = next(cassette for cassette in STREAMS if "chat" in cassette.path)
 
 
 @st.composite
-def spoilt(draw, cassettes):
+def damaged_streams(draw, cassettes):
     """Draw a recorded stream with events dropped, doubled, swapped or garbled, in any reads; the engine may disconnect."""
     cassette = draw(st.sampled_from(cassettes))
     events = cassette.response.split(b"\n\n")
@@ -88,7 +88,7 @@ async def test_a_damaged_stream_leaves_a_step_that_claims_only_what_was_sent(fuz
         # A rewritten event has a space after "data:", also where the engine's has none.
         assert len(exchanged[0]) + len(exchanged[1]) <= len(response) + 2 + response.count(b"data:")
 
-    await fuzz(0.24, spoilt(STREAMS), check)
+    await fuzz(0.24, damaged_streams(STREAMS), check)
 
 
 async def test_a_client_gets_the_end_of_a_damaged_stream(fuzz, store, engine):
@@ -110,4 +110,4 @@ async def test_a_client_gets_the_end_of_a_damaged_stream(fuzz, store, engine):
             (step,) = await wait_for_steps(store, f"r{number}")
             check_step(step, response)
 
-        await fuzz(0.06, spoilt([CHAT]), check)
+        await fuzz(0.06, damaged_streams([CHAT]), check)

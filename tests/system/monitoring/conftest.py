@@ -40,7 +40,7 @@ def panel_expressions() -> list[str]:
     return [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
 
 
-def rules_of(kind: str) -> list[dict[str, Any]]:
+def rules_by_kind(kind: str) -> list[dict[str, Any]]:
     """Return every recording rule (`record`) or every alert (`alert`)."""
     return [rule for group in deployed_rules()["groups"] for rule in group["rules"] if kind in rule]
 
@@ -65,10 +65,10 @@ async def seen(binaries, tmp_path_factory) -> Seen:
         await scene.until_no_alert("TokenTapeStoreDown", "TokenTapeJournalNotEmpty")
         expressions = {
             as_shown(expression)
-            for expression in (*panel_expressions(), *(rule["record"] for rule in rules_of("record")))
+            for expression in (*panel_expressions(), *(rule["record"] for rule in rules_by_kind("record")))
         }
         vectors = await scene.shown(expressions)
-        selectors = {selector for rule in rules_of("alert") for selector in selectors_of(rule["expr"])}
+        selectors = {selector for rule in rules_by_kind("alert") for selector in selectors_from(rule["expr"])}
         selected = {selector: await scene.query(selector) for selector in selectors}
         metrics, rules, targets = await scene.metrics(), await scene.ask("rules"), await scene.ask("targets")
         await scene.proxy.end(signal.SIGTERM)
@@ -81,6 +81,6 @@ def as_shown(expression: str) -> str:
     return expression.removesuffix(" > 0") if any(metric in expression for metric in MAY_BE_ZERO) else expression
 
 
-def selectors_of(expression: str) -> list[str]:
+def selectors_from(expression: str) -> list[str]:
     """Return the selectors of an expression: an alert whose selector matches no series never fires."""
     return re.findall(r"\b(?:tokentape_|process_|up\b|\w+:)[\w:]*(?:\{[^}]*\})?", expression)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .conftest import as_shown, panel_expressions, rules_of, selectors_of
+from .conftest import as_shown, rules_by_kind, panel_expressions, selectors_from
 from .scene import shows
 
 pytestmark = pytest.mark.timeout(600)  # the first test runs the scene
@@ -14,17 +14,17 @@ def test_each_panel_shows_data(seen, expression):
     assert shows(seen.vectors[as_shown(expression)])
 
 
-@pytest.mark.parametrize("name", [rule["record"] for rule in rules_of("record")])
+@pytest.mark.parametrize("name", [rule["record"] for rule in rules_by_kind("record")])
 def test_each_recording_rule_records(seen, name):
     """Under the name that dashboards and alerts use."""
     assert shows(seen.vectors[name])
 
 
-@pytest.mark.parametrize("rule", rules_of("alert"), ids=lambda rule: rule["alert"])
+@pytest.mark.parametrize("rule", rules_by_kind("alert"), ids=lambda rule: rule["alert"])
 def test_each_selector_of_an_alert_matches_a_series(seen, rule):
     """An alert whose selector matches nothing never fires."""
-    assert selectors_of(rule["expr"])
-    for selector in selectors_of(rule["expr"]):
+    assert selectors_from(rule["expr"])
+    for selector in selectors_from(rule["expr"]):
         assert seen.selected[selector], selector
 
 
@@ -32,7 +32,7 @@ def test_no_rule_fails(seen):
     """Prometheus evaluated each of them without an error."""
     rules = [rule for group in seen.rules["groups"] for rule in group["rules"]]
 
-    assert len(rules) == len(rules_of("record")) + len(rules_of("alert"))
+    assert len(rules) == len(rules_by_kind("record")) + len(rules_by_kind("alert"))
     assert {"ok"} == {rule["health"] for rule in rules}
 
 

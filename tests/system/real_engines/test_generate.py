@@ -46,7 +46,7 @@ async def post(http, url, body, *, stream=False):
     ]
 
 
-def contents_of(responses):
+def contents_from(responses):
     """Return keys and values, independent of how the engine grouped tokens into chunks."""
     keys, heads, choices = set(), [], {}
     for response in responses:
@@ -74,7 +74,7 @@ async def test_calls_are_recorded_exactly_and_responses_are_unchanged(vllm, http
         _, direct_answers = await post(http, vllm.url + GENERATE, flagged)
         (step,) = await proxy.steps("r1")
 
-    assert (200, contents_of(direct[1])) == (shown[0], contents_of(shown[1]))
+    assert (200, contents_from(direct[1])) == (shown[0], contents_from(shown[1]))
     assert ("generate", [], BODY["token_ids"]) == (step["dialect"], step["fidelity"]["problems"], step["prompt_ids"])
     assert body["sampling_params"].get("temperature") == step["sampling"].get("temperature")
     for engine, kept in zip(direct_answers[0]["choices"], step["choices"], strict=True):
@@ -112,7 +112,7 @@ async def test_sampled_ids_that_are_sent_back_extend_the_sequence(vllm, http, tm
         url, prompt = f"{proxy.url}/rollouts/r1{GENERATE}", BODY["token_ids"]
         for stream in (False, True, False):
             _, responses = await post(http, url, BODY | {"token_ids": prompt}, stream=stream)
-            prompt = prompt + contents_of(responses)[2][0]["token_ids"] + [198, 50]
+            prompt = prompt + contents_from(responses)[2][0]["token_ids"] + [198, 50]
         (row,) = await proxy.rows("r1")
 
     assert prompt[:-2] == row["token_ids"]

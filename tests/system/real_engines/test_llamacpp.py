@@ -85,7 +85,7 @@ def events(stream):
     return [event for payload in payloads[:-1] if (event := orjson.loads(payload)) is not None]
 
 
-def contents_of(stream):
+def contents_from(stream):
     """Return text and finish reason by choice, and the keys of choices and deltas."""
     contents = {}
     for event in events(stream):
@@ -103,7 +103,7 @@ async def tokenized(http, engine, text):
     return orjson.loads(response)["tokens"]
 
 
-async def steps_of(llamacpp, http, folder, path, *bodies):
+async def call_and_read_steps(llamacpp, http, folder, path, *bodies):
     """Return the responses through the proxy, and the recorded steps."""
     async with through_proxy(llamacpp.url, folder) as proxy:
         responses = [await posted(http, f"{proxy.url}/rollouts/r1{path}", body) for body in bodies]
@@ -118,7 +118,7 @@ async def test_calls_are_recorded_exactly_or_flagged(llamacpp, http, tmp_path, c
     problems = LIVE.get(case, problems) if stream else problems
     _, own = await posted(http, llamacpp.url + path, body | {"verbose": True, "return_tokens": True})
     verbose = orjson.loads(own)["__verbose"]
-    ((status, _),), (step,) = await steps_of(
+    ((status, _),), (step,) = await call_and_read_steps(
         llamacpp, http, tmp_path, path, body | ({"stream": True} if stream else {})
     )
     choices, found = step["choices"], set(step["fidelity"]["problems"])
@@ -138,7 +138,7 @@ async def test_the_prompt_is_the_rendered_template(llamacpp, http, tmp_path):
     _, rendered = await posted(http, f"{llamacpp.url}/apply-template", {"messages": CONVERSATION})
     expected = await tokenized(http, llamacpp, orjson.loads(rendered)["prompt"])
 
-    _, (step,) = await steps_of(llamacpp, http, tmp_path, CHAT, _CHAT | {"messages": CONVERSATION})
+    _, (step,) = await call_and_read_steps(llamacpp, http, tmp_path, CHAT, _CHAT | {"messages": CONVERSATION})
 
     assert step["prompt_ids"] == expected
     assert len(expected) == step["usage"]["prompt_tokens"]
@@ -149,7 +149,7 @@ async def test_an_unstreamed_response_is_unchanged(llamacpp, http, tmp_path, cas
     """The client gets what the engine alone answers: the same keys in the same order."""
     path, body = (CASES | ASKED)[case][:2]
     status, own = await posted(http, llamacpp.url + path, body)
-    (shown,), _ = await steps_of(llamacpp, http, tmp_path, path, body)
+    (shown,), _ = await call_and_read_steps(llamacpp, http, tmp_path, path, body)
 
     assert (status, normal(orjson.loads(own))) == (shown[0], normal(orjson.loads(shown[1])))
 
@@ -159,10 +159,10 @@ async def test_a_stream_has_the_contents_of_the_engines_own(llamacpp, http, tmp_
     """Text, finish reasons and keys are those of the engine's own stream, also if it is synthetic."""
     path, body, _ = CASES[case]
     _, own = await posted(http, llamacpp.url + path, body | {"stream": True})
-    (shown,), (step,) = await steps_of(llamacpp, http, tmp_path, path, body | {"stream": True})
+    (shown,), (step,) = await call_and_read_steps(llamacpp, http, tmp_path, path, body | {"stream": True})
     expected, actual = events(own), events(shown[1])
 
-    assert contents_of(own) == contents_of(shown[1])
+    assert contents_from(own) == contents_from(shown[1])
     assert (expected[0].keys(), expected[-1].keys()) == (actual[0].keys(), actual[-1].keys())
     assert step["extra"]["streaming"] == ("replay" if path == CHAT else "live")
 
@@ -172,7 +172,7 @@ async def test_usage_is_in_the_event_where_the_engine_sends_it(llamacpp, http, t
     """On request it is in a separate event in chat, and always in the last event of completions."""
     with_usage = body | {"stream": True, "stream_options": {"include_usage": True}}
     _, own = await posted(http, llamacpp.url + path, with_usage)
-    (shown,), _ = await steps_of(llamacpp, http, tmp_path, path, with_usage)
+    (shown,), _ = await call_and_read_steps(llamacpp, http, tmp_path, path, with_usage)
     expected, actual = events(own)[-1], events(shown[1])[-1]
 
     assert expected.keys() == actual.keys()
@@ -194,7 +194,7 @@ async def test_usage_is_in_the_event_where_the_engine_sends_it(llamacpp, http, t
 async def test_an_error_is_unchanged(llamacpp, http, tmp_path, path, body):
     """What the engine rejects is rejected through the proxy, byte for byte the same."""
     own = await posted(http, llamacpp.url + path, body)
-    (shown,), _ = await steps_of(llamacpp, http, tmp_path, path, body)
+    (shown,), _ = await call_and_read_steps(llamacpp, http, tmp_path, path, body)
 
     assert own[0] == 400
     assert own == shown
@@ -232,7 +232,7 @@ async def test_the_engine_type_is_detected(llamacpp, tmp_path):
 async def test_recorded_logprobs_are_the_models_own(llamacpp, http, tmp_path):
     """The same at any temperature, and under a grammar."""
     bodies = [_CHAT | {"max_tokens": 1, "grammar": 'root ::= "The"', "temperature": heat} for heat in (0, 0.8, 1.5)]
-    _, steps = await steps_of(llamacpp, http, tmp_path, CHAT, *bodies)
+    _, steps = await call_and_read_steps(llamacpp, http, tmp_path, CHAT, *bodies)
 
     assert 1 == len({step["choices"][0]["logprobs"][0] for step in steps})
     assert {"raw_logprobs"} == {step["sampling"]["logprobs_mode"] for step in steps}

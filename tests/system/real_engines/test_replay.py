@@ -36,7 +36,7 @@ async def test_a_synthetic_stream_has_the_contents_of_the_engines_own(vllm, http
         (step,) = await proxy.steps("r1")
 
     if case not in OTHER_MESSAGE:
-        assert contents_of(live[1]) == contents_of(replayed[1])
+        assert contents_from(live[1]) == contents_from(replayed[1])
         assert counted(live[1]) == counted(replayed[1])
     assert keys(replayed[1]) <= keys(live[1]) | ALWAYS
     assert sampled(direct_answers, stream=False)[0]["ids"] == step["choices"][0]["ids"]
@@ -59,7 +59,7 @@ def keys(chunks) -> set[tuple[str, ...]]:
     return {tuple(sorted(part)) for choice in choices for part in (choice, choice.get("delta") or ())}
 
 
-def contents_of(chunks) -> dict:
+def contents_from(chunks) -> dict:
     """Return texts, calls by name and arguments, and the finish reason, by choice."""
     found: dict = {}
     for chunk in chunks:

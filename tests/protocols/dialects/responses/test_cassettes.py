@@ -41,7 +41,7 @@ def with_joined_text(response):
     return {**response, "output": [others, "".join(texts), logprobs, bool(texts)]}
 
 
-def name_of(cassette):
+def cassette_id(cassette):
     return f"{cassette.kind}-{cassette}"
 
 
@@ -61,9 +61,9 @@ def test_recorded_streams_are_rendered_and_read_back(kind):
         for event in events[::5] + events[-1:]:
             EVENT.validate_python(event)
         whole = RESPONSES.renderer(BODY, TOLD).whole(response)
-        assert with_joined_text(events[-1]["response"]) == with_joined_text(whole), name_of(cassette)
+        assert with_joined_text(events[-1]["response"]) == with_joined_text(whole), cassette_id(cassette)
         read = RESPONSES.read({"input": events[-1]["response"]["output"]}, TranslationOptions())
-        assert [as_chat(response["choices"][0]["message"])] == read["messages"], name_of(cassette)
+        assert [as_chat(response["choices"][0]["message"])] == read["messages"], cassette_id(cassette)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,4 +76,4 @@ def test_recorded_responses_are_rendered_and_read_back(kind):
         Response.model_validate(answer)
         read = RESPONSES.read({"input": answer["output"]}, TranslationOptions())
         message = response["choices"][0]["message"]
-        assert [as_chat(message)] == read["messages"], name_of(cassette)
+        assert [as_chat(message)] == read["messages"], cassette_id(cassette)

@@ -6,7 +6,7 @@ from proxy.protocols.dialects.responses.events import CallItem, Events, TextItem
 from proxy.protocols.dialects.responses.tools import Tool
 
 
-def kinds_of(stream):
+def event_types(stream):
     return [event["type"].removeprefix("response.") for event in events_of(stream)]
 
 
@@ -69,9 +69,9 @@ def test_the_input_of_a_custom_tool_is_streamed_without_its_json_quoting():
     assert [[], ["a"], ["\n"]] == [
         [event["delta"] for event in events_of(valid.append(piece))] for piece in ('{"input": "', "a\\", 'n"}')
     ]
-    assert ["custom_tool_call_input.done", "output_item.done"] == kinds_of(valid.end("completed"))
+    assert ["custom_tool_call_input.done", "output_item.done"] == event_types(valid.end("completed"))
     assert b"" == invalid.append("{}")
-    assert ["custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"] == kinds_of(
+    assert ["custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"] == event_types(
         invalid.end("completed")
     )
     assert {"id": "ctc_1", "type": "custom_tool_call", "call_id": "c", "name": "p", "input": "{}"} == invalid.to_json(

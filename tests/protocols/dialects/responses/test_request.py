@@ -15,7 +15,7 @@ THINKING = TranslationOptions(
 )
 
 
-def chat_of(options=PLAIN, **fields):
+def chat_fields(options=PLAIN, **fields):
     """Return the chat request of these fields without its message."""
     chat = read({"input": "hi", **fields}, options)
     assert [{"role": "user", "content": "hi"}] == chat.pop("messages")
@@ -32,16 +32,16 @@ def test_settings_get_chats_names():
         "top_k": 3,
         "seed": 1,
         "stop": ["x"],
-    } == chat_of(model="m", temperature=0, top_p=0.5, max_output_tokens=9, top_k=3, seed=1, stop=["x"], min_p=None)
-    assert {"stream": True, "stream_options": {"include_usage": True}} == chat_of(
+    } == chat_fields(model="m", temperature=0, top_p=0.5, max_output_tokens=9, top_k=3, seed=1, stop=["x"], min_p=None)
+    assert {"stream": True, "stream_options": {"include_usage": True}} == chat_fields(
         stream=True, stream_options={"include_obfuscation": True}
     )
-    assert {} == chat_of(stream=False)
+    assert {} == chat_fields(stream=False)
 
 
 def test_fields_without_a_meaning_in_chat_are_not_sent():
     """They are recorded in the body, as are unknown ones."""
-    assert {} == chat_of(
+    assert {} == chat_fields(
         store=False, metadata={"a": "b"}, truncation="auto", user="u", service_tier="flex", prompt_cache_key="k", n=2,
         include=["x"], max_tool_calls=1, text={"verbosity": "low"}, return_token_ids=True,
         context_management=[], nobody={"knows": 1}, background=False, conversation=None, previous_response_id="resp_1",
@@ -59,9 +59,9 @@ def test_logprobs_are_requested_by_include():
     """Without `top_logprobs`, no alternatives are requested."""
     include = ["message.output_text.logprobs"]
 
-    assert {"logprobs": True, "top_logprobs": 0} == chat_of(include=include)
-    assert {"logprobs": True, "top_logprobs": 2} == chat_of(include=include, top_logprobs=2)
-    assert {} == chat_of(top_logprobs=2)
+    assert {"logprobs": True, "top_logprobs": 0} == chat_fields(include=include)
+    assert {"logprobs": True, "top_logprobs": 2} == chat_fields(include=include, top_logprobs=2)
+    assert {} == chat_fields(top_logprobs=2)
 
 
 def test_a_text_format_becomes_a_response_format():
@@ -71,23 +71,23 @@ def test_a_text_format_becomes_a_response_format():
     assert {
         "type": "json_schema",
         "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True},
-    } == chat_of(text={"format": form})["response_format"]
-    assert {"response_format": {"type": "json_object"}} == chat_of(text={"format": {"type": "json_object"}})
-    assert {} == chat_of(text={"format": {"type": "text"}})
+    } == chat_fields(text={"format": form})["response_format"]
+    assert {"response_format": {"type": "json_object"}} == chat_fields(text={"format": {"type": "json_object"}})
+    assert {} == chat_fields(text={"format": {"type": "text"}})
 
 
 @pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("minimal", True), ("xhigh", True)])
 def test_effort_is_passed_through_and_sets_the_configured_fields(effort, thinks):
     """The body's fields override those of the configuration."""
-    chat = chat_of(THINKING, reasoning={"effort": effort, "summary": "auto"}, chat_template_kwargs={"x": 2})
+    chat = chat_fields(THINKING, reasoning={"effort": effort, "summary": "auto"}, chat_template_kwargs={"x": 2})
 
     assert effort == chat["reasoning_effort"]
     assert {"enable_thinking": False, "x": 2} | ({"enable_thinking": True} if thinks else {}) == chat[
         "chat_template_kwargs"
     ]
-    assert {"reasoning_effort": "low"} == chat_of(reasoning={"effort": "low"})
-    assert {} == chat_of(THINKING, reasoning={"summary": "auto"})
-    assert {"chat_template_kwargs": {"x": 2}} == chat_of(THINKING, chat_template_kwargs={"x": 2})
+    assert {"reasoning_effort": "low"} == chat_fields(reasoning={"effort": "low"})
+    assert {} == chat_fields(THINKING, reasoning={"summary": "auto"})
+    assert {"chat_template_kwargs": {"x": 2}} == chat_fields(THINKING, chat_template_kwargs={"x": 2})
 
 
 def test_developer_messages_are_sent_as_they_are_to_an_engine_that_supports_them():

@@ -21,7 +21,7 @@ CRM = {
 SEARCH = {"type": "web_search"}
 
 
-def choice_of(choice, tools=(LOOK, PATCH, CRM), **more):
+def chat_choice(choice, tools=(LOOK, PATCH, CRM), **more):
     """Return the chat fields of a tool choice."""
     body = {"tools": list(tools), "tool_choice": choice, **more}
     return choose(body, read_tools(body, ignore_hosted=True), ignore_hosted=True)
@@ -63,7 +63,7 @@ def test_hosted_tools_are_rejected_by_name_or_dropped():
 
     assert (400, "tools[1].type") == (raised.value.status, raised.value.param)
     assert 1 == len(read_tools({"tools": [LOOK, SEARCH]}, ignore_hosted=True).chat_tools)
-    assert "tool_choice" not in choice_of({"type": "web_search"})
+    assert "tool_choice" not in chat_choice({"type": "web_search"})
     with pytest.raises(BadRequest, match="'web_search'"):
         choose({"tool_choice": SEARCH}, read_tools({}, ignore_hosted=False), ignore_hosted=False)
 
@@ -83,21 +83,21 @@ def test_hosted_tools_are_rejected_by_name_or_dropped():
     ],
 )
 def test_tool_choice_is_translated(choice, expected):
-    assert expected == choice_of(choice)["tool_choice"]
+    assert expected == chat_choice(choice)["tool_choice"]
 
 
 def test_only_allowed_tools_are_sent():
     """Chat has no other way to forbid a tool."""
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}, CRM]}
 
-    assert ["look", "crm__find"] == [tool["function"]["name"] for tool in choice_of(allowed)["tools"]]
+    assert ["look", "crm__find"] == [tool["function"]["name"] for tool in chat_choice(allowed)["tools"]]
 
 
 def test_tool_choice_without_tools():
     """`auto` and `parallel_tool_calls` are dropped; `none` is sent, as the rollout may have tools."""
-    assert {} == choice_of("auto", (), parallel_tool_calls=True)
-    assert {"tool_choice": "none"} == choice_of("none", ())
-    assert choice_of(None, parallel_tool_calls=False)["parallel_tool_calls"] is False
+    assert {} == chat_choice("auto", (), parallel_tool_calls=True)
+    assert {"tool_choice": "none"} == chat_choice("none", ())
+    assert chat_choice(None, parallel_tool_calls=False)["parallel_tool_calls"] is False
 
 
 @pytest.mark.parametrize(

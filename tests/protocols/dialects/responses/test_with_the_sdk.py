@@ -59,7 +59,7 @@ class Answering(httpx2.BaseTransport):
         return httpx2.Response(200, content=text, headers={"Content-Type": kind})
 
 
-def client_of(server):
+def client_for(server):
     """The SDK, before this server."""
     return openai.OpenAI(
         api_key="k", base_url="http://x/v1", http_client=httpx2.Client(transport=server), max_retries=0
@@ -104,7 +104,7 @@ def test_refusals_errors_and_logprobs_validate_as_the_sdks_types():
 def connected():
     """A server whose response the tests replace, and one client of it: clients take long to construct."""
     server = Answering(None)
-    return server, client_of(server)
+    return server, client_for(server)
 
 
 @settings(max_examples=12, suppress_health_check=list(HealthCheck))
@@ -132,7 +132,7 @@ def test_responses_are_parsed_by_a_schema():
     """`responses.parse` and a stream with `text_format`: the engine gets the schema, and the text is parsed."""
     message = {"role": "assistant", "content": '{"total": 4}'}
     server = Answering(message, [{"choices": [{"index": 0, "delta": message, "finish_reason": "stop"}]}])
-    client = client_of(server)
+    client = client_for(server)
     parsed = client.responses.parse(model="gpt-5", input="2+2", text_format=Sums)
     with client.responses.stream(model="gpt-5", input="2+2", text_format=Sums) as stream:
         list(stream)
@@ -147,7 +147,7 @@ def test_a_parsed_tool_call_is_returned_with_its_sampled_arguments():
     """`pydantic_function_tool` in a loop of two turns."""
     call = {"id": "c1", "type": "function", "function": {"name": "Sums", "arguments": '{ "total" :4}'}}
     server = Answering({"role": "assistant", "content": None, "tool_calls": [call]})
-    client = client_of(server)
+    client = client_for(server)
     turn = client.responses.parse(model="gpt-5", input="go", tools=[openai.pydantic_function_tool(Sums)])
     (item,) = turn.output
     output = {"type": "function_call_output", "call_id": item.call_id, "output": "4"}
@@ -162,10 +162,10 @@ def test_a_parsed_tool_call_is_returned_with_its_sampled_arguments():
 def test_errors_raise_the_sdks_exceptions():
     """Those of the proxy and of the engine."""
     with pytest.raises(openai.NotFoundError, match="no such rollout") as own:
-        client_of(Answering(None, error=RESPONSES.error(NotFound("no such rollout")))).responses.create(input="x")
+        client_for(Answering(None, error=RESPONSES.error(NotFound("no such rollout")))).responses.create(input="x")
     with pytest.raises(openai.NotFoundError, match="no model") as engines:
         body = RESPONSES.engine_error(404, '{"object": "error", "message": "no model", "code": 404}')
-        client_of(Answering(None, error=body)).responses.create(input="x")
+        client_for(Answering(None, error=body)).responses.create(input="x")
 
     assert ("not_found_error", "not_found_error") == (own.value.type, engines.value.type)
 

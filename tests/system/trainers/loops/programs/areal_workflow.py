@@ -7,9 +7,9 @@ import sys
 from areal.api.cli_args import GenerationHyperparameters
 from areal.infra.workflow_executor import check_trajectory_format
 from areal.utils.data import concat_padded_tensors
-from page import TASKS, lines_of
+from page import TASKS, definitions_from
 
-page = lines_of(sys.argv[1], "RecordedWorkflow")
+page = definitions_from(sys.argv[1], "RecordedWorkflow")
 gconfig = GenerationHyperparameters(temperature=0.7, top_p=0.95, top_k=50, max_new_tokens=16, stop=["zzzz"])
 workflow = page["RecordedWorkflow"](gconfig)
 

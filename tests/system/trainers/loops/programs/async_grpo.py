@@ -9,12 +9,12 @@ import sys
 
 import plain_attention
 from datasets import Dataset
-from page import TASKS, lines_of
+from page import TASKS, definitions_from
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
 url, model, folder = sys.argv[1:]
 plain_attention.install()
-page = lines_of(url, "RecordedWorker")
+page = definitions_from(url, "RecordedWorker")
 
 
 class NoTransfer:

@@ -4,11 +4,11 @@ import json
 import sys
 
 from datasets import Dataset
-from page import TASKS, lines_of
+from page import TASKS, definitions_from
 from trl import GRPOConfig, GRPOTrainer
 
 url, model, folder = sys.argv[1:]
-page = lines_of(url, "rollout_func")
+page = definitions_from(url, "rollout_func")
 handed = []
 
 

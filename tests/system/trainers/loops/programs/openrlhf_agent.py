@@ -5,10 +5,10 @@ import json
 import sys
 
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
-from page import TASKS, lines_of
+from page import TASKS, definitions_from
 from vllm import SamplingParams
 
-page = lines_of(sys.argv[1], "AgentExecutor", "AgentExecutor(AgentExecutorBase)")
+page = definitions_from(sys.argv[1], "AgentExecutor", "AgentExecutor(AgentExecutorBase)")
 params = SamplingParams(temperature=0.7, top_p=0.95, top_k=50, max_tokens=16, min_tokens=1, stop=["zzzz"])
 playing = page["AgentExecutor"]().execute(TASKS[0][0]["content"], "label", params, 2048, None, None)
 response = asyncio.run(playing)

@@ -9,7 +9,7 @@ from pages import ROOT, blocks_of
 TASKS = [[{"role": "user", "content": text}] for text in ("Name a city.", "Name two fruits.")]
 
 
-def lines_of(url: str, *names: str) -> dict[str, Any]:
+def definitions_from(url: str, *names: str) -> dict[str, Any]:
     """Run the page's common lines and the blocks that define these names, against a proxy; return what they define."""
     blocks = [block for block in blocks_of(ROOT / "docs" / "trainers.md") if block.language == "python"]
     sys.modules["recorded_page"] = module = ModuleType("recorded_page")  # verl imports its agent loops by name

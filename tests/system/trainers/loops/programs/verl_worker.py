@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import verl
 from hydra import compose, initialize_config_dir
-from page import TASKS, lines_of
+from page import TASKS, definitions_from
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
 url, model = sys.argv[1:]
-page = lines_of(url, "RecordedLoop")
+page = definitions_from(url, "RecordedLoop")
 with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
     config = compose("ppo_trainer", overrides=[
         f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.rollout.name=vllm",
