@@ -2,7 +2,7 @@
 
 import pytest
 
-from .conftest import as_shown, rules_by_kind, panel_expressions, selectors_from
+from .conftest import as_shown, panel_expressions, rules_by_kind, selectors_from
 from .scene import shows
 
 pytestmark = pytest.mark.timeout(600)  # the first test runs the scene
