@@ -1,4 +1,4 @@
-"""The journal keeps steps on disk and replays them in order."""
+"""The journal stores steps on disk and replays them in order."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The recorder appends each step to the store once, and keeps it in the journal while the store is unreachable."""
+"""The recorder appends each step to the store once, and journals it while the store is unreachable."""
 
 import asyncio
 import os

@@ -107,11 +107,11 @@ def messages(draw) -> dict:
         message[draw(st.sampled_from(["reasoning", "reasoning_content"]))] = thought
     calls = [
         {
-            "id": draw(st.sampled_from([f"call_{at}", f"functions.f:{at}", "same", "", None])),
+            "id": draw(st.sampled_from([f"call_{position}", f"functions.f:{position}", "same", "", None])),
             "type": "function",
             "function": {"name": draw(st.sampled_from(["f", "g"])), "arguments": draw(arguments())},
         }
-        for at in range(draw(st.integers(0, 2)))
+        for position in range(draw(st.integers(0, 2)))
     ]
     return message | ({"tool_calls": calls} if calls else {})
 
@@ -134,11 +134,12 @@ def atoms(message: dict) -> list[tuple]:
     pieces: list[tuple] = []
     for name in ("reasoning", "reasoning_content", "content"):
         pieces += [(name, char) for char in message.get(name) or ""]
-    for at, call in enumerate(message.get("tool_calls") or ()):
+    for position, call in enumerate(message.get("tool_calls") or ()):
         opening = {key: value for key, value in call.items() if key != "function"}
-        pieces.append(("tool_calls", {"index": at, **opening, "function": {"name": call["function"]["name"]}}))
+        pieces.append(("tool_calls", {"index": position, **opening, "function": {"name": call["function"]["name"]}}))
         pieces += [
-            ("tool_calls", {"index": at, "function": {"arguments": char}}) for char in call["function"]["arguments"]
+            ("tool_calls", {"index": position, "function": {"arguments": char}})
+            for char in call["function"]["arguments"]
         ]
     return pieces
 
@@ -148,11 +149,11 @@ def chunks_of(pieces: list[tuple], sizes: list[int], response: dict, *, apart: b
     not.
     """
     deltas: list[dict] = [{"role": "assistant", "content": ""}]
-    at = turn = 0
-    while at < len(pieces):
+    position = turn = 0
+    while position < len(pieces):
         size = sizes[turn % len(sizes)] if sizes else 1
-        deltas.append(_delta(pieces[at : at + size]))
-        at, turn = at + size, turn + 1
+        deltas.append(_delta(pieces[position : position + size]))
+        position, turn = position + size, turn + 1
     head = {key: response[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     chunks = [head | {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
     if apart:

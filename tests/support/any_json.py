@@ -125,9 +125,9 @@ def odd_steps(draw):
 def read_back(steps):
     """Return the steps as a reader gets them; steps whose record is rejected are omitted."""
     read = []
-    for at, step in enumerate(steps):
+    for position, step in enumerate(steps):
         with suppress(TypeError, ValueError, AttributeError):  # a failed write stores nothing
             record = encode(step)
             with suppress(UnreadableRecord):
-                read.append(decode(record.record, BlockReader(record.blocks), at))
+                read.append(decode(record.record, BlockReader(record.blocks), position))
     return read

@@ -1,4 +1,4 @@
-"""The command line as people run it: to its end, or until it is terminated."""
+"""The command line as separate processes: run to the end, or until terminated."""
 
 import os
 import re

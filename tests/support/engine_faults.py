@@ -429,4 +429,4 @@ def _remove(written: Written, event: Event) -> bool:
 
 
 def _place(written: Written, event: Event) -> int:
-    return next(at for at, other in enumerate(written.events) if other is event)
+    return next(position for position, other in enumerate(written.events) if other is event)

@@ -95,7 +95,9 @@ def drawn_truth(random: Random, body: Json, dialect: str) -> Truth:
         prompts = prompt
     else:
         prompts = [prompt if isinstance(prompt, list) and prompt else _ids(random, 1, 5)]
-    return Truth(prompts, [_choice(random, at, at // samples, dialect) for at in range(samples * len(prompts))])
+    return Truth(
+        prompts, [_choice(random, position, position // samples, dialect) for position in range(samples * len(prompts))]
+    )
 
 
 def serialized(written: Written, end: bytes = b"\n\n") -> bytes:
@@ -115,7 +117,10 @@ def least(call: FaultyCall, fails: Callable[[FaultyCall], bool]) -> FaultyCall:
     smaller: Iterable[FaultyCall] = (
         replace(call, reads=(), end=b"\n\n"),
         replace(call, cut=None),
-        *(replace(call, faults=call.faults[:at] + call.faults[at + 1 :]) for at in range(len(call.faults))),
+        *(
+            replace(call, faults=call.faults[:position] + call.faults[position + 1 :])
+            for position in range(len(call.faults))
+        ),
     )
     for candidate in smaller:
         is_smaller = (candidate.reads, candidate.cut, candidate.faults, candidate.end) != (
@@ -155,7 +160,7 @@ def _body(random: Random, kind: str, dialect: str) -> tuple[Truth, Json]:
     samples = random.choice((1, 1, 1, 2, 3))
     several = dialect == "completions" and random.random() < 0.2
     prompts = [_ids(random, 1, 5) for _ in range(2 if several else 1)]
-    choices = [_choice(random, at, at // samples, dialect) for at in range(samples * len(prompts))]
+    choices = [_choice(random, position, position // samples, dialect) for position in range(samples * len(prompts))]
     versions = ["v1", "v2"] if random.random() < 0.3 else ["default"]
     body: Json = {"model": "tiny"}
     if dialect == "chat":

@@ -226,10 +226,10 @@ class _Vllm(_Engine):
 
     def chat_chunks(self, choice: Drawn) -> list[Event]:
         events, sampled = [], 0
-        for at, (ids, logprobs) in enumerate(choice.pieces()):
+        for position, (ids, logprobs) in enumerate(choice.pieces()):
             sampled += len(ids)
-            is_last = at == len(choice.sizes) - 1
-            delta = self.delta(choice, ids, first=at == 0)
+            is_last = position == len(choice.sizes) - 1
+            delta = self.delta(choice, ids, first=position == 0)
             payload = {"index": choice.index, "delta": delta, "logprobs": self.logprobs(ids, logprobs),
                     "finish_reason": choice.finish if is_last else None}  # fmt: skip
             payload |= {"stop_reason": None} if is_last else {}
@@ -240,12 +240,12 @@ class _Vllm(_Engine):
     def text_chunks(self, choice: Drawn) -> list[Event]:
         events, sampled = [], 0
         with_ids = self.request.body.get("return_token_ids") is True
-        for at, (ids, logprobs) in enumerate(choice.pieces()):
+        for position, (ids, logprobs) in enumerate(choice.pieces()):
             sampled += len(ids)
-            is_last = at == len(choice.sizes) - 1
+            is_last = position == len(choice.sizes) - 1
             payload = {"index": choice.index, "text": self.text(ids), "logprobs": self.logprobs(ids, logprobs),
                     "finish_reason": choice.finish if is_last else None, "stop_reason": None,
-                    "prompt_token_ids": self.prompt_of(choice) if with_ids and at == 0 else None,
+                    "prompt_token_ids": self.prompt_of(choice) if with_ids and position == 0 else None,
                     "token_ids": list(ids) if with_ids else None}  # fmt: skip
             events.append(Event({**self.head, "choices": [payload], **self.counted(choice, sampled)}))
         return events
@@ -285,9 +285,9 @@ class _Vllm(_Engine):
 
     def generate_chunks(self, choice: Drawn) -> list[Event]:
         events, sampled = [], 0
-        for at, (ids, logprobs) in enumerate(choice.pieces()):
+        for position, (ids, logprobs) in enumerate(choice.pieces()):
             sampled += len(ids)
-            payload = self.generate_choice(choice, ids, logprobs, last=at == len(choice.sizes) - 1)
+            payload = self.generate_choice(choice, ids, logprobs, last=position == len(choice.sizes) - 1)
             usage = self.counted(choice, sampled).get("usage")
             events.append(Event({"request_id": "g-1", "usage": usage, "output_mode": "tokens", "choices": [payload]}))
         return events
@@ -341,20 +341,22 @@ class _Sglang(_Engine):
     def chat_chunks(self, choice: Drawn) -> list[Event]:
         base = {"index": choice.index, "logprobs": None, "finish_reason": None, "matched_stop": None}
         payloads = [{**base, "delta": {"reasoning_content": None, "role": "assistant", "content": ""}}]
-        for at, (ids, logprobs) in enumerate(choice.pieces()):
-            delta = {"reasoning_content": None, **self.delta(choice, ids, first=at == 0)}
+        for position, (ids, logprobs) in enumerate(choice.pieces()):
+            delta = {"reasoning_content": None, **self.delta(choice, ids, first=position == 0)}
             payloads.append({**base, "delta": delta, "logprobs": self.logprobs(ids, logprobs)})
         payloads.append({**base, "delta": {"reasoning_content": None}, "finish_reason": choice.finish})
         return [Event({**self.head, "choices": [payload]}) for payload in payloads]
 
     def text_chunks(self, choice: Drawn) -> list[Event]:
         events = []
-        for at, (ids, logprobs) in enumerate(choice.pieces()):
-            is_last = at == len(choice.sizes) - 1
+        for position, (ids, logprobs) in enumerate(choice.pieces()):
+            is_last = position == len(choice.sizes) - 1
             payload = {"index": choice.index, "text": self.text(ids), "logprobs": self.logprobs(ids, logprobs),
                     "finish_reason": choice.finish if is_last else None, "matched_stop": None}  # fmt: skip
             if self.request.body.get("return_token_ids") is True:
-                payload |= {"token_ids": list(ids)} | ({"prompt_token_ids": self.prompt_of(choice)} if at == 0 else {})
+                payload |= {"token_ids": list(ids)} | (
+                    {"prompt_token_ids": self.prompt_of(choice)} if position == 0 else {}
+                )
             events.append(Event({**self.head, "choices": [payload], "usage": None}))
         return events
 

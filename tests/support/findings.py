@@ -20,8 +20,8 @@ async def engine_findings(url: str, listed: dict | None = None, **sections) -> l
     settings = settings_for(url, **sections)
     upstream = Upstream(settings.engines, make_metrics(CollectorRegistry()))
     try:
-        known = {} if listed is None else listed
-        return [finding async for finding in check_engine(upstream, upstream.endpoints[0], settings, known)]
+        models = {} if listed is None else listed
+        return [finding async for finding in check_engine(upstream, upstream.endpoints[0], settings, models)]
     finally:
         await upstream.close()
 

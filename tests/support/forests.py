@@ -19,7 +19,7 @@ def make_choice(index: int, ids: Sequence[int], **facts) -> Choice:
 
 def make_step(step_id: str, prompt: Sequence[int], *sampled: Sequence[int] | Choice, **facts) -> Step:
     """Return a step of one prompt; each of `sampled` is a choice, or the ids of one."""
-    choices = [ids if isinstance(ids, Choice) else make_choice(at, ids) for at, ids in enumerate(sampled)]
+    choices = [ids if isinstance(ids, Choice) else make_choice(position, ids) for position, ids in enumerate(sampled)]
     defaults = {
         "rollout_id": "r1",
         "dialect": "chat",

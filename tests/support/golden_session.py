@@ -68,7 +68,7 @@ class SteppedClock:
 
 
 class Stage:
-    """One proxy before one engine: `call` sends a request and keeps its response in `calls`."""
+    """A proxy in front of an engine: `call` sends a request and records its response in `calls`."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Stage:
         self._http, self._served, self._clock = http, served, clock
 
     async def call(self, method: str, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
-        """Send a request and return its response as it is kept. `headers`: X_Rollout_Id for X-Rollout-Id."""
+        """Send a request and return its recorded response. `headers`: X_Rollout_Id for X-Rollout-Id."""
         self._clock.tick()
         named = {"Content-Type": "application/json"} if body is not None else {}
         named |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -150,7 +150,7 @@ class Stage:
             await call
 
     async def until(self, path: str, holds: Callable[[Any], bool]) -> None:
-        """Poll until a condition holds: writes in the background are done then. The polls are not kept."""
+        """Poll until a condition holds: background writes have ended then. The polls are not recorded."""
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 async with self._http.get(self._served.url + path) as response:
@@ -260,7 +260,7 @@ async def chats(stage: Stage) -> None:
 
 
 async def drift(stage: Stage) -> None:
-    """A history that comes back changed: whitespace, another text, a reply cut short."""
+    """Send a history that differs from what was sampled: whitespace, another text, a truncated reply."""
     first = [user("Tell me a story of the sea.")]
     changes = (str.strip, str.upper, lambda text: text[: len(text) // 2], lambda text: f" {text} ")
     for number, change in enumerate(changes):

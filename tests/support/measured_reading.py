@@ -44,7 +44,7 @@ def main(kind, name, steps, tokens):
     Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here
     before = resident_mb("VmRSS")
     reader = BlockReader(blocks)
-    read = [decode(record, reader, at, whole=False) for at, record in enumerate(records)]
+    read = [decode(record, reader, position, whole=False) for position, record in enumerate(records)]
     query = ExportQuery(FORMATS[name], CONTAINERS["json"], Options(), Fill())
     plan = query.form.plan(RolloutFacts("r1", reward=1.0), read, Options())
     pieces = list(query.pieces(plan.render(), {}))

@@ -48,7 +48,7 @@ def odd(random: Random) -> orjson.Fragment:
 
 
 def odd_type(random: Random, *allowed: type) -> orjson.Fragment:
-    """Return an odd value of none of these types; an int is not a float here, nor is a bool."""
+    """Return an odd value of none of these types; ints and bools are not floats here."""
     while True:
         text = odd_text(random)
         if not isinstance(_read(text), allowed) or (text in (b"true", b"false") and bool not in allowed):
@@ -79,7 +79,7 @@ def put(value: object, path: tuple, new: object) -> object:
 
 
 def _read(text: bytes) -> object:
-    """Return the value of an odd text, as far as its type goes."""
+    """Return a value of the type of an odd text."""
     if text[:1] in b"[{":
         return [] if text[:1] == b"[" else {}
     if text[:1] == b'"':

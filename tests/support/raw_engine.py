@@ -77,11 +77,11 @@ class RawEngine:
             writer.transport.abort()
 
     def _fixed_response(self, path: str) -> Sent | None:
-        known = FACTS[self.kind].get(path) or ({"status": "ok"} if path == "/health" else None)
-        if known is None and path == "/v1/models":
-            known = {"object": "list", "data": [{"id": "tiny", "object": "model", "root": "tiny"}]}
-        if known is not None:
-            return Sent([orjson.dumps(known)])
+        payload = FACTS[self.kind].get(path) or ({"status": "ok"} if path == "/health" else None)
+        if payload is None and path == "/v1/models":
+            payload = {"object": "list", "data": [{"id": "tiny", "object": "model", "root": "tiny"}]}
+        if payload is not None:
+            return Sent([orjson.dumps(payload)])
         if path in PROBE_PATHS or self.respond is None:
             return Sent([b"{}"], status=b"404 Not Found")
         return None

@@ -83,7 +83,10 @@ def entries(name, data):
     """Return the rows in the result of a format's `gather`: its list, its lists' entries, or its groups' rows."""
     if isinstance(data, dict):
         count = len(next(iter(data.values()), []))
-        return [{key: None if value is None else [value[at]] for key, value in data.items()} for at in range(count)]
+        return [
+            {key: None if value is None else [value[position]] for key, value in data.items()}
+            for position in range(count)
+        ]
     return [row for group in data for row in group["rollouts"]] if name == "marin" else data
 
 

@@ -58,7 +58,7 @@ def find(name: str, suffix: str, kind: str = "vllm") -> Path:
     """Return the path of a cassette's file: that of `recorded/chat_stop_s_inj` is in `recorded/stops`.
 
     Raises:
-        FileNotFoundError: there is no such cassette.
+        FileNotFoundError: the cassette does not exist.
     """
     base = ROOTS[kind] / name
     for topic in ("", *TOPICS):

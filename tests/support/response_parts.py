@@ -46,7 +46,9 @@ def logprob_slots(written: Written) -> list[tuple[Any, Any]]:
         elif "content" in logprobs:
             found += [(entry, "logprob") for entry in logprobs["content"]]
         else:
-            found += [(logprobs["token_logprobs"], at) for at in range(len(logprobs.get("token_logprobs") or ()))]
+            found += [
+                (logprobs["token_logprobs"], position) for position in range(len(logprobs.get("token_logprobs") or ()))
+            ]
     return found
 
 
@@ -62,7 +64,7 @@ def token_name_slots(written: Written) -> list[tuple[Any, Any]]:
             key = next((key for key in ("id", "token_id") if key in entry), "token")
             found += [(entry, key)] if not pairs and (key != "token" or _is_named(entry["token"])) else []
         tokens = logprobs.get("tokens") or ()
-        found += [(tokens, at) for at, token in enumerate(tokens) if _is_named(token)]
+        found += [(tokens, position) for position, token in enumerate(tokens) if _is_named(token)]
     return found
 
 

@@ -172,7 +172,7 @@ async def rollout_server() -> AsyncIterator[RolloutServer]:
 
 @asynccontextmanager
 async def dispatching(engine_url: str, store, server: RolloutServer, **sections) -> AsyncIterator[SimpleNamespace]:
-    """Start a proxy that knows this server as `calculator`; yield `url`, `get` and `post` (status and JSON)."""
+    """Start a proxy with this server configured as `calculator`; yield `url`, `get` and `post` (status and JSON)."""
     osmosis = {"servers": {"calculator": {"url": server.url, "api_key": "server-key"}}, **sections.pop("osmosis", {})}
     settings = settings_for(engine_url, osmosis=osmosis, **sections)
     async with aiohttp.ClientSession() as http, running(settings, store) as served:

@@ -147,11 +147,11 @@ def _console(text: str, reader: Reader) -> None:
 
 def _vllm(words: list[str]) -> None:
     """Check that vLLM's flags are among those of the real engine's tests."""
-    seen = (ROOT / "tests" / "system" / "real_engines" / "conftest.py").read_text()
+    source = (ROOT / "tests" / "system" / "real_engines" / "conftest.py").read_text()
     for flag, value in zip(words, [*words[1:], "--"], strict=True):
         if flag.startswith("--"):
             option = flag if value.startswith("--") else f"{flag}={value}"
-            assert f'"{option}"' in seen, f"tests/system/real_engines does not start vLLM with {option}"
+            assert f'"{option}"' in source, f"tests/system/real_engines does not start vLLM with {option}"
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""An engine in vLLM's shapes with scripted texts, and its tokenizer, in which a word is a token."""
+"""An engine in vLLM's shapes with scripted texts, and its tokenizer, where each word is a token."""
 
 import re
 from typing import Any

@@ -49,7 +49,9 @@ def turn(*ids: int, finish: str = "stop", index: int = 0):
 
 
 # A thousand turns: each adds two ids of an observation and samples two.
-_LONG = tuple(make_step(f"{at:04}", range(at * 4 + 2), turn(at * 4 + 2, at * 4 + 3)) for at in range(1000))
+_LONG = tuple(
+    make_step(f"{number:04}", range(number * 4 + 2), turn(number * 4 + 2, number * 4 + 3)) for number in range(1000)
+)
 _LONG_PATH = " ".join(step.step_id for step in _LONG)
 
 SHAPES = (

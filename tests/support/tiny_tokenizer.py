@@ -1,4 +1,4 @@
-"""A real tokenizer, small enough to be made for a test: words, and a chat template."""
+"""A small real tokenizer of a few words, with a chat template."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ WORDS = ("<unk>", "<s>", "</s>", "user", "assistant", "tools", "Say", "hi", "hel
 
 def make_tokenizer(folder: Path) -> Path:
     """Write the tokenizer's files; return the folder."""
-    core = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="<unk>"))
+    core = Tokenizer(models.WordLevel({word: position for position, word in enumerate(WORDS)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     made = PreTrainedTokenizerFast(
         tokenizer_object=core, unk_token="<unk>", bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE
