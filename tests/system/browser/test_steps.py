@@ -221,7 +221,7 @@ async def test_drift_is_marked_in_sequences(contents, open_page):
     await page.locator(f"#sequences-{branch}").click()
     await page.locator(f".tokens #t-{first['index']}.drift").hover()
 
-    assert f"{first['kind']}: ids part here" == (await facts(page))["drift"]
+    assert f"{first['kind']}: token ids differ from here" == (await facts(page))["drift"]
 
 
 async def test_flagged_steps_are_in_rows_on_request(contents, open_page):
