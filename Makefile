@@ -15,7 +15,7 @@ install: $(READY)  ## install everything into .venv, test packages included
 $(RUNNABLE): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing TokenTape into .venv"
-	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable .
+	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable ".[client]"
 	@touch $(RUNNABLE)
 
 $(READY): $(RUNNABLE) tests/system/trainers/requirements.txt
