@@ -9,7 +9,7 @@ from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences
 
-TOLD = CallIdentity("01ARZ3NDEKTSV4RRFFQ69G5FAV", 1_790_000_000, "gpt-5")
+IDENTITY = CallIdentity("01ARZ3NDEKTSV4RRFFQ69G5FAV", 1_790_000_000, "gpt-5")
 TOOLS = [
     {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False},
     {"type": "custom", "name": "patch", "description": "Patches files."},
@@ -110,7 +110,7 @@ def folded(chunks):
 
 def stream_of(body, chunks, error=None):
     """Return the whole stream that a client gets."""
-    renderer = RESPONSES.renderer(body, TOLD)
+    renderer = RESPONSES.renderer(body, IDENTITY)
     stream = b"".join([renderer.feed(chunk) for chunk in chunks])
     return stream + renderer.finish(folded(chunks) if error is None else None, error)
 

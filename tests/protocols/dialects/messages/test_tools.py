@@ -68,7 +68,7 @@ def test_a_tool_that_is_added_is_no_longer_deferred():
     [
         (None, ""),
         ({"type": "odd"}, ".type"),
-        (named("nobody"), ".name"),
+        (named("unknown"), ".name"),
         (named(1), ".name"),
         ({"type": "tool_definition", "definition": {"name": "f"}}, ".definition.input_schema"),
     ],

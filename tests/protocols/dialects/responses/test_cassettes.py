@@ -5,7 +5,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from recorded import dialect_cassettes, http_cassettes
-from responses_drawn import TOLD, as_chat, events_of
+from responses_drawn import IDENTITY, as_chat, events_of
 
 from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.responses import RESPONSES
@@ -56,11 +56,11 @@ def test_recorded_streams_are_rendered_and_read_back(kind):
     assert len(streams) > 5
     for cassette in streams:
         chunks, response = accumulated(cassette)
-        renderer = RESPONSES.renderer(BODY, TOLD)
+        renderer = RESPONSES.renderer(BODY, IDENTITY)
         events = events_of(b"".join([*map(renderer.feed, chunks), renderer.finish(response)]))
         for event in events[::5] + events[-1:]:
             EVENT.validate_python(event)
-        whole = RESPONSES.renderer(BODY, TOLD).whole(response)
+        whole = RESPONSES.renderer(BODY, IDENTITY).whole(response)
         assert with_joined_text(events[-1]["response"]) == with_joined_text(whole), cassette_id(cassette)
         read = RESPONSES.read({"input": events[-1]["response"]["output"]}, TranslationOptions())
         assert [as_chat(response["choices"][0]["message"])] == read["messages"], cassette_id(cassette)
@@ -72,7 +72,7 @@ def test_recorded_responses_are_rendered_and_read_back(kind):
     assert len(responses) > 5
     for cassette in responses:
         response = orjson.loads(cassette.response)
-        answer = RESPONSES.renderer(BODY, TOLD).whole(response)
+        answer = RESPONSES.renderer(BODY, IDENTITY).whole(response)
         Response.model_validate(answer)
         read = RESPONSES.read({"input": answer["output"]}, TranslationOptions())
         message = response["choices"][0]["message"]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
-from responses_drawn import BODY, TOLD, as_chat, messages, response_of
+from responses_drawn import BODY, IDENTITY, as_chat, messages, response_of
 
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.responses.history import (
@@ -18,7 +18,7 @@ from proxy.protocols.dialects.responses.history import (
 )
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
-LATER = CallIdentity(TOLD.step_id[:-1] + "W", TOLD.created_s + 1, "gpt-5")
+LATER = CallIdentity(IDENTITY.step_id[:-1] + "W", IDENTITY.created_s + 1, "gpt-5")
 
 
 def after(*turns):
@@ -34,7 +34,7 @@ def after(*turns):
 @settings(max_examples=30)
 @given(message=messages(), second=messages())
 def test_previous_response_id_equals_sending_all_items_back(message, second):
-    first = Turn(TOLD, {**BODY, "instructions": "not carried on"}, response_of(message))
+    first = Turn(IDENTITY, {**BODY, "instructions": "not carried on"}, response_of(message))
     then = {"type": "function_call_output", "call_id": "c", "output": "o"}
     later = Turn(LATER, {**BODY, "input": [then]}, response_of(second))
     resolved = after(first, later)
@@ -55,7 +55,7 @@ def test_only_instructions_are_not_carried_over(has_developers):
     """Developer messages are, whether they were sent as such or merged into the system message."""
     options = TranslationOptions(has_developers=has_developers)
     body = {"instructions": "old", "input": [{"role": "developer", "content": "d"}, {"role": "user", "content": "u"}]}
-    turn = Turn(TOLD, body, response_of({"role": "assistant", "content": "a"}))
+    turn = Turn(IDENTITY, body, response_of({"role": "assistant", "content": "a"}))
     resolved = resolve_references(Sent(turn, RESPONSES.read(body, options)["messages"]), [], {})
     chat = RESPONSES.read({"instructions": "new", "input": "next"}, options, resolved)
 
@@ -69,8 +69,8 @@ def test_only_instructions_are_not_carried_over(has_developers):
 @given(message=messages())
 def test_item_references_read_as_the_items_themselves(message):
     """References to all output items of a response; input items can be referenced too."""
-    turn = Turn(TOLD, {**BODY, "input": [{"role": "user", "content": "u"}]}, response_of(message))
-    names = [f"in_{TOLD.step_id}_0", *(item["id"] for item in turn.response_object()["output"])]
+    turn = Turn(IDENTITY, {**BODY, "input": [{"role": "user", "content": "u"}]}, response_of(message))
+    names = [f"in_{IDENTITY.step_id}_0", *(item["id"] for item in turn.response_object()["output"])]
     body = {"input": [{"type": "item_reference", "id": names[0]}, *({"id": name} for name in names[1:])]}
     calls = {call["id"]: call["function"]["arguments"] for call in message.get("tool_calls", ())}
     chat = RESPONSES.read(body, TranslationOptions(), resolve_references(None, [turn], calls))
@@ -81,8 +81,8 @@ def test_item_references_read_as_the_items_themselves(message):
 
 def test_a_referenced_reasoning_item_has_the_recorded_text():
     """LangChain returns reasoning items with their id and without text."""
-    first = Turn(TOLD, BODY, response_of({"role": "assistant", "content": "a", "reasoning": "hm"}))
-    empty = {"type": "reasoning", "id": f"rs_{TOLD.step_id}_0", "summary": []}
+    first = Turn(IDENTITY, BODY, response_of({"role": "assistant", "content": "a", "reasoning": "hm"}))
+    empty = {"type": "reasoning", "id": f"rs_{IDENTITY.step_id}_0", "summary": []}
     later = Turn(LATER, {"input": [empty]}, response_of({"role": "assistant", "content": "b"}))
     resolved = resolve_references(None, [first, later], {})
 
@@ -96,13 +96,13 @@ def test_input_items_have_ids_and_the_sdks_types():
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": "fc_1", "status": "completed"},
         {"type": "function_call_output", "call_id": "c", "output": "o", "status": "completed"},
     ]
-    whole, text = (input_items(Turn(TOLD, {"input": value}, {})) for value in (items, "hi"))
+    whole, text = (input_items(Turn(IDENTITY, {"input": value}, {})) for value in (items, "hi"))
 
-    assert [f"in_{TOLD.step_id}_0", "fc_1", f"in_{TOLD.step_id}_2"] == [item["id"] for item in whole]
+    assert [f"in_{IDENTITY.step_id}_0", "fc_1", f"in_{IDENTITY.step_id}_2"] == [item["id"] for item in whole]
     assert [{"type": "input_text", "text": "hi"}] == text[0]["content"]
     for item in [*whole, *text]:
         TypeAdapter(ResponseItem).validate_python(item)
-    assistant = input_items(Turn(TOLD, {"input": [{"role": "assistant", "content": "a"}]}, {}))
+    assistant = input_items(Turn(IDENTITY, {"input": [{"role": "assistant", "content": "a"}]}, {}))
     assert "output_text" == assistant[0]["content"][0]["type"]
 
 
@@ -125,15 +125,15 @@ def test_tool_call_ids_that_the_engine_omitted_are_those_of_the_response():
         "content": None,
         "tool_calls": [{"id": "", "function": {"name": "f", "arguments": ""}}],
     }
-    turn = Turn(TOLD, BODY, response_of(message))
+    turn = Turn(IDENTITY, BODY, response_of(message))
     (call,) = after(turn).messages[-1]["tool_calls"]
 
-    assert turn.response_object()["output"][0]["call_id"] == call["id"] == f"call_{TOLD.step_id}_0"
+    assert turn.response_object()["output"][0]["call_id"] == call["id"] == f"call_{IDENTITY.step_id}_0"
 
 
 @given(message=messages())
 def test_unrestorable_calls_are_stored_as_sampled(message):
     """By the id in the response, with name and argument text."""
-    kept = unrestorable_calls(TOLD, BODY, response_of(message))
+    kept = unrestorable_calls(IDENTITY, BODY, response_of(message))
 
     assert [call["function"] for call in as_chat(message).get("tool_calls", ())] == list(kept.values())

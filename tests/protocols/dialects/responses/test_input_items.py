@@ -1,13 +1,13 @@
 """Input items, translated to chat messages."""
 
 import pytest
-from responses_drawn import TOLD
+from responses_drawn import IDENTITY
 
 from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.protocols.dialects.responses.input_items import call_ids_from, item_ids_from, read_items
 from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 
-OTHER = TOLD.step_id[:-1] + "W"
+OTHER = IDENTITY.step_id[:-1] + "W"
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
 PATCH = {"type": "custom_tool_call", "call_id": "p", "name": "patch", "input": "a"}
 
@@ -81,9 +81,9 @@ def test_only_items_of_the_same_response_may_be_between_a_call_and_its_output():
 def test_items_are_grouped_by_the_step_in_their_ids():
     """Even with tool outputs between the calls, or with adjacent responses."""
     first = [
-        assistant_message("a", id=f"msg_{TOLD.step_id}_0"),
-        call("1", id=f"fc_{TOLD.step_id}_0"),
-        call("2", id=f"fc_{TOLD.step_id}_1"),
+        assistant_message("a", id=f"msg_{IDENTITY.step_id}_0"),
+        call("1", id=f"fc_{IDENTITY.step_id}_0"),
+        call("2", id=f"fc_{IDENTITY.step_id}_1"),
     ]
     other = call("3", id=f"fc_{OTHER}_0")
 

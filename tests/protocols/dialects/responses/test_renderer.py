@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from responses_drawn import (
     BODY,
+    IDENTITY,
     SEALED,
-    TOLD,
     as_chat,
     events_of,
     folded,
@@ -70,7 +70,7 @@ def test_streamed_and_unstreamed_output_agree_for_any_chunking(message, sealed, 
     chunks = data.draw(in_chunks(message, reason))
     stream = stream_of(body, chunks)
     events = events_of(stream)
-    whole = RESPONSES.renderer(body, TOLD).whole(folded(chunks))
+    whole = RESPONSES.renderer(body, IDENTITY).whole(folded(chunks))
 
     assert whole == events[-1]["response"]
     assert whole["output"] == accumulated(events)
@@ -82,7 +82,7 @@ def test_streamed_and_unstreamed_output_agree_for_any_chunking(message, sealed, 
 @given(message=messages(), thought=st.sampled_from(["reasoning", "reasoning_content"]))
 def test_output_is_read_back_as_the_sampled_message(message, thought):
     """The message that a chat client would return, byte for byte."""
-    response = RESPONSES.renderer(BODY, TOLD).whole(response_of(message))
+    response = RESPONSES.renderer(BODY, IDENTITY).whole(response_of(message))
     resolved = ResolvedReferences(calls=sampled_calls(message))
 
     chat = RESPONSES.read({"input": response["output"]}, TranslationOptions(thought=thought), resolved)
@@ -94,7 +94,7 @@ def test_output_is_read_back_as_the_sampled_message(message, thought):
 @given(message=messages(), data=st.data())
 def test_items_without_ids_and_reasoning_without_text_are_read_back(message, data):
     """Older Codex versions omit item ids, and return reasoning only as encrypted content."""
-    response = RESPONSES.renderer(SEALED, TOLD).whole(response_of(message))
+    response = RESPONSES.renderer(SEALED, IDENTITY).whole(response_of(message))
     kept = [
         {name: value for name, value in item.items() if name not in {"id", "status"}} for item in response["output"]
     ]
@@ -125,7 +125,7 @@ def test_the_order_of_deltas_does_not_change_the_message_that_is_read_back(messa
 
 def test_text_items_end_when_the_next_begins_and_calls_at_the_end():
     """finish() sends the events of the end: no call is complete before its step is stored."""
-    renderer = ResponsesRenderer(BODY, TOLD)
+    renderer = ResponsesRenderer(BODY, IDENTITY)
     deltas = [
         {"role": "assistant", "content": ""}, {"reasoning": "hm"}, {"content": "so"},
         {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "look", "arguments": "{}"}}]}, {},
@@ -156,7 +156,7 @@ def test_each_finish_reason_has_a_status():
         "tool_calls": [{"id": "c", "function": {"name": "look", "arguments": "{"}}],
     }
     responses = {
-        reason: RESPONSES.renderer(BODY, TOLD).whole(response_of(message, reason))
+        reason: RESPONSES.renderer(BODY, IDENTITY).whole(response_of(message, reason))
         for reason in ("stop", "tool_calls", "length", "content_filter", "repetition", "abort", "error", None)
     }
 
@@ -173,7 +173,7 @@ def test_an_interrupted_response_ends_with_response_failed():
     """It contains the items so far; a stream without events begins and fails."""
     chunk = {"choices": [{"index": 0, "delta": {"content": "so"}}]}
     last = events_of(stream_of(BODY, [chunk], "the engine died"))[-1]
-    alone = events_of(ResponsesRenderer(BODY, TOLD).finish(None))
+    alone = events_of(ResponsesRenderer(BODY, IDENTITY).finish(None))
 
     assert ("response.failed", "the engine died") == (last["type"], last["response"]["error"]["message"])
     assert "so" == last["response"]["output"][0]["content"][0]["text"]
@@ -218,7 +218,7 @@ def test_a_call_without_an_id_gets_one():
         "content": None,
         "tool_calls": [{"id": "", "function": {"name": "look", "arguments": "{}"}}],
     }
-    (item,) = RESPONSES.renderer(BODY, TOLD).whole(response_of(message))["output"]
+    (item,) = RESPONSES.renderer(BODY, IDENTITY).whole(response_of(message))["output"]
     chunk = {
         "choices": [
             {
@@ -230,14 +230,16 @@ def test_a_call_without_an_id_gets_one():
     }
     nameless = events_of(stream_of(BODY, [chunk]))[-1]["response"]["output"]
 
-    assert f"call_{TOLD.step_id}_0" == item["call_id"]
+    assert f"call_{IDENTITY.step_id}_0" == item["call_id"]
     assert [("", "{")] == [(item["name"], item["arguments"]) for item in nameless]
 
 
 def test_reasoning_is_encrypted_if_requested():
     """In the item's last event and in the response."""
     message = {"role": "assistant", "content": "a", "reasoning": "hm"}
-    requested, plain = (RESPONSES.renderer(body, TOLD).whole(response_of(message))["output"] for body in (SEALED, BODY))
+    requested, plain = (
+        RESPONSES.renderer(body, IDENTITY).whole(response_of(message))["output"] for body in (SEALED, BODY)
+    )
 
     assert "hm" == unseal(requested[0]["encrypted_content"])
     assert ["encrypted_content" in item for item in (requested[1], *plain)] == [False, False, False]
@@ -246,7 +248,9 @@ def test_reasoning_is_encrypted_if_requested():
 def test_arguments_that_are_an_object_become_text():
     """Some servers return objects."""
     call = {"id": "c", "function": {"name": "look", "arguments": {"a": 1}}}
-    (item,) = RESPONSES.renderer(BODY, TOLD).whole(response_of({"role": "assistant", "tool_calls": [call]}))["output"]
+    (item,) = RESPONSES.renderer(BODY, IDENTITY).whole(response_of({"role": "assistant", "tool_calls": [call]}))[
+        "output"
+    ]
 
     assert '{"a":1}' == item["arguments"]
 
@@ -254,7 +258,7 @@ def test_arguments_that_are_an_object_become_text():
 def test_a_response_without_content_has_an_empty_message():
     """It is read back: null content has no text part, empty content an empty one."""
     none, empty = (
-        RESPONSES.renderer(BODY, TOLD).whole(response_of({"role": "assistant", "content": content}))["output"]
+        RESPONSES.renderer(BODY, IDENTITY).whole(response_of({"role": "assistant", "content": content}))["output"]
         for content in (None, "")
     )
 
@@ -265,7 +269,7 @@ def test_a_response_without_content_has_an_empty_message():
 def test_a_refusal_is_a_content_part():
     """vLLM and SGLang return none; other servers do."""
     message = {"role": "assistant", "content": None, "refusal": "no"}
-    (item,) = RESPONSES.renderer(BODY, TOLD).whole(response_of(message))["output"]
+    (item,) = RESPONSES.renderer(BODY, IDENTITY).whole(response_of(message))["output"]
 
     assert [{"type": "refusal", "refusal": "no"}] == item["content"]
     assert [message] == RESPONSES.read({"input": [item]}, TranslationOptions())["messages"]

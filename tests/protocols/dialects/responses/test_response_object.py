@@ -1,6 +1,6 @@
 """The response object."""
 
-from responses_drawn import TOLD
+from responses_drawn import IDENTITY
 
 from proxy.protocols.dialects.responses.response_object import ending, logprob_entries, make_response, usage_from
 
@@ -13,9 +13,9 @@ def test_a_response_repeats_the_settings_of_its_request():
         "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "p"}], "parallel_tool_calls": False,
         "store": False, "truncation": "auto", "top_logprobs": 2, "user": "u",
     }  # fmt: skip
-    shown = make_response(body, TOLD)
+    shown = make_response(body, IDENTITY)
 
-    assert (f"resp_{TOLD.step_id}", TOLD.created_s, "gpt-5", "in_progress", [], None) == tuple(
+    assert (f"resp_{IDENTITY.step_id}", IDENTITY.created_s, "gpt-5", "in_progress", [], None) == tuple(
         shown[name] for name in ("id", "created_at", "model", "status", "output", "usage")
     )
     assert {name: body[name] for name in body if name not in {"reasoning", "text", "tools"}}.items() <= shown.items()
@@ -23,7 +23,7 @@ def test_a_response_repeats_the_settings_of_its_request():
     assert {"verbosity": "low", "format": {"type": "text"}} == shown["text"]
     assert {"type": "function", "name": "f", "parameters": None, "strict": None} == shown["tools"][0]
     assert (True, "auto", "disabled", True) == tuple(
-        make_response({}, TOLD)[name] for name in ("parallel_tool_calls", "tool_choice", "truncation", "store")
+        make_response({}, IDENTITY)[name] for name in ("parallel_tool_calls", "tool_choice", "truncation", "store")
     )
 
 

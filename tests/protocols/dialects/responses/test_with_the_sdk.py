@@ -10,8 +10,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 from responses_drawn import (
     BODY,
+    IDENTITY,
     SEALED,
-    TOLD,
     TOOLS,
     as_chat,
     events_of,
@@ -53,7 +53,7 @@ class Answering(httpx2.BaseTransport):
             text, kind = stream_of(body, self.chunks), "text/event-stream"
         else:
             text, kind = (
-                orjson.dumps(RESPONSES.renderer(body, TOLD).whole(response_of(self.message, self.reason))),
+                orjson.dumps(RESPONSES.renderer(body, IDENTITY).whole(response_of(self.message, self.reason))),
                 "application/json",
             )
         return httpx2.Response(200, content=text, headers={"Content-Type": kind})
@@ -75,7 +75,7 @@ def test_each_event_and_each_response_validates_as_the_sdks_type(message, sealed
         EVENT.validate_python(event)
         if "response" in event:
             Response.model_validate(event["response"])
-    Response.model_validate(RESPONSES.renderer(body, TOLD).whole(response_of(message, reason)))
+    Response.model_validate(RESPONSES.renderer(body, IDENTITY).whole(response_of(message, reason)))
 
 
 def test_refusals_errors_and_logprobs_validate_as_the_sdks_types():
@@ -123,7 +123,7 @@ def test_what_the_sdk_accumulates_and_returns_is_the_sampled_message(connected, 
     sampled = folded(chunks)["choices"][0]["message"]
 
     assert "".join(texts) == final.output_text == (sampled["content"] or "")
-    assert TOLD.step_id in again.id
+    assert IDENTITY.step_id in again.id
     chat = RESPONSES.read(server.requests[1], TranslationOptions(), ResolvedReferences(calls=sampled_calls(sampled)))
     assert [{"role": "user", "content": "hi"}, as_chat(sampled)] == chat["messages"]
 
