@@ -132,7 +132,8 @@ def test_simulate_serves_sglangs_protocol():
         (("export",), {}, "--url"),
     ],
 )
-def test_an_error_is_a_message_without_a_traceback_and_a_nonzero_status(words, environment, message):
+def test_an_error_is_a_message_without_a_traceback_and_a_nonzero_status(monkeypatch, words, environment, message):
+    monkeypatch.setattr("proxy.cli.serve.set_up", lambda *_: None)  # it would log to this command's standard error
     done = CliRunner().invoke(app, words, env=environment)
 
     assert done.exit_code in (1, 2)
