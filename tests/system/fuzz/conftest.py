@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-CASES = 1_600  # of all files together, without --cases
+CASES = 800  # of all files together, without --cases
 
 
 def pytest_addoption(parser):
