@@ -45,11 +45,11 @@ if sys.version_info < (3, 12):
 
 
 SLOW_FILES = (
-    "tests/server/test_supervisor.py",
-    "tests/system/faults/",
-    "tests/cli/test_main.py",
-    "tests/system/test_replicas.py",
-)
+    "tests/server/", "tests/system/faults/", "tests/cli/test_main.py", "tests/system/security/test_cost.py",
+    "tests/system/fuzz/", "tests/protocols/test_sse.py", "tests/rollouts/test_steps.py", "tests/test_skips.py",
+    "tests/golden/", "tests/api/control/", "tests/upstream/test_registry.py", "tests/system/", "tests/storage/",
+    "tests/api/test_memory_limit.py", "tests/tokentape/",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -35,9 +35,14 @@ async def wait_until(condition):
             await asyncio.sleep(0.02)
 
 
+def sockets_folder(pid: int) -> Path:
+    """Return the folder of a supervisor: the newest one, since a killed process with the same ID leaves its folder."""
+    return max(Path(tempfile.gettempdir()).glob(f"tokentape-{pid}-*"), key=lambda folder: folder.stat().st_mtime_ns)
+
+
 def calls_per_worker(pid):
     """Return the number of calls in each worker's metrics file."""
-    (folder,) = Path(tempfile.gettempdir()).glob(f"tokentape-{pid}-*")
+    folder = sockets_folder(pid)
     return [
         sum(value for metric, *_, samples in orjson.loads(path.read_bytes()) if metric == "tokentape_calls"
             for (name, _), value in samples if name.endswith("_total"))
@@ -246,8 +251,7 @@ def test_secrets_and_sockets_of_workers_are_not_accessible_to_other_users(tmp_pa
     with started("serve", "--config", str(config), "--store", f"embedded:{tmp_path / 'store'}") as (process, _, _):
         workers = children_of(process.pid, WORKER)
         lines = [Path(f"/proc/{pid}/{name}").read_text() for pid in workers for name in ("cmdline", "environ")]
-        (folder,) = Path(tempfile.gettempdir()).glob(f"tokentape-{process.pid}-*")
-        mode = folder.stat().st_mode & 0o777
+        mode = sockets_folder(process.pid).stat().st_mode & 0o777
 
     assert 4 == len(lines)
     assert not any("planted-secret" in line for line in lines)
