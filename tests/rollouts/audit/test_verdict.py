@@ -5,7 +5,7 @@ import random
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.rollouts.audit.sample import OFFSETS, of_row
@@ -16,6 +16,8 @@ TOLERANCE = 0.01
 PROMPT, TURNS = 12, ((12, 60), (70, 110))
 LENGTH = 112
 seeds = st.integers(0, 10_000)
+# The same examples in each run: a verdict is a statistical statement, and about one in ten thousand rows has another one.
+fixed = settings(derandomize=True)
 
 
 def chance(prefix, weights) -> float:
@@ -65,6 +67,7 @@ def rolled(values: list, by: int) -> list:
     return values[-by:] + values[:-by]
 
 
+@fixed
 @given(seeds, st.floats(0, 0.009))
 def test_honest_rows_are_aligned(seed, noise):
     """The engine's arithmetic may differ by less than the tolerance."""
@@ -75,6 +78,7 @@ def test_honest_rows_are_aligned(seed, noise):
     assert assessment.max <= 0.01
 
 
+@fixed
 @given(seeds, st.sampled_from(OFFSETS))
 def test_ids_shifted_against_mask_and_logprobs_are_found(seed, by):
     row = honest(seed)
@@ -85,6 +89,7 @@ def test_ids_shifted_against_mask_and_logprobs_are_found(seed, by):
     assert "ids are" in assessment.note
 
 
+@fixed
 @given(seeds, st.sampled_from(OFFSETS))
 def test_mask_and_logprobs_shifted_against_ids_are_found(seed, by):
     row = honest(seed)
@@ -95,6 +100,7 @@ def test_mask_and_logprobs_shifted_against_ids_are_found(seed, by):
     assert "mask and logprobs are" in assessment.note
 
 
+@fixed
 @given(seeds, st.sampled_from(OFFSETS), st.booleans())
 def test_a_shifted_mask_is_found(seed, by, lost):
     """It may be truncated at the end or wrap around."""
@@ -108,6 +114,7 @@ def test_a_shifted_mask_is_found(seed, by, lost):
     assert "the mask is" in assessment.note
 
 
+@fixed
 @given(seeds, st.integers(30, LENGTH - 4))
 def test_a_replaced_token_is_located(seed, index):
     """The first difference is at the token, or at the first later sampled token with another score."""
@@ -144,6 +151,7 @@ def test_a_wrong_last_token_is_found():
     assert ("wrong tokens", 109) == (assessment.verdict, assessment.first)
 
 
+@fixed
 @given(seeds)
 def test_other_weights_are_found(seed):
     """The values do not correlate."""
@@ -153,6 +161,7 @@ def test_other_weights_are_found(seed):
     assert "hardly correlate" in assessment.note
 
 
+@fixed
 @given(seeds, st.sampled_from([0.5, 0.7, 1.4, 2.0]))
 def test_another_temperature_has_the_verdict_other_weights(seed, temperature):
     """Values after temperature correlate with those before it, and none are equal."""
@@ -216,6 +225,7 @@ def test_certain_tokens_are_aligned_and_not_informative():
     assert ("aligned", 0) == (assessment.verdict, assessment.informative)
 
 
+@fixed
 @given(seeds)
 def test_small_differences_beyond_the_tolerance_are_noted_as_small(seed):
     """They may be due to another precision."""
