@@ -16,6 +16,12 @@ class Announcement:
     number: int
 
 
+def newer(announcements: Mapping[str, Announcement], name: str, number: int) -> Announcement | None:
+    """Return the announcement of this name if its number is higher; responses of the store may overtake each other."""
+    announcement = announcements.get(name)
+    return announcement if announcement is not None and announcement.number > number else None
+
+
 class Reservation(NamedTuple):
     """A reservation for a record that is not stored yet, under the record's name, for the time of the lease."""
 

@@ -12,6 +12,8 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from proxy.protocols.dialects.responses.item_ids import rollout_id_from_token, rollout_id_to_token
+
 MINTED_PREFIX = "tt-"
 
 
@@ -49,19 +51,14 @@ def mint(rollout_id: str, incarnation: str, secret: bytes, *, dispatch: str | No
 
     `dispatch` is the digest of a dispatch of the rollout: its key may also report the rollout's result.
     """
-    name = base64.urlsafe_b64encode(rollout_id.encode()).rstrip(b"=").decode()
-    return f"{MINTED_PREFIX}{name}.{_proof(rollout_id, incarnation, secret, dispatch)}"
+    return f"{MINTED_PREFIX}{rollout_id_to_token(rollout_id)}.{_proof(rollout_id, incarnation, secret, dispatch)}"
 
 
 def read_minted(key: str) -> MintedKey | None:
     """Parse a minted key; None if the key does not have its form."""
-    name, dot, proof = key.removeprefix(MINTED_PREFIX).partition(".")
-    if not key.startswith(MINTED_PREFIX) or not dot:
-        return None
-    try:
-        return MintedKey(base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode(), proof)
-    except ValueError:
-        return None
+    token, dot, proof = key.removeprefix(MINTED_PREFIX).partition(".")
+    rollout_id = rollout_id_from_token(token) if key.startswith(MINTED_PREFIX) and dot else None
+    return None if rollout_id is None else MintedKey(rollout_id, proof)
 
 
 def proves(key: MintedKey, incarnation: str, secret: bytes, *, dispatch: str | None = None) -> bool:

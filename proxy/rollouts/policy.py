@@ -10,7 +10,7 @@ import orjson
 from proxy.errors import Paused
 from storage.errors import StorageError
 from storage.store import Announcements
-from storage.types import Announcement
+from storage.types import Announcement, newer
 
 POLICY_ANNOUNCEMENT: Final = "policy"
 
@@ -32,9 +32,9 @@ class Policy:
         self._number = -1
 
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
-        """Apply newer announcements; replies of the store may arrive out of order."""
-        announcement = announcements.get(POLICY_ANNOUNCEMENT)
-        if announcement is not None and announcement.number > self._number:
+        """Apply a newer announcement."""
+        announcement = newer(announcements, POLICY_ANNOUNCEMENT, self._number)
+        if announcement is not None:
             self.version, self._number = read_policy(announcements), announcement.number
 
 
@@ -86,9 +86,9 @@ class Pause:
                 await self._announcements.heartbeat(self._process_id, b"", lifetime_ms=0)
 
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
-        """Apply newer announcements; replies of the store may arrive out of order."""
-        announcement = announcements.get(PAUSE_ANNOUNCEMENT)
-        if announcement is not None and announcement.number > self.number:
+        """Apply a newer announcement."""
+        announcement = newer(announcements, PAUSE_ANNOUNCEMENT, self.number)
+        if announcement is not None:
             self.mode, self.number = orjson.loads(announcement.value), announcement.number
             self._changed.set()
             self._changed = asyncio.Event()

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from proxy.config.sections import EndpointList, EndpointSettings
 from proxy.telemetry.logs import LOG
 from storage.store import Announcements
-from storage.types import Announcement
+from storage.types import Announcement, newer
 
 ENGINES_ANNOUNCEMENT: Final = "engines"
 _LIST: Final[TypeAdapter[list[EndpointSettings]]] = TypeAdapter(EndpointList)
@@ -44,12 +44,9 @@ class EndpointRegistry:
         self.apply({ENGINES_ANNOUNCEMENT: await self._announcements.announce(ENGINES_ANNOUNCEMENT, value)})
 
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
-        """Apply a newer announcement.
-
-        Older ones are ignored, because responses of the store may overtake each other.
-        """
-        announcement = announcements.get(ENGINES_ANNOUNCEMENT)
-        if announcement is None or announcement.number <= self.number:
+        """Apply a newer announcement."""
+        announcement = newer(announcements, ENGINES_ANNOUNCEMENT, self.number)
+        if announcement is None:
             return
         self.number = announcement.number
         values = orjson.loads(announcement.value)

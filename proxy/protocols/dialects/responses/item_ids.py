@@ -19,8 +19,8 @@ _NAME: Final = re.compile(rf"resp_{_STEP}(?:\.([A-Za-z0-9_-]+))?|(?:msg|rs|fc|ct
 
 def response_name(step_id: str, rollout_id: str = "") -> str:
     """Return the id of a step's response. It contains the rollout id, since clients send the response id without it."""
-    name = urlsafe_b64encode(rollout_id.encode()).rstrip(b"=").decode()
-    return f"{RESPONSE}_{step_id}.{name}" if name else f"{RESPONSE}_{step_id}"
+    token = rollout_id_to_token(rollout_id)
+    return f"{RESPONSE}_{step_id}.{token}" if token else f"{RESPONSE}_{step_id}"
 
 
 def item_name(kind: str, step_id: str, number: int) -> str:
@@ -37,9 +37,17 @@ def step_of(name: object) -> str | None:
 def rollout_of(name: object) -> str | None:
     """Return the rollout id in the id of a response; None if it contains none."""
     found = _NAME.fullmatch(name) if isinstance(name, str) else None
-    if found is None or found[2] is None:
-        return None
+    return None if found is None or found[2] is None else rollout_id_from_token(found[2])
+
+
+def rollout_id_to_token(rollout_id: str) -> str:
+    """Return a rollout id as a token of a URL or of a key: base64url without padding."""
+    return urlsafe_b64encode(rollout_id.encode()).rstrip(b"=").decode()
+
+
+def rollout_id_from_token(token: str) -> str | None:
+    """Return the rollout id of a token; None for a token that is not base64url of UTF-8."""
     try:
-        return urlsafe_b64decode(found[2] + "=" * (-len(found[2]) % 4)).decode()
+        return urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
     except ValueError:
         return None
