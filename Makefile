@@ -6,9 +6,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 RUNNABLE := .venv/.runnable
 
-.PHONY: all install run test test-faults test-engine test-trainers test-agents test-deploy test-monitoring test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
+.PHONY: all install run test test-system test-faults test-engine test-trainers test-agents test-deploy test-monitoring test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
 
-all: lint types test  ## the checks that every change must pass
+all: lint types test test-system  ## the checks that every change must pass
 
 install: $(READY)  ## install everything into .venv, test packages included
 
@@ -30,9 +30,14 @@ run: $(RUNNABLE)  ## run the proxy on 127.0.0.1:8400, with the simulator or ENGI
 
 # Bytecode of the sources and of the tests is cached, also where PYTHONDONTWRITEBYTECODE is set: without, each process that a
 # test starts would compile the sources again, which doubles the time.
-test: export PYTHONDONTWRITEBYTECODE =
-test: $(READY)  ## run the test suite
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test test-system: export PYTHONDONTWRITEBYTECODE =
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+test: $(READY)  ## run the tests of all modules, of the laws and of the pages
+	$(PYTEST) --ignore=tests/system
+
+test-system: $(READY)  ## run the tests of whole processes: faults, fuzzing, security, costs, replicas, examples
+	$(PYTEST) tests/system
 
 test-faults: $(READY)  ## kill, freeze and fill up processes under load for about 8 minutes; SECONDS_LONG=, SEED=
 	$(BIN)/python -m tests.system.faults.run --seconds $(or $(SECONDS_LONG),420) $(if $(SEED),--seed $(SEED))
