@@ -72,7 +72,9 @@ class RowSource:
         """
         found = number_of(version)
         if found is None:
-            raise self.refuse("a number as policy version", f"{version!r} at step {step_id!r}")
+            raise self.refuse(
+                "a number as policy version", f"{'none' if version is None else repr(version)} at step {step_id!r}"
+            )
         return found
 
 

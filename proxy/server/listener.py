@@ -162,7 +162,7 @@ async def _listen(
     """
     host, port = split_listen(listen)
     # keepalive_timeout: aiohttp (3.14) applies it to the head of the first request as well.
-    # auto_decompress: `body_reader` decompresses bodies, within its limits.
+    # auto_decompress: `body` decompresses bodies, within its limits.
     runner = Runner(
         app,
         access_log=None,

@@ -41,5 +41,5 @@ def test_a_missing_reward_or_policy_version_is_rejected():
     """AReaL would read them as 0.0 and as a token that was not sampled."""
     with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):
         worked.rows("areal", facts=replace(worked.FACTS, reward=None))
-    with pytest.raises(Inexpressible, match="requires a number as policy version; rollout .* has None at step 'a'"):
+    with pytest.raises(Inexpressible, match="requires a number as policy version; rollout .* has none at step 'a'"):
         worked.rows("areal", [worked.first(policy_version=None)])
