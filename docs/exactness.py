@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from proxy.protocols.dialects.base import DialectName
-from proxy.protocols.engines import ENGINES, Engine, Traits
-from proxy.protocols.engines.quirks import QUIRKS, CallTraits, Quirk, applicable, choose_framing
+from proxy.protocols.dialects.base import DialectName, ResponseOptions
+from proxy.protocols.engines import ENGINES, Engine, EngineCall, Traits
+from proxy.protocols.engines.quirks import QUIRKS, Quirk, applicable, choose_framing
 from proxy.trajectory.fidelity import PROBLEMS
 
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "plain": "Any other server (plain)"}
@@ -83,8 +83,9 @@ def _met(engine: Engine, dialect: DialectName, *, live: bool, has_parser: bool) 
     return applicable(engine.kind, _ordinary(engine, dialect, has_parser=has_parser), live=live)
 
 
-def _ordinary(engine: Engine, dialect: DialectName, *, has_parser: bool) -> CallTraits:
-    return CallTraits(dialect, {"stream": True}, Traits(engine.kind, "99", has_parser=has_parser))
+def _ordinary(engine: Engine, dialect: DialectName, *, has_parser: bool) -> EngineCall:
+    traits = Traits(engine.kind, "99", has_parser=has_parser)
+    return EngineCall(dialect, {"stream": True}, ResponseOptions(), traits)
 
 
 def _whole(engine: Engine, dialect: DialectName) -> str:

@@ -2,7 +2,7 @@
 
 exchange = Exchange(plan, status, content_type)
 for read in ...:  client.write(exchange.feed(read))
-request = exchange.follow_up()           # some engines need one more request; exchange.found = its response
+request = exchange.follow_up()           # some engines need one more request: exchange.follow_up_response = its response
 outcome = exchange.finish(timing)        # or exchange.abort("client_gone", timing)
 ... store outcome.step, and only then ...
 client.write(outcome.end)
@@ -53,8 +53,11 @@ class Exchange:
         self._content_type = content_type
         self._reply = response_stream_for(status, content_type, plan.view, max_event_bytes)
         self._conclusion: tuple[bytes, ParsedResponse] | None = None
-        self.found: Any = None
-        self.served: Collection[str] | None = None  # the models that the engine lists, if they had to be requested
+        # Set by the shell before `finish`, and used by `abort` and `fail` as well.
+        self.follow_up_response: Any = None
+        self.served_models: Collection[str] | None = (
+            None  # the models that the engine lists, if they had to be requested
+        )
 
     @property
     def content_type(self) -> str | None:
@@ -90,7 +93,7 @@ class Exchange:
         return name if isinstance(name, str) and name != self._plan.model_served else None
 
     def follow_up(self) -> FollowUpRequest | None:
-        """Return the request to send to the engine after the last bytes; its response is set as `found`."""
+        """Return the request to send to the engine after the last bytes; its response is set as `follow_up_response`."""
         _, answer = self._concluded()
         if answer.response is None or answer.error is not None:
             return None
@@ -144,7 +147,7 @@ class Exchange:
         prompts, choices = packed.prompts, packed.choices
         usage, is_sound = check_usage(None if answer.response is None else answer.response.get("usage"))
         special = {*plan.problems, *answer.problems, *packed.problems, *(() if is_sound else ("bad_usage",))}
-        if self.served is not None and answer.response is not None and self.other_model() not in (None, *self.served):
+        if self._is_unlisted_model(answer):
             special.add("other_model")
         evidence = self._evidence(packed, usage, status, special, ended=answer.ended)
         first, last = _versions(choices, plan.policy_version)
@@ -174,6 +177,12 @@ class Exchange:
             problems=fidelity.check(evidence),
             extra={**plan.extra, **packed.notes},
         )
+
+    def _is_unlisted_model(self, answer: ParsedResponse) -> bool:
+        """Return whether the response names a model that is neither the requested one nor among those that are served."""
+        if self.served_models is None or answer.response is None:
+            return False
+        return self.other_model() not in (None, *self.served_models)
 
     def _evidence(
         self, packed: Packed, usage: Json | None, status: Status, special: set[str], *, ended: bool
@@ -219,7 +228,7 @@ class Exchange:
         plan = self._plan
         try:
             problems = check_messages(plan.dialect.name, response)
-            tokens = plan.engine.tokens(plan.dialect.name, plan.body, response, self.found)
+            tokens = plan.engine.tokens(plan.dialect.name, plan.body, response, self.follow_up_response)
             given = plan.dialect.prompt_ids(plan.body)
             packed = pack_tokens(tokens, plan.response_options.samples, plan.policy_version, given)
         except (OverflowError, *MALFORMED):

@@ -4,15 +4,15 @@ It applies model names, the rollout's sampling rules and tools, and what the eng
 modified.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions
 from proxy.protocols.dialects.translation import Translator
-from proxy.protocols.engines.base import Engine, Injection, InjectionRequest, Json, LogprobsLevel, Traits
-from proxy.protocols.engines.quirks import CallTraits, Framing, Streaming, applicable, choose_framing
+from proxy.protocols.engines.base import Engine, EngineCall, Injection, Json, LogprobsLevel, Traits
+from proxy.protocols.engines.quirks import Framing, Streaming, applicable, choose_framing
 from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
 from proxy.protocols.synthetic_stream import error_events
@@ -115,14 +115,15 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
 ) -> Plan:
     """Plan a call. `headers` are the client's, by lowercase name. Raises UnprocessableRequest for tokens of a live stream."""
     fields, unset = edit(body, options, dialect)
-    edited = {key: value for key, value in body.items() if key not in unset} | fields
-    response_options = _response_options(dialect, body, edited)
+    edited = _without(body, unset) | fields
     traits = traits or Traits(engine.kind)
-    call = CallTraits(dialect.name, edited, traits, options.keep_reasoning, _wants_logprobs(options, response_options))
+    response_options = _response_options(dialect, body, edited)
+    call = _engine_call(dialect, edited, response_options, traits, options, headers)
     framing = _framing(engine, options, call)
-    edited, removed = _unstreamed(edited) if framing == "replay" else (edited, frozenset[str]())
-    injection = engine.inject(_injection_request(call, edited, response_options, options, headers or {}))
-    sent_body = {**edited, **injection.fields}
+    removed = _STREAM if framing == "replay" else frozenset[str]()
+    call = replace(call, body=_without(edited, removed))
+    injection = engine.inject(call)
+    sent_body = {**call.body, **injection.fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
     return Plan(
         step_id=step_id,
@@ -149,7 +150,20 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     )
 
 
-def _expected_problems(engine: Engine, call: CallTraits, framing: Framing) -> frozenset[str]:
+def _engine_call(
+    dialect: Dialect,
+    body: Json,
+    response_options: ResponseOptions,
+    traits: Traits,
+    options: CallOptions,
+    headers: Mapping[str, str] | None,
+) -> EngineCall:
+    return EngineCall(
+        dialect.name, body, response_options, traits, options.keep_reasoning, options.logprobs, headers or {}
+    )
+
+
+def _expected_problems(engine: Engine, call: EngineCall, framing: Framing) -> frozenset[str]:
     return frozenset(code for quirk in applicable(engine.kind, call, live=framing == "live") for code in quirk.codes)
 
 
@@ -175,38 +189,17 @@ def _view(  # noqa: PLR0917 - the values of a plan that the client's view depend
     )
 
 
-def _injection_request(
-    call: CallTraits, body: Json, response_options: ResponseOptions, options: CallOptions, headers: Mapping[str, str]
-) -> InjectionRequest:
-    """Return the call before injection."""
-    return InjectionRequest(
-        call.dialect,
-        body,
-        response_options,
-        options.keep_reasoning,
-        headers,
-        options.logprobs,
-        call.traits.forces_usage,
-    )
-
-
 def _response_options(dialect: Dialect, body: Json, edited: Json) -> ResponseOptions:
     """Return the client's own options, with the number of choices of the body that is sent."""
     sent = dialect.response_options(edited)
     return replace(dialect.response_options(body), samples=sent.samples, choices=sent.choices)
 
 
-def _wants_logprobs(options: CallOptions, response_options: ResponseOptions) -> bool:
-    """Return whether logprobs are configured or requested: a step without them then lacks them."""
-    return options.logprobs != "off" or response_options.logprobs
+def _without(body: Json, fields: Collection[str]) -> Json:
+    return {key: value for key, value in body.items() if key not in fields}
 
 
-def _unstreamed(body: Json) -> tuple[Json, frozenset[str]]:
-    """Return the body of an unstreamed call, and the fields that were removed."""
-    return {key: value for key, value in body.items() if key not in _STREAM}, _STREAM
-
-
-def _framing(engine: Engine, options: CallOptions, call: CallTraits) -> Framing:
+def _framing(engine: Engine, options: CallOptions, call: EngineCall) -> Framing:
     """Return how the call is sent upstream."""
     can_replay = engine.can_replay(call.dialect, call.body)
     if options.tokens is None:

@@ -133,7 +133,7 @@ def recorded(call: FaultyCall, plan: Plan) -> Step:
     exchange = Exchange(plan, 200, content_type)
     exchange.feed(text)
     if exchange.follow_up() is not None:
-        exchange.found = {"tokens": call.truth.prompts[0]}
+        exchange.follow_up_response = {"tokens": call.truth.prompts[0]}
     return exchange.finish(Timing(received=1.0)).step
 
 
@@ -161,7 +161,7 @@ def _complaint(call: FaultyCall) -> str | None:
             longest = max(longest, thread_time() - before)
         before = thread_time()
         if exchange.follow_up() is not None:
-            exchange.found = {"tokens": call.truth.prompts[0]}
+            exchange.follow_up_response = {"tokens": call.truth.prompts[0]}
         outcome = exchange.finish(Timing(received=1.0))
         longest = max(longest, thread_time() - before)
     except Exception as error:  # noqa: BLE001 - any exception is a finding

@@ -169,7 +169,7 @@ def play(
     exchange = Exchange(plan, cassette.status, cassette.content_type)
     shown = b"".join([exchange.feed(read) for read in ([cassette.response] if reads is None else reads)])
     if exchange.follow_up() is not None:
-        exchange.found = found
+        exchange.follow_up_response = found
     outcome = exchange.finish(Timing(received=1.0))
     return shown, outcome.end, outcome.step
 

@@ -10,8 +10,9 @@ from proxy.api.health import healthy_engines
 from proxy.api.http import json_response
 from proxy.config.sections import RecordSettings
 from proxy.errors import Forbidden
-from proxy.protocols.dialects.base import DialectName
-from proxy.protocols.engines.quirks import QUIRKS, CallTraits, choose_framing
+from proxy.protocols.dialects.base import DialectName, ResponseOptions
+from proxy.protocols.engines.base import EngineCall
+from proxy.protocols.engines.quirks import QUIRKS, choose_framing
 from proxy.upstream import Endpoint, ejected_for
 
 _DIALECTS: tuple[DialectName, ...] = ("chat", "completions")  # the dialects whose streams may be synthetic
@@ -58,7 +59,7 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
             name: choose_framing(
                 endpoint.settings.streaming or record.streaming,
                 endpoint.engine.kind,
-                CallTraits(name, {"stream": True}, traits, wants_logprobs=record.logprobs != "off"),
+                EngineCall(name, {"stream": True}, ResponseOptions(), traits, logprobs=record.logprobs),
                 can_replay=True,
             )
             for name in _DIALECTS

@@ -218,13 +218,13 @@ async def _follow_up(context: Context, call: CallState, exchange: Exchange) -> N
     if exchange.forces_usage:
         call.endpoint.forces_usage = True
     if (model := await _in_thread_if_large(call.body_bytes, exchange.other_model)) is not None:
-        exchange.served = await context.upstream.served_models(call.endpoint, model)
+        exchange.served_models = await context.upstream.served_models(call.endpoint, model)
     request = await _in_thread_if_large(call.body_bytes, exchange.follow_up)
     if request is None:
         return
     body = orjson.dumps(request.body)
     try:
-        _, exchange.found = await context.upstream.post_json(
+        _, exchange.follow_up_response = await context.upstream.post_json(
             call.endpoint, request.path, body, new_connection=True, is_auxiliary=False
         )
     except EngineError as error:

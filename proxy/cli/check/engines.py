@@ -13,7 +13,7 @@ from proxy.clock import SystemClock
 from proxy.config.settings import Settings
 from proxy.errors import EngineError
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines import InjectionRequest, Tokens
+from proxy.protocols.engines import EngineCall, Tokens
 from proxy.upstream import Endpoint, Upstream
 
 MAX_CLOCK_DIFFERENCE_S: Final = 5  # HTTP dates have whole seconds, and a response takes time
@@ -109,7 +109,7 @@ async def _check_tokens(upstream: Upstream, endpoint: Endpoint, subject: str, mo
     """Generate one token with the parameters that the proxy would inject."""
     body = {"model": model, "prompt": "hi", "max_tokens": 1}
     dialect = DIALECTS[_COMPLETIONS]
-    injection = endpoint.engine.inject(InjectionRequest(dialect.name, body, dialect.response_options(body)))
+    injection = endpoint.engine.inject(EngineCall(dialect.name, body, dialect.response_options(body), endpoint.known))
     response = await _request(upstream, endpoint, "POST", _COMPLETIONS, {**body, **injection.fields})
     name = f"{endpoint.kind} {endpoint.version or 'of unknown version'}"
     if response.status != 200:

@@ -20,11 +20,11 @@ class ResponseOptions:
     both are None if the body does not determine them reliably.
     """
 
-    token_ids: bool
-    logprobs: bool
-    usage: bool
-    samples: int | None
-    choices: int | None
+    token_ids: bool = False
+    logprobs: bool = False
+    usage: bool = False
+    samples: int | None = 1
+    choices: int | None = 1
 
 
 class ErrorDialect(Protocol):

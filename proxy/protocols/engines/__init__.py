@@ -5,9 +5,9 @@
 
 from proxy.protocols.engines.base import (
     Engine,
+    EngineCall,
     FollowUpRequest,
     Injection,
-    InjectionRequest,
     LogprobsLevel,
     Sampled,
     StreamShape,
@@ -23,9 +23,9 @@ from proxy.protocols.engines.vllm import Vllm
 __all__ = [
     "ENGINES",
     "Engine",
+    "EngineCall",
     "FollowUpRequest",
     "Injection",
-    "InjectionRequest",
     "LogprobsLevel",
     "Sampled",
     "StreamShape",

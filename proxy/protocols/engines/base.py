@@ -35,26 +35,31 @@ class Traits:
 
 
 @dataclass(frozen=True, slots=True)
-class InjectionRequest:
-    """A call before injection.
+class EngineCall:
+    """A call before injection, and the server that receives it.
 
-    `response_options` is what the client itself requests, `headers` are the client's, by lowercase name. `keep_reasoning`:
-    whether a request without reasoning may be overridden if the ids would be lost. `logprobs`: which logprobs to add.
-    `forces_usage`: see `Traits`.
+    `body` has the rollout's options applied, `response_options` is what the client itself requests, `headers` are the
+    client's, by lowercase name. `keep_reasoning`: whether a request without reasoning may be overridden if the ids would be
+    lost. `logprobs`: which logprobs to add.
     """
 
     dialect: DialectName
     body: Mapping[str, Any]
     response_options: ResponseOptions
+    traits: Traits
     keep_reasoning: bool = True
-    headers: Mapping[str, str] = field(default_factory=dict)
     logprobs: LogprobsLevel = "full"
-    forces_usage: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def adds_logprobs(self) -> bool:
         """Return whether to request logprobs that the client does not request."""
         return self.logprobs != "off" and not self.response_options.logprobs
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Return whether logprobs are configured or requested: a step without them then lacks them."""
+        return self.logprobs != "off" or self.response_options.logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +183,7 @@ class Engine(Protocol):
     unbounded: frozenset[str]
     shape: StreamShape
 
-    def inject(self, request: InjectionRequest) -> Injection:
+    def inject(self, call: EngineCall) -> Injection:
         """Return what to add to the client's request to obtain ids and logprobs."""
         ...
 
@@ -265,20 +270,20 @@ def has_other_ids_as_names(choice: Json, ids: Sequence[Any] | None) -> bool:
     )
 
 
-def usage_options(request: InjectionRequest, *, running: bool) -> Json:
+def usage_options(call: EngineCall, *, running: bool) -> Json:
     """Return the `stream_options` that make a stream count its tokens; empty if they must not change.
 
     `running`: each event also counts the tokens of its choice. Options that an engine refuses remain unchanged.
     """
-    if request.forces_usage:
+    if call.traits.forces_usage:
         return {}
-    stream_options = request.body.get("stream_options")
+    stream_options = call.body.get("stream_options")
     options = {} if stream_options is None else stream_options
-    if not is_on(request.body.get("stream")) or not isinstance(options, dict):
+    if not is_on(call.body.get("stream")) or not isinstance(options, dict):
         return {}
     if not all(_is_boolean(options.get(name)) for name in ("include_usage", "continuous_usage_stats")):
         return {}
-    flags = {"include_usage": True, "continuous_usage_stats": running or has_running_usage(request.body)}
+    flags = {"include_usage": True, "continuous_usage_stats": running or has_running_usage(call.body)}
     changed = {name: value for name, value in flags.items() if is_on(options.get(name)) != value}
     return {**options, **changed} if changed else {}
 

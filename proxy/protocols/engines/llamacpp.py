@@ -18,9 +18,9 @@ from typing import Any
 
 from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.engines.base import (
+    EngineCall,
     FollowUpRequest,
     Injection,
-    InjectionRequest,
     Json,
     Sampled,
     StreamShape,
@@ -51,9 +51,9 @@ class Llamacpp:
         null_logprobs=False,
     )
 
-    def inject(self, request: InjectionRequest) -> Injection:
+    def inject(self, call: EngineCall) -> Injection:
         """Request `verbose` and `return_tokens` for ids and the prompt, `logprobs` where the server permits it."""
-        dialect, body, requested = request.dialect, request.body, request.response_options
+        dialect, body, requested = call.dialect, call.body, call.response_options
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Injection({}, StripRules())  # refused, or vLLM's own endpoint
         problems = ("phantom_token",) if body.get("max_tokens") == 0 else ()  # the server samples one token
@@ -61,7 +61,7 @@ class Llamacpp:
         if not is_on(body.get("return_tokens")):
             fields["return_tokens"] = True
         keys = {_VERBOSE} if "verbose" in fields else set()
-        needs_logprobs = request.adds_logprobs or (not requested.logprobs and _ids_are_in_logprobs(request))
+        needs_logprobs = call.adds_logprobs or (not requested.logprobs and _ids_are_in_logprobs(call))
         if needs_logprobs and not _refuses_logprobs(dialect, body):
             fields |= {"logprobs": True, "top_logprobs": 1} if dialect == "chat" else {"logprobs": 1}
             keys |= {"logprobs"} if dialect == "chat" else set()  # absent from a chat response without logprobs
@@ -130,9 +130,9 @@ class Llamacpp:
         return Tokens(prompt_ids, sampled, tuple(problems), notes)
 
 
-def _ids_are_in_logprobs(request: InjectionRequest) -> bool:
+def _ids_are_in_logprobs(call: EngineCall) -> bool:
     """Return whether `__verbose` lacks tokens at the end, or those of some choices."""
-    return request.response_options.choices != 1 or is_on(request.body.get("stream"))
+    return call.response_options.choices != 1 or is_on(call.body.get("stream"))
 
 
 def _refuses_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:

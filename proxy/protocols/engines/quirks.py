@@ -8,26 +8,15 @@ A quirk has `codes` of `fidelity.PROBLEMS`, some of which an affected step may h
 avoids it), or every call.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from proxy.protocols.dialects.base import DialectName, is_on
-from proxy.protocols.engines.base import Traits
+from proxy.protocols.engines.base import EngineCall
 
 Framing = Literal["whole", "live", "replay"]
 Streaming = Literal["auto", "live", "replay"]
-
-
-@dataclass(frozen=True, slots=True)
-class CallTraits:
-    """What decides whether a quirk applies: the call's dialect and body, the server's traits, and what is requested."""
-
-    dialect: DialectName
-    body: Mapping[str, Any]
-    traits: Traits
-    keep_reasoning: bool = True
-    wants_logprobs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +29,18 @@ class Quirk:
     what: str
     codes: tuple[str, ...]
     source: str
-    applies: Callable[[CallTraits], bool]
+    applies: Callable[[EngineCall], bool]
 
 
-def _always(_call: CallTraits) -> bool:
+def _always(_call: EngineCall) -> bool:
     return True
 
 
-def _loses_logprobs_without_parser(call: CallTraits) -> bool:
+def _loses_logprobs_without_parser(call: EngineCall) -> bool:
     return call.wants_logprobs and not call.traits.has_parser
 
 
-def _older_than_0_5_23(call: CallTraits) -> bool:
+def _older_than_0_5_23(call: EngineCall) -> bool:
     """Return whether the version is older, or unknown."""
     return call.traits.version is None or version_numbers(call.traits.version) < (0, 5, 23)
 
@@ -66,31 +55,31 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _has(*fields: str) -> Callable[[CallTraits], bool]:
+def _has(*fields: str) -> Callable[[EngineCall], bool]:
     return lambda call: any(is_on(call.body.get(field)) for field in fields)
 
 
-def _no_reasoning(call: CallTraits) -> bool:
+def _no_reasoning(call: EngineCall) -> bool:
     return call.body.get("include_reasoning") is False and not call.keep_reasoning
 
 
-def _several(call: CallTraits) -> bool:
+def _several(call: EngineCall) -> bool:
     n = call.body.get("n")
     return n is not None and n != 1
 
 
-def _several_in_all(call: CallTraits) -> bool:
+def _several_in_all(call: EngineCall) -> bool:
     """Return whether a completions call may have more than one choice over all its prompts."""
     prompt = call.body.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
     return _several(call) or prompts > 1
 
 
-def _requests_no_tokens(call: CallTraits) -> bool:
+def _requests_no_tokens(call: EngineCall) -> bool:
     return call.body.get("max_tokens") == 0
 
 
-def _has_more_than_text(call: CallTraits) -> bool:
+def _has_more_than_text(call: EngineCall) -> bool:
     """Return whether a message has a part that is not text."""
     messages = call.body.get("messages")
     contents = [message.get("content") for message in messages or () if isinstance(message, dict)]
@@ -188,7 +177,7 @@ QUIRK_CODES: Final = frozenset(
 _REPLAYABLE_OPTIONS: Final = frozenset({"include_usage"})
 
 
-def applicable(engine: str, call: CallTraits, *, live: bool) -> list[Quirk]:
+def applicable(engine: str, call: EngineCall, *, live: bool) -> list[Quirk]:
     """Return the quirks that apply to a call. `live`: the call is sent as a stream."""
     return [
         quirk
@@ -200,7 +189,7 @@ def applicable(engine: str, call: CallTraits, *, live: bool) -> list[Quirk]:
     ]
 
 
-def choose_framing(streaming: Streaming, engine: str, call: CallTraits, *, can_replay: bool) -> Framing:
+def choose_framing(streaming: Streaming, engine: str, call: EngineCall, *, can_replay: bool) -> Framing:
     """Return how a call is sent: `whole` if it is not streamed; else as configured, or as the table recommends.
 
     Only a stream with known options that the engine would not have refused can be replayed.

@@ -19,9 +19,9 @@ from proxy.protocols.engines.base import (
     ALL,
     BIASES,
     PROCESSED,
+    EngineCall,
     FollowUpRequest,
     Injection,
-    InjectionRequest,
     Json,
     Sampled,
     StreamShape,
@@ -71,9 +71,9 @@ class Sglang:
         choice=("matched_stop",),
     )
 
-    def inject(self, request: InjectionRequest) -> Injection:
+    def inject(self, call: EngineCall) -> Injection:
         """Request ids by the flags of the framing, logprobs, and the weight versions where available."""
-        dialect, body, requested = request.dialect, request.body, request.response_options
+        dialect, body, requested = call.dialect, call.body, call.response_options
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Injection({}, StripRules())  # refused, or vLLM's own endpoint
         problems = tuple(_problems(dialect, body))
@@ -84,15 +84,13 @@ class Sglang:
         streamed = dialect == "chat" and is_on(body.get("stream"))
         flags = (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
         missing = [
-            flag
-            for flag in flags
-            if not is_on(body.get(flag)) and not is_on(request.headers.get(_HEADERS.get(flag, "")))
+            flag for flag in flags if not is_on(body.get(flag)) and not is_on(call.headers.get(_HEADERS.get(flag, "")))
         ]
         fields: Json = dict.fromkeys(missing, True)
-        if request.adds_logprobs:
+        if call.adds_logprobs:
             # In completions the number counts alternatives, and 0 returns the sampled token's own logprob (run on 0.5.23).
-            fields["logprobs"] = True if dialect == "chat" else 0 if request.logprobs == "sampled" else 1
-        if options := usage_options(request, running=False):
+            fields["logprobs"] = True if dialect == "chat" else 0 if call.logprobs == "sampled" else 1
+        if options := usage_options(call, running=False):
             fields["stream_options"] = options
         kept = {key for flag, keys in _BROUGHT.items() if is_on(body.get(flag)) for key in keys}
         kept |= {"prompt_token_ids"} if is_on(body.get("return_prompt_token_ids")) else set()

@@ -9,9 +9,9 @@ from typing import Any
 
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines.base import (
+    EngineCall,
     FollowUpRequest,
     Injection,
-    InjectionRequest,
     Json,
     Sampled,
     StreamShape,
@@ -36,7 +36,7 @@ class TextOnly:
         call_delta={},
     )
 
-    def inject(self, request: InjectionRequest) -> Injection:
+    def inject(self, call: EngineCall) -> Injection:
         """Inject nothing."""
         return Injection({}, StripRules())
 

@@ -17,9 +17,9 @@ from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.engines.base import (
     ALL,
     PROCESSED,
+    EngineCall,
     FollowUpRequest,
     Injection,
-    InjectionRequest,
     Json,
     Sampled,
     StreamShape,
@@ -38,25 +38,25 @@ from proxy.protocols.engines.base import (
 _OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both are returned by `return_token_ids`
 
 
-def inject_generate(request: InjectionRequest) -> Injection:
+def inject_generate(call: EngineCall) -> Injection:
     """Request the prompt's ids, which image placeholders may lengthen, and logprobs. Sampled ids are always returned."""
-    body = request.body
+    body = call.body
     sampling = body.get("sampling_params")
     if "token_ids" not in body or not isinstance(sampling, dict):
         return Injection({}, StripRules())  # refused, with an error message that shows the body
     fields: Json = {}
-    if not request.response_options.token_ids:
+    if not call.response_options.token_ids:
         fields["return_token_ids"] = True
     # With `logprob_token_ids`, `logprobs` must equal their number, and may then exceed the engine's limit.
-    if request.adds_logprobs and sampling.get("logprob_token_ids") is None:
+    if call.adds_logprobs and sampling.get("logprob_token_ids") is None:
         fields["sampling_params"] = {**sampling, "logprobs": 0}
-    if options := usage_options(request, running=request.response_options.choices != 1):
+    if options := usage_options(call, running=call.response_options.choices != 1):
         fields["stream_options"] = options
     forced = sampling.get("trace_decode_token_ids") is not None
     rules = StripRules(
         token_ids="return_token_ids" in fields,
         logprobs="sampling_params" in fields,
-        usage=bool(options) and not request.response_options.usage,
+        usage=bool(options) and not call.response_options.usage,
         running_usage=is_on(options.get("continuous_usage_stats")) and not has_running_usage(body),
     )
     return Injection(fields, rules, ("forced_tokens",) if forced else ())
@@ -154,28 +154,28 @@ class Vllm:
         null_usage=False,
     )
 
-    def inject(self, request: InjectionRequest) -> Injection:
+    def inject(self, call: EngineCall) -> Injection:
         """Request `return_token_ids`, and `logprobs` if they are configured, unless the call does not permit them."""
-        dialect, body, requested = request.dialect, request.body, request.response_options
+        dialect, body, requested = call.dialect, call.body, call.response_options
         if dialect == "generate":
-            return inject_generate(request)
+            return inject_generate(call)
         if _PROMPT[dialect] not in body:
             return Injection(
                 {}, StripRules()
             )  # refused, with an error message that has the number of fields of the body
-        problems = tuple(_problems(dialect, body, keep_reasoning=request.keep_reasoning))
+        problems = tuple(_problems(dialect, body, keep_reasoning=call.keep_reasoning))
         if "echo" in problems:
             # With ids the echoed prompt disappears from `text`; with logprobs those of the prompt are included.
             return Injection({}, StripRules(), problems)
         fields: Json = {}
         if not requested.token_ids:
             fields["return_token_ids"] = True
-        if request.adds_logprobs and _bears_logprobs(dialect, body):
+        if call.adds_logprobs and _bears_logprobs(dialect, body):
             fields["logprobs"] = True if dialect == "chat" else 0
-        withheld = dialect == "chat" and body.get("include_reasoning") is False and request.keep_reasoning
+        withheld = dialect == "chat" and body.get("include_reasoning") is False and call.keep_reasoning
         if withheld:
             fields["include_reasoning"] = True
-        if options := usage_options(request, running=requested.choices != 1):
+        if options := usage_options(call, running=requested.choices != 1):
             fields["stream_options"] = options
         rules = StripRules(
             token_ids="return_token_ids" in fields,

@@ -5,7 +5,7 @@ import pytest
 from recorded import load, plan_of, play
 
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines.base import InjectionRequest, StripRules
+from proxy.protocols.engines.base import EngineCall, StripRules, Traits
 from proxy.protocols.engines.vllm import Vllm
 from proxy.protocols.plan import CallOptions
 
@@ -19,7 +19,9 @@ def inject(path: str, body: dict, *, keep_reasoning: bool = True):
     body = {"messages": [], "prompt": "x"} | body
     before = orjson.dumps(body)
     dialect = DIALECTS[path]
-    injection = Vllm().inject(InjectionRequest(dialect.name, body, dialect.response_options(body), keep_reasoning))
+    injection = Vllm().inject(
+        EngineCall(dialect.name, body, dialect.response_options(body), Traits("vllm"), keep_reasoning)
+    )
     assert before == orjson.dumps(body)
     return injection
 
@@ -111,7 +113,10 @@ def test_a_body_without_messages_or_prompt_is_not_injected(path):
     """vLLM's error message contains the number of fields."""
     dialect = DIALECTS[path]
 
-    assert {} == Vllm().inject(InjectionRequest(dialect.name, {"model": "m"}, dialect.response_options({}))).fields
+    assert (
+        {}
+        == Vllm().inject(EngineCall(dialect.name, {"model": "m"}, dialect.response_options({}), Traits("vllm"))).fields
+    )
 
 
 def test_empty_deltas_are_dropped_only_if_the_client_set_neither_field():
