@@ -116,9 +116,8 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     """Plan a call. `headers` are the client's, by lowercase name. Raises UnprocessableRequest for tokens of a live stream."""
     fields, unset = edit(body, options, dialect)
     edited = _without(body, unset) | fields
-    traits = traits or Traits(engine.kind)
     response_options = _response_options(dialect, body, edited)
-    call = _engine_call(dialect, edited, response_options, traits, options, headers)
+    call = _engine_call(dialect, edited, response_options, traits or Traits(engine.kind), options, headers)
     framing = _framing(engine, options, call)
     removed = _STREAM if framing == "replay" else frozenset[str]()
     call = replace(call, body=_without(edited, removed))
@@ -139,7 +138,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         view=_view(dialect, engine, injection, response_options, options, model_asked, model_served, framing),
         model_asked=model_asked,
         model_served=model_served,
-        sampling=_sampling(dialect, sent_body, engine, traits, logprobs_mode or engine.logprobs_mode),
+        sampling=_sampling(dialect, sent_body, engine, call.traits, logprobs_mode or engine.logprobs_mode),
         framing=framing,
         wants_logprobs=call.wants_logprobs,
         headers=injection.headers,
