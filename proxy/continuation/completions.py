@@ -1,0 +1,52 @@
+"""Continuation of text completions: a prompt that begins with the prompt and the completion of an earlier step."""
+
+from array import array
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from proxy.continuation.matching import call_problem
+from proxy.continuation.turns import Turn, Turns, options_of
+from proxy.continuation.types import Continuation, Detokenize, Lookup, LookupFailed, LookupResult, Reason, Tokenize
+
+
+def match_text(turns: Turns, body: Mapping[str, Any], *, kind: str, model: str | None) -> Turn | Reason | None:
+    """Return the turn that a text prompt continues, the reason why it continues none, or None if it is a first prompt."""
+    prompt = body.get("prompt")
+    if not len(turns) or not isinstance(prompt, str):
+        return None
+    options = options_of(body)
+    reason: Reason | None = None
+    for turn in turns.of_text(prompt):
+        problem = call_problem(body) or _problem(turn, options, kind, model)
+        if problem is None:
+            return turn
+        reason = reason or problem
+    return reason
+
+
+def _problem(turn: Turn, options: bytes, kind: str, model: str | None) -> Reason | None:
+    if turn.problem is not None:
+        return turn.problem
+    if turn.kind != kind or turn.model != model:
+        return "model"
+    if turn.options != options:
+        return "options"
+    return None if turn.ids else "empty"
+
+
+def continue_text(turn: Turn, prompt: str) -> Generator[Lookup, LookupResult, Continuation]:
+    """Return the prompt ids of a text prompt that continues a turn, or the reason for sending it unchanged.
+
+    The text of the sampled ids, which includes stop tokens, must follow the text of the earlier prompt; the rest is tokenized.
+    """
+    text: Any = yield Detokenize(turn.ids)
+    if not isinstance(text, str):
+        raise LookupFailed("the engine cannot detokenize")
+    if not text or not prompt.startswith(text, turn.text_start):
+        return Continuation(None, "close")
+    rest = prompt[turn.text_start + len(text) :]
+    tokenized: Any = (yield Tokenize(rest)) if rest else []
+    if tokenized is None or isinstance(tokenized, str):
+        raise LookupFailed("the engine cannot tokenize")
+    recorded = turn.prompt_ids + turn.ids
+    return Continuation(recorded + array("i", tokenized), kept=len(recorded), bridge=len(tokenized))

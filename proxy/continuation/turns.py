@@ -1,0 +1,255 @@
+"""The turns of a rollout: the choices of its recorded steps, indexed by the messages or the text that they answer."""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final
+
+import orjson
+
+from proxy.continuation.types import Message, Reason, Rendering, rendering_of
+from proxy.trajectory.conversation import Digests
+from proxy.trajectory.step import Choice, Ids, Step, answers_of, messages_of
+
+# Fields of a body that do not change the prompt of a call. A field that is unknown here may change it.
+_NEUTRAL: Final = frozenset(
+    {
+        "messages", "prompt", "model", "stream", "stream_options", "user", "metadata", "store", "priority", "request_id", "rid",
+        "service_tier", "safety_identifier", "prompt_cache_key", "session_id", "cache_salt", "vllm_xargs",
+        "logprobs", "top_logprobs", "logprob_token_ids", "prompt_logprobs", "return_token_ids", "return_prompt_token_ids",
+        "return_tokens_as_token_ids", "return_meta_info", "return_input_ids_in_sglext", "return_output_ids_in_sglext",
+        "return_routed_experts", "return_sampling_mask", "include_reasoning", "separate_reasoning", "stream_reasoning",
+        "kv_transfer_params", "input_ids", "tool_choice", "parallel_tool_calls", "response_format", "structured_outputs",
+        "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex", "ebnf", "json_schema",
+        "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "n", "best_of", "max_tokens", "max_completion_tokens",
+        "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "no_stop_trim",
+        "spaces_between_special_tokens", "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty",
+        "length_penalty", "logit_bias", "allowed_token_ids", "bad_words", "use_beam_search", "thinking_token_budget",
+        "custom_logit_processor", "add_generation_prompt", "continue_final_message", "echo",
+    }
+)  # fmt: skip
+
+_FINISHED: Final = ("stop", "length", "tool_calls", "function_call")
+_BYTES_PER_TURN: Final = 1000  # an estimate: the objects of a turn, without its ids and its reply
+_BYTES_PER_SAMPLED_ID: Final = 12  # an estimate: 4 for the id, 8 for the text of the reply
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One choice of a recorded step.
+
+    `position`: the number of messages before the reply, or the number of bytes of the prompt and completion text of a
+    completions step. `reply`: the message as the engine returned it; empty for completions. The first `prompt_length`
+    values of `prompt` are the prompt ids (a later turn's prompt that begins with them is shared); `ids` are the sampled ones.
+    `rendering` identifies the rendering of the step's messages, None if it is the prompt. `parent` is the turn that the step
+    continues, if its prompt was sent as ids. `text_start`: the number of characters of the prompt text. `problem`: why the turn cannot be continued, `is_hidden`: the message may not
+    contain everything that was sampled.
+    """
+
+    step_id: str
+    choice: int
+    index: int
+    position: int
+    reply: Message
+    prompt: Ids
+    prompt_length: int
+    ids: Ids
+    finish_reason: str | None
+    stop_reason: int | str | None
+    client_stops: frozenset[int]
+    options: bytes
+    kind: str
+    model: str | None
+    rendering: Rendering | None
+    parent: "Turn | None"
+    problem: Reason | None
+    is_hidden: bool
+    text_start: int = 0
+
+    @property
+    def prompt_ids(self) -> Ids:
+        """The prompt ids."""
+        return self.prompt[: self.prompt_length]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the last id is a stop token of the model, and not one that the client chose."""
+        return self.finish_reason == "stop" and (
+            self.stop_reason is None
+            or (isinstance(self.stop_reason, int) and self.stop_reason not in self.client_stops)
+        )
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the completion ended without a stop token."""
+        return self.finish_reason == "length" or isinstance(self.stop_reason, str)
+
+    @property
+    def restored(self) -> dict[int, Message]:
+        """The replies that the rendering of the step's messages had in place of the agent's, by position."""
+        replies: dict[int, Message] = {}
+        turn = self.parent
+        while turn is not None:
+            replies[turn.position] = turn.reply
+            turn = turn.parent
+        return replies
+
+
+@dataclass(slots=True, eq=False)
+class Turns:
+    """The turns of one rollout.
+
+    `size`: the approximate memory in bytes. `indexes`: the indexes of the steps that were added. `stops`: the ids that closed
+    a turn.
+    """
+
+    by_messages: dict[tuple[int, bytes], list[Turn]] = field(default_factory=dict)
+    by_text: dict[int, dict[bytes, list[Turn]]] = field(default_factory=dict)
+    indexes: set[int] = field(default_factory=set)
+    stops: set[int] = field(default_factory=set)
+    size: int = 0
+    _named: dict[tuple[str, int], Turn] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Return the number of turns."""
+        return len(self._named)
+
+    def add(self, step: Step) -> None:
+        """Add the choices of a step that was read from, or written to, the store. `step.index` is its index there."""
+        if step.index is not None:
+            if step.index in self.indexes:
+                return
+            self.indexes.add(step.index)
+        body = step.body
+        if step.is_chat:
+            place = messages_place(messages_of(step))
+            if place is not None:
+                self._add(step, body, place, None)
+        elif step.dialect == "completions" and isinstance(prompt := body.get("prompt"), str):
+            self._add(step, body, None, prompt)
+
+    def _add(self, step: Step, body: Mapping[str, Any], place: tuple[int, bytes] | None, text: str | None) -> None:
+        """Add the choices of a step after these messages, or after this prompt text."""
+        answers = answers_of(step)
+        parent, rendering = self._continued(step)
+        prompts = [prompt if isinstance(prompt, array) else prompt[:] for prompt in step.prompts]
+        for choice in step.choices:
+            answer = answers.get(choice.index, {})
+            turn = _turn(step, body, choice, answer, prompts, parent, rendering)
+            if turn is None:
+                continue
+            if place is not None:
+                turn.position = place[0]
+                self.by_messages.setdefault(place, []).append(turn)
+            elif text is not None:
+                whole = (text + str(answer.get("text", ""))).encode("utf-8", "surrogatepass")
+                turn.position, turn.text_start = len(whole), len(text)
+                self.by_text.setdefault(len(whole), {}).setdefault(_digest(whole), []).append(turn)
+            self._named[turn.step_id, turn.choice] = turn
+            self.size += _BYTES_PER_TURN + _BYTES_PER_SAMPLED_ID * len(turn.ids)
+            if turn.is_closed and turn.ids:
+                self.stops.add(turn.ids[-1])
+        self._share(step, parent)
+
+    def of_text(self, prompt: str) -> Iterator[Turn]:
+        """Yield the turns whose prompt and completion text this prompt begins with, the longest first, the youngest first."""
+        text = prompt.encode("utf-8", "surrogatepass")
+        found: list[Turn] = []
+        state, done = blake2b(digest_size=16), 0
+        for length in sorted(length for length in self.by_text if length <= len(text)):
+            state.update(memoryview(text)[done:length])
+            done = length
+            found += self.by_text[length].get(state.copy().digest(), [])
+        yield from reversed(found)
+
+    def _continued(self, step: Step) -> tuple[Turn | None, Rendering | None]:
+        """Return the turn that a step continues by ids, and what identifies its rendering if that is not its prompt."""
+        facts = step.extra.get("continuation")
+        if not isinstance(facts, Mapping) or "kept" not in facts:
+            return None, None
+        parent = self._named.get((str(facts.get("step_id")), int(facts.get("choice") or 0)))
+        if facts.get("rendered") is None:
+            return parent, None
+        return parent, Rendering(int(facts["rendered"]), str(facts["rendered_digest"]), int(facts["rendered_last"]))
+
+    def _share(self, step: Step, parent: Turn | None) -> None:
+        """Let the turns before a step use the array of its prompt, which begins with theirs."""
+        self.size += 4 * sum(map(len, step.prompts))
+        own = next((turn for choice in step.choices if (turn := self._named.get((step.step_id, choice.index)))), None)
+        if own is None or not step.exact:
+            return
+        freed: Ids | None = None
+        turn = parent
+        while turn is not None and turn.prompt is not own.prompt:
+            if turn.prompt is not freed:
+                freed = turn.prompt
+                self.size -= 4 * len(freed)
+            turn.prompt = own.prompt
+            turn = turn.parent
+
+
+def messages_place(messages: list[Any]) -> tuple[int, bytes] | None:
+    """Return the number of messages and their digest; None if there are none."""
+    chain = Digests().chain(messages)
+    return (len(chain), chain[-1]) if chain else None
+
+
+def options_of(body: Mapping[str, Any]) -> bytes:
+    """Return the digest of everything in a body that may change its prompt, except messages and text."""
+    options = {name: value for name, value in body.items() if name not in _NEUTRAL and value is not None}
+    choice = body.get("tool_choice")
+    if choice == "none" or isinstance(choice, Mapping):
+        options["tool_choice"] = choice  # templates get no tools, or only this one
+    return _digest(orjson.dumps(options, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
+
+
+def _turn(  # noqa: PLR0917 - the parts of a turn
+    step: Step,
+    body: Mapping[str, Any],
+    choice: Choice,
+    answer: Mapping[str, Any],
+    prompts: Sequence[Ids],
+    parent: Turn | None,
+    rendering: Rendering | None,
+) -> Turn | None:
+    """Return the turn of a choice; None if the response has no message or text for it."""
+    message = answer.get("message") if step.is_chat else None
+    if step.is_chat and not isinstance(message, Mapping):
+        return None
+    is_usable = step.exact and step.status == "complete" and choice.finish_reason in _FINISHED
+    if choice.prompt >= len(prompts) or not isinstance(answer.get("text", ""), str):
+        return None
+    prompt = prompts[choice.prompt]
+    stops = body.get("stop_token_ids")
+    calls = isinstance(message, Mapping) and bool(message.get("tool_calls"))
+    return Turn(
+        step_id=step.step_id,
+        choice=choice.index,
+        index=-1 if step.index is None else step.index,
+        position=0,
+        reply=message if isinstance(message, Mapping) else {},
+        prompt=prompt,
+        prompt_length=len(prompt),
+        ids=choice.ids,
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+        client_stops=frozenset(stop for stop in stops if type(stop) is int) if isinstance(stops, list) else frozenset(),
+        options=options_of(body),
+        kind=step.engine.kind,
+        model=step.model_served,
+        rendering=rendering,
+        parent=parent,
+        problem=None if is_usable else "flagged",
+        is_hidden=(calls and body.get("parallel_tool_calls") is False)
+        or (step.request.get("include_reasoning") is False and body.get("include_reasoning") is not False),
+    )
+
+
+def own_rendering(turn: Turn) -> Rendering:
+    """Return what identifies the rendering of the messages of a turn's step."""
+    return turn.rendering or rendering_of(turn.prompt_ids)
