@@ -26,18 +26,20 @@ LAYERS: dict[str, tuple[str, ...] | None] = {
     "clock": (),
     "config": (),
     "trajectory": (),
+    "continuation": ("trajectory",),
     "protocols": ("errors", "trajectory"),
     "export": ("trajectory",),
     "simulator": ("clock",),
-    "telemetry": ("errors", "trajectory", "protocols"),
-    "upstream": ("errors", "config", "trajectory", "protocols", "telemetry", "storage"),
-    "rollouts": ("errors", "clock", "trajectory", "protocols", "telemetry", "upstream", "storage"),
+    "telemetry": ("errors", "trajectory", "continuation", "protocols"),
+    "upstream": ("errors", "config", "trajectory", "continuation", "protocols", "telemetry", "storage"),
+    "rollouts": ("errors", "clock", "trajectory", "continuation", "protocols", "telemetry", "upstream", "storage"),
     "api": (
-        "errors", "clock", "config", "trajectory", "protocols", "export", "telemetry", "upstream", "rollouts", "storage",
+        "errors", "clock", "config", "trajectory", "continuation", "protocols", "export", "telemetry", "upstream", "rollouts",
+        "storage",
     ),
     "server": (
-        "errors", "clock", "config", "trajectory", "protocols", "export", "simulator", "telemetry", "upstream", "rollouts",
-        "api", "storage",
+        "errors", "clock", "config", "trajectory", "continuation", "protocols", "export", "simulator", "telemetry", "upstream",
+        "rollouts", "api", "storage",
     ),
     "cli": None,  # everything
 }  # fmt: skip

@@ -19,6 +19,7 @@ from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.opening import RolloutOpener
 from proxy.rollouts.policy import Pause, Policy
+from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.renewals import Lifetimes, StepReservations
 from proxy.telemetry.metrics import Metrics
@@ -61,6 +62,7 @@ class Context:
     policy: Policy
     opener: RolloutOpener
     finisher: Finisher
+    continuation: PromptContinuation
     stopping: asyncio.Event
     in_flight: Counter[str] = field(default_factory=Counter)
     token_texts: TokenTexts = field(default_factory=TokenTexts)

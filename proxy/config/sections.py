@@ -4,7 +4,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, SecretStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SecretStr,
+    model_validator,
+)
 
 from proxy.config.addresses import base_url
 
@@ -75,6 +84,30 @@ class RecordSettings(Section):
     )
     keep_alive_interval_s: float = Field(
         10, gt=0, description="Seconds between SSE comments to a client that waits for a replayed call."
+    )
+
+
+def _mode(value: Any) -> Any:
+    """Return `off` for false, as YAML 1.1 parses it."""
+    return "off" if value is False else value
+
+
+ContinuationMode = Annotated[Literal["off", "faithful", "append"], BeforeValidator(_mode)]
+
+
+class ContinuationSettings(Section):
+    """The continuation of earlier steps by their token ids (docs/continuation.md)."""
+
+    mode: ContinuationMode = Field(
+        "faithful",
+        description="off: the engine renders each call; faithful: token ids are kept where the chat template keeps the turn; "
+        "append: token ids are always kept, with reasoning.",
+    )
+    timeout_s: float = Field(
+        5, gt=0, description="Seconds for the engine's renderings of a call, which is then sent unchanged."
+    )
+    cache_bytes: int = Field(
+        2**28, ge=0, description="Memory for token ids of recorded steps; others are read from the store."
     )
 
 

@@ -16,6 +16,7 @@ from proxy.config.sections import (
     AgentsSettings,
     AtroposSettings,
     AuditSettings,
+    ContinuationSettings,
     ControlSettings,
     DialectSettings,
     EnginesSettings,
@@ -63,6 +64,9 @@ class Settings(BaseSettings):
     control: ControlSettings = Field(ControlSettings(), description="The control API.")
     store: StoreSettings = Field(StoreSettings(), description="The store of rollouts and steps.")
     record: RecordSettings = Field(RecordSettings(), description="What is recorded.")
+    continuation: ContinuationSettings = Field(
+        ContinuationSettings(), description="Continuation of earlier steps by their token ids."
+    )
     osmosis: OsmosisSettings = Field(OsmosisSettings(), description="Rollout servers of Osmosis.")
     atropos: AtroposSettings = Field(AtroposSettings(), description="Routes of the Atropos proxy.")
     audit: AuditSettings = Field(AuditSettings(), description="Automatic audit of recorded steps.")

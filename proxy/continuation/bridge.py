@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from proxy.continuation.matching import Match
-from proxy.continuation.shown import what_is_missing
+from proxy.continuation.shown import comparable, what_is_missing
 from proxy.continuation.turns import own_rendering
 from proxy.continuation.twins import OTHER_WORD, WORD, other_texts, stand_in
 from proxy.continuation.types import (
@@ -112,7 +112,7 @@ def _end_of_history(full: Ids, match: Match) -> Lookups[tuple[int | None, str]]:
     return (last, seam) if text.startswith(seam) else (None, "")
 
 
-def _bridge_by_reading(match: Match, read: _Turn) -> Lookups[Ids | None]:
+def _bridge_by_reading(match: Match, read: _Turn) -> "Lookups[Ids | None]":
     """Return what follows the first stop token after the history, if the text up to it is that of the sampled ids.
 
     None if it is not, or if the turn has no stop token.
@@ -128,7 +128,7 @@ def _bridge_by_reading(match: Match, read: _Turn) -> Lookups[Ids | None]:
     if not bare((yield from _text([stop]))):
         return None  # this engine drops special tokens from texts, so that equal texts prove nothing
     shown = yield from _text(read.full[read.start : end + 1])
-    return read.full[end + 1 :] if bare(shown) == bare(read.seam + read.text) else None
+    return read.full[end + 1 :] if comparable(shown) == comparable(read.seam + read.text) else None
 
 
 def _bridge_by_twins(match: Match, read: _Turn, stops: Collection[int]) -> Lookups[Ids]:
@@ -225,7 +225,7 @@ def _common_suffix(left: Ids, right: Ids) -> int:
     return first_difference(left[::-1], right[::-1])
 
 
-def _render(messages: list[Message]) -> Lookups[Ids | None]:
+def _render(messages: list[Message]) -> "Lookups[Ids | None]":
     """Return the ids of messages; None if the template cannot render them."""
     result: Any = yield Render(messages)
     if result is None or isinstance(result, array):

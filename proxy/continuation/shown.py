@@ -10,6 +10,11 @@ _EMPTY_THOUGHTS: Final = re.compile(r"<think>\s*</think>")
 _THOUGHTS: Final = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
+def comparable(text: str) -> str:
+    """Return a text without whitespace and without empty thoughts, which templates add and drop."""
+    return bare(text).replace("<think></think>", "")
+
+
 def what_is_missing(reply: Message, shown: str) -> Reason | None:
     """Return the part of a reply that a rendered turn does not contain, apart from whitespace; None if it is complete."""
     text = bare(shown)

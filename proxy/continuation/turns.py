@@ -40,11 +40,11 @@ class Turn:
     """One choice of a recorded step.
 
     `position`: the number of messages before the reply, or the number of bytes of the prompt and completion text of a
-    completions step. `reply`: the message as the engine returned it; empty for completions. The first `prompt_length`
-    values of `prompt` are the prompt ids (a later turn's prompt that begins with them is shared); `ids` are the sampled ones.
-    `rendering` identifies the rendering of the step's messages, None if it is the prompt. `parent` is the turn that the step
-    continues, if its prompt was sent as ids. `text_start`: the number of characters of the prompt text. `problem`: why the turn cannot be continued, `is_hidden`: the message may not
-    contain everything that was sampled.
+    completions step, whose prompt text has `text_start` characters. `reply`: the message as the engine returned it; empty for
+    completions. The first `prompt_length` values of `prompt` are the prompt ids (a later prompt that begins with them is
+    shared); `ids` are the sampled ones. `rendering` identifies the rendering of the step's messages, None if it is the
+    prompt. `parent`: the turn that the step continues, if its prompt was sent as ids. `problem`: why the turn cannot be
+    continued. `is_hidden`: the message may not contain everything that was sampled.
     """
 
     step_id: str
@@ -100,14 +100,14 @@ class Turn:
 class Turns:
     """The turns of one rollout.
 
-    `size`: the approximate memory in bytes. `indexes`: the indexes of the steps that were added. `stops`: the ids that closed
-    a turn.
+    `size`: the approximate memory in bytes. `indexes`: the indexes of the steps that were added. `stops`: the engine
+    kind, model and id of each stop token that closed a turn.
     """
 
     by_messages: dict[tuple[int, bytes], list[Turn]] = field(default_factory=dict)
     by_text: dict[int, dict[bytes, list[Turn]]] = field(default_factory=dict)
     indexes: set[int] = field(default_factory=set)
-    stops: set[int] = field(default_factory=set)
+    stops: set[tuple[str, str | None, int]] = field(default_factory=set)
     size: int = 0
     _named: dict[tuple[str, int], Turn] = field(default_factory=dict)
 
@@ -149,7 +149,7 @@ class Turns:
             self._named[turn.step_id, turn.choice] = turn
             self.size += _BYTES_PER_TURN + _BYTES_PER_SAMPLED_ID * len(turn.ids)
             if turn.is_closed and turn.ids:
-                self.stops.add(turn.ids[-1])
+                self.stops.add((turn.kind, turn.model, turn.ids[-1]))
         self._share(step, parent)
 
     def of_text(self, prompt: str) -> Iterator[Turn]:

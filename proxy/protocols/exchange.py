@@ -229,7 +229,7 @@ class Exchange:
         try:
             problems = check_messages(plan.dialect.name, response)
             tokens = plan.engine.tokens(plan.dialect.name, plan.body, response, self.follow_up_response)
-            given = plan.dialect.prompt_ids(plan.body)
+            given = plan.dialect.prompt_ids(plan.body) if plan.prompt_ids is None else [plan.prompt_ids]
             packed = pack_tokens(tokens, plan.response_options.samples, plan.policy_version, given)
         except (OverflowError, *MALFORMED):
             return Packed(problems=frozenset({"unparsed_event"}))

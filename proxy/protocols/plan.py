@@ -45,7 +45,8 @@ class Plan:
 
     `framing` is how the call is sent; `expected` are the problems that the engine is known to have with such a call.
     `wants_logprobs`: they are configured or requested, so a step without them lacks them. `translation`: the client's dialect,
-    if the engine does not support it.
+    if the engine does not support it. `prompt_ids`: the prompt of a call that continues an earlier step, which replaces the
+    messages or the text; `sent` does not repeat it.
     """
 
     step_id: str
@@ -67,6 +68,7 @@ class Plan:
     headers: Mapping[str, str] = field(default_factory=dict)
     policy_version: str | None = None
     translation: Translator | None = None
+    prompt_ids: list[int] | None = None
     problems: tuple[str, ...] = ()
     expected: frozenset[str] = frozenset()
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -79,6 +81,15 @@ class Plan:
         """Return an error event for a stream that has begun, in the client's dialect; `body` is the error's JSON body."""
         renderer = self.view.renderer
         return error_events(body) if renderer is None else renderer.finish(None, body.decode("utf-8", "replace"))
+
+
+def with_continuation(plan: Plan, ids: list[int] | None, facts: Mapping[str, Any]) -> Plan:
+    """Return the plan with its continuation, and with these ids as the prompt. `facts` are recorded with the step."""
+    extra = {**plan.extra, "continuation": facts}
+    fields = None if ids is None else plan.engine.prompt_ids_fields(plan.dialect.name, ids)
+    if fields is None:
+        return replace(plan, extra=extra)
+    return replace(plan, body={**plan.body, **fields}, prompt_ids=ids, extra=extra)
 
 
 def edit(body: Json, options: CallOptions, dialect: Dialect) -> tuple[Json, set[str]]:

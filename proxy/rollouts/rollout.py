@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import orjson
 
+from proxy.continuation.types import Mode
 from proxy.errors import BadRequest, NotFound
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.policy import read_policy
@@ -85,6 +86,7 @@ class Rollout:
     osmosis: Mapping[str, Any] = field(default_factory=dict)  # of its dispatch: server, protocol, state
     result: Mapping[str, Any] | None = None  # reported by its rollout server: status, reward
     reply: Mapping[str, str] = field(default_factory=dict)  # which token fields responses have
+    continuation: Mode | None = None  # None: the configured mode
     counts: Mapping[str, int] = field(default_factory=dict)
     drift: CountedDrift | None = None  # None until it is counted
     has_reservation: bool | None = None  # of the call that opened it; None without a limit of steps
@@ -144,6 +146,7 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         osmosis=fields.get("osmosis") or {},
         result=fields.get("result"),
         reply=fields.get("reply") or {},
+        continuation=fields.get("continuation"),
         counts=stored.counts,
         drift=_drift(fields.get(DRIFT_FIELD), stored.counts.get("steps", 0)),
         has_reservation=stored.has_reservation,

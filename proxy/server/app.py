@@ -39,6 +39,7 @@ from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.journal import Journal
 from proxy.rollouts.opening import RolloutOpener
 from proxy.rollouts.policy import Pause, Policy
+from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
 from proxy.rollouts.renewals import Lifetimes, StepReservations
 from proxy.telemetry.metrics import Metrics, make_metrics
@@ -172,9 +173,36 @@ async def _make_context(
         lifetimes=lifetimes,
         policy=policy,
         opener=RolloutOpener(opened, clock, metrics, recorder, [policy, registry, pause]),
+        continuation=_continuation(stack, settings, opened, upstream, clock, metrics, recorder),
         finisher=_finisher(opened, clock, metrics, DriftTotals(reporter, recorder.tasks, stopping)),
         stopping=stopping,
     )
+
+
+def _continuation(  # noqa: PLR0917 - the services that it uses
+    stack: AsyncExitStack,
+    settings: Settings,
+    store: Store,
+    upstream: Upstream,
+    clock: Clock,
+    metrics: Metrics,
+    recorder: Recorder,
+) -> PromptContinuation:
+    options = settings.continuation
+    continuation = _kept(
+        stack,
+        PromptContinuation(
+            store,
+            upstream,
+            clock,
+            metrics,
+            is_default=options.mode != "off",
+            timeout_s=options.timeout_s,
+            cache_bytes=options.cache_bytes,
+        ),
+    )
+    recorder.followers.append(continuation.offer)
+    return continuation
 
 
 def _finisher(store: Store, clock: Clock, metrics: Metrics, drift_totals: DriftTotals) -> Finisher:

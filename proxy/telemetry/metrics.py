@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
+from proxy.continuation.types import REASONS
 from proxy.errors import EngineError, ProxyError
 from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.trajectory.drift_kinds import KINDS
@@ -49,6 +50,9 @@ class Metrics:
     late_steps: Counter
     restored_rollouts: Counter
     discarded_steps: Counter
+    continuations: Counter
+    continuation_duration_seconds: Histogram
+    continuation_cache_bytes: Gauge
     idempotent_replays: Counter
     health_probes: Counter
     store_operation_duration_seconds: Histogram
@@ -134,6 +138,13 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "engine_faults": (
         Counter, "Failed requests to engines: connection failed, connection lost or timed out.", ("engine", "fault")
     ),
+    "continuations": (
+        Counter, "Calls that follow an earlier step, by result (docs/continuation.md) and reason.", ("result", "reason"),
+    ),
+    "continuation_duration_seconds": (
+        _FINE_SECONDS, "Time that the continuation of a call takes before the call is sent.", ()
+    ),
+    "continuation_cache_bytes": (Gauge, "Memory for the token ids of recorded steps.", ()),
     "failovers": (Counter, "Calls retried at another endpoint, by the endpoint that failed.", ("engine",)),
     "ejections": (
         Counter, "Ejections of endpoints after consecutive failures (engines.eject_after).", ("engine",)
@@ -171,6 +182,7 @@ _INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     ),
     "fidelity_problems": tuple((code,) for code in PROBLEMS),
     "store_operation_failures": (("open",), ("append",), ("mark",), ("renew",)),
+    "continuations": (("continued", "none"), ("unchanged", "none"), *(("refused", reason) for reason in REASONS)),
     "drift_boundaries": tuple((kind,) for kind in KINDS if kind != "unexplained"),
     "group_events": (("complete",), ("claimed",), ("released",), ("done",), ("dropped",)),
 }  # fmt: skip

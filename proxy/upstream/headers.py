@@ -9,6 +9,7 @@ from typing import Final
 
 ROLLOUT_HEADER: Final = "X-Rollout-Id"  # names the rollout, in requests and responses
 GROUP_HEADER: Final = "X-Rollout-Group"
+CONTINUATION_HEADER: Final = "X-Rollout-Continuation"  # the continuation mode of one call
 STEP_HEADER: Final = "X-Step-Id"  # of responses
 
 # Of one connection, not of the message (RFC 9110, 7.6.1).
@@ -19,7 +20,7 @@ _HOP_BY_HOP = frozenset(
 # API keys of TokenTape, which are never forwarded; what TokenTape sets itself; names of rollouts.
 _NOT_UPSTREAM = _HOP_BY_HOP | {
     "authorization", "x-api-key", "host", "content-length", "content-encoding", "accept-encoding", "expect",
-    ROLLOUT_HEADER.lower(), GROUP_HEADER.lower(), "x-reply-tokens", "x-reply-ids",
+    ROLLOUT_HEADER.lower(), GROUP_HEADER.lower(), CONTINUATION_HEADER.lower(), "x-reply-tokens", "x-reply-ids",
 }  # fmt: skip
 _NOT_DOWNSTREAM = _HOP_BY_HOP | {
     "content-length", "content-encoding", "date", ROLLOUT_HEADER.lower(), STEP_HEADER.lower(),

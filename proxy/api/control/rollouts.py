@@ -26,7 +26,7 @@ from storage.types import StoredEntity
 
 _DEFAULT_LIMIT = 100
 _MAX_LIMIT = 1000
-_FIELDS_OF_OPENING = ("group_id", "metadata", "model", "sampling", "tools", "limits", "reply")
+_FIELDS_OF_OPENING = ("group_id", "metadata", "model", "sampling", "tools", "limits", "reply", "continuation")
 
 
 async def open_rollout(request: web.Request) -> web.Response:
@@ -98,7 +98,7 @@ async def show_rollout(request: web.Request) -> web.Response:
 
 
 async def patch_rollout(request: web.Request) -> web.Response:
-    """`PATCH /rollouts/{id}`: set rewards, advantages and metadata; absent fields are unchanged.
+    """`PATCH /rollouts/{id}`: set rewards, advantages, metadata and the continuation mode; absent fields are unchanged.
 
     Rewards and advantages cannot be changed once the rollout's group is claimed.
     """
@@ -106,10 +106,10 @@ async def patch_rollout(request: web.Request) -> web.Response:
     rollout = await rollout_from(request)
     patch = await body_from(request, PatchRollout)
     await check_step_rewards(context.store, rollout, patch.step_rewards)
-    values = patch.model_dump(include={"reward", "advantages", "metadata"} & patch.model_fields_set)
+    values = patch.model_dump(include={"reward", "advantages", "metadata", "continuation"} & patch.model_fields_set)
     while True:
         fields = _changes(rollout, values, patch.step_rewards)
-        signals = fields.keys() - {"metadata"}
+        signals = fields.keys() - {"metadata", "continuation"}
         if signals and rollout.claimed_by is not None:
             raise Conflict(
                 f"The group of rollout {rollout.rollout_id!r} was claimed; its rewards and "
@@ -204,5 +204,6 @@ def _terms(request: web.Request, context: Context, rollout: Rollout) -> dict[str
         "tools": rollout.tools,
         "limits": rollout.limits,
         "reply": rollout.reply,
+        "continuation": rollout.continuation,
         "metadata": rollout.metadata,
     }

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from proxy.api.body import FIRST_FAULT, faults_of, read_bytes
 from proxy.api.reward_values import Signal, Signals, read_object
-from proxy.config.sections import Caps, EndpointList
+from proxy.config.sections import Caps, ContinuationMode, EndpointList
 from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.rollouts.rollout import checked_id
 from proxy.upstream.concurrency import off_loop
@@ -63,6 +63,7 @@ class Terms(_Body):
     tools: Annotated[list[dict[str, Any]], FIRST_FAULT] = []
     limits: RolloutLimits | None = None
     reply: ReplyTokens | None = None
+    continuation: ContinuationMode | None = None
 
 
 class OpenRollout(Terms):
@@ -147,6 +148,7 @@ class PatchRollout(_Body):
     step_rewards: dict[str, Signal | Annotated[list[Signal], FIRST_FAULT]] = {}
     advantages: Signal | Annotated[list[Signal], FIRST_FAULT] | Signals | None = None
     metadata: dict[str, Any] | None = None
+    continuation: ContinuationMode | None = None
 
 
 class FinishRollout(_Body):

@@ -28,8 +28,13 @@ from proxy.upstream.routing import Failover
 class Planner(Protocol):
     """Plans a call for one endpoint, and again for each next one, with the attempts that failed before."""
 
-    async def plan(self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]]) -> tuple[Plan, EngineError | None]:
-        """Return the plan, and why the endpoint cannot be called, if that is known. Raises UnprocessableRequest."""
+    async def plan(
+        self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]], *, as_ids: bool = True
+    ) -> tuple[Plan, EngineError | None]:
+        """Return the plan, and why the endpoint cannot be called, if that is known. Raises UnprocessableRequest.
+
+        `as_ids`: whether the prompt may be sent as token ids.
+        """
         ...
 
     def reshape(self, outcome: Outcome) -> Outcome:
@@ -94,6 +99,7 @@ class CallState:
     step: Step | None = None
     exchange: Exchange | None = None  # with the current endpoint
     task: "asyncio.Task[Any] | None" = None
+    are_ids_refused: bool = False  # by the engine: the call was sent again as the client sent it
     cut: str | None = None  # why TokenTape itself ended the call
     failed: list[Mapping[str, Any]] = field(default_factory=list)  # the endpoints that failed, and their errors
 

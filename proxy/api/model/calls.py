@@ -34,12 +34,13 @@ from proxy.protocols.plan import CallOptions, Plan, edit, make_plan
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import TranslatedCall
 from proxy.rollouts.idempotency import COUNT, KEY, Attempt, StoredAnswer, retry_fields
+from proxy.rollouts.prompt_continuation import continuation_mode
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_steps
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import tokens_left
-from proxy.upstream.headers import GROUP_HEADER, ROLLOUT_HEADER, downstream
+from proxy.upstream.headers import CONTINUATION_HEADER, GROUP_HEADER, ROLLOUT_HEADER, downstream
 from proxy.upstream.routing import Failover
 from proxy.upstream.system_messages import with_engine_traits
 
@@ -219,7 +220,9 @@ class CallPlanner:
     rollout: Rollout
     attempt: Attempt
 
-    async def plan(self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]]) -> tuple[Plan, EngineError | None]:
+    async def plan(
+        self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]], *, as_ids: bool = True
+    ) -> tuple[Plan, EngineError | None]:
         """Return the plan, and why the endpoint cannot be called, if that is known. Raises UnprocessableRequest."""
         context, call, adapter, rollout = self.context, self.call, self.call.adapter, self.rollout
         extra = {**self.attempt.extra, "attempts": list(failed)} if failed else self.attempt.extra
@@ -252,7 +255,20 @@ class CallPlanner:
             policy_version=rollout.policy_version,
             extra=extra,
         )
-        return plan if adapter is None else await off_loop(call.body_bytes, adapter.recorded, plan), fault
+        if adapter is not None:
+            plan = await off_loop(call.body_bytes, adapter.recorded, plan)
+        if fault is None and call.is_named:
+            plan = await self._continued(plan, endpoint, as_ids=as_ids)
+        return plan, fault
+
+    async def _continued(self, plan: Plan, endpoint: Endpoint, *, as_ids: bool) -> Plan:
+        """Return the plan with prompt ids, if the call continues an earlier step. Raises BadRequest for an unknown mode."""
+        continuation = self.context.continuation
+        if not as_ids:
+            return continuation.refused(plan)
+        header = self.call.request.headers.get(CONTINUATION_HEADER)
+        mode = continuation_mode(self.context.settings.continuation.mode, self.rollout, header)
+        return await continuation.with_continuation(plan, self.rollout, endpoint, mode, body_bytes=self.call.body_bytes)
 
     def reshape(self, outcome: Outcome) -> Outcome:
         """Return the end of the call as its client reads it."""

@@ -29,7 +29,14 @@ from proxy.upstream import EngineResponse
 
 T = TypeVar("T")
 
+
+class PromptIdsRejected(Exception):
+    """The engine rejected a call with prompt ids."""
+
+
+_BYTES_PER_ID = 7  # in JSON
 _THREAD_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
+_REJECTED = (400, 404, 422)
 _END_TIMEOUT_S = 0.2  # after [DONE]; uvicorn writes the end of the body at once
 
 
@@ -97,6 +104,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         async with keeping_alive(client, interval_s) if plan.framing == "replay" else nullcontext():
             async with _sent(context, call, client) as response:
                 call.failover.check_status(call.endpoint, response.status)
+                _check_prompt_ids(context, call, response.status)
                 exchange = call.exchange = Exchange(
                     plan,
                     response.status,
@@ -106,9 +114,13 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
                 client.set_head(response.status, response.headers, content_type=exchange.content_type)
                 await _stream(context, call, client, exchange, response)
             await _follow_up(context, call, exchange)
-        return await _in_thread_if_large(
+        outcome = await _in_thread_if_large(
             call.body_bytes, partial(exchange.finish, call.timing(), context.policy.version)
         )
+    except PromptIdsRejected:
+        call.are_ids_refused = True
+        call.plan, call.fault = await call.planner.plan(call.endpoint, call.failed, as_ids=False)
+        return None
     except EngineError as fault:
         if not client.body_started and call.failover.can_retry(fault):
             _note_failed(context, call, fault)
@@ -124,6 +136,9 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         ).step
         context.recorder.record_detached(call.step, call.incarnation, body_bytes=call.body_bytes)
         raise
+    if plan.prompt_ids is not None and "other_prompt" in outcome.step.problems:
+        context.continuation.refuse(call.endpoint, "returned_ids")
+    return outcome
 
 
 @asynccontextmanager
@@ -137,7 +152,8 @@ async def _sent(context: Context, call: CallState, client: ClientStream) -> Asyn
     plan = call.plan
     try:
         async with context.upstream.slot(call.endpoint, plan.rollout_id, can_fail_over=call.failover.has_next):
-            body = await _in_thread_if_large(call.body_bytes, partial(orjson.dumps, plan.body))
+            size = call.body_bytes + _BYTES_PER_ID * len(plan.prompt_ids or ())
+            body = await _in_thread_if_large(size, partial(orjson.dumps, plan.body))
             call.sent = context.clock.monotonic()
             sending = context.upstream.send(
                 call.endpoint,
@@ -154,6 +170,17 @@ async def _sent(context: Context, call: CallState, client: ClientStream) -> Asyn
             label = call.endpoint.label
             raise EngineUnreachable(f"Engine {label} is busy: {busy.message}", public=public) from busy
         raise
+
+
+def _check_prompt_ids(context: Context, call: CallState, status: int) -> None:
+    """Raise PromptIdsRejected if the engine rejects a call that has prompt ids.
+
+    The call is then sent as the client sent it. If that succeeds, the ids were the reason.
+    """
+    if call.plan.prompt_ids is not None and status in _REJECTED:
+        raise PromptIdsRejected
+    if call.are_ids_refused and status < 400:
+        context.continuation.refuse(call.endpoint, "refused_ids")
 
 
 def _note_failed(context: Context, call: CallState, fault: EngineError) -> None:

@@ -174,12 +174,15 @@ class Engine(Protocol):
     """One kind of inference server.
 
     `logprobs_mode` is the default if the configuration sets none. `always_sends_usage`: each unstreamed response has token
-    counts, so a response without them is faulty. `unbounded`: finish reasons of choices that may exceed `max_tokens`.
+    counts, so a response without them is faulty. `verifies_renderings`: prompt ids are sent only to an endpoint whose
+    rendering of messages was equal to the prompt ids of a step. `unbounded`: finish reasons of choices that may exceed
+    `max_tokens`.
     """
 
     kind: str
     logprobs_mode: str | None
     always_sends_usage: bool
+    verifies_renderings: bool
     unbounded: frozenset[str]
     shape: StreamShape
 
@@ -205,6 +208,10 @@ class Engine(Protocol):
 
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
         """Return a stripped stream chunk; the same dict if nothing is to be stripped, None if the chunk is to be dropped."""
+        ...
+
+    def prompt_ids_fields(self, dialect: DialectName, ids: list[int]) -> Json | None:
+        """Return the fields of a body that make these ids its prompt; None if the engine accepts none."""
         ...
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:

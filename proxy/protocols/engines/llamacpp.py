@@ -42,6 +42,7 @@ class Llamacpp:
     logprobs_mode: str | None = "raw_logprobs"  # the same number at temperature 0 and 0.8
     unbounded: frozenset[str] = frozenset()
     always_sends_usage = True
+    verifies_renderings = False
     shape = StreamShape(
         head=frozenset({"created", "id", "model", "system_fingerprint", "object"}),
         role={"role": "assistant", "content": None},
@@ -89,6 +90,10 @@ class Llamacpp:
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
         """Strip a chunk: no event exists only because of the flags."""
         return self.strip(dialect, chunk, rules)
+
+    def prompt_ids_fields(self, dialect: DialectName, ids: list[int]) -> Json | None:
+        """Return None: the server renders chats itself."""
+        return None
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
         """Return false: the finish of a completions stream has the usage."""

@@ -59,6 +59,7 @@ class Sglang:
     # log_softmax of logits / temperature, after penalties and bias, before top-k and top-p (layers/sampler.py:208-331).
     logprobs_mode: str | None = "after_temperature_logprobs"
     always_sends_usage = True
+    verifies_renderings = True  # token-in was read in 0.5.23, not run
     # Its serving code returned 31 tokens with a limit of 24 (with a faked scheduler); not verified on a running server.
     unbounded = frozenset({"tool_calls"})
     shape = StreamShape(
@@ -145,6 +146,12 @@ class Sglang:
         rest = _without_ids(chunk, rules)
         # Other parts of sglext that the client requested remain; an otherwise empty chunk is dropped.
         return rest if "sglext" in rest or rest.get("usage") else None
+
+    def prompt_ids_fields(self, dialect: DialectName, ids: list[int]) -> Json | None:
+        """Return `input_ids` for chat, which replaces the template (0.5.23), a list for completions."""
+        if dialect == "generate":
+            return None
+        return {"input_ids": ids} if dialect == "chat" else {"prompt": ids}
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
         """Return true for completions, where only usage counts tokens. A chat stream has its ids in one list per choice."""

@@ -29,6 +29,7 @@ class TextOnly:
     logprobs_mode: str | None = None  # unknown
     unbounded: frozenset[str] = frozenset()
     always_sends_usage = False
+    verifies_renderings = False
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model", "system_fingerprint"}),
         role={"role": "assistant", "content": ""},
@@ -55,6 +56,10 @@ class TextOnly:
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
         """Return the chunk: nothing was injected."""
         return chunk
+
+    def prompt_ids_fields(self, dialect: DialectName, ids: list[int]) -> Json | None:
+        """Return None: unknown servers accept none."""
+        return None
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
         """Return false: unknown."""

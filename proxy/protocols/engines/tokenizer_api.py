@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines.base import FollowUpRequest
+from proxy.trajectory.arrays import pack_ids
+from proxy.trajectory.step import Ids
 
 _TOKENIZE_ROUTES: Final = {"vllm": "/tokenize", "sglang": "/v1/tokenize"}  # vLLM 0.32.0 verified, SGLang 0.5.23 read
 
@@ -61,6 +63,42 @@ def read_count(response: Any) -> Counted | None:
         return None
     tokens, window = response.get("count"), response.get("max_model_len")
     return Counted(tokens, window) if type(tokens) is int and type(window) is int else None
+
+
+def render_request(kind: str, body: Mapping[str, Any], messages: Sequence[Any]) -> FollowUpRequest | None:
+    """Return the request that renders messages with a generation prompt and the template fields of a chat body, as token ids.
+
+    None if the engine has none.
+    """
+    path = _TOKENIZE_ROUTES.get(kind)
+    fields = {**template_fields(kind, body), **_model_of(body), "messages": messages}
+    return None if path is None else FollowUpRequest(path, fields)
+
+
+def tokenize_request(kind: str, body: Mapping[str, Any], text: str) -> FollowUpRequest | None:
+    """Return the request that converts text into ids, without special tokens at its beginning; None if the engine has none."""
+    path = _TOKENIZE_ROUTES.get(kind)
+    fields = {"prompt": text, "add_special_tokens": False, **_model_of(body)}
+    return None if path is None else FollowUpRequest(path, fields)
+
+
+def _model_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {"model": body["model"]} if isinstance(body.get("model"), str) else {}
+
+
+def read_ids(response: Any) -> "Ids | None":
+    """Return the ids of a tokenize response; None if it is invalid."""
+    tokens = response.get("tokens") if isinstance(response, dict) else None
+    try:
+        return pack_ids(tokens) if isinstance(tokens, list) else None
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def read_window(response: Any) -> int | None:
+    """Return the size of the context window in a tokenize response; None if there is none."""
+    window = response.get("max_model_len") if isinstance(response, dict) else None
+    return window if type(window) is int and window > 0 else None
 
 
 # vLLM 0.32.0 and llama.cpp 2026.10 verified, SGLang 0.5.23 read.

@@ -141,6 +141,7 @@ class Vllm:
     logprobs_mode: str | None = "raw_logprobs"
     unbounded: frozenset[str] = frozenset()
     always_sends_usage = True
+    verifies_renderings = False
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model"}),
         role={"role": "assistant", "content": ""},
@@ -235,6 +236,12 @@ class Vllm:
         if rules.token_ids and shown.get("prompt_token_ids") is not None:
             shown["prompt_token_ids"] = None
         return shown
+
+    def prompt_ids_fields(self, dialect: DialectName, ids: list[int]) -> Json | None:
+        """Return `kv_transfer_params` for chat, which replaces templating and tokenization (0.32.0), a list for completions."""
+        if dialect == "generate":
+            return None
+        return {"kv_transfer_params": {"prompt_token_ids": ids}} if dialect == "chat" else {"prompt": ids}
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
         """Return true for a finish without the fingerprint, which is then on the usage event. Streams of generate have none."""

@@ -1,0 +1,271 @@
+"""The continuation of recorded steps by ids: a bounded cache of turns, and the engine's renderings.
+
+Every failure on the way sends the call unchanged.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, get_args
+
+from proxy.clock import Clock
+from proxy.continuation.bridge import continue_turn
+from proxy.continuation.completions import continue_text, match_text
+from proxy.continuation.matching import Match, match
+from proxy.continuation.turns import Turn, Turns, own_rendering
+from proxy.continuation.types import (
+    Continuation,
+    LookupFailed,
+    Mode,
+    Reason,
+    Render,
+    rendering_of,
+)
+from proxy.errors import BadRequest, DamagedStep, EngineError, NotFound
+from proxy.protocols.plan import Plan, with_continuation
+from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.steps import decode_records
+from proxy.telemetry.logs import LOG
+from proxy.telemetry.metrics import Metrics
+from proxy.trajectory.step import Step
+from proxy.upstream import Endpoint, Upstream
+from proxy.upstream.concurrency import BackgroundTasks, off_loop
+from proxy.upstream.headers import CONTINUATION_HEADER
+from proxy.upstream.prompt_lookups import PromptLookups
+from storage.errors import StorageError
+from storage.store import Store
+from storage.types import Appended
+
+_PAGE: Final = 200  # records per read from the store
+_LONG_IDS: Final = 2**15  # hashing the messages of so many tokens takes about a millisecond
+_MAX_STOPS: Final = 4096
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """The turns of one rollout; the lock is held while they are changed or searched."""
+
+    turns: Turns = field(default_factory=Turns)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    size: int = 0
+
+
+class PromptContinuation:
+    """Continue the calls of rollouts. `offer` follows the recorder; call `close` at the end."""
+
+    def __init__(
+        self,
+        store: Store,
+        upstream: Upstream,
+        clock: Clock,
+        metrics: Metrics,
+        *,
+        is_default: bool,
+        timeout_s: float,
+        cache_bytes: int,
+    ) -> None:
+        self._store = store
+        self._upstream = upstream
+        self._clock = clock
+        self._metrics = metrics
+        self._is_default = is_default
+        self._timeout_s = timeout_s
+        self._cache_bytes = cache_bytes
+        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._size = 0
+        self._stops: set[tuple[str, str | None, int]] = set()  # engine kind, model and stop token
+        self._tasks = BackgroundTasks()
+        metrics.continuation_cache_bytes.set_function(lambda: self._size)
+
+    def __repr__(self) -> str:
+        return f"<PromptContinuation {len(self._entries)} rollouts, {self._size} bytes>"
+
+    async def close(self) -> None:
+        """Wait until the steps that were offered are added."""
+        await self._tasks.wait()
+
+    def offer(self, step: Step, incarnation: str, appended: Appended) -> None:
+        """Add a stored step to the cache; in a thread if it is long."""
+        key = (step.rollout_id, incarnation)
+        entry = self._entries.get(key)
+        if entry is None and appended.position == 0 and self._is_default:
+            entry = self._entry(key)
+        if entry is None or appended.position != len(entry.turns.indexes):
+            return  # a step whose predecessors are unknown is read from the store with them
+        step = replace(step, index=appended.position)
+        tokens = sum(map(len, step.prompts))
+        if tokens <= _LONG_IDS and not entry.lock.locked():
+            entry.turns.add(step)
+            self._account(key, entry)
+        else:
+            self._tasks.start(self._add(key, entry, [step]))
+
+    async def with_continuation(
+        self, plan: Plan, rollout: Rollout, endpoint: Endpoint, mode: Mode, *, body_bytes: int
+    ) -> Plan:
+        """Return the plan with prompt ids that continue an earlier step, if the call continues one; else the plan."""
+        if mode == "off" or not rollout.counts.get("steps"):
+            return plan
+        started = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = await self._find(plan, rollout, endpoint, mode, body_bytes)
+                if found is None:
+                    return plan
+                turn, result = await self._continue(plan, endpoint, mode, found, body_bytes)
+        except TimeoutError:
+            turn, result = None, Continuation(None, "timeout")
+        self._metrics.continuation_duration_seconds.observe(self._clock.monotonic() - started)
+        if result.ids is not None and endpoint.window is not None and len(result.ids) >= endpoint.window:
+            result = Continuation(None, "window")
+        self.count(result)
+        ids = None if result.ids is None else await off_loop(4 * len(result.ids), result.ids.tolist)
+        return with_continuation(plan, ids, _facts(turn, result))
+
+    def refused(self, plan: Plan) -> Plan:
+        """Return the plan of a call whose prompt ids the engine rejected, and which is sent again unchanged."""
+        result = Continuation(None, "refused_ids")
+        self.count(result)
+        return with_continuation(plan, None, _facts(None, result))
+
+    def count(self, result: Continuation) -> None:
+        """Count a continuation, or the reason for a refusal."""
+        outcome = "refused" if result.ids is None else "unchanged" if result.rendering is None else "continued"
+        self._metrics.continuations.labels(outcome, result.reason or "none").inc()
+
+    def refuse(self, endpoint: Endpoint, reason: Reason) -> None:
+        """Send no more prompt ids to an endpoint until it is detected again."""
+        if endpoint.continuation_fault is None:
+            endpoint.continuation_fault = reason
+            LOG.warning("Engine %s accepts no prompt ids (%s); calls are sent unchanged", endpoint.label, reason)
+
+    async def _find(
+        self, plan: Plan, rollout: Rollout, endpoint: Endpoint, mode: Mode, body_bytes: int
+    ) -> Match | Turn | Reason | None:
+        """Return the turn that a call continues, or why it continues none; None for the first call of a conversation."""
+        found: Match | Turn | Reason | None
+        body, kind, model = plan.body, endpoint.engine.kind, plan.model_served
+        key = (rollout.rollout_id, rollout.incarnation)
+        try:
+            entry = await self._complete(key, rollout)
+        except (StorageError, DamagedStep, NotFound) as error:
+            LOG.warning("Steps not read: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}})
+            return "store"
+        async with entry.lock:
+            turns = entry.turns
+            if plan.dialect.name == "chat":
+                found = await off_loop(body_bytes, match, turns, body, mode=mode, kind=kind, model=model)
+            else:
+                found = await off_loop(body_bytes, match_text, turns, body, kind=kind, model=model)
+        if isinstance(found, str) or found is None:
+            return found
+        if endpoint.engine.prompt_ids_fields(plan.dialect.name, []) is None:
+            return "unsupported"
+        return endpoint.continuation_fault or found
+
+    async def _continue(
+        self, plan: Plan, endpoint: Endpoint, mode: Mode, found: "Match | Turn | Reason", body_bytes: int
+    ) -> tuple[Turn | None, Continuation]:
+        """Return the turn and the result."""
+        if isinstance(found, str):
+            return None, Continuation(None, found)
+        turn = found.turn if isinstance(found, Match) else found
+        lookups = PromptLookups(self._upstream, endpoint, plan.body, body_bytes)
+        try:
+            if isinstance(found, Match) and not await self._is_verified(endpoint, found, lookups):
+                return turn, Continuation(None, "unverified")
+            stops = {stop for kind, model, stop in self._stops if (kind, model) == (turn.kind, turn.model)}
+            generator = (
+                continue_turn(found, mode=mode, stops=stops)
+                if isinstance(found, Match)
+                else continue_text(found, str(plan.body["prompt"]))
+            )
+            return turn, await lookups.run(generator, len(turn.prompt))
+        except (LookupFailed, EngineError) as error:
+            LOG.info("Call sent unchanged: %s", error, extra={"fields": {"step_id": plan.step_id}})
+            return turn, Continuation(None, endpoint.continuation_fault or "tokenize")
+
+    async def _is_verified(self, endpoint: Endpoint, found: Match, lookups: PromptLookups) -> bool:
+        """Return whether the endpoint is known to render messages as it does for calls."""
+        if not endpoint.engine.verifies_renderings or endpoint.is_rendering_verified:
+            return True
+        rendered: Any = await lookups.get(Render(found.history))
+        endpoint.is_rendering_verified = bool(rendered) and rendering_of(rendered) == own_rendering(found.turn)
+        return endpoint.is_rendering_verified
+
+    async def _complete(self, key: tuple[str, str], rollout: Rollout) -> _Entry:
+        """Return the turns of a rollout, with those of steps that other processes stored.
+
+        Raises StorageError, DamagedStep, NotFound.
+        """
+        entry = self._entry(key)
+        count = rollout.counts.get("steps", 0)
+        async with entry.lock:
+            known = entry.turns.indexes
+            first = next((index for index in range(count) if index not in known), count)
+            if first < count:
+                records: list[bytes] = []
+                while len(records) % _PAGE == 0 and (
+                    page := await self._store.read(rollout.rollout_id, first + len(records), _PAGE)
+                ):
+                    records += page
+                steps = await decode_records(self._store, rollout, records, first, whole=True)
+                await asyncio.to_thread(_add_all, entry.turns, steps)
+                self._account(key, entry)
+        return entry
+
+    def _entry(self, key: tuple[str, str]) -> _Entry:
+        entry = self._entries.setdefault(key, _Entry())
+        self._entries.move_to_end(key)
+        return entry
+
+    async def _add(self, key: tuple[str, str], entry: _Entry, steps: Sequence[Step]) -> None:
+        async with entry.lock:
+            await asyncio.to_thread(_add_all, entry.turns, steps)
+        self._account(key, entry)
+
+    def _account(self, key: tuple[str, str], entry: _Entry) -> None:
+        """Count the memory of a rollout that has changed, and drop the least recently used ones above the limit."""
+        if self._entries.get(key) is not entry:
+            return  # dropped meanwhile
+        self._size += entry.turns.size - entry.size
+        entry.size = entry.turns.size
+        if len(self._stops) < _MAX_STOPS:
+            self._stops |= entry.turns.stops
+        while self._size > self._cache_bytes and self._entries:
+            _, dropped = self._entries.popitem(last=False)
+            self._size -= dropped.size
+
+
+def continuation_mode(default: Mode, rollout: Rollout, header: str | None) -> Mode:
+    """Return the mode of a call: that of its header, else of its rollout, else the default. Raises BadRequest."""
+    if header is None:
+        return rollout.continuation or default
+    modes: tuple[Mode, ...] = get_args(Mode)
+    for mode in modes:
+        if header.strip().lower() == mode:
+            return mode
+    raise BadRequest(
+        f"{CONTINUATION_HEADER} must be one of {', '.join(modes)}, not {header[:100]!r}.", param=CONTINUATION_HEADER
+    )
+
+
+def _add_all(turns: Turns, steps: Sequence[Step]) -> None:
+    for step in steps:
+        turns.add(step)
+
+
+def _facts(turn: Turn | None, result: Continuation) -> dict[str, Any]:
+    """Return what is recorded with the step."""
+    facts: dict[str, Any] = {} if turn is None else {"step_id": turn.step_id, "choice": turn.choice}
+    if result.ids is not None:
+        facts |= {"kept": result.kept, "bridge": result.bridge}
+    if result.rendering is not None:
+        rendering = result.rendering
+        facts |= {
+            "rendered": rendering.length,
+            "rendered_digest": rendering.digest,
+            "rendered_last": rendering.last,
+        }
+    return facts if result.reason is None else {**facts, "reason": result.reason}

@@ -1,0 +1,106 @@
+"""The engine's renderings and texts for the continuation of one call."""
+
+from collections.abc import Generator, Mapping
+from typing import Any, Final, TypeVar, cast
+
+import orjson
+
+from proxy.continuation.types import Detokenize, Lookup, LookupFailed, LookupResult, Render
+from proxy.protocols.engines.base import FollowUpRequest
+from proxy.protocols.engines.tokenizer_api import (
+    read_ids,
+    read_text,
+    read_window,
+    render_request,
+    text_request,
+    tokenize_request,
+)
+from proxy.upstream.client import Upstream
+from proxy.upstream.concurrency import in_thread_if, off_loop
+from proxy.upstream.endpoint import Endpoint
+
+T = TypeVar("T")
+
+_LONG_IDS: Final = 2**15  # comparing and converting so many ids takes about a millisecond
+_BYTES_PER_ID: Final = 6  # in JSON
+_MAX_TEXTS: Final = 64
+
+
+class PromptLookups:
+    """Serve the lookups of a continuation at one endpoint. `body` is the chat or completions body that would be sent."""
+
+    def __init__(self, upstream: Upstream, endpoint: Endpoint, body: Mapping[str, Any], body_bytes: int) -> None:
+        self._upstream = upstream
+        self._endpoint = endpoint
+        self._body = body
+        self._body_bytes = body_bytes
+
+    async def run(self, lookups: Generator[Lookup, LookupResult, T], length: int) -> T:
+        """Run a continuation to its result; `length` is the approximate number of ids.
+
+        Raises:
+            LookupFailed: The engine could not serve a lookup.
+            EngineError: A request failed.
+        """
+        result: LookupResult = None
+        while True:
+            lookup, value = await in_thread_if(length, _LONG_IDS, _advance, lookups, result)
+            if lookup is None:
+                return cast("T", value)
+            result = await self.get(lookup)
+
+    async def get(self, lookup: Lookup) -> LookupResult:
+        """Return the result of a lookup; None if the engine rejects messages. Raises LookupFailed, EngineError."""
+        if not isinstance(lookup, Detokenize):
+            return await self._ids(lookup)
+        is_single = len(lookup.ids) == 1
+        texts = self._endpoint.token_texts
+        if is_single and lookup.ids[0] in texts:
+            return texts[lookup.ids[0]]
+        request = text_request(self._endpoint.kind, lookup.ids)
+        body = await self._post(request, _BYTES_PER_ID * len(lookup.ids))
+        text = read_text(self._endpoint.kind, body)
+        if text is None:
+            raise LookupFailed("the engine returned no text for token ids")
+        if is_single and len(texts) < _MAX_TEXTS:
+            texts[lookup.ids[0]] = text
+        return text
+
+    async def _ids(self, lookup: Lookup) -> LookupResult:
+        kind = self._endpoint.kind
+        request = (
+            render_request(kind, self._body, lookup.messages)
+            if isinstance(lookup, Render)
+            else tokenize_request(kind, self._body, lookup.text)  # type: ignore[union-attr]
+        )
+        body = await self._post(request, self._body_bytes)
+        if body is None:
+            return None
+        ids = await in_thread_if(self._body_bytes, _LONG_IDS, read_ids, body)
+        if ids is None:
+            raise LookupFailed("the engine returned no token ids for messages")
+        self._endpoint.window = read_window(body) or self._endpoint.window
+        return ids
+
+    async def _post(self, request: FollowUpRequest | None, size: int) -> Any:
+        """Return the body of a response; None for a request that the engine rejects."""
+        if request is None:
+            self._endpoint.continuation_fault = "unsupported"
+            raise LookupFailed("the engine has no tokenizer API")
+        text = await off_loop(size, orjson.dumps, request.body)
+        status, body = await self._upstream.post_json(self._endpoint, request.path, text)
+        if status == 200:
+            return body
+        if status in {404, 405, 501}:
+            self._endpoint.continuation_fault = "unsupported"
+        if status in {400, 422}:
+            return None
+        raise LookupFailed(f"POST {request.path} returned {status}")
+
+
+def _advance(lookups: Generator[Lookup, LookupResult, T], result: LookupResult) -> "tuple[Lookup | None, Any]":
+    """Return the next lookup, or None and the value of the generator."""
+    try:
+        return lookups.send(result), None
+    except StopIteration as end:
+        return None, end.value
