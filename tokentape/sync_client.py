@@ -48,7 +48,8 @@ class Client:
         """Open a rollout; the same options again return the same rollout.
 
         Options: `group_id`, `metadata`, `model`, `sampling` ({override, default, cap}), `tools`, `limits` ({max_steps,
-        max_tokens, deadline_s}). Pass `base_url` and `api_key` of the response to the agent.
+        max_tokens, deadline_s}), `continuation` ("off", "faithful", "append"). Pass `base_url` and `api_key` of the response
+        to the agent.
         """
         return cast("OpenedRollout", self._request(requests.open_rollout(rollout_id, options)))
 
@@ -64,7 +65,7 @@ class Client:
         return self._list_pages("rollouts", filters)
 
     def patch_rollout(self, rollout_id: str, **changes: Any) -> Rollout:
-        """Set `reward`, `step_rewards` ({step_id: reward}), `advantages` or `metadata`; other fields do not change."""
+        """Set `reward`, `step_rewards` by step ID, `advantages`, `metadata` or `continuation`; others are unchanged."""
         return cast("Rollout", self._request(requests.patch_rollout(rollout_id, changes)))
 
     def finish_rollout(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 FinishStatus = Literal["completed", "failed", "aborted", "truncated"]
+ContinuationMode = Literal["off", "faithful", "append"]
 
 
 class OpenedRollout(TypedDict):
@@ -22,6 +23,7 @@ class OpenedRollout(TypedDict):
     tools: list[dict[str, Any]] | None
     limits: dict[str, Any] | None
     reply: dict[str, str] | None
+    continuation: NotRequired[ContinuationMode]
     metadata: dict[str, Any]
     status: str
     created_ms: int
@@ -38,6 +40,7 @@ class Rollout(TypedDict):
     tools: list[dict[str, Any]] | None
     limits: dict[str, Any] | None
     reply: dict[str, str] | None
+    continuation: NotRequired[ContinuationMode]
     metadata: dict[str, Any]
     status: str
     counts: dict[str, int]

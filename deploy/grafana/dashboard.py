@@ -52,6 +52,7 @@ def process(metric: str) -> str:
 
 COMPLETE: Final = ', status="complete"'
 FLAGGED: Final = f'{COMPLETE}, fidelity="flagged"'
+REFUSED: Final = ', result="refused"'
 FLAGGED_SHARE: Final = f"{rate('steps', more=FLAGGED)} / ({rate('steps', more=COMPLETE)} > 0)"
 
 OVERVIEW = Row("Overview", [
@@ -128,6 +129,17 @@ DRIFT = Row("Drift", [
           (f"{rate('drift_boundaries')} / ({rate('steps', more=COMPLETE)} > 0)", "boundaries per step"), width=12),
 ])  # fmt: skip
 
+CONTINUATION = Row("Continuation", [
+    graph("Calls that follow a step, by result", "Continued and unchanged calls are sent by token ids: they extend a sequence.",
+          "reqps", (rate("continuations", "result"), "{{result}}"), stacked=True),
+    graph("Refused continuations by reason", "Reasons for which calls were sent as they came (docs/continuation.md).", "reqps",
+          (f"{rate('continuations', 'reason', REFUSED)} > 0", "{{reason}}"), stacked=True),
+    quantiles("Duration of continuations", "Time for the engine's renderings before the call is sent.",
+              "continuation_duration_seconds"),
+    graph("Cached token ids", "Memory for token ids of recorded steps. Its limit is continuation.cache_bytes.",
+          "bytes", (gauge("continuation_cache_bytes", "instance"), "{{instance}}"), width=24),
+])  # fmt: skip
+
 STORE = Row("Store", [
     graph("Duration of store operations", "open: before a call; append: before the end of the response is sent.", "s",
           (quantile(0.5, "store_operation_duration_seconds", "operation"), "{{operation}}, p50"),
@@ -198,7 +210,7 @@ PROCESS = Row("Process", [
           f"max by (version, durability) (tokentape_store_info{{{ALL}}})", ("version", "durability"), width=12, height=5),
 ])  # fmt: skip
 
-ROWS: Final = (OVERVIEW, TRAFFIC, OVERHEAD, TOKENS, FIDELITY, DRIFT, STORE, ENGINES, ROLLOUTS, PROCESS)
+ROWS: Final = (OVERVIEW, TRAFFIC, OVERHEAD, TOKENS, FIDELITY, DRIFT, CONTINUATION, STORE, ENGINES, ROLLOUTS, PROCESS)
 
 
 def dashboard() -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Settings from a file, environment variables and options."""
 
+from typing import get_args
+
 import pytest
 from pydantic import ValidationError
 
-from proxy.config.sections import EndpointSettings
+from proxy.config.sections import ContinuationMode, EndpointSettings
 from proxy.config.settings import load
+from proxy.continuation.types import Mode
 
 
 def test_options_precede_the_environment_which_precedes_the_file(tmp_path, monkeypatch):
@@ -36,6 +39,11 @@ def test_options_precede_the_environment_which_precedes_the_file(tmp_path, monke
         ({"listen": "0.0.0.0:80"}, "agents.api_keys"),
         ({"listen": "0.0.0.0:80", "agents": {"api_keys": ["k"]}}, "control.api_keys"),
         ({"control": {"listen": ":80"}}, "control.api_keys"),
+        ({"continuation": {"mode": "exact"}}, "'off', 'faithful' or 'append'"),
+        ({"continuation": {"mode": True}}, "'off', 'faithful' or 'append'"),
+        ({"continuation": {"mode": 0}}, "'off', 'faithful' or 'append'"),
+        ({"continuation": {"timeout_s": 0}}, "timeout_s"),
+        ({"continuation": {"cache_bytes": -1}}, "cache_bytes"),
     ],
 )
 def test_an_invalid_setting_is_named(settings, named):
@@ -84,3 +92,29 @@ def test_tls_requires_a_certificate_and_its_key():
     for settings in ({"cert_file": "c.pem"}, {"key_file": "k.pem"}):
         with pytest.raises(ValidationError, match="both cert_file and key_file"):
             load(listen_tls=settings)
+
+
+@pytest.mark.parametrize("mode", ["off", "Off", "no", "false", '"off"'])
+def test_the_continuation_mode_off_of_a_yaml_file_may_be_a_boolean(tmp_path, mode):
+    """YAML 1.1 reads `off` without quotes as false."""
+    file = tmp_path / "c.yaml"
+    file.write_text(f"continuation: {{mode: {mode}, timeout_s: 2}}\n")
+
+    assert ("off", 2) == (load(file).continuation.mode, load(file).continuation.timeout_s)
+
+
+def test_the_continuation_is_faithful_by_default_and_set_by_environment_variables(monkeypatch):
+    assert ("faithful", 5, 2**28) == tuple(load().continuation.model_dump().values())
+
+    monkeypatch.setenv("TOKENTAPE_CONTINUATION__MODE", "append")
+    monkeypatch.setenv("TOKENTAPE_CONTINUATION__TIMEOUT_S", "0.5")
+    monkeypatch.setenv("TOKENTAPE_CONTINUATION__CACHE_BYTES", "0")
+    assert ("append", 0.5, 0) == tuple(load().continuation.model_dump().values())
+
+    monkeypatch.setenv("TOKENTAPE_CONTINUATION__MODE", "off")
+    assert "off" == load().continuation.mode
+
+
+def test_the_modes_of_the_settings_are_those_of_the_continuation():
+    """The settings import no other layer, so the modes are listed twice."""
+    assert get_args(Mode) == get_args(get_args(ContinuationMode)[0])

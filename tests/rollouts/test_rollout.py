@@ -17,6 +17,7 @@ def test_a_rollout_is_read_as_it_was_written():
         "sampling": {"default": {"n": 1}},
         "tools": [{"x": 1}],
         "limits": {"max_steps": 3},
+        "continuation": "append",
         "model": None,
     }
     written = write_fields(fields)
@@ -29,6 +30,7 @@ def test_a_rollout_is_read_as_it_was_written():
     assert (Sampling(default={"n": 1}), ({"x": 1},), Limits(max_steps=3), 4) == (
         rollout.sampling, rollout.tools, rollout.limits, rollout.counts["steps"]
     )  # fmt: skip
+    assert ("append", None) == (rollout.continuation, read_rollout(StoredEntity("r2", "b", 1, 2, {}, {})).continuation)
     assert ("open", False) == (read_rollout(StoredEntity("r2", "b", 1, 2, {}, {})).status, False)
 
 

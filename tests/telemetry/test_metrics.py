@@ -68,6 +68,9 @@ def test_counters_with_known_labels_start_at_zero():
     assert 'tokentape_errors_total{code="overloaded"} 0.0' in text
     assert 'tokentape_store_operation_failures_total{operation="append"} 0.0' in text
     assert 'tokentape_drift_boundaries_total{kind="retokenized"} 0.0' in text
+    assert 'tokentape_continuations_total{reason="none",result="continued"} 0.0' in text
+    assert 'tokentape_continuations_total{reason="none",result="unchanged"} 0.0' in text
+    assert 'tokentape_continuations_total{reason="history",result="refused"} 0.0' in text
     assert 'tokentape_ejections_total{engine="e"} 0.0' in text
     assert 'tokentape_engine_faults_total{engine="e",fault="timeout"} 0.0' in text
     assert 'tokentape_unexpected_losses_total{code="no_prompt_ids",engine="e"} 0.0' in text

@@ -29,6 +29,16 @@ async def test_opening_reading_patching_and_finishing_return_the_rollout(client,
     assert ("failed", {"why": "late"}, 0.5) == (finished["status"], finished["metadata"], finished["reward"])
 
 
+async def test_the_continuation_mode_is_set_when_a_rollout_is_opened_and_changed_later(client):
+    """By `open_rollout`, `open_group` and `patch_rollout`; False is `off`."""
+    opened = await client.open_rollout("r1", continuation="append")
+    patched = await client.patch_rollout("r1", continuation=False)
+    group = await client.open_group(2, rollout={"continuation": "faithful"})
+
+    assert ("append", "off") == (opened["continuation"], patched["continuation"])
+    assert ["faithful", "faithful"] == [rollout["continuation"] for rollout in group["rollouts"]]
+
+
 async def test_opening_a_rollout_twice_returns_the_same_response(client):
     """A request whose response was lost can be sent again."""
     assert await client.open_rollout("r1", model="policy") == await client.open_rollout("r1", model="policy")
@@ -115,13 +125,16 @@ async def test_a_deleted_rollout_is_not_found(client):
 
 
 async def test_responses_have_exactly_the_fields_of_their_types(client, agent):
-    """No field is missing, and none is untyped."""
+    """No field is missing, and none is untyped. `continuation` is absent unless it is set."""
     opened = await client.open_rollout("r1")
     await agent.send_turns(opened, "hi")
     (step,) = await client.steps("r1")
+    other = await client.open_rollout("r2", continuation="append")
 
-    assert get_type_hints(OpenedRollout).keys() == opened.keys()
-    assert get_type_hints(Rollout).keys() == (await client.rollout("r1")).keys()
+    assert OpenedRollout.__required_keys__ == opened.keys()
+    assert Rollout.__required_keys__ == (await client.rollout("r1")).keys()
+    assert get_type_hints(OpenedRollout).keys() == other.keys()
+    assert get_type_hints(Rollout).keys() == (await client.rollout("r2")).keys()
     assert Step.__required_keys__ == step.keys()
     assert get_type_hints(Choice).keys() == step["choices"][0].keys()
 

@@ -16,7 +16,7 @@ def test_header_values_with_control_characters_are_dropped(value):
 
 
 def test_connection_headers_and_credentials_are_not_sent_to_the_engine():
-    """Trace headers and the client's other headers are; the engine's API key is added."""
+    """TokenTape's own headers are not either; trace headers and others are. The engine's API key is added."""
     sent = headers.upstream(
         [
             ("Authorization", "Bearer agent"),
@@ -27,6 +27,7 @@ def test_connection_headers_and_credentials_are_not_sent_to_the_engine():
             ("Content-Encoding", "gzip"),
             ("Host", "me"),
             ("X-Rollout-Id", "r1"),
+            ("X-Rollout-Continuation", "append"),
             ("Content-Type", "application/json"),
             ("X-Request-Id", "t"),
         ],

@@ -138,7 +138,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "patch",
         _R,
-        "Set rewards, advantages and metadata of a rollout.",
+        "Set rewards, advantages, metadata and the continuation mode of a rollout.",
         body=PatchRollout,
         statuses=(200, 400, 404, 409, 422),
     ),

@@ -204,6 +204,6 @@ def _terms(request: web.Request, context: Context, rollout: Rollout) -> dict[str
         "tools": rollout.tools,
         "limits": rollout.limits,
         "reply": rollout.reply,
-        "continuation": rollout.continuation,
+        **({} if rollout.continuation is None else {"continuation": rollout.continuation}),
         "metadata": rollout.metadata,
     }

@@ -35,6 +35,13 @@ async def test_opening_a_group_opens_all_its_rollouts(proxy):
     )
 
 
+async def test_all_rollouts_of_a_group_have_its_continuation_mode(proxy):
+    opened = await proxy.post("/groups", {"group_id": "g1", "size": 2, "rollout": {"continuation": False}})
+    shown = [(await proxy.get(f"/rollouts/{rollout['rollout_id']}")).json for rollout in opened.json["rollouts"]]
+
+    assert ["off"] * 4 == [rollout["continuation"] for rollout in [*opened.json["rollouts"], *shown]]
+
+
 async def test_terms_that_are_too_large_for_all_rollouts_are_413(proxy):
     """They are written once per rollout; nothing is opened."""
     refused = await proxy.post("/groups", {"size": 64, "rollout": {"metadata": {"x": "y" * 2**17}}})

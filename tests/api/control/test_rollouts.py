@@ -85,6 +85,46 @@ async def test_opening_a_rollout_again_with_another_body_is_409(proxy):
     assert {"a": 1} == (await proxy.get("/rollouts/r1")).json["metadata"]
 
 
+@pytest.mark.parametrize(("sent", "mode"), [("append", "append"), ("off", "off"), (False, "off")])
+async def test_the_continuation_mode_of_a_rollout_is_set_at_the_opening_and_by_patches(proxy, sent, mode):
+    """False is `off`, as YAML reads it. The same opening again returns the same response; null restores the configured mode."""
+    opened = await proxy.post("/rollouts", {"rollout_id": "r1", "continuation": sent})
+    again = await proxy.post("/rollouts", {"rollout_id": "r1", "continuation": mode})
+    assert (201, 200, mode) == (opened.status, again.status, opened.json["continuation"])
+    assert opened.json == again.json
+
+    await proxy.post("/rollouts", {"rollout_id": "r2"})
+    patched = await proxy.patch("/rollouts/r2", {"continuation": sent})
+    assert (mode, mode) == (patched.json["continuation"], (await proxy.get("/rollouts/r2")).json["continuation"])
+
+    await proxy.patch("/rollouts/r2", {"reward": 1})
+    assert mode == (await proxy.get("/rollouts/r2")).json["continuation"]
+
+    await proxy.patch("/rollouts/r2", {"continuation": None})
+    assert "continuation" not in (await proxy.get("/rollouts/r2")).json
+
+
+async def test_a_rollout_without_a_continuation_mode_does_not_show_one(proxy):
+    """The configured mode applies."""
+    opened = await proxy.post("/rollouts", {"rollout_id": "r1"})
+
+    assert "continuation" not in {**opened.json, **(await proxy.get("/rollouts/r1")).json}
+
+
+@pytest.mark.parametrize("mode", [True, "on", "", 0, ["append"]])
+async def test_an_unknown_continuation_mode_is_422_and_the_error_lists_the_modes(proxy, mode):
+    """At the opening of a rollout or a group, and in a patch."""
+    await proxy.post("/rollouts", {"rollout_id": "r1"})
+    refused = [
+        await proxy.post("/rollouts", {"rollout_id": "r2", "continuation": mode}),
+        await proxy.post("/groups", {"group_id": "g1", "size": 2, "rollout": {"continuation": mode}}),
+        await proxy.patch("/rollouts/r1", {"continuation": mode}),
+    ]
+
+    assert [422] * 3 == [response.status for response in refused]
+    assert all("'off', 'faithful' or 'append'" in response.json["error"]["message"] for response in refused)
+
+
 async def test_opening_a_rollout_that_a_call_created_is_409(proxy):
     """Its terms did not apply to that call."""
     await proxy.chat("r1")
