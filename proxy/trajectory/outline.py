@@ -12,15 +12,19 @@ from proxy.trajectory.sequence import sequences
 from proxy.trajectory.step import Choice, Step, answers_of
 from proxy.trajectory.tree import Node, Tree, grow
 
+_CONTINUATION: Final = ("step_id", "choice", "kept", "bridge", "rendered", "reason")  # of the recorded facts
 _OPENING: Final = 80  # characters of a reply, for one line of a list
 _WIDTH: Final = 0.5
 _BINS: Final = 20  # down to -10; lower logprobs are rare
 
 
-def outline(steps: Sequence[Step], facts: RolloutFacts, drift: Sequence[Drift] = ()) -> dict[str, Any]:
+def outline(
+    steps: Sequence[Step], facts: RolloutFacts, drift: Sequence[Drift] = (), *, reasons: Mapping[Any, str] | None = None
+) -> dict[str, Any]:
     """Return the tree of all steps, including flagged ones, and the drift that was found in it.
 
-    `branches` and `owner` are those of the default export of sequences.
+    `branches` and `owner` are those of the default export of sequences. `reasons` are the sentences for the reasons why steps
+    were not continued (docs/continuation.md), by code.
     """
     tree = grow(steps)
     exported = sequences(steps, facts, tree=tree)
@@ -32,7 +36,8 @@ def outline(steps: Sequence[Step], facts: RolloutFacts, drift: Sequence[Drift] =
             if node.position in branch.owned:
                 owners[node.key] = number
     superseded = tree.superseded()
-    calls = {step.step_id: (_call(step), answers_of(step)) for step in steps}
+    continuations = {step.step_id: found for step in steps if (found := _continuation(step, reasons or {}))}
+    calls = {step.step_id: (_call(step, continuations.get(step.step_id)), answers_of(step)) for step in steps}
     return {
         "rollout_id": facts.rollout_id,
         "nodes": [
@@ -45,7 +50,7 @@ def outline(steps: Sequence[Step], facts: RolloutFacts, drift: Sequence[Drift] =
             for node in tree.nodes
         ],
         "logprobs": histogram(node.choice for node in tree.nodes),
-        "drift": [asdict(boundary) for boundary in drift],
+        "drift": [_boundary(boundary, continuations.get(boundary.step_id, {})) for boundary in drift],
         "unplaced": [{**calls[step.step_id][0], "why": why} for step, why in tree.unplaced],
         "counts": _counts(steps, tree, len(exported.branches), len(drift)),
     }
@@ -64,7 +69,12 @@ def _node(node: Node, call: Mapping[str, Any], answers: Mapping[int, Mapping[str
     }
 
 
-def _call(step: Step) -> dict[str, Any]:
+def _boundary(boundary: Drift, continuation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a drift boundary, with the reason why its step was not continued, if there is one."""
+    return {**asdict(boundary), **{name: continuation[name] for name in ("reason", "why") if name in continuation}}
+
+
+def _call(step: Step, continuation: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the fields of a call for the time line.
 
     `started_ms` is when it was sent, `ended_ms` when its last byte arrived.
@@ -84,7 +94,17 @@ def _call(step: Step) -> dict[str, Any]:
         "late": step.late,
         "exact": step.exact,
         "problems": list(step.problems),
+        **({} if continuation is None else {"continuation": continuation}),
     }
+
+
+def _continuation(step: Step, reasons: Mapping[Any, str]) -> dict[str, Any] | None:
+    """Return how a step continues an earlier one by ids, or the reason why it does not; None if neither is recorded."""
+    recorded = step.extra.get("continuation")
+    if not isinstance(recorded, Mapping):
+        return None
+    shown = {name: recorded[name] for name in _CONTINUATION if recorded.get(name) is not None}
+    return {**shown, "why": reasons.get(shown["reason"], shown["reason"])} if "reason" in shown else shown
 
 
 def _opening(answer: Mapping[str, Any]) -> str | None:

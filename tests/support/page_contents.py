@@ -145,9 +145,15 @@ async def drifting(contents: Contents) -> None:
 
 
 async def flagged(contents: Contents) -> None:
-    """Record a tree with two branches, a flagged step, one sampled by two versions, and one that failed."""
+    """Record a tree with two branches, a flagged step, one sampled by two versions, and one that failed.
+
+    The first branch was continued by token ids; the second one was not.
+    """
     start, reply = contents.ids(30), contents.ids(20)
     whole, two = [*start, *reply], (Span(0, 10, "4"), Span(10, 24, "5"))
+    earlier = {"step_id": "branchin-0", "choice": 0}
+    continued = {"continuation": {**earlier, "kept": len(whole), "bridge": 6}}
+    forked = {"continuation": {**earlier, "reason": "history"}}
     failed = make_step(
         "branching-4",
         [],
@@ -162,9 +168,15 @@ async def flagged(contents: Contents) -> None:
     steps = [
         contents.step("branching", 0, start, reply),
         contents.step(
-            "branching", 1, [*whole, *contents.ids(6)], contents.ids(40), request=ITEMS, sent={"set": AS_CHAT}
+            "branching",
+            1,
+            [*whole, *contents.ids(6)],
+            contents.ids(40),
+            request=ITEMS,
+            sent={"set": AS_CHAT},
+            extra=continued,
         ),
-        contents.step("branching", 2, [*whole, *contents.ids(9)], contents.ids(24), spans=two),
+        contents.step("branching", 2, [*whole, *contents.ids(9)], contents.ids(24), spans=two, extra=forked),
         contents.step("branching", 3, contents.ids(12), contents.ids(16), problems=("echo",)),
         failed,
     ]

@@ -1,12 +1,14 @@
 """The outline: nodes, branches and counts of a rollout's tree, as the UI draws them."""
 
 from array import array
+from dataclasses import asdict, replace
 
 import orjson
 import pytest
 from forests import forests, make_choice, make_step
 from hypothesis import given
 
+from proxy.trajectory.drift import Drift
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.outline import outline
 from proxy.trajectory.sequence import sequences
@@ -62,6 +64,44 @@ def test_a_node_has_start_and_end_in_milliseconds_and_the_opening_of_its_text():
 
     assert (10_000, 11_500, 2, "x" * 80) == tuple(complete[name] for name in fields)
     assert (9_500, None, 1, None) == tuple(without_response[name] for name in fields)
+
+
+CONTINUED = {
+    "step_id": "a", "choice": 0, "kept": 2, "bridge": 1, "rendered": 4, "rendered_digest": "00ff", "rendered_last": 9,
+}  # fmt: skip
+REASONS = {"history": "The template renders earlier turns differently."}
+
+
+def test_a_node_shows_how_its_step_was_continued_or_why_it_was_not():
+    """Without the facts that identify a rendering, and with a sentence for the reason. Other nodes do not have the field."""
+    facts = [
+        CONTINUED,
+        {**CONTINUED, "reason": "history"},
+        {"reason": "unknown"},
+        {"step_id": "a", "choice": 0, "reason": "history"},
+    ]
+    steps = [make_step(str(number), [1], [2], extra={"continuation": fact}) for number, fact in enumerate(facts)]
+    refused = make_step("x", [], status="error", extra={"continuation": facts[2]})
+    drawn = outline([*steps, make_step("y", [1], [3]), refused], FACTS, reasons=REASONS)
+    shown = {"step_id": "a", "choice": 0, "kept": 2, "bridge": 1, "rendered": 4}
+    reason = {"reason": "history", "why": "The template renders earlier turns differently."}
+    unknown = {"reason": "unknown", "why": "unknown"}
+
+    assert [shown, {**shown, **reason}, unknown, {"step_id": "a", "choice": 0, **reason}] == [
+        node["continuation"] for node in drawn["nodes"][:4]
+    ]
+    assert "continuation" not in drawn["nodes"][4]
+    assert [unknown] == [step["continuation"] for step in drawn["unplaced"]]
+
+
+def test_a_drift_boundary_shows_why_its_step_was_not_continued():
+    boundary = Drift("b", "a", 0, 1, 0, (1,), (2,))
+    steps = [make_step("a", [1], [2]), make_step("b", [1, 3], [4], extra={"continuation": {"reason": "history"}})]
+    (shown,) = outline(steps, FACTS, [boundary], reasons=REASONS)["drift"]
+    (other,) = outline(steps, FACTS, [replace(boundary, step_id="a")], reasons=REASONS)["drift"]
+
+    assert asdict(boundary) | {"reason": "history", "why": REASONS["history"]} == shown
+    assert asdict(boundary).keys() == other.keys()
 
 
 @pytest.mark.parametrize("response", [None, {}, {"choices": None}, {"choices": [None, {"index": 1}, {"message": []}]}])

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from proxy.api.context import CONTEXT
 from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_from
+from proxy.continuation.types import REASONS
 from proxy.errors import NotFound
 from proxy.export.containers import Ndjson, container_for
 from proxy.rollouts.rollout import Rollout
@@ -81,7 +82,7 @@ async def show_tree(request: web.Request) -> web.Response:
     if texts and rollout.is_finished:
         with suppress(StorageError):  # a later request counts it
             await context.drift.count(rollout, drift, len(steps))
-    body = await asyncio.to_thread(lambda: to_json_bytes(outline(steps, facts_of(rollout), drift)))
+    body = await asyncio.to_thread(lambda: to_json_bytes(outline(steps, facts_of(rollout), drift, reasons=REASONS)))
     return web.Response(body=body, content_type="application/json")
 
 

@@ -9,7 +9,7 @@ import { raw } from "./raw.js";
 import { sequences } from "./sequences.js";
 import { memory } from "./step.js";
 import { Table } from "./table.js";
-import { bar, layout, range } from "./tree.js";
+import { bar, continuationText, layout, range } from "./tree.js";
 
 const TABS = { steps: "Steps", sequences: "Sequences", plots: "Plots" };
 const MAX_INDENT = 12; // levels that are indented; deeper ones show their number
@@ -216,9 +216,18 @@ function marks(row) {
         `◆ ${line(row.drift[0].kind, 20)}`,
       ),
     );
+  if (row.continuation) found.push(continuationMark(row.continuation));
   if (row.delivered === false)
     found.push(el("span", { class: "flagged", title: "the client did not receive the response" }, "undelivered"));
   if (row.late) found.push(el("span", { class: "flagged", title: "the call ended after the rollout finished" }, "late"));
   if (row.superseded) found.push(el("span", { class: "dim", title: "a retry replaces it" }, "superseded"));
   return found;
+}
+
+/** Return `»` for a call that continues an earlier step by token ids, or the code of the reason why it does not. */
+function continuationMark(continuation) {
+  const title = line(continuationText(continuation), 300);
+  if (continuation.kept !== undefined)
+    return el("span", { class: "continued", title, role: "img", "aria-label": title }, "»");
+  return el("span", { class: "forked", title }, `≠ ${line(continuation.reason, 20)}`);
 }

@@ -8,7 +8,7 @@ import { conversation } from "./messages.js";
 import { logprobCounts } from "./plots.js";
 import { raw } from "./raw.js";
 import { TokenView } from "./tokens.js";
-import { layout, order } from "./tree.js";
+import { continuationText, layout, order } from "./tree.js";
 
 /** The tree that was shown last: it has the neighbours and the drift of a step. */
 export const memory = { rolloutId: null, tree: null };
@@ -41,7 +41,11 @@ export function showStep(main, rolloutId, stepId, { fail }) {
       if (memory.rolloutId !== rolloutId || !order(layout(memory.tree)).includes(stepId)) {
         Object.assign(memory, { rolloutId, tree: await json(["rollouts", rolloutId, "tree"]) });
       }
-      mark(memory.tree.drift.filter((entry) => entry.step_id === stepId || entry.earlier_step_id === stepId));
+      const { nodes, unplaced } = memory.tree;
+      mark(
+        memory.tree.drift.filter((entry) => entry.step_id === stepId || entry.earlier_step_id === stepId),
+        [...nodes, ...unplaced].find((node) => node.step_id === stepId)?.continuation,
+      );
       neighbours(order(layout(memory.tree)));
     } catch (error) {
       fail(error);
@@ -64,10 +68,11 @@ export function showStep(main, rolloutId, stepId, { fail }) {
     );
   }
 
-  /** Show the step; return the function that marks its drift once the tree is loaded. */
+  /** Show the step; return the function that marks its drift and its continuation once the tree is loaded. */
   function draw(step, source) {
     const places = step.choices.map(() => new Map());
     const views = step.choices.map((choice, at) => tokenView(step, choice, places[at]));
+    const continuationPlace = el("div");
     const driftPlace = el("div");
     context.next = () => {
       views[0]?.next();
@@ -77,6 +82,7 @@ export function showStep(main, rolloutId, stepId, { fail }) {
     put(
       place,
       facts(step),
+      continuationPlace,
       driftPlace,
       raw(source, `step-${stepId}`),
       el("h2", {}, "Messages"),
@@ -88,7 +94,8 @@ export function showStep(main, rolloutId, stepId, { fail }) {
       el("h2", {}, "Logprobs"),
       histogram(logprobCounts(step.choices.map((choice) => choice.logprobs))),
     );
-    return (drift) => {
+    return (drift, continuation) => {
+      if (continuation) put(continuationPlace, continued(continuation, rolloutId));
       if (drift.length) put(driftPlace, drifts(drift, rolloutId, stepId));
       step.choices.forEach((choice, at) => {
         for (const entry of drift) {
@@ -170,6 +177,18 @@ function facts(step) {
   );
 }
 
+function continued(continuation, rolloutId) {
+  const { kept, step_id: earlier } = continuation;
+  return el(
+    "p",
+    { class: kept === undefined ? "continuation forked" : "continuation" },
+    line(continuationText(continuation), 400),
+    earlier === undefined
+      ? null
+      : [" (", el("a", { href: hash("rollout", rolloutId, "step", earlier) }, "earlier step"), ")"],
+  );
+}
+
 function drifts(drift, rolloutId, stepId) {
   return el(
     "section",
@@ -189,6 +208,7 @@ function drifts(drift, rolloutId, stepId) {
         el("br"),
         "found ",
         el("code", {}, boundaryText(entry, "found")),
+        entry.why === undefined ? null : [el("br"), `not continued: ${line(entry.why, 400)}`],
       );
     }),
   );

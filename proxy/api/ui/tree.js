@@ -52,6 +52,12 @@ export function bar(row, { from, to }) {
   return { left, width: Math.max(width, 0.4) };
 }
 
+/** Return how a call continues an earlier step by token ids, or the reason why it does not, as in `tokentape show`. */
+export function continuationText({ kept, bridge, why }) {
+  if (kept === undefined) return `not continued: ${why}`;
+  return `continued: ${kept} ids kept, ${bridge} ids rendered${why === undefined ? "" : `. ${why}`}`;
+}
+
 /** Return the step ids in the order of the rows, each once. */
 export function order(rows) {
   return [...new Set(rows.map((row) => row.step_id))];

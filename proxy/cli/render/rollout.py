@@ -17,6 +17,7 @@ from proxy.cli.render.step import (
     block,
     colored,
     completion_lines,
+    continuation_lines,
     headline,
     ids_line,
     legend,
@@ -104,6 +105,7 @@ class RolloutView:
             "superseded" if node["superseded"] else "",
         ]
         yield headline(step).append("".join(f"  {mark}" for mark in marks if mark), "magenta")
+        yield from continuation_lines(step)
         yield from problems(step)
         yield from completion_lines(step, position, is_trained=node["owner"] is not None)
         start = 0 if parent is None else self._nodes[parent]["end"]
@@ -128,6 +130,7 @@ def step_lines(step: Mapping[str, Any], view: StepView, *, whole: bool = True) -
         yield legend()
     yield from prompt_lines(step, None, whole=view.whole or whole)
     yield headline(step)
+    yield from continuation_lines(step)
     yield from problems(step)
     for position, choice in enumerate(step["choices"]):
         if len(step["choices"]) > 1:

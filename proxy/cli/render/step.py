@@ -10,6 +10,7 @@ import orjson
 from rich.text import Text
 
 from proxy.cli.console import visible, visible_lines
+from proxy.continuation.types import REASONS
 
 DIM: Final = "dim"
 BRIGHT: Final = "bold"
@@ -152,6 +153,20 @@ def problems(step: Mapping[str, Any]) -> Iterator[Text]:
         yield Text.assemble(
             ("! ", "bold red"), (f"{visible(step['status'])}: {visible(step['reason'] or _engine_error(step))}", "red")
         )
+
+
+def continuation_lines(step: Mapping[str, Any]) -> Iterator[Text]:
+    """Yield how a step continues an earlier one by token ids, or the reason why it does not; nothing if neither is recorded."""
+    recorded = step.get("extra", {}).get("continuation")
+    if not recorded:
+        return
+    reason = recorded.get("reason")
+    why = "" if reason is None else REASONS.get(reason, reason)
+    if "kept" not in recorded:
+        yield Text(f"not continued: {visible(why)}", "yellow")
+        return
+    counts = f"continued: {recorded['kept']} ids kept, {recorded['bridge']} ids rendered"
+    yield Text(visible(f"{counts}. {why}" if why else counts), DIM)
 
 
 def prompt_lines(step: Mapping[str, Any], parent: Mapping[str, Any] | None, *, whole: bool) -> Iterator[Text]:

@@ -5,6 +5,7 @@ import asyncio
 import orjson
 import pytest
 
+from proxy.continuation.types import REASONS
 from storage.types import StepWrite
 
 
@@ -153,3 +154,37 @@ async def test_the_tree_reports_drift(proxy):
     assert reply.step_id == drift["earlier_step_id"]
     assert drift["expected_ids"] != drift["found_ids"]
     assert [None, None] == [node["parent"] for node in tree["nodes"]]
+
+
+async def test_a_step_that_does_not_continue_an_earlier_one_by_ids_shows_why(proxy):
+    """In the step, in its node and in its drift boundary; the first step of a conversation shows nothing."""
+    user, other = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "words of the agent"}
+    await proxy.chat("r1", user)
+    await proxy.chat("r1", user, other, user)
+    first, second = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    tree = (await proxy.get("/rollouts/r1/tree")).json
+    metrics = (await proxy.get("/metrics")).text.decode()
+
+    assert ("continuation" in first["extra"], {"reason": "edited"}) == (False, second["extra"]["continuation"])
+    assert "continuation" not in tree["nodes"][0]
+    assert {"reason": "edited", "why": REASONS["edited"]} == tree["nodes"][1]["continuation"]
+    assert ["edited"] == [drift["reason"] for drift in tree["drift"]]
+    assert 'tokentape_continuations_total{reason="edited",result="refused"} 1.0' in metrics
+
+
+async def test_the_continuation_mode_is_set_by_the_rollout_or_by_a_header(proxy):
+    """With `off` a step shows nothing; an unknown mode in the header is 400, and no step is recorded."""
+    user, other = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "words of the agent"}
+    body = {"model": "policy", "messages": [user, other, user]}
+    path = "/rollouts/r1/v1/chat/completions"
+    await proxy.post("/rollouts", {"rollout_id": "r1", "continuation": False})
+    await proxy.chat("r1", user)
+    responses = [
+        await proxy.post(path, body, headers={} if mode is None else {"X-Rollout-Continuation": mode})
+        for mode in (None, "append", "Faithful", "off", "on")
+    ]
+    steps = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+
+    assert [200, 200, 200, 200, 400] == [response.status for response in responses]
+    assert [False, False, True, True, False] == ["continuation" in step["extra"] for step in steps]
+    assert "X-Rollout-Continuation must be one of off, faithful, append, not 'on'." in responses[-1].text.decode()

@@ -155,6 +155,20 @@ async def test_a_single_step_is_shown_with_its_complete_prompt_and_all_choices(r
     assert ["choice 0", "choice 1"] == [line for line in shown.splitlines() if line.startswith("choice")]
 
 
+async def test_each_step_shows_its_continuation(read):
+    """In its branch, below its headline, and alone."""
+    rollout, tree, steps = await read("demo")
+    steps[1]["extra"]["continuation"] = {"step_id": "a", "choice": 0, "kept": 7, "bridge": 2}
+    steps[2]["extra"]["continuation"] = {"reason": "edited"}
+    shown = plain(lines((rollout, tree, steps)))
+    alone = plain(step_lines(steps[1], StepView()))
+
+    assert shown.index("step 1  ") < shown.index("continued: 7 ids kept, 2 ids rendered\n") < shown.index("step 2  ")
+    assert shown.index("step 2  ") < shown.index("not continued: The messages differ")
+    assert 2 == shown.count("continued: ")
+    assert "continued: 7 ids kept, 2 ids rendered\n" in alone
+
+
 async def test_ids_groups_and_metadata_in_the_header_are_escaped(read):
     rollout, _, _ = await read("demo")
     hostile = {

@@ -4,6 +4,7 @@ import pytest
 
 from proxy.cli.render import step as show
 from proxy.cli.render.step import colored, ids_line, legend, recorded_texts
+from proxy.continuation.types import REASONS
 
 
 def step(**fields) -> dict:
@@ -26,6 +27,7 @@ def step(**fields) -> dict:
         "reward": None,
         "policy_version": None,
         "fidelity": {"exact": True, "problems": [], "why": []},
+        "extra": {},
         **fields,
     }
 
@@ -84,6 +86,26 @@ def test_problems_are_shown_with_their_code_and_explanation():
     assert ["! error: 400: no \\x1b[2J way"] == texts(show.problems(step(status="error", response=response)))
     assert ["! partial: the client left"] == texts(show.problems(step(status="partial", reason="the client left")))
     assert ["! error: None"] == texts(show.problems(step(status="error", response={"body": None})))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "shown"),
+    [
+        (None, []),
+        ({"step_id": "S0", "choice": 0, "kept": 457, "bridge": 12}, ["continued: 457 ids kept, 12 ids rendered"]),
+        (
+            {"step_id": "S0", "choice": 0, "kept": 457, "bridge": 0, "rendered": 480, "reason": "history"},
+            [f"continued: 457 ids kept, 0 ids rendered. {REASONS['history']}"],
+        ),
+        ({"step_id": "S0", "choice": 0, "reason": "close"}, [f"not continued: {REASONS['close']}"]),
+        ({"reason": "of a newer proxy\x1b"}, [r"not continued: of a newer proxy\x1b"]),
+    ],
+)
+def test_a_continuation_is_shown_with_its_ids_or_the_reason_why_there_is_none(recorded, shown):
+    """An unknown reason is shown as it is."""
+    extra = {} if recorded is None else {"continuation": recorded}
+
+    assert shown == texts(show.continuation_lines(step(extra=extra)))
 
 
 def test_only_new_messages_of_a_conversation_are_shown():

@@ -2,6 +2,8 @@
 
 from playwright.async_api import expect
 
+from proxy.continuation.types import REASONS
+
 NONE = "\N{EN DASH}"
 
 
@@ -157,6 +159,18 @@ async def test_drift_is_marked_in_the_tree(contents, open_page):
     page = await open_page(f"{contents.url}/ui#/rollout/drifting")
     (first, *_) = (await contents.control("GET", "/rollouts/drifting/tree"))["drift"]
     await expect(page.locator(".driftmark").first).to_have_text(f"◆ {first['kind']}")
+
+
+async def test_continued_calls_and_forks_are_marked_in_the_tree(contents, open_page):
+    """A fork has the code of its reason; the sentence is the title."""
+    page = await open_page(f"{contents.url}/ui#/rollout/branching")
+    await expect(page.locator("#steps-1 .continued")).to_have_text("»")
+    await expect(page.locator("#steps-1 .continued")).to_have_attribute(
+        "title", "continued: 50 ids kept, 6 ids rendered"
+    )
+    await expect(page.locator("#steps-2 .forked")).to_have_text("≠ history")
+    await expect(page.locator("#steps-2 .forked")).to_have_attribute("title", f"not continued: {REASONS['history']}")
+    await expect(page.locator(".continued, .forked")).to_have_count(2)
 
 
 async def test_an_unknown_view_shows_an_error(contents, open_page):

@@ -7,6 +7,7 @@ from fakes import settings_for
 from page_contents import TOKENS
 from playwright.async_api import expect
 
+from proxy.continuation.types import REASONS
 from proxy.server.listener import running
 
 BACK = "(name) => getComputedStyle(document.querySelector(name)).backgroundColor"
@@ -210,6 +211,21 @@ async def test_sequences_are_shown_as_rows(contents, open_page):
         ]
         assert kinds == [next(name[2:] for name in token["classes"] if name.startswith("k-")) for token in tokens]
     assert {"sampled", "context", "prompt"} == set(kinds)
+
+
+async def test_a_step_shows_its_continuation(contents, open_page):
+    """With a link to the earlier step, or with the reason why it was not continued; other steps show neither."""
+    page, step = await opened(contents, open_page, "branching", 1)
+    earlier = step["extra"]["continuation"]["step_id"]
+    await expect(page.locator(".continuation")).to_have_text("continued: 50 ids kept, 6 ids rendered (earlier step)")
+    await expect(page.locator(".continuation a")).to_have_attribute("href", f"#/rollout/branching/step/{earlier}")
+
+    page, _ = await opened(contents, open_page, "branching", 2)
+    await expect(page.locator(".continuation")).to_contain_text(f"not continued: {REASONS['history']}")
+
+    page, _ = await opened(contents, open_page, "branching", 0)
+    await expect(page.locator("button[title=']']")).to_be_enabled()  # the tree is loaded
+    await expect(page.locator(".continuation")).to_have_count(0)
 
 
 async def test_drift_is_marked_in_sequences(contents, open_page):

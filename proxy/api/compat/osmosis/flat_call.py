@@ -82,7 +82,7 @@ class FlatCall:
         """Return both lengths if the claim differs from the ids; None if it is correct or cannot be verified."""
         if not self.claims or not step.prompts:
             return None
-        exact = added_since(step.prompts[0], self.before)
+        exact = added_since(step.prompts[0], self.before, longer=_longer_rendering(step))
         claimed, sampled = len(self.mask or ()), sum(self.mask or ())
         if self.mask is None and not exact:
             return None
@@ -99,14 +99,27 @@ def read_flat(endpoint: str, body: Mapping[str, Any], _options: TranslationOptio
     return FlatCall(body, chat, call.response_mask, "response_mask" in body, call.logprobs)
 
 
-def added_since(prompt: Prompt, before: Iterable[Step]) -> int | None:
-    """Return the number of ids that a prompt adds to the latest step that it continues; None if it continues none."""
+def added_since(prompt: Prompt, before: Iterable[Step], *, longer: int = 0) -> int | None:
+    """Return the number of ids that a prompt adds to the latest step that it continues; None if it continues none.
+
+    `longer`: by how many ids the template's rendering of the messages is longer than the prompt. None as well if the rendering
+    is shorter than that step, because the template dropped some of it.
+    """
     latest = None
     for step in before:
         for choice in step.choices:
             if choice.prompt < len(step.prompts) and _begins_with(prompt, step.prompts[choice.prompt], choice.ids):
-                latest = len(prompt) - len(step.prompts[choice.prompt]) - len(choice.ids)
-    return latest
+                latest = len(prompt) + longer - len(step.prompts[choice.prompt]) - len(choice.ids)
+    return None if latest is None or latest < 0 else latest
+
+
+def _longer_rendering(step: Step) -> int:
+    """Return by how many ids the template's rendering is longer than the prompt of a step that was continued by ids.
+
+    Clients count the tokens of a rendering.
+    """
+    rendered = step.extra.get("continuation", {}).get("rendered")
+    return 0 if rendered is None else rendered - len(step.prompts[0])
 
 
 def flat_answer(step: Step) -> bytes | None:

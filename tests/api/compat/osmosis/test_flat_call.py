@@ -131,6 +131,27 @@ def test_a_claimed_mask_is_compared_with_the_recorded_ids(mask, before, reported
     assert reported == (payload and (payload["claimed"], payload["exact"], payload["claimed_sampled"]))
 
 
+@pytest.mark.parametrize(
+    ("rendered", "mask", "reported"),
+    [
+        (None, [0, 0], None),
+        (9, [0] * 5, None),
+        (5, [0], None),
+        (9, [0, 0], (2, 5, 0)),
+        (4, None, None),
+        (3, [0], (1, None, 0)),
+    ],
+)
+def test_the_claimed_mask_of_a_continued_call_is_compared_with_the_rendering_of_the_template(rendered, mask, reported):
+    """Clients count the tokens of the rendering. One that is shorter than the earlier step adds no known number."""
+    form = replace(read_flat("/v1/completions", BODY | {"response_mask": mask}, TranslationOptions()), before=[FIRST])
+    facts = {"kept": 4, "bridge": 2, **({} if rendered is None else {"rendered": rendered})}
+    step = replace(NOW, extra={**NOW.extra, "continuation": facts})
+    payload = form.reshape(Outcome(b"", step, broken=False)).step.extra.get("mask_mismatch")
+
+    assert reported == (payload and (payload["claimed"], payload["exact"], payload["claimed_sampled"]))
+
+
 def test_a_call_without_a_mask_is_not_compared():
     body = {name: value for name, value in BODY.items() if name != "response_mask"}
     form = replace(read_flat("/v1/completions", body, TranslationOptions()), before=[FIRST])
