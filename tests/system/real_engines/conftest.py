@@ -37,6 +37,7 @@ FLAGS = (
 )
 PARSERS = ("--enable-auto-tool-choice", "--tool-call-parser=hermes", "--reasoning-parser=qwen3")
 SCALE_OUT = "--enable-scale-out"  # tokens in, tokens out
+OWN_TEMPLATES = "--trust-request-chat-template"
 VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -75,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A vLLM that serves the tiny model as `tiny`, with a tool parser and a reasoning parser."""
     log = tmp_path_factory.mktemp("engine") / "vllm.log"
-    with start_vllm(environment.ensure().model, "tiny", log, *PARSERS, SCALE_OUT) as engine:
+    with start_vllm(environment.ensure().model, "tiny", log, *PARSERS, SCALE_OUT, OWN_TEMPLATES) as engine:
         yield engine
 
 
