@@ -1,4 +1,4 @@
-"""Generates files: pages of commands, settings, metrics, errors, fidelity, formats, shapes, routes, the client's
+"""Generates files: pages of commands, settings, metrics, errors, fidelity, continuation, formats, shapes, routes, the client's
 classes and decisions; the dashboard, the example configuration, and the blocking client (tokentape/sync_client.py).
 
 `python -m docs.generate` writes them; `tests/test_docs.py` fails when one is stale.
@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from deploy.grafana.dashboard import dashboard_page
 from docs.cli import cli_page
 from docs.client_reference import client_page
+from docs.continuation import continuation_page
 from docs.exactness import exactness_page
 from docs.formats import formats_page
 from docs.generate_sync_client import TARGET as SYNC_CLIENT
@@ -43,6 +44,7 @@ def pages() -> dict[Path, str]:
         HERE / "errors.md": errors_page(),
         HERE / "fidelity.md": fidelity_page(),
         HERE / "exactness.md": exactness_page(MADE),
+        HERE / "continuation.md": continuation_page(MADE),
         HERE / "formats.md": formats_page(MADE),
         HERE / "shapes.md": shapes_page(),
         HERE / "api.md": api_page(MADE),

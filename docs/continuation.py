@@ -1,0 +1,118 @@
+"""Generates docs/continuation.md: how calls continue recorded steps by their token ids, with the reasons from the code."""
+
+from proxy.continuation.types import REASONS
+
+_OPENING = """After this page you know when a conversation stays one sequence, when it does not, and where to see the reason.
+
+An agent sends back text. The engine renders and tokenizes the whole conversation again for each call, and the token ids of
+earlier turns differ from those that were sampled: another split of the same text, tool calls in other whitespace, text that
+a parser trimmed, reasoning that the chat template drops. Each such boundary is [drift](concepts.md#fidelity). It forks the
+rollout into one more sequence, with more tokens to train and a prompt that the KV cache does not contain.
+
+TokenTape therefore sends the prompt of a call that continues a recorded step as **token ids**:
+
+```text
+  step 1   │ prompt ids │ sampled ids │
+           └─────────────┬────────────┘
+                recorded, not rendered again
+           ┌─────────────┴────────────┐
+  step 2   │ prompt ids │ sampled ids │ bridge │ sampled ids │
+                                      └───┬────┘
+                   from the engine's rendering of this call: the end of the turn,
+                     the new messages (tool results, user), the generation prompt
+
+  mask           0             1          0          1         one sequence
+```
+
+The engine renders the messages (`/tokenize`), and the bridge is the end of that rendering: TokenTape has no tokenizer, no
+template and no list of models. The response repeats the prompt ids, and TokenTape compares them with those it sent. Agents do
+not change: they send messages in any dialect, streamed or not. Branches, retries, sub-agents and several choices work, because
+each call continues the step whose messages and reply it repeats.
+
+## Modes
+
+- `off`: the engine renders each call.
+- `faithful` (default): ids are kept wherever the chat template keeps the turn. Where it drops reasoning or rewrites earlier
+  turns, the template decides, and the rollout forks.
+- `append`: what was sampled is never rendered again. Each conversation is one growing sequence, with its reasoning.
+
+`append` is for trainers with one row per rollout. Its prompts contain reasoning that the template would drop.
+
+The header of a call has precedence over its rollout, and the rollout over the settings. YAML's `off` without quotes, which is
+false, is accepted.
+
+```yaml
+continuation: {mode: faithful, timeout_s: 5.0, cache_bytes: 268435456}
+```
+
+```bash
+curl -s 127.0.0.1:8400/rollouts -d '{"rollout_id": "linear", "continuation": "append"}'
+curl -s -X PATCH 127.0.0.1:8400/rollouts/linear -d '{"continuation": "faithful"}'
+curl -s 127.0.0.1:8400/rollouts/linear/v1/chat/completions -H 'X-Rollout-Continuation: off' \\
+  -H 'Content-Type: application/json' -d '{"model": "policy", "messages": [{"role": "user", "content": "Hello!"}]}'
+```
+
+## Engines
+
+| engine | chat | completions | renders with |
+|---|---|---|---|
+| vLLM (0.32) | `kv_transfer_params.prompt_token_ids` | a list of ids as `prompt` | `/tokenize`, `/detokenize` |
+| SGLang (0.5.23, from its source) | `input_ids` | a list of ids as `prompt` | `/v1/tokenize`, `/v1/detokenize` |
+| llama.cpp, any other server | not continued | not continued | |
+
+An SGLang endpoint gets ids for chat only after its rendering of a step's messages was equal to the step's prompt ids.
+
+- The rest of the request does not change: tools, parsers, streaming and structured output work as before. Clients do not see
+  the injected fields, and usage is the engine's.
+- A continued call costs one rendering, which replaces the tokenization by the call itself. With drift there are two requests to
+  `/detokenize`, and in about 15 % of these cases three more renderings, mostly of short histories. All are sent to the endpoint
+  of the call, within `continuation.timeout_s`.
+- If the engine returns other prompt ids than were sent, the step is flagged `other_prompt`. If it rejects a call with ids, the
+  call is sent again unchanged; if that succeeds, the ids were the reason. In both cases the endpoint gets no more ids until its
+  type is detected again.
+- The ids of recorded steps are cached in the process (`continuation.cache_bytes`), else read from the store, so that other
+  workers and replicas continue them, also after a restart.
+
+A text prompt of `/v1/completions` is continued if it begins with the prompt and the completion of an earlier step, as those of
+Atropos' `ManagedServer` do; only the rest is tokenized.
+
+## What is not continued
+
+The first call of a conversation, calls without a rollout ID, and `/inference/v1/generate`. Any other call that is not continued
+is sent as it came, and the reason is counted:
+
+| reason | meaning |
+|---|---|
+"""
+
+_MIXED = """
+In mode `append`, a continued call has the reason `history` if the template would have rendered the earlier turns differently.
+
+## Where to see it
+
+- `tokentape show` has a line for each step, such as:
+
+```text
+step 1  01a9…  chat  policy  469 prompt tokens, 31 completion tokens  stop  410 ms  exact
+continued: 457 ids kept, 12 ids rendered
+```
+
+- `extra.continuation` of a step, and `continuation` of a node of `GET /rollouts/{id}/tree`: the earlier step (`step_id`,
+  `choice`), the number of recorded ids (`kept`) and of ids after them (`bridge`), the length of the template's rendering if it
+  differs (`rendered`), or the `reason`. In the tree, `why` is its sentence; a drift boundary has both.
+- In [`/ui`](ui.md), `»` marks a continued call, and `≠` the reason why a call was not continued.
+- The metrics `tokentape_continuations_total` by `result` and `reason`, `tokentape_continuation_duration_seconds` and
+  `tokentape_continuation_cache_bytes`, and the row *Continuation* of the dashboard.
+
+| `result` | meaning |
+|---|---|
+| `continued` | recorded ids were sent in place of a rendering that differs |
+| `unchanged` | the rendering begins with the recorded ids: it was sent as ids |
+| `refused` | the call was sent as it came, for the reason |
+"""
+
+
+def continuation_page(made: str) -> str:
+    """Return the page."""
+    rows = "".join(f"| `{code}` | {sentence} |\n" for code, sentence in REASONS.items())
+    return f"# Continuation\n\n{made}{_OPENING}{rows}{_MIXED}"
