@@ -1,0 +1,159 @@
+"""The turn that a call continues: by messages, by what agents send back, and the reasons for which there is none."""
+
+import pytest
+from turns import STOP, USER, assistant, chat_step, tool_call, turns_of
+
+from proxy.continuation.matching import Match, match
+
+MORE = {"role": "user", "content": "And then?"}
+REPLY = assistant("Hi there", reasoning="They greet.", refusal=None, tool_calls=[])
+FIRST = chat_step("s1", [USER], REPLY, [1, 2], [3, STOP], index=0)
+
+
+def found(turns, messages, mode="faithful", *, kind="vllm", model="policy", **body):
+    return match(turns, {"model": "policy", "messages": messages, **body}, mode=mode, kind=kind, model=model)
+
+
+def test_a_call_that_sends_the_reply_back_continues_its_turn():
+    """The reply is restored as the engine returned it, with its reasoning and without its nulls."""
+    result = found(turns_of(FIRST), [USER, assistant("Hi there"), MORE])
+
+    assert isinstance(result, Match)
+    assert "s1" == result.turn.step_id
+    assert assistant("Hi there", reasoning="They greet.") == result.reply
+    assert ([USER], [MORE]) == (result.history, result.new)
+
+
+def test_a_first_call_continues_nothing():
+    """There is no reason to count: nobody sent an assistant message, or the rollout has no step."""
+    assert found(turns_of(), [USER, assistant("Hi there"), MORE]) is None
+    assert found(turns_of(FIRST), [USER]) is None
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [USER, assistant("Hi  there!"), MORE],
+        [USER, assistant("Hi  there"), MORE],
+        [{"role": "user", "content": "Hello!"}, assistant("Hi there"), MORE],
+        [{"role": "system", "content": "Be brief."}, USER, assistant("Hi there"), MORE],
+    ],
+    ids=["a word", "whitespace within", "the question", "another system message"],
+)
+def test_an_edited_conversation_continues_nothing(messages):
+    """An agent that changed the words started another conversation."""
+    assert "edited" == found(turns_of(FIRST), messages)
+
+
+@pytest.mark.parametrize("content", ["Hi there", " Hi there\n", [{"type": "text", "text": "Hi there"}]])
+def test_whitespace_around_a_reply_and_text_parts_are_no_edit(content):
+    """Agents trim replies, and write content as parts."""
+    result = found(turns_of(FIRST), [USER, assistant(content), MORE])
+
+    assert isinstance(result, Match)
+    assert "Hi there" == result.reply["content"]
+
+
+def test_tool_calls_are_compared_as_json_and_restored_as_sampled():
+    """Their ids are those that the agent sends back, because its tool messages refer to them."""
+    reply = assistant(None, tool_calls=[tool_call('{"x":  1}')])
+    turns = turns_of(chat_step("s1", [USER], reply, [1], [2, STOP], finish="tool_calls"))
+    sent_back = assistant("", tool_calls=[tool_call('{"x":1}', call_id="own")])
+    result = found(turns, [USER, sent_back, {"role": "tool", "tool_call_id": "own", "content": "2"}])
+
+    assert isinstance(result, Match)
+    assert [tool_call('{"x":  1}', call_id="own")] == result.reply["tool_calls"]
+    assert "edited" == found(turns, [USER, assistant("", tool_calls=[tool_call('{"x":2}')]), MORE])
+
+
+def test_thoughts_that_the_agent_removes_from_the_content_are_restored_in_append_only():
+    """In `faithful` the agent decides what the prompt contains."""
+    turns = turns_of(chat_step("s1", [USER], assistant("<think>Hm</think>Yes"), [1], [2, STOP]))
+    messages = [USER, assistant("Yes"), MORE]
+
+    assert "edited" == found(turns, messages)
+    result = found(turns, messages, "append")
+    assert isinstance(result, Match)
+    assert "<think>Hm</think>Yes" == result.reply["content"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "body"),
+    [
+        ("options", {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        ("options", {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("options", {"reasoning_effort": "low"}),
+        ("options", {"tool_choice": "none"}),
+        ("options", {"unknown_field": 1}),
+        ("own_ids", {"kv_transfer_params": {"prompt_token_ids": [1]}}),
+        ("own_ids", {"prompt_token_ids": [1]}),
+        ("own_ids", {"input_ids": [1]}),
+        ("echo", {"echo": True}),
+        ("prefill", {"continue_final_message": True}),
+        ("prefill", {"add_generation_prompt": False}),
+    ],
+)
+def test_options_that_change_the_prompt_prevent_a_continuation(reason, body):
+    """Unknown fields may change it."""
+    assert reason == found(turns_of(FIRST), [USER, assistant("Hi there"), MORE], **body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"temperature": 0.3, "max_tokens": 5, "seed": 1, "stop": ["x"], "stream": True, "logprobs": True},
+        {"response_format": {"type": "json_object"}, "n": 2, "user": "u", "tool_choice": "auto"},
+    ],
+)
+def test_sampling_parameters_and_annotations_do_not_change_the_prompt(body):
+    """They may differ between turns."""
+    assert isinstance(found(turns_of(FIRST), [USER, assistant("Hi there"), MORE], **body), Match)
+
+
+def test_another_model_or_kind_of_engine_prevents_a_continuation():
+    """Its vocabulary may be another one."""
+    messages = [USER, assistant("Hi there"), MORE]
+
+    assert "model" == found(turns_of(FIRST), messages, kind="sglang")
+    assert "model" == found(turns_of(FIRST), messages, model="other")
+
+
+def test_content_that_is_not_text_prevents_a_continuation():
+    """Engines render it themselves."""
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+
+    assert "content" == found(turns_of(FIRST), [USER, assistant("Hi there"), image])
+    assert "prefill" == found(turns_of(FIRST), [USER, assistant("Hi there")])
+
+
+@pytest.mark.parametrize("facts", [{"problems": ("no_logprobs",)}, {"status": "partial"}, {"finish": "abort"}])
+def test_flagged_partial_and_aborted_steps_are_not_continued(facts):
+    """Their ids may not be those that were sampled."""
+    turns = turns_of(chat_step("s1", [USER], REPLY, [1, 2], [3, STOP], **facts))
+
+    assert "flagged" == found(turns, [USER, assistant("Hi there"), MORE])
+
+
+def test_the_longest_turn_is_continued_then_the_youngest():
+    """A retry of the first call and a later turn match as well."""
+    retry = chat_step("s2", [USER], REPLY, [1, 2], [4, STOP], index=1)
+    later = chat_step("s3", [USER, assistant("Hi there"), MORE], assistant("Bye"), [1, 2, 3], [5, STOP], index=2)
+    turns = turns_of(FIRST, retry, later)
+
+    assert "s2" == found(turns, [USER, assistant("Hi there"), MORE]).turn.step_id
+    end = [USER, assistant("Hi there"), MORE, assistant("Bye"), MORE]
+    assert "s3" == found(turns, end).turn.step_id
+    edited = [USER, assistant("Hi there"), MORE, assistant("Good bye"), MORE]
+    assert "s2" == found(turns, edited).turn.step_id
+
+
+def test_earlier_turns_are_restored_as_the_continued_step_rendered_them():
+    """A step that was sent unchanged rendered the agent's messages, so they are not restored for its successors."""
+    messages = [USER, assistant("Hi there"), MORE]
+    facts = {"continuation": {"step_id": "s1", "choice": 0, "kept": 4, "bridge": 1}}
+    continued = chat_step("s2", messages, assistant("Bye"), [1, 2, 3, STOP, 7], [5, STOP], index=1, extra=facts)
+    unchanged = chat_step("s2", messages, assistant("Bye"), [1, 2, 8], [5, STOP], index=1)
+    call = [*messages, assistant("Bye"), MORE]
+
+    assert "They greet." == found(turns_of(FIRST, continued), call).history[1]["reasoning"]
+    assert "reasoning" not in found(turns_of(FIRST, unchanged), call).history[1]

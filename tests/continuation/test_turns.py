@@ -1,0 +1,96 @@
+"""The turns of a rollout: how they ended, what they share, and how much memory they use."""
+
+import pytest
+from turns import STOP, USER, assistant, chat_step, ids, text_step, turns_of
+
+MORE = {"role": "user", "content": "More"}
+
+
+def only(turns):
+    ((turn,),) = turns.by_messages.values()
+    return turn
+
+
+@pytest.mark.parametrize(
+    ("finish", "stop_reason", "body", "is_closed", "is_cut"),
+    [
+        ("stop", None, {}, True, False),
+        ("stop", 98, {}, True, False),
+        ("stop", 98, {"stop_token_ids": [98]}, False, False),
+        ("stop", "word", {}, False, True),
+        ("length", None, {}, False, True),
+        ("tool_calls", None, {}, False, False),
+        ("tool_calls", "word", {}, False, True),
+    ],
+)
+def test_a_turn_is_closed_by_the_models_own_stop_token_and_cut_by_a_limit(finish, stop_reason, body, is_closed, is_cut):
+    """A token that the client chose, or that `tool_calls` may hide, proves neither."""
+    turn = only(
+        turns_of(
+            chat_step("s", [USER], assistant("Hi"), [1], [2, 98], finish=finish, stop_reason=stop_reason, body=body)
+        )
+    )
+
+    assert (is_closed, is_cut) == (turn.is_closed, turn.is_cut)
+
+
+def test_stop_tokens_are_known_by_engine_kind_and_model():
+    """Only a closed turn shows one."""
+    closed = chat_step("s1", [USER], assistant("Hi"), [1], [2, STOP])
+    cut = chat_step("s2", [USER], assistant("Hi"), [1], [2, 3], finish="length")
+
+    assert {("vllm", "policy", STOP)} == turns_of(closed, cut).stops
+
+
+def test_a_step_is_added_once():
+    """A step that this process stored is also read from the store with others."""
+    step = chat_step("s1", [USER], assistant("Hi"), [1], [2, STOP], index=0)
+
+    assert 1 == len(turns_of(step, step))
+
+
+def test_turns_share_the_ids_of_the_longest_prompt_that_continues_them():
+    """A rollout of many turns needs the memory of one prompt."""
+    prompts = [list(range(100))]
+    steps = [chat_step("s0", [USER], assistant("0"), prompts[0], [1, STOP], index=0)]
+    messages = [USER]
+    for number in range(1, 5):
+        messages = [*messages, assistant(str(number - 1)), MORE]
+        prompts.append([*prompts[-1], 1, STOP, 7])
+        facts = {"continuation": {"step_id": f"s{number - 1}", "choice": 0, "kept": len(prompts[-1]) - 1, "bridge": 1}}
+        steps.append(
+            chat_step(f"s{number}", messages, assistant(str(number)), prompts[-1], [1, STOP], index=number, extra=facts)
+        )
+    turns = turns_of(*steps)
+    chain = [turn for places in turns.by_messages.values() for turn in places]
+
+    assert prompts == [turn.prompt_ids.tolist() for turn in chain]
+    assert 1 == len({id(turn.prompt) for turn in chain})
+    assert turns.size < turns_of(steps[0]).size * len(steps)
+
+
+def test_completions_are_found_by_the_text_that_a_prompt_begins_with():
+    """The longest first."""
+    turns = turns_of(
+        text_step("s1", "Once", " upon", [1], [2]),
+        text_step("s2", "Once", " upon a", [1], [3]),
+        text_step("s3", "No", "", [4], [5]),
+    )
+
+    assert ["s2", "s1"] == [turn.step_id for turn in turns.of_text("Once upon a time")]
+    assert ["s1"] == [turn.step_id for turn in turns.of_text("Once upon")]
+    assert [] == list(turns.of_text("Once"))
+
+
+def test_steps_without_messages_or_with_ids_as_prompt_are_no_turns():
+    """They cannot be found again."""
+    odd = chat_step("s1", "no list", assistant("Hi"), [1], [2])
+    by_ids = text_step("s2", [1, 2], " upon", [1, 2], [3])
+
+    assert 0 == len(turns_of(odd, by_ids))
+
+
+def test_a_response_without_a_message_is_no_turn():
+    """Engines may return anything."""
+    assert 0 == len(turns_of(chat_step("s1", [USER], None, [1], [2])))
+    assert ids(1) == only(turns_of(chat_step("s1", [USER], assistant(None), [1], [2]))).prompt_ids
