@@ -15,7 +15,7 @@ Reason = Literal[
     "edited", "options", "model", "content", "prefill", "no_user", "flagged", "own_ids", "echo", "unsupported",
     "history", "reasoning_stripped", "content_stripped", "tool_calls_stripped", "close", "other_stop", "empty",
     "hidden_output", "twin", "window", "tokenize", "timeout", "returned_ids", "refused_ids", "unverified",
-    "store",
+    "store", "internal",
 ]  # fmt: skip
 
 REASONS: Final[dict[Reason, str]] = {
@@ -41,6 +41,7 @@ REASONS: Final[dict[Reason, str]] = {
     "window": "The continued prompt does not fit into the context window.",
     "tokenize": "The engine could not render or detokenize.",
     "store": "The earlier steps could not be read from the store.",
+    "internal": "TokenTape failed; its log has the error.",
     "timeout": "The engine did not render within continuation.timeout_s.",
     "returned_ids": "The endpoint returned other prompt ids than were sent before; it is not used until it is detected again.",
     "refused_ids": "The endpoint rejected prompt ids before; it is not used until it is detected again.",

@@ -96,7 +96,7 @@ class PromptContinuation:
         step = replace(step, index=appended.position)
         tokens = sum(map(len, step.prompts))
         if tokens <= _LONG_IDS and not entry.lock.locked():
-            entry.turns.add(step)
+            _add_all(entry.turns, [step])
             self._account(key, entry)
         else:
             self._tasks.start(self._add(key, entry, [step]))
@@ -116,6 +116,9 @@ class PromptContinuation:
                 turn, result = await self._continue(plan, endpoint, mode, found, body_bytes)
         except TimeoutError:
             turn, result = None, Continuation(None, "timeout")
+        except Exception:  # noqa: BLE001 - a call is never lost for its continuation
+            LOG.exception("Call sent unchanged", extra={"fields": {"step_id": plan.step_id}})
+            turn, result = None, Continuation(None, "internal")
         self._metrics.continuation_duration_seconds.observe(self._clock.monotonic() - started)
         if result.ids is not None and endpoint.window is not None and len(result.ids) >= endpoint.window:
             result = Continuation(None, "window")
@@ -252,8 +255,12 @@ def continuation_mode(default: Mode, rollout: Rollout, header: str | None) -> Mo
 
 
 def _add_all(turns: Turns, steps: Sequence[Step]) -> None:
+    """Add steps; one that cannot be added is not continued, and nothing else depends on it."""
     for step in steps:
-        turns.add(step)
+        try:
+            turns.add(step)
+        except Exception:  # noqa: BLE001 - messages and responses may have any shape
+            LOG.exception("Step not added to the continuation", extra={"fields": {"step_id": step.step_id}})
 
 
 def _facts(turn: Turn | None, result: Continuation) -> dict[str, Any]:
