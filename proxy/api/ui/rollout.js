@@ -208,15 +208,16 @@ function marks(row) {
             `⚑ ${line(row.problems[0] ?? "", 30)}`,
           ),
     );
+  const isNamedByDrift = row.drift.some(({ kind }) => kind === row.continuation?.reason);
+  if (row.continuation && !isNamedByDrift) found.push(continuationMark(row.continuation));
   if (row.drift.length)
     found.push(
       el(
         "span",
-        { class: "driftmark", title: row.drift.map(({ kind }) => kind).join(", ") },
+        { class: "driftmark", title: line(row.drift.map(driftTitle).join(", "), 300) },
         `◆ ${line(row.drift[0].kind, 20)}`,
       ),
     );
-  if (row.continuation) found.push(continuationMark(row.continuation));
   if (row.delivered === false)
     found.push(el("span", { class: "flagged", title: "the client did not receive the response" }, "undelivered"));
   if (row.late) found.push(el("span", { class: "flagged", title: "the call ended after the rollout finished" }, "late"));
@@ -231,3 +232,5 @@ function continuationMark(continuation) {
     return el("span", { class: "continued", title, role: "img", "aria-label": title }, "»");
   return el("span", { class: "forked", title }, `≠ ${line(continuation.reason, 20)}`);
 }
+
+const driftTitle = ({ kind, why }) => (why === undefined ? kind : `${kind} (not continued: ${why})`);

@@ -208,7 +208,7 @@ function drifts(drift, rolloutId, stepId) {
         el("br"),
         "found ",
         el("code", {}, boundaryText(entry, "found")),
-        entry.why === undefined ? null : [el("br"), `not continued: ${line(entry.why, 400)}`],
+        entry.why === undefined || entry.step_id === stepId ? null : [el("br"), `not continued: ${line(entry.why, 400)}`],
       );
     }),
   );

@@ -155,10 +155,15 @@ async def test_a_tree_is_shown_on_a_timeline(contents, open_page):
 
 
 async def test_drift_is_marked_in_the_tree(contents, open_page):
-    """The mark names its kind."""
+    """The mark names its kind; its title has the reason why the call was not continued, which is not marked again."""
     page = await open_page(f"{contents.url}/ui#/rollout/drifting")
     (first, *_) = (await contents.control("GET", "/rollouts/drifting/tree"))["drift"]
     await expect(page.locator(".driftmark").first).to_have_text(f"◆ {first['kind']}")
+    await expect(page.locator(".driftmark").first).to_have_attribute(
+        "title", f"{first['kind']} (not continued: {first['why']})"
+    )
+    assert first["reason"] == first["kind"]
+    await expect(page.locator(".forked")).to_have_count(0)
 
 
 async def test_continued_calls_and_forks_are_marked_in_the_tree(contents, open_page):

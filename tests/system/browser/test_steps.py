@@ -223,6 +223,9 @@ async def test_a_step_shows_its_continuation(contents, open_page):
     page, _ = await opened(contents, open_page, "branching", 2)
     await expect(page.locator(".continuation")).to_contain_text(f"not continued: {REASONS['history']}")
 
+    page, _ = await opened(contents, open_page, "drifting", 0)  # a later step forks here
+    await expect(page.locator(".drifts")).to_contain_text(f"not continued: {REASONS['reasoning_stripped']}")
+
     page, _ = await opened(contents, open_page, "branching", 0)
     await expect(page.locator("button[title=']']")).to_be_enabled()  # the tree is loaded
     await expect(page.locator(".continuation")).to_have_count(0)
