@@ -1,0 +1,54 @@
+"""Variants of a conversation: stand-ins for a reply, and other texts for what is new."""
+
+import orjson
+import pytest
+from turns import assistant, tool_call
+
+from proxy.continuation.twins import OTHER_WORD, WORD, other_texts, stand_in
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        assistant("Yes"),
+        assistant("Yes", reasoning="Hm"),
+        assistant(None, tool_calls=[tool_call("{}")]),
+        assistant("Yes", tool_calls=[tool_call('{"x": 1}'), tool_call("", name="sub", call_id="call-2")]),
+        assistant("<think>Hm</think>Yes"),
+    ],
+)
+def test_a_stand_in_has_the_parts_of_the_reply_with_other_texts(reply):
+    """Names and ids of calls are kept, because templates and tool messages refer to them."""
+    one, other = stand_in(reply, WORD), stand_in(reply, OTHER_WORD)
+
+    assert reply.keys() == one.keys() == other.keys()
+    assert [bool(one[name]) for name in reply] == [bool(reply[name]) for name in reply]
+    for ours, theirs in zip(one.get("tool_calls", []), reply.get("tool_calls", []), strict=True):
+        assert (theirs["id"], theirs["function"]["name"]) == (ours["id"], ours["function"]["name"])
+        assert WORD in orjson.loads(ours["function"]["arguments"])["x"]
+    assert one != other
+
+
+def test_an_empty_reply_gets_a_word():
+    """Templates may drop empty turns."""
+    assert WORD in stand_in(assistant(None), WORD)["content"]
+
+
+def test_other_texts_begin_with_another_letter_than_every_new_text():
+    """So that two renderings differ where the first new text begins."""
+    texts = ["kiwi", "Bolt", " ufer", "Xeno"]
+    new = [{"role": "user", "content": text} for text in texts]
+    new.append({"role": "user", "content": [{"type": "text", "text": "Jade"}]})
+    others = other_texts(new)
+
+    assert [message["role"] for message in new] == [message["role"] for message in others]
+    first = {message["content"][0].lower() for message in others[:4]} | {others[4]["content"][0]["text"][0].lower()}
+    assert first.isdisjoint("kbuxj")
+    assert {"type": "text", "text": others[0]["content"]} == others[4]["content"][0]
+
+
+def test_texts_that_begin_with_every_letter_have_no_others():
+    """The turn is then not continued by twins."""
+    assert (
+        other_texts([{"role": "user", "content": letter} for letter in "abcdefghijklmnopqrstuvwxyz0123456789"]) is None
+    )
