@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 from proxy.continuation.matching import Match
 from proxy.continuation.shown import comparable, what_is_missing
 from proxy.continuation.turns import own_rendering
-from proxy.continuation.twins import OTHER_WORD, WORD, other_texts, stand_in
+from proxy.continuation.twins import OTHER_WORD, WORD, other_texts, repeats_a_part, stand_in
 from proxy.continuation.types import (
     Continuation,
     Detokenize,
@@ -141,9 +141,13 @@ def _bridge_by_twins(match: Match, read: _Turn, stops: Collection[int]) -> Looku
     reason: Reason = "close"
     for history in (*beginnings, match.history):
         try:
-            return (yield from _common_end(match, history, read, stops))
+            bridge = yield from _common_end(match, history, read, stops)
+            if history is not match.history:
+                yield from _check_place(match, read, bridge)
         except Refused as refused:
             reason = refused.reason
+        else:
+            return bridge
     raise Refused(reason)
 
 
@@ -159,6 +163,10 @@ def _common_end(match: Match, history: list[Message], read: _Turn, stops: Collec
         raise Refused("twin")
     common = _common_suffix(one, other)
     if not 0 < common < min(len(one), len(other)):
+        raise Refused("close")
+    # A template that writes a part again, such as a quotation in the next message, has the turn's end before that.
+    first = max(first_difference(one, other) - _SEAM_IDS, 0)
+    if repeats_a_part((yield from _text(one[first : len(one) - common]))):
         raise Refused("close")
     first_new = first_difference(one, renewed)
     if turn.is_closed or (not turn.is_cut and turn.ids[-1] in stops):
@@ -184,6 +192,25 @@ def _after_stop(full: Ids, twin: Ids, start: int, stop: int, first_new: int) -> 
     if end + 1 > first_new or full[-len(tail) :] != tail:
         raise Refused("close")
     return tail[1:]
+
+
+def _check_place(match: Match, read: _Turn, bridge: Ids) -> Lookups[None]:
+    """Raise Refused if a bridge that was found with a short history may not begin directly after the turn.
+
+    The rendering of the whole conversation may end like the short one by chance, after another message. It does not if the
+    bridge begins at the first stop token that follows the reply in the rendering with a stand-in for it.
+    """
+    full = read.full
+    twin = yield from _render([*match.history, stand_in(match.reply, WORD), *match.new])
+    if twin is None:
+        raise Refused("twin")
+    end = full[len(full) - _common_suffix(twin, full) :]
+    stop = full[-len(bridge) - 1]
+    begins = (
+        len(end) == len(bridge) if match.turn.is_cut else stop in end and len(end) - end.index(stop) - 1 == len(bridge)
+    )
+    if not begins:
+        raise Refused("close")
 
 
 def _check_cut(match: Match, read: _Turn, before: Ids, end: Ids) -> Lookups[None]:

@@ -1,5 +1,6 @@
 """Twins of a conversation: variants that show where the template ends the turn of a reply, and what it writes after it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -30,20 +31,29 @@ _THOUGHTS: Final = ("<think>", "</think>")
 
 
 def stand_in(reply: Message, word: str) -> Message:
-    """Return a message of the same structure as a reply, with this word as its content, reasoning and arguments."""
+    """Return a message of the same structure as a reply, with this word as its content, reasoning and arguments.
+
+    The word of each part but the content has another number before it.
+    """
     message: dict[str, Any] = dict(reply)
     text = text_of(reply)
     if text:
-        message["content"] = f"<think>\n{word}\n</think>\n\n{word}" if all(tag in text for tag in _THOUGHTS) else word
+        message["content"] = f"<think>\n1{word}\n</think>\n\n{word}" if all(tag in text for tag in _THOUGHTS) else word
     for name in ("reasoning", "reasoning_content"):
         if message.get(name):
-            message[name] = word
+            message[name] = f"2{word}"
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:
-        message["tool_calls"] = [_call(call, word) for call in calls]
+        message["tool_calls"] = [_call(call, f"{number}{word}") for number, call in enumerate(calls, 3)]
     elif not text and not message.get("reasoning") and not message.get("reasoning_content"):
         message["content"] = word
     return message
+
+
+def repeats_a_part(text: str) -> bool:
+    """Return whether a rendering of a stand-in contains the word of one of its parts twice."""
+    words = re.findall(rf"\d*{WORD}", text, re.IGNORECASE)
+    return len(words) > len(set(words))
 
 
 def other_texts(new: Sequence[Message]) -> list[Message] | None:
