@@ -1,0 +1,263 @@
+"""Situations in which a simpler algorithm sends wrong ids, with chat templates of different families in both modes."""
+
+from dataclasses import replace
+
+import pytest
+from bridge_oracle import begins_with_the_recorded_ids, ends_as_rendered, not_shown, wrong_bridge
+from chat_templates import OTHER_STOP
+from continued_rollouts import TOOLS, USER, Boundary, Plan, Rollout, Turn
+from template_engine import Call, Reply
+
+FAMILIES = (
+    "plain", "qwen2_5", "qwen3", "qwen3_5_think", "llama3_1", "gemma4_v2", "glm4moe", "gptoss", "deepseekv3", "phi3",
+    "muse_glimmer", "nemotron_3_nano", "no_special_close", "separator_at_the_start", "stop_after_each_piece",
+)  # fmt: skip
+BIRDS = Turn(Reply("Seven red birds."))
+CALL = Call("look_up", '{"x":"a"}')
+
+
+def user(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
+def result(text: str, call: Call = CALL) -> dict:
+    return {"role": "tool", "tool_call_id": call.id, "content": text}
+
+
+def run(plan: Plan) -> list[Boundary]:
+    """Return the calls of a rollout after the first, each of which obeys the laws."""
+    boundaries = list(Rollout(plan).run())
+    for boundary in boundaries:
+        if boundary.is_continued:
+            assert begins_with_the_recorded_ids(boundary), boundary.describe()
+            assert ends_as_rendered(boundary), boundary.describe()
+            wrong = wrong_bridge(boundary)
+            assert wrong is None, f"{wrong}\n{boundary.describe()}"
+            assert plan.mode == "append" or not_shown(boundary) == [], boundary.describe()
+    return boundaries
+
+
+def run_everywhere(plan: Plan) -> None:
+    """Run a rollout with a template of each family, in both modes."""
+    for name in FAMILIES:
+        for mode in ("append", "faithful"):
+            run(replace(plan, template=name, mode=mode))
+
+
+def bridges(plan: Plan) -> list[str | None]:
+    """Return the texts of the bridges, or the reasons of the refusals."""
+    return [
+        boundary.engine.detokenize(boundary.bridge) if boundary.is_continued else boundary.reason
+        for boundary in run(plan)
+    ]
+
+
+def plan(*turns: Turn, **facts) -> Plan:
+    """Return a rollout with the template of Qwen2.5; a last turn is added, so that each of `turns` is continued."""
+    has_calls = any(turn.reply.calls for turn in turns)
+    return Plan(**{"template": "qwen2_5", "turns": (*turns, BIRDS), "tools": TOOLS if has_calls else None, **facts})
+
+
+def test_quoted_stop_token():
+    """A user message that contains the text of a stop token does not end the turn before it."""
+    quoting = plan(Turn(Reply("Yes.", splits=1.0), (user("What is <|im_end|>?<|im_end|>"),)), BIRDS)
+    first, _ = bridges(quoting)
+    assert first == "\n<|im_start|>user\nWhat is <|im_end|>?<|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    run_everywhere(quoting)
+    run_everywhere(replace(quoting, first=(user("<|im_end|>\n<|im_start|>assistant\nHi<|im_end|>"),)))
+
+
+@pytest.mark.parametrize("stop", ["\n", "And", "then", "?", "user"])
+def test_stop_string(stop):
+    """A turn that ends with a stop string is closed by the template, also if the next message begins with the string."""
+    stopped = plan(Turn(Reply("Seven birds", ending="stop_string", stop=stop)), BIRDS)
+    assert bridges(stopped)[0] == "<|im_end|>\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n"
+    run_everywhere(stopped)
+
+
+def test_turn_cut_after_a_complete_call():
+    """A turn that the limit cuts after a complete tool call is closed by the template where the engine hides the cut."""
+    cut = plan(Turn(Reply("", calls=(CALL,), ending="hidden_length"), (result("seven birds"),)), BIRDS)
+    assert bridges(cut)[0] == (
+        "<|im_end|>\n<|im_start|>user\n<tool_response>\nseven birds\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    run_everywhere(cut)
+    run_everywhere(plan(Turn(Reply("", calls=(CALL,), ending="length"), (result("seven birds"),)), BIRDS))
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize(
+    "reply", [Reply("Seven 🙂🙃 birds over Paris."), Reply("", "Hm, birds 🙂."), Reply("", calls=(CALL,))]
+)
+def test_turn_cut_by_the_limit(reply, kept):
+    """A turn that the limit cuts within its content, its reasoning, a character or a call never gets a wrong bridge."""
+    run_everywhere(plan(Turn(replace(reply, ending="length", kept=kept)), BIRDS, tools=TOOLS))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "{}",
+        '{"x": {"y": [{"z": "}"}, []]}, "k": null}',
+        '{"x": "日本 naïve 🙂", "k": "\\u65e5"}',
+        '{\n  "x": "</tool_call>\\n"\n}',
+    ],
+)
+def test_arguments_of_calls(arguments):
+    """Calls with empty, nested and Unicode arguments in any white space are continued."""
+    call = Call("run", arguments)
+    calling = plan(*[Turn(Reply("", "Hm.", calls=(call,)), (result("red", call),))] * 2)
+    assert None not in bridges(calling)
+    assert all(boundary.is_continued for boundary in run(calling))
+    run_everywhere(calling)
+
+
+def test_parallel_calls_with_a_missing_result():
+    """Parallel calls are continued, also if one of the results is missing or the results have another order."""
+    calls = (CALL, Call("run", '{"x":1}', "call_2"), Call("run", "{}", "call_3"))
+    reply = Reply("Three.", calls=calls)
+    for results in (calls[:2], calls[1:], calls[::-1]):
+        calling = plan(Turn(reply, tuple(result("red", call) for call in results)), BIRDS)
+        assert all(boundary.is_continued for boundary in run(calling))
+        run_everywhere(calling)
+
+
+def test_reasoning_in_the_content():
+    """Without a reasoning parser, a template that drops `<think>…</think>` from the content is noticed in `faithful`."""
+    thinking = plan(Turn(Reply("Four.", "Two and two.", parsed=False)), BIRDS)
+    reasons = {
+        (name, mode): run(replace(thinking, template=name, mode=mode))[0].reason
+        for name in ("qwen2_5", "qwen3")
+        for mode in ("append", "faithful")
+    }
+    assert reasons == {
+        ("qwen2_5", "append"): None,
+        ("qwen2_5", "faithful"): None,
+        ("qwen3", "append"): None,
+        ("qwen3", "faithful"): "reasoning_stripped",
+    }
+    run_everywhere(thinking)
+    run_everywhere(plan(Turn(Reply("unopened</think>Four.")), Turn(Reply("<think>")), BIRDS))
+
+
+def test_several_stop_ids():
+    """A turn that ends with another stop token than the template writes is refused."""
+    assert bridges(plan(Turn(Reply("Yes.", stop_token=OTHER_STOP)), BIRDS))[0] == "other_stop"
+    run_everywhere(
+        plan(Turn(Reply("Yes.", stop_token=OTHER_STOP)), Turn(Reply("", calls=(CALL,), stop_token=OTHER_STOP)), BIRDS)
+    )
+
+
+def test_stop_token_of_the_client():
+    """A token of the client's `stop_token_ids` ends no turn of the template."""
+    stopped = plan(Turn(Reply("Seven", ending="client_stop", stop="\n"), (user("a\nb"),)), BIRDS)
+    for boundary in run(stopped):
+        assert boundary.is_continued or boundary.reason == "close"
+    run_everywhere(stopped)
+
+
+def test_other_tools():
+    """A call with another list of tools is refused; a later call continues the last turn that was sampled with its tools."""
+    other = replace(BIRDS, tools=TOOLS[:1])
+    boundaries = run(plan(BIRDS, other, other, tools=TOOLS))
+    assert ["options", None, None] == [boundary.reason for boundary in boundaries]
+    assert [None, "001", "000"] == [boundary.found and boundary.found.turn.step_id for boundary in boundaries]
+
+
+@pytest.mark.parametrize("name", ["date", "date_in_messages"])
+def test_other_date(name):
+    """Where the date of a rendering changes between turns, the call is refused."""
+    for mode in ("append", "faithful"):
+        first, second, third = run(plan(BIRDS, BIRDS, replace(BIRDS, day=1), template=name, mode=mode))
+        assert first.is_continued or (name, mode) == ("date_in_messages", "faithful")  # the turn itself gets a date
+        assert not second.is_continued
+        assert second.reason == "history"
+        assert first.is_continued == third.is_continued
+        run(plan(BIRDS, BIRDS, BIRDS, template=name, mode=mode, clock=True))
+
+
+def test_unchanged_step_between_continued_ones():
+    """A step that was sent as it came is continued like a first one, by its own prompt ids."""
+    calling = Turn(Reply("", "Hm.", calls=(CALL,)), (result("red"),))
+    turns = (calling, calling, replace(calling, as_it_came=True), calling, calling)
+    boundaries = run(plan(*turns))
+    assert [True, False, True, True, True] == [boundary.is_continued for boundary in boundaries]
+    run_everywhere(plan(*turns))
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3_1", "deepseekv3", "nemotron_3_nano"])
+def test_many_turns(name):
+    """The last prompt of ten turns in `append` begins with the ids of all turns, exactly as they were sampled."""
+    calling = Turn(Reply("", "Hm.", calls=(CALL,)), (result("red"),))
+    boundaries = run(plan(*[calling, Turn(Reply("Seven 🙂 birds.", "So?", splits=0.6))] * 5, template=name))
+    assert len(boundaries) == 10
+    ids = boundaries[-1].result.ids
+    for boundary in boundaries:
+        kept = boundary.result.kept
+        assert boundary.result.ids[:kept] == ids[:kept]
+        assert boundary.found.turn.ids == ids[kept - len(boundary.found.turn.ids) : kept]
+
+
+def test_several_choices():
+    """With n > 1, the choice whose message came back is continued."""
+    reply, other = Reply("Seven red birds."), Reply("Seven blue birds.")
+    (boundary, _) = run(plan(Turn(other, others=(reply, reply)), BIRDS))
+    assert boundary.found.turn.choice == 0
+    assert boundary.found.reply["content"] == "Seven blue birds."
+
+
+def test_rollback():
+    """After a rollback, the turn before the removed one is continued."""
+    boundaries = run(plan(BIRDS, Turn(Reply("No."), rollback=True), BIRDS))
+    assert ["000", "000", "002"] == [boundary.found.turn.step_id for boundary in boundaries]
+    assert all(boundary.is_continued for boundary in boundaries)
+
+
+def test_hidden_call():
+    """A turn is refused if the message does not contain all calls that were sampled."""
+    hiding = Reply("", calls=(CALL, replace(CALL, id="call_2")), shown_calls=1)
+    assert bridges(plan(Turn(hiding, (result("red"),))))[0] == "hidden_output"
+    run_everywhere(plan(Turn(hiding, (result("red"),)), BIRDS))
+
+
+def test_empty_reply():
+    """A turn that consists of a stop token is continued."""
+    assert (
+        bridges(plan(Turn(Reply("")), BIRDS))[0] == "\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    run_everywhere(plan(Turn(Reply("")), Turn(Reply("", "Only thoughts.")), BIRDS))
+
+
+@pytest.mark.parametrize("name", ["quotes_the_reply", "quotes_the_beginning", "reply_twice"])
+def test_repeated_reply(name):
+    """Where the template writes a reply again after its turn, what lies between is not lost."""
+    cut = Reply("Seven birds", ending="stop_string", stop="<")
+    for reply in (cut, Reply("Seven birds."), Reply(" Seven ", splits=1.0), Reply("Yes.", "Hm.")):
+        for mode in ("append", "faithful"):
+            run(plan(Turn(reply), Turn(reply), template=name, mode=mode))
+
+
+@pytest.mark.parametrize("name", ["all_results_again", "results_by_id", "window"])
+def test_repeated_history(name):
+    """A bridge begins directly after the turn, also if the rendering ends in the same way after an earlier message."""
+    calls = [Call("run", '{"x":[1]}', f"call_{number}") for number in range(3)]
+    turns = [Turn(Reply("", "Hm.", calls=(call,)), (result("red", call),)) for call in calls]
+    for mode in ("append", "faithful"):
+        run(plan(*turns, template=name, mode=mode))
+
+
+def test_assistant_messages_of_the_agent():
+    """Assistant messages that no step sampled, before or after a turn, are rendered by the template."""
+    added = ({"role": "assistant", "content": "I add this."}, user("And then?"))
+    run_everywhere(
+        plan(Turn(Reply("Yes."), added), BIRDS, first=(USER, {"role": "assistant", "content": "An example."}, USER))
+    )
+    for mode in ("append", "faithful"):
+        run(plan(Turn(Reply("Yes."), added), BIRDS, template="merged_assistants", mode=mode))
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3, 4, 5, 7])
+def test_failing_lookups(failing):
+    """A lookup that fails never leads to a wrong bridge: the call is refused, or sent by what is known."""
+    calling = Turn(Reply("", "Hm.", calls=(CALL,)), (result("red"),))
+    run_everywhere(plan(calling, Turn(Reply("Yes. ", "So?")), calling, failing=failing))

@@ -1,0 +1,104 @@
+"""The laws of exact continuation, over random rollouts with every chat template."""
+
+from collections import Counter
+from functools import cache
+
+from bridge_oracle import begins_with_the_recorded_ids, ends_as_rendered, not_shown, wrong_bridge
+from continued_rollouts import Boundary, Rollout
+from conversation_plans import NAMES, plans
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from proxy.continuation.types import REASONS
+
+PLANS_PER_TEMPLATE = 3
+FIXED = settings(
+    max_examples=PLANS_PER_TEMPLATE + 1,  # the first one is always the simplest
+    database=None,
+    deadline=None,
+    phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@cache
+def boundaries() -> list[Boundary]:
+    """Return the calls of a fixed sample of rollouts with each template; `make fuzz` draws new ones."""
+    found: list[Boundary] = []
+    for number, name in enumerate(NAMES):
+
+        @FIXED
+        @seed(number)
+        @given(plans((name,)))
+        def collect(plan):
+            found.extend(Rollout(plan).run())
+
+        collect()
+    return found
+
+
+def continued():
+    return [boundary for boundary in boundaries() if boundary.is_continued]
+
+
+def test_recorded_ids_come_first():
+    """A prompt that is sent as ids begins with the prompt ids of the earlier turn and the ids that it sampled."""
+    for boundary in continued():
+        assert begins_with_the_recorded_ids(boundary), boundary.describe()
+
+
+def test_the_bridge_is_rendered():
+    """What follows the recorded ids is an end of the template's own rendering of the call's messages."""
+    for boundary in continued():
+        assert ends_as_rendered(boundary), boundary.describe()
+
+
+def test_the_bridge_is_complete():
+    """What follows the recorded ids is the whole text that the template writes after the turn, and nothing else."""
+    for boundary in continued():
+        wrong = wrong_bridge(boundary)
+        assert wrong is None, f"{wrong}\n{boundary.describe()}"
+
+
+def test_refusals_have_a_reason():
+    """A call that continues a turn and is not sent as ids has a documented reason, and nothing is sent."""
+    for boundary in boundaries():
+        result = boundary.result
+        if result is not None and result.ids is None:
+            assert result.reason in REASONS, boundary.describe()
+            assert (0, 0, None) == (result.kept, result.bridge, result.rendering), boundary.describe()
+        elif result is None and boundary.reason is not None:
+            assert boundary.reason in {*REASONS, "as_it_came"}, boundary.describe()
+
+
+def test_linear_calls_find_their_turn():
+    """A call that adds messages to the previous one continues its turn, unless its tools differ."""
+    for boundary in boundaries():
+        if boundary.is_linear and boundary.found is None:
+            assert boundary.reason == "options", boundary.describe()
+
+
+def test_faithful_keeps_what_is_shown():
+    """In mode `faithful`, a turn is continued only if the template shows its content, reasoning and calls."""
+    for boundary in continued():
+        if boundary.mode == "faithful":
+            assert boundary.result.reason is None, boundary.describe()
+            assert not_shown(boundary) == [], boundary.describe()
+
+
+def test_the_sample_is_varied():
+    """The sample contains continued calls of almost every template in both modes, and each reason of the algorithm."""
+    by_template = Counter(boundary.engine.template.name for boundary in continued())
+    assert len(by_template) >= len(NAMES) * 0.9, set(NAMES) - set(by_template)
+    assert {"append", "faithful"} == {boundary.mode for boundary in continued()}
+    reasons = {boundary.reason for boundary in boundaries()}
+    expected = {"close", "other_stop", "history", "options", "reasoning_stripped", "hidden_output"}
+        "close",
+        "other_stop",
+        "history",
+        "options",
+        "reasoning_stripped",
+        "content_stripped",
+        "hidden_output",
+        "twin",
+    }
+    assert expected <= reasons, expected - reasons
