@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from proxy.continuation.types import REASONS
 
-PLANS_PER_TEMPLATE = 3
+PLANS_PER_TEMPLATE = 2
 FIXED = settings(
     max_examples=PLANS_PER_TEMPLATE + 1,  # the first one is always the simplest
     database=None,
@@ -92,13 +92,4 @@ def test_the_sample_is_varied():
     assert {"append", "faithful"} == {boundary.mode for boundary in continued()}
     reasons = {boundary.reason for boundary in boundaries()}
     expected = {"close", "other_stop", "history", "options", "reasoning_stripped", "hidden_output"}
-        "close",
-        "other_stop",
-        "history",
-        "options",
-        "reasoning_stripped",
-        "content_stripped",
-        "hidden_output",
-        "twin",
-    }
     assert expected <= reasons, expected - reasons

@@ -4,7 +4,7 @@ import orjson
 import pytest
 from turns import assistant, tool_call
 
-from proxy.continuation.twins import OTHER_WORD, WORD, other_texts, stand_in
+from proxy.continuation.twins import OTHER_WORD, WORD, other_texts, repeats_a_part, stand_in
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,21 @@ def test_texts_that_begin_with_every_letter_have_no_others():
     assert (
         other_texts([{"role": "user", "content": letter} for letter in "abcdefghijklmnopqrstuvwxyz0123456789"]) is None
     )
+
+
+def test_the_word_of_each_part_has_another_number():
+    """A rendering in which a part occurs twice is recognized, in upper or lower case."""
+    reply = assistant("Yes", reasoning="Hm", tool_calls=[tool_call("{}"), tool_call("{}")])
+    made = stand_in(reply, WORD)
+    arguments = [orjson.loads(call["function"]["arguments"])["x"] for call in made["tool_calls"]]
+    words = [
+        made["content"],
+        made["reasoning"],
+        *arguments,
+        stand_in(assistant("<think>Hm</think>Yes"), WORD)["content"],
+    ]
+
+    assert [WORD, f"2{WORD}", f"3{WORD}", f"4{WORD}", f"<think>\n1{WORD}\n</think>\n\n{WORD}"] == words
+    assert not repeats_a_part(" ".join(words[:4]))
+    assert repeats_a_part(f"{words[0]} > {words[0]}")
+    assert repeats_a_part(f"{words[2]} {words[1].upper()} {words[1].upper()}")
