@@ -59,7 +59,7 @@ def worker() -> None:
 
 
 @app.command()
-def simulate(  # noqa: PLR0917 - each parameter is a named option
+def simulate(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "127.0.0.1:8401",
     model: Annotated[str, typer.Option(help="Name of the served model.")] = "simulated",
     max_model_len: Annotated[int, typer.Option(help="Maximum number of prompt and completion tokens.")] = 32768,
@@ -67,6 +67,14 @@ def simulate(  # noqa: PLR0917 - each parameter is a named option
     token_delay_s: Annotated[float, typer.Option(help="Delay between tokens, in seconds.")] = 0.0,
     shape: Annotated[Literal["vllm", "sglang"], typer.Option(help="API to serve.")] = "vllm",
     script: Annotated[Path | None, typer.Option(help="YAML file with scripted replies, one per turn.")] = None,
+    template: Annotated[
+        Path | None, typer.Option(help="Chat template in Jinja; requires tokentape[tokenizer].")
+    ] = None,
+    eos: Annotated[str, typer.Option(help="Token that ends a turn; one that the template writes.")] = "<|im_end|>",
+    noncanonical_rate: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Probability of token splits that no tokenizer makes, to test drift."),
+    ] = 0.0,
     *,
     as_json: AsJson = False,
 ) -> None:
@@ -75,8 +83,10 @@ def simulate(  # noqa: PLR0917 - each parameter is a named option
     from proxy.cli.serve import simulate as simulate_until_signal  # noqa: PLC0415
     from proxy.simulator.options import Options  # noqa: PLC0415 - keeps `--help` and `check` fast
 
-    options = Options(model, max_model_len, seed, token_delay_s, shape=shape)
-    _run(simulate_until_signal(listen, options, notes(), script=script, as_json=as_json))
+    options = Options(
+        model, max_model_len, seed, token_delay_s, shape=shape, eos=eos, noncanonical_rate=noncanonical_rate
+    )
+    _run(simulate_until_signal(listen, options, notes(), script=script, template=template, as_json=as_json))
 
 
 @app.command("list")

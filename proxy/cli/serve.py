@@ -12,6 +12,7 @@ from proxy.config.settings import Settings
 from proxy.server.listener import running, simulating, with_an_engine
 from proxy.server.shutdown import stopped_by_signals
 from proxy.server.supervisor import refuse_left_journals, working
+from proxy.simulator.markers import read_template
 from proxy.simulator.options import Options
 from proxy.simulator.script import read_script
 from proxy.telemetry.logs import set_up
@@ -38,14 +39,24 @@ async def serve(settings: Settings, notes: Console) -> None:
             notes.print("stopping: waiting for calls in flight")
 
 
-async def simulate(listen: str, options: Options, notes: Console, *, script: Path | None = None, as_json: bool) -> None:
+async def simulate(
+    listen: str,
+    options: Options,
+    notes: Console,
+    *,
+    script: Path | None = None,
+    template: Path | None = None,
+    as_json: bool,
+) -> None:
     """Run the simulator until SIGINT or SIGTERM. With `as_json`, print its address as one line of JSON.
 
     Raises:
-        ValueError, OSError: The script cannot be read.
+        ValueError, OSError: The script or the template cannot be read.
     """
     if script is not None:
         options = replace(options, script=read_script(script))
+    if template is not None:
+        options = replace(options, template=read_template(template))
     with stopped_by_signals() as stop:
         async with simulating(listen, options) as url:
             if as_json:

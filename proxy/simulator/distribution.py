@@ -104,14 +104,15 @@ class NextTokenModel:
 
     __slots__ = ("_followers", "_starters", "tail")
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        counts = [count + 0.5 for count in vocabulary["counts"]]
+    def __init__(self, vocabulary: Vocabulary, markers: int = 0) -> None:
+        """Add this number of tokens that do not occur in the training text."""
+        counts = [count + 0.5 for count in vocabulary["counts"] + [0] * markers]
         scale = _TAIL_SHARE / math.fsum(counts)
         probabilities = [count * scale for count in counts]
         ids = sorted(range(len(probabilities)), key=lambda token: (-probabilities[token], token))
         self.tail = UnigramTail(probabilities, sorted(probabilities), ids)
         self._starters = tuple(vocabulary["starters"])
-        self._followers = tuple(map(tuple, vocabulary["followers"]))
+        self._followers = (*map(tuple, vocabulary["followers"]), *[()] * markers)
 
     def distribution(self, prefix: Prefix) -> TokenDistribution:
         """Return the distribution after this prefix."""
@@ -130,6 +131,6 @@ class NextTokenModel:
 
 
 @cache
-def load_next_token_model() -> NextTokenModel:
-    """Return the model over the installed vocabulary."""
-    return NextTokenModel(load_vocabulary())
+def load_next_token_model(markers: int = 0) -> NextTokenModel:
+    """Return the model over the installed vocabulary and this number of markers."""
+    return NextTokenModel(load_vocabulary(), markers)

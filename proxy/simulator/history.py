@@ -82,7 +82,13 @@ def _prepared(message: Message, shape: TypeAdapter[Any], parse: Callable[[Any], 
     except ValidationError as error:
         raise invalid_fields(error) from error
     functions = [{"name": call.function.name, "arguments": parse(call.function.arguments)} for call in calls]
-    return {**message, "tool_calls": [{"function": function} for function in functions]}
+    return {
+        **message,
+        "tool_calls": [
+            {"id": call.id, "type": call.type, "function": function}
+            for call, function in zip(calls, functions, strict=True)
+        ],
+    }
 
 
 def _object_or_empty(arguments: str) -> dict[str, Any]:

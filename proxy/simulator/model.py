@@ -2,15 +2,21 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
 from proxy.simulator.distribution import NextTokenModel, Prefix, load_next_token_model, mix, prefix_from
 from proxy.simulator.errors import invalid_value
 from proxy.simulator.generation import StopConditions, Token, TokenLogprob, generate, token_logprobs
+from proxy.simulator.markers import BOS, markers_of, uses_bos
 from proxy.simulator.requests import CommonFields
 from proxy.simulator.sampler import RandomStream, Sampler, Words, plan_reply, words_from
 from proxy.simulator.tokenizer import Decoder, Tokenizer, load_tokenizer, load_vocabulary
+
+if TYPE_CHECKING:
+    from proxy.simulator.jinja_template import JinjaTemplate
+
+_END_OF_TEXT: Final = "<|endoftext|>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,51 +25,74 @@ class GenerationOptions:
 
     `max_tokens` is what the context window allows. `alternatives` is the number of most likely tokens to score at each
     position. `make_call` returns the ids of the tool call that the reply consists of. With `reasoning` the reply begins
-    with reasoning. `scripted_ids` is the whole reply of a script, and `disconnect_after` the number of tokens after which
-    the engine disconnects.
+    with reasoning; `reasoning_open`: the prompt ends with the tag that opens it. `make_scripted` returns the ids of the
+    whole reply of a script, and `disconnect_after` is the number of tokens after which the engine disconnects.
     """
 
     max_tokens: int
     alternatives: int = 0
     make_call: Callable[[RandomStream], Sequence[int]] | None = None
     reasoning: bool = False
-    scripted_ids: Sequence[int] | None = None
+    reasoning_open: bool = False
+    make_scripted: Callable[[RandomStream], Sequence[int]] | None = None
     disconnect_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model and its tokenizer; all methods are pure."""
+    """The model, its tokenizer and its chat template (None: that of `proxy.simulator.template`); all methods are pure.
+
+    The first one of `eos_ids` ends the turns that the model samples. `bos_id` begins the prompts that are texts.
+    """
 
     tokenizer: Tokenizer
     next_token: NextTokenModel
     words: Words
+    eos_ids: tuple[int, ...]
+    bos_id: int | None = None
+    template: "JinjaTemplate | None" = None
+    noncanonical_rate: float = 0.0
 
     def generate(self, prompt: Prefix, common: CommonFields, options: GenerationOptions, seed: int) -> Iterator[Token]:
         """Yield the tokens of one choice."""
         temperature = 1.0 if common.temperature is None else common.temperature
         seed = mix(seed if temperature else 0)
-        eos_ids = (self.tokenizer.id("<|im_end|>"), self.tokenizer.id("<|endoftext|>"))
-        reasoning_tags = (self.tokenizer.id("<think>"), self.tokenizer.id("</think>"))
+        opening = None if options.reasoning_open else self.tokenizer.id("<think>")
         stream = RandomStream(mix(seed) ^ prompt.hash)
-        forced = options.scripted_ids or (options.make_call(stream) if options.make_call else ())
+        scripted = options.make_scripted(stream) if options.make_scripted else ()
+        forced = scripted or (options.make_call(stream) if options.make_call else ())
         plan = plan_reply(
             stream,
-            end=None if common.ignore_eos else eos_ids[0],
+            end=None if common.ignore_eos else self.eos_ids[0],
             forced=forced,
-            reasoning_tags=reasoning_tags if options.reasoning and options.scripted_ids is None else None,
+            reasoning_tags=(opening, self.tokenizer.id("</think>"))
+            if options.reasoning and options.make_scripted is None
+            else None,
             min_tokens=common.min_tokens,
         )
         conditions = StopConditions(
             max_tokens=options.max_tokens,
             min_tokens=common.min_tokens,
-            eos_ids=() if common.ignore_eos else eos_ids,
+            eos_ids=() if common.ignore_eos else self.eos_ids,
             stop_token_ids=frozenset(common.stop_token_ids or ()),
             stop_strings=common.stop_strings,
             include_stop=common.include_stop_str_in_output,
         )
         sampler = Sampler(self.next_token, self.words, seed, temperature)
-        return generate(sampler.sample(prompt, plan), self.tokenizer, conditions, options.alternatives)
+        sampled = sampler.sample(prompt, plan, self._split if self.noncanonical_rate else None)
+        return generate(sampled, self.tokenizer, conditions, options.alternatives)
+
+    def _split(self, token: int, stream: RandomStream) -> Sequence[int]:
+        """Return the tokens to sample in place of one: itself, or at the rate the two that make it up, and again these."""
+        parts = self.tokenizer.parts(token)
+        if parts is None or stream.unit() >= self.noncanonical_rate:
+            return (token,)
+        return [*self._split(parts[0], stream), *self._split(parts[1], stream)]
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the ids of a text; with `add_special_tokens` after the BOS token, if the chat template has one."""
+        bos = [self.bos_id] if add_special_tokens and self.bos_id is not None else []
+        return bos + self.tokenizer.encode(text)
 
     def score(self, ids: Sequence[int], alternatives: int) -> list[tuple[TokenLogprob, ...]]:
         """Return the logprobs of each prompt token but the first, which has no prefix."""
@@ -107,8 +136,35 @@ class Model:
             raise invalid_value(f"Token id {unknown} is out of vocabulary")
 
 
-@cache
-def load_model() -> Model:
-    """Return the model over the installed vocabulary; it is loaded once, and all engines of the process share it."""
-    tokenizer = load_tokenizer()
-    return Model(tokenizer, load_next_token_model(), words_from(load_vocabulary(), tokenizer))
+@lru_cache(maxsize=16)
+def load_model(template: str | None = None, eos: str = "<|im_end|>", noncanonical_rate: float = 0.0) -> Model:
+    """Return the model over the installed vocabulary; engines with the same arguments share it.
+
+    Raises:
+        ValueError: the template is invalid or requires jinja2, or `eos` is not a single token.
+    """
+    vocabulary = load_vocabulary()
+    markers = [] if template is None else markers_of(template, eos)
+    has_bos = template is not None and uses_bos(template)
+    tokenizer, next_token = load_tokenizer(), load_next_token_model(len(markers))
+    if markers:
+        tokenizer = Tokenizer(vocabulary["merges"], markers, {eos, BOS} & {*markers})
+    if eos not in tokenizer.names:
+        raise ValueError(f"EOS {eos!r} is not a single token; use one of {', '.join(tokenizer.names)}")
+    return Model(
+        tokenizer,
+        next_token,
+        words_from(vocabulary, tokenizer),
+        eos_ids=tuple(dict.fromkeys((tokenizer.id(eos), tokenizer.id(_END_OF_TEXT)))),
+        bos_id=tokenizer.id(BOS) if has_bos else None,
+        template=None if template is None else _jinja_template(template, eos),
+        noncanonical_rate=noncanonical_rate,
+    )
+
+
+def _jinja_template(source: str, eos: str) -> "JinjaTemplate":
+    try:
+        from proxy.simulator.jinja_template import JinjaTemplate  # noqa: PLC0415 - jinja2 is optional
+    except ModuleNotFoundError:
+        raise ValueError("A chat template requires jinja2; install tokentape[tokenizer].") from None
+    return JinjaTemplate(source, eos)

@@ -88,8 +88,9 @@ class StreamParser:
 
     __slots__ = ("_buffer", "_index", "_mode", "_name", "_sent", "_tools")
 
-    def __init__(self, *, reasoning: bool, tools: bool) -> None:
-        self._mode = "start" if reasoning else "content"
+    def __init__(self, *, reasoning: bool, tools: bool, reasoning_open: bool = False) -> None:
+        """With `reasoning_open`, the prompt ends with the tag that opens the reasoning."""
+        self._mode = ("reasoning" if reasoning_open else "start") if reasoning else "content"
         self._tools = tools
         self._buffer = ""
         self._index = -1

@@ -2,17 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from proxy.simulator.errors import invalid_value
+from proxy.simulator.given_ids import with_fault
 from proxy.simulator.history import prepare_for_vllm
 from proxy.simulator.model import GenerationOptions, Model
 from proxy.simulator.options import Options
 from proxy.simulator.requests import Body, ChatRequest, CommonFields, CompletionsRequest, PrepareMessages, read_chat
 from proxy.simulator.sampler import RandomStream
-from proxy.simulator.template import call_text, render
+from proxy.simulator.script import CallWriter, Turn
+from proxy.simulator.template import COMPACT, SPACED, call_text, render
 from proxy.simulator.tool_arguments import make_arguments
 
+if TYPE_CHECKING:
+    from proxy.simulator.jinja_template import JinjaTemplate
+
+_REASONING: Final = "<think>"
+# Of a chat, but not of `/tokenize` (vLLM 0.32, `TokenizeChatRequest`).
+_CHAT_ONLY: Final = {"documents", "reasoning_effort"}
 _DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's, which vLLM keeps for completions
 
 MaxTokensRule = Callable[[int, int | None, CommonFields, Options], int]
@@ -57,19 +65,29 @@ class ChatPrompt:
     options: GenerationOptions
 
 
-def render_chat(chat: ChatRequest) -> str:
+def render_chat(chat: ChatRequest, template: "JinjaTemplate | None" = None) -> str:
     """Return the text of a chat's prompt.
 
     Raises:
-        RequestError: the text has a lone surrogate, which JSON in `arguments` can contain.
+        RequestError: the text has a lone surrogate, which JSON in `arguments` can contain, or the template fails.
     """
-    text = render(
-        chat.messages,
-        tools=chat.tools or (),
-        add_generation_prompt=chat.add_generation_prompt,
-        continue_final_message=chat.continue_final_message,
-        enable_thinking=chat.enable_thinking,
-    )
+    if template is None:
+        text = render(
+            chat.messages,
+            tools=chat.tools or (),
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            enable_thinking=chat.enable_thinking,
+        )
+    else:
+        text = template.render(
+            chat.messages,
+            tools=chat.tools,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            variables=chat.template_variables,
+            source=chat.chat_template,
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -92,20 +110,25 @@ def chat_prompt(
     Raises:
         RequestError: the prompt does not fit into the context window, or the script fails the request.
     """
-    text = render_chat(chat)
-    ids = model.tokenizer.encode(text) if ids is None else ids
+    if ids is None:
+        text = render_chat(chat, model.template)
+        ids = model.encode(text, add_special_tokens=bool(chat.add_special_tokens))
+    else:
+        text = model.tokenizer.decode(ids)
+    is_open = model.template is not None and model.tokenizer.decode(ids[-8:]).rstrip().endswith(_REASONING)
     requested = chat.max_completion_tokens if chat.max_completion_tokens is not None else common.max_tokens
     generation = GenerationOptions(
         max_tokens=max_tokens_rule(len(ids), requested, common, options),
         alternatives=chat.top_logprobs or 0,
         make_call=_call_maker(chat, model),
-        reasoning=chat.enable_thinking is True and chat.add_generation_prompt,
+        reasoning=(chat.enable_thinking is True or is_open) and chat.add_generation_prompt,
+        reasoning_open=is_open,
     )
     if options.script is not None:
         turn, disconnect_after = options.script.turn(chat.messages)
         generation = replace(
             generation,
-            scripted_ids=model.tokenizer.encode(turn.text),
+            make_scripted=_reply_maker(turn, model, reasoning_open=is_open),
             reasoning=bool(turn.think),
             disconnect_after=disconnect_after,
         )
@@ -115,16 +138,37 @@ def chat_prompt(
 def _call_maker(chat: ChatRequest, model: Model) -> Callable[[RandomStream], Sequence[int]] | None:
     """Return a function that makes a tool call's ids; None unless a user's message or `tool_choice` leads to a call."""
     required = chat.tool_choice == "required" or chat.named_tool is not None
-    after_user = chat.messages[-1].get("role") == "user" and chat.add_generation_prompt
+    after_user = chat.messages[-1:] and chat.messages[-1].get("role") == "user" and chat.add_generation_prompt
     if not chat.functions or not (required or after_user):
         return None
     function = next(f for f in chat.functions if chat.named_tool in {None, f["name"]})
 
     def make_call(stream: RandomStream) -> Sequence[int]:
         arguments = make_arguments(function.get("parameters"), stream, model.words.texts)
-        return model.tokenizer.encode(call_text(function["name"], arguments))
+        return model.tokenizer.encode(_call_writer(model, stream)(function["name"], arguments))
 
     return make_call
+
+
+def _reply_maker(turn: Turn, model: Model, *, reasoning_open: bool) -> Callable[[RandomStream], Sequence[int]]:
+    """Return a function that makes a scripted reply's ids; the prompt has the opening tag if `reasoning_open`."""
+
+    def make_reply(stream: RandomStream) -> Sequence[int]:
+        text = turn.text(_call_writer(model, stream))
+        return model.tokenizer.encode(text.removeprefix(_REASONING) if reasoning_open else text)
+
+    return make_reply
+
+
+def _call_writer(model: Model, stream: RandomStream) -> CallWriter:
+    """Return a function that writes calls, each at the model's rate in other white space than the template's."""
+
+    def write_call(name: str, arguments: object) -> str:
+        if not model.noncanonical_rate or stream.unit() >= model.noncanonical_rate:
+            return call_text(name, arguments)
+        return call_text(name, arguments, (COMPACT, SPACED)[stream.below(2)])
+
+    return write_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +198,11 @@ def text_prompts(
     prompts = []
     for prompt in completions.prompts:
         if isinstance(prompt, str):
-            ids, text = model.tokenizer.encode(prompt), prompt
+            ids, text = model.encode(prompt, add_special_tokens=bool(completions.add_special_tokens)), prompt
         else:
             model.check_ids(prompt)
-            ids, text = prompt, model.tokenizer.decode(prompt)
+            ids = list(with_fault(prompt, options.faults) or prompt)
+            text = model.tokenizer.decode(ids)
         if not ids:
             raise invalid_value("Either prompt or prompt_embeds must be provided and non-empty.")
         max_tokens = max_tokens_rule(len(ids), requested, common, options)
@@ -165,10 +210,19 @@ def text_prompts(
     return prompts
 
 
-def text_to_tokenize(body: Body, prepare: PrepareMessages = prepare_for_vllm) -> str:
+def text_to_tokenize(
+    body: Body, prepare: PrepareMessages = prepare_for_vllm, template: "JinjaTemplate | None" = None
+) -> str:
     """Return the text of a `/tokenize` request: its prompt, or its rendered messages."""
     if "messages" in body:
-        return render_chat(read_chat(body, prepare))
+        chat = read_chat({key: value for key, value in body.items() if key not in _CHAT_ONLY}, prepare)
+        return render_chat(chat, template)
     if isinstance(body.get("prompt"), str):
         return str(body["prompt"])
     raise invalid_value("prompt must be a string unless the request has messages.", "prompt")
+
+
+def ids_to_return(body: Body, model: Model, prepare: PrepareMessages = prepare_for_vllm) -> list[int]:
+    """Return the ids of a `/tokenize` request; `add_special_tokens` is true by default, but false for messages."""
+    text = text_to_tokenize(body, prepare, model.template)
+    return model.encode(text, add_special_tokens=bool(body.get("add_special_tokens", "messages" not in body)))

@@ -90,12 +90,25 @@ class ChatRequest:
     continue_final_message: bool = False
     include_reasoning: bool = True
     return_prompt_text: bool | None = None
+    add_special_tokens: Any = False
+    chat_template: Any = None
+    documents: Any = None
+    reasoning_effort: Any = None
 
     @property
     def enable_thinking(self) -> bool | None:
         """`enable_thinking` of the template; None if the request does not set it."""
         value = (self.chat_template_kwargs or {}).get("enable_thinking")
         return None if value is None else bool(value)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What a Jinja template gets beside messages and tools (vLLM 0.32, `ChatCompletionRequest.build_chat_params`)."""
+        variables: dict[str, Any] = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        if self.reasoning_effort is not None and "enable_thinking" not in (self.chat_template_kwargs or {}):
+            variables["enable_thinking"] = self.reasoning_effort != "none"
+        given = {key: value for key, value in variables.items() if value is not None}
+        return {**(self.chat_template_kwargs or {}), **given}
 
     @property
     def named_tool(self) -> str | None:
@@ -118,6 +131,7 @@ class CompletionsRequest:
     prompt: list[_TokenId] | list[list[_TokenId]] | str | list[str] | None = None
     echo: bool | None = False
     logprobs: int | None = None
+    add_special_tokens: Any = True
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -157,10 +171,13 @@ def read_common(body: Body, options: Options) -> CommonFields:
     return common
 
 
-def read_chat(body: Body, prepare: PrepareMessages = prepare_for_vllm) -> ChatRequest:
-    """Return the fields of chat, with the messages prepared for the template by `prepare`."""
+def read_chat(body: Body, prepare: PrepareMessages = prepare_for_vllm, *, has_ids: bool = False) -> ChatRequest:
+    """Return the fields of chat, with the messages prepared for the template by `prepare`.
+
+    With `has_ids` the prompt is given as ids, and there may be no messages.
+    """
     chat = read_fields(_CHAT, body)
-    if not chat.messages:
+    if not chat.messages and not has_ids:
         raise invalid_value("Cannot apply chat template to an empty conversation. Provide at least one message.")
     _check_tools(chat)
     if chat.top_logprobs and not chat.logprobs:

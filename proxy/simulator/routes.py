@@ -1,14 +1,17 @@
 """The routes that both engines have."""
 
+import asyncio
 from typing import ClassVar, Final
 
 from aiohttp import web
 
 from proxy.simulator.engine import Engine, json_response, read_body
-from proxy.simulator.requests import ids_to_detokenize
+from proxy.simulator.errors import RequestError
+from proxy.simulator.requests import Body, ids_to_detokenize
 from proxy.simulator.wire import JsonObject
 
 VERSION: Final = "simulator-0.1"
+_HANG_POLL_S: Final = 0.05  # how soon a request that hangs notices that its client has disconnected
 
 
 class EngineRoutes:
@@ -38,6 +41,16 @@ class EngineRoutes:
         ids = ids_to_detokenize(await read_body(request))
         self._engine.model.check_ids(ids)
         return json_response({self.text_key: self._engine.model.tokenizer.decode(ids)})
+
+    async def body_to_tokenize(self, request: web.Request) -> Body:
+        """Return the body of a `/tokenize` request, unless the endpoint has a fault."""
+        body = await read_body(request)
+        fault = self._engine.options.faults.tokenize
+        while fault == "hangs" and request.transport is not None and not request.transport.is_closing():  # noqa: ASYNC110
+            await asyncio.sleep(_HANG_POLL_S)
+        if isinstance(fault, int):
+            raise RequestError("The tokenizer endpoint has a fault.", status=fault, kind="InternalServerError")
+        return body
 
     async def models(self, request: web.Request) -> web.Response:
         """Handle `GET /v1/models`."""

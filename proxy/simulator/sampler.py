@@ -5,7 +5,7 @@ The same prompt, plan, seed and temperature always give the same ids.
 
 import math
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat
 from typing import Final
@@ -39,6 +39,10 @@ class RandomStream:
     def unit(self) -> float:
         """Return a number from 0 (included) to 1 (excluded)."""
         return self.below(1 << 53) / (1 << 53)
+
+
+Split = Callable[[int, RandomStream], Sequence[int]]
+"""Returns the tokens to sample in place of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +103,21 @@ class Sampler:
         index = bisect(cumulative, stream.unit() * cumulative[-1], hi=len(cumulative) - 1)
         return list(likely)[index] if index < len(weights) else self.words.pick(stream.unit())
 
-    def sample(self, prefix: Prefix, plan: Sequence[int]) -> Iterator[tuple[int, TokenDistribution]]:
-        """Yield the tokens of a reply with the distributions that they are sampled from; after the plan, drawn tokens."""
+    def sample(
+        self, prefix: Prefix, plan: Sequence[int], split: Split | None = None
+    ) -> Iterator[tuple[int, TokenDistribution]]:
+        """Yield the tokens of a reply with the distributions that they are sampled from; after the plan, drawn tokens.
+
+        `split` replaces a token by others with the same text.
+        """
         for planned in chain(plan, repeat(FREE)):
             distribution = self.model.distribution(prefix)
             token = self.draw(distribution, prefix) if planned == FREE else planned
-            yield token, distribution
-            prefix = prefix.with_token(token)
+            # Another seed than the draw's, so that the split does not depend on which token was drawn.
+            parts = (token,) if split is None else split(token, RandomStream(mix(self.seed ^ prefix.hash)))
+            for index, part in enumerate(parts):
+                yield part, self.model.distribution(prefix) if index else distribution
+                prefix = prefix.with_token(part)
 
 
 def plan_reply(
@@ -113,17 +125,18 @@ def plan_reply(
     *,
     end: int | None,
     forced: Sequence[int] = (),
-    reasoning_tags: tuple[int, int] | None = None,
+    reasoning_tags: tuple[int | None, int] | None = None,
     min_tokens: int = 0,
 ) -> list[int]:
     """Return the plan of a reply: reasoning between `reasoning_tags`, then `forced` ids or drawn words, then `end`.
 
-    With `end` None the plan has no end-of-turn token.
+    The first tag is None if the prompt ends with it. With `end` None the plan has no end-of-turn token.
     """
     plan: list[int] = []
     if reasoning_tags is not None:
         opening, closing = reasoning_tags
-        plan += [opening, *[FREE] * stream.between(MIN_REASONING_TOKENS, MAX_REASONING_TOKENS), closing]
+        plan += [] if opening is None else [opening]
+        plan += [*[FREE] * stream.between(MIN_REASONING_TOKENS, MAX_REASONING_TOKENS), closing]
     plan += forced or [FREE] * (stream.between(MIN_REPLY_TOKENS, MAX_REPLY_TOKENS) - 1)
     plan += [FREE] * (min_tokens - len(plan))
     return plan if end is None else [*plan, end]

@@ -17,7 +17,7 @@ or several conversations, of which the first applies whose `when` occurs in the 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,9 @@ from pydantic.dataclasses import dataclass
 
 from proxy.simulator.errors import RequestError, invalid_value
 from proxy.simulator.template import call_text, content_text
+
+CallWriter = Callable[[str, object], str]
+"""Returns the text of a tool call, like `call_text`."""
 
 _STRICT: Final = ConfigDict(extra="forbid")
 
@@ -62,11 +65,10 @@ class Turn:
     fail: Failure | None = None
     cut: int | None = None
 
-    @property
-    def text(self) -> str:
-        """The reply as the model writes it, which is how the template repeats it."""
+    def text(self, write_call: CallWriter = call_text) -> str:
+        """Return the reply as the model writes it; by default as the template repeats it."""
         text = (f"<think>{self.think}</think>" if self.think else "") + self.say
-        return "\n".join(filter(None, (text, *(call_text(call.name, call.arguments) for call in self.call))))
+        return "\n".join(filter(None, (text, *(write_call(call.name, call.arguments) for call in self.call))))
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -1,5 +1,6 @@
 """The simulated engine as an aiohttp application."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -20,13 +21,18 @@ _MAX_BODY_BYTES: Final = 64 << 20
 
 
 def make_engine(options: Options, clock: Clock | None = None) -> web.Application:
-    """Return the application of a simulated engine."""
-    engine = Engine(options, clock or SystemClock(), load_model())
+    """Return the application of a simulated engine.
+
+    Raises:
+        ValueError: the chat template or the EOS of the options is invalid.
+    """
+    model = load_model(options.template, options.eos, options.noncanonical_rate)
+    engine = Engine(options, clock or SystemClock(), model)
     if options.shape == "sglang":
         routes, body_from = SglangRoutes(engine).table(), error_body
     else:
         routes, body_from = VllmRoutes(engine).table(), _vllm_error_body
-    app = web.Application(middlewares=[_error_middleware(body_from)], client_max_size=_MAX_BODY_BYTES)
+    app = web.Application(middlewares=[_error_middleware(body_from, options.requests)], client_max_size=_MAX_BODY_BYTES)
     app.add_routes(routes)
     return app
 
@@ -35,11 +41,12 @@ def _vllm_error_body(error: RequestError) -> JsonObject:
     return error.body
 
 
-def _error_middleware(body_from: Callable[[RequestError], JsonObject]) -> Middleware:
-    """Return a middleware that sends errors, unknown routes and wrong methods in the engine's form."""
+def _error_middleware(body_from: Callable[[RequestError], JsonObject], requests: Counter[str]) -> Middleware:
+    """Return a middleware that sends errors, unknown routes and wrong methods in the engine's form, and counts requests."""
 
     @web.middleware
     async def send_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        requests[request.path] += 1
         try:
             return await handler(request)
         except RequestError as error:

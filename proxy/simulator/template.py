@@ -85,10 +85,20 @@ def to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)  # noqa: TID251 - orjson formats differently
 
 
-def call_text(name: str, arguments: object) -> str:
+COMPACT: Final = (",", ":")
+SPACED: Final = (",  ", ":  ")
+
+
+def call_text(name: str, arguments: object, separators: tuple[str, str] = (", ", ": ")) -> str:
     """Return a tool call as the model writes it; `arguments` that are a string are written unchanged."""
-    arguments_text = arguments if isinstance(arguments, str) else to_json(arguments)
-    return f'<tool_call>\n{{"name": {to_json(name)}, "arguments": {arguments_text}}}\n</tool_call>'
+
+    def written(value: object) -> str:
+        return json.dumps(value, ensure_ascii=False, separators=separators)  # noqa: TID251
+
+    comma, colon = separators
+    arguments_text = arguments if isinstance(arguments, str) else written(arguments)
+    fields = f'"name"{colon}{written(name)}{comma}"arguments"{colon}{arguments_text}'
+    return f"<tool_call>\n{{{fields}}}\n</tool_call>"
 
 
 def _assistant(message: Message, text: str, *, keep_reasoning: bool) -> str:

@@ -1,11 +1,11 @@
 """A small byte-level BPE tokenizer, and a decoder that turns ids into text one id at a time.
 
-Ids: the 256 bytes, then one id for each merge in the order learned, then `NAMED_TOKENS`. The merges are in
-`vocabulary.json`, which `benchmarks/train_vocabulary.py` writes.
+Ids: the 256 bytes, then one id for each merge in the order learned, then `NAMED_TOKENS`, then the markers of the engine's
+chat template. The merges are in `vocabulary.json`, which `benchmarks/train_vocabulary.py` writes.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
@@ -33,7 +33,6 @@ _WORDS: Final = re.compile(
     r"|\s{1,24}(?!\S)"
     r"|\s{1,24}"
 )
-_NAMED_TOKEN: Final = re.compile("(" + "|".join(re.escape(name) for name in NAMED_TOKENS) + ")")
 _MAX_CACHED_WORDS: Final = 50_000  # about 10 MB; real prompts have far fewer different words
 
 
@@ -66,17 +65,24 @@ def split_words(text: str) -> list[str]:
 class Tokenizer:
     """Text to ids and back: `decode(encode(text)) == text` for every text that UTF-8 can encode."""
 
-    __slots__ = ("_cache", "_named_ids", "_ranks", "pieces", "special_ids")
+    __slots__ = ("_cache", "_merges", "_named_ids", "_named_token", "_ranks", "pieces", "special_ids")
 
-    def __init__(self, merges: Iterable[tuple[int, int]]) -> None:
+    def __init__(
+        self, merges: Iterable[tuple[int, int]], markers: Sequence[str] = (), special: Collection[str] = ()
+    ) -> None:
+        """Add the `markers` to the named tokens; the tokens named in `special` are removed from generated text, too."""
         pieces = [bytes([byte]) for byte in range(256)]
         self._ranks: dict[tuple[int, int], int] = {}
         for left, right in merges:
             self._ranks[left, right] = len(pieces)
             pieces.append(pieces[left] + pieces[right])
-        self._named_ids = {name: len(pieces) + index for index, name in enumerate(NAMED_TOKENS)}
-        self.pieces: Sequence[bytes] = (*pieces, *(name.encode() for name in NAMED_TOKENS))
-        self.special_ids = frozenset(self._named_ids[name] for name in SPECIAL_TOKENS)
+        names = (*NAMED_TOKENS, *markers)
+        self._merges = {token: pair for pair, token in self._ranks.items()}
+        self._named_ids = {name: len(pieces) + index for index, name in enumerate(names)}
+        # Longest first, so that a name that begins with another one is found.
+        self._named_token = re.compile("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
+        self.pieces: Sequence[bytes] = (*pieces, *(name.encode() for name in names))
+        self.special_ids = frozenset(self._named_ids[name] for name in {*SPECIAL_TOKENS, *special})
         self._cache: dict[str, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
@@ -87,10 +93,19 @@ class Tokenizer:
         """Return the id of a special or added token."""
         return self._named_ids[name]
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The special and added tokens, in the order of their ids."""
+        return tuple(self._named_ids)
+
+    def parts(self, token: int) -> tuple[int, int] | None:
+        """Return the two tokens that a merge made this one of; None for a byte, and for a special or added token."""
+        return self._merges.get(token)
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; the name of a special or added token becomes that one token, as in vLLM."""
         ids: list[int] = []
-        for index, part in enumerate(_NAMED_TOKEN.split(text)):
+        for index, part in enumerate(self._named_token.split(text)):
             if index % 2:  # `split` alternates text and what the pattern matched
                 ids.append(self._named_ids[part])
                 continue

@@ -110,6 +110,28 @@ def test_simulate_serves_vllms_protocol():
     assert 3 == checked.returncode
 
 
+def test_simulate_renders_a_template_from_a_file(tmp_path):
+    """The prompt is that of the template, the turn ends at `--eos`, and tokens can be split."""
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}<u>{{ m.content }}<e>{% endfor %}<a>")
+    options = ("--template", str(tmp_path / "t.jinja"), "--eos", "<e>", "--noncanonical-rate", "1", "--seed", "1")
+    body = {"model": "simulated", "messages": [{"role": "user", "content": "hi"}], "return_token_ids": True}
+    with started("simulate", "--listen", "127.0.0.1:0", *options) as (_, url, _):
+        chat = post(f"{url}/v1/chat/completions", body)
+        prompt = post(f"{url}/detokenize", {"tokens": chat["prompt_token_ids"]})
+        sampled = chat["choices"][0]["token_ids"]
+        texts = [post(f"{url}/detokenize", {"tokens": [token]})["prompt"] for token in sampled]
+
+    assert {"prompt": "<u>hi<e><a>"} == prompt
+    assert "<e>" == texts[-1]
+    assert {1} == {len(text) for text in texts[:-1]}
+
+
+def post(url, body):
+    """The response to a JSON body."""
+    with urlopen(Request(url, orjson.dumps(body), {"Content-Type": "application/json"})) as response:
+        return orjson.loads(response.read())
+
+
 def test_simulate_serves_sglangs_protocol():
     with (
         started("simulate", "--listen", "127.0.0.1:0", "--shape", "sglang") as (_, url, _),
@@ -130,6 +152,9 @@ def test_simulate_serves_sglangs_protocol():
         (("serve",), {"TOKENTAPE_STORE__DURABILITY": "maybe"}, "store.durability"),
         (("export", "--url", "http://127.0.0.1:9"), {}, "127.0.0.1:9"),
         (("export",), {}, "--url"),
+        (("simulate", "--template", "nowhere.jinja"), {}, "nowhere.jinja"),
+        (("simulate", "--eos", "</s>"), {}, "EOS '</s>' is not a single token"),
+        (("simulate", "--noncanonical-rate", "2"), {}, "--noncanonical-rate"),
     ],
 )
 def test_an_error_is_a_message_without_a_traceback_and_a_nonzero_status(monkeypatch, words, environment, message):

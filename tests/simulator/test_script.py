@@ -66,7 +66,7 @@ async def test_a_turn_is_written_as_the_template_repeats_it(think, say, calls):
     message = {"role": "assistant", "content": say, "reasoning": think, "tool_calls": [{"function": function}] * calls}
     prompt = render([{"role": "user", "content": "Oslo?"}, message], add_generation_prompt=False)
 
-    assert prompt.endswith(f"<|im_start|>assistant\n{turn.text}<|im_end|>\n")
+    assert prompt.endswith(f"<|im_start|>assistant\n{turn.text()}<|im_end|>\n")
 
 
 async def test_failures_precede_the_turn(client):

@@ -57,7 +57,11 @@ class SglangChatResponse:
 
     def __post_init__(self) -> None:
         self._streamed = [
-            _StreamedChoice(StreamParser(reasoning=self._reasoning, tools=self._tools))
+            _StreamedChoice(
+                StreamParser(
+                    reasoning=self._reasoning, tools=self._tools, reasoning_open=self.prompt.options.reasoning_open
+                )
+            )
             for _ in range(self.common.choices)
         ]
 

@@ -4,8 +4,9 @@ from aiohttp import web
 
 from proxy.simulator.engine import gauge_response, json_response, read_body
 from proxy.simulator.errors import RequestError
+from proxy.simulator.given_ids import with_fault
 from proxy.simulator.history import prepare_for_sglang
-from proxy.simulator.prompts import chat_prompt, text_prompts, text_to_tokenize
+from proxy.simulator.prompts import chat_prompt, ids_to_return, text_prompts
 from proxy.simulator.requests import CommonFields, new_version, read_completions
 from proxy.simulator.routes import VERSION, EngineRoutes
 from proxy.simulator.sglang.chat import SglangChatResponse
@@ -57,9 +58,8 @@ class SglangRoutes(EngineRoutes):
         common = read_sglang_common(body, engine.options)
         if fields.input_ids is not None:
             engine.model.check_ids(fields.input_ids)
-        prompt = chat_prompt(
-            chat, common, engine.model, engine.options, ids=fields.input_ids, max_tokens_rule=sglang_max_tokens
-        )
+        ids = with_fault(fields.input_ids, engine.options.faults)
+        prompt = chat_prompt(chat, common, engine.model, engine.options, ids=ids, max_tokens_rule=sglang_max_tokens)
         metadata = self._metadata(fields.rid)
         head = engine.head(metadata.id, common)
         response = SglangChatResponse(
@@ -105,7 +105,7 @@ class SglangRoutes(EngineRoutes):
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Handle `POST /v1/tokenize`: a prompt or rendered messages to ids."""
-        ids = self._engine.model.tokenizer.encode(text_to_tokenize(await read_body(request), prepare_for_sglang))
+        ids = ids_to_return(await self.body_to_tokenize(request), self._engine.model, prepare_for_sglang)
         return json_response({"tokens": ids, "count": len(ids), "max_model_len": self._engine.options.max_model_len})
 
     async def update_weight_version(self, request: web.Request) -> web.Response:

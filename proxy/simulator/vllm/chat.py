@@ -33,7 +33,12 @@ class ChatResponse:
 
     def __post_init__(self) -> None:
         choices = range(self.common.choices)
-        self._parsers = [StreamParser(reasoning=self._reasoning, tools=self._tools) for _ in choices]
+        self._parsers = [
+            StreamParser(
+                reasoning=self._reasoning, tools=self._tools, reasoning_open=self.prompt.options.reasoning_open
+            )
+            for _ in choices
+        ]
         self._ids = [[] for _ in choices]
 
     @property
@@ -218,7 +223,8 @@ class ChatResponse:
     def _details(self, choices: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Return the number of reasoning tokens of all choices, without the opening and closing tags."""
         close = self.model.tokenizer.id("</think>")
-        reasoning = [list(takewhile(close.__ne__, ids[1:])) for ids in choices]
+        start = 0 if self.prompt.options.reasoning_open else 1
+        reasoning = [list(takewhile(close.__ne__, ids[start:])) for ids in choices]
         return {"reasoning_tokens": sum(map(len, reasoning))}
 
 

@@ -4,7 +4,8 @@ from aiohttp import web
 
 from proxy.simulator.engine import gauge_response, json_response, read_body
 from proxy.simulator.errors import scale_out_disabled
-from proxy.simulator.prompts import chat_prompt, text_prompts, text_to_tokenize
+from proxy.simulator.given_ids import reused_ids, with_fault
+from proxy.simulator.prompts import chat_prompt, ids_to_return, text_prompts
 from proxy.simulator.requests import CommonFields, new_version, read_chat, read_common, read_completions
 from proxy.simulator.routes import VERSION, EngineRoutes
 from proxy.simulator.vllm.chat import ChatResponse
@@ -43,8 +44,9 @@ class VllmRoutes(EngineRoutes):
         body = await read_body(request)
         common = read_common(body, engine.options)
         head = engine.head(self._response_id("chatcmpl", request, common), common)
-        chat = read_chat(body)
-        prompt = chat_prompt(chat, common, engine.model, engine.options)
+        ids = with_fault(reused_ids(body, engine.model), engine.options.faults)
+        chat = read_chat(body, has_ids=ids is not None)
+        prompt = chat_prompt(chat, common, engine.model, engine.options, ids=ids)
         response = ChatResponse(chat, common, engine.model, head, prompt, lambda: f"chatcmpl-tool-{engine.new_hex()}")
         return await engine.respond(request, common, response, scores_prompt=common.prompt_logprobs is not None)
 
@@ -75,9 +77,9 @@ class VllmRoutes(EngineRoutes):
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Handle `POST /tokenize`: a prompt or rendered messages to ids."""
-        body = await read_body(request)
+        body = await self.body_to_tokenize(request)
         tokenizer = self._engine.model.tokenizer
-        ids = tokenizer.encode(text_to_tokenize(body))
+        ids = ids_to_return(body, self._engine.model)
         strings = [tokenizer.decode([i]) for i in ids] if body.get("return_token_strs") else None
         window = self._engine.options.max_model_len
         return json_response({"count": len(ids), "max_model_len": window, "tokens": ids, "token_strs": strings})
