@@ -87,6 +87,7 @@ is sent as it came, and the reason is counted:
 
 _MIXED = """
 In mode `append`, a continued call has the reason `history` if the template would have rendered the earlier turns differently.
+[Decision 064](decisions/064-exact-continuation.md) has the exact limits.
 
 ## Where to see it
 
