@@ -107,6 +107,15 @@ async def test_with_rewarded_a_group_is_refused_until_all_its_rollouts_have_a_re
     assert ["g"] == await names(proxy, rewarded=True)
 
 
+async def test_the_continuation_mode_and_metadata_of_a_claimed_rollout_can_be_changed(proxy):
+    """They are no training signals."""
+    (member,) = await proxy.group("g1", 1.0)
+    await proxy.claim(groups=1, format="sequences")
+    patched = await proxy.patch(f"/rollouts/{member}", {"continuation": "append", "metadata": {"a": 1}})
+
+    assert (200, "append", {"a": 1}) == (patched.status, patched.json["continuation"], patched.json["metadata"])
+
+
 async def test_rewards_of_a_claimed_group_cannot_be_changed(proxy):
     """A change is 409; the same value and metadata are accepted."""
     member, _ = await proxy.group("g", 1, 0)
