@@ -1,11 +1,18 @@
 """Recorded steps, and their tree."""
 
 import asyncio
+import re
+from itertools import pairwise
 
+import aiohttp
 import orjson
 import pytest
+from control_api import ProxyClient
+from fakes import settings_for
 
 from proxy.continuation.types import REASONS
+from proxy.server.listener import running, simulating
+from proxy.simulator.options import Options
 from storage.types import StepWrite
 
 
@@ -188,3 +195,27 @@ async def test_the_continuation_mode_is_set_by_the_rollout_or_by_a_header(proxy)
     assert [200, 200, 200, 200, 400] == [response.status for response in responses]
     assert [False, False, True, True, False] == ["continuation" in step["extra"] for step in steps]
     assert "X-Rollout-Continuation must be one of off, faithful, append, not 'on'." in responses[-1].text.decode()
+
+
+async def test_a_continued_step_shows_the_ids_that_were_kept(store):
+    """In its node of the tree, which is one branch. The engine samples token splits that no rendering has."""
+    async with (
+        simulating("127.0.0.1:0", Options(noncanonical_rate=0.5)) as engine,
+        aiohttp.ClientSession() as http,
+        running(settings_for(engine), store) as served,
+    ):
+        proxy = ProxyClient(http, served.url)
+        steps = await proxy.turns("r1", 4)
+        tree = (await proxy.get("/rollouts/r1/tree")).json
+        metrics = (await proxy.get("/metrics")).text.decode()
+    first, *later = tree["nodes"]
+
+    assert "continuation" not in first
+    for before, node in pairwise(tree["nodes"]):
+        shown = node["continuation"]
+        assert (before["step_id"], 0, before["end"]) == (shown["step_id"], shown["choice"], shown["kept"])
+        assert node["start"] == shown["kept"] + shown["bridge"]
+    assert [None, 0, 1, 2] == [node["parent"] for node in tree["nodes"]]
+    assert any("rendered" in node["continuation"] for node in later)
+    counted = re.findall(r'continuations_total{reason="none",result="(?:continued|unchanged)"} (\d)', metrics)
+    assert (len(steps) - 1, []) == (sum(map(int, counted)), tree["drift"])
