@@ -71,6 +71,9 @@ def simulate(  # noqa: PLR0913, PLR0917 - each parameter is a named option
         Path | None, typer.Option(help="Chat template in Jinja; requires tokentape[tokenizer].")
     ] = None,
     eos: Annotated[str, typer.Option(help="Token that ends a turn; one that the template writes.")] = "<|im_end|>",
+    call_eos: Annotated[
+        str | None, typer.Option(help="Token that ends a turn with tool calls; default: --eos.")
+    ] = None,
     noncanonical_rate: Annotated[
         float,
         typer.Option(min=0.0, max=1.0, help="Probability of token splits that no tokenizer makes, to test drift."),
@@ -84,7 +87,14 @@ def simulate(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     from proxy.simulator.options import Options  # noqa: PLC0415 - keeps `--help` and `check` fast
 
     options = Options(
-        model, max_model_len, seed, token_delay_s, shape=shape, eos=eos, noncanonical_rate=noncanonical_rate
+        model,
+        max_model_len,
+        seed,
+        token_delay_s,
+        shape=shape,
+        eos=eos,
+        call_eos=call_eos,
+        noncanonical_rate=noncanonical_rate,
     )
     _run(simulate_until_signal(listen, options, notes(), script=script, template=template, as_json=as_json))
 

@@ -26,7 +26,8 @@ class GenerationOptions:
     `max_tokens` is what the context window allows. `alternatives` is the number of most likely tokens to score at each
     position. `make_call` returns the ids of the tool call that the reply consists of. With `reasoning` the reply begins
     with reasoning; `reasoning_open`: the prompt ends with the tag that opens it. `make_scripted` returns the ids of the
-    whole reply of a script, and `disconnect_after` is the number of tokens after which the engine disconnects.
+    whole reply of a script, `ends_with_call` is whether the reply has a tool call, and `disconnect_after` is the number of
+    tokens after which the engine disconnects.
     """
 
     max_tokens: int
@@ -34,6 +35,7 @@ class GenerationOptions:
     make_call: Callable[[RandomStream], Sequence[int]] | None = None
     reasoning: bool = False
     reasoning_open: bool = False
+    ends_with_call: bool = False
     make_scripted: Callable[[RandomStream], Sequence[int]] | None = None
     disconnect_after: int | None = None
 
@@ -42,13 +44,15 @@ class GenerationOptions:
 class Model:
     """The model, its tokenizer and its chat template (None: that of `proxy.simulator.template`); all methods are pure.
 
-    The first one of `eos_ids` ends the turns that the model samples. `bos_id` begins the prompts that are texts.
+    The first one of `eos_ids` ends the turns that the model samples, and `call_eos_id` those with tool calls. `bos_id`
+    begins the prompts that are texts.
     """
 
     tokenizer: Tokenizer
     next_token: NextTokenModel
     words: Words
     eos_ids: tuple[int, ...]
+    call_eos_id: int
     bos_id: int | None = None
     template: "JinjaTemplate | None" = None
     noncanonical_rate: float = 0.0
@@ -63,7 +67,7 @@ class Model:
         forced = scripted or (options.make_call(stream) if options.make_call else ())
         plan = plan_reply(
             stream,
-            end=None if common.ignore_eos else self.eos_ids[0],
+            end=None if common.ignore_eos else self.call_eos_id if options.ends_with_call else self.eos_ids[0],
             forced=forced,
             reasoning_tags=(opening, self.tokenizer.id("</think>"))
             if options.reasoning and options.make_scripted is None
@@ -137,25 +141,33 @@ class Model:
 
 
 @lru_cache(maxsize=16)
-def load_model(template: str | None = None, eos: str = "<|im_end|>", noncanonical_rate: float = 0.0) -> Model:
+def load_model(
+    template: str | None = None,
+    eos: str = "<|im_end|>",
+    call_eos: str | None = None,
+    noncanonical_rate: float = 0.0,
+) -> Model:
     """Return the model over the installed vocabulary; engines with the same arguments share it.
 
     Raises:
-        ValueError: the template is invalid or requires jinja2, or `eos` is not a single token.
+        ValueError: the template is invalid or requires jinja2, or an EOS is not a single token.
     """
     vocabulary = load_vocabulary()
     markers = [] if template is None else markers_of(template, eos)
     has_bos = template is not None and uses_bos(template)
     tokenizer, next_token = load_tokenizer(), load_next_token_model(len(markers))
     if markers:
-        tokenizer = Tokenizer(vocabulary["merges"], markers, {eos, BOS} & {*markers})
-    if eos not in tokenizer.names:
-        raise ValueError(f"EOS {eos!r} is not a single token; use one of {', '.join(tokenizer.names)}")
+        tokenizer = Tokenizer(vocabulary["merges"], markers, {eos, call_eos or eos, BOS} & {*markers})
+    stops = (eos, call_eos or eos, _END_OF_TEXT)
+    for name in stops:
+        if name not in tokenizer.names:
+            raise ValueError(f"EOS {name!r} is not a single token; use one of {', '.join(tokenizer.names)}")
     return Model(
         tokenizer,
         next_token,
         words_from(vocabulary, tokenizer),
-        eos_ids=tuple(dict.fromkeys((tokenizer.id(eos), tokenizer.id(_END_OF_TEXT)))),
+        eos_ids=tuple(dict.fromkeys(map(tokenizer.id, stops))),
+        call_eos_id=tokenizer.id(stops[1]),
         bos_id=tokenizer.id(BOS) if has_bos else None,
         template=None if template is None else _jinja_template(template, eos),
         noncanonical_rate=noncanonical_rate,

@@ -30,7 +30,8 @@ class Options:
     `token_delay_s` is the delay before each token. `strict_models` rejects model names other than `model`, as vLLM does.
     `weight_version` is the initial label of the weights. `routed_experts` returns experts if they are requested.
     With a `script`, chat completions follow the script. `template` is the text of a chat template in Jinja, and `eos` the
-    token that ends a turn. `noncanonical_rate` is the probability that an ordinary token is sampled as the two tokens that
+    token that ends a turn, `call_eos` the one that ends a turn with tool calls (None: the same), like GLM's
+    `<|observation|>`. `noncanonical_rate` is the probability that an ordinary token is sampled as the two tokens that
     make it up, and that a tool call is written in other white space than the template's.
     `requests` counts the requests that the engine receives, by path, and `faults` are for tests.
 
@@ -55,6 +56,7 @@ class Options:
     script: Script | None = None
     template: str | None = None
     eos: str = "<|im_end|>"
+    call_eos: str | None = None
     noncanonical_rate: float = 0.0
     faults: Faults = field(default_factory=Faults, compare=False)
     requests: Counter[str] = field(default_factory=Counter, compare=False)

@@ -114,13 +114,15 @@ def chat_prompt(
         text = render_chat(chat, model.template)
         ids = model.encode(text, add_special_tokens=bool(chat.add_special_tokens))
     else:
-        text = model.tokenizer.decode(ids)
+        text = model.tokenizer.decode(ids) if chat.return_prompt_text else ""
     is_open = model.template is not None and model.tokenizer.decode(ids[-8:]).rstrip().endswith(_REASONING)
     requested = chat.max_completion_tokens if chat.max_completion_tokens is not None else common.max_tokens
+    make_call = _call_maker(chat, model)
     generation = GenerationOptions(
         max_tokens=max_tokens_rule(len(ids), requested, common, options),
         alternatives=chat.top_logprobs or 0,
-        make_call=_call_maker(chat, model),
+        make_call=make_call,
+        ends_with_call=make_call is not None,
         reasoning=(chat.enable_thinking is True or is_open) and chat.add_generation_prompt,
         reasoning_open=is_open,
     )
@@ -130,6 +132,7 @@ def chat_prompt(
             generation,
             make_scripted=_reply_maker(turn, model, reasoning_open=is_open),
             reasoning=bool(turn.think),
+            ends_with_call=bool(turn.call),
             disconnect_after=disconnect_after,
         )
     return ChatPrompt(text, ids, generation)

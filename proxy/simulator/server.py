@@ -26,7 +26,7 @@ def make_engine(options: Options, clock: Clock | None = None) -> web.Application
     Raises:
         ValueError: the chat template or the EOS of the options is invalid.
     """
-    model = load_model(options.template, options.eos, options.noncanonical_rate)
+    model = load_model(options.template, options.eos, options.call_eos, options.noncanonical_rate)
     engine = Engine(options, clock or SystemClock(), model)
     if options.shape == "sglang":
         routes, body_from = SglangRoutes(engine).table(), error_body

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.simulator.model import load_model
 from proxy.simulator.options import Faults, Options
-from proxy.simulator.script import Conversation, Script, Turn
+from proxy.simulator.script import Conversation, Script, ScriptedCall, Turn
 from proxy.simulator.server import make_engine
 from proxy.simulator.tokenizer import load_tokenizer
 
@@ -136,9 +136,38 @@ async def test_a_script_can_have_the_calls_of_a_foreign_template(start):
     assert load_model(LLAMA, EOS).tokenizer.id("[CALL]") in choice["token_ids"]
 
 
+@pytest.mark.parametrize("scripted", [None, script("Hm.", call=[ScriptedCall("f")])])
+async def test_turns_with_calls_can_end_with_another_token(scripted, start, tools):
+    """`call_eos` ends a turn with a tool call, drawn or scripted; other turns end with `eos`."""
+    client = await start(Options(template="<call><end>", eos="<end>", call_eos="<call>", script=scripted))
+    ids = {name: load_model("<call><end>", "<end>").tokenizer.id(name) for name in ("<call>", "<end>")}
+    call = (await client.chat(HELLO, tools=tools, return_token_ids=True))["choices"][0]
+    unscripted = await start(Options(template="<call><end>", eos="<end>", call_eos="<call>"))
+    text = (await unscripted.chat(HELLO, return_token_ids=True))["choices"][0]
+
+    assert ("tool_calls", ids["<call>"], ids["<call>"]) == (
+        call["finish_reason"],
+        call["token_ids"][-1],
+        call["stop_reason"],
+    )
+    assert ("stop", ids["<end>"], None) == (text["finish_reason"], text["token_ids"][-1], text["stop_reason"])
+
+
+async def test_a_script_can_end_a_turn_with_any_eos(start):
+    """Text after an EOS is not sampled; the engine names the EOS that is not its first one."""
+    client = await start(Options(template="<call><end>", eos="<end>", call_eos="<call>", script=script("Hm.<call>x")))
+    choice = (await client.chat(HELLO))["choices"][0]
+
+    assert ("Hm.", load_model("<call><end>", "<end>").tokenizer.id("<call>")) == (
+        choice["message"]["content"],
+        choice["stop_reason"],
+    )
+
+
 @pytest.mark.parametrize(
     ("invalid", "message"),
     [
+        (Options(call_eos="<call>"), "EOS '<call>' is not a single token; use one of <|endoftext|>, "),
         (Options(eos=EOS), "EOS '<|eot_id|>' is not a single token; use one of <|endoftext|>, "),
         (Options(template="{% if %}"), "the chat template is invalid: line 1"),
     ],
