@@ -76,7 +76,7 @@ def _continued(match: Match, mode: Mode, stops: Collection[int]) -> Lookups[Cont
         raise LookupFailed("the engine cannot render the messages")
     recorded = turn.prompt_ids + turn.ids
     if full[: len(recorded)] == recorded:
-        return Continuation(full, kept=len(recorded), bridge=len(full) - len(recorded))
+        return Continuation(full, kept=len(recorded), bridge=len(full) - len(recorded), is_unchanged=True)
     reason: Reason | None = None
     start, seam = yield from _end_of_history(full, match)
     if start is None:

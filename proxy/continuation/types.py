@@ -92,7 +92,7 @@ class Continuation:
     """The result for one call: the prompt ids to send, or the reason why the call is sent unchanged.
 
     `ids` None: the call is sent unchanged. `kept`: the number of ids at the beginning that are recorded ones. `bridge`: the
-    number of ids after them. `rendering`: the rendering of the call's messages, if it differs from `ids`. `reason` is also
+    number of ids after them. `is_unchanged`: they are the engine's own rendering of the call. `rendering`: the rendering of the call's messages, if it differs from `ids`. `reason` is also
     set for a continued call whose turn the template would have rendered differently (mode `append`).
     """
 
@@ -101,6 +101,7 @@ class Continuation:
     kept: int = 0
     bridge: int = 0
     rendering: Rendering | None = None
+    is_unchanged: bool = False
 
 
 def rendering_of(ids: Ids) -> Rendering:

@@ -134,7 +134,7 @@ class PromptContinuation:
 
     def count(self, result: Continuation) -> None:
         """Count a continuation, or the reason for a refusal."""
-        outcome = "refused" if result.ids is None else "unchanged" if result.rendering is None else "continued"
+        outcome = "refused" if result.ids is None else "unchanged" if result.is_unchanged else "continued"
         self._metrics.continuations.labels(outcome, result.reason or "none").inc()
 
     def refuse(self, endpoint: Endpoint, reason: Reason) -> None:

@@ -25,7 +25,7 @@ def test_a_call_that_sends_the_reply_back_continues_its_turn():
 
 
 def test_a_first_call_continues_nothing():
-    """There is no reason to count: nobody sent an assistant message, or the rollout has no step."""
+    """No reason is counted: the call has no assistant message, or the rollout has no step."""
     assert found(turns_of(), [USER, assistant("Hi there"), MORE]) is None
     assert found(turns_of(FIRST), [USER]) is None
 

@@ -17,7 +17,7 @@ from proxy.continuation.twins import OTHER_WORD, WORD, other_texts, repeats_a_pa
         assistant("<think>Hm</think>Yes"),
     ],
 )
-def test_a_stand_in_has_the_parts_of_the_reply_with_other_texts(reply):
+def test_a_variant_has_the_parts_of_the_reply_with_other_texts(reply):
     """Names and ids of calls are kept, because templates and tool messages refer to them."""
     one, other = stand_in(reply, WORD), stand_in(reply, OTHER_WORD)
 

@@ -257,9 +257,7 @@ class CallPlanner:
         )
         if adapter is not None:
             plan = await off_loop(call.body_bytes, adapter.recorded, plan)
-        if fault is None and call.is_named:
-            plan = await self._continued(plan, endpoint, as_ids=as_ids)
-        return plan, fault
+        return await self._continued(plan, endpoint, as_ids=as_ids) if fault is None else plan, fault
 
     async def _continued(self, plan: Plan, endpoint: Endpoint, *, as_ids: bool) -> Plan:
         """Return the plan with prompt ids, if the call continues an earlier step. Raises BadRequest for an unknown mode."""
@@ -268,6 +266,8 @@ class CallPlanner:
             return continuation.refused(plan)
         header = self.call.request.headers.get(CONTINUATION_HEADER)
         mode = continuation_mode(self.context.settings.continuation.mode, self.rollout, header)
+        if not self.call.is_named:
+            return plan
         return await continuation.with_continuation(plan, self.rollout, endpoint, mode, body_bytes=self.call.body_bytes)
 
     def reshape(self, outcome: Outcome) -> Outcome:

@@ -72,8 +72,11 @@ async def responses_turns(proxy, rollout, *, stream):
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("converse", [messages_turns, responses_turns])
 async def test_three_turns_are_exact_and_extend_each_other_as_in_chat(vllm, tmp_path, converse, stream):
-    """Every step is exact; ids that do not extend each other are reported as drift, as for the chat dialect."""
-    async with through_proxy(vllm.url, tmp_path, models=ALIASES) as proxy:
+    """Every step is exact; ids that do not extend each other are reported as drift, as for the chat dialect.
+
+    The engine renders each call: the number of tokens that `count_tokens` returns is that of its rendering.
+    """
+    async with through_proxy(vllm.url, tmp_path, models=ALIASES, continuation={"mode": "off"}) as proxy:
         await converse(proxy, "r1", stream=stream)
         steps, rows, tree = await proxy.steps("r1"), await proxy.rows("r1"), await proxy.get("/rollouts/r1/tree")
 
@@ -122,3 +125,19 @@ async def test_errors_of_the_engine_keep_their_message(vllm, tmp_path, kind):
         (step,) = await proxy.steps("r1")
 
     assert ("error", kind) == (step["status"], step["dialect"])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_three_turns_of_responses_are_one_sequence_in_append(vllm, tmp_path, stream):
+    """A translated dialect is continued like chat."""
+    async with through_proxy(vllm.url, tmp_path, models=ALIASES, continuation={"mode": "append"}) as proxy:
+        async with proxy.agent("first") as agent:  # shows the stop token
+            await agent.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "Hi"}], extra_body=FIRM | DIGITS
+            )
+        await responses_turns(proxy, "r1", stream=stream)
+        steps, rows = await proxy.steps("r1"), await proxy.rows("r1")
+
+    check_rows(steps, rows)
+    assert [None, None] == [step["extra"]["continuation"].get("reason") for step in steps[1:]]
+    assert 1 == len(rows)

@@ -42,6 +42,7 @@ def with_other_whitespace(reply: dict) -> dict:
     return {**reply, "tool_calls": [{**call, "function": function}]}
 
 
+OFF_MODE = {"mode": "off"}  # the engine renders each call
 DIGITS = {"structured_outputs": {"regex": "[0-9]{4}"}}
 THINKING = {"extra_body": {"logit_bias": {"4095": 6.5, "4087": -100}}}
 
@@ -64,7 +65,7 @@ THINKING = {"extra_body": {"logit_bias": {"4095": 6.5, "4087": -100}}}
 )
 async def test_the_kind_of_drift_is_classified(vllm, tmp_path, kind, first, then, changed):
     """With the engine's own texts beside the ids."""
-    async with through_proxy(vllm.url, tmp_path) as proxy:
+    async with through_proxy(vllm.url, tmp_path, continuation=OFF_MODE) as proxy:
         (drift,) = await two_turns(proxy, first=first, then=then, changed=changed)
 
     assert kind == drift["kind"], repr(drift)
@@ -75,7 +76,7 @@ async def test_the_kind_of_drift_is_classified(vllm, tmp_path, kind, first, then
 async def test_text_that_is_tokenized_differently_is_drift(vllm, tmp_path):
     """A forced word was sampled as several tokens, and comes back as one, as the tokenizer writes it."""
     forced = {"extra_body": KEPT | {"structured_outputs": {"regex": "import self import self import self"}}}
-    async with through_proxy(vllm.url, tmp_path) as proxy:
+    async with through_proxy(vllm.url, tmp_path, continuation=OFF_MODE) as proxy:
         drift = await two_turns(proxy, first=forced, then={"extra_body": KEPT | DIGITS})
 
     assert {"retokenized"} >= {boundary["kind"] for boundary in drift}
@@ -83,5 +84,5 @@ async def test_text_that_is_tokenized_differently_is_drift(vllm, tmp_path):
 
 async def test_a_template_that_keeps_turns_has_no_drift(vllm, tmp_path):
     """Digits come back as they were sampled."""
-    async with through_proxy(vllm.url, tmp_path) as proxy:
+    async with through_proxy(vllm.url, tmp_path, continuation=OFF_MODE) as proxy:
         assert [] == await two_turns(proxy, first={"extra_body": KEPT | DIGITS}, then={"extra_body": KEPT | DIGITS})
