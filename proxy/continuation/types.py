@@ -92,8 +92,9 @@ class Continuation:
     """The result for one call: the prompt ids to send, or the reason why the call is sent unchanged.
 
     `ids` None: the call is sent unchanged. `kept`: the number of ids at the beginning that are recorded ones. `bridge`: the
-    number of ids after them. `is_unchanged`: they are the engine's own rendering of the call. `rendering`: the rendering of the call's messages, if it differs from `ids`. `reason` is also
-    set for a continued call whose turn the template would have rendered differently (mode `append`).
+    number of ids after them. `is_unchanged`: they are the engine's own rendering of the call. `rendering`: the rendering of the
+    call's messages, if it differs from `ids`. `reason` is also set for a continued call whose turn the template would have
+    rendered differently (mode `append`).
     """
 
     ids: "Ids | None"

@@ -93,7 +93,7 @@ def reasons(steps):
 @pytest.mark.parametrize("tools", [False, True], ids=["chat", "tools"])
 @pytest.mark.parametrize("template", TEMPLATES)
 async def test_a_linear_rollout_is_one_sequence_in_append(vllm, direct, tmp_path, template, stream, tools):
-    """Each prompt begins with what was sampled, even if the template would drop a part of it, and scores are those of the sampling."""
+    """Each prompt begins with what was sampled, even if the template drops a part of it, and scores are those of sampling."""
     async with through_proxy(vllm.url, tmp_path) as proxy:
         steps, rows, drift = await run(proxy, "append", template=template, stream=stream, tools=tools)
 
