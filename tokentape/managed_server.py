@@ -74,7 +74,7 @@ class ManagedServer:
         if preserve_think_blocks:
             raise NotImplementedError(
                 "preserve_think_blocks is not supported: the engine renders the messages, and its chat template decides "
-                "which reasoning stays; see chat_template_kwargs of your model"
+                "which reasoning stays; pass rollout={'continuation': 'append'} to keep the reasoning that was sampled"
             )
         self.server = server
         self.tokenizer = tokenizer

@@ -454,7 +454,7 @@ async def test_other_errors_of_finishing_are_raised(scripted, script):
 
 def test_preserve_think_blocks_raises():
     """The chat template of the engine decides which reasoning stays."""
-    with pytest.raises(NotImplementedError, match="chat_template_kwargs"):
+    with pytest.raises(NotImplementedError, match="append"):
         AsyncClient("http://127.0.0.1:1").managed_server(preserve_think_blocks=True)
 
 
