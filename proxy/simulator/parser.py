@@ -6,8 +6,9 @@ text a truncated tool call stays content; in a stream, its name and arguments ha
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import orjson
@@ -38,7 +39,11 @@ class ParsedReply:
     calls: Sequence[ToolCall] = ()
 
 
-def parse(text: str, *, reasoning: bool, tools: bool) -> ParsedReply:
+CallBlocks = Mapping[str, Sequence[ToolCall]]
+"""Texts that are tool calls as a whole, in the syntax of a chat template."""
+
+
+def parse(text: str, *, reasoning: bool, tools: bool, blocks: CallBlocks = MappingProxyType({})) -> ParsedReply:
     """Parse a complete reply, for reasoning and tool calls as far as these are enabled."""
     content: str | None = text
     reasoning_text = None
@@ -47,6 +52,9 @@ def parse(text: str, *, reasoning: bool, tools: bool) -> ParsedReply:
         reasoning_text, content = before or None, after or None
     if not tools or not content:
         return ParsedReply(content, reasoning_text)
+    for block, block_calls in blocks.items():
+        if block in content:
+            return ParsedReply(content[: content.index(block)] or None, reasoning_text, block_calls)
     calls = [_parse_call(inner) for inner in _CALL.findall(content)]
     valid = [call for call in calls if call is not None]
     if not valid or len(valid) < len(calls):
@@ -86,10 +94,18 @@ class Delta:
 class StreamParser:
     """Parses a reply piece by piece; holds text back while it may be the beginning of a tag."""
 
-    __slots__ = ("_buffer", "_index", "_mode", "_name", "_sent", "_tools")
+    __slots__ = ("_blocks", "_buffer", "_index", "_mode", "_name", "_sent", "_tools")
 
-    def __init__(self, *, reasoning: bool, tools: bool, reasoning_open: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        reasoning: bool,
+        tools: bool,
+        reasoning_open: bool = False,
+        blocks: CallBlocks = MappingProxyType({}),
+    ) -> None:
         """With `reasoning_open`, the prompt ends with the tag that opens the reasoning."""
+        self._blocks = blocks
         self._mode = ("reasoning" if reasoning_open else "start") if reasoning else "content"
         self._tools = tools
         self._buffer = ""
@@ -111,6 +127,10 @@ class StreamParser:
                 reasoning += self._until(_REASONING_CLOSE, "content", ended=ended)
             elif before == "call":
                 calls += self._call()
+            elif self._tools and self._blocks:
+                piece, block_calls = self._until_block(ended=ended)
+                content += piece
+                calls += block_calls
             else:
                 after_call = self._index >= 0  # text between and after calls is dropped
                 piece = self._until(_CALL_OPEN if self._tools else None, "call", ended=ended)
@@ -128,6 +148,18 @@ class StreamParser:
         end = len(self._buffer) - (0 if ended or tag is None else _overlap(self._buffer, tag))
         text, self._buffer = self._buffer[:end], self._buffer[end:]
         return text
+
+    def _until_block(self, *, ended: bool) -> tuple[str, list[CallDelta]]:
+        """Return the buffered text before a block and its calls, which end the reply; without a block, the final text."""
+        for block, calls in self._blocks.items():
+            text, found, _ = self._buffer.partition(block)
+            if found:
+                self._buffer, self._blocks, self._index = "", {}, len(calls) - 1
+                return text, [CallDelta(index, call.name, call.arguments) for index, call in enumerate(calls)]
+        held_back = 0 if ended else max(_overlap(self._buffer, block) for block in self._blocks)
+        end = len(self._buffer) - held_back
+        text, self._buffer = self._buffer[:end], self._buffer[end:]
+        return text, []
 
     def _call(self) -> Iterator[CallDelta]:
         """Yield the call's name once it is complete, and the arguments that were not sent yet; the closing tag ends it."""

@@ -1,18 +1,20 @@
 """The prompts of requests: text and ids to continue, and how many tokens the context window leaves for the reply."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from proxy.simulator.call_syntax import CallSyntax
 from proxy.simulator.errors import invalid_value
 from proxy.simulator.given_ids import with_fault
-from proxy.simulator.history import prepare_for_vllm
+from proxy.simulator.history import Message, prepare_for_vllm
 from proxy.simulator.model import GenerationOptions, Model
 from proxy.simulator.options import Options
+from proxy.simulator.parser import ToolCall
 from proxy.simulator.requests import Body, ChatRequest, CommonFields, CompletionsRequest, PrepareMessages, read_chat
 from proxy.simulator.sampler import RandomStream
-from proxy.simulator.script import CallWriter, Turn
-from proxy.simulator.template import COMPACT, SPACED, call_text, render
+from proxy.simulator.script import Turn
+from proxy.simulator.template import render
 from proxy.simulator.tool_arguments import make_arguments
 
 if TYPE_CHECKING:
@@ -58,11 +60,12 @@ def vllm_max_tokens(prompt_length: int, requested: int | None, common: CommonFie
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The rendered prompt of a chat, and the options of its choices."""
+    """The rendered prompt of a chat, the options of its choices, and the texts that are tool calls in a reply."""
 
     text: str
     ids: Sequence[int]
     options: GenerationOptions
+    call_blocks: Mapping[str, Sequence[ToolCall]] = field(default_factory=dict)
 
 
 def render_chat(chat: ChatRequest, template: "JinjaTemplate | None" = None) -> str:
@@ -117,7 +120,8 @@ def chat_prompt(
         text = model.tokenizer.decode(ids) if chat.return_prompt_text else ""
     is_open = model.template is not None and model.tokenizer.decode(ids[-8:]).rstrip().endswith(_REASONING)
     requested = chat.max_completion_tokens if chat.max_completion_tokens is not None else common.max_tokens
-    make_call = _call_maker(chat, model)
+    syntax = _call_syntax(chat, model)
+    make_call = _call_maker(chat, model, syntax)
     generation = GenerationOptions(
         max_tokens=max_tokens_rule(len(ids), requested, common, options),
         alternatives=chat.top_logprobs or 0,
@@ -130,15 +134,15 @@ def chat_prompt(
         turn, disconnect_after = options.script.turn(chat.messages)
         generation = replace(
             generation,
-            make_scripted=_reply_maker(turn, model, reasoning_open=is_open),
+            make_scripted=_reply_maker(turn, model, syntax, reasoning_open=is_open),
             reasoning=bool(turn.think),
             ends_with_call=bool(turn.call),
             disconnect_after=disconnect_after,
         )
-    return ChatPrompt(text, ids, generation)
+    return ChatPrompt(text, ids, generation, syntax.blocks)
 
 
-def _call_maker(chat: ChatRequest, model: Model) -> Callable[[RandomStream], Sequence[int]] | None:
+def _call_maker(chat: ChatRequest, model: Model, syntax: CallSyntax) -> Callable[[RandomStream], Sequence[int]] | None:
     """Return a function that makes a tool call's ids; None unless a user's message or `tool_choice` leads to a call."""
     required = chat.tool_choice == "required" or chat.named_tool is not None
     after_user = chat.messages[-1:] and chat.messages[-1].get("role") == "user" and chat.add_generation_prompt
@@ -148,30 +152,31 @@ def _call_maker(chat: ChatRequest, model: Model) -> Callable[[RandomStream], Seq
 
     def make_call(stream: RandomStream) -> Sequence[int]:
         arguments = make_arguments(function.get("parameters"), stream, model.words.texts)
-        return model.tokenizer.encode(_call_writer(model, stream)(function["name"], arguments))
+        return model.tokenizer.encode(syntax.write([(function["name"], arguments)], stream))
 
     return make_call
 
 
-def _reply_maker(turn: Turn, model: Model, *, reasoning_open: bool) -> Callable[[RandomStream], Sequence[int]]:
+def _reply_maker(
+    turn: Turn, model: Model, syntax: CallSyntax, *, reasoning_open: bool
+) -> Callable[[RandomStream], Sequence[int]]:
     """Return a function that makes a scripted reply's ids; the prompt has the opening tag if `reasoning_open`."""
 
     def make_reply(stream: RandomStream) -> Sequence[int]:
-        text = turn.text(_call_writer(model, stream))
+        text = turn.text(syntax.write([(call.name, call.arguments) for call in turn.call], stream))
         return model.tokenizer.encode(text.removeprefix(_REASONING) if reasoning_open else text)
 
     return make_reply
 
 
-def _call_writer(model: Model, stream: RandomStream) -> CallWriter:
-    """Return a function that writes calls, each at the model's rate in other white space than the template's."""
+def _call_syntax(chat: ChatRequest, model: Model) -> CallSyntax:
+    """Return how the replies to a chat write tool calls."""
 
-    def write_call(name: str, arguments: object) -> str:
-        if not model.noncanonical_rate or stream.unit() >= model.noncanonical_rate:
-            return call_text(name, arguments)
-        return call_text(name, arguments, (COMPACT, SPACED)[stream.below(2)])
+    def render_with(messages: Sequence[Message]) -> str:
+        longer = replace(chat, messages=[*chat.messages, *messages], add_generation_prompt=not messages)
+        return render_chat(replace(longer, continue_final_message=False), model.template)
 
-    return write_call
+    return CallSyntax(render_with, model)
 
 
 @dataclass(frozen=True, slots=True)

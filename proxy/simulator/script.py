@@ -17,7 +17,7 @@ or several conversations, of which the first applies whose `when` occurs in the 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Final
@@ -28,9 +28,6 @@ from pydantic.dataclasses import dataclass
 
 from proxy.simulator.errors import RequestError, invalid_value
 from proxy.simulator.template import call_text, content_text
-
-CallWriter = Callable[[str, object], str]
-"""Returns the text of a tool call, like `call_text`."""
 
 _STRICT: Final = ConfigDict(extra="forbid")
 
@@ -65,10 +62,11 @@ class Turn:
     fail: Failure | None = None
     cut: int | None = None
 
-    def text(self, write_call: CallWriter = call_text) -> str:
-        """Return the reply as the model writes it; by default as the template repeats it."""
+    def text(self, calls: str | None = None) -> str:
+        """Return the reply as the model writes it; `calls` is the text of its calls, by default as the template's."""
         text = (f"<think>{self.think}</think>" if self.think else "") + self.say
-        return "\n".join(filter(None, (text, *(write_call(call.name, call.arguments) for call in self.call))))
+        calls = "\n".join(call_text(call.name, call.arguments) for call in self.call) if calls is None else calls
+        return "\n".join(filter(None, (text, calls)))
 
 
 @dataclass(frozen=True, config=_STRICT)

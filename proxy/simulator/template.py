@@ -82,7 +82,12 @@ def content_text(content: object) -> str:
 
 def to_json(value: object) -> str:
     """Return JSON as templates write it: transformers' `tojson` is `json.dumps` without escaping of letters."""
-    return json.dumps(value, ensure_ascii=False)  # noqa: TID251 - orjson formats differently
+    return json_text(value, (", ", ": "))
+
+
+def json_text(value: object, separators: tuple[str, str]) -> str:
+    """Return JSON with these separators of items and of keys."""
+    return json.dumps(value, ensure_ascii=False, separators=separators)  # noqa: TID251 - orjson formats differently
 
 
 COMPACT: Final = (",", ":")
@@ -91,13 +96,9 @@ SPACED: Final = (",  ", ":  ")
 
 def call_text(name: str, arguments: object, separators: tuple[str, str] = (", ", ": ")) -> str:
     """Return a tool call as the model writes it; `arguments` that are a string are written unchanged."""
-
-    def written(value: object) -> str:
-        return json.dumps(value, ensure_ascii=False, separators=separators)  # noqa: TID251
-
     comma, colon = separators
-    arguments_text = arguments if isinstance(arguments, str) else written(arguments)
-    fields = f'"name"{colon}{written(name)}{comma}"arguments"{colon}{arguments_text}'
+    arguments_text = arguments if isinstance(arguments, str) else json_text(arguments, separators)
+    fields = f'"name"{colon}{to_json(name)}{comma}"arguments"{colon}{arguments_text}'
     return f"<tool_call>\n{{{fields}}}\n</tool_call>"
 
 

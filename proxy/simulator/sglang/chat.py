@@ -59,7 +59,10 @@ class SglangChatResponse:
         self._streamed = [
             _StreamedChoice(
                 StreamParser(
-                    reasoning=self._reasoning, tools=self._tools, reasoning_open=self.prompt.options.reasoning_open
+                    reasoning=self._reasoning,
+                    tools=self._tools,
+                    reasoning_open=self.prompt.options.reasoning_open,
+                    blocks=self.prompt.call_blocks,
                 )
             )
             for _ in range(self.common.choices)
@@ -139,7 +142,9 @@ class SglangChatResponse:
         return payload | {"sglext": extension} if extension else payload
 
     def _choice(self, index: int, tokens: Sequence[Token]) -> JsonObject:
-        parsed = parse("".join(token.text for token in tokens), reasoning=self._reasoning, tools=self._tools)
+        text = "".join(token.text for token in tokens)
+        blocks = self.prompt.call_blocks
+        parsed = parse(text, reasoning=self._reasoning, tools=self._tools, blocks=blocks)
         reason, stop = self._finish(tokens[-1], has_calls=bool(parsed.calls))
         choice = {
             "index": index,

@@ -35,7 +35,10 @@ class ChatResponse:
         choices = range(self.common.choices)
         self._parsers = [
             StreamParser(
-                reasoning=self._reasoning, tools=self._tools, reasoning_open=self.prompt.options.reasoning_open
+                reasoning=self._reasoning,
+                tools=self._tools,
+                reasoning_open=self.prompt.options.reasoning_open,
+                blocks=self.prompt.call_blocks,
             )
             for _ in choices
         ]
@@ -142,7 +145,9 @@ class ChatResponse:
         )
 
     def _choice(self, index: int, tokens: Sequence[Token]) -> JsonObject:
-        parsed = parse("".join(token.text for token in tokens), reasoning=self._reasoning, tools=self._tools)
+        text = "".join(token.text for token in tokens)
+        blocks = self.prompt.call_blocks
+        parsed = parse(text, reasoning=self._reasoning, tools=self._tools, blocks=blocks)
         message: JsonObject = {
             "role": "assistant",
             "content": "" if parsed.calls and self.chat.named_tool else parsed.content,
