@@ -91,11 +91,18 @@ class PromptLookups:
         status, body = await self._upstream.post_json(self._endpoint, request.path, text)
         if status == 200:
             return body
-        if status in {404, 405, 501}:
+        if status in {405, 501} or (status == 404 and not await self._serves(request)):
             self._endpoint.continuation_fault = "unsupported"
         if status in {400, 422}:
             return None
         raise LookupFailed(f"POST {request.path} returned {status}")
+
+    async def _serves(self, request: FollowUpRequest) -> bool:
+        """Return whether an endpoint that returned 404 has this route: vLLM 0.32 returns it for an unknown model, too."""
+        if "model" not in request.body:
+            return False
+        status, _ = await self._upstream.post_json(self._endpoint, request.path, b'{"prompt": "a"}')
+        return status == 200
 
 
 def _advance(lookups: Generator[Lookup, LookupResult, T], result: LookupResult) -> "tuple[Lookup | None, Any]":

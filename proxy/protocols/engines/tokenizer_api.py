@@ -90,9 +90,10 @@ def read_ids(response: Any) -> "Ids | None":
     """Return the ids of a tokenize response; None if it is invalid."""
     tokens = response.get("tokens") if isinstance(response, dict) else None
     try:
-        return pack_ids(tokens) if isinstance(tokens, list) else None
+        ids = pack_ids(tokens) if isinstance(tokens, list) else None
     except (ValueError, TypeError, OverflowError):
         return None
+    return None if ids is None or min(ids, default=0) < 0 else ids
 
 
 def read_window(response: Any) -> int | None:

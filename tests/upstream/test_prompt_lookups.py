@@ -1,0 +1,183 @@
+"""The engine's renderings and texts for continuations, with an engine that responds as a test configures it."""
+
+import asyncio
+from array import array
+
+import pytest
+from aiohttp import web
+
+from proxy.continuation.types import Detokenize, LookupFailed, Render, Tokenize
+from proxy.errors import EngineError
+from proxy.upstream.prompt_lookups import PromptLookups
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+BODY = {"model": "m", "messages": MESSAGES, "tools": [{"type": "function"}], "temperature": 1}
+
+
+@pytest.fixture
+async def lookups(engine, upstream_to):
+    """Lookups at the engine, for a small chat body."""
+    upstream = upstream_to(engine.url, kind="vllm")
+    return PromptLookups(upstream, upstream.endpoints[0], BODY, 100)
+
+
+@pytest.fixture
+async def endpoint(lookups):
+    """The endpoint of the lookups."""
+    return lookups._endpoint
+
+
+def answers(engine, value, status=200):
+    """Make the engine respond with this JSON, or with this text."""
+
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
+        if isinstance(value, str):
+            return web.Response(text=value, status=status)
+        return web.json_response(value, status=status)
+
+    engine.respond = respond
+
+
+async def test_messages_are_rendered_with_the_tools_of_the_call(engine, lookups, endpoint):
+    """The ids and the context window are read from the response."""
+    answers(engine, {"tokens": [5, 6], "max_model_len": 99})
+
+    assert array("i", [5, 6]) == await lookups.get(Render(MESSAGES[:1]))
+    assert [{"model": "m", "messages": MESSAGES, "tools": BODY["tools"]}] == engine.requests
+    assert 99 == endpoint.window
+
+
+async def test_text_is_tokenized_without_special_tokens(engine, lookups):
+    """The rest of a prompt is no beginning."""
+    answers(engine, {"tokens": [7]})
+
+    assert array("i", [7]) == await lookups.get(Tokenize("a b"))
+    assert [{"model": "m", "prompt": "a b", "add_special_tokens": False}] == engine.requests
+
+
+async def test_the_text_of_a_single_token_is_requested_once(engine, lookups):
+    """These are stop tokens; texts of several tokens are not cached."""
+    answers(engine, {"prompt": "<stop>"})
+    for ids in ([2], [2], [2, 3], [2, 3]):
+        assert "<stop>" == await lookups.get(Detokenize(ids))
+
+    assert [{"tokens": [2]}, {"tokens": [2, 3]}, {"tokens": [2, 3]}] == engine.requests
+
+
+async def test_few_texts_are_cached(engine, lookups, endpoint):
+    """Any token can be the last one of a turn that was cut."""
+    answers(engine, {"prompt": "a"})
+    for token in range(100):
+        await lookups.get(Detokenize([token]))
+
+    assert 64 == len(endpoint.token_texts)
+
+
+@pytest.mark.parametrize("status", [400, 422])
+async def test_messages_that_the_engine_rejects_have_no_rendering(engine, lookups, endpoint, status):
+    """A template may reject variants of the messages; the endpoint is used for other calls."""
+    answers(engine, {"error": "roles must alternate"}, status)
+
+    assert await lookups.get(Render(MESSAGES)) is None
+    assert endpoint.continuation_fault is None
+
+
+TOKENS = [None, "abc", 5, {"0": 1}, [1, "a"], [1.5], [True], [None], [2**31], [2**80], [-1], [[1]], [[]]]
+
+
+@pytest.mark.parametrize("body", [{"tokens": tokens} for tokens in TOKENS] + [{}, [], 7, "no JSON", ""], ids=repr)
+async def test_ids_of_wrong_types_are_a_failed_lookup(engine, lookups, endpoint, body):
+    """They are never used, and the endpoint is not marked."""
+    answers(engine, body)
+    with pytest.raises((LookupFailed, EngineError)):
+        await lookups.get(Render(MESSAGES))
+
+    assert endpoint.continuation_fault is None
+
+
+@pytest.mark.parametrize("window", [None, "9", 0, -5, 1.5, True, [9]], ids=repr)
+async def test_a_context_window_of_a_wrong_type_is_ignored(engine, lookups, endpoint, window):
+    """The ids are valid nevertheless."""
+    answers(engine, {"tokens": [1], "max_model_len": window})
+
+    assert array("i", [1]) == await lookups.get(Render(MESSAGES))
+    assert endpoint.window is None
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": None}, {"prompt": ["a"]}, {"text": "a"}, [], "no JSON"], ids=repr)
+async def test_a_text_of_a_wrong_type_is_a_failed_lookup(engine, lookups, body):
+    """It is not compared with anything."""
+    answers(engine, body)
+    with pytest.raises((LookupFailed, EngineError)):
+        await lookups.get(Detokenize([1, 2]))
+
+
+@pytest.mark.parametrize("status", [301, 401, 403, 429, 500, 503])
+async def test_another_status_is_a_failed_lookup(engine, lookups, endpoint, status):
+    """The next call tries again."""
+    answers(engine, {"tokens": [1]}, status)
+    with pytest.raises(LookupFailed, match=f"POST /tokenize returned {status}"):
+        await lookups.get(Render(MESSAGES))
+
+    assert endpoint.continuation_fault is None
+    assert 0 == endpoint.health.faults
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+async def test_an_engine_without_the_route_is_marked(engine, lookups, endpoint, status):
+    """A gateway may forward calls only."""
+    answers(engine, {"detail": "Not Found"}, status)
+    with pytest.raises(LookupFailed):
+        await lookups.get(Render(MESSAGES))
+
+    assert "unsupported" == endpoint.continuation_fault
+
+
+async def test_an_unknown_model_does_not_mark_the_endpoint(engine, lookups, endpoint):
+    """vLLM returns 404 for a LoRA adapter that was unloaded; the calls of other models are continued."""
+
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
+        return web.json_response({"tokens": [1]}, status=404 if "model" in body else 200)
+
+    engine.respond = respond
+    with pytest.raises(LookupFailed):
+        await lookups.get(Render(MESSAGES))
+
+    assert endpoint.continuation_fault is None
+
+
+async def test_an_engine_kind_without_tokenizer_routes_is_marked_without_a_request(engine, upstream_to):
+    """Nothing is sent to it."""
+    upstream = upstream_to(engine.url, kind="plain")
+    with pytest.raises(LookupFailed):
+        await PromptLookups(upstream, upstream.endpoints[0], BODY, 100).get(Render(MESSAGES))
+
+    assert "unsupported" == upstream.endpoints[0].continuation_fault
+    assert [] == engine.requests
+
+
+async def test_a_continuation_is_run_to_its_result(engine, lookups):
+    """Each lookup that it yields is served in order."""
+
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
+        return web.json_response({"tokens": [1, 2]} if "messages" in body else {"prompt": str(body["tokens"])})
+
+    def continuation():
+        ids = yield Render(MESSAGES)
+        text = yield Detokenize(ids)
+        return f"text {text}"
+
+    engine.respond = respond
+
+    assert "text [1, 2]" == await lookups.run(continuation(), 2)
+
+
+async def test_a_cancelled_lookup_closes_the_engines_request(engine, lookups):
+    """No request is left when a client disconnects."""
+    engine.hangs()
+    task = asyncio.create_task(lookups.get(Render(MESSAGES)))
+    await asyncio.wait_for(engine.reached.wait(), 50)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(engine.aborted.wait(), 50)
