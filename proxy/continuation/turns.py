@@ -32,7 +32,8 @@ _NEUTRAL: Final = frozenset(
 
 _FINISHED: Final = ("stop", "length", "tool_calls", "function_call")
 _BYTES_PER_TURN: Final = 1000  # an estimate: the objects of a turn, without its ids and its reply
-_BYTES_PER_SAMPLED_ID: Final = 12  # an estimate: 4 for the id, 8 for the text of the reply
+_BYTES_PER_ID: Final = 4
+_BYTES_PER_CALL: Final = 500  # an estimate: the objects of a tool call, without its arguments
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +111,7 @@ class Turns:
     stops: set[tuple[str, str | None, int]] = field(default_factory=set)
     size: int = 0
     _named: dict[tuple[str, int], Turn] = field(default_factory=dict)
+    _users: dict[int, int] = field(default_factory=dict)  # the number of turns that share an array, by its id()
 
     def __len__(self) -> int:
         """Return the number of turns."""
@@ -147,7 +149,8 @@ class Turns:
                 turn.position, turn.text_start = len(whole), len(text)
                 self.by_text.setdefault(len(whole), {}).setdefault(_digest(whole), []).append(turn)
             self._named[turn.step_id, turn.choice] = turn
-            self.size += _BYTES_PER_TURN + _BYTES_PER_SAMPLED_ID * len(turn.ids)
+            self.size += _BYTES_PER_TURN + _BYTES_PER_ID * len(turn.ids) + _size_of(turn.reply)
+            self._hold(turn.prompt)
             if turn.is_closed and turn.ids:
                 self.stops.add((turn.kind, turn.model, turn.ids[-1]))
         self._share(step, parent)
@@ -175,18 +178,28 @@ class Turns:
 
     def _share(self, step: Step, parent: Turn | None) -> None:
         """Let the turns before a step use the array of its prompt, which begins with theirs."""
-        self.size += 4 * sum(map(len, step.prompts))
         own = next((turn for choice in step.choices if (turn := self._named.get((step.step_id, choice.index)))), None)
         if own is None or not step.exact:
             return
-        freed: Ids | None = None
         turn = parent
         while turn is not None and turn.prompt is not own.prompt:
-            if turn.prompt is not freed:
-                freed = turn.prompt
-                self.size -= 4 * len(freed)
+            self._hold(own.prompt)
+            self._release(turn.prompt)
             turn.prompt = own.prompt
             turn = turn.parent
+
+    def _hold(self, prompt: Ids) -> None:
+        """Count one more turn that has this array as its prompt."""
+        users = self._users.get(id(prompt), 0)
+        self._users[id(prompt)] = users + 1
+        if not users:
+            self.size += _BYTES_PER_ID * len(prompt)
+
+    def _release(self, prompt: Ids) -> None:
+        self._users[id(prompt)] -= 1
+        if not self._users[id(prompt)]:
+            del self._users[id(prompt)]
+            self.size -= _BYTES_PER_ID * len(prompt)
 
 
 def messages_place(messages: list[Any]) -> tuple[int, bytes] | None:
@@ -248,6 +261,16 @@ def _turn(  # noqa: PLR0917 - the parts of a turn
         is_hidden=(calls and body.get("parallel_tool_calls") is False)
         or (step.request.get("include_reasoning") is False and body.get("include_reasoning") is not False),
     )
+
+
+def _size_of(reply: Message) -> int:
+    """Return the approximate memory of a reply in bytes."""
+    calls = reply.get("tool_calls")
+    calls = calls if isinstance(calls, list) else []
+    functions = [call.get("function") for call in calls if isinstance(call, Mapping)]
+    texts = [reply.get("content"), reply.get("reasoning"), reply.get("reasoning_content")]
+    texts += [function.get("arguments") for function in functions if isinstance(function, Mapping)]
+    return _BYTES_PER_CALL * len(calls) + sum(len(text) for text in texts if isinstance(text, str))
 
 
 def own_rendering(turn: Turn) -> Rendering:

@@ -5,7 +5,7 @@ Every failure on the way sends the call unchanged.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
@@ -28,7 +28,7 @@ from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import decode_records
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
-from proxy.trajectory.step import Step
+from proxy.trajectory.step import Step, messages_of
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import BackgroundTasks, off_loop
 from proxy.upstream.headers import CONTINUATION_HEADER
@@ -39,7 +39,12 @@ from storage.types import Appended
 
 _PAGE: Final = 200  # records per read from the store
 _LONG_IDS: Final = 2**15  # hashing the messages of so many tokens takes about a millisecond
+_BYTES_PER_TOKEN: Final = 4  # of text
+_OTHER_CONTENT: Final = 2**20  # of unknown length, such as an image
+_BYTES_PER_COMPARISON: Final = 256  # of a body whose reading takes as long as comparing one reply
+_BYTES_PER_ENTRY: Final = 2000  # an estimate: the objects of a rollout without turns
 _MAX_STOPS: Final = 4096
+_BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 
 
 @dataclass(slots=True, eq=False)
@@ -76,13 +81,15 @@ class PromptContinuation:
         self._size = 0
         self._stops: set[tuple[str, str | None, int]] = set()  # engine kind, model and stop token
         self._tasks = BackgroundTasks()
+        self._is_closed = False
         metrics.continuation_cache_bytes.set_function(lambda: self._size)
 
     def __repr__(self) -> str:
         return f"<PromptContinuation {len(self._entries)} rollouts, {self._size} bytes>"
 
     async def close(self) -> None:
-        """Wait until the steps that were offered are added."""
+        """Wait until the steps that were offered are added; later ones are ignored."""
+        self._is_closed = True
         await self._tasks.wait()
 
     def offer(self, step: Step, incarnation: str, appended: Appended) -> None:
@@ -91,11 +98,11 @@ class PromptContinuation:
         entry = self._entries.get(key)
         if entry is None and appended.position == 0 and self._is_default:
             entry = self._entry(key)
-        if entry is None or appended.position != len(entry.turns.indexes):
+        if entry is None or self._is_closed or appended.position != len(entry.turns.indexes):
             return  # a step whose predecessors are unknown is read from the store with them
         step = replace(step, index=appended.position)
-        tokens = sum(map(len, step.prompts))
-        if tokens <= _LONG_IDS and not entry.lock.locked():
+        length = sum(map(len, step.prompts)) + _text_length(step) // _BYTES_PER_TOKEN
+        if length <= _LONG_IDS and not entry.lock.locked():
             _add_all(entry.turns, [step])
             self._account(key, entry)
         else:
@@ -120,7 +127,7 @@ class PromptContinuation:
             LOG.exception("Call sent unchanged", extra={"fields": {"step_id": plan.step_id}})
             turn, result = None, Continuation(None, "internal")
         self._metrics.continuation_duration_seconds.observe(self._clock.monotonic() - started)
-        if result.ids is not None and endpoint.window is not None and len(result.ids) >= endpoint.window:
+        if not _fits(result, endpoint.window, plan.body):
             result = Continuation(None, "window")
         self.count(result)
         ids = None if result.ids is None else await off_loop(4 * len(result.ids), result.ids.tolist)
@@ -157,10 +164,11 @@ class PromptContinuation:
             return "store"
         async with entry.lock:
             turns = entry.turns
+            size = body_bytes + _BYTES_PER_COMPARISON * len(turns)
             if plan.dialect.name == "chat":
-                found = await off_loop(body_bytes, match, turns, body, mode=mode, kind=kind, model=model)
+                found = await off_loop(size, match, turns, body, mode=mode, kind=kind, model=model)
             else:
-                found = await off_loop(body_bytes, match_text, turns, body, kind=kind, model=model)
+                found = await off_loop(size, match_text, turns, body, kind=kind, model=model)
         if isinstance(found, str) or found is None:
             return found
         if endpoint.engine.prompt_ids_fields(plan.dialect.name, []) is None:
@@ -204,23 +212,30 @@ class PromptContinuation:
         """
         entry = self._entry(key)
         count = rollout.counts.get("steps", 0)
+        if len(entry.turns.indexes) < count:
+            # The reading continues after a timeout, so that the next call finds the steps.
+            await asyncio.shield(self._tasks.start(self._read(key, entry, rollout, count)))
+        return entry
+
+    async def _read(self, key: tuple[str, str], entry: _Entry, rollout: Rollout, count: int) -> None:
+        """Add the steps from the first unknown one on. Raises StorageError, DamagedStep, NotFound."""
         async with entry.lock:
             known = entry.turns.indexes
             first = next((index for index in range(count) if index not in known), count)
-            if first < count:
-                records: list[bytes] = []
-                while len(records) % _PAGE == 0 and (
-                    page := await self._store.read(rollout.rollout_id, first + len(records), _PAGE)
-                ):
-                    records += page
+            # Each page is added before the next one is read, so that a damaged step does not hide those before it.
+            while first < count and (records := await self._store.read(rollout.rollout_id, first, _PAGE)):
                 steps = await decode_records(self._store, rollout, records, first, whole=True)
                 await asyncio.to_thread(_add_all, entry.turns, steps)
                 self._account(key, entry)
-        return entry
+                first += len(records)
 
     def _entry(self, key: tuple[str, str]) -> _Entry:
-        entry = self._entries.setdefault(key, _Entry())
-        self._entries.move_to_end(key)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _Entry()
+            self._account(key, entry)
+        else:
+            self._entries.move_to_end(key)
         return entry
 
     async def _add(self, key: tuple[str, str], entry: _Entry, steps: Sequence[Step]) -> None:
@@ -232,8 +247,9 @@ class PromptContinuation:
         """Count the memory of a rollout that has changed, and drop the least recently used ones above the limit."""
         if self._entries.get(key) is not entry:
             return  # dropped meanwhile
-        self._size += entry.turns.size - entry.size
-        entry.size = entry.turns.size
+        size = _BYTES_PER_ENTRY + entry.turns.size
+        self._size += size - entry.size
+        entry.size = size
         if len(self._stops) < _MAX_STOPS:
             self._stops |= entry.turns.stops
         while self._size > self._cache_bytes and self._entries:
@@ -261,6 +277,28 @@ def _add_all(turns: Turns, steps: Sequence[Step]) -> None:
             turns.add(step)
         except Exception:  # noqa: BLE001 - messages and responses may have any shape
             LOG.exception("Step not added to the continuation", extra={"fields": {"step_id": step.step_id}})
+
+
+def _text_length(step: Step) -> int:
+    """Return the approximate number of characters of a step's messages or prompt text."""
+    prompt = step.body.get("prompt")
+    length = len(prompt) if isinstance(prompt, str) else 0
+    for message in messages_of(step):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, Mapping) else part
+            length += len(text) if isinstance(text, str) else _OTHER_CONTENT if part is not None else 0
+    return length
+
+
+def _fits(result: Continuation, window: int | None, body: Mapping[str, Any]) -> bool:
+    """Return whether prompt ids fit into the context window, with the completion if the rendering would fit with it."""
+    if result.ids is None or window is None:
+        return True
+    if len(result.ids) >= window:
+        return False
+    left = window - max((body[name] for name in _BOUNDS if type(body.get(name)) is int), default=0)
+    return len(result.ids) <= left or result.rendering is None or result.rendering.length > left
 
 
 def _facts(turn: Turn | None, result: Continuation) -> dict[str, Any]:

@@ -1,0 +1,295 @@
+"""The cache of turns: its bound, the reading of steps from the store, and failures of the store."""
+
+import asyncio
+
+import pytest
+from continued_calls import CHAT, TOKENIZE, continuations, served, tapped
+from fakes import FailingStore
+
+from proxy.errors import DamagedStep
+from proxy.rollouts import prompt_continuation
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The index of the first record of each read of steps from the store, by the continuation."""
+    found = []
+    real = prompt_continuation.decode_records
+
+    async def decode_records(store, rollout, records, start, *, whole):
+        found.append(start)
+        return await real(store, rollout, records, start, whole=whole)
+
+    monkeypatch.setattr(prompt_continuation, "decode_records", decode_records)
+    return found
+
+
+async def cached_bytes(proxy) -> int:
+    """The memory of the cache, as its metric has it."""
+    async with proxy.http.get(proxy.url + "/metrics") as response:
+        line = next(
+            line
+            for line in (await response.text()).splitlines()
+            if line.startswith("tokentape_continuation_cache_bytes ")
+        )
+    return int(float(line.split()[1]))
+
+
+async def test_the_steps_of_this_process_are_continued_without_reading_the_store(store, reads):
+    """Each recorded step is added as it is stored."""
+    async with served(store) as proxy:
+        await proxy.agent("r1").turns(4)
+        rows = await proxy.rows("r1")
+
+    assert [] == reads
+    assert 1 == len(rows)
+
+
+async def test_processes_that_take_turns_continue_each_others_steps(store, reads):
+    """Each reads only what the other one stored since."""
+    async with served(store) as one, served(store, engine=one.engine) as other:
+        agent = one.agent("r1")
+        for number in range(6):
+            agent.served = (one, other)[number % 2]
+            await agent.turn(f"Question {number}?")
+        found = continuations(await one.steps("r1"))
+        rows = await one.rows("r1")
+
+    assert [None, *["sent"] * 5] == found
+    assert 1 == len(rows)
+    assert [0, 1, 2, 3, 4] == sorted(reads)
+
+
+async def test_a_restarted_process_continues_the_steps_of_the_earlier_one(store, reads):
+    """They are in the store."""
+    async with tapped() as engine:
+        async with served(store, engine=engine) as proxy:
+            agent = proxy.agent("r1")
+            await agent.turns(3)
+        async with served(store, engine=engine) as proxy:
+            agent.served = proxy
+            await agent.turns(3)
+            rows = await proxy.rows("r1")
+
+    assert 1 == len(rows)
+    assert [0] == reads
+
+
+async def test_many_steps_are_read_in_pages(store, reads, monkeypatch):
+    """Each page is added before the next one is read."""
+    monkeypatch.setattr(prompt_continuation, "_PAGE", 2)
+    async with served(store, sections={"continuation": {"mode": "off"}}) as proxy:
+        agent = proxy.agent("r1")
+        await agent.turns(5)
+        agent.headers = {"X-Rollout-Continuation": "faithful"}
+        await agent.turns(2)
+        found = continuations(await proxy.steps("r1"))
+
+    assert [None] * 5 + ["sent", "sent"] == found
+    assert [0, 2, 4] == reads
+
+
+@pytest.mark.parametrize("limit", [0, 1, 20_000])
+async def test_the_cache_has_at_most_the_configured_bytes(store, reads, limit):
+    """The least recently used rollouts are dropped, and read from the store when they are continued."""
+    async with served(store, sections={"continuation": {"cache_bytes": limit}}) as proxy:
+        agents = [proxy.agent(f"r{number}") for number in range(12)]
+        sizes = []
+        for agent in agents:
+            await agent.turns(2)
+            sizes.append(await cached_bytes(proxy))
+        reads.clear()
+        await agents[0].turn("More?")
+        found = continuations(await proxy.steps("r0"))
+
+    assert max(sizes) <= limit
+    assert [None, "sent", "sent"] == found
+    assert [0] == reads
+
+
+async def test_rollouts_without_turns_count_towards_the_limit(store):
+    """Failed calls have no turns, but a rollout of them has an entry."""
+    async with served(store, sections={"continuation": {"cache_bytes": 25_000}}) as proxy:
+        proxy.engine.answers(CHAT, {"error": {"message": "no"}}, status=400)
+        sizes = []
+        for number in range(20):
+            assert 400 == (await proxy.send(f"/rollouts/r{number}{CHAT}", proxy.agent("r").body()))[0]
+            sizes.append(await cached_bytes(proxy))
+
+    assert sizes == sorted(sizes)
+    assert 20_000 < sizes[-1] <= 25_000
+
+
+async def test_branches_count_with_all_their_prompts(store):
+    """Many calls continue the same long step; each branch has its own prompt in memory."""
+    async with served(store) as proxy:
+        first = proxy.agent("r1")
+        await first.turn("word " * 2000)
+        before = await cached_bytes(proxy)
+        for number in range(8):
+            await first.branch().turn(f"Branch {number}?")
+        after = await cached_bytes(proxy)
+        steps = await proxy.steps("r1")
+
+    prompts = [4 * len(step.prompts[0]) for step in steps]
+    assert [None, *["sent"] * 8] == continuations(steps)
+    assert before > prompts[0]
+    assert after - before > sum(prompts[1:]) - prompts[0]
+
+
+async def test_the_prompts_of_a_linear_rollout_are_counted_once(store):
+    """A prompt that begins with the earlier ones replaces them."""
+    async with served(store) as proxy:
+        agent = proxy.agent("r1")
+        await agent.turn("word " * 2000)
+        await agent.turns(5)
+        steps, size = await proxy.steps("r1"), await cached_bytes(proxy)
+
+    longest, sampled = 4 * len(steps[-1].prompts[0]), sum(step.sampled for step in steps)
+    assert longest < size < longest + 6 * 1000 + 12 * sampled + 3000
+
+
+async def test_an_unreachable_store_sends_the_call_unchanged(store, reads):
+    """The step is stored, and the next call continues it."""
+    failing = FailingStore(store)
+    async with (
+        served(store, sections={"continuation": {"mode": "off"}}) as proxy,
+        served(failing, engine=proxy.engine) as other,
+    ):
+        agent = proxy.agent("r1")
+        await agent.turn()
+        agent.served = other
+        failing.failing.add("read")
+        await agent.turn()
+        sent = proxy.engine.bodies()[-1]
+        failing.failing.clear()
+        await agent.turn()
+        found, counts = continuations(await proxy.steps("r1")), await other.counts()
+
+    assert [None, "store", "sent"] == found
+    assert "kv_transfer_params" not in sent
+    assert {"refused:store": 1, "continued": 1} == counts
+
+
+async def test_a_damaged_step_sends_the_call_unchanged(store, monkeypatch):
+    """Nothing is guessed about the rest of the rollout."""
+
+    async def decode_records(*args, **named):
+        raise DamagedStep("the record is unreadable")
+
+    async with served(store, sections={"continuation": {"mode": "off"}}) as proxy:
+        agent = proxy.agent("r1", headers={"X-Rollout-Continuation": "append"})
+        await agent.turn()
+        monkeypatch.setattr(prompt_continuation, "decode_records", decode_records)
+        await agent.turn()
+        found = continuations(await proxy.steps("r1"))
+
+    assert [None, "store"] == found
+
+
+async def test_the_reading_of_a_slow_store_continues_after_the_timeout(store, reads):
+    """The call is sent unchanged; the next one finds the steps."""
+    slow = FailingStore(store)
+    slow.waiting["read"] = asyncio.Event()
+    sections = {"continuation": {"timeout_s": 0.1}}
+    async with served(store) as proxy, served(slow, engine=proxy.engine, sections=sections) as other:
+        agent = proxy.agent("r1")
+        await agent.turn()
+        agent.served = other
+        await agent.turn()
+        slow.waiting.pop("read").set()
+        await agent.turn()
+        found, counts = continuations(await proxy.steps("r1")), await other.counts()
+
+    assert [None, "timeout", "sent"] == found
+    assert 1 == counts["refused:timeout"]
+
+
+async def test_a_rollout_that_was_created_again_has_no_earlier_turns(store):
+    """Its first call continues nothing of the deleted rollout."""
+    async with served(store) as proxy:
+        agent = proxy.agent("r1")
+        await agent.turns(2)
+        assert 204 == (await proxy.send("/rollouts/r1", {}, method="DELETE"))[0]
+        await agent.turn()
+        await agent.turn()
+        found = continuations(await proxy.steps("r1"))
+
+    assert [None, "sent"] == found
+
+
+async def test_a_rollout_that_is_deleted_during_a_rendering_fails_no_call(store):
+    """The response arrives; its step is discarded with the rollout."""
+    async with served(store) as proxy:
+        agent, deleted = proxy.agent("r1"), asyncio.Event()
+        await agent.turn()
+
+        async def delete(body):
+            assert 204 == (await proxy.send("/rollouts/r1", {}, method="DELETE"))[0]
+            deleted.set()
+
+        proxy.engine.faults[TOKENIZE] = delete
+        await agent.turn()
+        proxy.engine.faults.clear()
+        await agent.turn()
+        found = continuations(await proxy.steps("r1"))
+
+    assert deleted.is_set()
+    assert [None] == found
+
+
+async def test_steps_in_the_journal_are_continued_once_they_are_stored(store, tmp_path):
+    """Until then calls are sent unchanged, and none is lost."""
+    failing = FailingStore(store)
+    sections = {"store": {"on_failure": "spool", "spool_path": str(tmp_path / "steps")}}
+    async with served(failing, sections=sections) as proxy:
+        agent = proxy.agent("r1")
+        await agent.turn()
+        failing.failing.add("append")
+        await agent.turn()
+        await agent.turn()
+        failing.failing.clear()
+        async with asyncio.timeout(20):
+            while len(await proxy.steps("r1")) < 3:
+                await asyncio.sleep(0.02)
+        await agent.turn()
+        steps = await proxy.steps("r1")
+        rows = await proxy.rows("r1")
+
+    assert 4 == len(steps)
+    assert [None, "sent"] == continuations(steps)[:2]
+    assert "sent" == continuations(steps)[3]
+    assert all(step.exact for step in steps)
+    assert 2 == len(rows)
+
+
+async def test_an_aborted_client_leaves_no_task(store):
+    """The engine's request is closed with the client's."""
+    async with served(store) as proxy:
+        agent = proxy.agent("r1")
+        await agent.turn()
+        before, reached = asyncio.all_tasks(), asyncio.Event()
+        aborted = asyncio.Event()
+
+        async def hang(body):
+            reached.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                aborted.set()
+
+        proxy.engine.faults[TOKENIZE] = hang
+        call = asyncio.create_task(agent.turn())
+        await asyncio.wait_for(reached.wait(), 20)
+        call.cancel()
+        await asyncio.wait([call])
+        await asyncio.wait_for(aborted.wait(), 20)
+        async with asyncio.timeout(20):
+            while asyncio.all_tasks() - before:
+                await asyncio.sleep(0.01)
+        proxy.engine.faults.clear()
+        agent.messages.pop()
+        await agent.turn()
+        found = continuations(await proxy.steps("r1"))
+
+    assert [None, "sent"] == found
