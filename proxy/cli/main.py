@@ -68,7 +68,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     shape: Annotated[Literal["vllm", "sglang"], typer.Option(help="API to serve.")] = "vllm",
     script: Annotated[Path | None, typer.Option(help="YAML file with scripted replies, one per turn.")] = None,
     template: Annotated[
-        Path | None, typer.Option(help="Chat template in Jinja; requires tokentape[tokenizer].")
+        Path | None, typer.Option(help="Chat template in Jinja; requires the extra `tokenizer`.")
     ] = None,
     eos: Annotated[str, typer.Option(help="Token that ends a turn; one that the template writes.")] = "<|im_end|>",
     call_eos: Annotated[

@@ -66,6 +66,20 @@ def test_encoding_the_text_gives_the_sampled_ids():
     assert replies == [TOKENIZER.encode(TOKENIZER.decode(ids)) for ids in replies]
 
 
+def test_each_part_of_a_split_token_has_its_own_distribution():
+    """With a split, each sampled token has the distribution after all tokens before it, parts of tokens included."""
+    model = load_next_token_model()
+    sampler = Sampler(model, WORDS, 1, 1.0)
+    pairs = list(
+        islice(sampler.sample(prefix_from(PROMPT), (), lambda token, _: TOKENIZER.parts(token) or (token,)), 20)
+    )
+    ids = [token for token, _ in pairs]
+
+    assert len(TOKENIZER.encode(TOKENIZER.decode(ids))) < len(ids)
+    for index, (_, distribution) in enumerate(pairs):
+        assert model.distribution(prefix_from(PROMPT + ids[:index])).likely == distribution.likely
+
+
 def test_planned_ids_are_sampled():
     """Ids of the plan are sampled; free entries, and tokens after the plan, are drawn."""
     ids = sampled(1, count=5, plan=(7, FREE, 9))
