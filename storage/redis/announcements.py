@@ -7,8 +7,8 @@ reservations are leases: they do not wait for durability.
 import asyncio
 
 from storage.redis import scripts
-from storage.redis.decoding import decode_announcements, pairs
 from storage.redis.keys import BUCKETS, announcements_key, heartbeats_key, rollout_keys
+from storage.redis.replies import decode_announcements, pairs
 from storage.redis.scripts import RunScript
 from storage.types import Announcement, Reservation
 

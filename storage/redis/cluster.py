@@ -12,8 +12,8 @@ from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from storage.errors import StorageError, StoreUnreachable
 from storage.redis.connections import Connections
-from storage.redis.errors import checked
 from storage.redis.multiplexed import Reply
+from storage.redis.replies import checked
 from storage.redis.scripts import Command
 
 HostPort = tuple[str, int]

@@ -20,8 +20,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from storage.errors import StoreUnreachable
 from storage.options import Address, StoreOptions
-from storage.redis.errors import checked, translate_errors
 from storage.redis.multiplexed import PING, MultiplexedConnection, Reply, read_reply
+from storage.redis.replies import checked, translate_errors
 from storage.redis.scripts import Command
 
 # By default, redis-py reads its own version from disk for each connection, to send it to the server (8.1: 0.5 ms).

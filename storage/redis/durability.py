@@ -6,7 +6,7 @@ from typing import Final
 from storage.errors import StorageError
 from storage.options import StoreOptions
 from storage.redis.connections import Barrier, Connections
-from storage.redis.errors import checked
+from storage.redis.replies import checked
 from storage.redis.server_info import ServerInfo
 
 _WAITAOF_SINCE: Final = (7, 2)

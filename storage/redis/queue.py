@@ -7,9 +7,9 @@ from urllib.parse import unquote
 
 from storage.errors import FieldsChanged
 from storage.redis import scripts
-from storage.redis.decoding import decode_entity, encode_optional
 from storage.redis.keys import BUCKETS, GROUPS, bucket_for, queue_key, rollout_keys
 from storage.redis.multiplexed import Reply
+from storage.redis.replies import decode_entity, encode_optional
 from storage.redis.scripts import RunScript, Script
 from storage.types import MAX_LEASE_MS, QueuedGroup, StoredEntity
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from storage.errors import StorageError
 from storage.redis.connections import Connections
-from storage.redis.errors import checked
+from storage.redis.replies import checked
 from storage.types import ServerWarning
 
 _MIN_VERSION: Final = (7, 0)

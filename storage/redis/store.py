@@ -17,8 +17,6 @@ from storage.redis import scripts
 from storage.redis.announcements import RedisAnnouncements, RedisReservations
 from storage.redis.changes import RedisChanges
 from storage.redis.connections import Barrier, Servers
-from storage.redis.decoding import decode_entity, encode_optional, pairs
-from storage.redis.errors import checked
 from storage.redis.keys import (
     BATCHES,
     GROUPS,
@@ -32,6 +30,7 @@ from storage.redis.keys import (
 from storage.redis.listing import RedisListing
 from storage.redis.multiplexed import Reply
 from storage.redis.queue import RedisQueue
+from storage.redis.replies import checked, decode_entity, encode_optional, pairs
 from storage.redis.scripts import Command, Script
 from storage.redis.server_info import fetch_info, summarize
 from storage.types import Appended, FullRollout, Page, Reservation, ServerWarning, StepWrite, StoredEntity

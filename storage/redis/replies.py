@@ -1,9 +1,9 @@
-"""Translation of the errors of redis-py, the operating system and the servers into the errors of the store.
+"""The replies of the servers: their errors as those of the store, and their flat lists as the values in `storage.types`.
 
 Code outside `storage.redis` never gets an exception of redis-py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -17,6 +17,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from storage.errors import StorageError, StoreUnreachable
+from storage.redis.multiplexed import Reply
+from storage.types import Announcement, StoredEntity
 
 # Prefixes of error replies after which a retry can succeed. redis-py removes some prefixes and uses an exception class instead.
 _RETRYABLE_PREFIXES: Final = frozenset(
@@ -64,3 +66,55 @@ def checked(reply: Any) -> Any:
             f"the user of the store does not have a permission that TokenTape requires: {message}"
         ) from reply
     raise StorageError(f"the store returned an error: {message}") from reply
+
+
+def decode_entity(
+    name: str,
+    reply: Reply,
+    *,
+    new_incarnation: str | None = None,
+    announcements: Reply = (),
+    has_reservation: int | None = None,
+) -> StoredEntity:
+    """Decode a reply of HGETALL. The entity is `created` if its incarnation is `new_incarnation`."""
+    own: dict[bytes, bytes] = {}
+    fields: dict[str, bytes] = {}
+    counts: dict[str, int] = {}
+    for key, value in pairs(reply):
+        if key.startswith(b"f:"):
+            fields[key[2:].decode()] = value
+        elif key.startswith(b"n:"):
+            counts[key[2:].decode()] = int(value)
+        else:
+            own[key] = value
+    incarnation = own[b"birth"].decode()
+    return StoredEntity(
+        name,
+        incarnation,
+        created_ms=int(own[b"created_ms"]),
+        touched_ms=int(own[b"touched_ms"]),
+        fields=fields,
+        counts=counts,
+        created=incarnation == new_incarnation,
+        announcements=decode_announcements(announcements),
+        has_reservation=None if has_reservation is None else bool(has_reservation),
+    )
+
+
+def decode_announcements(reply: Reply) -> dict[str, Announcement]:
+    """Decode a hash of announcements, which has a value and a number (`number:NAME`) for each name."""
+    values = dict(pairs(reply))
+    names = [name for name in values if not name.startswith(b"number:")]
+    return {name.decode(): Announcement(values[name], int(values[b"number:" + name])) for name in names}
+
+
+def pairs(reply: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    """Iterate over the pairs of a flat reply: name, value, name, value, …."""
+    return zip(reply[::2], reply[1::2], strict=True)
+
+
+def encode_optional(fields: Mapping[str, bytes | None]) -> Iterable[str | bytes]:
+    """Encode fields as arguments of a script: `f:NAME`, then `=VALUE`, or an empty argument for None."""
+    for name, value in fields.items():
+        yield f"f:{name}"
+        yield b"" if value is None else b"=" + value

@@ -1,11 +1,11 @@
-"""Translation of errors of redis-py, the operating system and servers."""
+"""The replies of the servers: translated errors, and values of the store."""
 
 import pytest
 import redis.exceptions as redis_py
 from redis.asyncio.connection import DefaultParser
 
 from storage.errors import StorageError, StoreUnreachable
-from storage.redis.errors import checked, translate_errors
+from storage.redis.replies import checked, decode_entity, encode_optional, pairs, translate_errors
 
 RETRYABLE = (
     "OOM command not allowed when used memory > 'maxmemory'.",
@@ -69,3 +69,31 @@ def test_other_errors_are_not_translated():
     """Errors that do not come from a server are raised unchanged."""
     with pytest.raises(KeyError), translate_errors("here", 3):
         raise KeyError
+
+
+def test_pairs_of_a_flat_reply():
+    """Names and values alternate."""
+    assert [(b"a", b"1"), (b"b", b"2")] == list(pairs([b"a", b"1", b"b", b"2"]))
+
+
+def test_an_entity_is_decoded_by_the_prefixes_of_its_fields():
+    """Fields have the prefix `f:`, counts `n:`."""
+    reply = [b"birth", b"x", b"created_ms", b"1", b"touched_ms", b"2", b"f:status", b"open", b"n:steps", b"3"]
+    entity = decode_entity("r", reply, new_incarnation="x")
+
+    assert ("r", "x", 1, 2, True) == (
+        entity.name,
+        entity.incarnation,
+        entity.created_ms,
+        entity.touched_ms,
+        entity.created,
+    )
+    assert ({"status": b"open"}, {"steps": 3}) == (entity.fields, entity.counts)
+    assert not decode_entity("r", reply).created
+
+
+def test_absent_and_empty_values_are_encoded_differently():
+    """As the scripts require."""
+    assert ["f:a", b"=", "f:b", ""] == [
+        part or "" if part == b"" else part for part in encode_optional({"a": b"", "b": None})
+    ]
