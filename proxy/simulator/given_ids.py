@@ -32,7 +32,8 @@ def reused_ids(body: Body, model: Model) -> list[int] | None:
 
 
 def _has_other_than_text(messages: Any) -> bool:
-    contents = [message.get("content") for message in messages or () if isinstance(message, dict)]
+    listed = messages if isinstance(messages, list) else []
+    contents = [message.get("content") for message in listed if isinstance(message, dict)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return any(isinstance(part, dict) and part.get("type", "text") != "text" for part in parts)
 

@@ -63,6 +63,14 @@ async def test_invalid_ids_are_a_400(ids, start):
         assert 400 == response.status
 
 
+@pytest.mark.parametrize("messages", [5, "a", {"role": "user"}, [5], None])
+async def test_invalid_messages_beside_ids_are_a_400(messages, start):
+    """The type of messages is checked with ids, too."""
+    client = await start(Options())
+    async with client.client.post("/v1/chat/completions", json={"messages": messages} | WAYS["vllm"](IDS)) as response:
+        assert 400 == response.status
+
+
 async def test_ids_are_ignored_with_echo(start):
     """vLLM renders the messages if the request has `echo`, or no ids in its `kv_transfer_params`."""
     client = await start(Options())
