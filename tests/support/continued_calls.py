@@ -41,17 +41,24 @@ Fault = Callable[[dict[str, Any]], Awaitable[web.StreamResponse | None]]
 
 
 class TappedEngine:
-    """A simulated engine. `requests`: the path and the body of each POST. `faults`: by path, responses in place of its own."""
+    """A simulated engine. `requests`: the path and the body of each POST. `faults`: by path, responses in place of its own.
+    `disconnects`: the engine closes the connections of requests.
+    """
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.url = ""
         self.requests: list[tuple[str, bytes]] = []
         self.faults: dict[str, Fault] = {}
+        self.disconnects = False
 
     def bodies(self, path: str = CHAT) -> list[dict[str, Any]]:
         """Return the bodies of all requests to a path."""
         return [orjson.loads(text) for name, text in self.requests if name == path]
+
+    def raw(self, path: str = CHAT) -> list[bytes]:
+        """Return the bytes of all requests to a path."""
+        return [text for name, text in self.requests if name == path]
 
     def answers(self, path: str, value: Any, *, status: int = 200) -> None:
         """Respond to requests to a path with this JSON."""
@@ -67,6 +74,8 @@ class TappedEngine:
         if request.method == "POST":
             text = await request.read()
             self.requests.append((request.path, text))
+            if self.disconnects:
+                request.transport.close()
             fault = self.faults.get(request.path)
             if fault is not None and (response := await fault(orjson.loads(text))) is not None:
                 return response
@@ -77,7 +86,8 @@ class TappedEngine:
 async def tapped(**options: Any) -> AsyncIterator[TappedEngine]:
     """Start a simulated engine; `template` is the name of a template of TRL."""
     if name := options.pop("template", None):
-        options |= {"template": template(name).source, "eos": template(name).stops[0]}
+        stops = template(name).stops
+        options |= {"template": template(name).source, "eos": stops[0], "call_eos": stops[-1]}
     engine = TappedEngine(Options(**{"noncanonical_rate": 0.3, "seed": 1, **options}))
     app = make_engine(engine.options)
     app.middlewares.insert(0, engine.tap)
@@ -140,6 +150,25 @@ class Served:
         check_steps(steps)
         return steps
 
+    async def check_bridges(self, rollout: str) -> None:
+        """Assert that each prompt that was sent as ids ends as the engine renders the messages of its call."""
+        for step in await self.steps(rollout):
+            bridge = (step.extra.get("continuation") or {}).get("bridge")
+            if bridge is None:
+                continue
+            fields = {
+                name: step.body[name] for name in ("messages", "tools", "chat_template_kwargs") if name in step.body
+            }
+            async with self.http.post(self.engine.url + TOKENIZE, json=fields) as response:
+                rendered = (await response.json())["tokens"]
+            assert list(step.prompts[0])[-bridge:] == rendered[-bridge:]
+
+    async def check_unchanged(self, agent: "Agent", path: str = CHAT) -> None:
+        """Assert that the agent's last call was sent as it is without continuation, byte for byte."""
+        sent = self.engine.raw(path)[-1]
+        await self.send(f"/rollouts/unchanged{path}", agent.body_sent, X_Rollout_Continuation="off")
+        assert sent == self.engine.raw(path)[-1]
+
     def agent(self, rollout: str, **options: Any) -> "Agent":
         """Return an agent of a rollout."""
         return Agent(self, rollout, **options)
@@ -174,6 +203,7 @@ class Agent:
     headers: dict[str, str] = field(default_factory=dict)
     messages: list[dict[str, Any]] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
+    body_sent: dict[str, Any] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -199,7 +229,8 @@ class Agent:
 
     async def call(self) -> dict[str, Any]:
         """Make a call; return the whole response, of which a stream has the choices only."""
-        status, response = await self.served.send(self.path, self.body(), **self.headers)
+        self.body_sent = deepcopy(self.body())
+        status, response = await self.served.send(self.path, self.body_sent, **self.headers)
         self.statuses.append(status)
         return assembled(response) if isinstance(response, str) else response
 

@@ -95,7 +95,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
     """Send the call to one endpoint and relay its response; return None if the next endpoint is to be tried."""
     exchange: Exchange | None = None
     try:
-        if call.failed:
+        if call.failed and not call.are_ids_refused:
             await _move(call)
         plan = call.plan
         if call.fault is not None:
@@ -186,6 +186,7 @@ def _check_prompt_ids(context: Context, call: CallState, status: int) -> None:
 def _note_failed(context: Context, call: CallState, fault: EngineError) -> None:
     """Note for the step which endpoint failed, and count the failover."""
     label = call.endpoint.label
+    call.are_ids_refused = False
     call.failed.append({"endpoint": label, "fault": fault.message})
     context.metrics.failovers.labels(label).inc()
     LOG.warning(

@@ -1,0 +1,247 @@
+"""Continuation at engines with faults: ids that are changed, ignored or rejected, and tokenizers that fail."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from continued_calls import CHAT, DETOKENIZE, TOKENIZE, continuations, served, tapped
+
+KV = "kv_transfer_params"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_other_ids_than_were_sent_flag_the_step(store, stream):
+    """The step has the ids that the engine returned, and the endpoint gets no more ids."""
+    async with served(store) as proxy:
+        agent = proxy.agent("r1", stream=stream)
+        await agent.turns(2)
+        proxy.engine.options.faults.prompt_ids = "changed"
+        await agent.turn()
+        (sent,) = (body[KV]["prompt_token_ids"] for body in proxy.engine.bodies()[-1:])
+        proxy.engine.options.faults.prompt_ids = None
+        await agent.turns(2)
+        await proxy.check_unchanged(agent)
+        steps, counts = await proxy.steps("r1"), await proxy.counts()
+
+    assert [None, "sent", "sent", "returned_ids", "returned_ids"] == continuations(steps)
+    assert [True, True, False, True, True] == [step.exact for step in steps]
+    assert "other_prompt" in steps[2].problems
+    assert [*sent[:-1], (sent[-1] + 1) % 256] == list(steps[2].prompts[0])
+    assert {"continued": 2, "refused:returned_ids": 2} == counts
+
+
+async def test_ids_that_are_ignored_flag_the_step(store):
+    """The engine renders the messages instead; that prompt is recorded."""
+    async with served(store) as proxy:
+        agent = proxy.agent("r1")
+        await agent.turn()
+        proxy.engine.options.faults.prompt_ids = "ignored"
+        await agent.turns(2)
+        steps = await proxy.steps("r1")
+        rendered = (
+            await proxy.http.post(proxy.engine.url + TOKENIZE, json={"messages": steps[1].body["messages"]})
+        ).json()
+        rendered = (await rendered)["tokens"]
+
+    assert [None, "sent", "returned_ids"] == continuations(steps)
+    assert rendered == list(steps[1].prompts[0])
+    assert ["other_prompt"] == list(steps[1].problems)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("status", [400, 404, 422])
+async def test_a_call_whose_ids_are_rejected_is_sent_again_as_it_came(store, stream, status):
+    """The agent sees a usual response, the step is exact, and the endpoint gets no more ids until it is detected again."""
+    async with served(store) as proxy:
+        agent = proxy.agent("r1", stream=stream)
+        await agent.turn()
+
+        async def reject(body):
+            return web.json_response({"error": {"message": "no ids"}}, status=status) if KV in body else None
+
+        proxy.engine.faults[CHAT] = reject
+        await agent.turn()
+        await proxy.check_unchanged(agent)
+        await agent.turn()
+        await proxy.check_unchanged(agent)
+        steps, counts = await proxy.steps("r1"), await proxy.counts()
+
+    assert [None, "refused_ids", "refused_ids"] == continuations(steps)
+    assert [True] * 3 == [step.exact for step in steps]
+    assert [False, True, False] == [KV in body for body in proxy.engine.bodies()[:3]]
+    assert 1 == sum(KV in body for body in proxy.engine.bodies())
+    assert 2 == counts["refused:refused_ids"]
+
+
+async def test_a_call_that_is_rejected_both_ways_does_not_mark_the_endpoint(store):
+    """The ids were not the reason; the agent sees the engine's error."""
+    async with served(store) as proxy:
+        agent = proxy.agent("r1")
+        await agent.turn()
+        broken = agent.branch()
+        broken.fields = {"temperature": -1}
+        broken.messages.append({"role": "user", "content": "More?"})
+        response = await broken.call()
+        await agent.turn()
+        found = continuations(await proxy.steps("r1"))
+
+    assert [400] == broken.statuses
+    assert "temperature" in response["error"]["message"]
+    assert [None, "refused_ids", "sent"] == found
+
+
+async def test_an_endpoint_that_rejected_ids_gets_them_again_after_its_detection(store):
+    """An engine that is restarted may accept them; a lost connection leads to a detection."""
+    async with served(store) as proxy:
+        agent = proxy.agent("r1")
+        await agent.turn()
+        proxy.engine.options.faults.prompt_ids = "rejected"
+        await agent.turn()
+        proxy.engine.options.faults.prompt_ids = None
+
+        proxy.engine.disconnects = True
+        agent.messages.append({"role": "user", "content": "More?"})
+        await agent.call()
+        proxy.engine.disconnects = False
+        agent.messages.pop()
+        await agent.turn()
+        await agent.turn()
+        found = continuations(await proxy.steps("r1"))
+
+    assert [None, "refused_ids", *found[2:-1], "sent"] == found
+    assert 502 == agent.statuses[2]
+
+
+async def test_ids_out_of_vocabulary_cause_no_error(store):
+    """A tokenizer endpoint that returns them costs one rejected request; the call is sent again as it came."""
+    async with served(store) as proxy:
+        agent = proxy.agent("r1", fields={"temperature": 0})
+        await agent.turn()
+        (step,) = await proxy.steps("r1")
+        recorded = [*step.prompts[0], *step.choices[0].ids]
+        proxy.engine.answers(TOKENIZE, {"tokens": [*recorded, 10**9], "count": 1, "max_model_len": 32768})
+        await agent.turn()
+        await proxy.check_unchanged(agent)
+        steps = await proxy.steps("r1")
+
+    assert [None, "refused_ids"] == continuations(steps)
+    assert [True, True] == [step.exact for step in steps]
+
+
+async def test_a_tokenizer_that_hangs_delays_a_call_by_the_timeout_at_most(store):
+    """The call is sent unchanged, and its reason is counted."""
+    async with served(store, sections={"continuation": {"timeout_s": 0.2}}) as proxy:
+        agent = proxy.agent("r1")
+        await agent.turn()
+        proxy.engine.options.faults.tokenize = "hangs"
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await agent.turn()
+        elapsed = loop.time() - started
+        await proxy.check_unchanged(agent)
+        proxy.engine.options.faults.tokenize = None
+        await agent.turn()
+        steps, counts = await proxy.steps("r1"), await proxy.counts()
+
+    assert 0.2 <= elapsed < 2
+    assert [None, "timeout", "sent"] == continuations(steps)
+    assert all(step.exact for step in steps)
+    assert 1 == counts["refused:timeout"]
+
+
+@pytest.mark.parametrize("path", [TOKENIZE, DETOKENIZE])
+@pytest.mark.parametrize("status", [401, 404, 500])
+async def test_a_tokenizer_that_fails_sends_the_call_unchanged(store, path, status):
+    """After 404 the endpoint has no such route, and gets no more such requests."""
+    async with served(store, noncanonical_rate=1.0) as proxy:
+        agent = proxy.agent("r1")
+        await agent.turn()
+        proxy.engine.answers(path, {"detail": "no"}, status=status)
+        await agent.turn()
+        await proxy.check_unchanged(agent)
+        await agent.turn()
+        renderings = len(proxy.engine.raw(TOKENIZE))
+        steps, counts = await proxy.steps("r1"), await proxy.counts()
+
+    reason = "unsupported" if status == 404 else "tokenize"
+    assert [None, reason, reason] == continuations(steps)
+    assert all(step.exact for step in steps)
+    assert {f"refused:{reason}": 2} == counts
+    assert (1 if path == DETOKENIZE and status == 404 else 2) == renderings  # after 404 without a model's name one more
+
+
+GARBAGE = [None, [], "x", {}, {"tokens": None}, {"tokens": "abc"}, {"tokens": [1.5]}, {"tokens": [[1]]}, {"tokens": [-1]},
+           {"tokens": [2**40]}, {"tokens": []}, {"tokens": [1]}, {"tokens": [7] * 500, "max_model_len": "x"},
+           {"prompt": None}, {"prompt": 5}, {"prompt": "other"}, {"prompt": ""}]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [TOKENIZE, DETOKENIZE])
+@pytest.mark.parametrize("mode", ["faithful", "append"])
+async def test_garbage_of_a_tokenizer_causes_no_error_and_no_wrong_prompt(store, path, mode):
+    """Of wrong types, of other conversations, or empty: no call fails, and what is sent ends as the rendering does."""
+    async with served(store, noncanonical_rate=1.0, sections={"continuation": {"mode": mode}}) as proxy:
+        first = proxy.agent("r1")
+        await first.turn()
+        for garbage in GARBAGE:
+            proxy.engine.answers(path, garbage)
+            agent = first.branch()
+            await agent.turn()
+            if KV not in proxy.engine.bodies()[-1]:
+                await proxy.check_unchanged(agent)
+        proxy.engine.faults.clear()
+        await proxy.check_bridges("r1")
+        steps, counts = await proxy.steps("r1"), await proxy.counts()
+
+    assert all(step.exact for step in steps)
+    assert {"history", "sent", "tokenize", "close", "content_stripped"} >= {*continuations(steps)} - {None}
+    assert len(GARBAGE) == counts.total()
+
+
+async def test_sglang_gets_ids_once_a_rendering_was_equal_to_a_prompt(store):
+    """Until then calls are sent unchanged; its streams and its completions too are recorded exactly."""
+    async with served(store, shape="sglang") as proxy:
+        for stream in (False, True):
+            agent = proxy.agent(f"r{stream}", stream=stream)
+            await agent.turns(4)
+            rows, found = await proxy.rows(f"r{stream}"), continuations(await proxy.steps(f"r{stream}"))
+            assert [None, "sent", "sent", "sent"] == found
+            assert 1 == len(rows)
+
+    assert [False, True, True, True] * 2 == ["input_ids" in body for body in proxy.engine.bodies()]
+
+
+async def test_sglang_whose_rendering_differs_gets_no_ids(store):
+    """The routes are known from reading only, so that they are checked first."""
+    async with served(store, shape="sglang") as proxy:
+        agent = proxy.agent("r1")
+        await agent.turn()
+        proxy.engine.answers("/v1/tokenize", {"tokens": [1, 2, 3], "count": 3, "max_model_len": 100})
+        await agent.turn()
+        await proxy.check_unchanged(agent)
+        del proxy.engine.faults["/v1/tokenize"]
+        await agent.turn()
+        steps, counts = await proxy.steps("r1"), await proxy.counts()
+
+    assert [None, "unverified", "sent"] == continuations(steps)
+    assert 1 == counts["refused:unverified"]
+
+
+async def test_a_rejection_after_a_failover_is_sent_again_to_the_same_endpoint(store):
+    """The second endpoint rejects ids: it gets the call as it came, and no third one is needed."""
+    async with tapped() as dead, tapped() as rejecting:
+        endpoints = [{"url": dead.url, "name": "dead"}, {"url": rejecting.url, "name": "rejecting"}]
+        sections = {"engines": {"endpoints": endpoints, "eject_after": 1000}}
+        async with served(store, engine=rejecting, sections=sections) as proxy:
+            agents = [proxy.agent(f"r{number}") for number in range(6)]
+            for agent in agents:
+                await agent.turn()
+            rejecting.options.faults.prompt_ids = "rejected"
+            dead.answers(CHAT, {"error": {"message": "loading"}}, status=503)
+            for agent in agents:
+                await agent.turn()
+            steps = [step for agent in agents for step in (await proxy.steps(agent.rollout))]
+
+    assert [200] * 12 == [status for agent in agents for status in agent.statuses]
+    assert {"refused_ids"} == {found for found in continuations(steps) if found}
+    assert all(step.exact for step in steps)
+    assert any("kv_transfer_params" in body for body in dead.bodies())
