@@ -37,6 +37,7 @@ from storage.errors import StorageError
 from storage.store import Store
 from storage.types import Appended
 
+_DELAY_S: Final = 0.1  # between a call and the hashing of its messages
 _PAGE: Final = 200  # records per read from the store
 _LONG_IDS: Final = 2**15  # hashing the messages of so many tokens takes about a millisecond
 _BYTES_PER_TOKEN: Final = 4  # of text
@@ -49,9 +50,10 @@ _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """The turns of one rollout; the lock is held while they are changed or searched."""
+    """The turns of one rollout; the lock is held while they are changed or searched. `pending` are steps to add."""
 
     turns: Turns = field(default_factory=Turns)
+    pending: list[Step] = field(default_factory=list)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     size: int = 0
 
@@ -93,26 +95,26 @@ class PromptContinuation:
         await self._tasks.wait()
 
     def offer(self, step: Step, incarnation: str, appended: Appended) -> None:
-        """Add a stored step to the cache; in a thread if it is long."""
+        """Add a stored step to the cache soon, or before the next call of its rollout is searched for."""
         key = (step.rollout_id, incarnation)
         entry = self._entries.get(key)
         if entry is None and appended.position == 0 and self._is_default:
             entry = self._entry(key)
-        if entry is None or self._is_closed or appended.position != len(entry.turns.indexes):
+        if entry is None or self._is_closed or appended.position != len(entry.turns.indexes) + len(entry.pending):
             return  # a step whose predecessors are unknown is read from the store with them
-        step = replace(step, index=appended.position)
-        length = sum(map(len, step.prompts)) + _text_length(step) // _BYTES_PER_TOKEN
-        if length <= _LONG_IDS and not entry.lock.locked():
-            _add_all(entry.turns, [step])
-            self._account(key, entry)
-        else:
-            self._tasks.start(self._add(key, entry, [step]))
+        if not entry.pending:  # after the response has been sent
+            asyncio.get_running_loop().call_later(_DELAY_S, self._settle, key, entry)
+        entry.pending.append(replace(step, index=appended.position))
+
+    def _settle(self, key: tuple[str, str], entry: _Entry) -> None:
+        if entry.pending and not self._is_closed:
+            self._tasks.start(self._add_pending(key, entry))
 
     async def with_continuation(
         self, plan: Plan, rollout: Rollout, endpoint: Endpoint, mode: Mode, *, body_bytes: int
     ) -> Plan:
         """Return the plan with prompt ids that continue an earlier step, if the call continues one; else the plan."""
-        if mode == "off" or not rollout.counts.get("steps"):
+        if mode == "off" or not rollout.counts.get("steps") or not _may_continue(plan):
             return plan
         started = self._clock.monotonic()
         try:
@@ -211,6 +213,8 @@ class PromptContinuation:
         Raises StorageError, DamagedStep, NotFound.
         """
         entry = self._entry(key)
+        if entry.pending:
+            await self._add_pending(key, entry)
         count = rollout.counts.get("steps", 0)
         if len(entry.turns.indexes) < count:
             # The reading continues after a timeout, so that the next call finds the steps.
@@ -238,9 +242,15 @@ class PromptContinuation:
             self._entries.move_to_end(key)
         return entry
 
-    async def _add(self, key: tuple[str, str], entry: _Entry, steps: Sequence[Step]) -> None:
+    async def _add_pending(self, key: tuple[str, str], entry: _Entry) -> None:
+        """Add the steps that were offered; in a thread if they are long."""
         async with entry.lock:
-            await asyncio.to_thread(_add_all, entry.turns, steps)
+            steps, length = entry.pending, sum(map(_length, entry.pending))
+            if length <= _LONG_IDS:
+                _add_all(entry.turns, steps)
+            else:
+                await asyncio.to_thread(_add_all, entry.turns, tuple(steps))
+            entry.pending = entry.pending[len(steps) :]
         self._account(key, entry)
 
     def _account(self, key: tuple[str, str], entry: _Entry) -> None:
@@ -277,6 +287,19 @@ def _add_all(turns: Turns, steps: Sequence[Step]) -> None:
             turns.add(step)
         except Exception:  # noqa: BLE001 - messages and responses may have any shape
             LOG.exception("Step not added to the continuation", extra={"fields": {"step_id": step.step_id}})
+
+
+def _may_continue(plan: Plan) -> bool:
+    """Return whether a call sends a reply back, or has a text prompt."""
+    messages = plan.body.get("messages")
+    if plan.dialect.name != "chat" or not isinstance(messages, list):
+        return plan.dialect.name == "completions"
+    return any(isinstance(message, Mapping) and message.get("role") == "assistant" for message in messages)
+
+
+def _length(step: Step) -> int:
+    """Return the approximate number of tokens of a step's prompts and messages."""
+    return sum(map(len, step.prompts)) + _text_length(step) // _BYTES_PER_TOKEN
 
 
 def _text_length(step: Step) -> int:
