@@ -261,3 +261,30 @@ def test_failing_lookups(failing):
     """A lookup that fails never leads to a wrong bridge: the call is refused, or sent by what is known."""
     calling = Turn(Reply("", "Hm.", calls=(CALL,)), (result("red"),))
     run_everywhere(plan(calling, Turn(Reply("Yes. ", "So?")), calling, failing=failing))
+
+
+def test_lookups_that_render_differently():
+    """No call is continued where lookups render the messages differently from calls, such as without tools."""
+    turns = (BIRDS, Turn(Reply("", "Hm.", calls=(CALL,)), (result("red"),)), BIRDS)
+    for name in FAMILIES:
+        if name not in {"llama3_1", "deepseekv3", "phi3"}:  # which render this conversation alike without tools
+            for mode in ("append", "faithful"):
+                boundaries = run(plan(*turns, template=name, mode=mode, ignores_tools=True))
+                assert not any(boundary.is_continued for boundary in boundaries), boundaries[0].describe()
+
+
+def test_texts_without_special_tokens():
+    """An engine whose texts of ids lack special tokens never gets a wrong bridge."""
+    turns = (BIRDS, Turn(Reply("", "Hm.", calls=(CALL,)), (result("red"),)), Turn(Reply(" Yes\n", "So?")))
+    run_everywhere(plan(*turns, drops_specials=True))
+    run_everywhere(plan(Turn(Reply("Seven birds", ending="stop_string", stop="\n")), *turns, drops_specials=True))
+
+
+@pytest.mark.parametrize("change", ["as_parts", "renames", "trims", "keeps_reasoning", "rewrites"])
+def test_what_agents_change(change):
+    """A turn is continued if the agent sends its text as parts, trims it, or changes ids and white space of calls."""
+    calling = Turn(Reply("Let me look. ", "Hm.", calls=(CALL,)), (result("red"),))
+    for changed in (False, True):
+        boundaries = run(plan(calling, Turn(Reply(" Yes.\n", "So?")), calling, **{change: changed}))
+        assert all(boundary.is_continued for boundary in boundaries), boundaries[0].describe()
+    run_everywhere(plan(calling, BIRDS, calling, **{change: True}))

@@ -84,15 +84,13 @@ def _expected(boundary: Boundary, text: str) -> Iterator[str]:
         rest = _rest(boundary, reply)
         is_located |= rest is not None
         yield from _after(rest, stop)
-        yield from _after(
-            (rest or "").replace(MARKS[0], "").replace(MARKS[1], ""), stop
-        )  # where the template quotes the reply again
+        quoting = (rest or "").replace(MARKS[0], "").replace(MARKS[1], "")  # the template may quote the reply again
+        yield from _after(quoting, stop)
     if not calls and not match.reply.get("content") and not match.reply.get("reasoning"):
         yield from _after(_after_history(boundary), stop)
     elif not is_located:  # the template shows no marked part
-        yield from _after(
-            _rest(boundary, _renamed(match.reply) if calls else {**match.reply, "content": MARKS[0]}), stop
-        )
+        rest = _rest(boundary, _renamed(match.reply) if calls else {**match.reply, "content": MARKS[0]})
+        yield from _after((rest or "").replace(MARKS[2], ""), stop)  # results may contain the name
 
 
 def _stops(engine: TemplateEngine) -> set[int]:

@@ -53,7 +53,9 @@ class Turn:
 class Plan:
     """A rollout.
 
-    `rewrites`: the agent writes tool arguments again. `keeps_reasoning`: it sends reasoning back. `clock`: the date advances
+    `rewrites`: the agent writes tool arguments again. `keeps_reasoning`: it sends reasoning back. `as_parts`: it sends texts
+    as lists of parts. `renames`: it changes the ids of tool calls. `drops_specials`: the engine's texts of ids lack special
+    tokens. `ignores_tools`: its lookups render no tools. `clock`: the date advances
     with each rendering. `knows_stops`: the model's EOS has closed turns of earlier rollouts. `failing`: each lookup
     of this number fails. `first`: the messages of the first call.
     """
@@ -67,6 +69,10 @@ class Plan:
     rewrites: bool = True
     keeps_reasoning: bool = False
     trims: bool = False
+    as_parts: bool = False
+    renames: bool = False
+    drops_specials: bool = False
+    ignores_tools: bool = False
     clock: bool = False
     knows_stops: bool = True
     failing: int = 0
@@ -158,7 +164,7 @@ class Rollout:
             is_linear = not (turn.rollback or turn.as_it_came)
             if not turn.rollback:
                 self.messages.append(self._sent_back(samples[0].message))
-            self.messages += deepcopy(turn.new)
+            self.messages += [self._added(message) for message in turn.new]
 
     def _client_stops(self, reply: Reply) -> list[int] | None:
         return [self.engine.encode(reply.stop)[-1]] if reply.ending == "client_stop" else None
@@ -212,10 +218,10 @@ class Rollout:
 
     def _look_up(self, lookup: Any, tools: Any) -> Any:
         if isinstance(lookup, Detokenize):
-            return self.engine.detokenize(lookup.ids)
+            return self.engine.detokenize(lookup.ids, specials=not self.plan.drops_specials)
         assert isinstance(lookup, Render)
         try:
-            ids = self.engine.render(lookup.messages, tools)
+            ids = self.engine.render(lookup.messages, None if self.plan.ignores_tools else tools)
         except CannotRender:
             return None
         self._renderings.append((lookup.messages, ids))
@@ -271,4 +277,14 @@ class Rollout:
             function = call["function"]
             if self.plan.rewrites and parse_arguments(function["arguments"]):
                 function["arguments"] = json.dumps(json.loads(function["arguments"]))
+            if self.plan.renames:
+                call["id"] = f"own_{call['id']}"
+        if self.plan.as_parts and back["content"]:
+            back["content"] = [{"type": "text", "text": back["content"]}]
         return back
+
+    def _added(self, message: Message) -> Message:
+        """Return a message that follows a reply, with the agent's ids of calls."""
+        if self.plan.renames and "tool_call_id" in message:
+            return {**message, "tool_call_id": f"own_{message['tool_call_id']}"}
+        return deepcopy(message)

@@ -72,6 +72,28 @@ _TEMPLATES = {
     "reply_twice": _each(
         _MESSAGE + "{% if m.role == 'assistant' %}<|im_start|>summary\n{{ m.content }}{{ m.reasoning }}" + _END + "{% endif %}"
     ),
+    "ids_of_calls": _each(
+        _MESSAGE.replace("call.function | tojson", "call | tojson").replace("{{ m.role }}", "{{ m.role }} {{ m.tool_call_id }}")
+    ),
+    "content_without_lines": _with(_CONTENT, "{{ m.content | replace('\\n', ' ') }}"),
+    "beginning_of_replies": _each(
+        _START + _THOUGHTS + "{% if m.role == 'assistant' and not loop.last %}{{ m.content[:5] }}{% else %}{{ m.content }}"
+        "{% endif %}" + _CALLS + _END
+    ),
+    "thoughts_after_results": _each(
+        _START + _CONTENT + _CALLS + _END + _IF_LAST_RESULT
+        + "{% for a in messages[:loop.index0] if a.reasoning %}{% if loop.last %}<|im_start|>notes\n{{ a.reasoning }}" + _END
+        + "{% endif %}{% endfor %}{% endif %}"
+    ),
+    "reply_before_the_prompt": _each(
+        _MESSAGE,
+        after="{% for a in messages if a.role == 'assistant' %}{% if loop.last %}<|im_start|>before\n{{ a.content }}" + _END
+        + "{% endif %}{% endfor %}" + _PROMPT,
+    ),
+    "turn_number": _each(
+        "{% if m.role == 'assistant' %}" + _MESSAGE.replace(_END, "<|im_end|>{{ loop.index // 2 }}\n")
+        + "{% else %}" + _MESSAGE + "{% endif %}"
+    ),
     "stop_on_both_sides": _each(
         "<|im_end|>{{ m.role }}\n" + _BODY + "<|im_end|>",
         after="{% if add_generation_prompt %}<|im_end|>assistant\n{% endif %}",

@@ -84,9 +84,9 @@ class TemplateEngine:
         """Return the ids of a text in which special tokens are written as text."""
         return array("i", self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, with special tokens."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+    def detokenize(self, ids: Sequence[int], *, specials: bool = True) -> str:
+        """Return the text of ids, with special tokens by default."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=not specials)
 
     def split(self, ids: Sequence[int], random: Random, rate: float) -> "array[int]":
         """Return ids of the same text in which this share of the tokens is split into shorter ones."""
