@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from bridge_oracle import begins_with_the_recorded_ids, ends_as_rendered, not_shown, wrong_bridge
+from bridge_oracle import begins_with_the_recorded_ids, ends_as_rendered, keeps_the_history, not_shown, wrong_bridge
 from chat_templates import OTHER_STOP
 from continued_rollouts import TOOLS, USER, Boundary, Plan, Rollout, Turn
 from template_engine import Call, Reply
@@ -33,7 +33,9 @@ def run(plan: Plan) -> list[Boundary]:
             assert ends_as_rendered(boundary), boundary.describe()
             wrong = wrong_bridge(boundary)
             assert wrong is None, f"{wrong}\n{boundary.describe()}"
-            assert plan.mode == "append" or not_shown(boundary) == [], boundary.describe()
+            if plan.mode == "faithful":
+                assert keeps_the_history(boundary), boundary.describe()
+                assert not_shown(boundary) == [], boundary.describe()
     return boundaries
 
 
@@ -83,6 +85,12 @@ def test_turn_cut_after_a_complete_call():
     )
     run_everywhere(cut)
     run_everywhere(plan(Turn(Reply("", calls=(CALL,), ending="length"), (result("seven birds"),)), BIRDS))
+
+
+def test_content_cut_by_the_limit():
+    """A turn that the limit cuts within its content is closed by the template."""
+    cut = plan(Turn(Reply("Seven red", ending="length")))
+    assert bridges(cut) == ["<|im_end|>\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n"]
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.7])
@@ -226,6 +234,19 @@ def test_empty_reply():
         bridges(plan(Turn(Reply("")), BIRDS))[0] == "\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n"
     )
     run_everywhere(plan(Turn(Reply("")), Turn(Reply("", "Only thoughts.")), BIRDS))
+
+
+@pytest.mark.parametrize("name", ["message_count", "newest_first", "window", "system_first", "beginning_of_replies"])
+def test_rewritten_history(name):
+    """Where the template renders earlier messages differently, a call is only continued in `append`, and by its own turn."""
+    added = ({"role": "system", "content": "Be brief."}, user("Why?"))
+    for reply in (
+        Reply("Seven red birds"),
+        Reply("Seven", ending="length"),
+        Reply("Seven", ending="stop_string", stop="\n"),
+    ):
+        for mode in ("append", "faithful"):
+            run(plan(Turn(reply), Turn(reply, added), Turn(reply), Turn(reply), template=name, mode=mode))
 
 
 @pytest.mark.parametrize("name", ["quotes_the_reply", "quotes_the_beginning", "reply_twice"])

@@ -3,7 +3,7 @@
 from collections import Counter
 from functools import cache
 
-from bridge_oracle import begins_with_the_recorded_ids, ends_as_rendered, not_shown, wrong_bridge
+from bridge_oracle import begins_with_the_recorded_ids, ends_as_rendered, keeps_the_history, not_shown, wrong_bridge
 from continued_rollouts import Boundary, Rollout
 from conversation_plans import NAMES, plans
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -78,10 +78,11 @@ def test_linear_calls_find_their_turn():
 
 
 def test_faithful_keeps_what_is_shown():
-    """In mode `faithful`, a turn is continued only if the template shows its content, reasoning and calls."""
+    """In mode `faithful`, a turn is continued only if the template keeps the history, and shows all parts of the turn."""
     for boundary in continued():
         if boundary.mode == "faithful":
             assert boundary.result.reason is None, boundary.describe()
+            assert keeps_the_history(boundary), boundary.describe()
             assert not_shown(boundary) == [], boundary.describe()
 
 

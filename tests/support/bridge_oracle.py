@@ -55,6 +55,16 @@ def wrong_bridge(boundary: Boundary) -> str | None:
     return None if text in expected else f"the template writes {expected[:3]}, not {text!r}"
 
 
+def keeps_the_history(boundary: Boundary) -> bool:
+    """Return whether the rendering of the call's messages begins with that of the messages before the turn."""
+    engine, tools = boundary.engine, boundary.tools
+    engine.day, day = boundary.day, engine.day
+    try:
+        return engine.detokenize(rendering(boundary)).startswith(engine.text(boundary.found.history, tools))
+    finally:
+        engine.day = day
+
+
 def not_shown(boundary: Boundary) -> list[str]:
     """Return the parts of a reply that the template does not show in the turn, apart from white space."""
     match, engine = boundary.found, boundary.engine

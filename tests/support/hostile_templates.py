@@ -90,6 +90,7 @@ _TEMPLATES = {
         after="{% for a in messages if a.role == 'assistant' %}{% if loop.last %}<|im_start|>before\n{{ a.content }}" + _END
         + "{% endif %}{% endfor %}" + _PROMPT,
     ),
+    "newest_first": _each(_MESSAGE).replace("in messages", "in messages | reverse", 1),
     "turn_number": _each(
         "{% if m.role == 'assistant' %}" + _MESSAGE.replace(_END, "<|im_end|>{{ loop.index // 2 }}\n")
         + "{% else %}" + _MESSAGE + "{% endif %}"
