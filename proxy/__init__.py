@@ -5,6 +5,7 @@ The folders, from the lowest layer to the highest; a folder imports only lower o
     errors, clock   errors that clients receive; time and ids
     config/         settings
     trajectory/     [pure] steps, their tree, sequences, drift and fidelity
+    continuation/   [pure] the prompts of calls that continue recorded steps
     protocols/      [pure] dialects of clients, engines, and the exchange between them
     export/         [pure] one module per trainer
     simulator/      a deterministic engine without a GPU

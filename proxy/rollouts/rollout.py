@@ -103,11 +103,6 @@ class Rollout:
         return self.drift is not None and not self.drift.unexplained and self.drift.steps >= self.counts.get("steps", 0)
 
     @property
-    def retries_by_body(self) -> bool:
-        """Whether calls with equal bodies are retries of one call, as in rollouts of rollout servers."""
-        return bool(self.osmosis)
-
-    @property
     def is_starting(self) -> bool:
         """Whether it waits for the tools from its rollout server."""
         return self.osmosis.get("state") == "starting" and not self.is_finished

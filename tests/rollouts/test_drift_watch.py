@@ -40,8 +40,9 @@ async def test_kinds_are_the_same_if_the_engine_stops_before_the_finish(store, h
         url = await alive.enter_async_context(
             simulating("127.0.0.1:0", Options(seed=1, script=Script([Conversation(TURNS)])))
         )
-        first = await stack.enter_async_context(proxying(url, store))
-        other = await stack.enter_async_context(proxying(url, store))
+        rendering = {"continuation": {"mode": "off"}}  # by the engine, so that there is drift
+        first = await stack.enter_async_context(proxying(url, store, **rendering))
+        other = await stack.enter_async_context(proxying(url, store, **rendering))
         messages = await chat(http, first.url, [ASK], max_tokens=8)
         messages = await chat(http, first.url, messages)
         await chat(http, first.url, messages)

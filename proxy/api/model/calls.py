@@ -156,9 +156,9 @@ async def _send(context: Context, call: IncomingCall, rollout: Rollout, attempt:
 
 
 def _retry_key(call: IncomingCall, rollout: Rollout) -> str | None:
-    """Return the idempotency key of a call without one, if calls with the same body are retries."""
+    """Return the idempotency key of a call without one, if calls with the same body are retries, as with rollout servers."""
     adapted = call.adapter is not None and call.adapter.retries_by_body
-    return call.digest if adapted or rollout.retries_by_body else None
+    return call.digest if adapted or rollout.osmosis else None
 
 
 async def replay(context: Context, call: IncomingCall, rollout: Rollout, stored: StoredAnswer) -> web.StreamResponse:
