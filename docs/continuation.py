@@ -65,8 +65,8 @@ An SGLang endpoint gets ids for chat only after its rendering of a step's messag
 - The rest of the request does not change: tools, parsers, streaming and structured output work as before. Clients do not see
   the injected fields, and usage is the engine's.
 - A continued call costs one rendering, which replaces the tokenization by the call itself. With drift there are two requests to
-  `/detokenize`, and in about 15 % of these cases three more renderings, mostly of short histories. All are sent to the endpoint
-  of the call, within `continuation.timeout_s`.
+  `/detokenize`, and in about 15 % of these cases four more renderings, mostly three of a short history and one of the whole
+  conversation. All are sent to the endpoint of the call, within `continuation.timeout_s`.
 - If the engine returns other prompt ids than were sent, the step is flagged `other_prompt`. If it rejects a call with ids, the
   call is sent again unchanged; if that succeeds, the ids were the reason. In both cases the endpoint gets no more ids until its
   type is detected again.
@@ -78,19 +78,22 @@ Atropos' `ManagedServer` do; only the rest is tokenized.
 
 ## Chat templates
 
-Measured in mode `append` over the 41 original chat templates of TRL 1.16 that render text messages: linear rollouts of six turns,
-with and without tools, reasoning, and content beside tool calls; the sampled text is split into tokens that no tokenizer would
-choose, and the agent formats arguments in its own way and drops the reasoning. **178 of 194 combinations are one sequence**, no
-bridge is wrong, and these are refused:
+Measured in mode `append` over the 41 original chat templates of TRL 1.16, all of which render text messages: linear rollouts
+of six turns, with and without tools, reasoning, and content beside tool calls; the sampled text is split into tokens that no
+tokenizer would choose, and the agent formats arguments in its own way and drops the reasoning. **178 of 194 combinations are
+one sequence**, no bridge is wrong, and these are refused:
 
 | template | combination | reason |
 |---|---|---|
-| `gptoss` | all; with tools in 1 of 5 calls, with reasoning in all | `other_stop`, `close`: the model ends turns with `<|return|>`, the template with `<|end|>` |
-| `gemma4`, `gemma4_v3` to `gemma4_v5`, `diffusion_gemma` | tools with content beside the calls | `close`: the template writes the content after the tool results |
+| `gptoss` | all; with tools in 1 of 5 calls, with tools and reasoning in all | `other_stop`, `close` |
+| `gemma4`, `gemma4_v3` to `gemma4_v5`, `diffusion_gemma` | tools with content beside the calls | `close` |
 
-`PYTHONPATH=.:tests/support python -m continuation_table` prints this table from a clone. On a real vLLM 0.32 with a random model at
-temperature 1.5, all rollouts of `make test-engine` are one sequence in `append`, with templates that keep and that strip reasoning;
-with `off`, every turn of the second template forks.
+The model of the first ends its turns with another token (`return`) than the template writes (`end`). The other templates write
+content after the results of the tool calls beside it.
+
+`PYTHONPATH=.:tests/support python -m continuation_table` prints this table from a clone. On a real vLLM 0.32 with a random
+model at temperature 1.5, all rollouts of `make test-engine` are one sequence in `append`, with templates that keep and that
+strip reasoning; with `off`, every turn of the second template forks.
 
 ## What is not continued
 
