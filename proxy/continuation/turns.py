@@ -75,11 +75,14 @@ class Turn:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the last id is a stop token of the model, and not one that the client chose."""
-        return self.finish_reason == "stop" and (
-            self.stop_reason is None
-            or (isinstance(self.stop_reason, int) and self.stop_reason not in self.client_stops)
-        )
+        """Whether the last id is a stop token of the model, and not one that the client chose.
+
+        With `tool_calls` an engine may hide a limit; vLLM 0.32 then still returns a stop token as `stop_reason`, if it is
+        not the first one of the model.
+        """
+        if isinstance(self.stop_reason, int):
+            return self.finish_reason in {"stop", "tool_calls"} and self.stop_reason not in self.client_stops
+        return self.finish_reason == "stop" and self.stop_reason is None
 
     @property
     def is_cut(self) -> bool:

@@ -4,11 +4,11 @@ from continuation_table import Outcome, combinations, outcome, table
 
 # Where the template writes another stop token than was sampled, or content of a turn after the tool results.
 REFUSED = {
-    "diffusion_gemma": "close",
-    "gemma4": "close",
-    "gemma4_v3": "close",
-    "gemma4_v4": "close",
-    "gemma4_v5": "close",
+    "diffusion_gemma": "other_stop",
+    "gemma4": "other_stop",
+    "gemma4_v3": "other_stop",
+    "gemma4_v4": "other_stop",
+    "gemma4_v5": "other_stop",
     "gptoss": "other_stop",
 }
 

@@ -20,6 +20,8 @@ def only(turns):
         ("stop", "word", {}, False, True),
         ("length", None, {}, False, True),
         ("tool_calls", None, {}, False, False),
+        ("tool_calls", 98, {}, True, False),
+        ("tool_calls", 98, {"stop_token_ids": [98]}, False, False),
         ("tool_calls", "word", {}, False, True),
     ],
 )
