@@ -85,8 +85,8 @@ one sequence**, no bridge is wrong, and these are refused:
 
 | template | combination | reason |
 |---|---|---|
-| `gptoss` | all: every call of a chat, 1 of 5 with tools | `other_stop`: the model ends turns with another token than the template |
-| `gemma4`, `gemma4_v3` to `gemma4_v5`, `diffusion_gemma` | tools with content beside the calls | `other_stop`: the template writes the content after the tool results |
+| `gptoss` | all; with tools in 1 of 5 calls | `other_stop` |
+| `gemma4`, `gemma4_v3` to `gemma4_v5`, `diffusion_gemma` | tools with content beside the calls | `other_stop` |
 
 The model of the first ends its turns with another token (`return`) than the template writes (`end`). The other templates write
 content after the results of the tool calls beside it.
