@@ -86,8 +86,9 @@ class TappedEngine:
 async def tapped(**options: Any) -> AsyncIterator[TappedEngine]:
     """Start a simulated engine; `template` is the name of a template of TRL."""
     if name := options.pop("template", None):
-        stops = template(name).stops
-        options |= {"template": template(name).source, "eos": stops[0], "call_eos": stops[-1]}
+        source, stops = template(name).source, template(name).stops
+        call_eos = stops[-1] if stops[-1] in source else None
+        options = {"template": source, "eos": stops[0], "call_eos": call_eos, **options}
     engine = TappedEngine(Options(**{"noncanonical_rate": 0.3, "seed": 1, **options}))
     app = make_engine(engine.options)
     app.middlewares.insert(0, engine.tap)
