@@ -50,10 +50,14 @@ _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """The turns of one rollout; the lock is held while they are changed or searched. `pending` are steps to add."""
+    """The turns of one rollout; the lock is held while they are changed or searched.
+
+    `pending`: steps to add. `count`: the number of steps that were added or are pending, without a gap.
+    """
 
     turns: Turns = field(default_factory=Turns)
     pending: list[Step] = field(default_factory=list)
+    count: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     size: int = 0
 
@@ -100,11 +104,12 @@ class PromptContinuation:
         entry = self._entries.get(key)
         if entry is None and appended.position == 0 and self._is_default:
             entry = self._entry(key)
-        if entry is None or self._is_closed or appended.position != len(entry.turns.indexes) + len(entry.pending):
+        if entry is None or self._is_closed or appended.position != entry.count:
             return  # a step whose predecessors are unknown is read from the store with them
         if not entry.pending:  # after the response has been sent
             asyncio.get_running_loop().call_later(_DELAY_S, self._settle, key, entry)
         entry.pending.append(replace(step, index=appended.position))
+        entry.count += 1
 
     def _settle(self, key: tuple[str, str], entry: _Entry) -> None:
         if entry.pending and not self._is_closed:
@@ -214,7 +219,9 @@ class PromptContinuation:
         """
         entry = self._entry(key)
         if entry.pending:
-            await self._add_pending(key, entry)
+            adding = self._add_pending(key, entry)
+            # A timeout must not release the lock while a thread adds.
+            await (adding if _are_short(entry.pending) else asyncio.shield(self._tasks.start(adding)))
         count = rollout.counts.get("steps", 0)
         if len(entry.turns.indexes) < count:
             # The reading continues after a timeout, so that the next call finds the steps.
@@ -232,6 +239,7 @@ class PromptContinuation:
                 await asyncio.to_thread(_add_all, entry.turns, steps)
                 self._account(key, entry)
                 first += len(records)
+                entry.count = max(entry.count, first)
 
     def _entry(self, key: tuple[str, str]) -> _Entry:
         entry = self._entries.get(key)
@@ -245,12 +253,11 @@ class PromptContinuation:
     async def _add_pending(self, key: tuple[str, str], entry: _Entry) -> None:
         """Add the steps that were offered; in a thread if they are long."""
         async with entry.lock:
-            steps, length = entry.pending, sum(map(_length, entry.pending))
-            if length <= _LONG_IDS:
+            steps, entry.pending = entry.pending, []
+            if _are_short(steps):
                 _add_all(entry.turns, steps)
             else:
-                await asyncio.to_thread(_add_all, entry.turns, tuple(steps))
-            entry.pending = entry.pending[len(steps) :]
+                await asyncio.to_thread(_add_all, entry.turns, steps)
         self._account(key, entry)
 
     def _account(self, key: tuple[str, str], entry: _Entry) -> None:
@@ -297,9 +304,10 @@ def _may_continue(plan: Plan) -> bool:
     return any(isinstance(message, Mapping) and message.get("role") == "assistant" for message in messages)
 
 
-def _length(step: Step) -> int:
-    """Return the approximate number of tokens of a step's prompts and messages."""
-    return sum(map(len, step.prompts)) + _text_length(step) // _BYTES_PER_TOKEN
+def _are_short(steps: Sequence[Step]) -> bool:
+    """Return whether steps have few tokens and little text, so that adding them takes about a millisecond."""
+    lengths = (sum(map(len, step.prompts)) + _text_length(step) // _BYTES_PER_TOKEN for step in steps)
+    return sum(lengths) <= _LONG_IDS
 
 
 def _text_length(step: Step) -> int:

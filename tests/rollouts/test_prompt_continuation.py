@@ -1,6 +1,7 @@
 """The cache of turns: its bound, the reading of steps from the store, and failures of the store."""
 
 import asyncio
+import threading
 
 import pytest
 from continued_calls import CHAT, TOKENIZE, continuations, served, tapped
@@ -22,6 +23,12 @@ def reads(monkeypatch):
 
     monkeypatch.setattr(prompt_continuation, "decode_records", decode_records)
     return found
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Recorded steps are added directly after their responses."""
+    monkeypatch.setattr(prompt_continuation, "_DELAY_S", 0)
 
 
 async def cached_bytes(proxy) -> int:
@@ -90,7 +97,7 @@ async def test_many_steps_are_read_in_pages(store, reads, monkeypatch):
 
 
 @pytest.mark.parametrize("limit", [0, 1, 20_000])
-async def test_the_cache_has_at_most_the_configured_bytes(store, reads, limit):
+async def test_the_cache_has_at_most_the_configured_bytes(store, at_once, reads, limit):
     """The least recently used rollouts are dropped, and read from the store when they are continued."""
     async with served(store, sections={"continuation": {"cache_bytes": limit}}) as proxy:
         agents = [proxy.agent(f"r{number}") for number in range(12)]
@@ -107,7 +114,7 @@ async def test_the_cache_has_at_most_the_configured_bytes(store, reads, limit):
     assert [0] == reads
 
 
-async def test_rollouts_without_turns_count_towards_the_limit(store):
+async def test_rollouts_without_turns_count_towards_the_limit(store, at_once):
     """Failed calls have no turns, but a rollout of them has an entry."""
     async with served(store, sections={"continuation": {"cache_bytes": 25_000}}) as proxy:
         proxy.engine.answers(CHAT, {"error": {"message": "no"}}, status=400)
@@ -120,7 +127,7 @@ async def test_rollouts_without_turns_count_towards_the_limit(store):
     assert 20_000 < sizes[-1] <= 25_000
 
 
-async def test_branches_count_with_all_their_prompts(store):
+async def test_branches_count_with_all_their_prompts(store, at_once):
     """Many calls continue the same long step; each branch has its own prompt in memory."""
     async with served(store) as proxy:
         first = proxy.agent("r1")
@@ -137,7 +144,7 @@ async def test_branches_count_with_all_their_prompts(store):
     assert after - before > sum(prompts[1:]) - prompts[0]
 
 
-async def test_the_prompts_of_a_linear_rollout_are_counted_once(store):
+async def test_the_prompts_of_a_linear_rollout_are_counted_once(store, at_once):
     """A prompt that begins with the earlier ones replaces them."""
     async with served(store) as proxy:
         agent = proxy.agent("r1")
@@ -147,6 +154,44 @@ async def test_the_prompts_of_a_linear_rollout_are_counted_once(store):
 
     longest, sampled = 4 * len(steps[-1].prompts[0]), sum(step.sampled for step in steps)
     assert longest < size < longest + 6 * 1000 + 12 * sampled + 3000
+
+
+async def test_long_steps_are_added_in_threads(store, at_once, monkeypatch):
+    """Calls that follow at once, concurrent ones and later ones find them."""
+    monkeypatch.setattr(prompt_continuation, "_LONG_IDS", 10)
+    async with served(store) as proxy:
+        agent = proxy.agent("r1")
+        await agent.turns(3)
+        branches = [agent.branch() for _ in range(6)]
+        await asyncio.gather(*(branch.turns(3) for branch in branches))
+        found = continuations(await proxy.steps("r1"))
+
+    assert [None, *["sent"] * 20] == found
+
+
+async def test_a_timeout_while_a_step_is_added_leaves_the_turns_whole(store, monkeypatch):
+    """The thread ends before another call searches the turns."""
+    monkeypatch.setattr(prompt_continuation, "_LONG_IDS", 10)
+    monkeypatch.setattr(prompt_continuation, "_DELAY_S", 60)
+    real, adding, proceed = prompt_continuation._add_all, threading.Event(), threading.Event()
+
+    def add_all(turns, steps):
+        adding.set()
+        proceed.wait(20)
+        real(turns, steps)
+
+    monkeypatch.setattr(prompt_continuation, "_add_all", add_all)
+    async with served(store, sections={"continuation": {"timeout_s": 0.1}}) as proxy:
+        agent = proxy.agent("r1")
+        await agent.turn()
+        branches = [agent.branch() for _ in range(3)]
+        await asyncio.gather(*(branch.turn() for branch in branches))
+        assert adding.is_set()
+        proceed.set()
+        await agent.turn()
+        found = continuations(await proxy.steps("r1"))
+
+    assert [None, "timeout", "timeout", "timeout", "sent"] == found
 
 
 async def test_an_unreachable_store_sends_the_call_unchanged(store, reads):

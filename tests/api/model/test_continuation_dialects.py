@@ -136,7 +136,7 @@ async def test_the_text_of_a_completion_that_was_edited_is_not_continued(store):
 @pytest.mark.parametrize(
     "fields",
     [{"prompt": [5, 6, 7]}, {"prompt": ["a", "b"]}, {"prompt": [[5], [6]]}, {"echo": True}, {"suffix": "x"}, {"n": 2}],
-    ids=lambda fields: str(fields),
+    ids=str,
 )
 async def test_other_completions_are_sent_as_they_came(store, fields):
     """Ids, lists of prompts, echo: nothing fails, and only a text prompt with its usual options is continued."""
