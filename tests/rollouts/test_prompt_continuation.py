@@ -169,6 +169,30 @@ async def test_long_steps_are_added_in_threads(store, at_once, monkeypatch):
     assert [None, *["sent"] * 20] == found
 
 
+async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(store, reads, at_once, monkeypatch):
+    """It is not read from the store."""
+    monkeypatch.setattr(prompt_continuation, "_LONG_IDS", 10)
+    real, adding, proceed = prompt_continuation._add_all, threading.Event(), threading.Event()
+
+    def add_all(turns, steps):
+        adding.set()
+        proceed.wait(20)
+        real(turns, steps)
+
+    monkeypatch.setattr(prompt_continuation, "_add_all", add_all)
+    async with served(store) as proxy:
+        first, second = proxy.agent("r1"), proxy.agent("r1")
+        await first.turn("One?")
+        await asyncio.to_thread(adding.wait, 20)
+        await second.turn("Two?")
+        proceed.set()
+        await asyncio.gather(first.turn(), second.turn())
+        found = continuations(await proxy.steps("r1"))
+
+    assert [None, None, "sent", "sent"] == found
+    assert [] == reads
+
+
 async def test_a_timeout_while_a_step_is_added_leaves_the_turns_whole(store, monkeypatch):
     """The thread ends before another call searches the turns."""
     monkeypatch.setattr(prompt_continuation, "_LONG_IDS", 10)

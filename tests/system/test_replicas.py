@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import aiohttp
 import pytest
 from commands import started
+from continued_calls import Served, continuations, tapped
 from recorded import load
 from stored import stored_rollout, stored_steps
 
@@ -25,6 +26,22 @@ async def urls(engine, server, store, monkeypatch):
     with ExitStack() as stack:
         starts = [asyncio.to_thread(stack.enter_context, started(*words)) for _ in range(3)]
         yield [url for _, url, _ in await asyncio.gather(*starts)]
+
+
+@pytest.fixture
+def replica(server, store, http, monkeypatch):
+    """A factory of replicas with the test's store, each in front of an engine."""
+    monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", store._store._prefix)
+    monkeypatch.setenv("TOKENTAPE_LOG__LEVEL", "warning")
+    monkeypatch.setenv("TOKENTAPE_CONTINUATION__MODE", "append")
+    with ExitStack() as stack:
+
+        async def start(engine) -> Served:
+            words = ("serve", "--listen", "127.0.0.1:0", "--store", f"unix:{server.socket}", "--engine", engine.url)
+            process, url, _ = await asyncio.to_thread(stack.enter_context, started(*words))
+            return Served(url, http, engine, store, process)
+
+        yield start
 
 
 async def send(http: aiohttp.ClientSession, method, url, **options):
@@ -88,3 +105,38 @@ async def test_max_steps_applies_to_all_replicas_and_counts_calls_in_flight(urls
         assert 5 == len(engine.requests) - before == len(await stored_steps(store, name))
         rollout = await stored_rollout(store, name)
         assert ("limited", 5) == (rollout.status, rollout.counts["steps"])
+
+
+async def test_replicas_that_take_turns_continue_one_sequence(replica):
+    """Each reads the other's steps from the store, and sends their ids as the prompt, streamed and not."""
+    async with tapped(template="qwen3") as engine:
+        replicas = await asyncio.gather(replica(engine), replica(engine))
+        agent = replicas[0].agent("r1", tools=True)
+        for turn in range(6):
+            agent.served, agent.stream = replicas[turn % 2], turn > 2
+            await agent.turn(f"Question {turn}?")
+        steps = await replicas[0].steps("r1")
+        rows = [await one.rows("r1") for one in replicas]
+        await replicas[0].check_bridges("r1")
+
+    assert [None, *["sent"] * 5] == continuations(steps)
+    assert all(step.exact for step in steps)
+    assert 1 == len(rows[0])
+    assert rows[0] == rows[1]
+
+
+async def test_a_rollout_is_continued_after_a_restart_between_its_turns(replica):
+    """The process is killed, and another one has none of its memory."""
+    async with tapped(template="qwen3") as engine:
+        first = await replica(engine)
+        agent = first.agent("r1", tools=True)
+        await agent.turns(3)
+        first.proxy.kill()
+        agent.served = second = await replica(engine)
+        await agent.turns(3)
+        steps, rows = await second.steps("r1"), await second.rows("r1")
+        counts = await second.counts()
+
+    assert [None, *["sent"] * 5] == continuations(steps)
+    assert 1 == len(rows)
+    assert 3 == counts["continued"] + counts["unchanged"]
