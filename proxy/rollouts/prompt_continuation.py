@@ -28,7 +28,7 @@ from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import decode_records
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
-from proxy.trajectory.step import Step, messages_of
+from proxy.trajectory.step import Step
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import BackgroundTasks, off_loop
 from proxy.upstream.headers import CONTINUATION_HEADER
@@ -41,7 +41,7 @@ _DELAY_S: Final = 0.1  # between a call and the hashing of its messages
 _PAGE: Final = 200  # records per read from the store
 _LONG_IDS: Final = 2**15  # hashing the messages of so many tokens takes about a millisecond
 _BYTES_PER_TOKEN: Final = 4  # of text
-_OTHER_CONTENT: Final = 2**20  # of unknown length, such as an image
+_TOKENS_PER_VALUE: Final = 16  # values of JSON take longer than their text
 _BYTES_PER_COMPARISON: Final = 256  # of a body whose reading takes as long as comparing one reply
 _BYTES_PER_ENTRY: Final = 2000  # an estimate: the objects of a rollout without turns
 _MAX_STOPS: Final = 4096
@@ -305,21 +305,20 @@ def _may_continue(plan: Plan) -> bool:
 
 
 def _are_short(steps: Sequence[Step]) -> bool:
-    """Return whether steps have few tokens and little text, so that adding them takes about a millisecond."""
-    lengths = (sum(map(len, step.prompts)) + _text_length(step) // _BYTES_PER_TOKEN for step in steps)
-    return sum(lengths) <= _LONG_IDS
-
-
-def _text_length(step: Step) -> int:
-    """Return the approximate number of characters of a step's messages or prompt text."""
-    prompt = step.body.get("prompt")
-    length = len(prompt) if isinstance(prompt, str) else 0
-    for message in messages_of(step):
-        content = message.get("content") if isinstance(message, Mapping) else None
-        for part in content if isinstance(content, list) else [content]:
-            text = part.get("text") if isinstance(part, Mapping) else part
-            length += len(text) if isinstance(text, str) else _OTHER_CONTENT if part is not None else 0
-    return length
+    """Return whether steps have few tokens, little text and few values, so that adding them takes about a millisecond."""
+    left = _LONG_IDS
+    values: list[Any] = [step.request for step in steps] + [step.sent for step in steps]
+    for step in steps:
+        left -= sum(map(len, step.prompts))
+    while values and left >= 0:
+        value = values.pop()
+        if isinstance(value, str):
+            left -= len(value) // _BYTES_PER_TOKEN
+        elif isinstance(value, Mapping | list):
+            left -= _TOKENS_PER_VALUE * len(value)
+            if left >= 0:
+                values.extend(value.values() if isinstance(value, Mapping) else value)
+    return left >= 0
 
 
 def _fits(result: Continuation, window: int | None, body: Mapping[str, Any]) -> bool:
