@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from proxy.continuation.matching import Match
 from proxy.continuation.shown import comparable, what_is_missing
-from proxy.continuation.turns import own_rendering
+from proxy.continuation.turns import end_of_rendering, own_rendering
 from proxy.continuation.twins import OTHER_WORD, WORD, other_texts, repeats_a_part, stand_in
 from proxy.continuation.types import (
     Continuation,
@@ -23,7 +23,6 @@ from proxy.continuation.types import (
     Mode,
     Reason,
     Render,
-    digest_of,
     rendering_of,
 )
 from proxy.trajectory.conversation import bare, calls_tools, text_of
@@ -101,13 +100,13 @@ def _end_of_history(full: Ids, match: Match) -> Lookups[tuple[int | None, str]]:
     Rule F: the rendering begins with that of the history, except that its last token may be merged or split if the texts
     agree. The index is None if the template renders the history differently.
     """
-    before = own_rendering(match.turn)
-    last = before.length - 1
-    if len(full) <= last or digest_of(full[:last]) != before.digest:
+    found = end_of_rendering(match.turn, full)
+    if found is None:
         return None, ""
-    if full[last] == before.last:
-        return before.length, ""
-    seam = yield from _text([before.last])
+    last, last_id = found
+    if full[last] == last_id:
+        return last + 1, ""
+    seam = yield from _text([last_id])
     text = yield from _text(full[last : last + _SEAM_IDS])
     return (last, seam) if text.startswith(seam) else (None, "")
 
