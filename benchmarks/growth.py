@@ -8,6 +8,7 @@ import time
 from rich.console import Console
 
 from benchmarks import curves, load, plots, results
+from benchmarks.continuation import continuation
 from benchmarks.curves import Curve
 from benchmarks.rows import Places
 from benchmarks.servers import Server, allow_many_sockets, started
@@ -17,7 +18,7 @@ from benchmarks.upstream import SAMPLED_TOKENS
 
 COMMAND = "make bench-growth"
 COSTS = "costs"
-CURVES = {**curves.CURVES, "memory": memory}
+CURVES = {**curves.CURVES, "continuation": continuation, "memory": memory}
 
 
 def main() -> None:

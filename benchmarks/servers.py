@@ -1,4 +1,4 @@
-"""Runs each server in its own process: `python -m benchmarks.servers KIND [ENGINE] [STORE]` prints its port and serves."""
+"""Runs each server in its own process: `python -m benchmarks.servers KIND [ARGUMENTS]` prints its port and serves."""
 
 import asyncio
 import os
@@ -17,7 +17,8 @@ import uvloop
 from aiohttp import web
 
 from benchmarks.bare import make_bare
-from benchmarks.upstream import listen
+from benchmarks.two_turns import TwoTurnEngine
+from benchmarks.upstream import Engine, listen
 
 _PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}  # help without truncation or color
 _QUIET = _PLAIN | {"TOKENTAPE_LOG__LEVEL": "warning"}
@@ -129,26 +130,35 @@ class _WithoutPandas:
             raise ModuleNotFoundError(name)
 
 
-async def _tokentape(engine: str, store: str) -> None:
+async def _tokentape(engine: str, store: str, mode: str = "faithful", cache_bytes: str = str(2**28)) -> None:
     sys.meta_path.insert(0, _WithoutPandas())
     from proxy.config.settings import load
     from proxy.server.listener import running
     from proxy.server.shutdown import stopped_by_signals
 
-    settings = load(listen="127.0.0.1:0", engines={"endpoints": [{"url": engine}]}, store={"url": store})
+    settings = load(
+        listen="127.0.0.1:0",
+        engines={"endpoints": [{"url": engine}]},
+        store={"url": store},
+        continuation={"mode": mode, "cache_bytes": int(cache_bytes)},
+    )
     with stopped_by_signals() as stop:
         async with running(settings) as served:
             print(served.url.rpartition(":")[2], flush=True)
             await stop.wait()
 
 
-async def _upstream() -> None:
-    server, port = await listen()
+async def _upstream(engine: type[Engine] = Engine) -> None:
+    server, port = await listen(engine)
     print(port, flush=True)
     await server.serve_forever()
 
 
-KINDS = {"bare": _bare, "tokentape": _tokentape, "upstream": _upstream}
+async def _two_turns() -> None:
+    await _upstream(TwoTurnEngine)
+
+
+KINDS = {"bare": _bare, "tokentape": _tokentape, "upstream": _upstream, "two-turns": _two_turns}
 
 if __name__ == "__main__":
     allow_many_sockets()

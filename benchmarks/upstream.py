@@ -3,13 +3,14 @@
 import asyncio
 import random
 import re
+from collections.abc import Iterable
 from functools import cache
 
 import orjson
 
 PROMPT_TOKENS, SAMPLED_TOKENS, EVENTS = 1_000, 200, 200
 SLOW_S = 5.0
-_MODE = re.compile(rb'"mode-([a-z]+)(?:-([0-9]+))?"')
+MODE = re.compile(rb'"mode-([a-z]+)(?:-([0-9]+))?"')
 
 
 def _entry(number: int) -> dict:
@@ -52,21 +53,35 @@ def whole(prompt_tokens: int = PROMPT_TOKENS) -> bytes:
     )
 
 
-def events(prompt_tokens: int = PROMPT_TOKENS) -> list[bytes]:
-    """Return the events of a streamed chat response: the role, one per token, usage, [DONE]."""
+def prompt_ids(count: int) -> list[int]:
+    """Return the prompt ids of a streamed response."""
+    return [number * 31 % 150_000 for number in range(count)]
+
+
+def sampled_ids(stop: int | None = None) -> list[int]:
+    """Return the sampled ids of a streamed response; the last one is `stop`, if there is one."""
+    ids = [number * 37 % 150_000 for number in range(EVENTS)]
+    return ids if stop is None else [*ids[:-1], stop]
+
+
+def events(prompt_tokens: int = PROMPT_TOKENS, *, stop: int | None = None) -> list[bytes]:
+    """Return the events of a streamed chat response: the role, one per token, usage, [DONE].
+
+    `stop` is the id of a stop token that ends the turn; without it, the limit does.
+    """
     head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 
     def chunk(delta: dict, number: int | None, finish: str | None = None, **top: object) -> bytes:
         logprobs = None if number is None else {"content": [_entry(number)]}
         choice: dict = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         if number is not None:
-            choice["token_ids"] = [number * 37 % 150_000]
+            choice["token_ids"] = [sampled[number]]
         return b"data: " + orjson.dumps({**head, "choices": [choice], **top}) + b"\n\n"
 
-    ids = [number * 31 % 150_000 for number in range(prompt_tokens)]
-    first = chunk({"role": "assistant", "content": ""}, None, prompt_token_ids=ids)
+    sampled = sampled_ids(stop)
+    first = chunk({"role": "assistant", "content": ""}, None, prompt_token_ids=prompt_ids(prompt_tokens))
     middle = [chunk({"content": f" word{number}"}, number) for number in range(EVENTS - 1)]
-    last = chunk({"content": " end"}, EVENTS - 1, "length")
+    last = chunk({"content": " end" if stop is None else ""}, EVENTS - 1, "length" if stop is None else "stop")
     counts = {"prompt_tokens": prompt_tokens, "completion_tokens": EVENTS, "total_tokens": prompt_tokens + EVENTS}
     usage = (
         b"data: "
@@ -76,21 +91,26 @@ def events(prompt_tokens: int = PROMPT_TOKENS) -> list[bytes]:
     return [first, *middle, last, usage, b"data: [DONE]\n\n"]
 
 
-def _framed(event: bytes) -> bytes:
+def framed(event: bytes) -> bytes:
+    """Return an event as an HTTP chunk."""
     return b"%x\r\n%s\r\n" % (len(event), event)
 
 
 @cache
 def whole_answer(prompt_tokens: int) -> bytes:
     """Return the unstreamed HTTP response."""
-    body = whole(prompt_tokens)
+    return answer_with(whole(prompt_tokens))
+
+
+def answer_with(body: bytes) -> bytes:
+    """Return an HTTP response with this JSON body."""
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
 @cache
 def stream_events(prompt_tokens: int) -> list[bytes]:
     """Return the events of the streamed response, each as an HTTP chunk."""
-    return [_framed(event) for event in events(prompt_tokens)]
+    return [framed(event) for event in events(prompt_tokens)]
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -105,47 +125,53 @@ class Engine(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        self.read = b""
+        self.read = bytearray()
+        self.needed = 0  # bytes of the request; 0 until its head is read
 
     def data_received(self, data: bytes) -> None:
         self.read += data
-        head, found, rest = self.read.partition(b"\r\n\r\n")
-        if not found:
+        if not self.needed:
+            end = self.read.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            lines = bytes(self.read[:end]).lower().split(b"\r\n")
+            length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
+            self.needed = end + 4 + length
+        if len(self.read) < self.needed:
             return
-        length = next(
-            (int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0
-        )
-        if len(rest) < length:
-            return
-        body, self.read = rest[:length], rest[length:]
+        head, _, body = bytes(self.read[: self.needed]).partition(b"\r\n\r\n")
+        del self.read[: self.needed]
+        self.needed = 0
         self.answer(head, body)
 
     def answer(self, head: bytes, body: bytes) -> None:
         """Write the response; one write per event, as engines do."""
         if head.startswith(b"GET"):
-            self.transport.write(
-                b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n{"version":"0.32.0"}'
-            )
+            self.transport.write(answer_with(b'{"version":"0.32.0"}'))
         else:
             self._answer_call(body)
 
     def _answer_call(self, body: bytes) -> None:
-        found = _MODE.search(body)
+        found = MODE.search(body)
         mode, tokens = (found[1], int(found[2] or PROMPT_TOKENS)) if found else (b"whole", PROMPT_TOKENS)
         if mode == b"slow":
             asyncio.get_running_loop().call_later(SLOW_S, self.transport.write, whole_answer(tokens))
         elif mode == b"hang":
             self.transport.write(STREAM_HEAD + b"".join(stream_events(tokens)[: EVENTS // 2]))
         elif mode == b"stream":
-            self.transport.write(STREAM_HEAD)
-            for event in stream_events(tokens):
-                self.transport.write(event)
-            self.transport.write(STREAM_END)
+            self.stream(stream_events(tokens))
         else:
             self.transport.write(whole_answer(tokens))
 
+    def stream(self, chunks: Iterable[bytes]) -> None:
+        """Write a streamed response."""
+        self.transport.write(STREAM_HEAD)
+        for chunk in chunks:
+            self.transport.write(chunk)
+        self.transport.write(STREAM_END)
 
-async def listen() -> tuple[asyncio.Server, int]:
+
+async def listen(engine: type[Engine] = Engine) -> tuple[asyncio.Server, int]:
     """Start the engine on a free port; return the server and the port."""
-    server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", 0, backlog=8192)
+    server = await asyncio.get_running_loop().create_server(engine, "127.0.0.1", 0, backlog=8192)
     return server, server.sockets[0].getsockname()[1]
