@@ -1,6 +1,7 @@
 """What a continued turn costs, by the length of its history, with an engine that responds immediately."""
 
 import asyncio
+import random
 import re
 import tempfile
 import time
@@ -72,7 +73,7 @@ def continuation(_places: object) -> Curve:
         servers = _Servers(engine, *proxies)
         points = [(tokens, asyncio.run(_measured(servers, tokens))) for tokens in PROMPTS]
     how = (
-        "Medians of paired rounds of a streamed conversation of two turns, one client. Added: time to the first token of the "
+        "Medians of paired rounds, in random order, of a streamed conversation of two turns; one client. Added: time to the first token of the "
         "second turn in `append`, minus that in `off`. In `off` the engine renders and tokenizes, which this one does in no "
         "time. From the store: the same without a cache. Engine alone: the requests to `/tokenize` and `/detokenize`, sent "
         "directly. Leaf: `tokentape_continuation_cache_bytes` per conversation of two turns."
@@ -85,7 +86,7 @@ def continuation(_places: object) -> Curve:
 
 async def _measured(servers: _Servers, tokens: int) -> dict[str, float]:
     """Return the columns for a history of so many tokens."""
-    rounds = max(12, min(40, 640_000 // tokens)) + _WARM_UP
+    rounds, chance = max(20, min(60, 1_280_000 // tokens)) + _WARM_UP, random.Random(tokens)
     seconds: dict[str, list[float]] = {}
     requests: dict[str, list[Mapping[str, int]]] = {"exact": [], "drift": []}
     cases = {
@@ -96,7 +97,7 @@ async def _measured(servers: _Servers, tokens: int) -> dict[str, float]:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120)) as http:
         before = await _cache_bytes(http, servers.append)
         for number in range(rounds):
-            for name, (server, mode) in cases.items():
+            for name, (server, mode) in chance.sample(list(cases.items()), len(cases)):
                 taken, counted = await _second_turn(http, servers.engine, server, f"{mode}-{tokens}", number)
                 seconds.setdefault(name, []).append(taken)
                 if name.startswith("append"):
