@@ -73,10 +73,10 @@ def continuation(_places: object) -> Curve:
         servers = _Servers(engine, *proxies)
         points = [(tokens, asyncio.run(_measured(servers, tokens))) for tokens in PROMPTS]
     how = (
-        "Medians of paired rounds, in random order, of a streamed conversation of two turns; one client. Added: time to the first token of the "
-        "second turn in `append`, minus that in `off`. In `off` the engine renders and tokenizes, which this one does in no "
-        "time. From the store: the same without a cache. Engine alone: the requests to `/tokenize` and `/detokenize`, sent "
-        "directly. Leaf: `tokentape_continuation_cache_bytes` per conversation of two turns."
+        "Medians of paired rounds, in random order, of a streamed conversation of two turns; one client. Added: time to the "
+        "first token of the second turn in `append`, minus that in `off`. In `off` the engine renders and tokenizes, which "
+        "this one does in no time. From the store: the same without a cache. Engine alone: the requests to `/tokenize` and "
+        "`/detokenize`, sent directly. Leaf: `tokentape_continuation_cache_bytes` per conversation of two turns."
     )
     names = list(points[0][1])
     panels = {"added time to first token, ms": [name for name in names if "added" in name]}
