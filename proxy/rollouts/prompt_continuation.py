@@ -30,7 +30,7 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import Step
 from proxy.upstream import Endpoint, Upstream
-from proxy.upstream.concurrency import BackgroundTasks, off_loop
+from proxy.upstream.concurrency import BackgroundTasks, in_thread_if, off_loop
 from proxy.upstream.headers import CONTINUATION_HEADER
 from proxy.upstream.prompt_lookups import PromptLookups
 from storage.errors import StorageError
@@ -39,7 +39,7 @@ from storage.types import Appended
 
 _DELAY_S: Final = 0.1  # between a call and the hashing of its messages
 _PAGE: Final = 200  # records per read from the store
-_LONG_IDS: Final = 2**15  # hashing the messages of so many tokens takes about a millisecond
+_LONG_IDS: Final = 2**15  # converting so many ids, or hashing their messages, takes about half a millisecond
 _BYTES_PER_TOKEN: Final = 4  # of text
 _TOKENS_PER_VALUE: Final = 16  # values of JSON take longer than their text
 _BYTES_PER_COMPARISON: Final = 256  # of a body whose reading takes as long as comparing one reply
@@ -137,7 +137,7 @@ class PromptContinuation:
         if not _fits(result, endpoint.window, plan.body):
             result = Continuation(None, "window")
         self.count(result)
-        ids = None if result.ids is None else await off_loop(4 * len(result.ids), result.ids.tolist)
+        ids = None if result.ids is None else await in_thread_if(len(result.ids), _LONG_IDS, result.ids.tolist)
         return with_continuation(plan, ids, _facts(turn, result))
 
     def refused(self, plan: Plan) -> Plan:

@@ -76,7 +76,7 @@ class PromptLookups:
         body = await self._post(request, self._body_bytes)
         if body is None:
             return None
-        ids = await in_thread_if(self._body_bytes, _LONG_IDS, read_ids, body)
+        ids = await off_loop(self._body_bytes, read_ids, body)
         if ids is None:
             raise LookupFailed("the engine returned no token ids for messages")
         self._endpoint.window = read_window(body) or self._endpoint.window
