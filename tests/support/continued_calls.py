@@ -155,7 +155,7 @@ class Served:
         """Assert that each prompt that was sent as ids ends as the engine renders the messages of its call."""
         for step in await self.steps(rollout):
             bridge = (step.extra.get("continuation") or {}).get("bridge")
-            if bridge is None:
+            if bridge is None or not step.exact:
                 continue
             fields = {
                 name: step.body[name] for name in ("messages", "tools", "chat_template_kwargs") if name in step.body
@@ -307,7 +307,7 @@ def check_steps(steps: list[Step]) -> None:
     known = {step.step_id: step for step in steps}
     for step in steps:
         facts = step.extra.get("continuation") or {}
-        if "kept" not in facts or "other_prompt" in step.problems:
+        if "kept" not in facts or not step.exact:
             continue
         earlier = known[facts["step_id"]]
         (choice,) = [choice for choice in earlier.choices if choice.index == facts["choice"]]
