@@ -21,8 +21,9 @@ class Client:
 class Loop:
     """A tool loop of programs/: its client and package, its runtime and file, and its dialect.
 
-    `drift` is the known kind of drift, by framing (whole or streamed), and `reflecting` the same where the model
-    reasons; docs/clients.md gives the reasons. A loop without an entry must be linear.
+    `drift` is the known kind of drift without continuation, by framing (whole or streamed), and `reflecting` the same
+    where the model reasons; docs/clients.md gives the reasons. A loop without an entry must be linear. `refused` is the
+    reason why a loop that rewrites its history is more than one sequence in mode `append`; the others must be one.
     """
 
     client: str
@@ -38,6 +39,7 @@ class Loop:
         default_factory=lambda: {WHOLE: "tool_call_rewritten", STREAMED: "tool_call_rewritten"}
     )
     reflecting: Mapping[str, str] = field(default_factory=dict)
+    refused: str = ""
 
     @property
     def name(self) -> str:
@@ -82,7 +84,10 @@ LOOPS = (
     Loop("LangChain", "langchain-openai", "main", "langchain_agent.py", "chat", reflecting=_STRIPPED),
     Loop("LangChain", "langchain-openai", "main", "langchain_agent.py", "responses", reflecting=_STRIPPED),
     Loop("LangChain", "langchain-anthropic", "main", "langchain_agent.py", "messages"),
-    Loop("smolagents", "smolagents", "main", "smol_agent.py", "chat", drift=_EDITED, reflecting=_EDITED),
+    Loop(
+        "smolagents", "smolagents", "main", "smol_agent.py", "chat",
+        drift=_EDITED, reflecting=_EDITED, refused="edited",
+    ),
     Loop(
         "mini-swe-agent", "mini-swe-agent", "litellm", "swe_agent.py", "chat",
         ways=(WHOLE,), task="Fix the file.", answer=_FIXED, calls=(),

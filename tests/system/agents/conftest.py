@@ -42,8 +42,9 @@ def scripted():
     """Start an engine that replies by script.yaml; each engine counts its own failures."""
 
     @asynccontextmanager
-    async def started():
-        async with simulating("127.0.0.1:0", Options(max_model_len=WINDOW, script=read_script(SCRIPT))) as url:
+    async def started(**options):
+        fields = {"max_model_len": WINDOW, "script": read_script(SCRIPT), **options}
+        async with simulating("127.0.0.1:0", Options(**fields)) as url:
             yield url
 
     return started

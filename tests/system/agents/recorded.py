@@ -16,10 +16,11 @@ from proxy.cli.export import ExportRequest
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A rollout as the control API returns it, and the IDs of all rollouts."""
+    """A rollout as the control API returns it, its exported sequences, and the IDs of all rollouts."""
 
     steps: list[dict[str, Any]]
     tree: dict[str, Any]
+    rows: list[dict[str, Any]]
     rollouts: list[str]
 
     @property
@@ -36,6 +37,22 @@ class Recorded:
     def drift(self) -> str:
         """The kinds of drift, sorted."""
         return ", ".join(sorted({boundary["kind"] for boundary in self.tree["drift"]}))
+
+    @property
+    def refused(self) -> str:
+        """The reasons of the calls that do not continue the ids of an earlier step, sorted."""
+        facts = [step["extra"].get("continuation") or {} for step in self.complete]
+        return ", ".join(sorted({fact["reason"] for fact in facts if "kept" not in fact and "reason" in fact}))
+
+    @property
+    def forks(self) -> str:
+        """Why the rollout is more than one sequence; empty if it is one."""
+        return "" if 1 == len(self.rows) else self.refused or self.drift
+
+    @property
+    def differing(self) -> int:
+        """The number of prompts that were sent as ids and that differ from the template's rendering."""
+        return sum("rendered" in (step["extra"].get("continuation") or {}) for step in self.complete)
 
     @property
     def why(self) -> str:
@@ -62,7 +79,8 @@ async def recorded(http: aiohttp.ClientSession, url: str, rollout: str) -> Recor
 
     steps = (await fetch(f"/rollouts/{rollout}/steps?limit=1000"))["steps"]
     rollouts = [listed["rollout_id"] for listed in (await fetch("/rollouts?limit=1000"))["rollouts"]]
-    return Recorded(steps, await fetch(f"/rollouts/{rollout}/tree"), rollouts)
+    rows = (await fetch(f"/rollouts/{rollout}/export?format=sequences"))["rows"]
+    return Recorded(steps, await fetch(f"/rollouts/{rollout}/tree"), rows, rollouts)
 
 
 async def scores_as_recorded(source: str | Path, engine_url: str, rollout: str) -> dict[str, Any]:
@@ -82,4 +100,4 @@ async def scores_as_recorded(source: str | Path, engine_url: str, rollout: str) 
 
 def is_scored_alike(scored: dict[str, Any]) -> bool:
     """Whether every sequence scores as recorded. `strict` tools constrain sampling and leave nothing to compare."""
-    return scored["verdicts"].keys() <= {"aligned", "nothing to compare"} and scored["tokens"] + scored["left_out"] > 0
+    return scored["verdicts"].keys() <= {"aligned", "nothing to compare"} and scored["tokens"] + scored["skipped"] > 0

@@ -5,7 +5,10 @@ The engine follows script.yaml, which includes one failure.
 
 import orjson
 import pytest
+from chat_templates import template
+from continued_calls import check_rows, check_steps
 from fakes import proxying
+from stored import stored_steps
 
 from .clients import LOOPS, STREAMED, Loop
 from .recorded import is_scored_alike, recorded, scores_as_recorded
@@ -18,6 +21,9 @@ TERMS = {
     "models": {"*": "simulated"},
     "dialects": {"ignore_hosted_tools": True},
 }
+OFF, APPEND = {"continuation": {"mode": "off"}}, {"continuation": {"mode": "append"}}
+# A sampled turn is never what this template renders: tokens are split, and calls are written in other white space.
+DRIFTING = {"template": template("qwen3").source, "noncanonical_rate": 0.3, "seed": 1}
 RUNS = [pytest.param(loop, way, id=f"{loop.name}, {way}") for loop in LOOPS for way in loop.ways]
 
 
@@ -28,6 +34,18 @@ async def run_loop(loop: Loop, way: str, where, environment, folder, *, task: st
     printed = await run(loop.runs, PROGRAMS / loop.file, *words, where=where, environment=environment, folder=folder)
     assert printed.endswith("}\n"), printed
     return orjson.loads(printed.splitlines()[-1])
+
+
+async def show_the_stop_token(http, url: str) -> None:
+    """Make a call in another rollout that ends with text: a process has to see the stop token once (decision 064)."""
+    body = {"model": "policy", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+    async with http.post(f"{url}/rollouts/earlier/v1/chat/completions", json=body) as response:
+        assert 200 == response.status, await response.text()
+
+
+def reflecting_task(loop: Loop) -> str:
+    """Return the task in which the model reasons."""
+    return loop.task.replace("?", ", on reflection?").replace("file.", "file, on reflection.")
 
 
 def scripted_outcome(loop: Loop):
@@ -47,10 +65,10 @@ async def table_row(loop: Loop, found, environment) -> Seen:
 async def test_a_loop_has_the_scripted_outcome_and_exact_steps(
     loop, way, environment, table, scripted, store, http, tmp_path
 ):
-    """Every call is a step; successful ones are exact and extend each other; the failed one is separate; all score the
-    same.
+    """Every call is a step; successful ones are exact; the failed one is separate; all score the same. Where the engine
+    renders each call, drift is of a known kind.
     """
-    async with scripted() as engine, proxying(engine, store, **TERMS) as served:
+    async with scripted() as engine, proxying(engine, store, **TERMS, **OFF) as served:
         where = address(served.url, "a-loop")
         outcome = await run_loop(loop, way, where, environment, tmp_path / "recorded")
         found = await recorded(http, served.url, "a-loop")
@@ -80,10 +98,9 @@ async def test_reasoning_is_sent_back_or_the_tree_reports_drift(
     loop, way, environment, table, scripted, store, http, tmp_path
 ):
     """Reasoning that a dialect cannot carry or a program drops is drift of a known kind; the steps are exact."""
-    async with scripted() as engine, proxying(engine, store, **TERMS) as served:
-        task = loop.task.replace("?", ", on reflection?").replace("file.", "file, on reflection.")
+    async with scripted() as engine, proxying(engine, store, **TERMS, **OFF) as served:
         where = address(served.url, "a-loop")
-        outcome = await run_loop(loop, way, where, environment, tmp_path / "reflecting", task=task)
+        outcome = await run_loop(loop, way, where, environment, tmp_path / "reflecting", task=reflecting_task(loop))
         found = await recorded(http, served.url, "a-loop")
         scored = await scores_as_recorded(served.url, engine, "a-loop")
     table.loops[loop.name, way, True] = await table_row(loop, found, environment)
@@ -92,3 +109,33 @@ async def test_reasoning_is_sent_back_or_the_tree_reports_drift(
     assert [] == found.inexact
     assert found.drift in ("", loop.reflecting.get(way)), found.why
     assert is_scored_alike(scored), scored
+
+
+@pytest.mark.parametrize("thinks", [False, True], ids=["plain", "reflecting"])
+@pytest.mark.parametrize(("loop", "way"), RUNS)
+async def test_a_linear_loop_is_one_sequence_in_append(
+    loop, way, thinks, environment, table, scripted, store, http, tmp_path
+):
+    """The prompts of its calls are sent as ids, which differ from what the template renders. A loop that rewrites its
+    history has the known reason instead.
+    """
+    async with scripted(**DRIFTING) as engine, proxying(engine, store, **TERMS, **APPEND) as served:
+        await show_the_stop_token(http, served.url)
+        where, task = address(served.url, "a-loop"), reflecting_task(loop) if thinks else loop.task
+        outcome = await run_loop(loop, way, where, environment, tmp_path / "continued", task=task)
+        found = await recorded(http, served.url, "a-loop")
+        scored = await scores_as_recorded(served.url, engine, "a-loop")
+        steps = [step for step in await stored_steps(store, "a-loop") if step.status == "complete"]
+    table.append[loop.name, way, thinks] = found.forks
+
+    assert scripted_outcome(loop) == outcome
+    assert [] == found.inexact
+    check_steps(steps)
+    check_rows(steps, found.rows)
+    assert is_scored_alike(scored), scored
+    assert loop.refused == found.refused, found.why
+    if not loop.refused:
+        assert 1 == len(found.rows), found.why
+        assert found.is_linear
+        assert [] == found.tree["drift"]
+        assert len(steps) - 1 == found.differing

@@ -12,7 +12,8 @@ from pages import Block, blocks_of
 from .clients import PAGE
 from .recorded import recorded
 from .running import address, installed_version, run
-from .seen import DOCUMENT, Seen
+from .seen import DOCUMENT, ON_THE_PAGE_ONLY, Seen
+from .test_loops import APPEND, DRIFTING, OFF
 
 
 def programs() -> dict[str, Block]:
@@ -30,12 +31,18 @@ def test_every_program_of_the_page_has_a_client():
     assert {client.heading for client in PAGE} == programs().keys()
 
 
+def program_of(client, folder):
+    """Write the program of the page to a file."""
+    program = folder / ("program.mjs" if client.runs == "node" else "program")
+    program.write_text(programs()[client.heading].text)
+    return program
+
+
 @pytest.mark.parametrize("client", PAGE, ids=lambda client: client.heading)
 async def test_the_steps_of_an_unmodified_client_are_exact(client, environment, table, scripted, store, http, tmp_path):
     """The program prints the outcome; its rollout is named by the base URL only."""
-    program = tmp_path / ("program.mjs" if client.runs == "node" else "program")
-    program.write_text(programs()[client.heading].text)
-    async with scripted() as engine, proxying(engine, store) as served:
+    program = program_of(client, tmp_path)
+    async with scripted() as engine, proxying(engine, store, **OFF) as served:
         where = address(served.url, "a%20client")
         printed = await run(client.runs, program, where=where, environment=environment, folder=tmp_path)
         found = await recorded(http, served.url, "a%20client")
@@ -50,3 +57,22 @@ async def test_the_steps_of_an_unmodified_client_are_exact(client, environment, 
     version = f"{client.package} {await installed_version(client.runs, client.package, environment)}"
     seen = Seen(version, dialects, len(found.steps), len(found.complete) - len(found.inexact), 0, found.drift)
     table.page[client.heading] = (way, seen)
+
+
+@pytest.mark.parametrize("client", ON_THE_PAGE_ONLY, ids=lambda client: client.heading)
+async def test_a_client_without_a_loop_is_one_sequence_in_append(
+    client, environment, table, scripted, store, http, tmp_path
+):
+    """The prompts after the first are sent as ids, which differ from what the template renders."""
+    program = program_of(client, tmp_path)
+    async with scripted(**DRIFTING) as engine, proxying(engine, store, **APPEND) as served:
+        where = address(served.url, "a-client")
+        printed = await run(client.runs, program, where=where, environment=environment, folder=tmp_path)
+        found = await recorded(http, served.url, "a-client")
+    table.page_append[client.heading] = found.forks
+
+    assert client.prints in printed
+    assert found.steps == found.complete
+    assert [] == found.inexact
+    assert ("", 1) == (found.refused, len(found.rows)), found.why
+    assert len(found.steps) - 1 == found.differing
