@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from proxy.continuation.types import REASONS
 
-PLANS_PER_TEMPLATE = 2
+PLANS_PER_TEMPLATE = 1
 FIXED = settings(
     max_examples=PLANS_PER_TEMPLATE + 1,  # the first one is always the simplest
     database=None,
