@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from proxy.continuation.matching import call_problem
+from proxy.continuation.matching import call_problem, turn_problem
 from proxy.continuation.turns import Turn, Turns, options_of
 from proxy.continuation.types import Continuation, Detokenize, Lookup, LookupFailed, LookupResult, Reason, Tokenize
 
@@ -17,21 +17,11 @@ def match_text(turns: Turns, body: Mapping[str, Any], *, kind: str, model: str |
     options = options_of(body)
     reason: Reason | None = None
     for turn in turns.of_text(prompt):
-        problem = call_problem(body) or _problem(turn, options, kind, model)
+        problem = call_problem(body) or turn_problem(turn, options, kind, model)
         if problem is None:
             return turn
         reason = reason or problem
     return reason
-
-
-def _problem(turn: Turn, options: bytes, kind: str, model: str | None) -> Reason | None:
-    if turn.problem is not None:
-        return turn.problem
-    if turn.kind != kind or turn.model != model:
-        return "model"
-    if turn.options != options:
-        return "options"
-    return None if turn.ids else "empty"
 
 
 def continue_text(turn: Turn, prompt: str) -> Generator[Lookup, LookupResult, Continuation]:

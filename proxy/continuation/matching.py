@@ -47,7 +47,7 @@ def match(turns: Turns, body: Mapping[str, Any], *, mode: Mode, kind: str, model
         turn = _turn_at(turns, chain, position, messages[position], mode) if position else None
         if turn is None:
             continue
-        refused = _turn_problem(turn, options, kind, model)
+        refused = turn_problem(turn, options, kind, model)
         if refused is None:
             return _match(turn, messages, position)
         reason = refused if reason == "edited" else reason  # the reason of the longest match
@@ -61,6 +61,8 @@ def call_problem(body: Mapping[str, Any]) -> Reason | None:
         return "own_ids"
     if body.get("echo"):
         return "echo"
+    if body.get("truncate_prompt_tokens") is not None:
+        return "options"  # the engine may cut ids as well, and would then return others than were sent
     if body.get("continue_final_message") or body.get("add_generation_prompt") is False:
         return "prefill"
     return None
@@ -109,7 +111,8 @@ def _equality(reply: Message, sent_back: Message, mode: Mode) -> int | None:
     return 0 if changed == "reasoning_stripped" and mode == "append" else None
 
 
-def _turn_problem(turn: Turn, options: bytes, kind: str, model: str | None) -> Reason | None:
+def turn_problem(turn: Turn, options: bytes, kind: str, model: str | None) -> Reason | None:
+    """Return why a turn cannot be continued by a call with these options, at this kind of engine and for this model."""
     if turn.problem is not None:
         return turn.problem
     if turn.kind != kind or turn.model != model:

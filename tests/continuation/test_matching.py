@@ -89,6 +89,7 @@ def test_thoughts_that_the_agent_removes_from_the_content_are_restored_in_append
         ("own_ids", {"prompt_token_ids": [1]}),
         ("own_ids", {"input_ids": [1]}),
         ("echo", {"echo": True}),
+        ("options", {"truncate_prompt_tokens": 100}),
         ("prefill", {"continue_final_message": True}),
         ("prefill", {"add_generation_prompt": False}),
     ],
@@ -157,3 +158,11 @@ def test_earlier_turns_are_restored_as_the_continued_step_rendered_them():
 
     assert "They greet." == found(turns_of(FIRST, continued), call).history[1]["reasoning"]
     assert "reasoning" not in found(turns_of(FIRST, unchanged), call).history[1]
+
+
+def test_truncated_prompts_are_not_continued_even_if_the_earlier_call_has_the_same_limit():
+    """The engine may truncate ids, too."""
+    limit = {"truncate_prompt_tokens": 100}
+    turns = turns_of(chat_step("s1", [USER], REPLY, [1, 2], [3, STOP], body=limit))
+
+    assert "options" == found(turns, [USER, assistant("Hi there"), MORE], **limit)
