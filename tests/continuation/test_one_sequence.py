@@ -1,3 +1,5 @@
+"""Linear rollouts in mode `append`, over every chat template: one sequence, or a known reason."""
+
 from functools import cache
 
 from continuation_table import Outcome, combinations, outcome, table
