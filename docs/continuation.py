@@ -91,9 +91,13 @@ one sequence**, no bridge is wrong, and these are refused:
 The model of the first ends its turns with another token (`return`) than the template writes (`end`). The other templates write
 content after the results of the tool calls beside it.
 
-`PYTHONPATH=.:tests/support python -m continuation_table` prints this table from a clone. On a real vLLM 0.32 with a random
-model at temperature 1.5, all rollouts of `make test-engine` are one sequence in `append`, with templates that keep and that
-strip reasoning; with `off`, every turn of the second template forks.
+`PYTHONPATH=.:tests/support python -m continuation_table` prints this table from a clone. It calls the functions that decide.
+`make test-system` repeats the measurement over HTTP, with a simulated engine, streamed and not, in rollouts of five turns:
+**264 of 272 combinations are one sequence**, and all others are those of `gptoss`. `deepseekv3` has no tools there, since it
+cannot render the calls that vLLM passes to it.
+
+On a real vLLM 0.32 with a random model at temperature 1.5, all rollouts of `make test-engine` are one sequence in `append`,
+with templates that keep and that strip reasoning; with `off`, every turn of the second template forks.
 
 ## What is not continued
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final, Never
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -60,6 +60,8 @@ class JinjaTemplate:
         if continue_final_message:
             conversation[-1]["content"] += _END_TAG
         try:
+            if _reads_parts(source):
+                conversation = [_with_parts(message) for message in conversation]
             prompt = _compiled(source).render(
                 {
                     "documents": None,
@@ -93,14 +95,43 @@ class _Generation(Extension):
 
 @lru_cache(maxsize=32)
 def _compiled(source: str) -> Template:
-    """Return the compiled template (transformers 5, utils/chat_template_utils.py, `_cached_compile_jinja_template`)."""
+    return _environment().from_string(source)
+
+
+@cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Return the environment of templates (transformers 5, utils/chat_template_utils.py, `_cached_compile_jinja_template`)."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
+    return environment
+
+
+@lru_cache(maxsize=32)
+def _reads_parts(source: str) -> bool:
+    """Return whether a template reads content as a list of parts: it has a loop over the content of a message.
+
+    vLLM 0.32 detects the content format in the same way (renderers/hf.py, `_detect_content_format`), macros included.
+    """
+
+    def is_content(node: nodes.Node | None) -> bool:
+        if isinstance(node, nodes.Filter):
+            return is_content(node.node)
+        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
+            return node.arg.value == "content"
+        return isinstance(node, nodes.Getattr) and node.attr == "content"
+
+    return any(is_content(loop.iter) for loop in _environment().parse(source).find_all(nodes.For))
+
+
+def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its text as a list of parts; results of tools are always text."""
+    if message["role"] == "tool":
+        return message
+    return message | {"content": [{"type": "text", "text": message["content"]}] if message["content"] else []}
 
 
 def _to_json(

@@ -79,6 +79,21 @@ def test_messages_are_prepared_as_by_vllm():
     )
 
 
+@pytest.mark.parametrize("loop", ["m['content']", "m.content", "m.content | selectattr('type', 'equalto', 'text')"])
+def test_a_template_with_a_loop_over_content_receives_lists_of_parts(loop):
+    """Empty content has no parts, and results of tools are text, as in vLLM."""
+    source = f"{{% for m in messages %}}{{% for part in {loop} %}}[{{{{ part.text }}}}]{{% endfor %}}|{{% endfor %}}"
+    messages = [
+        USER,
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    ]
+    tool = "{% for m in messages %}{{ m.content }}{% for part in m.content if false %}{% endfor %}{% endfor %}"
+
+    assert "[Hi]||[a]|" == render(source, messages)
+    assert "t" == render(tool, [{"role": "tool", "content": "t"}])
+
+
 def test_variables_are_those_of_the_request():
     """`chat_template_kwargs` are variables of the template; they do not replace messages and special tokens."""
     template = JinjaTemplate("{{ bos_token }}{{ eos_token }}{{ x }}{{ documents }}{{ messages | length }}", "</s>")

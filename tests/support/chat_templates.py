@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from trainers import PUBLISHED
 
 FOLDER = PUBLISHED / "trl" / "chat_templates"
+_PROBE = "ж"
 BOS, OTHER_STOP = "<bos>", "<|endoftext|>"
 
 WIDE = "\uff5c"  # the wide bar in DeepSeek's special tokens
@@ -81,6 +82,24 @@ class ChatTemplate:
         return (
             re.search(r"message(\['content'\]|\.content)\[0\]|in message\['content'\] *(%|\|)", self.source) is not None
         )
+
+    @cached_property
+    def call_stop(self) -> str | None:
+        """The stop that the template writes between a tool call and its result; None if it renders neither."""
+        call = {"type": "function", "id": "call_1", "function": {"name": "f", "arguments": f'{{"x": "{_PROBE}"}}'}}
+        messages = [
+            {"role": "user", "content": "Go."},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": _PROBE},
+        ]
+        tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+        try:
+            pieces = self.render(messages, [tool]).split(_PROBE)
+        except CannotRender:
+            return None
+        if len(pieces) != 3:
+            return None
+        return max(self.stops, key=pieces[1].rfind)
 
     @cached_property
     def thoughts(self) -> tuple[str, str]:

@@ -86,9 +86,8 @@ class TappedEngine:
 async def tapped(**options: Any) -> AsyncIterator[TappedEngine]:
     """Start a simulated engine; `template` is the name of a template of TRL."""
     if name := options.pop("template", None):
-        source, stops = template(name).source, template(name).stops
-        call_eos = stops[-1] if stops[-1] in source else None
-        options = {"template": source, "eos": stops[0], "call_eos": call_eos, **options}
+        used = template(name)
+        options = {"template": used.source, "eos": used.stops[0], "call_eos": used.call_stop, **options}
     engine = TappedEngine(Options(**{"noncanonical_rate": 0.3, "seed": 1, **options}))
     app = make_engine(engine.options)
     app.middlewares.insert(0, engine.tap)
