@@ -104,14 +104,15 @@ class Turn:
 class Turns:
     """The turns of one rollout.
 
-    `size`: the approximate memory in bytes. `indexes`: the indexes of the steps that were added. `stops`: the engine
-    kind, model and id of each stop token that closed a turn.
+    `calls`: the functions of the sampled tool calls, by call id. `size`: the approximate memory in bytes. `indexes`: those of
+    the steps that were added. `stops`: the engine kind, model and id of each stop token that closed a turn.
     """
 
     by_messages: dict[tuple[int, bytes], list[Turn]] = field(default_factory=dict)
     by_text: dict[int, dict[bytes, list[Turn]]] = field(default_factory=dict)
     indexes: set[int] = field(default_factory=set)
     stops: set[tuple[str, str | None, int]] = field(default_factory=set)
+    calls: dict[str, Message] = field(default_factory=dict)
     size: int = 0
     _named: dict[tuple[str, int], Turn] = field(default_factory=dict)
     _users: dict[int, int] = field(default_factory=dict)  # the number of turns that share an array, by its id()
@@ -137,6 +138,8 @@ class Turns:
     def _add(self, step: Step, body: Mapping[str, Any], place: tuple[int, bytes] | None, text: str | None) -> None:
         """Add the choices of a step after these messages, or after this prompt text."""
         answers = answers_of(step)
+        for answer in answers.values():
+            self.calls |= calls_by_id(step.step_id, answer.get("message"))
         parent, rendering = self._continued(step)
         prompts = [prompt if isinstance(prompt, array) else prompt[:] for prompt in step.prompts]
         for choice in step.choices:
@@ -157,6 +160,13 @@ class Turns:
             if turn.is_closed and turn.ids:
                 self.stops.add((turn.kind, turn.model, turn.ids[-1]))
         self._share(step, parent)
+
+    def sampled_call(self, call_id: str) -> Message | None:
+        """Return the name and the arguments of a tool call as sampled; None for an unknown id.
+
+        If the engine assigned no id, the client has one of its dialect: a prefix, the step id and the index of the call.
+        """
+        return self.calls.get(call_id) or self.calls.get(call_id.partition("_")[2])
 
     def of_text(self, prompt: str) -> Iterator[Turn]:
         """Yield the turns whose prompt and completion text this prompt begins with, the longest first, the youngest first."""
@@ -203,6 +213,18 @@ class Turns:
         if not self._users[id(prompt)]:
             del self._users[id(prompt)]
             self.size -= _BYTES_PER_ID * len(prompt)
+
+
+def calls_by_id(step_id: str, message: Any) -> dict[str, Message]:
+    """Return the functions of a reply's tool calls by id; a call without an id of its own has the step id and its index."""
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    found: dict[str, Message] = {}
+    for number, call in enumerate(calls if isinstance(calls, list) else ()):
+        name, function = (call.get("id"), call.get("function")) if isinstance(call, Mapping) else (None, None)
+        if not isinstance(name, str) or not name or name in found:
+            name = f"{step_id}_{number}"
+        found[name] = function if isinstance(function, Mapping) else {}
+    return found
 
 
 def messages_place(messages: list[Any]) -> tuple[int, bytes] | None:

@@ -17,6 +17,7 @@ from proxy.continuation.turns import Turn, Turns, own_rendering
 from proxy.continuation.types import (
     Continuation,
     LookupFailed,
+    Message,
     Mode,
     Reason,
     Render,
@@ -139,6 +140,23 @@ class PromptContinuation:
         self.count(result)
         ids = None if result.ids is None else await in_thread_if(len(result.ids), _LONG_IDS, result.ids.tolist)
         return with_continuation(plan, ids, _facts(turn, result))
+
+    async def sampled_calls(self, rollout: Rollout, call_ids: Sequence[str]) -> dict[str, Message]:
+        """Return the name and the arguments of earlier tool calls as sampled, by the ids that the client sends back.
+
+        A call that is not known, or not read in time, has the arguments that the client sends.
+        """
+        if not call_ids or not rollout.counts.get("steps"):
+            return {}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                entry = await self._complete((rollout.rollout_id, rollout.incarnation), rollout)
+        except (StorageError, DamagedStep, NotFound, TimeoutError) as error:
+            fields = {"rollout_id": rollout.rollout_id, "error": repr(error)}
+            LOG.warning("Sampled arguments of tool calls not read", extra={"fields": fields})
+            return {}
+        found = {call_id: entry.turns.sampled_call(call_id) for call_id in call_ids}
+        return {call_id: function for call_id, function in found.items() if function is not None}
 
     def refused(self, plan: Plan) -> Plan:
         """Return the plan of a call whose prompt ids the engine rejected, and which is sent again unchanged."""

@@ -121,7 +121,7 @@ def _reads_parts(source: str) -> bool:
         if isinstance(node, nodes.Filter):
             return is_content(node.node)
         if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
-            return node.arg.value == "content"
+            return bool(node.arg.value == "content")
         return isinstance(node, nodes.Getattr) and node.attr == "content"
 
     return any(is_content(loop.iter) for loop in _environment().parse(source).find_all(nodes.For))

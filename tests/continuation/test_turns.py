@@ -96,3 +96,32 @@ def test_a_response_without_a_message_is_no_turn():
     """Engines may return anything."""
     assert 0 == len(turns_of(chat_step("s1", [USER], None, [1], [2])))
     assert ids(1) == only(turns_of(chat_step("s1", [USER], assistant(None), [1], [2]))).prompt_ids
+
+
+def test_tool_calls_are_found_by_the_ids_that_clients_receive():
+    """Those without an id of their own have one of the dialect: a prefix, the step id and the index."""
+    calls = [
+        {"id": "c1", "function": {"name": "f", "arguments": '{"a":1}'}},
+        {"id": "c1", "function": {"name": "f", "arguments": '{"a": "cut'}},
+        {"id": None, "function": {"name": "g", "arguments": ""}},
+        {"id": "c4", "function": 4},
+        5,
+    ]
+    turns = turns_of(
+        chat_step("s1", [USER], {"role": "assistant", "content": None, "tool_calls": calls}, [1], [2, STOP])
+    )
+    names = ("c1", "toolu_s1_1", "call_s1_2", "c4", "toolu_s1_4", "unknown")
+
+    assert [{"name": "f", "arguments": '{"a":1}'}, {"name": "f", "arguments": '{"a": "cut'}] == [
+        turns.sampled_call(name) for name in names[:2]
+    ]
+    assert {"name": "g", "arguments": ""} == turns.sampled_call(names[2])
+    assert [None, None, None] == [turns.sampled_call(name) or None for name in names[3:]]
+
+
+def test_the_tool_calls_of_a_step_without_ids_are_found():
+    """Engines that return no token ids have agents that send calls back, too."""
+    calls = [{"id": "c1", "function": {"name": "f", "arguments": "{}"}}]
+    step = chat_step("s1", [USER], {"role": "assistant", "content": None, "tool_calls": calls}, [], [])
+
+    assert {"name": "f", "arguments": "{}"} == turns_of(step).sampled_call("c1")

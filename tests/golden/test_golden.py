@@ -48,7 +48,7 @@ async def test_a_repeated_session_sends_shows_and_stores_the_same(opened):
     found = await play(store, wire)
 
     check({name: {part: wire[name][part] for part in played} for name, played in found.items()}, found)
-    check(readable(load("store")), readable(dump_store(client, prefix)))
+    check(_without_calls(readable(load("store"))), readable(dump_store(client, prefix)))
 
 
 def test_a_stored_record_that_is_encoded_again_has_the_same_bytes():
@@ -64,6 +64,19 @@ def test_a_stored_record_that_is_encoded_again_has_the_same_bytes():
                 check({rollout: shown(record)}, {rollout: shown(again.record)})
         before = {name.hex(): read_block(block) for name, block in blocks.items()}
         check({rollout: before}, {rollout: {name.hex(): read_block(block) for name, block in written.items()}})
+
+
+def _without_calls(store: dict) -> dict:
+    """Return a recorded store without the texts of tool calls, which are read from the steps since then."""
+    kept = {}
+    for key, entry in store.items():
+        if ":marks:" in key and entry.get("type") == "hash":
+            fields = [field for field in entry["fields"] if not str(field[0]).startswith("call:")]
+            if not fields:
+                continue
+            entry = {**entry, "fields": fields}  # noqa: PLW2901
+        kept[key] = entry
+    return kept
 
 
 def _whole(record: bytes) -> dict:

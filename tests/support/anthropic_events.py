@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter
 
 from proxy.protocols.accumulators import ChatAccumulator
+from proxy.protocols.dialects.messages.tool_arguments import call_ids
 
 EVENT = TypeAdapter(Annotated[RawMessageStreamEvent, Field(discriminator="type")])
 
@@ -41,6 +42,12 @@ def plain(message: Message | dict) -> dict:
     """Return a message as JSON, without null values."""
     read = message if isinstance(message, Message) else Message.model_validate(message)
     return read.model_dump(mode="json", exclude_none=True, warnings="error")
+
+
+def sampled_items(message: dict, step_id: str) -> dict[str, dict]:
+    """Return the sampled tool calls of a message by the ids that clients receive."""
+    calls = message.get("tool_calls") or []
+    return dict(zip(call_ids(calls, step_id), calls, strict=True))
 
 
 def sent_back(message: Message | dict, *, after: str = "go on") -> list[dict]:

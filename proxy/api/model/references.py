@@ -1,14 +1,11 @@
 """References of a call to earlier responses, items and tool calls, resolved from recorded steps.
 
-It also stores the text of tool calls that clients cannot send back. The key of a rollout gives no access to other rollouts.
+The key of a rollout gives no access to other rollouts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from hashlib import blake2b
-from typing import Any, Final
-
-import orjson
+from typing import Final
 
 from proxy.api.api_keys import MintedKey
 from proxy.api.auth import check_minted
@@ -17,16 +14,11 @@ from proxy.errors import NotFound
 from proxy.protocols.dialects.responses.history import Sent, Turn, resolve_references
 from proxy.protocols.dialects.responses.item_ids import rollout_of, step_of
 from proxy.protocols.dialects.translation import ResolvedReferences
-from proxy.protocols.plan import Plan
-from proxy.protocols.response import MALFORMED
 from proxy.protocols.translated_call import TranslatedCall, call_identity
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_step
-from proxy.telemetry.logs import LOG
 from proxy.trajectory.step import Step
-from storage.errors import StorageError
 
-_CALL_MARK: Final = "call:"
 RESPONSES: Final = "responses"
 
 
@@ -44,10 +36,11 @@ def followed_rollout(call: TranslatedCall, minted: MintedKey | None) -> str | No
 async def with_references(context: Context, rollout: Rollout, call: TranslatedCall) -> TranslatedCall:
     """Return the call with the responses, items and tool calls that it refers to. Raises NotFound for an unknown response."""
     references = call.translation.references(call.request)
-    stored = await _stored_calls(context, rollout.rollout_id, references.calls)
+    sampled = await context.continuation.sampled_calls(rollout, references.calls)
     if call.translation.name != RESPONSES:
         return replace(
-            call, resolved=ResolvedReferences(items={name: {"function": function} for name, function in stored.items()})
+            call,
+            resolved=ResolvedReferences(items={name: {"function": function} for name, function in sampled.items()}),
         )
     previous = (
         None
@@ -56,29 +49,8 @@ async def with_references(context: Context, rollout: Rollout, call: TranslatedCa
     )
     owner = rollout_of(references.previous_response) or rollout.rollout_id
     named = [turn for name in _steps_of(references.items) if (turn := await _turn(context, owner, name)) is not None]
-    arguments = {name: function["arguments"] for name, function in stored.items()}
+    arguments = {name: text for name, function in sampled.items() if isinstance(text := function.get("arguments"), str)}
     return replace(call, resolved=resolve_references(previous, named, arguments))
-
-
-async def store_unrestorable_calls(context: Context, plan: Plan, incarnation: str, step: Step) -> None:
-    """Store the text of tool calls that the client cannot send back, before it receives them.
-
-    While the store is unreachable the text is lost: the next prompt then differs from what was sampled, which is drift.
-    """
-    if plan.translation is None or step.status != "complete" or step.response is None:
-        return
-    identity = call_identity(plan.step_id, plan.rollout_id, step.timing.received, plan.model_asked)
-    try:
-        stored = plan.translation.unrestorable_calls(plan.request, identity, step.response)
-    except MALFORMED:
-        return  # the problems of the step include it
-    if not stored or context.recorder.store_health.unreachable is not None:
-        return
-    marks = {_mark_of(name): orjson.dumps(function) for name, function in stored.items()}
-    try:
-        await context.store.mark(plan.rollout_id, incarnation, marks, now_ms=context.clock.now_ms())
-    except StorageError as error:
-        LOG.error("Text of tool calls not stored: %s", error, extra={"fields": {"step_id": plan.step_id}})
 
 
 async def find_response_step(context: Context, name: str, rollout_id: str | None) -> Step:
@@ -114,16 +86,3 @@ async def _turn(context: Context, rollout_id: str, step_id: str) -> Turn | None:
 
 def _steps_of(items: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(step for name in items if (step := step_of(name)) is not None))
-
-
-async def _stored_calls(context: Context, rollout_id: str, names: Sequence[str]) -> Mapping[str, Any]:
-    """Return the tool calls owner text is stored, by their id."""
-    if not names:
-        return {}
-    marks = await context.store.marks(rollout_id, [_mark_of(name) for name in names])
-    return {name: orjson.loads(marks[_mark_of(name)]) for name in names if _mark_of(name) in marks}
-
-
-def _mark_of(name: str) -> str:
-    # hashed, because ids come from engines and clients and may be any text
-    return _CALL_MARK + blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -19,7 +19,6 @@ from proxy.api.context import Context
 from proxy.api.failures import internal_error
 from proxy.api.http import CLIENT_CLOSED_REQUEST
 from proxy.api.model.call import CallState, ClientStream, keeping_alive
-from proxy.api.model.references import store_unrestorable_calls
 from proxy.errors import EngineBusy, EngineError, EngineUnreachable, ProxyError, StoreUnavailable, UnprocessableRequest
 from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.protocols.exchange import Exchange, Outcome
@@ -325,8 +324,6 @@ async def _end(context: Context, call: CallState, client: ClientStream, outcome:
         client.status = outcome.status
     is_delivered = False
     try:
-        if call.plan.translation is not None:
-            await store_unrestorable_calls(context, call.plan, call.incarnation, outcome.step)
         response = await client.end(outcome.end, broken=outcome.broken)
         is_delivered = True
         return response

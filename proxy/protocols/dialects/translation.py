@@ -117,12 +117,6 @@ class Translator(ErrorDialect, Protocol):
         """Return the renderer of the response to this body (the client's own)."""
         ...
 
-    def unrestorable_calls(
-        self, body: Mapping[str, Any], identity: CallIdentity, response: Mapping[str, Any]
-    ) -> Mapping[str, Json]:
-        """Return the tool calls (`name`, `arguments`) whose sampled text a client cannot send back, by their rendered ids."""
-        ...
-
     def engine_error(self, status: int, text: str) -> bytes:
         """Return the error body for an engine's error: the engine's message in the dialect's format."""
         ...

@@ -1,7 +1,5 @@
 """References of calls to earlier responses and items, and the sampled text of tool calls."""
 
-import asyncio
-
 import anthropic
 import openai
 import pytest
@@ -62,7 +60,7 @@ def is_linear(tree):
 async def test_a_tool_call_of_messages_is_sent_to_the_engine_as_it_was_sampled(
     http, store, urls, stream, turns, sampled, sdk
 ):
-    """Messages has the arguments as an object; their text is stored, and any process can use it."""
+    """Messages has the arguments as an object; their text is that of the recorded step, which any process reads."""
     client = [sdk(anthropic.AsyncAnthropic, f"{url}/rollouts/r1") for url in urls]
     tools = [{"name": "weather", "input_schema": SCHEMA}]
     history = [{"role": "user", "content": "Oslo?"}]
@@ -159,20 +157,20 @@ async def test_a_minted_key_is_403_for_responses_of_another_rollout(http, urls, 
         await own.responses.retrieve(foreign.id)
 
 
-async def test_a_client_disconnect_while_tool_calls_are_stored_loses_no_step(http, store):
-    """The step is stored already; it is marked as not delivered once the store accepts marks."""
-    script = Script([Conversation(TURNS)])
-    tools = [{"type": "function", "name": "weather", "parameters": SCHEMA}]
-    body = {"model": "m", "input": "Oslo?", "tools": tools}
-    store.waiting["mark"] = asyncio.Event()
-    async with simulating("127.0.0.1:0", Options(script=script)) as engine, proxying(engine, store) as served:
-        call = asyncio.create_task(http.post(f"{served.url}/rollouts/r1/v1/responses", json=body))
-        async with asyncio.timeout(50):
-            while "mark" not in store.reached:
-                await asyncio.sleep(0.01)
-        call.cancel()
-        store.waiting.pop("mark").set()
-        async with http.get(f"{served.url}/rollouts/r1") as response:
-            counts = (await response.json())["counts"]
+@pytest.mark.parametrize("turns", [UNUSUAL])
+async def test_steps_that_cannot_be_read_leave_the_arguments_as_the_client_sends_them(http, store, urls, sdk):
+    """The call is sent, and the store's error is not shown to the agent."""
+    first, second = (sdk(anthropic.AsyncAnthropic, f"{url}/rollouts/r1") for url in urls)
+    options = {"model": "m", "max_tokens": 99, "tools": [{"name": "weather", "input_schema": SCHEMA}]}
+    history = [{"role": "user", "content": "Oslo?"}]
+    async with first.messages.stream(messages=history, **options) as events:
+        response = await events.get_final_message()
+    (call,) = (block for block in response.content if block.type == "tool_use")
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
+    history += [{"role": "assistant", "content": response.content}, {"role": "user", "content": [result]}]
+    store.failing.add("read")
+    await second.messages.create(messages=history, **options)
+    store.failing.clear()
+    sent = (await stored_steps(store, "r1"))[1].body["messages"][1]["tool_calls"]
 
-    assert (1, 1) == (counts["steps"], counts["exact"])
+    assert ['{"city": "Oslo", "days": 1.0}'] == [call["function"]["arguments"] for call in sent]

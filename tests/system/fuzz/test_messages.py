@@ -5,12 +5,22 @@ import copy
 import orjson
 import pytest
 from anthropic_bodies import BODIES
-from anthropic_events import accumulated, atoms, chunks_of, folded, messages, plain, response_of, sent_back
+from anthropic_events import (
+    accumulated,
+    atoms,
+    chunks_of,
+    folded,
+    messages,
+    plain,
+    response_of,
+    sampled_items,
+    sent_back,
+)
 from hypothesis import strategies as st
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.tool_arguments import tool_call_ids, unrestorable_calls
+from proxy.protocols.dialects.messages.tool_arguments import tool_call_ids
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
@@ -45,7 +55,7 @@ async def test_any_sampled_response_is_sent_back_unchanged(fuzz):
         answer = accumulated(stream)
         assert plain(answer) == plain(MESSAGES.renderer({}, IDENTITY).whole(response))
         sampled = response["choices"][0]["message"]
-        earlier = ResolvedReferences(items=unrestorable_calls(sampled, IDENTITY.step_id))
+        earlier = ResolvedReferences(items=sampled_items(sampled, IDENTITY.step_id))
         read = MESSAGES.read({"messages": sent_back(answer)}, TranslationOptions(), earlier)["messages"][1]
         assert sampled["content"] == read["content"]
         assert (sampled.get("reasoning") or sampled.get("reasoning_content")) == read.get("reasoning")

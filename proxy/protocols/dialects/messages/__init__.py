@@ -17,7 +17,7 @@ from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.dialects.messages.errors import engine_message, error_body, status_for
 from proxy.protocols.dialects.messages.renderer import MessagesRenderer
 from proxy.protocols.dialects.messages.request import read
-from proxy.protocols.dialects.messages.tool_arguments import tool_call_ids, unrestorable_calls
+from proxy.protocols.dialects.messages.tool_arguments import tool_call_ids
 from proxy.protocols.dialects.translation import CallIdentity, Json, References, ResolvedReferences, TranslationOptions
 
 __all__ = ["MESSAGES", "Messages"]
@@ -41,13 +41,6 @@ class Messages:
     def renderer(self, body: Mapping[str, Any], identity: CallIdentity) -> MessagesRenderer:
         """Return the renderer of the response to this body."""
         return MessagesRenderer(identity, body.get("stop_sequences"))
-
-    def unrestorable_calls(
-        self, body: Mapping[str, Any], identity: CallIdentity, response: Mapping[str, Any]
-    ) -> Mapping[str, Json]:
-        """Return the calls whose text differs from the serialization that is used here."""
-        message = response["choices"][0].get("message") or {}
-        return {call_id: call["function"] for call_id, call in unrestorable_calls(message, identity.step_id).items()}
 
     def status(self, error: ProxyError) -> int:
         """Return the status for a client of this dialect."""

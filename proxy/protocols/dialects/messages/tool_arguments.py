@@ -70,18 +70,6 @@ def choose_call_id(own: Any, seen: set[str], step_id: str, index: int) -> str:
     return call_id
 
 
-def unrestorable_calls(message: Mapping[str, Any], step_id: str) -> dict[str, Json]:
-    """Return the calls whose sampled text cannot be restored from the client's object, by their rendered ids."""
-    calls = [call for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
-    unrestorable = {}
-    for call_id, call in zip(call_ids(calls, step_id), calls, strict=True):
-        function = call.get("function") or {}
-        arguments = function.get("arguments")
-        if isinstance(arguments, str) and serialize(parse_arguments(arguments), "input") != arguments:
-            unrestorable[call_id] = {"function": {"name": function.get("name"), "arguments": arguments}}
-    return unrestorable
-
-
 def tool_call_ids(body: Mapping[str, Any]) -> frozenset[str]:
     """Return the ids of the calls in a body's assistant turns, by which sampled texts are looked up."""
     found = set()

@@ -16,7 +16,7 @@ from typing import Any, Final
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.dialects.responses.errors import engine_error, error
-from proxy.protocols.dialects.responses.history import call_references, item_references, unrestorable_calls
+from proxy.protocols.dialects.responses.history import call_references, item_references
 from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
 from proxy.protocols.dialects.responses.request import read
 from proxy.protocols.dialects.translation import (
@@ -52,12 +52,6 @@ class Responses:
     def renderer(self, body: Mapping[str, Any], identity: CallIdentity) -> ResponseRenderer:
         """Return the renderer of the response."""
         return ResponsesRenderer(body, identity)
-
-    def unrestorable_calls(
-        self, body: Mapping[str, Any], identity: CallIdentity, response: Mapping[str, Any]
-    ) -> Mapping[str, Json]:
-        """Return all tool calls: frameworks reserialize arguments, and the input of a custom tool is a part of them."""
-        return unrestorable_calls(identity, body, response)
 
     def status(self, error_: ProxyError) -> int:
         """Return the error's own status."""

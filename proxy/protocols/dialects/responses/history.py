@@ -103,10 +103,5 @@ def item_references(body: Mapping[str, Any]) -> list[str]:
     return item_ids_from(body.get("input"))
 
 
-def unrestorable_calls(identity: CallIdentity, body: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Json]:
-    """Return the sampled calls of a response by their rendered ids: clients reserialize arguments."""
-    return {call["id"]: dict(call["function"]) for call in _calls([sampled(Turn(identity, body, dict(response)))])}
-
-
 def _calls(messages: Iterable[Json]) -> list[Json]:
     return [call for message in messages for call in message.get("tool_calls") or ()]

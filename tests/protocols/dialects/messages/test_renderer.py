@@ -3,13 +3,24 @@
 import orjson
 import pytest
 from anthropic.types import Message
-from anthropic_events import accumulated, atoms, chunks_of, events_of, folded, messages, plain, response_of, sent_back
+from anthropic_events import (
+    accumulated,
+    atoms,
+    chunks_of,
+    events_of,
+    folded,
+    messages,
+    plain,
+    response_of,
+    sampled_items,
+    sent_back,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import dialect_cassettes, http_cassettes
 
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.tool_arguments import call_ids, unrestorable_calls
+from proxy.protocols.dialects.messages.tool_arguments import call_ids
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 IDENTITY = CallIdentity("01a9", 1795229441, "claude-sonnet")
@@ -42,7 +53,7 @@ def sampled(message) -> dict:
 
 def read_again(message, response) -> dict:
     """Return the chat message that is read from a response that the SDK returns."""
-    resolved = ResolvedReferences(items=unrestorable_calls(message, "01a9"))
+    resolved = ResolvedReferences(items=sampled_items(message, "01a9"))
     return MESSAGES.read({"messages": sent_back(response)}, TranslationOptions(), resolved)["messages"][1]
 
 

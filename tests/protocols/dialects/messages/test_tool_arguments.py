@@ -14,7 +14,6 @@ from proxy.protocols.dialects.messages.tool_arguments import (
     restored,
     serialize,
     tool_call_ids,
-    unrestorable_calls,
 )
 
 
@@ -78,17 +77,6 @@ def test_arguments_that_the_agent_changed_are_serialized():
     assert '{"a": 1}' == restored({"a": 1}, "f", None, "input")
     assert '{"a": 1}' == restored({"a": 1}, "f", {"function": {"name": "f", "arguments": {}}}, "input")
     assert '{"a": 1}' == restored({"a": 1}, "f", {"function": "f"}, "input")
-
-
-def test_only_calls_that_serialization_would_change_are_stored():
-    message = {"tool_calls": [call('{"a": 1}', "c1"), call('{"a":1}', "c2"), call('{"a": "cut', "c1"), call("", "c4")]}
-
-    assert {
-        "c2": {"function": {"name": "f", "arguments": '{"a":1}'}},
-        "toolu_s_2": {"function": {"name": "f", "arguments": '{"a": "cut'}},
-        "c4": {"function": {"name": "f", "arguments": ""}},
-    } == unrestorable_calls(message, "s")
-    assert {} == unrestorable_calls({"content": "x"}, "s")
 
 
 @pytest.mark.parametrize(

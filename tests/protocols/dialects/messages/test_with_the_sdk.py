@@ -4,14 +4,13 @@ import anthropic
 import httpx2
 import orjson
 import pytest
-from anthropic_events import atoms, chunks_of, response_of
+from anthropic_events import atoms, chunks_of, response_of, sampled_items
 from pydantic import BaseModel
 
 from proxy import errors
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.messages.models_list import models
-from proxy.protocols.dialects.messages.tool_arguments import unrestorable_calls
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 CALL = {"id": "chatcmpl-tool-1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
@@ -27,7 +26,7 @@ class Served:
         self.replies = list(replies)
         self.bodies = []
         self.chats = []
-        self.unrestorable = {}
+        self.sampled = {}
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.path == "/v1/models":
@@ -35,7 +34,7 @@ class Served:
         body = orjson.loads(request.content)
         self.bodies.append(body)
         try:
-            chat = MESSAGES.read(body, TranslationOptions(), ResolvedReferences(items=self.unrestorable))
+            chat = MESSAGES.read(body, TranslationOptions(), ResolvedReferences(items=self.sampled))
             reply = self.replies.pop(0)
             if isinstance(reply, ProxyError):
                 raise reply
@@ -46,7 +45,7 @@ class Served:
         renderer = MESSAGES.renderer(body, CallIdentity(step, 1795229441, body["model"]))
         response = reply if "choices" in reply else response_of(reply)
         message = response["choices"][0]["message"]
-        self.unrestorable |= unrestorable_calls(message, step)
+        self.sampled |= sampled_items(message, step)
         if not chat.get("stream"):
             return httpx2.Response(200, content=orjson.dumps(renderer.whole(response)))
         chunks = chunks_of(atoms(message), SPLITS, response, apart=True)

@@ -14,7 +14,6 @@ from proxy.protocols.dialects.responses.history import (
     input_items,
     item_references,
     resolve_references,
-    unrestorable_calls,
 )
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
@@ -129,11 +128,3 @@ def test_tool_call_ids_that_the_engine_omitted_are_those_of_the_response():
     (call,) = after(turn).messages[-1]["tool_calls"]
 
     assert turn.response_object()["output"][0]["call_id"] == call["id"] == f"call_{IDENTITY.step_id}_0"
-
-
-@given(message=messages())
-def test_unrestorable_calls_are_stored_as_sampled(message):
-    """By the id in the response, with name and argument text."""
-    kept = unrestorable_calls(IDENTITY, BODY, response_of(message))
-
-    assert [call["function"] for call in as_chat(message).get("tool_calls", ())] == list(kept.values())
