@@ -47,11 +47,11 @@ LAYERS: dict[str, tuple[str, ...] | None] = {
 # The order of modules and folders within a layer, lowest first: a module imports its own row and the rows before it.
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "protocols": (
-        ("sse", "lenient_json", "accumulators"),
+        ("sse", "lenient_json", "accumulators", "repeated_events"),
         ("dialects",),
         ("engines",),
         ("sampling", "synthetic_stream", "token_annotations", "response_validation"),
-        ("response",),
+        ("response", "stream_response"),
         ("plan",),
         ("exchange",),
         ("translated_call",),

@@ -1,14 +1,13 @@
 """Stream chunks accumulated into the response that the unstreamed call would have returned.
 
-There is one accumulator per format that engines stream. Chunks are never modified. Contradictions between the chunks of a
-stream are reported as problems.
+There is one accumulator per format. Chunks are never modified. Contradictions between them are reported as problems.
 
 Rule 1: pieces of text are joined; of every other field that repeats, the last value that is not null wins.
 Rule 2: choices are matched by `index` and may interleave in any order.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
 
@@ -25,7 +24,7 @@ class Accumulator(Protocol):
     def feed(self, chunk: Json) -> bool:
         """Add one chunk; return whether it finished a choice.
 
-        Raises TypeError, KeyError, AttributeError or ValueError for an invalid one.
+        Raises TypeError, KeyError, AttributeError or ValueError.
         """
         ...
 
@@ -37,6 +36,14 @@ class Accumulator(Protocol):
     def finished(self) -> int:
         """The number of choices that have a finish reason."""
         ...
+
+
+class Place(NamedTuple):
+    """Where the text of a chat chunk belongs: the choice, the field of its message, and the index of the tool call, if any."""
+
+    choice: int
+    field: str
+    call: int | None
 
 
 class ChoiceAccumulator:
@@ -266,6 +273,13 @@ class _MessageAccumulator:
             elif value is not None:
                 function[key] = value
 
+    def repeat(self, place: Place, text: str) -> None:
+        """Add text to a field, or to the arguments of a tool call."""
+        if place.call is None:
+            self.texts[place.field].append(text)
+        else:
+            self.calls[place.call]["function"]["arguments"].append(text)
+
     def finish(self) -> Json:
         texts = {key: "".join(pieces) for key, pieces in self.texts.items()}
         message = {**self.fields, **{key: text for key, text in texts.items() if text or key != "content"}}
@@ -305,6 +319,16 @@ class ChatAccumulator:
                 message = self._messages[choice["index"]] = _MessageAccumulator()
             message.feed(choice.get("delta") or {})
         return self._chunks.finished > finished
+
+    def repeat(self, place: Place, text: str, entries: list[Any], ids: list[Any]) -> None:
+        """Add to a choice what consecutive chunks of the same shape add; a chunk of this shape was fed before."""
+        choice: ChoiceAccumulator = self._chunks.choices[place.choice]
+        if entries and choice.logprobs is not None:
+            choice.logprobs["content"].extend(entries)
+        if ids and choice.ids is not None:
+            choice.ids.extend(ids)
+        if text:
+            self._messages[place.choice].repeat(place, text)
 
     def finish(self) -> Json:
         """Return a `chat.completion` response."""

@@ -15,14 +15,9 @@ from typing import Any, Final
 from proxy.protocols import synthetic_stream as replay
 from proxy.protocols.engines.base import FollowUpRequest, Json
 from proxy.protocols.plan import Plan
-from proxy.protocols.response import (
-    MALFORMED,
-    ParsedResponse,
-    StreamResponse,
-    SyntheticStreamResponse,
-    response_stream_for,
-)
+from proxy.protocols.response import MALFORMED, ParsedResponse, SyntheticStreamResponse
 from proxy.protocols.response_validation import Packed, check_messages, check_usage, pack_tokens
+from proxy.protocols.stream_response import StreamResponse, response_stream_for
 from proxy.trajectory import fidelity
 from proxy.trajectory.step import Choice, Status, Step, Timing
 

@@ -1,0 +1,161 @@
+"""Events that repeat the one before them have the effect that the general path has, however the stream is cut."""
+
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import cut, dialect_cassettes, http_cassettes, plan_of, play
+
+from proxy.protocols.accumulators import ChatAccumulator
+from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.engines import ENGINES, StripRules
+from proxy.protocols.repeated_events import RepeatedEvents
+from proxy.protocols.response import ClientView
+from proxy.protocols.stream_response import StreamResponse
+
+STREAMS = [
+    cassette
+    for cassette in (*dialect_cassettes(), *http_cassettes("sglang"), *http_cassettes("llamacpp"))
+    if cassette.is_stream and cassette.path.endswith("/chat/completions")
+]
+# The options that the proxy sets on requests.
+INJECTED = ("return_token_ids", "logprobs", "top_logprobs", "return_meta_info")
+LIVE = {"stream": True, "stream_options": {"unknown": True}}  # an unknown option, which prevents a synthetic stream
+
+HEADS = [
+    '"id":"c1","object":"chat.completion.chunk","created":1,"model":"m"',
+    '"id":"c2","model":"m"',
+    '"id":"ü","model":"m"',
+]
+TEXTS = st.sampled_from(
+    [
+        "a",
+        " the",
+        "",
+        "{",
+        '\\"',
+        "\\n",
+        "\\u0001",
+        "\\u000b",
+        "\\u00e9",
+        "\\/",
+        "\\ud83d",
+        "é🙂",
+        '","x":"',
+        "\\",
+        "\x01",
+        "%s",
+    ]
+)
+IDS = st.sampled_from(["1", "17", "1,2", "1,2,3", "", "007", "99999999999999999999", "-1", "1.5", "null", "true"])
+NUMBERS = st.sampled_from(["-0.5", "0", "-1e-05", "1e999", "-", "NaN", "-9999.0", "null", "1.0E+2"])
+BYTES = st.sampled_from(["[97]", "[226,130]", "null", "[]", "[1,,2]", "[007]", '["x"]'])
+OTHERS = st.sampled_from(
+    [
+        "data: [DONE]", ": comment", "", "data: {", 'data: {"error":{"message":"x"}}', "event: x\ndata: {}",
+        'data: {"id":"c1","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}',
+    ]
+)  # fmt: skip
+
+
+@st.composite
+def entries(draw):
+    """Draw the logprobs of a token as an engine writes them, or nearly so."""
+    token, number, parts = draw(TEXTS), draw(NUMBERS), draw(BYTES)
+    alternatives = draw(st.sampled_from(["[]", "[]", '[{"token":"x","logprob":-1.0}]']))
+    if draw(st.booleans()):
+        return f'{{"token":"{token}","logprob":{number},"bytes":{parts},"top_logprobs":{alternatives}}}'
+    return f'{{"token":"{token}","bytes":{parts},"logprob":{number},"top_logprobs":{alternatives}}}'
+
+
+@st.composite
+def events(draw):
+    """Draw events of a few shapes, most of which repeat the one before."""
+    head, index = draw(st.sampled_from(HEADS)), draw(st.sampled_from([0, 0, 0, 1]))
+    form = draw(st.sampled_from(['"content":"%s"', '"reasoning":"%s"', '"role":"assistant","content":"%s"', "",
+        '"content":"%s","reasoning":null', '"tool_calls":[{"index":0,"function":{"arguments":"%s"}}]',
+        '"content":"%s","refusal":"no"', '"content":"x","annotations":["%s"]'])
+    )  # fmt: skip
+    finish = draw(st.sampled_from(["null", "null", "null", "null", '"stop"']))
+    end = draw(st.sampled_from(["", ',"stop_reason":null', ',"token_ids":null', ',"hidden":[1]']))
+    top = draw(st.sampled_from(["", "", ',"usage":null', ',"usage":{"prompt_tokens":1,"completion_tokens":1}']))
+    has_logprobs, has_ids = draw(st.booleans()), draw(st.booleans())
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        delta = form % draw(TEXTS) if "%s" in form else form
+        several = ",".join(draw(st.lists(entries(), max_size=2)))
+        logprobs = f'{{"content":[{several}]}}' if has_logprobs else "null"
+        ids = f',"token_ids":[{draw(IDS)}]' if has_ids else ""
+        choice = f'{{"index":{index},"delta":{{{delta}}},"logprobs":{logprobs},"finish_reason":{finish}{ids}{end}}}'
+        found.append(f'data: {{{head},"choices":[{choice}]{top}}}')
+    return found
+
+
+def outcome(reply, reads):
+    """Return what the client receives after each read, and the parsed response."""
+    shown = [reply.feed(read) for read in reads]
+    end, response = reply.finish()
+    return shown, end, repr(response)
+
+
+def without_repetitions():
+    """Let the general path process every event."""
+    return patch.object(RepeatedEvents, "learn", lambda *args: None)
+
+
+def reads_of(response, sizes):
+    """Cut a response: by sizes, or one event per read if there are none."""
+    return cut(response, sizes) if sizes else [event + b"\n\n" for event in response.split(b"\n\n")]
+
+
+@given(st.data())
+def test_repetitions_have_the_effect_of_the_general_path(data):
+    """The same bytes for the client after each read, and the same response, for valid and for invalid events."""
+    rules = data.draw(
+        st.builds(StripRules, token_ids=st.booleans(), logprobs=st.booleans(), empty_deltas=st.booleans())
+    )
+    view = ClientView(
+        DIALECTS["/v1/chat/completions"],
+        ENGINES["vllm"],
+        rules,
+        data.draw(st.sampled_from([1, 2, None])),
+        model=data.draw(st.sampled_from([None, "alias"])),
+    )
+    runs = data.draw(st.lists(events() | OTHERS.map(lambda event: [event]), max_size=6))
+    text = "".join(f"{event}\n\n" for run in runs for event in run)
+    response = text.replace("\n", data.draw(st.sampled_from(["\n", "\n", "\n", "\r\n"]))).encode()
+    reads = reads_of(response, data.draw(st.lists(st.integers(0, 700), max_size=12)))
+
+    with without_repetitions():
+        expected = outcome(StreamResponse(view), reads)
+    assert expected == outcome(StreamResponse(view), reads)
+
+
+@pytest.mark.parametrize("cassette", STREAMS, ids=lambda cassette: f"{cassette.kind}-{cassette}")
+@pytest.mark.parametrize("sizes", [[], [65536] * 9, [300] * 900], ids=["events", "bursts", "pieces"])
+def test_recorded_streams_have_the_effect_of_the_general_path(cassette, sizes):
+    """Also the step, for a client that requested the token ids and for one that did not."""
+    reads = reads_of(cassette.response, sizes)
+    for body in (cassette.body, {key: value for key, value in cassette.body.items() if key not in INJECTED}):
+        plan = plan_of(cassette.path, body | LIVE, kind=cassette.kind)
+        with without_repetitions():
+            expected = play(plan, cassette, reads)
+        assert repr(expected) == repr(play(plan, cassette, reads))
+
+
+@pytest.mark.parametrize("requested", [False, True])
+@pytest.mark.parametrize("size", [1, 7, 500, 100_000])
+def test_most_events_of_a_usual_stream_are_repetitions(requested, size):
+    """Whatever the client requested, and however many events a read has."""
+    choice = '{"index":0,"delta":{"content":"w%d"},"logprobs":{"content":[%s]},"finish_reason":null,"token_ids":[%d]}'
+    entry = '{"token":"w","logprob":-0.5,"bytes":[119],"top_logprobs":[]}'
+    payloads = [f'{{"id":"c","choices":[{choice % (number, entry, number)}]}}' for number in range(100)]
+    stream = b"".join(b"data: " + payload.encode() + b"\n\n" for payload in payloads)
+    rules = StripRules(token_ids=not requested, logprobs=not requested)
+    reply = StreamResponse(ClientView(DIALECTS["/v1/chat/completions"], ENGINES["vllm"], rules, 1))
+    with patch.object(ChatAccumulator, "feed", autospec=True, side_effect=ChatAccumulator.feed) as feed:
+        shown = b"".join(reply.feed(read) for read in cut(stream, [size] * (len(stream) // size)))
+
+    assert feed.call_count < 10
+    assert shown.count(b"data: ") == 100
