@@ -47,7 +47,7 @@ LAYERS: dict[str, tuple[str, ...] | None] = {
 # The order of modules and folders within a layer, lowest first: a module imports its own row and the rows before it.
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "protocols": (
-        ("sse", "lenient_json", "accumulators", "repeated_events"),
+        ("sse", "lenient_json", "accumulators", "number_lists", "repeated_events"),
         ("dialects",),
         ("engines",),
         ("sampling", "synthetic_stream", "token_annotations", "response_validation"),

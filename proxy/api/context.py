@@ -17,6 +17,7 @@ from proxy.rollouts.drift_report import DriftReporter
 from proxy.rollouts.drift_totals import DriftTotals
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
+from proxy.rollouts.known_prompts import KnownPrompts
 from proxy.rollouts.opening import RolloutOpener
 from proxy.rollouts.policy import Pause, Policy
 from proxy.rollouts.prompt_continuation import PromptContinuation
@@ -66,6 +67,7 @@ class Context:
     stopping: asyncio.Event
     in_flight: Counter[str] = field(default_factory=Counter)
     token_texts: TokenTexts = field(default_factory=TokenTexts)
+    known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
 
     @property
     def completion(self) -> GroupCompletion:

@@ -1,9 +1,9 @@
 """The containers of rows: JSON, NDJSON, MessagePack, Parquet and Arrow, written row by row in constant memory."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, Protocol
 
+import msgspec.msgpack
 import orjson
 
 from proxy.export.base import Format
@@ -110,26 +110,19 @@ class Msgpack:
     nests = True
 
     def writer(self, form: Format) -> Writer:
-        """Return a writer of messages.
-
-        Raises:
-            ValueError: msgspec is not installed.
-        """
-        try:
-            return _MsgpackWriter(import_module("msgspec.msgpack").Encoder())
-        except ImportError:
-            raise ValueError("Container msgpack requires msgspec; install tokentape[msgpack].") from None
+        """Return a writer of messages."""
+        return _MsgpackWriter()
 
 
 class _MsgpackWriter:
-    def __init__(self, encoder: Any) -> None:
-        self._encoder = encoder
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
 
     def opening(self) -> bytes:
         return b""
 
     def row(self, row: Any) -> bytes:
-        return bytes(self._encoder.encode(row))
+        return self._encoder.encode(row)
 
     def fills(self, row: Any) -> bool:
         return False

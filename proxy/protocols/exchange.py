@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from proxy.protocols import synthetic_stream as replay
 from proxy.protocols.engines.base import FollowUpRequest, Json
+from proxy.protocols.number_lists import KnownPrompt
 from proxy.protocols.plan import Plan
 from proxy.protocols.response import MALFORMED, ParsedResponse, SyntheticStreamResponse
 from proxy.protocols.response_validation import Packed, check_messages, check_usage, pack_tokens
@@ -42,17 +43,30 @@ class Outcome:
 class Exchange:
     """One call, from the engine's first byte to the step."""
 
-    def __init__(self, plan: Plan, status: int, content_type: str, *, max_event_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        status: int,
+        content_type: str,
+        *,
+        max_event_bytes: int | None = None,
+        prompt: KnownPrompt | None = None,
+    ) -> None:
         self._plan = plan
         self._status = status
         self._content_type = content_type
-        self._reply = response_stream_for(status, content_type, plan.view, max_event_bytes)
+        self._reply = response_stream_for(status, content_type, plan.view, max_event_bytes, prompt)
         self._conclusion: tuple[bytes, ParsedResponse] | None = None
         # Set by the shell before `finish`, and used by `abort` and `fail` as well.
         self.follow_up_response: Any = None
         self.served_models: Collection[str] | None = (
             None  # the models that the engine lists, if they had to be requested
         )
+
+    @property
+    def prompt(self) -> KnownPrompt | None:
+        """The prompt ids of the response, with which the next call of the rollout may begin; None if they are not known."""
+        return self._reply.prompt
 
     @property
     def content_type(self) -> str | None:

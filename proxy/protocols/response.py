@@ -10,7 +10,7 @@ Rule 3: what cannot be parsed is forwarded, and recorded as a problem.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from proxy.errors import EngineDisconnected
 from proxy.protocols import synthetic_stream as replay
@@ -18,6 +18,7 @@ from proxy.protocols.dialects.base import Dialect
 from proxy.protocols.dialects.translation import ResponseRenderer, Translator
 from proxy.protocols.engines.base import Engine, Json, StripRules
 from proxy.protocols.lenient_json import NotJson, read_json, write_json
+from proxy.protocols.number_lists import KnownPrompt, read_lists
 from proxy.protocols.token_annotations import TokenAnnotations
 
 _UNREADABLE: Final = 502  # status of an unreadable response that cannot be forwarded
@@ -51,6 +52,12 @@ class ClientView:
     tokens: TokenAnnotations | None = None
     translation: Translator | None = None
     renderer: ResponseRenderer | None = None
+
+    @property
+    def hides_lists(self) -> bool:
+        """Whether the client receives no token ids and no logprobs, so that they may be parsed apart (`number_lists`)."""
+        rules = self.strip_rules
+        return rules.token_ids and rules.logprobs and self.tokens is None and self.dialect.name == "chat"
 
     def whole(self, response: Json) -> Json:
         """Return what the client receives of an unstreamed response; the same dict if it is unchanged."""
@@ -87,7 +94,9 @@ class ParsedResponse:
 
 
 class ResponseStream(Protocol):
-    """One response of an engine, in one framing."""
+    """One response of an engine, in one framing. `prompt`: its prompt ids, if they were parsed apart (`number_lists`)."""
+
+    prompt: KnownPrompt | None
 
     def feed(self, read: bytes) -> bytes:
         """Feed bytes of the engine; return the bytes that the client may receive now."""
@@ -100,6 +109,8 @@ class ResponseStream(Protocol):
 
 class RawResponse:
     """An error, or a response that is not JSON: withheld, and forwarded unchanged."""
+
+    prompt: KnownPrompt | None = None
 
     def __init__(self, view: ClientView, status: int) -> None:
         self._view = view
@@ -120,11 +131,12 @@ class RawResponse:
 
 
 class WholeResponse:
-    """An unstreamed JSON response."""
+    """An unstreamed JSON response. `prompt`: the prompt ids of the rollout's previous call, then those of this response."""
 
-    def __init__(self, view: ClientView) -> None:
+    def __init__(self, view: ClientView, prompt: KnownPrompt | None = None) -> None:
         self._view = view
         self._reads: list[bytes] = []
+        self.prompt = prompt
 
     def feed(self, read: bytes) -> bytes:
         """Withhold the bytes until the step is stored."""
@@ -135,7 +147,7 @@ class WholeResponse:
         """Return the body for the client."""
         body = b"".join(self._reads)
         try:
-            response, loosely = read_json(body)
+            response, loosely = self._read(body)
         except NotJson:
             return self._unreadable(body)
         if not isinstance(response, dict) or not isinstance(response.get("choices"), list):
@@ -145,6 +157,12 @@ class WholeResponse:
             return self._render(body, response, shown, loosely=loosely)
         except MALFORMED:
             return self._failed(body)
+
+    def _read(self, body: bytes) -> tuple[Any, bool]:
+        """Return the response, and whether it is loose (`read_json`). Raises NotJson."""
+        found = read_lists(body, self.prompt) if self._view.hides_lists else None
+        self.prompt = None if found is None else found[1]
+        return read_json(body) if found is None else (found[0], False)
 
     def _unreadable(self, body: bytes) -> tuple[bytes, ParsedResponse]:
         """Forward a body that is not JSON; a truncated body becomes an error, so that it cannot pass for a complete one."""

@@ -49,7 +49,11 @@ def pack_tokens(
         if sampled.prompt_ids is not None and prompts.setdefault(prompt, sampled.prompt_ids) != sampled.prompt_ids:
             problems.add("mixed_prompts")
         choices.append(_choice(sampled, prompt, policy_version, problems))
-    if sent_prompts is not None and prompts and [prompts[index] for index in sorted(prompts)] != sent_prompts:
+    if (
+        sent_prompts is not None
+        and prompts
+        and not _are_equal([prompts[index] for index in sorted(prompts)], sent_prompts)
+    ):
         problems.add("other_prompt")
     packed: tuple[Ids, ...] = ()
     if "mixed_prompts" in problems or list(prompts) != list(range(len(prompts))):
@@ -58,6 +62,14 @@ def pack_tokens(
         packed = tuple(pack_ids(ids) for ids in prompts.values())
     has_versions = any(sampled.spans is not None for sampled in tokens.choices)
     return Packed(packed, tuple(choices), frozenset(problems), tokens.notes, has_versions)
+
+
+def _are_equal(returned: Sequence[Sequence[int]], sent: Sequence[Sequence[int]]) -> bool:
+    """Return whether prompts are equal; each is a list, or an array of ids that were parsed apart."""
+    return len(returned) == len(sent) and all(
+        ours == theirs if type(ours) is type(theirs) else list(ours) == list(theirs)
+        for ours, theirs in zip(returned, sent, strict=True)
+    )
 
 
 def _choice(sampled: Sampled, prompt: int, policy_version: str | None, problems: set[str]) -> Choice:

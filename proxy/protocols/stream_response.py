@@ -11,6 +11,7 @@ import orjson
 from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.engines.base import Json
 from proxy.protocols.lenient_json import read_json, write_json
+from proxy.protocols.number_lists import KnownPrompt, read_lists
 from proxy.protocols.repeated_events import RepeatedEvents
 from proxy.protocols.response import (
     MALFORMED,
@@ -47,8 +48,10 @@ class StreamResponse:
     event with a finish reason. If it was injected, these events wait for the usage event to restore the field.
     """
 
-    def __init__(self, view: ClientView, max_event_bytes: int | None = None) -> None:
+    def __init__(self, view: ClientView, max_event_bytes: int | None = None, prompt: KnownPrompt | None = None) -> None:
         self._view = view
+        self._known = prompt  # of the rollout's previous call
+        self.prompt: KnownPrompt | None = None
         self._parser = EventParser() if max_event_bytes is None else EventParser(max_event_bytes)
         self._accumulator = accumulator = view.dialect.accumulator()
         self._repeated = (
@@ -153,10 +156,7 @@ class StreamResponse:
             return self._as_it_came(event)
         chunk: Any = None
         try:
-            try:
-                chunk, loosely = orjson.loads(payload), False
-            except orjson.JSONDecodeError:
-                chunk, loosely = read_json(payload)
+            chunk, loosely = self._read(payload)
             if chunk.get("error") is not None:
                 self._holding = True
                 self._error = self._error or payload.decode("utf-8", "replace")
@@ -167,6 +167,18 @@ class StreamResponse:
             if isinstance(chunk, dict) and chunk.get("choices"):
                 self._holding = True  # it may contain a finish reason
             return self._as_it_came(event)
+
+    def _read(self, payload: bytes) -> tuple[Any, bool]:
+        """Return a chunk, and whether it is loose (`read_json`). Raises NotJson."""
+        if self._view.hides_lists and b'"prompt_token_ids":[' in payload:
+            found = read_lists(payload, self.prompt or self._known, sampled=False)
+            if found is not None:
+                self.prompt = found[1]
+                return found[0], False
+        try:
+            return orjson.loads(payload), False
+        except orjson.JSONDecodeError:
+            return read_json(payload)
 
     def _accumulate(self, event: Event, chunk: Json, *, loosely: bool) -> bytes | _Finish:
         accumulator = self._accumulator
@@ -229,12 +241,16 @@ RESPONSE_STREAMS: dict[str, type[WholeResponse] | type[StreamResponse]] = {
 
 
 def response_stream_for(
-    status: int, content_type: str, view: ClientView, max_event_bytes: int | None = None
+    status: int,
+    content_type: str,
+    view: ClientView,
+    max_event_bytes: int | None = None,
+    prompt: KnownPrompt | None = None,
 ) -> ResponseStream:
     """Return the response stream for a response with this status and content type."""
     framing = RESPONSE_STREAMS.get(content_type.partition(";")[0].strip().lower())
     if framing is None or status != 200:
         return RawResponse(view, status if status != 200 else _BAD_GATEWAY)
     if framing is StreamResponse:
-        return StreamResponse(view, max_event_bytes)
-    return SyntheticStreamResponse(view) if view.replay else WholeResponse(view)
+        return StreamResponse(view, max_event_bytes, prompt)
+    return SyntheticStreamResponse(view, prompt) if view.replay else WholeResponse(view, prompt)

@@ -22,6 +22,8 @@ def pack_ids(values: Sequence[int]) -> Ids:
     Raises:
         ValueError: A value is not an integer of 32 bits; booleans are not integers.
     """
+    if isinstance(values, array) and values.typecode == "i":
+        return values
     # Both calls run in C. struct accepts True as the id 1, so the JSON is searched for an e, which only true and false
     # have (or a number that struct rejects).
     try:
@@ -35,6 +37,18 @@ def pack_ids(values: Sequence[int]) -> Ids:
         if not -(2**31) <= value < 2**31:
             raise ValueError(f"token id {value} does not fit into 32 bits")
     return array("i", values)
+
+
+def pack_numbers(values: Sequence[int]) -> Ids:
+    """Return token ids as int32, of which none is a boolean.
+
+    Raises:
+        ValueError: A value is not an integer of 32 bits.
+    """
+    try:
+        return array("i", struct.pack(f"{len(values)}i", *values))
+    except (struct.error, TypeError) as error:
+        raise ValueError(f"a token id must be an integer of 32 bits: {error}") from None
 
 
 def pack_logprobs(values: Sequence[float | None]) -> Logprobs:

@@ -109,6 +109,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
                     response.status,
                     response.content_type,
                     max_event_bytes=context.settings.engines.max_event_bytes,
+                    prompt=context.known_prompts.get(plan.rollout_id, call.incarnation),
                 )
                 client.set_head(response.status, response.headers, content_type=exchange.content_type)
                 await _stream(context, call, client, exchange, response)
@@ -135,6 +136,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         ).step
         context.recorder.record_detached(call.step, call.incarnation, body_bytes=call.body_bytes)
         raise
+    context.known_prompts.put(plan.rollout_id, call.incarnation, exchange.prompt)
     if plan.prompt_ids is not None and "other_prompt" in outcome.step.problems:
         context.continuation.refuse(call.endpoint, "returned_ids")
     return outcome

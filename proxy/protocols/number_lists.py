@@ -1,0 +1,161 @@
+"""The long lists of a response that the client does not receive: token ids and logprobs, parsed apart from the rest.
+
+Parsed as a whole, a response is a dict with an object for each prompt id and six for each sampled token. Here the lists are cut
+out of its bytes: ids become arrays, logprobs a list of floats. Prompt ids that repeat those of the rollout's previous call are
+not parsed again.
+
+Contract: a response that is read here has the same tokens, the same problems and, without these lists, the same JSON as one
+that is parsed as a whole. Whatever is not recognized stays in the JSON. The format is that of vLLM (0.32.0).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import orjson
+
+from proxy.trajectory.arrays import pack_ids, pack_numbers
+from proxy.trajectory.step import Ids
+
+_PROMPT: Final = b'"prompt_token_ids":['
+_SAMPLED: Final = b'"token_ids":['
+_LOGPROBS: Final = b'"logprobs":{"content":['
+_AFTER_LOGPROBS: Final = b',"finish_reason":'
+_NAMED_BY_ID: Final = b'"token_id:'  # a token that is named by its id, which is compared with the sampled one
+
+
+class KnownPrompt(NamedTuple):
+    """Prompt ids, and their JSON without brackets."""
+
+    text: bytes
+    ids: Ids
+
+
+class _Entry(msgspec.Struct, gc=False):
+    """The logprobs of a token, of which the other fields are skipped."""
+
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    content: list[_Entry]
+
+
+_LOGPROBS_DECODER: Final = msgspec.json.Decoder(_Logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A list in the bytes of a response, its value, and the path of its key."""
+
+    start: int
+    end: int
+    name: str
+    value: Any
+
+
+def read_lists(
+    body: bytes, known: KnownPrompt | None, *, sampled: bool = True
+) -> tuple[dict[str, Any], KnownPrompt | None] | None:
+    """Return a response with arrays in place of its lists, and its prompt; None if no list is recognized.
+
+    Logprobs become `{"token_logprobs": […]}`, as in completions. `known`: the prompt of the rollout's previous call. `sampled`:
+    whether there may be lists of a choice, not only the prompt.
+    """
+    prompt = _prompt(body, known)
+    found = [prompt]
+    body = _without(body, prompt)
+    for cut in (_logprobs, _ids) if sampled else ():
+        found.append(cut(body))
+        body = _without(body, found[-1])
+    cuts = [cut for cut in found if cut is not None]
+    if not cuts:
+        return None
+    try:
+        response: dict[str, Any] = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if not all(_put_back(response, cut) for cut in cuts):
+        return None
+    return response, None if prompt is None else prompt.value
+
+
+def _without(body: bytes, cut: _Cut | None) -> bytes:
+    return body if cut is None else b"".join((body[: cut.start], b"null", body[cut.end :]))
+
+
+def _put_back(response: Any, cut: _Cut) -> bool:
+    """Set the value of a list where null was parsed; return whether the key is where it is expected."""
+    place = response
+    if isinstance(response, dict) and cut.name != "prompt_token_ids":
+        choices = response.get("choices")
+        place = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    if not isinstance(place, dict) or cut.name not in place or place[cut.name] is not None:
+        return False
+    place[cut.name] = cut.value.ids if isinstance(cut.value, KnownPrompt) else cut.value
+    return True
+
+
+def _prompt(body: bytes, known: KnownPrompt | None) -> _Cut | None:
+    """Return the prompt ids. Those that begin with the ids of a known prompt share their JSON, which is compared only."""
+    found = _list(body, _PROMPT)
+    if found is None:
+        return None
+    start, end = found
+    text = body[start + 1 : end - 1]
+    try:
+        if known is not None and text.startswith(known.text):
+            rest = text[len(known.text) :]
+            if not rest:
+                return _Cut(start, end, "prompt_token_ids", known)
+            if known.text and rest.startswith(b","):
+                return _Cut(start, end, "prompt_token_ids", KnownPrompt(text, known.ids + _parsed(rest[1:])))
+        return _Cut(start, end, "prompt_token_ids", KnownPrompt(text, _parsed(text)))
+    except ValueError:
+        return None
+
+
+def _ids(body: bytes) -> _Cut | None:
+    found = _list(body, _SAMPLED)
+    if found is None:
+        return None
+    start, end = found
+    try:
+        return _Cut(start, end, "token_ids", _parsed(body[start + 1 : end - 1]))
+    except ValueError:
+        return None
+
+
+def _logprobs(body: bytes) -> _Cut | None:
+    start, end = _once(body, _LOGPROBS), _once(body, _AFTER_LOGPROBS)
+    if start < 0 or end < start:
+        return None
+    start += len(b'"logprobs":')
+    text = body[start:end]
+    if _NAMED_BY_ID in text:
+        return None
+    try:
+        text.decode()  # msgspec 0.22 does not check fields that it skips
+        logprobs = [entry.logprob for entry in _LOGPROBS_DECODER.decode(text).content]
+    except ValueError:  # includes msgspec.DecodeError
+        return None
+    return _Cut(start, end, "logprobs", {"token_logprobs": logprobs})
+
+
+def _list(body: bytes, name: bytes) -> tuple[int, int] | None:
+    """Return where the list of a key that occurs once starts and ends, with its brackets."""
+    start = _once(body, name)
+    end = body.find(b"]", start)
+    return None if start < 0 or end < 0 else (start + len(name) - 1, end + 1)
+
+
+def _once(body: bytes, name: bytes) -> int:
+    """Return the position of a key; -1 if it does not occur, or twice. Quotes within a JSON string are escaped."""
+    start = body.find(name)
+    return start if start >= 0 and body.find(name, start + len(name)) < 0 else -1
+
+
+def _parsed(text: bytes) -> Ids:
+    """Return the ids of a JSON list without its brackets. Raises ValueError."""
+    values = orjson.loads(b"[%b]" % text)
+    return pack_ids(values) if b"e" in text else pack_numbers(values)  # only true and false have an e
