@@ -17,9 +17,9 @@ import orjson
 from proxy.trajectory.arrays import pack_ids, pack_numbers
 from proxy.trajectory.step import Ids
 
-_PROMPT: Final = b'"prompt_token_ids":['
-_SAMPLED: Final = b'"token_ids":['
-_LOGPROBS: Final = b'"logprobs":{"content":['
+_PROMPT: Final = b'"prompt_token_ids":'
+_SAMPLED: Final = b'"token_ids":'
+_LOGPROBS: Final = b'"logprobs":'
 _AFTER_LOGPROBS: Final = b',"finish_reason":'
 _NAMED_BY_ID: Final = b'"token_id:'  # a token that is named by its id, which is compared with the sampled one
 
@@ -130,7 +130,7 @@ def _logprobs(body: bytes) -> _Cut | None:
     start, end = _once(body, _LOGPROBS), _once(body, _AFTER_LOGPROBS)
     if start < 0 or end < start:
         return None
-    start += len(b'"logprobs":')
+    start += len(_LOGPROBS)
     text = body[start:end]
     if _NAMED_BY_ID in text:
         return None
@@ -144,9 +144,9 @@ def _logprobs(body: bytes) -> _Cut | None:
 
 def _list(body: bytes, name: bytes) -> tuple[int, int] | None:
     """Return where the list of a key that occurs once starts and ends, with its brackets."""
-    start = _once(body, name)
+    start = _once(body, name) + len(name)
     end = body.find(b"]", start)
-    return None if start < 0 or end < 0 else (start + len(name) - 1, end + 1)
+    return (start, end + 1) if start >= len(name) and end >= 0 and body.startswith(b"[", start) else None
 
 
 def _once(body: bytes, name: bytes) -> int:
