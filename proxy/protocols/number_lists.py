@@ -5,7 +5,7 @@ out of its bytes: ids become arrays, logprobs a list of floats. Prompt ids that 
 not parsed again.
 
 Contract: a response that is read here has the same tokens, the same problems and, without these lists, the same JSON as one
-that is parsed as a whole. Whatever is not recognized stays in the JSON. The format is that of vLLM (0.32.0).
+that is parsed as a whole. What is not recognized stays in the JSON. The format is that of vLLM (0.32.0).
 """
 
 from dataclasses import dataclass

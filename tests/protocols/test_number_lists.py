@@ -90,7 +90,7 @@ def outcome(body, prompt=None):
 
 @given(bodies(), st.lists(st.integers(0, 200_000), max_size=4))
 def test_lists_that_are_parsed_apart_are_those_of_the_whole(body, ids):
-    """Whatever the engine's values are, and whatever the prompt of the call before was."""
+    """For all values of the engine, and for all prompts of the call before."""
     text = orjson.dumps(ids)[1:-1]
     whole, streamed = as_a_whole()
     with whole, streamed:

@@ -1,4 +1,4 @@
-"""Events that repeat the one before them have the effect that the general path has, however the stream is cut."""
+"""Events that repeat the one before them have the effect that the general path has, for every split into reads."""
 
 from unittest.mock import patch
 
@@ -147,7 +147,7 @@ def test_recorded_streams_have_the_effect_of_the_general_path(cassette, sizes):
 @pytest.mark.parametrize("requested", [False, True])
 @pytest.mark.parametrize("size", [1, 7, 500, 100_000])
 def test_most_events_of_a_usual_stream_are_repetitions(requested, size):
-    """Whatever the client requested, and however many events a read has."""
+    """For each number of events in a read, and for clients that requested the ids."""
     choice = '{"index":0,"delta":{"content":"w%d"},"logprobs":{"content":[%s]},"finish_reason":null,"token_ids":[%d]}'
     entry = '{"token":"w","logprob":-0.5,"bytes":[119],"top_logprobs":[]}'
     payloads = [f'{{"id":"c","choices":[{choice % (number, entry, number)}]}}' for number in range(100)]
