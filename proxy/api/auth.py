@@ -76,7 +76,10 @@ def check_minted(minted: MintedKey | None, rollout_id: str | None) -> None:
         raise Forbidden(f"The API key belongs to another rollout than {rollout_id!r}.")
 
 
-MODEL_API: Final = "/{path}"  # the route of every path outside of the control API
+# The routes of the model API: those of most calls, and that of every path outside of the control API.
+CALL_PATHS: Final = ("/rollouts/{rollout}/v1/{path}", "/v1/{path}")
+OTHER_PATHS: Final = "/{path}"
+MODEL_API: Final = (*CALL_PATHS, OTHER_PATHS)
 SESSION_API: Final = "/{uuid}/v1"  # the sessions of Atropos' proxy, which agents call
 # For load balancers, which have no keys; and the files of the page, which contain no data.
 _OPEN: Final = ("/health", "/ready", "/ui", "/ui/", "/ui/{file}")
@@ -89,7 +92,7 @@ async def require_control_key(
     """Reject requests of the control API without a control key, if one is configured."""
     resource = request.match_info.route.resource
     canonical = "" if resource is None else resource.canonical
-    if canonical and canonical not in (MODEL_API, *_OPEN) and not canonical.startswith(f"{SESSION_API}/"):
+    if canonical and canonical not in (*MODEL_API, *_OPEN) and not canonical.startswith(f"{SESSION_API}/"):
         check_control_key(request, request.app[CONTEXT])
     return await handler(request)
 

@@ -52,7 +52,7 @@ def error_response(request: web.Request, error: ProxyError) -> web.Response:
 def _is_of_an_agent(request: web.Request) -> bool:
     """Return whether the request is not for the control API; an unmatched route counts as an agent's."""
     resource = request.match_info.route.resource
-    return resource is None or resource.canonical == MODEL_API or resource.canonical.startswith(f"{SESSION_API}/")
+    return resource is None or resource.canonical in MODEL_API or resource.canonical.startswith(f"{SESSION_API}/")
 
 
 @web.middleware

@@ -131,7 +131,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     call = _engine_call(dialect, edited, response_options, traits or Traits(engine.kind), options, headers)
     framing = _framing(engine, options, call)
     removed = _STREAM if framing == "replay" else frozenset[str]()
-    call = replace(call, body=_without(edited, removed))
+    call = replace(call, body=_without(edited, removed)) if removed else call
     injection = engine.inject(call)
     sent_body = {**call.body, **injection.fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
@@ -201,8 +201,10 @@ def _view(  # noqa: PLR0917 - the values of a plan that the client's view depend
 
 def _response_options(dialect: Dialect, body: Json, edited: Json) -> ResponseOptions:
     """Return the client's own options, with the number of choices of the body that is sent."""
-    sent = dialect.response_options(edited)
-    return replace(dialect.response_options(body), samples=sent.samples, choices=sent.choices)
+    sent, own = dialect.response_options(edited), dialect.response_options(body)
+    if (sent.samples, sent.choices) == (own.samples, own.choices):
+        return own
+    return replace(own, samples=sent.samples, choices=sent.choices)
 
 
 def _without(body: Json, fields: Collection[str]) -> Json:

@@ -174,7 +174,8 @@ class Recorder:
         task.add_done_callback(release)
 
     async def _append(self, step: Step, incarnation: str, body_bytes: int, origin: Origin) -> None:
-        step = replace(step, timing=replace(step.timing, stored=self._clock.now()))
+        if step.timing.stored is None:
+            step = replace(step, timing=replace(step.timing, stored=self._clock.now()))
         if self._journal is not None and (self._journal.pending or self.store_health.unreachable is not None):
             await self._write_to_journal(
                 step, incarnation, body_bytes, self._journal, origin

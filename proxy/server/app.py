@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from proxy.api.api_keys import KeyRing
-from proxy.api.auth import require_control_key
+from proxy.api.auth import CALL_PATHS, OTHER_PATHS, require_control_key
 from proxy.api.compat import COMPAT_ROUTES
 from proxy.api.compat.atropos.calls import SESSION_CALL_ROUTES
 from proxy.api.compat.atropos.sessions import SESSION_ROUTES
@@ -51,6 +51,7 @@ from storage import StoreOptions, open_store
 from storage.store import Store
 
 _ABORT_MARGIN_S = 0.05
+_ANY_PATH = r"{path:[\s\S]*}"  # also one with an encoded newline
 _SECRET = "minting-secret"  # noqa: S105 - the name of a constant in the store
 
 
@@ -66,11 +67,13 @@ def make_app(
     app[CALLS] = CALL_ROUTES
     app[OTHERS] = {**MODEL_ROUTES, **OSMOSIS_ROUTES}
     app.cleanup_ctx.append(_context_lifespan(settings, store, clock or SystemClock(), slot))
+    for path in CALL_PATHS:  # first, because routes are compared with a path in their order
+        app.router.add_route("*", path.replace("{path}", _ANY_PATH), answer)
     if settings.control.listen is None:
         app.add_routes(_control_routes(settings))
     if settings.atropos.enabled:
         app.add_routes(SESSION_CALL_ROUTES)
-    app.router.add_route("*", r"/{path:[\s\S]*}", answer)  # also paths with an encoded newline
+    app.router.add_route("*", OTHER_PATHS.replace("{path}", _ANY_PATH), answer)
     return app
 
 

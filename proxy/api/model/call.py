@@ -109,13 +109,13 @@ class CallState:
             self.cut = reason
             self.task.cancel()
 
-    def timing(self) -> Timing:
-        """Return the times for the step, in Unix seconds."""
-        stamps = (
+    def timing(self, stored: float | None = None) -> Timing:
+        """Return the times for the step, in Unix seconds. `stored`: when it is passed to the recorder, if that is now."""
+        sent, first, last = (
             None if stamp is None else self.received + (stamp - self.started)
             for stamp in (self.sent, self.first_byte, self.last_byte)
         )
-        return Timing(self.received, *stamps)
+        return Timing(self.received, sent, first, last, stored)
 
 
 class ClientStream:

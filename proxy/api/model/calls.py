@@ -187,7 +187,9 @@ async def _planned(context: Context, call: IncomingCall, rollout: Rollout, attem
         adapter = adapter.with_steps(await read_steps(context.store, rollout, whole=False))
     if isinstance(adapter, TranslatedCall):
         adapter = await with_references(context, rollout, replace(adapter, received=call.received))
-    planner = CallPlanner(context, replace(call, adapter=adapter), rollout, attempt)
+    if adapter is not call.adapter:
+        call = replace(call, adapter=adapter)
+    planner = CallPlanner(context, call, rollout, attempt)
     # There is no await between this choice and the queue, so that concurrent calls are spread over the endpoints. Token texts
     # come from the tokenizer of the rollout's own endpoint.
     order = ranked if call.is_named or call.tokens is not None else least_loaded

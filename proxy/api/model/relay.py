@@ -115,7 +115,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
                 await _stream(context, call, client, exchange, response)
             await _follow_up(context, call, exchange)
         outcome = await _in_thread_if_large(
-            call.body_bytes, partial(exchange.finish, call.timing(), context.policy.version)
+            call.body_bytes, partial(exchange.finish, call.timing(context.clock.now()), context.policy.version)
         )
     except PromptIdsRejected:
         call.are_ids_refused = True
