@@ -40,12 +40,15 @@ class Plan:
 
     `trained` has an entry for each row: the ids of the steps whose sampled tokens are trained in that row (none for a
     row that trains nothing). `skipped` lists the steps that no row trains. `render` yields the rows in the same order,
-    so that only one of them is in memory; it raises `Inexpressible` at a row that the format cannot represent.
+    so that only one of them is in memory; it raises `Inexpressible` at a row that the format cannot represent. `pack` does the
+    same for columnar containers, with arrays of ids (`array`), of masks (`bytearray`) and of logprobs (`Floats`) instead of
+    lists; None for formats that have lists only.
     """
 
     trained: Sequence[tuple[str, ...]]
     skipped: list[dict[str, str]]
     render: Callable[[], Iterator[Any]]
+    pack: Callable[[], Iterator[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

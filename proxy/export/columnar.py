@@ -1,7 +1,8 @@
 """Rows as columns: Arrow's IPC stream and Parquet, in batches of bounded size.
 
 The types of the columns are those of the format. pyarrow is imported at first use. Token ids and masks are copied into
-buffers without Python numbers, which would cost more than all the rest.
+buffers without Python numbers, which would cost more than all the rest; of packed rows (`Plan.pack`), logprobs are as well.
+Packed rows are written as the same bytes as rows with lists.
 """
 
 from array import array
@@ -14,6 +15,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.export.base import BITS, IDS, JSON, Column, Columns, Format
+from proxy.trajectory.arrays import Floats
 from proxy.trajectory.json_bytes import to_json_bytes
 
 BATCH_ROWS: Final = 1024
@@ -21,6 +23,8 @@ BATCH_VALUES: Final = 250_000  # numbers in lists: about 1 MB in a batch, and te
 
 _SCALARS: Final = {"text": "string", "bool": "bool_"}
 _PACKED: Final = ((IDS, partial(array, "i")), (BITS, bytes))
+_SIZED: Final = (list, array, bytearray, Floats)
+_DIGITS: Final = bytes.maketrans(b"\x00\x01", b"01")
 
 
 class Arrow:
@@ -185,12 +189,12 @@ def _type(arrow: Any, column: Column) -> Any:
 def _values(row: Any) -> int:
     """Return roughly how many values the lists of a row have."""
     values = row.values() if isinstance(row, Mapping) else row
-    return sum(_size(value) for value in values if isinstance(value, list))
+    return sum(_size(value) for value in values if isinstance(value, _SIZED))
 
 
-def _size(values: list[Any]) -> int:
-    """Return roughly how many values a list has."""
-    inner = values and isinstance(values[0], list)
+def _size(values: Any) -> int:
+    """Return roughly how many values a list or an array has."""
+    inner = isinstance(values, list) and values and isinstance(values[0], list)
     return sum(len(value) if isinstance(value, list) else 1 for value in values) if inner else len(values)
 
 
@@ -205,12 +209,29 @@ def _batch(arrow: Any, schema: Any, columns: Columns, rows: Sequence[Mapping[str
 def _array(arrow: Any, kind: Any, column: Column, values: list[Any]) -> Any:
     if column == JSON:
         return arrow.array([None if value is None else to_json_bytes(value).decode() for value in values], kind)
+    if any(isinstance(value, Floats) for value in values):  # then all are
+        return _lists(arrow, kind, values, _floats(arrow, kind.value_type, values))
     pack = next((pack for packed, pack in _PACKED if column == packed), None)
     if pack is None or None in values:
         return arrow.array(values, kind)
+    flat = b"".join(map(pack, values))
+    numbers = arrow.Array.from_buffers(kind.value_type, sum(map(len, values)), [None, arrow.py_buffer(flat)])
+    return _lists(arrow, kind, values, numbers)
+
+
+def _floats(arrow: Any, kind: Any, values: Sequence[Floats]) -> Any:
+    """Return the values of all lists as one array. Arrow marks nulls by a bit that is 0, the lowest bit first."""
+    present = b"".join(value.present for value in values)
+    nulls = present.count(0)
+    bits = None
+    if nulls:
+        number = int(present[::-1].translate(_DIGITS), 2)
+        bits = arrow.py_buffer(number.to_bytes((len(present) + 7) // 8, "little"))
+    flat = arrow.py_buffer(b"".join(value.values for value in values))
+    return arrow.Array.from_buffers(kind, len(present), [bits, flat], nulls)
+
+
+def _lists(arrow: Any, kind: Any, values: Sequence[Any], numbers: Any) -> Any:
+    """Return the column of these lists, whose values are `numbers`."""
     ends = list(accumulate(map(len, values), initial=0))
-    flat = bytearray()
-    for value in values:
-        flat += pack(value)
-    numbers = arrow.Array.from_buffers(kind.value_type, ends[-1], [None, arrow.py_buffer(flat)])
     return arrow.ListArray.from_arrays(arrow.array(ends, arrow.int32()), numbers, type=kind)

@@ -75,6 +75,7 @@ class SequencesFormat(Listed, Planned):
             [branch.step_ids for branch in found.branches],
             skipped_rows(found.skipped),
             lambda: (_filled(row, fill.prompt_logprob) for row in found.each()),
+            (lambda: (row.as_packed_row() for row in found.each())) if fill.prompt_logprob is None else None,
         )
 
 

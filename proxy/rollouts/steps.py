@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from proxy.errors import DamagedStep, UnprocessableRequest
 from proxy.rollouts.rollout import Marks, Rollout, no_rollout, own_metadata, read_marks, read_rollout
@@ -19,7 +19,8 @@ _PAGE = 200  # records per read from the store
 
 
 LONG = 32  # short steps, which take some milliseconds to decode, join and write
-_TOKENS_OF_A_STEP = 1024  # tokens that take as long as a short step
+_TOKENS_OF_A_STEP = 1024  # tokens that take as long as a short step as lists of numbers,
+_PACKED_TOKENS_OF_A_STEP = 8192  # and as arrays
 _MESSAGES_OF_A_STEP = 64  # messages that do
 _BLOCKS_OF_A_STEP = 16  # blocks that do
 
@@ -43,16 +44,27 @@ async def read_steps(store: Store, rollout: Rollout, *, whole: bool) -> list[Ste
 
 
 async def aside(weight: int, work: Callable[[], T]) -> T:
-    """Run work in a thread if it is heavy (`weight_of`), so that it does not block the event loop."""
+    """Run work in a thread if it is heavy (`weights_of`), so that it does not block the event loop."""
     return await in_thread_if(weight, LONG - 1, work)
 
 
-def weight_of(steps: Sequence[Step]) -> int:
-    """Return the weight of these steps for `aside`: 1 per choice, and more for many tokens or messages."""
+class Weights(NamedTuple):
+    """The weights of steps for `aside`.
+
+    `rows` is that of rendering rows with lists. `packed` is that of planning rows, or of rendering packed ones (`Plan.pack`),
+    without a conversion of ids.
+    """
+
+    rows: int
+    packed: int
+
+
+def weights_of(steps: Sequence[Step]) -> Weights:
+    """Return the weights of these steps: 1 per choice, and more for many tokens or messages."""
     tokens = sum(step.sampled + sum(map(len, step.prompts)) for step in steps)
     messages = sum(len(found) for step in steps if isinstance(found := step.request.get("messages"), list))
-    long = tokens // _TOKENS_OF_A_STEP + messages // _MESSAGES_OF_A_STEP
-    return sum(max(1, len(step.choices)) for step in steps) + long
+    short = sum(max(1, len(step.choices)) for step in steps) + messages // _MESSAGES_OF_A_STEP
+    return Weights(short + tokens // _TOKENS_OF_A_STEP, short + tokens // _PACKED_TOKENS_OF_A_STEP)
 
 
 def facts_of(rollout: Rollout) -> RolloutFacts:

@@ -4,7 +4,8 @@ import struct
 import sys
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from math import nan
 from typing import Any, Final, Literal
@@ -14,6 +15,31 @@ import orjson
 from proxy.trajectory.step import Experts, Ids, Logprobs, Mask, Prompt
 
 _NPY: Final = b"\x93NUMPY"
+
+
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """float32 values with gaps: `values` are 4 bytes each in this machine's byte order; where `present` is 0 the value is null.
+
+    The bytes of a null are zeros.
+    """
+
+    values: bytearray
+    present: bytearray
+
+    def __len__(self) -> int:
+        return len(self.present)
+
+
+def floats_with_gaps(length: int, parts: Iterable[tuple[int, Logprobs]]) -> Floats:
+    """Return this many float32 values: each of `parts` from its position on, and null elsewhere."""
+    values, present = bytearray(4 * length), bytearray(length)
+    for start, part in parts:
+        end = start + len(part)
+        narrow = part if part.typecode == "f" else array("f", part)
+        values[4 * start : 4 * end] = narrow.tobytes()
+        present[start:end] = b"\x01" * len(part)
+    return Floats(values, present)
 
 
 def pack_ids(values: Sequence[int]) -> Ids:

@@ -9,12 +9,11 @@ positions. Schema 1 is the same without experts and masks.
 """
 
 from array import array
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import blake2b
-from io import BytesIO
+from struct import Struct
 from typing import Any, Final
 
 import orjson
@@ -33,6 +32,7 @@ SCHEMA: Final = 2
 _MAGIC: Final = b"TT"
 _WRAPPINGS: Final = 24  # levels around a response in the control API; orjson writes 254 in total
 _HEADER: Final = 11  # magic, schema, checksum
+_LENGTHS: Final = Struct("<4I")
 _FACTS: Final = (  # fields that the head contains unchanged
     "step_id", "rollout_id", "dialect", "endpoint", "engine", "model_asked", "model_served", "usage",
     "sampling", "timing", "status", "reason", "delivered", "policy_version", "policy_version_end", "problems",
@@ -228,25 +228,24 @@ def _join_fields(
 
 
 def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: bool) -> Step:
-    stream = BytesIO(reader.expand(packed))
-    lengths = [int.from_bytes(_take(stream, 4), "little") for _ in range(4)]
-    head_text, request_text, sent_text, response_text = [_take(stream, length) for length in lengths]
+    cursor = _Cursor(reader.expand(packed))
+    take = cursor.take
+    lengths = _LENGTHS.unpack(take(_LENGTHS.size))
+    head_text, request_text, sent_text, response_text = map(take, lengths)
     head = orjson.loads(head_text)
     prompts = tuple(
-        SharedIds(reader.link(bytes.fromhex(prompt["end"])), _take(stream, prompt["tail"]))
-        for prompt in head["prompts"]
+        [SharedIds(reader.link(bytes.fromhex(prompt["end"])), take(prompt["tail"])) for prompt in head["prompts"]]
     )
     typed = Typed()
     facts = typed.facts(head)
-    sampled = [ids_from_little_endian(_take(stream, 4 * choice["ids"])) for choice in head["choices"]]
+    sampled = [ids_from_little_endian(take(4 * choice["ids"])) for choice in head["choices"]]
     bare = [
-        _choice(choice, ids, stream, typed, len(prompts)) for choice, ids in zip(head["choices"], sampled, strict=True)
+        _choice(choice, ids, take, typed, len(prompts)) for choice, ids in zip(head["choices"], sampled, strict=True)
     ]
     choices = tuple(
-        extras.read(choice, choice_head, partial(_take, stream))
-        for choice, choice_head in zip(bare, head["choices"], strict=True)
+        [extras.read(choice, choice_head, take) for choice, choice_head in zip(bare, head["choices"], strict=True)]
     )
-    if stream.read(1):
+    if not cursor.is_at_end:
         raise ValueError("trailing bytes")
     request: dict[str, Any] = {}
     sent: dict[str, Any] = {}
@@ -258,17 +257,18 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
             sent["set"] = _join_fields(sent["set"], head["chains"]["sent"], prompts, reader)
         response = typed.mapping(orjson.loads(response_text))
         extras.put_back(response, head.get("again", []), choices)
-    facts["problems"] += tuple(code for code in typed.problems if code not in facts["problems"])
+    if typed.problems:
+        facts["problems"] += tuple(code for code in typed.problems if code not in facts["problems"])
     return Step(**facts, request=request, sent=sent, response=response, prompts=prompts, choices=choices, index=index)
 
 
-def _choice(head: dict[str, Any], ids: Ids, stream: BytesIO, typed: Typed, prompts: int) -> Choice:
+def _choice(head: dict[str, Any], ids: Ids, take: Callable[[int], bytes], typed: Typed, prompts: int) -> Choice:
     size = 4 if head["code"] == "f" else 8
     prompt = typed_index(head["prompt"])
     return Choice(
         index=typed_index(head["index"]),
         ids=ids,
-        logprobs=logprobs_from_little_endian(head["code"], _take(stream, size * head["logprobs"])),
+        logprobs=logprobs_from_little_endian(head["code"], take(size * head["logprobs"])),
         finish_reason=typed.text(head["finish_reason"]),
         stop_reason=typed.stop_reason(head["stop_reason"]),
         prompt=prompt if prompt >= 0 else prompts,  # negative: no prompt, and -1 must not mean the last one
@@ -280,11 +280,26 @@ def _object(text: bytes) -> dict[str, Any]:
     return object_of(orjson.loads(text))
 
 
-def _take(stream: BytesIO, size: int) -> bytes:
-    taken = stream.read(size)
-    if len(taken) != size:
-        raise ValueError("missing bytes")
-    return taken
+class _Cursor:
+    """Reads bytes from the beginning to the end."""
+
+    __slots__ = ("_at", "_raw")
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._at = 0
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._at == len(self._raw)
+
+    def take(self, size: int) -> bytes:
+        """Return the next bytes. Raises ValueError if there are not as many."""
+        start = self._at
+        end = self._at = start + size
+        if not start <= end <= len(self._raw):
+            raise ValueError("missing bytes")
+        return self._raw[start:end]
 
 
 DECODERS: Final = {1: _decode, 2: _decode}  # the additions of schema 2 are optional

@@ -17,6 +17,8 @@ ODD_SPANS: Final = "version_spans"
 _STATUSES: Final = get_args(Status)
 _DIALECTS: Final = get_args(Dialect)
 _LARGEST: Final = 2**63 - 1
+_NUMBERS: Final = frozenset({int, float})
+_EXTRA_TYPES: Final[Mapping[str, type[Any]]] = {"request_key": str, "retry_of": str, "attempt": int, "mask_claim": int}
 
 
 class Typed:
@@ -50,7 +52,7 @@ class Typed:
     def spans(self, value: Any, ids: int) -> tuple[Span, ...]:
         """Return the spans of a choice with this number of ids; none if one of them is out of range."""
         given = [span for span in value if isinstance(span, dict)] if isinstance(value, list) else []
-        spans = tuple(_span(span, self) for span in given)
+        spans = tuple([_span(span, self) for span in given])
         if len(spans) == len(value or ()) and all(0 <= span.start <= span.end <= ids for span in spans):
             return spans
         self.problems[ODD_SPANS] = None
@@ -74,7 +76,7 @@ class Typed:
             "delivered": _required(head["delivered"], bool),
             "policy_version": self.version(head["policy_version"]),
             "policy_version_end": self.version(head["policy_version_end"]),
-            "problems": tuple(_required(code, str) for code in _required(head["problems"], list)),
+            "problems": tuple([_required(code, str) for code in _required(head["problems"], list)]),
             "extra": _extra(self.mapping(head["extra"]) or {}),
         }
 
@@ -99,7 +101,7 @@ def object_of(value: Any) -> dict[str, Any]:
 
 def number(value: Any) -> float | None:
     """Return a finite number; None for anything else, such as a temperature that a client sent as a string."""
-    return value if type(value) in {int, float} and isfinite(value) else None
+    return value if type(value) in _NUMBERS and isfinite(value) else None
 
 
 def sent_of(value: Any) -> dict[str, Any]:
@@ -139,11 +141,12 @@ def _timing(value: Mapping[str, Any]) -> Timing:
     received = number(value["received"])
     if received is None:
         raise ValueError("timing.received is not a number")
-    others = {name: number(value.get(name)) for name in ("sent", "first_byte", "last_byte", "stored")}
-    return Timing(received, **others)
+    get = value.get
+    return Timing(
+        received, number(get("sent")), number(get("first_byte")), number(get("last_byte")), number(get("stored"))
+    )
 
 
 def _extra(value: dict[str, Any]) -> dict[str, Any]:
     """Return the extra facts, without those of a wrong type that readers use."""
-    kinds = {"request_key": str, "retry_of": str, "attempt": int, "mask_claim": int}
-    return {name: fact for name, fact in value.items() if name not in kinds or type(fact) is kinds[name]}
+    return {name: fact for name, fact in value.items() if type(fact) is _EXTRA_TYPES.get(name, type(fact))}

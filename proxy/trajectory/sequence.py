@@ -9,14 +9,16 @@ Rule 3: nothing is padded, shifted or filled: arrays have one length, and the lo
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
 from typing import Any, Final, Literal
 
+from proxy.trajectory.arrays import floats_with_gaps
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.record_values import number
 from proxy.trajectory.retokenize import RETOKENIZED
-from proxy.trajectory.step import Choice, Span, Step
+from proxy.trajectory.step import Choice, Ids, Logprobs, Span, Step
 from proxy.trajectory.tree import Node, Tree, grow, plant
 
 _CUT: Final = frozenset({"length", "abort", "error"})
@@ -56,18 +58,22 @@ class SequenceSpan:
     constrained: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Row:
-    """One path of the tree, as a row. All arrays have the same length; `logprobs` is None where `mask` is 0.
+    """One path of the tree, as a row.
+
+    `trained` is 1 for each token that is trained in this row, else 0. `logged` has the logprobs of these tokens, by the
+    position of the first; a part without logprobs is missing. The lists are made when they are read: they have the same length,
+    and `logprobs` is None where `mask` is 0.
 
     `truncated`: the model did not end its last turn (`is_cut`), or `max_len` shortened the row.
     """
 
     facts: RolloutFacts
     branch: int
-    token_ids: list[int]
-    mask: list[int]
-    logprobs: list[float | None]
+    ids: Ids
+    trained: bytearray
+    logged: tuple[tuple[int, Logprobs], ...]
     prompt_len: int
     spans: tuple[SequenceSpan, ...]
     finish_reason: str | None
@@ -75,16 +81,41 @@ class Row:
     stop_token_sampled: bool | None
     problems: tuple[str, ...] = ()
 
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """The ids of all tokens."""
+        return self.ids.tolist()
+
+    @cached_property
+    def mask(self) -> list[int]:
+        """`trained` as a list."""
+        return list(self.trained)
+
+    @cached_property
+    def logprobs(self) -> list[float | None]:
+        """The logprob of each token, or None."""
+        logprobs: list[float | None] = [None] * len(self.ids)
+        for start, part in self.logged:
+            logprobs[start : start + len(part)] = part.tolist()
+        return logprobs
+
     def as_row(self) -> dict[str, Any]:
         """Return the canonical row as JSON values."""
+        return self._row(self.token_ids, self.mask, self.logprobs)
+
+    def as_packed_row(self) -> dict[str, Any]:
+        """Return the canonical row with arrays instead of lists of numbers."""
+        return self._row(self.ids, self.trained, floats_with_gaps(len(self.ids), self.logged))
+
+    def _row(self, token_ids: Any, mask: Any, logprobs: Any) -> dict[str, Any]:
         steps = {span.step_id for span in self.spans}
         row = {
             "rollout_id": self.facts.rollout_id,
             "group_id": self.facts.group_id,
             "branch": self.branch,
-            "token_ids": self.token_ids,
-            "mask": self.mask,
-            "logprobs": self.logprobs,
+            "token_ids": token_ids,
+            "mask": mask,
+            "logprobs": logprobs,
             "prompt_len": self.prompt_len,
             "spans": [_span_row(span) for span in self.spans],
             "finish_reason": self.finish_reason,
@@ -260,9 +291,9 @@ def _untrained(tree: Tree, wanted: list[Branch], branches: list[Branch], options
 
 def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
     leaf = branch.path[-1]
-    token_ids = (leaf.prompt + leaf.choice.ids).tolist()
-    mask = [0] * len(token_ids)
-    logprobs: list[float | None] = [None] * len(token_ids)
+    ids = leaf.prompt + leaf.choice.ids
+    trained = bytearray(len(ids))
+    logged: list[tuple[int, Logprobs]] = []
     spans: list[SequenceSpan] = []
     problems: dict[str, None] = {}
     for node in branch.path:
@@ -270,15 +301,15 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
         spans += _spans(node, owned=owned)
         problems |= dict.fromkeys(_marks(node.step))
         if owned:
-            mask[node.start : node.end] = [1] * len(node.choice.ids)
+            trained[node.start : node.end] = b"\x01" * len(node.choice.ids)
             if RETOKENIZED not in node.step.problems and node.choice.logprobs:  # not sampled, or not requested
-                logprobs[node.start : node.end] = node.choice.logprobs.tolist()
+                logged.append((node.start, node.choice.logprobs))
     return Row(
         facts=facts,
         branch=position,
-        token_ids=token_ids,
-        mask=mask,
-        logprobs=logprobs,
+        ids=ids,
+        trained=trained,
+        logged=tuple(logged),
         prompt_len=branch.path[0].start,
         spans=tuple(spans),
         finish_reason=leaf.choice.finish_reason,

@@ -123,7 +123,7 @@ class RedisStore:
     async def get(self, rollout: str) -> StoredEntity | None:
         """Return the rollout with this name, or None."""
         key = rollout_keys(self._prefix, rollout).rollout
-        reply = await self._execute(key, ("HGETALL", key))
+        reply = checked((await self._servers.execute(key, [("HGETALL", key)], shared=True))[0])
         return decode_entity(rollout, reply) if reply else None
 
     async def update_if(

@@ -7,13 +7,14 @@ from time import process_time
 import orjson
 import pytest
 import worked
-from forests import make_step, rollouts
+from forests import make_choice, make_step, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.export import FORMATS, Fill
 from proxy.export import columnar as module
 from proxy.export.containers import CONTAINERS
+from proxy.trajectory.sequence import Options
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -55,6 +56,34 @@ def test_canonical_rows_of_any_rollout_round_trip(steps):
     rows = worked.rows("sequences", steps)
 
     assert [named("sequences", row) for row in rows] == read("arrow", written("arrow", "sequences", rows)).to_pylist()
+
+
+@pytest.mark.parametrize("container", ["arrow", "parquet"])
+@given(steps=rollouts(), include=st.sampled_from(["exact", "flagged", "retokenized"]))
+def test_packed_rows_are_written_as_the_same_bytes_as_rows_with_lists(container, steps, include):
+    plan = FORMATS["sequences"].plan(worked.FACTS, steps, Options(include=include))
+    rows, packed = list(plan.render()), list(plan.pack())
+
+    assert written(container, "sequences", rows * 3) == written(container, "sequences", packed * 3)
+
+
+@pytest.mark.parametrize("values", [array("d", [-0.1, -1e-300, -3e38]), array("f"), array("f", [-0.5] * 3)])
+@pytest.mark.parametrize("prompt", [1, 13])
+def test_packed_logprobs_are_rounded_as_lists_are(values, prompt):
+    """A step of which no logprobs were requested has none."""
+    steps = [make_step("a", range(prompt), make_choice(0, [7, 8, 9], logprobs=values))]
+    plan = FORMATS["sequences"].plan(worked.FACTS, steps, Options())
+    (row,), (packed,) = plan.render(), plan.pack()
+
+    assert written("arrow", "sequences", [row] * 3) == written("arrow", "sequences", [packed] * 3)
+
+
+@pytest.mark.parametrize("limit", [3, 8, 30])
+def test_batches_of_packed_rows_have_the_size_of_batches_of_lists(limit, monkeypatch):
+    monkeypatch.setattr(module, "BATCH_VALUES", limit)
+    plan = FORMATS["sequences"].plan(worked.FACTS, worked.STEPS, Options())
+
+    assert written("arrow", "sequences", [*plan.render()] * 5) == written("arrow", "sequences", [*plan.pack()] * 5)
 
 
 def test_rows_of_1_000_000_tokens_are_written_in_less_than_a_second():

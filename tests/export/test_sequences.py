@@ -1,5 +1,7 @@
 """The format `sequences`: the canonical rows."""
 
+from array import array
+
 from forests import make_choice, make_step
 
 from proxy.export import FORMATS, Fill
@@ -27,3 +29,20 @@ def test_tokens_that_were_not_sampled_have_null_or_the_fill_as_logprob():
     )
 
     assert ([None, -1.0], [0.0, -1.0]) == (plain, filled)
+
+
+def test_rows_without_a_fill_can_be_packed():
+    steps = [make_step("a", [1], make_choice(0, [1024]))]
+    plain, filled = (
+        FORMATS["sequences"].plan(FACTS, steps, Options(), Fill(prompt_logprob=value)) for value in (None, 0.0)
+    )
+    (row,), (packed,) = plain.render(), plain.pack()
+
+    assert {
+        **row,
+        "token_ids": array("i", [1, 1024]),
+        "mask": bytearray([0, 1]),
+        "logprobs": packed["logprobs"],
+    } == packed
+    assert bytearray([0, 1]) == packed["logprobs"].present
+    assert filled.pack is None

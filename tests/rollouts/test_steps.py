@@ -8,6 +8,7 @@ from time import process_time
 import pytest
 from forests import make_choice, make_step
 
+from proxy.rollouts.steps import weights_of
 from proxy.trajectory.drift import explain, find_boundaries
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.json_bytes import to_json_bytes
@@ -113,3 +114,12 @@ def test_a_tree_of_ten_thousand_nodes_takes_at_most_4_s_of_cpu_time(rollout):
 
     assert text.count(b'"node":') == 10_000
     assert process_time() - start < 4
+
+
+def test_tokens_weigh_less_in_packed_rows():
+    """Lists of numbers take longer to make than copies of arrays. Choices and messages weigh the same."""
+    short, long = make_step("a", [1], [2]), make_step("b", range(80_000), make_choice(0, range(1_920)))
+    asked = make_step("c", [1], [2], request={"messages": [ASK] * 640})
+
+    assert [(1, 1), (11, 11)] == [weights_of([step]) for step in (short, asked)]
+    assert (82, 12) == weights_of([short, long])

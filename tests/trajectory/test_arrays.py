@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.trajectory.arrays import (
+    floats_with_gaps,
     ids_from_little_endian,
     logprobs_from_little_endian,
     pack_experts,
@@ -130,3 +131,11 @@ def test_routed_experts_round_trip_as_base64(raw, start):
 @example("ä")
 def test_other_values_of_routed_experts_round_trip_unchanged(given_):
     assert given_ == unpack_experts(pack_experts(given_))
+
+
+def test_floats_with_gaps_are_float32_values_and_zeros():
+    """Values of float64 are rounded."""
+    found = floats_with_gaps(5, [(1, array("f", [-1.5, -0.5])), (4, array("d", [-0.1]))])
+
+    assert [0, -1.5, -0.5, 0, array("f", [-0.1])[0]] == array("f", bytes(found.values)).tolist()
+    assert (bytes([0, 1, 1, 0, 1]), 5) == (found.present, len(found))

@@ -15,7 +15,7 @@ from proxy.errors import BadRequest, Conflict
 from proxy.export import FORMATS, Fill, Format, Inexpressible, Plan, Rows
 from proxy.export.containers import CONTAINERS, Container, Writer, container_for
 from proxy.rollouts.rollout import Rollout
-from proxy.rollouts.steps import aside, facts_of, read_steps, weight_of
+from proxy.rollouts.steps import aside, facts_of, read_steps, weights_of
 from proxy.trajectory.retokenize import RETOKENIZED, retokenize
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Step
@@ -30,10 +30,14 @@ GIVEN: Final = ("given", "none")  # advantages that need no group
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The planned rows of one rollout, and how much work rendering is, in the unit of `aside`."""
+    """The planned rows of one rollout, and how much work rendering is, in the unit of `aside`.
+
+    `is_rendered`: all rows are in memory, and `plan.render` returns them.
+    """
 
     plan: Plan
     weight: int
+    is_rendered: bool = False
 
     async def rows(self) -> Rows:
         """Render all rows at once. Raises Conflict if the format cannot express one of them."""
@@ -55,8 +59,8 @@ class ExportQuery:
     advantage: str = "given"
     report: bool = False
 
-    async def plan(self, context: Context, rollout: Rollout) -> Planned:
-        """Plan the rows of one rollout, with the advantages that it has.
+    async def plan(self, context: Context, rollout: Rollout, *, max_rendered: int = 0) -> Planned:
+        """Plan the rows of one rollout, with the advantages that it has; render them if their weight is at most `max_rendered`.
 
         Raises Conflict if the format cannot express it, DamagedStep if a step cannot be read, NotFound if the rollout was
         deleted meanwhile, or StorageError.
@@ -69,11 +73,18 @@ class ExportQuery:
         decode = await _decode(context, steps) if "full_text" in self.form.columns else None
         fill = replace(self.fill, decode=decode)
         facts = facts_of(replace(rollout, advantages=None) if self.advantage == "none" else rollout)
-        weight = weight_of(steps)
+        weights = weights_of(steps)
         try:
-            return Planned(await aside(weight, lambda: self.form.plan(facts, steps, self.options, fill)), weight)
+            plan = await aside(weights.packed, lambda: self.form.plan(facts, steps, self.options, fill))
         except Inexpressible as error:
             raise Conflict(str(error), param="format") from None
+        planned = Planned(plan, weights.rows)
+        if plan.pack is not None and not self.container.nests:
+            planned = Planned(replace(plan, render=plan.pack), weights.packed)
+        if planned.weight > max_rendered:
+            return planned
+        rows = (await planned.rows()).rows
+        return replace(planned, plan=replace(plan, render=lambda: iter(rows)), is_rendered=True)
 
     def about(self, rollout: Rollout, trained: Iterable[Sequence[str]]) -> list[dict[str, Any]]:
         """Describe rows of a rollout, in their order; `trained` has the ids of the steps that each of them trains.

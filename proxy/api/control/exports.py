@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -25,9 +26,12 @@ from proxy.rollouts.rollout import Rollout, read_rollout
 from proxy.rollouts.steps import LONG, aside
 from proxy.telemetry.logs import LOG
 from storage.errors import StorageError
+from storage.store import Store
+from storage.types import StoredEntity
 
 _MAX_AHEAD = 4  # rollouts read while one is written,
 _MAX_STEPS_AHEAD = 200  # unless they are long
+_MAX_ROLLOUTS_READ = 16  # rollouts whose fields are read in one round trip
 _MAX_RENDERED = 256  # weight of a rollout whose rows may all be in memory at once: about 250,000 tokens
 
 
@@ -104,7 +108,7 @@ async def _pieces(
     async with aclosing(_read_ahead(context, query, rollouts)) as found:
         async for rollout, planned in found:
             plan = planned.plan
-            async with aclosing(_written(planned, writer)) as pieces:
+            async with aclosing(_written(query, planned, writer)) as pieces:
                 async for text in pieces:
                     piece, ahead = ahead + text, b""
                     if piece:
@@ -115,12 +119,13 @@ async def _pieces(
     yield ahead + writer.closing({"skipped": skipped, "rows": described} if query.report else None)
 
 
-async def _written(planned: Planned, writer: Writer) -> AsyncGenerator[bytes, None]:
+async def _written(query: ExportQuery, planned: Planned, writer: Writer) -> AsyncGenerator[bytes, None]:
     """Write the rows of one rollout; those that take milliseconds are made and written in a thread."""
     rows = planned.plan.render()
     row_weight = planned.weight // max(1, len(planned.plan.trained))
-    while (row := await aside(row_weight, lambda: next(rows, None))) is not None:
-        is_long = row_weight >= LONG or writer.fills(row)
+    render_weight = 0 if planned.is_rendered else row_weight
+    while (row := await aside(render_weight, lambda: next(rows, None))) is not None:
+        is_long = row_weight >= LONG if query.container.nests else writer.fills(row)
         yield await asyncio.to_thread(writer.row, row) if is_long else writer.row(row)
 
 
@@ -155,12 +160,9 @@ async def _planned(context: Context, query: ExportQuery, rollout: Rollout) -> Pl
     are rendered twice, so that they are in memory one at a time.
     """
     try:
-        planned = await query.plan(context, rollout)
-        if planned.weight <= _MAX_RENDERED:
-            rows = await planned.rows()
-            plan = Plan(rows.trained, rows.skipped, lambda: iter(rows.rows))
-        else:
-            plan = planned.plan
+        planned = await query.plan(context, rollout, max_rendered=_MAX_RENDERED)
+        plan = planned.plan
+        if not planned.is_rendered:
             await asyncio.to_thread(lambda: deque(plan.render(), maxlen=0))
     except NotFound:
         return _skipped(GONE)
@@ -172,7 +174,7 @@ async def _planned(context: Context, query: ExportQuery, rollout: Rollout) -> Pl
     except Inexpressible as error:
         return _skipped(str(error))
     whole = [] if plan.trained else [{"why": without_rows(plan.skipped)}]
-    return Planned(Plan(plan.trained, [*plan.skipped, *whole], plan.render), planned.weight)
+    return replace(planned, plan=replace(plan, skipped=[*plan.skipped, *whole]))
 
 
 def _skipped(why: str) -> Planned:
@@ -188,8 +190,7 @@ async def _rollouts(
 ) -> AsyncIterator[Rollout]:
     """Yield the rollouts that match, newest first, in constant memory. `since` is unix seconds."""
     found = 0
-    async for name in context.store.names():
-        stored = await context.store.get(name)
+    async for stored in _stored(context.store, min(_MAX_ROLLOUTS_READ, limit or _MAX_ROLLOUTS_READ)):
         if stored is None:
             continue  # deleted meanwhile
         if since is not None and stored.created_ms < since * 1000:
@@ -200,6 +201,19 @@ async def _rollouts(
             found += 1
             if found == limit:
                 return
+
+
+async def _stored(store: Store, count: int) -> AsyncIterator[StoredEntity | None]:
+    """Yield all rollouts of a store, newest first, `count` of them read at once; None for one that was deleted meanwhile."""
+    names: list[str] = []
+    async for name in store.names():
+        names.append(name)
+        if len(names) == count:
+            for stored in await asyncio.gather(*map(store.get, names)):
+                yield stored
+            names.clear()
+    for stored in await asyncio.gather(*map(store.get, names)):
+        yield stored
 
 
 def skipped_header(skipped: Sequence[Mapping[str, str]], *, is_empty: bool) -> dict[str, str]:

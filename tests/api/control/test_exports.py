@@ -302,3 +302,15 @@ async def test_an_invalid_prompt_logprob_is_400(proxy, value):
     await proxy.chat("r1")
 
     assert 400 == (await proxy.get(f"/rollouts/r1/export?prompt_logprob={value}")).status
+
+
+async def test_an_export_of_many_has_all_rollouts_newest_first(proxy):
+    names = [f"r{number}" for number in range(35)]
+    for name in names:
+        await proxy.chat(name)
+
+    async def exported(query=""):
+        return [row["rollout_id"] for row in (await proxy.get(f"/export{query}")).json["rows"]]
+
+    assert names[::-1] == await exported()
+    assert names[:-21:-1] == await exported("?limit=20")
