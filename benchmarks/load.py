@@ -6,12 +6,14 @@ from statistics import median
 
 import orjson
 
+CALLS_PER_ROLLOUT = 10
+
 
 def request_for(mode: str, rollout: str = "bench") -> bytes:
     """Return the bytes of a chat call. `mode` selects the response (see `upstream`), as in `stream-8000` for 8,000 words."""
     kind, _, words = mode.partition("-")
     body: dict = {"model": f"mode-{mode}", "messages": [{"role": "user", "content": "word " * int(words or 200)}]}
-    if kind in ("stream", "hang"):
+    if kind in ("stream", "paced", "hang"):
         body["stream"] = True
     text = orjson.dumps(body)
     head = f"POST /rollouts/{rollout}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -73,15 +75,16 @@ async def connect(port: int) -> Client:
 async def throughput(
     port: int, mode: str, *, clients: int, calls: int, refused: list[Exception] | None = None
 ) -> float:
-    """Return the calls per second of all clients together; each has its own rollout.
+    """Return the calls per second of all clients together; each has its own rollouts of ten calls.
 
     A failed call ends the measurement, unless `refused` collects it; then only successful calls count.
     """
     connections = [await connect(port) for _ in range(clients)]
 
     async def repeat(number: int, client: Client) -> None:
-        request = request_for(mode, f"{mode}-{number}-{time.time_ns()}")
-        for _ in range(calls // clients):
+        for call in range(calls // clients):
+            if call % CALLS_PER_ROLLOUT == 0:
+                request = request_for(mode, f"{mode}-{number}-{time.time_ns()}")
             try:
                 await client.call(request)
             except (RuntimeError, OSError) as failure:

@@ -3,13 +3,14 @@
 import asyncio
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 import orjson
 
 PROMPT_TOKENS, SAMPLED_TOKENS, EVENTS = 1_000, 200, 200
 SLOW_S = 5.0
+PACE_S = 0.002  # between the events of a paced stream, so that each arrives in a read of its own
 MODE = re.compile(rb'"mode-([a-z]+)(?:-([0-9]+))?"')
 
 
@@ -118,7 +119,7 @@ STREAM_END = b"0\r\n\r\n"
 
 
 class Engine(asyncio.Protocol):
-    """One connection. The model name in the request selects the response: whole, stream, slow or hang.
+    """One connection. The model name in the request selects the response: whole, stream, paced, slow or hang.
 
     A number selects the number of prompt tokens: `mode-stream-8000`.
     """
@@ -160,11 +161,20 @@ class Engine(asyncio.Protocol):
             self.transport.write(STREAM_HEAD + b"".join(stream_events(tokens)[: EVENTS // 2]))
         elif mode == b"stream":
             self.stream(stream_events(tokens))
+        elif mode == b"paced":
+            self._pace(iter([STREAM_HEAD, *stream_events(tokens), STREAM_END]))
         else:
             self.transport.write(whole_answer(tokens))
 
+    def _pace(self, chunks: Iterator[bytes]) -> None:
+        """Write one chunk after the other."""
+        chunk = next(chunks, None)
+        if chunk is not None and not self.transport.is_closing():
+            self.transport.write(chunk)
+            asyncio.get_running_loop().call_later(PACE_S, self._pace, chunks)
+
     def stream(self, chunks: Iterable[bytes]) -> None:
-        """Write a streamed response."""
+        """Write a streamed response in a burst."""
         self.transport.write(STREAM_HEAD)
         for chunk in chunks:
             self.transport.write(chunk)
