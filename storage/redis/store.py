@@ -68,16 +68,23 @@ class RedisStore:
     async def open(
         self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int, reservation: Reservation | None = None
     ) -> StoredEntity:
-        """Return the rollout with this name; create it with `fields` if it does not exist. One round trip."""
+        """Return the rollout with this name; create it with `fields` if it does not exist.
+
+        One round trip, or two if the rollout is new or gets a reservation, which must not be lost.
+        """
         incarnation = token_hex(8)
         encoded = (part for name, value in fields.items() for part in (f"f:{name}", value))
         keys = rollout_keys(self._prefix, rollout)
         all_keys = (*keys.all(), announcements_key(self._prefix, bucket_for(rollout)))
         arguments = (keys.encoded, now_ms, self._ttl_s, incarnation, *(reservation or ("", 0)), *encoded)
-        reply, announcements, has_reservation = await self._run_durable(scripts.OPEN, all_keys, arguments)
-        return decode_entity(
+        run = self._run_durable if self._barrier.commands else self._run_fast
+        reply, announcements, has_reservation = await run(scripts.OPEN, all_keys, arguments)
+        stored = decode_entity(
             rollout, reply, new_incarnation=incarnation, announcements=announcements, has_reservation=has_reservation
         )
+        if self._barrier.confirmed and (stored.created or stored.has_reservation):
+            self._barrier.check(await self._servers.execute(all_keys[0], [("PING",)], shared=True))
+        return stored
 
     @property
     def ttl_s(self) -> int | None:

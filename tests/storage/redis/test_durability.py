@@ -4,10 +4,11 @@ import os
 import signal
 
 import pytest
+import redis
 
 from storage.errors import StorageError, StoreUnreachable
 from storage.redis.connections import Barrier
-from storage.types import StepWrite
+from storage.types import Reservation, StepWrite
 
 
 async def appended(store, name="s", now_ms=2):
@@ -31,6 +32,30 @@ async def test_writes_are_confirmed_by_a_ping_with_appendfsync_no(tmp_path, star
 
     store = await opened(start("--appendonly", "yes", "--appendfsync", "everysec").url)
     assert Barrier() == store._barrier
+
+
+async def test_opening_is_confirmed_if_the_rollout_is_new_or_gets_a_reservation(start, opened):
+    """Otherwise nothing is written that an append does not confirm."""
+    server = start("--appendonly", "yes", "--appendfsync", "no")
+    store = await opened(server.url)
+
+    async def pings(name, **options):
+        before = _calls_of(server, "ping")
+        await store.open(name, {"places": b"2"} if name == "limited" else {}, now_ms=1, **options)
+        return _calls_of(server, "ping") - before
+
+    assert [1, 0] == [await pings("r"), await pings("r")]
+    assert [1, 1, 0] == [
+        await pings("limited"),
+        await pings("limited", reservation=Reservation("s", 60_000)),
+        await pings("limited"),
+    ]
+
+
+def _calls_of(server, command):
+    """The number of calls of a command at a server."""
+    with redis.Redis.from_url(server.url) as client:
+        return client.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0)
 
 
 async def test_fsync_sets_appendfsync_always_on_the_embedded_server(tmp_path, opened, command):
