@@ -8,6 +8,7 @@ from aiohttp import web
 
 from proxy.api.api_keys import KeyRing
 from proxy.api.memory_limit import InFlightBytes
+from proxy.api.pacing import StartPacing
 from proxy.clock import Clock
 from proxy.config.settings import Settings
 from proxy.protocols.dialects.translation import TranslationOptions
@@ -68,6 +69,7 @@ class Context:
     in_flight: Counter[str] = field(default_factory=Counter)
     token_texts: TokenTexts = field(default_factory=TokenTexts)
     known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
+    pacing: StartPacing = field(default_factory=StartPacing)
 
     @property
     def completion(self) -> GroupCompletion:

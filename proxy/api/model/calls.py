@@ -55,6 +55,7 @@ async def receive(request: ModelRequest, route: CallRoute) -> IncomingCall | web
     """Return the call, or the response to a call that is forwarded unrecorded. Raises BadRequest or a subclass."""
     context = request.context
     received, started = context.clock.now(), context.clock.monotonic()
+    await context.pacing.turn()
     text = await read_bytes(request.request)
     body_bytes = len(text)
     body, adapter, digest = await off_loop(body_bytes, _read, text, route, request.endpoint, context.translation)
