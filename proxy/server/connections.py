@@ -30,30 +30,41 @@ _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
 
 
 class Runner(web.AppRunner):
-    """Run an application; `options` are those of aiohttp's `RequestHandler`."""
+    """Run an application; `options` are those of aiohttp's `RequestHandler`.
+
+    `on_connection_lost` is called for each connection that closes.
+    """
+
+    on_connection_lost: Callable[[], None] | None = None
 
     def __init__(self, app: web.Application, *, shutdown_timeout: float, **options: Any) -> None:
         # handler_cancellation: a disconnect cancels the call at once, also while it waits for the engine.
         super().__init__(app, handler_cancellation=True, shutdown_timeout=shutdown_timeout, **options)
-        self._options = options
+        self.options = options
 
     async def _make_server(self) -> web.Server:
-        return _Server(await super()._make_server(), self._options)
+        return _Server(await super()._make_server(), self)
 
 
 class _Server(web.Server):
     """An application's server with `_Connection` as its protocol."""
 
-    def __init__(self, server: web.Server, options: dict[str, Any]) -> None:
+    def __init__(self, server: web.Server, runner: Runner) -> None:
         super().__init__(
             _with_known_expectations(server.request_handler),
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
         )
-        self._options = options
+        self._runner = runner
 
     def __call__(self) -> web.RequestHandler:
-        return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
+        return _Connection(self, loop=asyncio.get_running_loop(), **self._runner.options)
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        """Forget a connection."""
+        super().connection_lost(handler, exc)
+        if self._runner.on_connection_lost is not None:
+            self._runner.on_connection_lost()
 
 
 _Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]

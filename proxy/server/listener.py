@@ -5,8 +5,9 @@ A shutdown first announces itself on /ready (`shutdown_delay_s`), then stops acc
 """
 
 import asyncio
+import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from proxy.config.sections import EndpointSettings, ListenTlsSettings
 from proxy.config.settings import Settings
 from proxy.server.app import make_app, make_control_app
 from proxy.server.connections import Runner
+from proxy.server.handover import HandedOver
 from proxy.server.standby import StandbyApp
 from proxy.simulator.options import Options
 from proxy.telemetry.logs import WIRE_LOG
@@ -42,37 +44,45 @@ class RunningServer:
 
 @asynccontextmanager
 async def running(
-    settings: Settings, store: Store | None = None, clock: Clock | None = None, slot: WorkerSlot | None = None
+    settings: Settings,
+    store: Store | None = None,
+    clock: Clock | None = None,
+    slot: WorkerSlot | None = None,
+    channels: Sequence[socket.socket] = (),
 ) -> AsyncIterator[RunningServer]:
     """Run the proxy and listen; port 0 selects a free port. Raises OSError, ValueError or StorageError on failure.
 
-    While the store is unreachable, a standby application listens. With a `slot`, this is one of several processes that share
-    the port.
+    While the store is unreachable, a standby application listens. With a `slot`, this is one of several workers: its supervisor
+    listens at the addresses, and hands connections over by `channels` (see `handover`), that of `control.listen` last.
     """
     async with AsyncExitStack() as stack:
         served: RunningServer | None = None
         while served is None:
             try:
-                served = await stack.enter_async_context(_started(settings, store, clock, slot))
+                served = await stack.enter_async_context(_started(settings, store, clock, slot, channels))
             except StoreUnreachable as error:
-                await _stand_by(settings, store, StandbyApp(str(error)), shared=slot is not None)
+                await _stand_by(settings, store, StandbyApp(str(error)), channels)
         yield served
 
 
 @asynccontextmanager
 async def _started(
-    settings: Settings, store: Store | None, clock: Clock | None, slot: WorkerSlot | None
+    settings: Settings,
+    store: Store | None,
+    clock: Clock | None,
+    slot: WorkerSlot | None,
+    channels: Sequence[socket.socket],
 ) -> AsyncIterator[RunningServer]:
+    channel, control_channel = _channels(channels)
     async with AsyncExitStack() as stack:
         app = make_app(settings, store, clock, slot)
         tls = _tls(settings.listen_tls)
-        shared = slot is not None
         control_urls: list[str] = []
         if settings.control.listen is not None:
-            app.cleanup_ctx.append(_control_api(settings, settings.control.listen, tls, control_urls, shared=shared))
+            app.cleanup_ctx.append(_control_api(settings, settings.control.listen, tls, control_urls, control_channel))
         idle_timeout_s, drain_timeout_s = settings.agents.idle_timeout_s, settings.drain_timeout_s
         url = await _listen(
-            stack, app, settings.listen, tls, idle_timeout_s, drain_timeout_s=drain_timeout_s, shared=shared
+            stack, app, settings.listen, tls, idle_timeout_s, drain_timeout_s=drain_timeout_s, channel=channel
         )
         yield RunningServer(url, control_urls[0] if control_urls else url)
         if settings.shutdown_delay_s:
@@ -80,20 +90,30 @@ async def _started(
             await asyncio.sleep(settings.shutdown_delay_s)
 
 
-async def _stand_by(settings: Settings, store: Store | None, standby: StandbyApp, *, shared: bool) -> None:
+async def _stand_by(
+    settings: Settings, store: Store | None, standby: StandbyApp, channels: Sequence[socket.socket]
+) -> None:
     """Listen with the standby application until the store is reachable."""
     async with AsyncExitStack() as stack:
         tls = _tls(settings.listen_tls)
-        for listen in filter(None, (settings.listen, settings.control.listen)):
+        listens = (settings.listen, settings.control.listen)
+        for listen, channel in zip(listens, _channels(channels), strict=True):
+            if listen is None:
+                continue
             app, idle_timeout_s = standby.make_app(), settings.agents.idle_timeout_s
             await _listen(
-                stack, app, listen, tls, idle_timeout_s, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S, shared=shared
+                stack, app, listen, tls, idle_timeout_s, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S, channel=channel
             )
         await standby.wait_for_store(settings.store, store)
 
 
+def _channels(channels: Sequence[socket.socket]) -> tuple[socket.socket | None, socket.socket | None]:
+    """Return the channels of both addresses; None for an address at which this process listens itself."""
+    return (channels[0] if channels else None), (channels[1] if len(channels) > 1 else None)
+
+
 def _control_api(
-    settings: Settings, listen: str, tls: ssl.SSLContext | None, urls: list[str], *, shared: bool
+    settings: Settings, listen: str, tls: ssl.SSLContext | None, urls: list[str], channel: socket.socket | None
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     """Return the lifespan of the control API on its own port; it listens until the calls in flight have ended."""
 
@@ -101,7 +121,7 @@ def _control_api(
         async with AsyncExitStack() as stack:
             control, idle_timeout_s = make_control_app(settings, app), settings.agents.idle_timeout_s
             url = await _listen(
-                stack, control, listen, tls, idle_timeout_s, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S, shared=shared
+                stack, control, listen, tls, idle_timeout_s, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S, channel=channel
             )
             urls.append(url)
             yield
@@ -154,11 +174,11 @@ async def _listen(
     idle_timeout_s: float = 75,
     *,
     drain_timeout_s: float,
-    shared: bool = False,
+    channel: socket.socket | None = None,
 ) -> str:
     """Start an application on an address and return its URL; the stack stops it, with `drain_timeout_s` for its calls.
 
-    If `shared`, other processes listen there too, and the kernel distributes the connections (SO_REUSEPORT).
+    With a `channel`, the supervisor listens there and hands connections over.
     """
     host, port = split_listen(listen)
     # keepalive_timeout: aiohttp (3.14) applies it to the head of the first request as well.
@@ -174,7 +194,10 @@ async def _listen(
     )
     stack.push_async_callback(runner.cleanup)
     await runner.setup()
-    site = web.TCPSite(runner, host, port, backlog=4096, ssl_context=tls, reuse_port=shared or None)
-    await site.start()
-    bound = runner.addresses[0][1]
+    if channel is not None:
+        await HandedOver(runner, channel, listen, tls).start()
+        bound = port
+    else:
+        await web.TCPSite(runner, host, port, backlog=4096, ssl_context=tls).start()
+        bound = runner.addresses[0][1]
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{bound}"

@@ -1,7 +1,6 @@
 """The supervisor of workers: several processes on one port, started, restarted and stopped.
 
-The supervisor binds the port, so that a port in use is detected at once and stays bound while a worker is replaced. It does not
-listen: the kernel distributes connections to the sockets that do (SO_REUSEPORT). It starts the server of an embedded store.
+The supervisor listens, and hands each connection over to a worker (see `handover`). It starts the server of an embedded store.
 
 A worker that exits is restarted: at once, and after increasing delays when it keeps exiting.
 """
@@ -12,8 +11,8 @@ import socket
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +21,14 @@ import orjson
 from proxy.config.addresses import split_listen
 from proxy.config.settings import Settings
 from proxy.server.app import store_options
+from proxy.server.handover import Acceptor
 from proxy.server.listener import RunningServer
 from proxy.telemetry.logs import LOG
 from storage import start_shared
 
 # The worker gets our sys.path, so that it does not import modules from the working directory.
 _PROGRAM: Final = r"import sys; sys.path[:] = sys.argv.pop().split('\n'); from proxy.cli.main import main; main()"
+_BACKLOG: Final = 4096
 _MAX_DELAY_S: Final = 5.0
 _STABLE_S: Final = 30.0  # a worker that ran this long is restarted at once
 
@@ -38,15 +39,15 @@ async def working(settings: Settings) -> AsyncIterator[RunningServer]:
 
     Raises:
         OSError: The workers cannot start, or one did not stop cleanly.
-        ValueError: The system has no SO_REUSEPORT.
         StorageError: The embedded store cannot start.
     """
-    if not hasattr(socket, "SO_REUSEPORT"):
-        raise ValueError("Multiple workers require SO_REUSEPORT, which this system does not support; set workers: 1")
     async with AsyncExitStack() as stack:
-        changes: dict[str, Any] = {"listen": _reserve(stack, settings.listen)}
+        listen, acceptor = _accept(stack, settings.listen)
+        changes: dict[str, Any] = {"listen": listen}
+        acceptors = [acceptor]
         if settings.control.listen is not None:
-            listen = _reserve(stack, settings.control.listen)
+            listen, acceptor = _accept(stack, settings.control.listen)
+            acceptors.append(acceptor)
             changes["control"] = settings.control.model_copy(update={"listen": listen})
         server = await start_shared(settings.store.url, store_options(settings.store))
         if server is not None:
@@ -54,7 +55,7 @@ async def working(settings: Settings) -> AsyncIterator[RunningServer]:
             changes["store"] = settings.store.model_copy(update={"url": f"unix:{server.socket}"})
         prefix = f"tokentape-{os.getpid()}-"
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
-        workers = Workers(settings.model_copy(update=changes), Path(folder))
+        workers = Workers(settings.model_copy(update=changes), Path(folder), acceptors)
         try:
             yield await workers.start()
         finally:
@@ -66,9 +67,10 @@ async def working(settings: Settings) -> AsyncIterator[RunningServer]:
 class Workers:
     """The worker processes. `folder` is private to them. Call `start` inside the event loop, and `stop` at the end."""
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
+    def __init__(self, settings: Settings, folder: Path, acceptors: Sequence[Acceptor]) -> None:
         self._settings = settings
         self._folder = folder
+        self._acceptors = acceptors
         self._processes: dict[int, Process] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -88,6 +90,8 @@ class Workers:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for acceptor in self._acceptors:
+            acceptor.stop()
         for process in self._processes.values():
             with suppress(OSError, RuntimeError):  # exited already, its pipe is closed
                 _send_line(process, "stop")
@@ -110,14 +114,18 @@ class Workers:
 
     async def _launch(self, number: int) -> RunningServer:
         """Start a worker; return when it listens. Raises OSError."""
-        process = self._processes[number] = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-c", _PROGRAM, "worker", "\n".join(sys.path),
-            stdin=PIPE,
-            stdout=PIPE,
-            start_new_session=True,  # Ctrl-C in a terminal is handled by the supervisor
-        )  # fmt: skip
+        with ExitStack() as channels:
+            descriptors = [channels.enter_context(acceptor.add_worker()).fileno() for acceptor in self._acceptors]
+            process = self._processes[number] = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-c", _PROGRAM, "worker", "\n".join(sys.path),
+                stdin=PIPE,
+                stdout=PIPE,
+                pass_fds=descriptors,
+                start_new_session=True,  # Ctrl-C in a terminal is handled by the supervisor
+            )  # fmt: skip
         settings = settings_of_worker(self._settings, number).to_json()
-        _send_line(process, {"number": number, "folder": str(self._folder), "settings": settings})
+        start = {"number": number, "folder": str(self._folder), "settings": settings, "channels": descriptors}
+        _send_line(process, start)
         assert process.stdout is not None
         answer = await process.stdout.readline()
         if not answer:
@@ -151,25 +159,28 @@ def _send_line(process: Process, message: Any) -> None:
     process.stdin.write(orjson.dumps(message) + b"\n")
 
 
-def _reserve(stack: AsyncExitStack, listen: str) -> str:
-    """Bind an address without listening on it, until the stack closes; return the address with its port."""
+def _accept(stack: AsyncExitStack, listen: str) -> tuple[str, Acceptor]:
+    """Listen at an address until the stack closes; return it with its port, and its acceptor. Raises OSError."""
     host, port = split_listen(listen)
-    if port:  # sockets with SO_REUSEPORT share a port: detect one in use by binding without it first
-        with _bound(host, port, shared=False):
-            pass
-    held = stack.enter_context(_bound(host, port, shared=True))
-    return f"{f'[{host}]' if ':' in host else host}:{held.getsockname()[1]}"
-
-
-def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    bound = socket.socket(family, kind, protocol)
+    listening: list[socket.socket] = []
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind(address)
+        for family, kind, protocol, _, address in _addresses(host, port):
+            opened = stack.enter_context(socket.socket(family, kind, protocol))
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            opened.settimeout(0)
+            opened.bind((address[0], port, *address[2:]))
+            opened.listen(_BACKLOG)
+            port = opened.getsockname()[1]
+            listening.append(opened)
     except OSError as error:
-        bound.close()
         raise OSError(error.errno, f"Cannot listen on {host}:{port}: {error.strerror}") from error
-    return bound
+    acceptor = Acceptor(listening)
+    stack.callback(acceptor.close)
+    return f"{f'[{host}]' if ':' in host else host}:{port}", acceptor
+
+
+def _addresses(host: str, port: int) -> list[Any]:
+    """Return the addresses of a host name, each once."""
+    return list(dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)))

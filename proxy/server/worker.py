@@ -9,6 +9,7 @@ second signal.
 import asyncio
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -34,12 +35,16 @@ async def work() -> None:
         settings = Settings(**start["settings"])
         set_up(settings.log.level, settings.log.format)
         listening = loop.create_task(_watch_pipe(pipe, stop))
+        slot = WorkerSlot(start["number"], Path(start["folder"]))
+        channels = [socket.socket(fileno=descriptor) for descriptor in start["channels"]]
         try:
-            async with running(settings, slot=WorkerSlot(start["number"], Path(start["folder"]))) as served:
+            async with running(settings, slot=slot, channels=channels) as served:
                 _report(served)
                 await stop.wait()
         finally:
             listening.cancel()
+            for channel in channels:
+                channel.close()
 
 
 async def _pipe() -> asyncio.StreamReader:

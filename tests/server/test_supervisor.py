@@ -263,7 +263,7 @@ async def test_a_crashing_worker_is_restarted_with_growing_delays(tmp_path, monk
     pauses = []
     ended = await asyncio.create_subprocess_exec("false")
     await ended.wait()
-    workers = Workers(load(), tmp_path)
+    workers = Workers(load(), tmp_path, [])
     workers._processes[0] = ended
 
     async def launch(number):

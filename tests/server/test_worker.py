@@ -16,7 +16,9 @@ def worker(server, tmp_path):
     process = subprocess.Popen([*TOKENTAPE, "worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     store = {"url": f"unix:{server.socket}", "prefix": "worker", "password": None}
     settings = load(listen="127.0.0.1:0", store=store, engines={"endpoints": [{"url": "http://127.0.0.1:9"}]})
-    process.stdin.write(orjson.dumps({"number": 0, "folder": str(tmp_path), "settings": settings.to_json()}) + b"\n")
+    process.stdin.write(
+        orjson.dumps({"number": 0, "folder": str(tmp_path), "settings": settings.to_json(), "channels": []}) + b"\n"
+    )
     process.stdin.flush()
     assert b"http://127.0.0.1:" in process.stdout.readline()
     yield process
