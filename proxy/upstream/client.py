@@ -5,13 +5,10 @@ import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 import aiohttp
 import orjson
-from aiohttp.abc import AbstractStreamWriter
-from yarl import URL
 
 from proxy.config.sections import EndpointSettings, EnginesSettings
 from proxy.errors import EngineDisconnected, EngineError, EngineTimeout, EngineUnreachable
@@ -22,15 +19,16 @@ from proxy.upstream.detection import detect
 from proxy.upstream.endpoint import Endpoint, make_endpoint
 from proxy.upstream.headers import upstream as upstream_headers
 from proxy.upstream.health import HealthChecker
+from proxy.upstream.http_client import HttpClient
+from proxy.upstream.http_response import HttpResponse
 from proxy.upstream.routing import UNAVAILABLE_STATUSES, Failover
 
 # uvicorn, under vLLM and SGLang, closes idle connections after 5 s. Closing them first avoids the race in which a
 # request is written to a connection that the engine has just closed.
 _KEEPALIVE_S = 3
-_CHUNK_BYTES = 2**16
-_READ_BUFFER_BYTES = 2**18
 _DETECTION_TIMEOUT_S = 5  # how long a call waits for the detection of its engine
 MAX_RESPONSE_BYTES: Final = 2**25
+HTTP_ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError)
 _JSON: Final = (("Content-Type", "application/json"),)
 
 
@@ -43,7 +41,7 @@ class EngineResponse:
     content_type: str
     _endpoint: Endpoint
     _upstream: "Upstream"
-    _response: aiohttp.ClientResponse
+    _response: HttpResponse
     _is_auxiliary: bool = False
 
     async def iter_bytes(self) -> AsyncIterator[bytes]:
@@ -53,9 +51,11 @@ class EngineResponse:
             EngineDisconnected: The connection was lost before the end of the body.
             EngineTimeout: No bytes arrived for `engines.read_timeout_s`.
         """
-        with self._upstream.translate_errors(self._endpoint, is_auxiliary=self._is_auxiliary):
-            async for chunk in self._response.content.iter_any():
+        try:
+            while chunk := await self._response.read():
                 yield chunk
+        except HTTP_ERRORS as error:
+            raise self._upstream.translated(error, self._endpoint, is_auxiliary=self._is_auxiliary) from error
         health = self._endpoint.health
         has_answered = self.status not in UNAVAILABLE_STATUSES and not self._is_auxiliary
         if has_answered and (health.faults or health.ejections):
@@ -97,10 +97,16 @@ class Upstream:
         self._metrics = metrics
         # True: aiohttp's shared context with the system's CA certificates. Creating a context takes 20 ms.
         tls = True if settings.ca_file is None else ssl.create_default_context(cafile=settings.ca_file)
-        pooled = aiohttp.TCPConnector(limit=settings.max_connections, keepalive_timeout=_KEEPALIVE_S, ssl=tls)
-        unpooled = aiohttp.TCPConnector(limit=settings.max_connections, force_close=True, ssl=tls)
-        self._session = _session(settings, pooled)
-        self._unpooled = _session(settings, unpooled)
+        self._client, self._unpooled = (
+            HttpClient(
+                tls=tls,
+                max_connections=settings.max_connections,
+                keepalive_s=keepalive_s,
+                connect_timeout_s=settings.connect_timeout_s,
+                read_timeout_s=settings.read_timeout_s,
+            )
+            for keepalive_s in (_KEEPALIVE_S, None)
+        )
         self.health_checker = HealthChecker(settings.health_interval_s, metrics, self._health_status)
         self.endpoints: list[Endpoint] = []
         self.replace(settings.endpoints)
@@ -149,14 +155,12 @@ class Upstream:
             EngineTimeout: The engine did not respond in time.
             EngineDisconnected: The connection was lost before the response.
         """
-        with self.translate_errors(endpoint, is_auxiliary=is_auxiliary):
-            response = await (self._unpooled if new_connection else self._session).request(
-                method,
-                _encoded_url(endpoint.settings.url + path),
-                data=_payload(body),
-                headers=upstream_headers(headers, api_key=endpoint.api_key),
-                allow_redirects=False,
-            )
+        client = self._unpooled if new_connection else self._client
+        sent = upstream_headers(headers, api_key=endpoint.api_key)
+        try:
+            response = await client.request(method, endpoint.settings.url + path, headers=sent, body=body)
+        except HTTP_ERRORS as error:
+            raise self.translated(error, endpoint, is_auxiliary=is_auxiliary) from error
         if not 200 <= response.status <= 599:
             response.close()
             raise EngineDisconnected(f"Engine {endpoint.label} returned invalid status {response.status}")
@@ -246,18 +250,14 @@ class Upstream:
         with self._metrics.queued_calls.labels(label).track_inprogress(), self._metrics.queue_duration_seconds.time():
             yield
 
-    @contextmanager
-    def translate_errors(self, endpoint: Endpoint, *, is_auxiliary: bool = False) -> Iterator[None]:
-        """Translate aiohttp's exceptions into `EngineError`s, and count them unless the request is auxiliary."""
-        try:
-            yield
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            fault = self._engine_error(endpoint.label, error)
-            if not is_auxiliary:
-                endpoint.is_detected = False
-                self.health_checker.failed(endpoint, fault.message)
-                self._metrics.engine_faults.labels(endpoint.label, fault.fault).inc()
-            raise fault from error
+    def translated(self, error: Exception, endpoint: Endpoint, *, is_auxiliary: bool = False) -> EngineError:
+        """Translate one of `HTTP_ERRORS` into an `EngineError`, and count it unless the request is auxiliary."""
+        fault = self._engine_error(endpoint.label, error)
+        if not is_auxiliary:
+            endpoint.is_detected = False
+            self.health_checker.failed(endpoint, fault.message)
+            self._metrics.engine_faults.labels(endpoint.label, fault.fault).inc()
+        return fault
 
     def _engine_error(self, label: str, error: Exception) -> EngineError:
         if isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientConnectorError):
@@ -336,50 +336,8 @@ class Upstream:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await self._session.close()
+        await self._client.close()
         await self._unpooled.close()
-
-
-@lru_cache(1024)
-def _encoded_url(url: str) -> URL:
-    return URL(url, encoded=True)  # the client has quoted it already
-
-
-class _ChunkedPayload(aiohttp.Payload):
-    """A large body, written in chunks without a copy of it: aiohttp's own payloads copy it on the event loop."""
-
-    _value: bytes
-
-    def __init__(self, body: bytes) -> None:
-        super().__init__(body)
-        self._size = len(body)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write the body, at the pace at which the engine reads it."""
-        view = memoryview(self._value)
-        for start in range(0, len(view), _CHUNK_BYTES):
-            await writer.write(view[start : start + _CHUNK_BYTES])
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """Return the body as text."""
-        return self._value.decode(encoding, errors)
-
-
-def _payload(body: bytes | None) -> bytes | _ChunkedPayload | None:
-    return _ChunkedPayload(body) if body and len(body) > _CHUNK_BYTES else body or None
-
-
-def _session(settings: EnginesSettings, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=connector,
-        timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s
-        ),
-        read_bufsize=_READ_BUFFER_BYTES,
-        auto_decompress=True,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("User-Agent", "Content-Type"),
-    )
 
 
 def _error_text(error: BaseException) -> str:

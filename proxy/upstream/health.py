@@ -58,7 +58,7 @@ class HealthChecker:
             async with asyncio.timeout(_CHECK_TIMEOUT_S):
                 status = await self._get_status(endpoint)
         except EngineError:
-            return False  # `translate_errors` has counted it
+            return False  # `Upstream.translated` has counted it
         except TimeoutError:
             self.failed(endpoint, f"Engine {endpoint.label} did not respond to GET /health within {_CHECK_TIMEOUT_S} s")
             return False
