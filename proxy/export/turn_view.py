@@ -43,7 +43,7 @@ class TurnRow:
     @property
     def stop_token_sampled(self) -> bool | None:
         """Whether the last id is the token that ended the turn; None if the engine does not report it."""
-        return stop_token_sampled(Node(0, None, self.step, self.choice))
+        return stop_token_sampled(self.choice)
 
 
 @dataclass(frozen=True, slots=True)

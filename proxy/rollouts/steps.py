@@ -61,9 +61,13 @@ class Weights(NamedTuple):
 
 def weights_of(steps: Sequence[Step]) -> Weights:
     """Return the weights of these steps: 1 per choice, and more for many tokens or messages."""
-    tokens = sum(step.sampled + sum(map(len, step.prompts)) for step in steps)
-    messages = sum(len(found) for step in steps if isinstance(found := step.request.get("messages"), list))
-    short = sum(max(1, len(step.choices)) for step in steps) + messages // _MESSAGES_OF_A_STEP
+    choices = tokens = messages = 0
+    for step in steps:
+        choices += max(1, len(step.choices))
+        tokens += step.sampled + sum(map(len, step.prompts))
+        if isinstance(found := step.request.get("messages"), list):
+            messages += len(found)
+    short = choices + messages // _MESSAGES_OF_A_STEP
     return Weights(short + tokens // _TOKENS_OF_A_STEP, short + tokens // _PACKED_TOKENS_OF_A_STEP)
 
 

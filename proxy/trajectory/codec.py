@@ -233,18 +233,9 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
     lengths = _LENGTHS.unpack(take(_LENGTHS.size))
     head_text, request_text, sent_text, response_text = map(take, lengths)
     head = orjson.loads(head_text)
-    prompts = tuple(
-        [SharedIds(reader.link(bytes.fromhex(prompt["end"])), take(prompt["tail"])) for prompt in head["prompts"]]
-    )
     typed = Typed()
     facts = typed.facts(head)
-    sampled = [ids_from_little_endian(take(4 * choice["ids"])) for choice in head["choices"]]
-    bare = [
-        _choice(choice, ids, take, typed, len(prompts)) for choice, ids in zip(head["choices"], sampled, strict=True)
-    ]
-    choices = tuple(
-        [extras.read(choice, choice_head, take) for choice, choice_head in zip(bare, head["choices"], strict=True)]
-    )
+    prompts, choices = _arrays(head, take, reader, typed)
     if not cursor.is_at_end:
         raise ValueError("trailing bytes")
     request: dict[str, Any] = {}
@@ -260,6 +251,22 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
     if typed.problems:
         facts["problems"] += tuple(code for code in typed.problems if code not in facts["problems"])
     return Step(**facts, request=request, sent=sent, response=response, prompts=prompts, choices=choices, index=index)
+
+
+def _arrays(
+    head: dict[str, Any], take: Callable[[int], bytes], reader: BlockReader, typed: Typed
+) -> tuple[tuple[Prompt, ...], tuple[Choice, ...]]:
+    """Return the prompts and choices of a record."""
+    heads = head["choices"]
+    prompts = tuple(
+        [SharedIds(reader.link(bytes.fromhex(prompt["end"])), take(prompt["tail"])) for prompt in head["prompts"]]
+    )
+    sampled = [ids_from_little_endian(take(4 * choice["ids"])) for choice in heads]
+    choices = [_choice(choice, ids, take, typed, len(prompts)) for choice, ids in zip(heads, sampled, strict=True)]
+    for number, choice in enumerate(heads):
+        if choice.get("experts") is not None or choice.get("mask") is not None:
+            choices[number] = extras.read(choices[number], choice, take)
+    return prompts, tuple(choices)
 
 
 def _choice(head: dict[str, Any], ids: Ids, take: Callable[[int], bytes], typed: Typed, prompts: int) -> Choice:

@@ -106,9 +106,10 @@ def is_unlogged(step: Step) -> bool:
 
     If the engine omitted requested ones, that is a problem.
     """
-    return (
-        step.sampled > 0 and not any(choice.logprobs for choice in step.choices) and "no_logprobs" not in step.problems
-    )
+    for choice in step.choices:
+        if choice.logprobs:
+            return False
+    return step.sampled > 0 and "no_logprobs" not in step.problems
 
 
 def _always(_evidence: Evidence) -> bool:

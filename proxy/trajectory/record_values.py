@@ -6,6 +6,7 @@ requires.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import isfinite
 from typing import Any, Final, get_args
 
@@ -18,6 +19,7 @@ _STATUSES: Final = get_args(Status)
 _DIALECTS: Final = get_args(Dialect)
 _LARGEST: Final = 2**63 - 1
 _NUMBERS: Final = frozenset({int, float})
+_NO_SPAN: Final = Span(-1, -1)  # outside of any choice
 _EXTRA_TYPES: Final[Mapping[str, type[Any]]] = {"request_key": str, "retry_of": str, "attempt": int, "mask_claim": int}
 
 
@@ -51,15 +53,21 @@ class Typed:
 
     def spans(self, value: Any, ids: int) -> tuple[Span, ...]:
         """Return the spans of a choice with this number of ids; none if one of them is out of range."""
-        given = [span for span in value if isinstance(span, dict)] if isinstance(value, list) else []
-        spans = tuple([_span(span, self) for span in given])
-        if len(spans) == len(value or ()) and all(0 <= span.start <= span.end <= ids for span in spans):
-            return spans
+        if not value:
+            return ()
+        spans = []
+        for given in value if isinstance(value, list) else ():
+            span = _span(given, self) if isinstance(given, dict) else _NO_SPAN
+            if 0 <= span.start <= span.end <= ids:
+                spans.append(span)
+        if len(spans) == len(value):
+            return tuple(spans)
         self.problems[ODD_SPANS] = None
         return ()
 
     def facts(self, head: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a step that a record's head contains unchanged; `problems` without those found here."""
+        problems = _required(head["problems"], list)
         return {
             "step_id": _required(head["step_id"], str),
             "rollout_id": _required(head["rollout_id"], str),
@@ -76,17 +84,17 @@ class Typed:
             "delivered": _required(head["delivered"], bool),
             "policy_version": self.version(head["policy_version"]),
             "policy_version_end": self.version(head["policy_version_end"]),
-            "problems": tuple([_required(code, str) for code in _required(head["problems"], list)]),
+            "problems": tuple([_required(code, str) for code in problems]) if problems else (),
             "extra": _extra(self.mapping(head["extra"]) or {}),
         }
 
     def _engine(self, value: Any) -> EngineFacts:
-        return EngineFacts(
-            name=_required(value["name"], str),
-            kind=_required(value["kind"], str),
-            version=self.text(value["version"]),
-            url=_required(value["url"], str),
-        )
+        return _engine_facts(value["name"], value["kind"], self.text(value["version"]), value["url"])
+
+
+@lru_cache(maxsize=64)  # a rollout has few engines
+def _engine_facts(name: Any, kind: Any, version: str | None, url: Any) -> EngineFacts:
+    return EngineFacts(_required(name, str), _required(kind, str), version, _required(url, str))
 
 
 def index(value: Any) -> int:
@@ -133,7 +141,7 @@ def _one_of(value: Any, known: Sequence[str]) -> Any:
 def _span(value: Mapping[str, Any], typed: Typed) -> Span:
     start, end = value.get("start"), value.get("end")
     if type(start) is not int or type(end) is not int:
-        return Span(-1, -1)  # outside of any choice
+        return _NO_SPAN
     return Span(start, end, typed.version(value.get("policy_version")))
 
 
@@ -149,4 +157,7 @@ def _timing(value: Mapping[str, Any]) -> Timing:
 
 def _extra(value: dict[str, Any]) -> dict[str, Any]:
     """Return the extra facts, without those of a wrong type that readers use."""
-    return {name: fact for name, fact in value.items() if type(fact) is _EXTRA_TYPES.get(name, type(fact))}
+    for name, kind in _EXTRA_TYPES.items():
+        if name in value and type(value[name]) is not kind:
+            del value[name]
+    return value

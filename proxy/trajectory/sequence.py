@@ -314,7 +314,7 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
         spans=tuple(spans),
         finish_reason=leaf.choice.finish_reason,
         truncated=branch.cut or is_cut(leaf.step, leaf.choice),
-        stop_token_sampled=stop_token_sampled(leaf),
+        stop_token_sampled=stop_token_sampled(leaf.choice),
         problems=tuple(problems),
     )
 
@@ -353,13 +353,13 @@ def is_cut(step: Step, choice: Choice) -> bool:
     return step.status == "partial" or choice.finish_reason in _CUT
 
 
-def stop_token_sampled(leaf: Node) -> bool | None:
+def stop_token_sampled(choice: Choice) -> bool | None:
     """Return whether the last id is the token that ended the turn; None if the engine does not report it.
 
     vLLM 0.32: an EOS has no stop_reason, a stop token its id, a stop string itself (the last id is then the token that
     completed it). The finish reason of a parsed call is "tool_calls" however the turn ended, also at `max_tokens`.
     """
-    finish, stop = leaf.choice.finish_reason, leaf.choice.stop_reason
+    finish, stop = choice.finish_reason, choice.stop_reason
     if finish in {"length", "abort", "error", "repetition"}:
         return False
     if finish == "stop" and stop is None:

@@ -59,12 +59,17 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One choice of one step. `position` and `parent` are indexes into the tree's nodes, which are ordered by age."""
+    """One choice of one step. `position` and `parent` are indexes into the tree's nodes, which are ordered by age.
+
+    `start` is the position of its first sampled id in its full ids, `end` their length.
+    """
 
     position: int
     parent: int | None
     step: Step
     choice: Choice
+    start: int
+    end: int
 
     @property
     def key(self) -> Key:
@@ -75,16 +80,6 @@ class Node:
     def prompt(self) -> Prompt:
         """The ids before its sampled ids."""
         return self.step.prompts[self.choice.prompt]
-
-    @property
-    def start(self) -> int:
-        """The position of its first sampled id in its full ids."""
-        return len(self.prompt)
-
-    @property
-    def end(self) -> int:
-        """The length of its full ids."""
-        return len(self.prompt) + len(self.choice.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +190,17 @@ def plant(chosen: Iterable[tuple[Step, Choice]], unplaced: tuple[tuple[Step, str
         spots.append(located[id(prompt)])
     same = [0] * len(placed)
     # Of nodes with the same ids, the first one that is added may be a parent (rule 2).
-    for position in sorted(range(len(placed)), key=lambda position: (not placed[position][0].trainable, position)):
+    for position in sorted(range(len(placed)), key=lambda position: not placed[position][0].trainable):
         same[position] = prefixes.add(spots[position], placed[position][1].ids, position)
-    nodes = tuple(
-        Node(position, next(prefixes.beginnings(spots[position]), None), *pair) for position, pair in enumerate(placed)
-    )
-    children: list[list[int]] = [[] for _ in nodes]
-    for node in nodes:
-        if node.parent is not None:
-            children[node.parent].append(node.position)
-    return Tree(nodes, tuple(map(tuple, children)), unplaced, _Index(prefixes, spots, same))
+    nodes = []
+    children: list[list[int]] = [[] for _ in placed]
+    for position, (step, choice) in enumerate(placed):
+        parent = next(prefixes.beginnings(spots[position]), None)
+        start = len(step.prompts[choice.prompt])
+        nodes.append(Node(position, parent, step, choice, start, start + len(choice.ids)))
+        if parent is not None:
+            children[parent].append(position)
+    return Tree(tuple(nodes), tuple(map(tuple, children)), unplaced, _Index(prefixes, spots, same))
 
 
 def placeable(step: Step, choice: Choice) -> bool:
