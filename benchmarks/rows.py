@@ -232,7 +232,8 @@ def export_row(rollouts: int = 1_000, tokens: int = 8_000) -> Row:
     started_at = time.process_time()
     for number in range(rollouts):
         copies = [replace(step, rollout_id=f"r{number}") for step in steps]
-        for row in form.rows(RolloutFacts(f"r{number}"), copies, Options()).rows:
+        plan = form.plan(RolloutFacts(f"r{number}"), copies, Options())
+        for row in (plan.pack or plan.render)():  # as `GET /export` does
             writer.row(row)
     writer.closing(None)
     rate = rollouts * tokens / (time.process_time() - started_at) / 1e6
