@@ -28,14 +28,15 @@ class MintedKey:
 class KeyRing:
     """The configured keys of one API."""
 
-    __slots__ = ("_hashes",)
+    __slots__ = ("_hashes", "are_required")
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._hashes = tuple(_hash(key) for key in keys)
+        self.are_required = bool(self._hashes)  # without a configured key, the API requires none
 
     def __bool__(self) -> bool:
-        """Return whether any key is configured; without one, the API requires none."""
-        return bool(self._hashes)
+        """Return whether any key is configured."""
+        return self.are_required
 
     def __contains__(self, key: str) -> bool:
         """Return whether this is one of the keys."""
@@ -65,12 +66,6 @@ def proves(key: MintedKey, incarnation: str, secret: bytes, *, dispatch: str | N
     """Return whether the key was minted for this incarnation of the rollout, and for this dispatch if one is given."""
     expected = _proof(key.rollout_id, incarnation, secret, dispatch).encode()
     return hmac.compare_digest(key.proof.encode("utf-8", "replace"), expected)
-
-
-def bearer(authorization: str | None) -> str | None:
-    """Return the key of an `Authorization: Bearer` header, if present."""
-    scheme, _, key = (authorization or "").partition(" ")
-    return key.strip() or None if scheme.lower() == "bearer" else None
 
 
 def _hash(key: str) -> bytes:

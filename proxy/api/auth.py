@@ -7,7 +7,7 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from proxy.api.api_keys import MintedKey, bearer, proves, read_minted
+from proxy.api.api_keys import MintedKey, proves, read_minted
 from proxy.api.context import CONTEXT, Context
 from proxy.api.rollout_id import KEY_PREFIX
 from proxy.errors import Forbidden, StoreUnavailable, Unauthorized
@@ -26,6 +26,12 @@ class Caller:
     is_dispatched: bool = False
 
 
+def bearer(authorization: str | None) -> str | None:
+    """Return the key of an `Authorization: Bearer` header, if present."""
+    scheme, _, key = (authorization or "").partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
+
+
 async def identify(request: web.Request, context: Context, *, takes_control_keys: bool = False) -> Caller:
     """Return the caller of a request. Raises Unauthorized for a missing or invalid key."""
     key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
@@ -34,7 +40,7 @@ async def identify(request: web.Request, context: Context, *, takes_control_keys
         return Caller(key, minted, await prove(context, minted))
     if takes_control_keys and key is not None and key in context.control_keys:
         return Caller(key, None)
-    if context.agent_keys and (key is None or key not in context.agent_keys):
+    if context.agent_keys.are_required and (key is None or key not in context.agent_keys):
         raise Unauthorized("Invalid API key." if key else "An API key is required.")
     return Caller(key, None)
 

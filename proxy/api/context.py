@@ -8,7 +8,6 @@ from aiohttp import web
 
 from proxy.api.api_keys import KeyRing
 from proxy.api.memory_limit import InFlightBytes
-from proxy.api.pacing import StartPacing
 from proxy.clock import Clock
 from proxy.config.settings import Settings
 from proxy.protocols.dialects.translation import TranslationOptions
@@ -27,6 +26,7 @@ from proxy.rollouts.renewals import Lifetimes, StepReservations
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.multiprocess import WorkerMetrics
 from proxy.upstream import Upstream
+from proxy.upstream.concurrency import StartPacing
 from proxy.upstream.registry import EndpointRegistry
 from proxy.upstream.token_text import TokenTexts
 from proxy.upstream.tokenizers import Tokenizers

@@ -16,11 +16,15 @@ from proxy.protocols import synthetic_stream as replay
 from proxy.protocols.engines.base import FollowUpRequest, Json
 from proxy.protocols.number_lists import KnownPrompt
 from proxy.protocols.plan import Plan
-from proxy.protocols.response import MALFORMED, ParsedResponse, SyntheticStreamResponse
+from proxy.protocols.response import MALFORMED, ClientView, ParsedResponse, ResponseStream, StreamResponse
 from proxy.protocols.response_validation import Packed, check_messages, check_usage, pack_tokens
-from proxy.protocols.stream_response import StreamResponse, response_stream_for
+from proxy.protocols.whole_response import RawResponse, SyntheticStreamResponse, WholeResponse
 from proxy.trajectory import fidelity
 from proxy.trajectory.step import Choice, Status, Step, Timing
+
+_JSON: Final = "application/json"
+_EVENTS: Final = "text/event-stream"
+_BAD_GATEWAY: Final = 502  # status of a response of another type
 
 # A response with one of these problems is recorded under `unparsed`, apart from valid ones.
 _UNREADABLE: Final = frozenset({"unparsed_event", "no_message", "unknown_finish_reason"})
@@ -260,3 +264,19 @@ def _versions(choices: tuple[Choice, ...], policy_version: str | None) -> tuple[
     if not spans:
         return policy_version, policy_version
     return spans[0].policy_version, spans[-1].policy_version
+
+
+def response_stream_for(
+    status: int,
+    content_type: str,
+    view: ClientView,
+    max_event_bytes: int | None = None,
+    prompt: KnownPrompt | None = None,
+) -> ResponseStream:
+    """Return the response stream for a response with this status and content type."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if status != 200 or kind not in {_JSON, _EVENTS}:
+        return RawResponse(view, status if status != 200 else _BAD_GATEWAY)
+    if kind == _EVENTS:
+        return StreamResponse(view, max_event_bytes, prompt)
+    return SyntheticStreamResponse(view, prompt) if view.replay else WholeResponse(view, prompt)

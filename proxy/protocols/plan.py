@@ -96,7 +96,7 @@ def edit(body: Json, options: CallOptions, dialect: Dialect) -> tuple[Json, set[
     """Return the fields that the options set in a body, and those they remove from it (TokenTape's own fields)."""
     fields = {} if options.tokens is None else options.tokens.fields(body)
     model = body.get("model")
-    if isinstance(model, str) and (served := served_as(model, options.models)) is not None:
+    if options.models and isinstance(model, str) and (served := served_as(model, options.models)) is not None:
         fields["model"] = served
     if dialect.name == "chat" and type(body.get("logprobs")) is int and body["logprobs"] == 1:
         fields["logprobs"] = True  # verifiers (fa7f5fa) sends 1; vLLM reads it as true, llama.cpp's server ignores it

@@ -82,11 +82,6 @@ class RepeatedEvents:
         """Whether repetitions are likely, so that events are worth learning."""
         return self._misses < _MAX_MISSES
 
-    @property
-    def knows_shape(self) -> bool:
-        """Whether the event before was learned."""
-        return self._shape is not None
-
     def forget(self) -> None:
         """Forget the known event: the general path processes the next one."""
         self._shape = None

@@ -1,5 +1,7 @@
 """The response of an engine as a stream of bytes: fed the engine's bytes, returns the client's.
 
+Streams of events are here, whole responses in `whole_response`.
+
 Each framing has the same two methods, so callers need one loop. `feed` returns what the client may receive now; `finish`
 returns the withheld end and the parsed response. What the client did not request is stripped by the `ClientView`.
 
@@ -12,16 +14,18 @@ Rule 3: what cannot be parsed is forwarded, and recorded as a problem.
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from proxy.errors import EngineDisconnected
-from proxy.protocols import synthetic_stream as replay
+import orjson
+
+from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.base import Dialect
 from proxy.protocols.dialects.translation import ResponseRenderer, Translator
 from proxy.protocols.engines.base import Engine, Json, StripRules
-from proxy.protocols.lenient_json import NotJson, read_json, write_json
+from proxy.protocols.lenient_json import read_json, write_json
 from proxy.protocols.number_lists import KnownPrompt, read_lists
+from proxy.protocols.repeated_events import RepeatedEvents
+from proxy.protocols.sse import Event, EventParser
 from proxy.protocols.token_annotations import TokenAnnotations
 
-_UNREADABLE: Final = 502  # status of an unreadable response that cannot be forwarded
 MALFORMED: Final = (
     TypeError,
     KeyError,
@@ -30,6 +34,13 @@ MALFORMED: Final = (
     ValueError,
     RecursionError,
 )  # raised by JSON of an unexpected shape
+_NOT_A_RESPONSE: Final = "the engine's response has an invalid shape"
+_CUT: Final = "the engine's response ended without its terminal event"
+_MIN_EVENTS: Final = 8  # before repetitions are recognized: short replies have few
+_MAX_MISSES: Final = 3  # events of a read that are no repetitions, before the rest of it is taken as a whole
+_SHORT_EVENT: Final = (
+    1024  # bytes of an incomplete event that may be searched again, and of one whose lists are not parsed apart
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,120 +118,212 @@ class ResponseStream(Protocol):
         ...
 
 
-class RawResponse:
-    """An error, or a response that is not JSON: withheld, and forwarded unchanged."""
+@dataclass(frozen=True, slots=True)
+class _Finish:
+    """An event with a finish reason, withheld until the usage event shows which fields it lacks."""
 
-    prompt: KnownPrompt | None = None
+    event: Event
+    shown: Json
+    loosely: bool
+    is_unchanged: bool
 
-    def __init__(self, view: ClientView, status: int) -> None:
+
+class StreamResponse:
+    """A stream of events, forwarded as they arrive up to the end of the turn.
+
+    With `stream_options.include_usage` vLLM (0.32.0) writes `system_fingerprint` to the usage event, and without it to each
+    event with a finish reason. If it was injected, these events wait for the usage event to restore the field.
+    """
+
+    def __init__(self, view: ClientView, max_event_bytes: int | None = None, prompt: KnownPrompt | None = None) -> None:
         self._view = view
-        self._status = status
-        self._reads: list[bytes] = []
+        self._known = prompt  # of the rollout's previous call
+        self.prompt: KnownPrompt | None = None
+        self._parser = EventParser() if max_event_bytes is None else EventParser(max_event_bytes)
+        self._is_prompt_apart: bool | None = None  # whether prompt ids are parsed apart; the first ones decide
+        self._accumulator = view.dialect.accumulator()
+        self._chunks = 0
+        self._repeated: RepeatedEvents | None = None
+        self._may_repeat = isinstance(self._accumulator, ChatAccumulator) and view.renderer is None
+        self._held: list[bytes | _Finish] = []
+        self._holding = False
+        self.ended = False  # its terminal event arrived
+        self._error: str | None = None
+        self._problems = self._accumulator.problems
+        # If the number of choices is unknown, the first that finishes may be the last.
+        self._enough = view.choices or 1
+        self._moved: Json = {}  # fields of the finish that are on the usage event
+        self._has_usage = False
+        self.forces_usage = False  # usage came beside a choice, and was not requested there
+        self._lacks_usage = False
+
+    @property
+    def pending(self) -> int:
+        """The size of the incomplete event in bytes."""
+        return len(self._parser.rest)
 
     def feed(self, read: bytes) -> bytes:
-        """Withhold the bytes: an error ends the turn as well."""
-        self._reads.append(read)
-        return b""
+        """Forward complete events, until the end of the turn begins."""
+        shown: list[bytes] = []
+        if self._may_repeat:
+            read = self._take_repeated(read, shown)
+        if read:
+            self._take(read, shown)
+        return b"".join(shown)
+
+    def _take_repeated(self, read: bytes, shown: list[bytes]) -> bytes:
+        """Process a read as long as most of its events are repetitions; return the rest of it."""
+        if self._repeated is None and read.count(b"\n\n") <= _MIN_EVENTS:
+            return read
+        misses = 0
+        pending = self._parser.rest
+        if self._repeated is not None and 0 < len(pending) < _SHORT_EVENT and b"\n" in read:
+            read = bytes(pending) + read
+            pending.clear()
+        while read and misses < _MAX_MISSES and not self._holding:
+            if self._repeated is not None and not pending and (taken := self._repeated.take(read)) is not None:
+                shown.append(taken[0])
+                read, misses = taken[1], 0
+                if not read:
+                    break
+            end = read.find(b"\n\n") + 2
+            if end < 2:
+                break
+            misses += self._repeated is not None
+            self._take(read[:end], shown)
+            read = read[end:]
+        return read
+
+    def _take(self, read: bytes, shown: list[bytes]) -> None:
+        """Process the events that a read completes, one by one."""
+        for event in self._parser.feed(read):
+            text = self._understand(event)
+            if self._holding or isinstance(text, _Finish):
+                self._held.append(text)
+            else:
+                shown.append(text)
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
-        """Return everything: unchanged, or in the client's dialect."""
-        body = b"".join(self._reads)
-        return failed(
-            self._view, self._status, body, ParsedResponse(None, ended=True, error=body.decode("utf-8", "replace"))
-        )
-
-
-class WholeResponse:
-    """An unstreamed JSON response. `prompt`: the prompt ids of the rollout's previous call, then those of this response."""
-
-    def __init__(self, view: ClientView, prompt: KnownPrompt | None = None) -> None:
-        self._view = view
-        self._reads: list[bytes] = []
-        self.prompt = prompt
-
-    def feed(self, read: bytes) -> bytes:
-        """Withhold the bytes until the step is stored."""
-        self._reads.append(read)
-        return b""
-
-    def finish(self) -> tuple[bytes, ParsedResponse]:
-        """Return the body for the client."""
-        body = b"".join(self._reads)
+        """Return the withheld events; a truncated last one is forwarded unchanged."""
+        rest = self._parser.finish()
+        if rest is not None:
+            self._held.append(self._understand(rest))
+        end = b"".join(self._written(held) if isinstance(held, _Finish) else held for held in self._held)
+        if self.ended and self._lacks_usage and not self._has_usage:
+            self._problems.add("no_usage")
         try:
-            response, loosely = self._read(body)
-        except NotJson:
-            return self._unreadable(body)
-        if not isinstance(response, dict) or not isinstance(response.get("choices"), list):
-            return self._failed(body)
+            response: Json | None = self._accumulator.finish()
+        except MALFORMED:  # chunks that do not add up to a response
+            self._problems.add("unparsed_event")
+            response = None
+        answer = ParsedResponse(response, self.ended, self._error, tuple(sorted(self._problems)))
+        return end + self._render_end(answer), answer
+
+    def _render_end(self, answer: ParsedResponse) -> bytes:
+        """Return the end of the stream in a dialect that is translated to chat."""
+        renderer = self._view.renderer
+        if renderer is None:
+            return b""
+        error = answer.error if answer.ended or answer.error else _CUT
         try:
-            shown = self._view.whole(response)
-            return self._render(body, response, shown, loosely=loosely)
-        except MALFORMED:
-            return self._failed(body)
+            shown = None if answer.response is None else self._view.whole(answer.response)
+            return renderer.finish(shown, error)
+        except MALFORMED:  # a response that this dialect cannot represent
+            return renderer.finish(None, error or _NOT_A_RESPONSE)
 
-    def _read(self, body: bytes) -> tuple[Any, bool]:
-        """Return the response, and whether it is loose (`read_json`). Raises NotJson."""
-        found = read_lists(body, self.prompt) if self._view.hides_lists else None
-        self.prompt = None if found is None else found[1]
-        return read_json(body) if found is None else (found[0], False)
+    def _understand(self, event: Event) -> bytes | _Finish:
+        """Accumulate an event; return what the client receives of it."""
+        payload = event.payload
+        if not payload:
+            return event.raw
+        if self._repeated is not None:
+            self._repeated.forget()
+        if self.ended:
+            self._problems.add("content_after_end")
+            return self._as_it_came(event)
+        if payload == b"[DONE]":
+            self.ended = self._holding = True
+            return self._as_it_came(event)
+        chunk: Any = None
+        try:
+            chunk, loosely = self._read(payload)
+            if chunk.get("error") is not None:
+                self._holding = True
+                self._error = self._error or payload.decode("utf-8", "replace")
+                return self._as_it_came(event)  # vLLM writes these with spaces: never reserialized
+            return self._accumulate(event, chunk, loosely=loosely)
+        except MALFORMED:  # includes NotJson
+            self._problems.add("unparsed_event")
+            if isinstance(chunk, dict) and chunk.get("choices"):
+                self._holding = True  # it may contain a finish reason
+            return self._as_it_came(event)
 
-    def _unreadable(self, body: bytes) -> tuple[bytes, ParsedResponse]:
-        """Forward a body that is not JSON; a truncated body becomes an error, so that it cannot pass for a complete one."""
-        answer = ParsedResponse(None, ended=False, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
-        if self._view.translation is not None or body[:64].lstrip()[:1] not in (b"{", b"["):
-            return failed(self._view, _UNREADABLE, body, answer)
-        error = self._view.dialect.error(
-            EngineDisconnected("the engine's response is not valid JSON; it may be truncated")
-        )
-        return error, replace(answer, status=_UNREADABLE)
+    def _read(self, payload: bytes) -> tuple[Any, bool]:
+        """Return a chunk, and whether it is loose (`read_json`). Raises NotJson."""
+        if b'"prompt_token_ids":[' in payload and self._view.hides_lists:
+            if self._is_prompt_apart is None:
+                self._is_prompt_apart = len(payload) > _SHORT_EVENT
+            if self._is_prompt_apart and (found := read_lists(payload, self.prompt or self._known, sampled=False)):
+                self.prompt = found[1]
+                return found[0], False
+        try:
+            return orjson.loads(payload), False
+        except orjson.JSONDecodeError:
+            return read_json(payload)
 
-    def _failed(self, body: bytes) -> tuple[bytes, ParsedResponse]:
-        answer = ParsedResponse(None, ended=True, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
-        return failed(self._view, _UNREADABLE, body, answer)
-
-    def _render(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
-        if self._view.renderer is not None:
-            shown = self._view.renderer.whole(shown)
-        end = body if shown is response else write_json(shown, loosely=loosely)
-        return end, self._answer(response)
-
-    def _answer(self, response: Json, *problems: str) -> ParsedResponse:
-        """Return the response, and how it contradicts itself."""
-        found = list(problems)
-        if response.get("usage") is None and self._view.engine.always_sends_usage:
-            found.append("no_usage")
-        if response.get("error") is not None:
-            found.append("engine_error")
-        return ParsedResponse(response, ended=True, problems=tuple(found))
-
-
-class SyntheticStreamResponse(WholeResponse):
-    """An unstreamed JSON response to a client that requested a stream."""
-
-    def _render(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
+    def _accumulate(self, event: Event, chunk: Json, *, loosely: bool) -> bytes | _Finish:
+        accumulator = self._accumulator
+        has_finish = accumulator.feed(chunk)
+        if has_finish and accumulator.finished >= self._enough:
+            self._holding = True
+        if chunk.get("usage") is not None:
+            self._see_usage(chunk)
         view = self._view
+        shown = view.chunk(chunk)
+        if has_finish:
+            wanted = view.usage or view.strip_rules.usage
+            self._lacks_usage = wanted and view.engine.must_send_usage(view.dialect.name, chunk)
+            if view.strip_rules.usage and shown is not None and view.renderer is None:
+                return _Finish(event, shown, loosely, shown is chunk)
         if view.renderer is not None:
-            return render_as_stream(view.engine, view.renderer, shown), self._answer(response)
+            return b"" if shown is None else view.renderer.feed(shown)
+        if shown is chunk:
+            text = event.raw
+        elif shown is None:
+            text = b""
+        else:
+            text = event.with_payload(write_json(shown, loosely=True) if loosely else orjson.dumps(shown))
+        self._chunks += 1
+        if self._repeated is None and self._chunks >= _MIN_EVENTS and isinstance(accumulator, ChatAccumulator):
+            self._repeated = RepeatedEvents(accumulator)
+        if self._repeated is not None and not self._holding:
+            self._repeated.learn(event.raw, chunk, None if shown is chunk else text)
+            self._may_repeat = self._repeated.is_learning
+        return text
+
+    def _see_usage(self, chunk: Json) -> None:
+        """Process a usage event. Unrequested usage beside a choice is a server setting (--enable-force-include-usage)."""
+        view = self._view
+        if not chunk.get("choices"):
+            self._has_usage = True
+            if view.strip_rules.usage:
+                self._moved = {key: chunk[key] for key in view.engine.shape.last if key in chunk}
+        elif view.strip_rules.usage and not view.strip_rules.running_usage:
+            self.forces_usage = True
+            self._view = replace(view, strip_rules=replace(view.strip_rules, usage=False))
+
+    def _written(self, finish: _Finish) -> bytes:
+        shown = finish.shown
+        missing = {key: value for key, value in self._moved.items() if key not in shown}
+        if finish.is_unchanged and not missing:
+            return finish.event.raw
         try:
-            events = replay.replay_events(
-                view.engine.shape, view.dialect.name, shown, usage=view.usage, loosely=loosely
-            )
-        except (TypeError, KeyError, AttributeError):  # similar to a response, but it cannot be converted into events
-            events = b"data: " + write_json(shown, loosely=loosely) + b"\n\n" + replay.DONE
-            return events, self._answer(response, "unparsed_event")
-        return events, self._answer(response)
+            whole = {**shown, **missing}
+            return finish.event.with_payload(write_json(whole, loosely=True) if finish.loosely else orjson.dumps(whole))
+        except MALFORMED:  # nested too deeply to be serialized
+            self._problems.add("unparsed_event")
+            return finish.event.raw
 
-
-def render_as_stream(engine: Engine, renderer: ResponseRenderer, shown: Json) -> bytes:
-    """Render an unstreamed chat response as a stream of another dialect."""
-    first, *others = replay.chunks(engine.shape, "chat", shown, usage=True)
-    first = {"usage": shown.get("usage"), **first}  # the first event has the length of the prompt
-    return b"".join([*map(renderer.feed, (first, *others)), renderer.finish(shown)])
-
-
-def failed(view: ClientView, status: int, body: bytes, answer: ParsedResponse) -> tuple[bytes, ParsedResponse]:
-    """Return an error response: unchanged, or in the client's dialect if the call is translated to chat."""
-    if view.translation is None:
-        return body, answer
-    body_in_dialect = view.translation.engine_error(status, body.decode("utf-8", "replace"))
-    return body_in_dialect, replace(answer, status=status)
+    def _as_it_came(self, event: Event) -> bytes:
+        """Return the raw event; nothing for a client of another dialect, which could not read it."""
+        return event.raw if self._view.renderer is None else b""

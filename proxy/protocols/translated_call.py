@@ -20,7 +20,7 @@ from proxy.protocols.dialects.translation import (
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
-from proxy.protocols.response import render_as_stream
+from proxy.protocols.whole_response import render_as_stream
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.step import Step
 

@@ -24,15 +24,11 @@ _LUA: Final = Path(__file__).with_name("lua")
 class Script:
     """A script and the SHA1 under which a server caches it."""
 
-    __slots__ = ("_sha", "_text")
+    __slots__ = ("_text", "sha")
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-    def evalsha(self, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Command:
-        """Return the EVALSHA command. The server replies NOSCRIPT if it has not cached the script."""
-        return ("EVALSHA", self._sha, len(keys), *keys, *arguments)
+        self.sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
 
     def as_eval(self, command: Command) -> Command:
         """Return the EVAL command for an EVALSHA command. The server caches the script."""

@@ -322,7 +322,7 @@ class RedisStore:
         shared: bool = False,
     ) -> Reply:
         """Run a script, followed by the barrier on the same connection."""
-        command = script.evalsha(keys, arguments)
+        command = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
         execute = partial(self._servers.execute, keys[0], shared=shared, confirmed=barrier.confirmed)
         reply, *confirmations = await execute([command, *barrier.commands])
         if isinstance(reply, NoScriptError):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.api.api_keys import KeyRing, bearer, mint, proves, read_minted
+from proxy.api.api_keys import KeyRing, mint, proves, read_minted
 
 NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=60)
 
@@ -49,10 +49,3 @@ def test_a_key_ring_stores_only_hashes():
     assert ("one" in ring, "two" in ring, "three" in ring, "\udc80" in ring) == (True, True, False, False)
     assert (bool(ring), bool(KeyRing([]))) == (True, False)
     assert "one" not in str(ring._hashes)
-
-
-def test_a_bearer_key_is_read_from_the_authorization_header():
-    """The scheme is case-insensitive; other schemes are ignored."""
-    assert ["k", "k", None, None, None] == [
-        bearer(text) for text in ("Bearer k", "bearer  k", "Basic k", "Bearer", None)
-    ]

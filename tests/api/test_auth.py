@@ -6,6 +6,7 @@ from fakes import proxying
 from recorded import load
 
 from proxy.api.api_keys import mint
+from proxy.api.auth import bearer
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -50,3 +51,10 @@ async def test_a_minted_key_names_its_rollout_and_is_rejected_for_others(store, 
     assert (200, "r1") == (own.status, own.headers["X-Rollout-Id"])
     assert [403, 403, 401] == [other.status, body.status, deleted.status]
     assert await store.get("r2") is None
+
+
+def test_a_bearer_key_is_read_from_the_authorization_header():
+    """The scheme is case-insensitive; other schemes are ignored."""
+    assert ["k", "k", None, None, None] == [
+        bearer(text) for text in ("Bearer k", "bearer  k", "Basic k", "Bearer", None)
+    ]

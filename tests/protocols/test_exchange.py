@@ -9,9 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import CASSETTES, Cassette, dialect_cassettes, http_cassettes, load, names, plan_of, play
 
+from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.engines import ENGINES, StripRules
 from proxy.protocols.engines.base import Traits
-from proxy.protocols.exchange import Exchange
+from proxy.protocols.exchange import Exchange, response_stream_for
 from proxy.protocols.plan import CallOptions
+from proxy.protocols.response import ClientView, StreamResponse
+from proxy.protocols.whole_response import RawResponse, WholeResponse
 from proxy.trajectory.codec import encode
 from proxy.trajectory.step import Timing
 
@@ -326,3 +330,22 @@ def test_any_response_of_an_engine_leaves_a_step(kind, responses, path, stream, 
     assert is_forwarded or (step.status, b"engine_disconnected" in end) == ("error", True)
     assert not step.exact
     assert encode(step)
+
+
+@pytest.mark.parametrize(
+    ("status", "content_type", "expected"),
+    [
+        (200, "application/json", WholeResponse),
+        (200, "Application/JSON; charset=utf-8", WholeResponse),
+        (200, "text/event-stream; charset=utf-8", StreamResponse),
+        (200, "text/html", RawResponse),
+        (200, "", RawResponse),
+        (400, "application/json", RawResponse),
+        (500, "text/event-stream", RawResponse),
+    ],
+)
+def test_the_responses_content_type_decides_the_framing(status, content_type, expected):
+    """Not the request: an engine may return an unstreamed response to a streaming request."""
+    view = ClientView(DIALECTS["/v1/chat/completions"], ENGINES["vllm"], StripRules(), 1)
+
+    assert expected is type(response_stream_for(status, content_type, view))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import cut, dialect_cassettes, http_cassettes, plan_of, play
 
-from proxy.protocols import response, stream_response
+from proxy.protocols import response, whole_response
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, StripRules
 from proxy.protocols.exchange import Exchange
@@ -76,7 +76,7 @@ def as_a_whole():
     """Parse each response as a whole."""
     return (
         patch.object(response, "read_lists", lambda *args, **named: None),
-        patch.object(stream_response, "read_lists", lambda *args, **named: None),
+        patch.object(whole_response, "read_lists", lambda *args, **named: None),
     )
 
 

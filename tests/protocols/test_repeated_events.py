@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import cut, dialect_cassettes, http_cassettes, plan_of, play
 
+from proxy.protocols import response
 from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, StripRules
 from proxy.protocols.repeated_events import RepeatedEvents
-from proxy.protocols.response import ClientView
-from proxy.protocols.stream_response import StreamResponse
+from proxy.protocols.response import ClientView, StreamResponse
 
 STREAMS = [
     cassette
@@ -59,6 +59,13 @@ OTHERS = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def from_the_first_event():
+    """Recognize repetitions from the first event on, also in short streams."""
+    with patch.object(response, "_MIN_EVENTS", 0):
+        yield
+
+
 @st.composite
 def entries(draw):
     """Draw the logprobs of a token as an engine writes them, or nearly so."""
@@ -95,8 +102,8 @@ def events(draw):
 def outcome(reply, reads):
     """Return what the client receives after each read, and the parsed response."""
     shown = [reply.feed(read) for read in reads]
-    end, response = reply.finish()
-    return shown, end, repr(response)
+    end, parsed = reply.finish()
+    return shown, end, repr(parsed)
 
 
 def without_repetitions():
@@ -104,9 +111,9 @@ def without_repetitions():
     return patch.object(RepeatedEvents, "learn", lambda *args: None)
 
 
-def reads_of(response, sizes):
-    """Cut a response: by sizes, or one event per read if there are none."""
-    return cut(response, sizes) if sizes else [event + b"\n\n" for event in response.split(b"\n\n")]
+def reads_of(stream, sizes):
+    """Cut a stream: by sizes, or one event per read if there are none."""
+    return cut(stream, sizes) if sizes else [event + b"\n\n" for event in stream.split(b"\n\n")]
 
 
 @given(st.data())
@@ -124,8 +131,8 @@ def test_repetitions_have_the_effect_of_the_general_path(data):
     )
     runs = data.draw(st.lists(events() | OTHERS.map(lambda event: [event]), max_size=6))
     text = "".join(f"{event}\n\n" for run in runs for event in run)
-    response = text.replace("\n", data.draw(st.sampled_from(["\n", "\n", "\n", "\r\n"]))).encode()
-    reads = reads_of(response, data.draw(st.lists(st.integers(0, 700), max_size=12)))
+    stream = text.replace("\n", data.draw(st.sampled_from(["\n", "\n", "\n", "\r\n"]))).encode()
+    reads = reads_of(stream, data.draw(st.lists(st.integers(0, 700), max_size=12)))
 
     with without_repetitions():
         expected = outcome(StreamResponse(view), reads)

@@ -104,13 +104,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
             async with _sent(context, call, client) as response:
                 call.failover.check_status(call.endpoint, response.status)
                 _check_prompt_ids(context, call, response.status)
-                exchange = call.exchange = Exchange(
-                    plan,
-                    response.status,
-                    response.content_type,
-                    max_event_bytes=context.settings.engines.max_event_bytes,
-                    prompt=context.known_prompts.get(plan.rollout_id, call.incarnation),
-                )
+                exchange = call.exchange = _exchange(context, call, response)
                 client.set_head(response.status, response.headers, content_type=exchange.content_type)
                 await _stream(context, call, client, exchange, response)
             await _follow_up(context, call, exchange)
@@ -136,10 +130,21 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         ).step
         context.recorder.record_detached(call.step, call.incarnation, body_bytes=call.body_bytes)
         raise
-    context.known_prompts.put(plan.rollout_id, call.incarnation, exchange.prompt)
+    if exchange.prompt is not None:
+        context.known_prompts.keep(plan.rollout_id, call.incarnation, exchange.prompt)
     if plan.prompt_ids is not None and "other_prompt" in outcome.step.problems:
         context.continuation.refuse(call.endpoint, "returned_ids")
     return outcome
+
+
+def _exchange(context: Context, call: CallState, response: EngineResponse) -> Exchange:
+    return Exchange(
+        call.plan,
+        response.status,
+        response.content_type,
+        max_event_bytes=context.settings.engines.max_event_bytes,
+        prompt=context.known_prompts.get((call.plan.rollout_id, call.incarnation)),
+    )
 
 
 @asynccontextmanager

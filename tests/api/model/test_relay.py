@@ -407,7 +407,7 @@ async def test_an_exception_while_parsing_a_response_records_a_step_without_toke
         raise ValueError("odd")
 
     engine.plays(WHOLE)
-    monkeypatch.setattr("proxy.protocols.response.WholeResponse.finish", broken)
+    monkeypatch.setattr("proxy.protocols.whole_response.WholeResponse.finish", broken)
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
         await response.read()
     (step,) = await stored_steps(store, "r1")
