@@ -108,8 +108,8 @@ def _prompt(body: bytes, known: KnownPrompt | None) -> _Cut | None:
             rest = text[len(known.text) :]
             if not rest:
                 return _Cut(start, end, "prompt_token_ids", known)
-            if known.text and rest.startswith(b","):
-                return _Cut(start, end, "prompt_token_ids", KnownPrompt(text, known.ids + _parsed(rest[1:])))
+            if known.text and rest.startswith(b",") and (more := _parsed(rest[1:])):
+                return _Cut(start, end, "prompt_token_ids", KnownPrompt(text, known.ids + more))
         return _Cut(start, end, "prompt_token_ids", KnownPrompt(text, _parsed(text)))
     except ValueError:
         return None

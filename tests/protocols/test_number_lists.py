@@ -146,6 +146,14 @@ def test_a_prompt_that_begins_with_the_known_one_has_its_ids(known, text, is_par
     assert is_parsed == parse.call_count
 
 
+@pytest.mark.parametrize("text", ["1,2,", "1,2, ", "1,2,,3", "1,2,x", "1,2 3"])
+def test_a_prompt_that_is_no_json_after_the_known_one_is_not_read(text):
+    """The general path reports it."""
+    known = KnownPrompt(b"1,2", pack_ids([1, 2]))
+
+    assert read_lists(b'{"prompt_token_ids":[%b]}' % text.encode(), known) is None
+
+
 @pytest.mark.parametrize("rules", [{}, {"token_ids": True}, {"logprobs": True}])
 def test_lists_that_the_client_receives_are_parsed_with_the_rest(rules):
     view = ClientView(DIALECTS[PATH], ENGINES["vllm"], StripRules(**rules), 1)
