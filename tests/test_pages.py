@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 from secrets import token_hex
 
+import aiohttp
 import orjson
 import pytest
 from fakes import settings_for
@@ -16,6 +17,16 @@ from storage import StoreOptions, open_store
 
 PAGES = {str(path.relative_to(ROOT)): path for path in pages()}
 WITH_BLOCKS = [name for name, path in PAGES.items() if any(True for _ in blocks_of(path))]
+
+
+async def record(url: str) -> None:
+    """Record a call, which the pages on exports and audits presuppose."""
+    body = {"model": "policy", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}/rollouts/recorded/v1/chat/completions", json=body) as response,
+    ):
+        assert response.status == 200
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +41,7 @@ def served(server):
             stores = [await open_store(f"unix:{server.socket}", StoreOptions(prefix=token_hex(8))) for _ in range(2)]
             keyed = settings_for(engine, control={"api_keys": [KEY]})
             async with running(settings, stores[0]) as plain, running(keyed, stores[1]) as with_key:
+                await record(plain.url)
                 urls.extend([plain.url, with_key.url, engine])
                 ready.set()
                 await asyncio.to_thread(over.wait)
