@@ -9,9 +9,11 @@ the first increase of a series that appears with the value 1.
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+import prometheus_client
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
+from prometheus_client.metrics import MetricWrapperBase
 
 from proxy.continuation.types import REASONS
 from proxy.errors import EngineError, ProxyError
@@ -25,6 +27,40 @@ _LOGPROB_DIFFERENCES = (1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 # The values of proxy.rollouts.audit.verdict.Verdict.
 VERDICTS: Final = ("aligned", "shifted", "other weights", "wrong tokens")
+
+
+class _WithCachedLabels(MetricWrapperBase):
+    """Caches the series of label values: prometheus_client (0.26) converts the values and takes a lock in each lookup."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._series: dict[tuple[object, ...], Self] = {}
+        super().__init__(*args, **options)
+
+    def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
+        """Return the series of these label values."""
+        if labelkwargs:
+            return super().labels(*labelvalues, **labelkwargs)
+        series = self._series.get(labelvalues)
+        if series is None:
+            series = self._series[labelvalues] = super().labels(*labelvalues)
+        return series
+
+    def remove(self, *labelvalues: Any) -> None:
+        """Remove the series of these label values."""
+        self._series.clear()
+        super().remove(*labelvalues)
+
+
+class Counter(_WithCachedLabels, prometheus_client.Counter):
+    """A counter with cached labels."""
+
+
+class Gauge(_WithCachedLabels, prometheus_client.Gauge):
+    """A gauge with cached labels."""
+
+
+class Histogram(_WithCachedLabels, prometheus_client.Histogram):
+    """A histogram with cached labels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 import aiohttp
 import orjson
@@ -16,7 +17,7 @@ from proxy.protocols.engines.detection import ProbeResponse, model_names
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.detection import detect
-from proxy.upstream.endpoint import Endpoint, make_endpoint
+from proxy.upstream.endpoint import Endpoint, FairQueue, make_endpoint
 from proxy.upstream.headers import upstream as upstream_headers
 from proxy.upstream.health import HealthChecker
 from proxy.upstream.http_client import HttpClient
@@ -34,7 +35,10 @@ _JSON: Final = (("Content-Type", "application/json"),)
 
 @dataclass(slots=True)
 class EngineResponse:
-    """A response of an engine: its status and headers, and its body as a stream of bytes."""
+    """A response of an engine: its status and headers, and its body as a stream of bytes.
+
+    Use it in a `with` statement. Leaving it early closes the connection, by which an engine learns that the request is aborted.
+    """
 
     status: int
     headers: Mapping[str, str]
@@ -43,6 +47,16 @@ class EngineResponse:
     _upstream: "Upstream"
     _response: HttpResponse
     _is_auxiliary: bool = False
+
+    def __enter__(self) -> Self:
+        """Return the response."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the connection, unless the response is complete: then the connection is in the pool already."""
+        self._response.close()
 
     async def iter_bytes(self) -> AsyncIterator[bytes]:
         """Yield the body in chunks, as they arrive.
@@ -89,6 +103,24 @@ class EngineResponse:
             raise EngineDisconnected(f"The engine's response is not valid JSON: {error}") from None
 
 
+class _Slot:
+    """A slot of an endpoint's queue, in use until the end of a `with` statement."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: FairQueue) -> None:
+        self._queue = queue
+
+    def __enter__(self) -> None:
+        """Do nothing: the slot was acquired already."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Release the slot."""
+        self._queue.release()
+
+
 class Upstream:
     """The engine endpoints and the sessions to them. Create it in the event loop and `close` it."""
 
@@ -129,7 +161,6 @@ class Upstream:
                 if endpoint.detection is not None:
                     endpoint.detection.cancel()
 
-    @asynccontextmanager
     async def send(
         self,
         endpoint: Endpoint,
@@ -140,10 +171,8 @@ class Upstream:
         body: bytes | None,
         new_connection: bool = False,
         is_auxiliary: bool = False,
-    ) -> AsyncIterator[EngineResponse]:
-        """Send a request.
-
-        Leaving the context early closes the connection, by which an engine learns that the request is aborted.
+    ) -> EngineResponse:
+        """Send a request and return the response, which has to be closed, once its headers have arrived.
 
         `new_connection`: do not use a pooled connection. llama.cpp 2026.10 closes the connection of a stream without
         `Connection: close`, and a request that is sent right after the stream would be lost.
@@ -166,14 +195,8 @@ class Upstream:
             raise EngineDisconnected(f"Engine {endpoint.label} returned invalid status {response.status}")
         if response.status in UNAVAILABLE_STATUSES and not is_auxiliary:
             self.health_checker.failed(endpoint, f"Engine {endpoint.label} returned status {response.status}")
-        try:
-            content_type = response.headers.get("Content-Type", "")
-            yield EngineResponse(
-                response.status, response.headers, content_type, endpoint, self, response, is_auxiliary
-            )
-        finally:
-            # After the last byte of the body the connection is already in the pool; before it, the connection must be closed.
-            response.close()
+        content_type = response.headers.get("Content-Type", "")
+        return EngineResponse(response.status, response.headers, content_type, endpoint, self, response, is_auxiliary)
 
     async def post_json(
         self, endpoint: Endpoint, path: str, body: bytes, *, new_connection: bool = False, is_auxiliary: bool = True
@@ -183,7 +206,7 @@ class Upstream:
         Raises:
             EngineError: The request failed, as in `send`.
         """
-        async with self.send(
+        with await self.send(
             endpoint, "POST", path, headers=_JSON, body=body, new_connection=new_connection, is_auxiliary=is_auxiliary
         ) as response:
             return response.status, await response.json() if response.status == 200 else None
@@ -192,25 +215,23 @@ class Upstream:
         """Return the endpoint with this label, if one is configured."""
         return next((endpoint for endpoint in self.endpoints if endpoint.label == label), None)
 
-    @asynccontextmanager
-    async def slot(self, endpoint: Endpoint, rollout_id: str, *, can_fail_over: bool) -> AsyncIterator[None]:
-        """Hold a slot of an endpoint while the context lasts; wait in its queue if all are in use.
+    async def slot(self, endpoint: Endpoint, rollout_id: str, *, can_fail_over: bool) -> AbstractContextManager[None]:
+        """Return a slot of an endpoint, to hold in a `with` statement; wait in its queue if all are in use.
 
         Raises:
             EngineBusy: The queue is full, or waiting timed out.
             EngineUnreachable: The endpoint was ejected or removed, and the call `can_fail_over`.
         """
-        waits = nullcontext() if endpoint.queue.is_free else self._waiting(endpoint.label)
-        with waits:
+        if endpoint.queue.is_free:
             is_acquired = await endpoint.queue.acquire(rollout_id, can_fail_over=can_fail_over)
+        else:
+            with self._waiting(endpoint.label):
+                is_acquired = await endpoint.queue.acquire(rollout_id, can_fail_over=can_fail_over)
         if not is_acquired:
             raise EngineUnreachable(
                 f"Engine {endpoint.label} is not available: {endpoint.last_fault or 'it was removed'}"
             )
-        try:
-            yield
-        finally:
-            endpoint.queue.release()
+        return _Slot(endpoint.queue)
 
     @asynccontextmanager
     async def send_to_any(
@@ -229,13 +250,13 @@ class Upstream:
             EngineBusy: The queue of an endpoint is full, or waiting timed out.
         """
         failover = Failover(endpoints, self._settings.max_attempts)
-        async with AsyncExitStack() as stack:
+        with ExitStack() as stack:
             while True:
                 endpoint = failover.next()
                 try:
-                    await stack.enter_async_context(self.slot(endpoint, path, can_fail_over=failover.has_next))
-                    sending = self.send(endpoint, method, path, headers=headers, body=body)
-                    response = await stack.enter_async_context(sending)
+                    stack.enter_context(await self.slot(endpoint, path, can_fail_over=failover.has_next))
+                    response = await self.send(endpoint, method, path, headers=headers, body=body)
+                    stack.enter_context(response)
                     failover.check_status(endpoint, response.status)
                 except EngineError as fault:
                     if not failover.can_retry(fault):
@@ -243,7 +264,7 @@ class Upstream:
                 else:
                     yield response
                     return
-                await stack.aclose()
+                stack.close()
 
     @contextmanager
     def _waiting(self, label: str) -> Iterator[None]:
@@ -316,7 +337,7 @@ class Upstream:
             new_connection=new_connection,
             is_auxiliary=body is not None,
         )
-        async with sending as response:
+        with await sending as response:
             text = await response.read()
         try:
             read = orjson.loads(text) if response.status == 200 else None
@@ -325,7 +346,7 @@ class Upstream:
         return ProbeResponse(response.status, response.headers.get("Server", ""), read)
 
     async def _health_status(self, endpoint: Endpoint) -> int:
-        async with self.send(endpoint, "GET", "/health", headers=(), body=None) as response:
+        with await self.send(endpoint, "GET", "/health", headers=(), body=None) as response:
             return response.status
 
     async def close(self) -> None:

@@ -19,7 +19,7 @@ async def in_thread_if(size: int, limit: int, work: Callable[P, T], *args: P.arg
 
 async def off_loop(size: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
     """Run work on `size` bytes of JSON, in a thread if there are more than `LARGE_BYTES`."""
-    return await in_thread_if(size, LARGE_BYTES, work, *args, **named)
+    return await asyncio.to_thread(work, *args, **named) if size > LARGE_BYTES else work(*args, **named)
 
 
 class BackgroundTasks:

@@ -35,15 +35,19 @@ def upstream(headers: Iterable[tuple[str, str]], *, api_key: str | None) -> list
     sent = _passing(headers, _NOT_UPSTREAM)
     # identity: every byte is parsed here, and compression on a local network delays the first token
     sent.append(("Accept-Encoding", "identity"))
-    return [*sent, ("Authorization", f"Bearer {api_key}")] if api_key else sent
+    if api_key:
+        sent.append(("Authorization", f"Bearer {api_key}"))
+    return sent
 
 
 def downstream(headers: Mapping[str, str], *, rollout_id: str | None, step_id: str | None) -> list[tuple[str, str]]:
     """Return the engine's headers as they are sent to the client, with the ids of the rollout and the step."""
-    ours = ((ROLLOUT_HEADER, rollout_id), (STEP_HEADER, step_id))
-    sent = [(name, value) for name, value in headers.items() if not _CONTROL.search(name + value)]
-    shown = _passing(sent, _NOT_DOWNSTREAM)
-    return [*shown, *((name, value) for name, value in ours if value is not None)]
+    shown = _passing(headers.items(), _NOT_DOWNSTREAM)
+    if rollout_id is not None:
+        shown.append((ROLLOUT_HEADER, rollout_id))
+    if step_id is not None:
+        shown.append((STEP_HEADER, step_id))
+    return shown
 
 
 def _passing(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> list[tuple[str, str]]:
@@ -51,8 +55,16 @@ def _passing(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> lis
 
     aiohttp accepts control characters in the headers of a response, and refuses to write them.
     """
-    headers = [pair for pair in headers if pair[1].isprintable() or not _CONTROL.search(pair[1])]
-    named = {
-        token.strip().lower() for name, value in headers if name.lower() == "connection" for token in value.split(",")
-    }
-    return [(name, value) for name, value in headers if name.lower() not in dropped and name.lower() not in named]
+    passing: list[tuple[str, str]] = []
+    listed: set[str] = set()
+    for name, value in headers:
+        lower = name.lower()
+        if lower in dropped and lower != "connection":
+            continue
+        if not (name.isprintable() and value.isprintable()) and _CONTROL.search(f"{name}{value}"):
+            continue
+        if lower == "connection":
+            listed.update(token.strip().lower() for token in value.split(","))
+        else:
+            passing.append((name, value))
+    return [pair for pair in passing if pair[0].lower() not in listed] if listed else passing

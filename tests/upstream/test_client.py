@@ -30,9 +30,8 @@ async def test_an_engine_is_detected_again_after_it_disconnected(upstream_to):
             raise ConnectionResetError
 
         engine.respond = respond
-        with pytest.raises(EngineDisconnected):
-            async with upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}"):
-                pass
+        with pytest.raises(EngineDisconnected), await upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}"):
+            pass
         engine.fixed_responses = {"/server_info": {"version": "0.5.23"}, "/model_info": {"weight_version": "1"}}
         await upstream.ensure_detected(endpoint)
 
@@ -51,11 +50,9 @@ async def test_connection_faults_raise_and_are_counted(upstream_to):
         upstream = upstream_to(engine.url, "http://127.0.0.1:9")
         connected, refused = upstream.endpoints
         with pytest.raises(EngineDisconnected, match="e0 disconnected"):
-            async with upstream.send(connected, "POST", "/x", headers=(), body=b"{}"):
-                pass
+            await upstream.send(connected, "POST", "/x", headers=(), body=b"{}")
         with pytest.raises(EngineUnreachable, match="e1 is unreachable"):
-            async with upstream.send(refused, "POST", "/x", headers=(), body=b"{}"):
-                pass
+            await upstream.send(refused, "POST", "/x", headers=(), body=b"{}")
 
     assert (1, True) == (connected.faults, refused.health.is_ejected)
     assert "e1 is unreachable" in refused.last_fault
@@ -66,7 +63,7 @@ async def test_a_5_mb_body_is_sent_with_its_content_length(upstream_to):
     body = b'{"prompt":"' + b"x" * 5_000_000 + b'"}'
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url)
-        async with upstream.send(upstream.endpoints[0], "POST", "/x", headers=(), body=body) as response:
+        with await upstream.send(upstream.endpoints[0], "POST", "/x", headers=(), body=body) as response:
             await anext(response.iter_bytes())
 
     assert 5_000_000 == len(engine.requests[0]["prompt"])
@@ -173,7 +170,7 @@ async def test_the_size_of_an_auxiliary_response_is_limited(upstream_to, monkeyp
         found = []
         for size in (1000, 1001):
             body = b'{"prompt":"' + b"x" * size + b'"}'
-            async with upstream.send(endpoint, "POST", "/x", headers=(), body=body) as response:
+            with await upstream.send(endpoint, "POST", "/x", headers=(), body=body) as response:
                 try:
                     found.append(len(await response.read()))
                 except EngineDisconnected as error:
@@ -193,8 +190,7 @@ async def test_an_invalid_status_code_is_a_fault(upstream_to, status):
     async with server:
         upstream = upstream_to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         with pytest.raises(EngineDisconnected, match=f"invalid status {status}"):
-            async with upstream.send(upstream.endpoints[0], "GET", "/x", headers=(), body=None):
-                pass
+            await upstream.send(upstream.endpoints[0], "GET", "/x", headers=(), body=None)
 
 
 async def test_faults_of_auxiliary_requests_do_not_count_towards_ejection(upstream_to):
@@ -211,8 +207,8 @@ async def test_faults_of_auxiliary_requests_do_not_count_towards_ejection(upstre
         (endpoint,) = upstream.endpoints
         await upstream.ensure_detected(endpoint)
         for path in ("/detokenize", "/gone") * 4:
-            with suppress(EngineError):
-                async with upstream.send(endpoint, "POST", path, headers=(), body=b"{}", is_auxiliary=True) as response:
-                    await response.read()
+            sending = upstream.send(endpoint, "POST", path, headers=(), body=b"{}", is_auxiliary=True)
+            with suppress(EngineError), await sending as response:
+                await response.read()
 
         assert (0, False, True) == (endpoint.faults, endpoint.health.is_ejected, endpoint.is_detected)

@@ -89,7 +89,7 @@ async def test_faults_of_calls_eject_and_a_response_restores_at_once(upstream_to
             raise ConnectionResetError
 
         async def call():
-            async with upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}") as response:
+            with await upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}") as response:
                 return [read async for read in response.iter_bytes()]
 
         engine.respond = breaking

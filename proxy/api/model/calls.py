@@ -254,7 +254,7 @@ class CallPlanner:
             engine_facts=endpoint.facts,
             logprobs_mode=endpoint.settings.logprobs_mode,
             traits=endpoint.known,
-            headers={name.lower(): value for name, value in call.request.headers.items()},
+            headers=call.request.headers,
             policy_version=rollout.policy_version,
             extra=extra,
         )

@@ -6,7 +6,7 @@ The end of the response is withheld until the step is recorded.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -92,22 +92,13 @@ async def _outcome(context: Context, call: CallState, client: ClientStream) -> O
 
 async def _at_endpoint(context: Context, call: CallState, client: ClientStream) -> Outcome | None:
     """Send the call to one endpoint and relay its response; return None if the next endpoint is to be tried."""
-    exchange: Exchange | None = None
     try:
         if call.failed and not call.are_ids_refused:
             await _move(call)
         plan = call.plan
         if call.fault is not None:
             raise call.fault
-        interval_s = context.settings.record.keep_alive_interval_s
-        async with keeping_alive(client, interval_s) if plan.framing == "replay" else nullcontext():
-            async with _sent(context, call, client) as response:
-                call.failover.check_status(call.endpoint, response.status)
-                _check_prompt_ids(context, call, response.status)
-                exchange = call.exchange = _exchange(context, call, response)
-                client.set_head(response.status, response.headers, content_type=exchange.content_type)
-                await _stream(context, call, client, exchange, response)
-            await _follow_up(context, call, exchange)
+        exchange = await _exchanged(context, call, client)
         outcome = await _in_thread_if_large(
             call.body_bytes, partial(exchange.finish, call.timing(context.clock.now()), context.policy.version)
         )
@@ -119,12 +110,12 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         if not client.body_started and call.failover.can_retry(fault):
             _note_failed(context, call, fault)
             return None
-        return _broken(call, client, exchange, fault)
+        return _broken(call, client, call.exchange, fault)
     except (asyncio.CancelledError, ClientConnectionResetError):
         if call.sent is None:
             raise  # it was queued: nothing was sent to an engine
-        # The context above has closed the engine's connection, on which the engine stops generating.
-        exchange = exchange or Exchange(call.plan, 0, "")
+        # `_exchanged` has closed the engine's connection, on which the engine stops generating.
+        exchange = call.exchange or Exchange(call.plan, 0, "")
         call.step = exchange.abort(
             call.cut or "the client disconnected", call.timing(), delivered=False, policy_version=context.policy.version
         ).step
@@ -137,7 +128,26 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
     return outcome
 
 
-def _exchange(context: Context, call: CallState, response: EngineResponse) -> Exchange:
+async def _exchanged(context: Context, call: CallState, client: ClientStream) -> Exchange:
+    """Send the call once it has a slot, and relay the response. Meanwhile the call has the exchange that is returned."""
+    if call.plan.framing != "replay":
+        return await _relayed(context, call, client)
+    async with keeping_alive(client, context.settings.record.keep_alive_interval_s):
+        return await _relayed(context, call, client)
+
+
+async def _relayed(context: Context, call: CallState, client: ClientStream) -> Exchange:
+    with await _slot(context, call, client), await _sent(context, call) as response:
+        call.failover.check_status(call.endpoint, response.status)
+        _check_prompt_ids(context, call, response.status)
+        exchange = call.exchange = _new_exchange(context, call, response)
+        client.set_head(response.status, response.headers, content_type=exchange.content_type)
+        await _stream(context, call, client, exchange, response)
+    await _follow_up(context, call, exchange)
+    return exchange
+
+
+def _new_exchange(context: Context, call: CallState, response: EngineResponse) -> Exchange:
     return Exchange(
         call.plan,
         response.status,
@@ -147,35 +157,31 @@ def _exchange(context: Context, call: CallState, response: EngineResponse) -> Ex
     )
 
 
-@asynccontextmanager
-async def _sent(context: Context, call: CallState, client: ClientStream) -> AsyncIterator[EngineResponse]:
-    """Send the call once it has a slot, and yield the engine's response.
+async def _slot(context: Context, call: CallState, client: ClientStream) -> AbstractContextManager[None]:
+    """Return a slot of the call's endpoint.
 
     Raises:
         EngineBusy: The queue is full or timed out, and the client can still receive the status 429.
         EngineUnreachable: The same, after another endpoint failed or a keep-alive comment was sent.
     """
-    plan = call.plan
     try:
-        async with context.upstream.slot(call.endpoint, plan.rollout_id, can_fail_over=call.failover.has_next):
-            size = call.body_bytes + _BYTES_PER_ID * len(plan.prompt_ids or ())
-            body = await _in_thread_if_large(size, partial(orjson.dumps, plan.body))
-            call.sent = context.clock.monotonic()
-            sending = context.upstream.send(
-                call.endpoint,
-                "POST",
-                plan.endpoint,
-                headers=[*call.request.headers.items(), *plan.headers.items()],
-                body=body,
-            )
-            async with sending as response:
-                yield response
+        return await context.upstream.slot(call.endpoint, call.plan.rollout_id, can_fail_over=call.failover.has_next)
     except EngineBusy as busy:
         if call.failed or client.only_keepalives_sent:
             public = f"The engine is busy: {busy.message}"
             label = call.endpoint.label
             raise EngineUnreachable(f"Engine {label} is busy: {busy.message}", public=public) from busy
         raise
+
+
+async def _sent(context: Context, call: CallState) -> EngineResponse:
+    """Send the call to its endpoint, and return the response."""
+    plan = call.plan
+    size = call.body_bytes + _BYTES_PER_ID * len(plan.prompt_ids or ())
+    body = await _in_thread_if_large(size, partial(orjson.dumps, plan.body))
+    call.sent = context.clock.monotonic()
+    headers = [*call.request.headers.items(), *plan.headers.items()]
+    return await context.upstream.send(call.endpoint, "POST", plan.endpoint, headers=headers, body=body)
 
 
 def _check_prompt_ids(context: Context, call: CallState, status: int) -> None:
@@ -192,7 +198,7 @@ def _check_prompt_ids(context: Context, call: CallState, status: int) -> None:
 def _note_failed(context: Context, call: CallState, fault: EngineError) -> None:
     """Note for the step which endpoint failed, and count the failover."""
     label = call.endpoint.label
-    call.are_ids_refused = False
+    call.are_ids_refused, call.exchange = False, None
     call.failed.append({"endpoint": label, "fault": fault.message})
     context.metrics.failovers.labels(label).inc()
     LOG.warning(

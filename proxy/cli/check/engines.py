@@ -148,7 +148,7 @@ async def _check_flags(upstream: Upstream, endpoint: Endpoint, subject: str, mod
 
 async def _request(upstream: Upstream, endpoint: Endpoint, method: str, path: str, body: Any) -> Response:
     text = None if body is None else orjson.dumps(body)
-    async with upstream.send(endpoint, method, path, headers=_JSON if text else (), body=text) as answer:
+    with await upstream.send(endpoint, method, path, headers=_JSON if text else (), body=text) as answer:
         content = bytes(await answer.read())
     return Response(answer.status, _parse(content), read_date(answer.headers.get("Date")))
 

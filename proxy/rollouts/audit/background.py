@@ -111,7 +111,7 @@ def sender(upstream: Upstream, endpoint: Endpoint) -> Send:
 
     async def send(method: str, path: str, body: Any) -> tuple[int, bytes]:
         text = None if body is None else await asyncio.to_thread(orjson.dumps, body)
-        async with upstream.send(endpoint, method, path, headers=_HEADERS, body=text) as answer:
+        with await upstream.send(endpoint, method, path, headers=_HEADERS, body=text) as answer:
             return answer.status, bytes(await answer.read())
 
     return send

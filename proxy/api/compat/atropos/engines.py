@@ -99,7 +99,7 @@ async def _fetch_json(context: Context, endpoint: Endpoint, method: str, path: s
     """
     headers = () if body is None else (("Content-Type", "application/json"),)
     text = None if body is None else orjson.dumps(body)
-    async with context.upstream.send(endpoint, method, path, headers=headers, body=text) as response:
+    with await context.upstream.send(endpoint, method, path, headers=headers, body=text) as response:
         if response.status == 200:
             return await response.json()
         error = (await response.read())[:300].decode("utf-8", "replace")
