@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import accumulate, pairwise
 from struct import Struct
 from typing import Any, Final
 
@@ -22,8 +23,8 @@ from proxy.trajectory import blocks
 from proxy.trajectory import experts_and_masks as extras
 from proxy.trajectory.arrays import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
 from proxy.trajectory.blocks import BlockReader, BlockWriter
-from proxy.trajectory.record_values import Typed, object_of, sent_of
-from proxy.trajectory.record_values import index as typed_index
+from proxy.trajectory.record_head import ChoiceHead, Head, read_head
+from proxy.trajectory.record_values import ODD, Typed, flagged, object_of, sent_of
 from proxy.trajectory.shared_ids import SharedIds
 from proxy.trajectory.step import Choice, Ids, Prompt, Step
 
@@ -228,58 +229,78 @@ def _join_fields(
 
 
 def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: bool) -> Step:
-    cursor = _Cursor(reader.expand(packed))
-    take = cursor.take
-    lengths = _LENGTHS.unpack(take(_LENGTHS.size))
-    head_text, request_text, sent_text, response_text = map(take, lengths)
-    head = orjson.loads(head_text)
-    typed = Typed()
-    facts = typed.facts(head)
-    prompts, choices = _arrays(head, take, reader, typed)
-    if not cursor.is_at_end:
-        raise ValueError("trailing bytes")
+    raw = reader.expand(packed)
+    if len(raw) < _LENGTHS.size:
+        raise ValueError("missing bytes")
+    start, *ends = accumulate(_LENGTHS.unpack_from(raw), initial=_LENGTHS.size)
+    head_text = raw[start : ends[0]]
+    head = read_head(head_text) or Typed().head(orjson.loads(head_text))
+    prompts, choices = _arrays(head, _Cursor(raw, ends[-1]), reader)
     request: dict[str, Any] = {}
     sent: dict[str, Any] = {}
     response = None
     if whole:
-        request = _join_fields(_object(request_text), head["chains"]["request"], prompts, reader)
+        request_text, sent_text, response_text = [raw[begin:end] for begin, end in pairwise(ends)]
+        request = _join_fields(_object(request_text), head.chains["request"], prompts, reader)
         sent = sent_of(_object(sent_text))
-        if "sent" in head["chains"]:
-            sent["set"] = _join_fields(sent["set"], head["chains"]["sent"], prompts, reader)
-        response = typed.mapping(orjson.loads(response_text))
-        extras.put_back(response, head.get("again", []), choices)
-    if typed.problems:
-        facts["problems"] += tuple(code for code in typed.problems if code not in facts["problems"])
-    return Step(**facts, request=request, sent=sent, response=response, prompts=prompts, choices=choices, index=index)
-
-
-def _arrays(
-    head: dict[str, Any], take: Callable[[int], bytes], reader: BlockReader, typed: Typed
-) -> tuple[tuple[Prompt, ...], tuple[Choice, ...]]:
-    """Return the prompts and choices of a record."""
-    heads = head["choices"]
-    prompts = tuple(
-        [SharedIds(reader.link(bytes.fromhex(prompt["end"])), take(prompt["tail"])) for prompt in head["prompts"]]
+        if "sent" in head.chains:
+            sent["set"] = _join_fields(sent["set"], head.chains["sent"], prompts, reader)
+        response = orjson.loads(response_text)
+        if response is not None and not isinstance(response, dict):
+            response = None
+            head.problems = flagged(head.problems, (ODD,))
+        extras.put_back(response, head.again, choices)
+    return Step(
+        step_id=head.step_id,
+        rollout_id=head.rollout_id,
+        dialect=head.dialect,
+        endpoint=head.endpoint,
+        engine=head.engine,
+        model_asked=head.model_asked,
+        model_served=head.model_served,
+        request=request,
+        sent=sent,
+        response=response,
+        prompts=prompts,
+        choices=choices,
+        usage=head.usage,
+        sampling=head.sampling or {},
+        timing=head.timing,
+        status=head.status,
+        reason=head.reason,
+        delivered=head.delivered,
+        policy_version=head.policy_version,
+        policy_version_end=head.policy_version_end,
+        problems=head.problems,
+        index=index,
+        extra=head.extra or {},
     )
-    sampled = [ids_from_little_endian(take(4 * choice["ids"])) for choice in heads]
-    choices = [_choice(choice, ids, take, typed, len(prompts)) for choice, ids in zip(heads, sampled, strict=True)]
-    for number, choice in enumerate(heads):
-        if choice.get("experts") is not None or choice.get("mask") is not None:
-            choices[number] = extras.read(choices[number], choice, take)
+
+
+def _arrays(head: Head, cursor: "_Cursor", reader: BlockReader) -> tuple[tuple[Prompt, ...], tuple[Choice, ...]]:
+    """Return the prompts and choices of a record."""
+    take = cursor.take
+    prompts = tuple([SharedIds(reader.link(bytes.fromhex(prompt.end)), take(prompt.tail)) for prompt in head.prompts])
+    sampled = [ids_from_little_endian(take(4 * choice.ids)) for choice in head.choices]
+    choices = [_choice(choice, ids, take, len(prompts)) for choice, ids in zip(head.choices, sampled, strict=True)]
+    for number, choice in enumerate(head.choices):
+        if choice.experts is not None or choice.mask is not None:
+            choices[number] = extras.read(choices[number], {"experts": choice.experts, "mask": choice.mask}, take)
+    if not cursor.is_at_end:
+        raise ValueError("trailing bytes")
     return prompts, tuple(choices)
 
 
-def _choice(head: dict[str, Any], ids: Ids, take: Callable[[int], bytes], typed: Typed, prompts: int) -> Choice:
-    size = 4 if head["code"] == "f" else 8
-    prompt = typed_index(head["prompt"])
+def _choice(head: ChoiceHead, ids: Ids, take: Callable[[int], bytes], prompts: int) -> Choice:
+    size = 4 if head.code == "f" else 8
     return Choice(
-        index=typed_index(head["index"]),
+        index=head.index,
         ids=ids,
-        logprobs=logprobs_from_little_endian(head["code"], take(size * head["logprobs"])),
-        finish_reason=typed.text(head["finish_reason"]),
-        stop_reason=typed.stop_reason(head["stop_reason"]),
-        prompt=prompt if prompt >= 0 else prompts,  # negative: no prompt, and -1 must not mean the last one
-        spans=typed.spans(head["spans"], len(ids)),
+        logprobs=logprobs_from_little_endian(head.code, take(size * head.logprobs)),
+        finish_reason=head.finish_reason,
+        stop_reason=head.stop_reason,
+        prompt=head.prompt if head.prompt >= 0 else prompts,  # negative: no prompt, and -1 must not mean the last one
+        spans=head.spans,
     )
 
 
@@ -288,13 +309,13 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 class _Cursor:
-    """Reads bytes from the beginning to the end."""
+    """Reads bytes from a position to the end."""
 
     __slots__ = ("_at", "_raw")
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self, raw: bytes, at: int) -> None:
         self._raw = raw
-        self._at = 0
+        self._at = at
 
     @property
     def is_at_end(self) -> bool:

@@ -2,14 +2,14 @@
 
 Earlier versions stored an engine's response without checking its types. A value of another type is dropped, and the
 step is flagged, so that readers of steps can rely on the types. `ValueError` is raised for a value that a step
-requires.
+requires. Heads whose values all have their types do not need it: see `record_head`.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, Final, get_args
 
+from proxy.trajectory.record_head import EXTRA_TYPES, LARGEST, ChoiceHead, Head, PromptHead
 from proxy.trajectory.step import Dialect, EngineFacts, Span, Status, Timing
 
 ODD: Final = "unparsed_event"
@@ -17,10 +17,8 @@ ODD_SPANS: Final = "version_spans"
 
 _STATUSES: Final = get_args(Status)
 _DIALECTS: Final = get_args(Dialect)
-_LARGEST: Final = 2**63 - 1
 _NUMBERS: Final = frozenset({int, float})
 _NO_SPAN: Final = Span(-1, -1)  # outside of any choice
-_EXTRA_TYPES: Final[Mapping[str, type[Any]]] = {"request_key": str, "retry_of": str, "attempt": int, "mask_claim": int}
 
 
 class Typed:
@@ -42,7 +40,7 @@ class Typed:
 
     def stop_reason(self, value: Any) -> int | str | None:
         """Return a stop reason: a token id or a string."""
-        return value if type(value) is int and abs(value) <= _LARGEST else self.text(value)
+        return value if type(value) is int and abs(value) <= LARGEST else self.text(value)
 
     def mapping(self, value: Any) -> dict[str, Any] | None:
         """Return an object or null; null for anything else."""
@@ -65,9 +63,17 @@ class Typed:
         self.problems[ODD_SPANS] = None
         return ()
 
-    def facts(self, head: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a step that a record's head contains unchanged; `problems` without those found here."""
-        problems = _required(head["problems"], list)
+    def head(self, given: Mapping[str, Any]) -> Head:
+        """Return the head of a record with these values; its problems include those found here."""
+        facts = self._facts(given)
+        prompts = [PromptHead(prompt["end"], prompt["tail"]) for prompt in given["prompts"]]
+        choices = [self._choice(choice) for choice in given["choices"]]
+        facts["problems"] = flagged(facts["problems"], self.problems)
+        return Head(
+            **facts, prompts=prompts, choices=choices, chains=given.get("chains", {}), again=given.get("again", [])
+        )
+
+    def _facts(self, head: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "step_id": _required(head["step_id"], str),
             "rollout_id": _required(head["rollout_id"], str),
@@ -77,27 +83,43 @@ class Typed:
             "model_asked": self.text(head["model_asked"]),
             "model_served": self.text(head["model_served"]),
             "usage": self.mapping(head["usage"]),
-            "sampling": self.mapping(head["sampling"]) or {},
+            "sampling": self.mapping(head["sampling"]),
             "timing": _timing(head["timing"]),
             "status": _one_of(head["status"], _STATUSES),
             "reason": self.text(head["reason"]),
             "delivered": _required(head["delivered"], bool),
             "policy_version": self.version(head["policy_version"]),
             "policy_version_end": self.version(head["policy_version_end"]),
-            "problems": tuple([_required(code, str) for code in problems]) if problems else (),
+            "problems": tuple([_required(code, str) for code in _required(head["problems"], list)]),
             "extra": _extra(self.mapping(head["extra"]) or {}),
         }
 
+    def _choice(self, head: Mapping[str, Any]) -> ChoiceHead:
+        ids = _index(head["ids"])
+        return ChoiceHead(
+            index=_index(head["index"]),
+            prompt=_index(head["prompt"]),
+            finish_reason=self.text(head["finish_reason"]),
+            stop_reason=self.stop_reason(head["stop_reason"]),
+            spans=self.spans(head["spans"], ids),
+            ids=ids,
+            logprobs=_index(head["logprobs"]),
+            code=_one_of(head["code"], ("f", "d")),
+            experts=head.get("experts"),
+            mask=head.get("mask"),
+        )
+
     def _engine(self, value: Any) -> EngineFacts:
-        return _engine_facts(value["name"], value["kind"], self.text(value["version"]), value["url"])
+        name, kind, url = [_required(value[field], str) for field in ("name", "kind", "url")]
+        return EngineFacts(name, kind, self.text(value["version"]), url)
 
 
-@lru_cache(maxsize=64)  # a rollout has few engines
-def _engine_facts(name: Any, kind: Any, version: str | None, url: Any) -> EngineFacts:
-    return EngineFacts(_required(name, str), _required(kind, str), version, _required(url, str))
+def flagged(problems: tuple[str, ...], found: Iterable[str]) -> tuple[str, ...]:
+    """Return the problems with the found ones that are not among them."""
+    return (*problems, *(code for code in found if code not in problems))
 
 
-def index(value: Any) -> int:
+def _index(value: Any) -> int:
     """Return a required integer."""
     return int(_required(value, int))
 
@@ -157,7 +179,7 @@ def _timing(value: Mapping[str, Any]) -> Timing:
 
 def _extra(value: dict[str, Any]) -> dict[str, Any]:
     """Return the extra facts, without those of a wrong type that readers use."""
-    for name, kind in _EXTRA_TYPES.items():
+    for name, kind in EXTRA_TYPES.items():
         if name in value and type(value[name]) is not kind:
             del value[name]
     return value

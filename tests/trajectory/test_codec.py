@@ -246,7 +246,9 @@ def test_a_payload_that_does_not_match_its_schema_raises_or_decodes(draw):
     assert isinstance(step, Step)
 
 
-@pytest.mark.parametrize("change", [lambda payload: payload + b"\0", lambda payload: payload[:-1]])
+@pytest.mark.parametrize(
+    "change", [lambda payload: payload + b"\0", lambda payload: payload[:-1], lambda payload: payload[:15]]
+)
 def test_arrays_that_do_not_end_with_the_payload_raise(change):
     """No id is read from outside its array."""
     written = encode(a_step())
