@@ -1,7 +1,8 @@
 """A connection that many callers share.
 
-Commands that are executed in the same iteration of the event loop are sent in one write, and replies are received in order. It
-is for short commands: a long or blocking command delays all commands after it. Nothing is retried.
+redis-py opens it (TLS, AUTH, SELECT). Then an asyncio protocol sends each command at once and passes the replies to the callers
+in order, without a task or a stream in between. Commands that are executed in the same iteration of the event loop are sent in
+one write. It is for short commands: a long or blocking command delays all commands after it. Nothing is retried.
 
 A write can be confirmed by a PING. Valkey and Redis write the append-only file before they send replies, but they send the
 replies even if that write failed, and refuse only later writes and PING (MISCONF; Valkey 9.1, processCommand in server.c). So a
@@ -14,17 +15,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, TypeAlias
 
-from hiredis import pack_command
+from hiredis import Reader, pack_command
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 Reply: TypeAlias = Any  # bytes, int, None, a list of these, or a ResponseError
 PING: Final[bytes] = pack_command(("PING",))
 _CHECKS: Final = 4  # checks for progress within the timeout
+_INCOMPLETE: Final = object()  # instead of a reply
 
 
 class MultiplexedConnection:
@@ -35,7 +36,7 @@ class MultiplexedConnection:
         self._timeout_s = timeout_s
         self._session: _Session | None = None
 
-    async def execute(self, packed: Sequence[bytes], *, confirmed: bool = False) -> list[Reply]:
+    def execute(self, packed: Sequence[bytes], *, confirmed: bool = False) -> "asyncio.Future[list[Reply]]":
         """Send packed commands; return one reply for each and, if `confirmed`, the reply of a PING that follows them.
 
         Raises redis-py's ConnectionError if the connection breaks, and TimeoutError if no reply to any caller is received
@@ -44,7 +45,7 @@ class MultiplexedConnection:
         session = self._session
         if session is None or session.is_closed:
             session = self._session = _Session(self._make(), self._timeout_s / _CHECKS)
-        return await session.execute(packed, confirmed=confirmed)
+        return session.execute(packed, confirmed=confirmed)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -54,16 +55,25 @@ class MultiplexedConnection:
 
 @dataclass(slots=True)
 class _PendingReply:
-    """A caller that waits for `count` replies; `sent_at` is the number of checks that had been made before it."""
+    """The callers that wait for `count` replies, each with the replies that it has already.
+
+    `sent_at` is the number of checks that had been made before it. A command has one caller, a PING all those it confirms.
+    """
 
     count: int
     confirmed: bool
     sent_at: int
-    result: "asyncio.Future[list[Reply]]"
+    callers: "Sequence[tuple[asyncio.Future[list[Reply]], list[Reply]]]"
+
+    def fail(self, error: BaseException) -> None:
+        """Pass an error to the callers that wait: a copy, because each is raised in a task of its own."""
+        for result, _ in self.callers:
+            if not result.done():
+                result.set_exception(copy(error))
 
 
-class _Session:
-    """One open connection, with one task that writes and one that reads.
+class _Session(asyncio.Protocol):
+    """One open connection.
 
     A timeout is a number of checks without progress rather than a time: while the event loop is blocked (thousands of calls at
     once), no reply can be read.
@@ -72,10 +82,13 @@ class _Session:
     def __init__(self, connection: AbstractConnection, check_interval_s: float) -> None:
         self._connection = connection
         self._check_interval_s = check_interval_s
-        self._outbox: list[bytes] = []
+        self._transport: asyncio.WriteTransport | None = None  # None: not open yet
+        self._outbox: list[bytes] = []  # commands for when it is open
+        parse_error = connection._parser.parse_error  # noqa: SLF001 - redis-py's error classes, by the prefix of the reply
+        self._reader = Reader(InvalidResponse, parse_error, notEnoughData=_INCOMPLETE)
         self._pending: deque[_PendingReply] = deque()
+        self._replies: list[Reply] = []  # of the first pending command
         self._unconfirmed: list[tuple[asyncio.Future[list[Reply]], list[Reply]]] = []
-        self._has_output = asyncio.Event()
         self._checks = 0
         self._checks_without_reply = 0
         self._next_check: asyncio.TimerHandle | None = None
@@ -85,18 +98,22 @@ class _Session:
 
     def execute(self, packed: Sequence[bytes], *, confirmed: bool = False) -> "asyncio.Future[list[Reply]]":
         result: asyncio.Future[list[Reply]] = self._loop.create_future()
-        self._outbox += packed
-        self._pending.append(_PendingReply(len(packed), confirmed, self._checks, result))
-        self._has_output.set()
-        if self._next_check is None:
-            self._checks_without_reply = 0
-            self._next_check = self._loop.call_later(self._check_interval_s, self._check)
+        self._send(packed, _PendingReply(len(packed), confirmed, self._checks, ((result, []),)))
         return result
 
     async def close(self) -> None:
-        self.is_closed = True
         self._task.cancel()
         await asyncio.wait([self._task])
+
+    def _send(self, packed: Sequence[bytes], pending: _PendingReply) -> None:
+        self._pending.append(pending)
+        if self._transport is None:
+            self._outbox += packed
+        else:
+            self._transport.writelines(packed)  # uvloop sends them at the end of the iteration
+        if self._next_check is None:
+            self._checks_without_reply = 0
+            self._next_check = self._loop.call_later(self._check_interval_s, self._check)
 
     def _check(self) -> None:
         """Close the connection after a whole timeout without a reply.
@@ -112,84 +129,95 @@ class _Session:
             self._next_check = self._loop.call_later(self._check_interval_s, self._check)
             return
         for pending in self._pending:
-            if pending.sent_at < self._checks - 1 and not pending.result.done():
-                pending.result.set_exception(TimeoutError())
-        self.is_closed = True
-        self._task.cancel()
+            if pending.sent_at < self._checks - 1:
+                pending.fail(TimeoutError())
+        self._abort(RedisConnectionError("the connection was closed"))
 
     async def _run(self) -> None:
-        """Connect, then write and read until either fails; then fail all pending replies."""
-        error: BaseException = RedisConnectionError("the connection was closed")
-        writing: asyncio.Task[None] | None = None
+        """Connect, and keep the connection until it is closed or fails."""
         try:
             await self._connection.connect()  # type: ignore[no-untyped-call]
-            writing = self._loop.create_task(self._write())
-            await self._read()
-        except (RedisError, OSError) as failure:
-            error = failure
+            await self._start()
+            await self._loop.create_future()  # until `_task` is cancelled
+        except (RedisError, OSError) as error:
+            self._end(error)
         finally:
-            self.is_closed = True
-            if self._next_check is not None:
-                self._next_check.cancel()
-            if writing is not None:
-                writing.cancel()
+            self._end(RedisConnectionError("the connection was closed"))
             with suppress(RedisError, OSError):
                 await self._connection.disconnect(nowait=True)
-            for pending in self._pending:
-                if not pending.result.done():
-                    pending.result.set_exception(copy(error))  # a copy: each is raised in a task of its own
 
-    async def _write(self) -> None:
-        """Send the outbox whenever it has commands. A failure closes the connection, which the reader handles."""
-        with suppress(RedisError, OSError):
-            while True:
-                await self._has_output.wait()
-                self._has_output.clear()
-                outbox, self._outbox = self._outbox, []
-                await self._connection.send_packed_command(outbox, check_health=False)
+    async def _start(self) -> None:
+        """Take the transport over from redis-py's connection, and send the outbox."""
+        stream, writer = self._connection._reader, self._connection._writer  # noqa: SLF001 - redis-py 6.4 to 8.1
+        if stream is None or writer is None or stream.at_eof():
+            raise RedisConnectionError("the server closed the connection")
+        self._transport = writer.transport
+        self._transport.set_protocol(self)
+        stream.feed_eof()
+        early = await stream.read()  # without waiting; a server with too many clients sends an error at once
+        self._transport.writelines(self._outbox)
+        self._outbox.clear()
+        if early:
+            self.data_received(early)
 
-    async def _read(self) -> None:
-        """Pass replies to the callers in order. Replies to a cancelled caller are read and dropped."""
-        while True:
-            first = await read_reply(self._connection)
-            if not self._pending:
-                raise RedisConnectionError("received a reply without a command")
-            pending = self._pending[0]
-            replies = [first, *[await read_reply(self._connection) for _ in range(pending.count - 1)]]
-            self._pending.popleft()
-            self._checks_without_reply = 0
-            if pending.result.done():
+    def data_received(self, data: bytes) -> None:
+        """Pass the replies to the callers in order. Replies to a cancelled caller are dropped."""
+        self._reader.feed(data)
+        try:
+            while not self.is_closed and (reply := self._reader.gets()) is not _INCOMPLETE:
+                self._receive(reply)
+        except RedisError as error:
+            self._abort(error)
+        if self._unconfirmed:
+            self._confirm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail all callers that wait."""
+        self._abort(RedisConnectionError(str(exc) if exc else "the server closed the connection"))
+
+    def _receive(self, reply: Reply) -> None:
+        """Handle a reply. Raises redis-py's ConnectionError for replies after which a connection cannot be used (LOADING)."""
+        if isinstance(reply, RedisConnectionError):
+            raise reply
+        if not self._pending:
+            raise RedisConnectionError("received a reply without a command")
+        pending = self._pending[0]
+        self._replies.append(reply)
+        if len(self._replies) < pending.count:
+            return
+        self._pending.popleft()
+        replies, self._replies = self._replies, []
+        self._checks_without_reply = 0
+        for result, before in pending.callers:
+            if result.done():
                 continue
             if pending.confirmed:
-                if not self._unconfirmed:
-                    self._loop.call_soon(self._confirm)
-                self._unconfirmed.append((pending.result, replies))
+                self._unconfirmed.append((result, replies))
             else:
-                pending.result.set_result(replies)
+                result.set_result([*before, *replies])
 
     def _confirm(self) -> None:
-        """Send one PING for all callers whose replies were read in this iteration of the event loop."""
-        unconfirmed, self._unconfirmed = self._unconfirmed, []
-        if self.is_closed:  # a PING sent now would never be answered
-            for result, _ in unconfirmed:
-                if not result.done():
-                    result.set_exception(RedisConnectionError("the connection was closed"))
+        """Send one PING for all callers whose replies were received together."""
+        ping = _PendingReply(1, confirmed=False, sent_at=self._checks, callers=self._unconfirmed)
+        self._unconfirmed = []
+        if self.is_closed:  # it would never be answered
+            ping.fail(RedisConnectionError("the connection was closed"))
         else:
-            self.execute([PING]).add_done_callback(partial(_resolve, unconfirmed))
+            self._send([PING], ping)
 
+    def _abort(self, error: BaseException) -> None:
+        """Close the connection because of an error."""
+        if not self.is_closed:
+            self._end(error)
+            self._task.cancel()
 
-def _resolve(
-    unconfirmed: Sequence[tuple["asyncio.Future[list[Reply]]", list[Reply]]], pong: "asyncio.Future[list[Reply]]"
-) -> None:
-    """Pass the replies and the reply of the PING to the callers, or the error that occurred instead."""
-    error = pong.exception()
-    for result, replies in unconfirmed:
-        if result.done():
-            continue
-        if error is None:
-            result.set_result([*replies, *pong.result()])
-        else:
-            result.set_exception(copy(error))
+    def _end(self, error: BaseException) -> None:
+        """Fail all callers that wait, once."""
+        self.is_closed = True
+        if self._next_check is not None:
+            self._next_check.cancel()
+        while self._pending:
+            self._pending.popleft().fail(error)
 
 
 async def read_reply(connection: AbstractConnection) -> Reply:

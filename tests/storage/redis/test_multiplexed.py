@@ -167,7 +167,9 @@ async def test_a_caller_cancelled_before_its_confirmation_does_not_affect_others
     """The other callers of the same iteration get their replies."""
     connections = connect(start().port)
     calls = [asyncio.ensure_future(connections.execute([("ECHO", i)], shared=True, confirmed=True)) for i in range(3)]
-    while not connections._multiplexed._session or not connections._multiplexed._session._unconfirmed:
+    while not (session := connections._multiplexed._session) or sum(len(each.callers) for each in session._pending) < 3:
+        await asyncio.sleep(0)
+    while len(session._pending) > 1:  # until one PING is sent for all three
         await asyncio.sleep(0)
     calls[1].cancel()
 
@@ -184,3 +186,16 @@ async def test_a_reply_without_a_command_closes_the_connection(connect, stub):
     assert [b"PONG"] == await connections.execute([("PING",)], shared=True)
 
     assert [b"PONG"] == await connections.execute([("PING",)], shared=True)
+
+
+async def test_an_error_that_is_sent_before_the_first_command_is_the_reason(connect):
+    """Valkey refuses further clients with an error and disconnects; the error of the call contains it."""
+
+    async def refuse(reader, writer):
+        writer.write(b"-ERR max number of clients reached\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(StoreUnreachable, match="max number of clients reached"):
+            await connect(server.sockets[0].getsockname()[1]).execute([("PING",)], shared=True)
