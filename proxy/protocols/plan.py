@@ -124,7 +124,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     policy_version: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Plan a call. `headers` are the client's, found by lowercase name. Raises UnprocessableRequest for tokens of a live stream."""
+    """Plan a call. `headers` are the client's, by lowercase name. Raises UnprocessableRequest for tokens of a live stream."""
     fields, unset = edit(body, options, dialect)
     edited = _without(body, unset) | fields
     response_options = _response_options(dialect, body, edited)

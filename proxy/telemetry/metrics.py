@@ -9,7 +9,8 @@ the first increase of a series that appears with the value 1.
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Final, Self
+from functools import lru_cache
+from typing import Any, Final
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
@@ -30,24 +31,16 @@ VERDICTS: Final = ("aligned", "shifted", "other weights", "wrong tokens")
 
 
 class _WithCachedLabels(MetricWrapperBase):
-    """Caches the series of label values: prometheus_client (0.26) converts the values and takes a lock in each lookup."""
+    """Finds the series of label values in a cache: prometheus_client (0.26) takes a lock and converts the values each time."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._series: dict[tuple[object, ...], Self] = {}
         super().__init__(*args, **options)
-
-    def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
-        """Return the series of these label values."""
-        if labelkwargs:
-            return super().labels(*labelvalues, **labelkwargs)
-        series = self._series.get(labelvalues)
-        if series is None:
-            series = self._series[labelvalues] = super().labels(*labelvalues)
-        return series
+        self._cached = lru_cache(maxsize=None)(super().labels)
+        self.labels = self._cached  # type: ignore[method-assign]
 
     def remove(self, *labelvalues: Any) -> None:
         """Remove the series of these label values."""
-        self._series.clear()
+        self._cached.cache_clear()
         super().remove(*labelvalues)
 
 

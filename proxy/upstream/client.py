@@ -17,7 +17,7 @@ from proxy.protocols.engines.detection import ProbeResponse, model_names
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.detection import detect
-from proxy.upstream.endpoint import Endpoint, FairQueue, make_endpoint
+from proxy.upstream.endpoint import Endpoint, make_endpoint
 from proxy.upstream.headers import upstream as upstream_headers
 from proxy.upstream.health import HealthChecker
 from proxy.upstream.http_client import HttpClient
@@ -101,24 +101,6 @@ class EngineResponse:
             return await off_loop(len(body), orjson.loads, body)
         except orjson.JSONDecodeError as error:
             raise EngineDisconnected(f"The engine's response is not valid JSON: {error}") from None
-
-
-class _Slot:
-    """A slot of an endpoint's queue, in use until the end of a `with` statement."""
-
-    __slots__ = ("_queue",)
-
-    def __init__(self, queue: FairQueue) -> None:
-        self._queue = queue
-
-    def __enter__(self) -> None:
-        """Do nothing: the slot was acquired already."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Release the slot."""
-        self._queue.release()
 
 
 class Upstream:
@@ -231,7 +213,7 @@ class Upstream:
             raise EngineUnreachable(
                 f"Engine {endpoint.label} is not available: {endpoint.last_fault or 'it was removed'}"
             )
-        return _Slot(endpoint.queue)
+        return endpoint.queue
 
     @asynccontextmanager
     async def send_to_any(

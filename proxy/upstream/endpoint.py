@@ -8,6 +8,7 @@ its first call. A rollout with a thousand concurrent calls therefore waits for i
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
+from types import TracebackType
 
 from proxy.config.sections import EndpointSettings, EnginesSettings
 from proxy.continuation.types import Reason
@@ -27,7 +28,10 @@ class _Waiter:
 
 
 class FairQueue:
-    """The slots and the queue of one endpoint. `limit` may change; None is unlimited."""
+    """The slots and the queue of one endpoint. `limit` may change; None is unlimited.
+
+    A `with` statement releases one slot, which was acquired before, at its end.
+    """
 
     def __init__(self, limit: int | None, *, max_waiting: int, timeout_s: float) -> None:
         self.limit = limit
@@ -39,6 +43,15 @@ class FairQueue:
 
     def __repr__(self) -> str:
         return f"<FairQueue: {self.in_flight} in flight, {self.waiting} waiting>"
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Release a slot."""
+        self.release()
 
     @property
     def is_free(self) -> bool:
