@@ -73,6 +73,21 @@ class SharedIds:
             yield link
             link = link.parent
 
+    def after(self, beginning: "SharedIds") -> bytes | None:
+        """Return the little-endian bytes of the ids after those of `beginning`.
+
+        None if the ids do not begin with them, or if the chain does not begin with the chain of `beginning`.
+        """
+        pieces = [self.tail]
+        link = self.end
+        while link is not beginning.end:
+            if link is None:
+                return None
+            pieces.append(link.piece)
+            link = link.parent
+        rest = b"".join(reversed(pieces))
+        return rest[len(beginning.tail) :] if rest.startswith(beginning.tail) else None
+
     def to_array(self) -> "array[int]":
         """Copy all ids into an array."""
         pieces = [self.tail, *(link.piece for link in self.links())]

@@ -10,12 +10,14 @@ Rule 3: nothing is recursive: a rollout may be thousands of steps deep. Nothing 
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
+from itertools import islice, pairwise, takewhile
 from typing import Any
 
+from proxy.trajectory.arrays import to_little_endian
 from proxy.trajectory.prefix_index import Prefixes, Spot
+from proxy.trajectory.shared_ids import SharedIds
 from proxy.trajectory.step import Choice, Prompt, Step
 
 
@@ -93,12 +95,15 @@ class _Index:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The nodes by age, the children of each, and the steps without a node, with the reason."""
+    """The nodes by age, the children of each, and the steps without a node, with the reason.
+
+    `_index` is None if the tree is one path: each node then begins with all nodes before it, and no two have the same ids.
+    """
 
     nodes: tuple[Node, ...]
     children: tuple[tuple[int, ...], ...]
     unplaced: tuple[tuple[Step, str], ...]
-    _index: _Index = field(compare=False, repr=False)
+    _index: _Index | None = field(compare=False, repr=False)
 
     @property
     def leaves(self) -> list[Node]:
@@ -119,10 +124,12 @@ class Tree:
 
     def same(self, node: Node) -> int:
         """Return the position of the node that represents all nodes with the full ids of this one."""
-        return self._index.same[node.position]
+        return node.position if self._index is None else self._index.same[node.position]
 
     def beginnings(self, node: Node) -> Iterator[int]:
         """Return the places (see `same`) of all nodes whose full ids the node's prompt begins with, the longest first."""
+        if self._index is None:
+            return iter(range(node.position - 1, -1, -1))
         return self._index.prefixes.beginnings(self._index.spots[node.position])
 
     def superseded(self) -> frozenset[int]:
@@ -132,14 +139,15 @@ class Tree:
         or it was delivered while this one was not. Or the client declared the other a retry of this one: then it is
         enough that the other was delivered.
         """
-        twins: dict[Any, list[Node]] = {}
-        for node, (spot, rest) in zip(self.nodes, self._index.spots, strict=True):
-            twins.setdefault((request_key(node.step), id(spot), rest), []).append(node)
-        found: set[int] = set()
-        for similar in twins.values():
-            if similar[0].step is not similar[-1].step:
-                found.update(self._replaced(similar))
-        return frozenset(found.union(self._retried()))
+        found = set(self._retried())
+        if self._index is not None:
+            twins: dict[Any, list[Node]] = {}
+            for node, (spot, rest) in zip(self.nodes, self._index.spots, strict=True):
+                twins.setdefault((request_key(node.step), id(spot), rest), []).append(node)
+            for similar in twins.values():
+                if similar[0].step is not similar[-1].step:
+                    found.update(self._replaced(similar))
+        return frozenset(found)
 
     def _retried(self) -> Iterator[int]:
         """Return the nodes of calls that their client declared as retried, if the later attempt was used."""
@@ -180,6 +188,35 @@ def grow(steps: Iterable[Step]) -> Tree:
 def plant(chosen: Iterable[tuple[Step, Choice]], unplaced: tuple[tuple[Step, str], ...] = ()) -> Tree:
     """Return the tree of these choices only; each must be `placeable`. Omitted choices are context of later ones."""
     placed = sorted(chosen, key=lambda pair: (pair[0].step_id, pair[1].index))
+    if _is_path(placed):
+        parents: list[int | None] = [None, *range(len(placed) - 1)] if placed else []
+        index = None
+    else:
+        index = _index(placed)
+        parents = [next(index.prefixes.beginnings(spot), None) for spot in index.spots]
+    nodes = []
+    children: list[list[int]] = [[] for _ in placed]
+    for position, ((step, choice), parent) in enumerate(zip(placed, parents, strict=True)):
+        start = len(step.prompts[choice.prompt])
+        nodes.append(Node(position, parent, step, choice, start, start + len(choice.ids)))
+        if parent is not None:
+            children[parent].append(position)
+    return Tree(tuple(nodes), tuple(map(tuple, children)), unplaced, index)
+
+
+def _is_path(placed: Sequence[tuple[Step, Choice]]) -> bool:
+    """Return whether each prompt begins with the full ids of the choice before; False also if finding out takes the index."""
+    for (step, choice), (later, following) in pairwise(placed):
+        before, prompt = step.prompts[choice.prompt], later.prompts[following.prompt]
+        if not isinstance(prompt, SharedIds) or not isinstance(before, SharedIds):
+            return False
+        rest = prompt.after(before)
+        if rest is None or not rest.startswith(to_little_endian(choice.ids)):
+            return False
+    return True
+
+
+def _index(placed: Sequence[tuple[Step, Choice]]) -> _Index:
     prefixes = Prefixes()
     located: dict[int, tuple[Spot, bytes]] = {}  # by id(): the choices of a step share their prompts
     spots = []
@@ -192,15 +229,7 @@ def plant(chosen: Iterable[tuple[Step, Choice]], unplaced: tuple[tuple[Step, str
     # Of nodes with the same ids, the first one that is added may be a parent (rule 2).
     for position in sorted(range(len(placed)), key=lambda position: not placed[position][0].trainable):
         same[position] = prefixes.add(spots[position], placed[position][1].ids, position)
-    nodes = []
-    children: list[list[int]] = [[] for _ in placed]
-    for position, (step, choice) in enumerate(placed):
-        parent = next(prefixes.beginnings(spots[position]), None)
-        start = len(step.prompts[choice.prompt])
-        nodes.append(Node(position, parent, step, choice, start, start + len(choice.ids)))
-        if parent is not None:
-            children[parent].append(position)
-    return Tree(tuple(nodes), tuple(map(tuple, children)), unplaced, _Index(prefixes, spots, same))
+    return _Index(prefixes, spots, same)
 
 
 def placeable(step: Step, choice: Choice) -> bool:

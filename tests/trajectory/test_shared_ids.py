@@ -39,6 +39,24 @@ def test_it_behaves_like_an_array(ids, second, cut, part):
     assert [chained[index] for index in range(len(ids))] == ids
 
 
+@given(IDS, IDS, st.sampled_from([4, 8, 12]))
+def test_the_ids_after_a_beginning_are_found_by_the_links(first, rest, cut):
+    """Also if the beginning ends within a piece; not if the chains are of different readers, unless there is none."""
+    raw = array("i", first + rest).tobytes()
+    link, links = None, [None]
+    while len(raw) >= cut:
+        link, raw = Link(link, raw[:cut]), raw[cut:]
+        links.append(link)
+    whole = SharedIds(link, raw)
+    pieces = 4 * len(first) // cut
+    beginning = SharedIds(links[pieces], array("i", first).tobytes()[pieces * cut :])
+    longer = SharedIds(links[pieces], beginning.tail + b"\xff" * 4 * (len(rest) + 1))
+
+    assert array("i", rest).tobytes() == whole.after(beginning)
+    assert whole.after(longer) is None
+    assert pieces == 0 or shared(first + rest, cut).after(beginning) is None
+
+
 def test_it_equals_no_list_and_is_not_hashable():
     """Like an array."""
     assert shared([1], 4) != [1]

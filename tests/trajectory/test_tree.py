@@ -222,3 +222,34 @@ def test_the_parent_is_the_node_with_the_longest_matching_full_ids(kept, steps):
         for other in tree.nodes:
             begins = [*node.prompt][: other.end] == [*other.prompt, *other.choice.ids]
             assert begins == (tree.same(other) in beginnings)
+
+
+@st.composite
+def growing_rollouts(draw):
+    """Draw steps of which most continue the one before, up to an id; some are retries."""
+    run = st.builds(lambda token, count: [token] * count, st.sampled_from([1, 256]), st.sampled_from([0, 1, 255, 257]))
+    steps, full = [], []
+    for number in range(draw(st.integers(1, 6))):
+        prompt = [*full[: len(full) - draw(st.sampled_from([0] * 9 + [1]))], *draw(run)]
+        extra = draw(st.sampled_from([{}, {}, {"retry_of": "0"}, {"attempt": 1, "request_key": "same"}]))
+        facts = draw(st.sampled_from([{}, {}, {"delivered": False}, {"problems": ("echo",)}]))
+        steps.append(make_step(f"{number}", prompt, [3, *draw(run)], extra={"request_key": "same", **extra}, **facts))
+        full = [*prompt, *steps[-1].choices[0].ids]
+    return draw(st.permutations(steps))
+
+
+@given(st.one_of(growing_rollouts(), rollouts(), long_rollouts()))
+def test_the_tree_of_one_path_needs_no_index_and_is_the_same(steps):
+    indexed, tree = grow(steps), grow(read_back(steps, "one"))
+
+    assert [node.parent for node in indexed.nodes] == [node.parent for node in tree.nodes]
+    assert (indexed.children, indexed.superseded()) == (tree.children, tree.superseded())
+    for node, same in zip(tree.nodes, indexed.nodes, strict=True):
+        assert (indexed.same(same), list(indexed.beginnings(same))) == (tree.same(node), list(tree.beginnings(node)))
+
+
+@pytest.mark.parametrize(("prompt", "takes_index"), [([1] * 600 + [2, 3], False), ([1] * 600, True), ([2] * 601, True)])
+def test_only_a_rollout_of_one_path_has_no_index(prompt, takes_index):
+    tree = grow(read_back([make_step("a", [1] * 600, [2]), make_step("b", prompt, [5])], "one"))
+
+    assert takes_index is (tree._index is not None)
