@@ -139,7 +139,9 @@ class Turns:
         """Add the choices of a step after these messages, or after this prompt text."""
         answers = answers_of(step)
         for answer in answers.values():
-            self.calls |= calls_by_id(step.step_id, answer.get("message"))
+            if calls := calls_by_id(step.step_id, answer.get("message")):
+                self.calls |= calls
+                self.size += _size_of_calls(calls)
         parent, rendering = self._continued(step)
         prompts = [prompt if isinstance(prompt, array) else prompt[:] for prompt in step.prompts]
         for choice in step.choices:
@@ -155,7 +157,7 @@ class Turns:
                 turn.position, turn.text_start = len(whole), len(text)
                 self.by_text.setdefault(len(whole), {}).setdefault(_digest(whole), []).append(turn)
             self._named[turn.step_id, turn.choice] = turn
-            self.size += _BYTES_PER_TURN + _BYTES_PER_ID * len(turn.ids) + _size_of(turn.reply)
+            self.size += _BYTES_PER_TURN + _BYTES_PER_ID * len(turn.ids) + _size_of_texts(turn.reply)
             self._hold(turn.prompt)
             if turn.is_closed and turn.ids:
                 self.stops.add((turn.kind, turn.model, turn.ids[-1]))
@@ -288,14 +290,16 @@ def _turn(  # noqa: PLR0917 - the parts of a turn
     )
 
 
-def _size_of(reply: Message) -> int:
-    """Return the approximate memory of a reply in bytes."""
-    calls = reply.get("tool_calls")
-    calls = calls if isinstance(calls, list) else []
-    functions = [call.get("function") for call in calls if isinstance(call, Mapping)]
-    texts = [reply.get("content"), reply.get("reasoning"), reply.get("reasoning_content")]
-    texts += [function.get("arguments") for function in functions if isinstance(function, Mapping)]
-    return _BYTES_PER_CALL * len(calls) + sum(len(text) for text in texts if isinstance(text, str))
+def _size_of_texts(reply: Message) -> int:
+    """Return the approximate memory of a reply without its tool calls in bytes."""
+    texts = (reply.get("content"), reply.get("reasoning"), reply.get("reasoning_content"))
+    return sum([len(text) for text in texts if isinstance(text, str)])
+
+
+def _size_of_calls(calls: Mapping[str, Message]) -> int:
+    """Return the approximate memory of the functions of tool calls in bytes."""
+    texts = [function.get("arguments") for function in calls.values()]
+    return _BYTES_PER_CALL * len(calls) + sum([len(text) for text in texts if isinstance(text, str)])
 
 
 def own_rendering(turn: Turn) -> Rendering:

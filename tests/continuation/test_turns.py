@@ -1,5 +1,7 @@
 """The turns of a rollout: how they ended, what they share, and how much memory they use."""
 
+from dataclasses import replace
+
 import pytest
 from turns import STOP, USER, assistant, chat_step, ids, text_step, turns_of
 
@@ -125,3 +127,16 @@ def test_the_tool_calls_of_a_step_without_ids_are_found():
     step = chat_step("s1", [USER], {"role": "assistant", "content": None, "tool_calls": calls}, [], [])
 
     assert {"name": "f", "arguments": "{}"} == turns_of(step).sampled_call("c1")
+
+
+def test_the_size_of_tool_calls_of_a_step_without_ids_is_counted():
+    """The limit of the cache applies to everything that is kept."""
+    calls = [{"id": f"c{number}", "function": {"name": "f", "arguments": "x" * 1000}} for number in range(3)]
+    reply = {"role": "assistant", "content": None, "tool_calls": calls}
+    with_ids = turns_of(chat_step("s1", [USER], reply, [1], [2]))
+    without_ids = turns_of(replace(chat_step("s1", [USER], reply, [1], []), prompts=()))
+    without_calls = turns_of(replace(chat_step("s1", [USER], assistant("Hi"), [1], []), prompts=()))
+
+    assert 0 == len(without_ids)
+    assert 3000 < without_ids.size < with_ids.size
+    assert 0 == without_calls.size
