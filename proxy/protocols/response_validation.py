@@ -4,6 +4,7 @@ Any value of a response may have any type. Everything that readers rely on (ids,
 versions, messages) is checked here, once. An invalid value becomes a problem of the step, and is not passed to readers.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -67,9 +68,16 @@ def pack_tokens(
 def _are_equal(returned: Sequence[Sequence[int]], sent: Sequence[Sequence[int]]) -> bool:
     """Return whether prompts are equal; each is a list, or an array of ids that were parsed apart."""
     return len(returned) == len(sent) and all(
-        ours == theirs if type(ours) is type(theirs) else list(ours) == list(theirs)
+        ours == theirs if type(ours) is type(theirs) else _listed(ours) == _listed(theirs)
         for ours, theirs in zip(returned, sent, strict=True)
     )
+
+
+def _listed(prompt: Sequence[int]) -> list[int]:
+    """Return a prompt as a list; one that is a list is not copied."""
+    if isinstance(prompt, list):
+        return prompt
+    return prompt.tolist() if isinstance(prompt, array) else list(prompt)
 
 
 def _choice(sampled: Sampled, prompt: int, policy_version: str | None, problems: set[str]) -> Choice:
