@@ -82,16 +82,24 @@ def pack_logprobs(values: Sequence[float | None]) -> Logprobs:
 
     Values that are not numbers become NaN.
     """
+    if isinstance(values, array):
+        return values
     if not set(map(type, values)) <= {float}:
         values = [_number(value) for value in values]
-    wide = struct.pack(f"{len(values)}d", *values)
+    return pack_floats(values)  # type: ignore[arg-type]  # no other type is left
+
+
+def pack_floats(values: list[float]) -> Logprobs:
+    """Return logprobs, all of which are floats, as float32 if that is lossless for all, else as float64."""
     try:
-        narrow = struct.pack(f"{len(values)}f", *values)
+        narrow = array("f", struct.pack(f"{len(values)}f", *values))
     except OverflowError:  # exceeds float32
-        return array("d", wide)
-    # Compared as bytes: NaN equals nothing, and -0.0 equals 0.0.
-    widened = struct.pack(f"{len(values)}d", *struct.unpack(f"{len(values)}f", narrow))
-    return array("f", narrow) if widened == wide else array("d", wide)
+        return array("d", values)
+    if narrow.tolist() == values:
+        return narrow
+    # NaN equals nothing, so these are compared as bytes.
+    wide = array("d", values)
+    return narrow if array("d", narrow).tobytes() == wide.tobytes() else wide
 
 
 def _number(value: Any) -> float:

@@ -14,7 +14,7 @@ from proxy.protocols.engines import ENGINES, StripRules
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.number_lists import KnownPrompt, read_lists
 from proxy.protocols.response import ClientView
-from proxy.trajectory.arrays import pack_ids
+from proxy.trajectory.arrays import pack_ids, pack_logprobs
 from proxy.trajectory.step import Timing
 
 PATH = "/v1/chat/completions"
@@ -112,16 +112,17 @@ def test_recorded_responses_have_the_step_of_the_whole(cassette):
 
 
 def test_the_lists_of_a_usual_response_are_parsed_apart():
-    """Logprobs are a list of numbers, ids are arrays, and the rest is JSON."""
+    """Logprobs and ids are arrays, and the rest is JSON."""
     (cassette,) = [cassette for cassette in CASSETTES if cassette.name == "pairs_hermes/chat_eos_n_inj"]
     parsed, prompt = read_lists(cassette.response, None)
     expected = orjson.loads(cassette.response)
 
     assert expected["prompt_token_ids"] == parsed["prompt_token_ids"].tolist() == prompt.ids.tolist()
     assert expected["choices"][0]["token_ids"] == parsed["choices"][0]["token_ids"].tolist()
-    assert [entry["logprob"] for entry in expected["choices"][0]["logprobs"]["content"]] == parsed["choices"][0][
-        "logprobs"
-    ]["token_logprobs"]
+    assert (
+        pack_logprobs([entry["logprob"] for entry in expected["choices"][0]["logprobs"]["content"]])
+        == parsed["choices"][0]["logprobs"]["token_logprobs"]
+    )
 
 
 @pytest.mark.parametrize(
