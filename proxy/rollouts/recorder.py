@@ -102,6 +102,8 @@ class Recorder:
             self._track_bytes(task, body_bytes)
             self.tasks.start(self._mark_undelivered_after(task, step, incarnation))
             raise
+        finally:
+            del task  # its error and this frame refer to each other
 
     def record_detached(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
         """Store a step in the background: its client has disconnected."""

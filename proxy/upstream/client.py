@@ -255,6 +255,9 @@ class Upstream:
 
     def translated(self, error: Exception, endpoint: Endpoint, *, is_auxiliary: bool = False) -> EngineError:
         """Translate one of `HTTP_ERRORS` into an `EngineError`, and count it unless the request is auxiliary."""
+        error.__traceback__ = (
+            None  # aiohttp's errors are in cycles, which would keep the request until they are collected
+        )
         fault = self._engine_error(endpoint.label, error)
         if not is_auxiliary:
             endpoint.is_detected = False

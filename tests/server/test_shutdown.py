@@ -1,11 +1,22 @@
-"""Signals during the start."""
+"""Signals during the start, and the garbage that calls leave."""
 
+import asyncio
+import gc
 import signal
 import socket
 import subprocess
 
+import aiohttp
 import pytest
 from commands import TOKENTAPE, children_of, is_alive
+from fakes import FailingStore, proxying
+from recorded import load
+from stored import wait_for_steps
+
+from proxy.api.model.call import CallState, IncomingCall
+
+WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
+CHAT = "/rollouts/r1/v1/chat/completions"
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -25,3 +36,75 @@ def test_sigterm_while_waiting_for_the_store_exits_with_0(workers):
     assert "Store unreachable" in output
     assert 0 == code
     assert not any(map(is_alive, children))
+
+
+async def answered(store, engine, http):
+    engine.plays(STREAM)
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json={}) as response:
+        await response.read()
+
+
+async def of_an_unreachable_engine(store, engine, http):
+    async with proxying("http://127.0.0.1:9", store) as served:
+        for _ in range(6):  # with the endpoint ejected as well
+            async with http.post(served.url + CHAT, json={}) as response:
+                assert 503 == response.status
+
+
+async def of_an_engine_that_disconnects(store, engine, http):
+    engine.streams([STREAM.response[:400]], then="die")
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json={}) as response:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+
+
+async def not_stored(store, engine, http):
+    engine.plays(WHOLE)
+    failing_store = FailingStore(store)
+    async with proxying(engine.url, failing_store) as served:
+        failing_store.failing.add("append")
+        async with http.post(served.url + CHAT, json={}) as response:
+            assert 503 == response.status
+
+
+async def of_a_client_that_disconnects(store, engine, http):
+    engine.hangs()
+    async with proxying(engine.url, store) as served:
+        calling = asyncio.ensure_future(http.post(served.url + CHAT, json={}))
+        await engine.reached.wait()
+        calling.cancel()
+        await asyncio.wait([calling])
+        await wait_for_steps(store, "r1")
+
+
+async def rejected(store, engine, http):
+    async with proxying(engine.url, store) as served, http.post(served.url + CHAT, data=b"[]") as response:
+        assert 400 == response.status
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        answered,
+        of_an_unreachable_engine,
+        of_an_engine_that_disconnects,
+        not_stored,
+        of_a_client_that_disconnects,
+        rejected,
+    ],
+)
+async def test_no_call_is_kept_until_the_next_garbage_collection(store, engine, http, call):
+    """Collections are rare, so that reference counts have to free the bodies of calls."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        await call(store, engine, http)
+        gc.collect()
+        kept = [garbage for garbage in gc.garbage if isinstance(garbage, CallState | IncomingCall)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+    assert [] == kept

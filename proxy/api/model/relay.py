@@ -107,6 +107,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         call.plan, call.fault = await call.planner.plan(call.endpoint, call.failed, as_ids=False)
         return None
     except EngineError as fault:
+        fault.__traceback__ = None  # `call.fault` and this frame refer to each other
         if not client.body_started and call.failover.can_retry(fault):
             _note_failed(context, call, fault)
             return None
