@@ -7,7 +7,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from math import nan
+from math import isfinite, nan
 from typing import Any, Final, Literal
 
 import orjson
@@ -100,6 +100,16 @@ def pack_floats(values: list[float]) -> Logprobs:
     # NaN equals nothing, so these are compared as bytes.
     wide = array("d", values)
     return narrow if array("d", narrow).tobytes() == wide.tobytes() else wide
+
+
+def are_finite(values: Logprobs) -> bool:
+    """Return whether no value is NaN or infinite, and their sum is not.
+
+    The highest byte of these is 0x7f or 0xff. Other values have it only if they are very large, and are added.
+    """
+    size = values.itemsize
+    highest = values.tobytes()[size - 1 if sys.byteorder == "little" else 0 :: size]
+    return (0x7F not in highest and 0xFF not in highest) or isfinite(sum(values))
 
 
 def _number(value: Any) -> float:

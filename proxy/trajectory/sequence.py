@@ -7,13 +7,15 @@ Rule 3: nothing is padded, shifted or filled: arrays have one length, and the lo
         null. So is each of a step whose logprobs were not requested (`record.logprobs: off`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
 from typing import Any, Final, Literal
 
-from proxy.trajectory.arrays import floats_with_gaps
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from proxy.trajectory.arrays import are_finite, floats_with_gaps
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.record_values import number
@@ -39,8 +41,7 @@ class Options:
     overlong: Literal["cut", "drop", "keep"] = "cut"
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceSpan:
+class SequenceSpan(Struct, frozen=True):
     """A sampled half-open range of a sequence.
 
     `owned`: trained in this row; else it is context, trained in another one.
@@ -117,7 +118,7 @@ class Row:
             "mask": mask,
             "logprobs": logprobs,
             "prompt_len": self.prompt_len,
-            "spans": [_span_row(span) for span in self.spans],
+            "spans": list(map(asdict, self.spans)),
             "finish_reason": self.finish_reason,
             "truncated": self.truncated,
             "stop_token_sampled": self.stop_token_sampled,
@@ -243,9 +244,9 @@ def _why_not(step: Step, choice: Choice, options: Options, *, unlogged: bool) ->
         return codes or "no token was sampled"
     if RETOKENIZED in step.problems:
         return None if options.include == RETOKENIZED else codes
-    # A missing logprob is NaN, and makes the sum NaN. Trainers cannot use it, and JSON cannot represent it.
+    # A missing logprob is NaN. Trainers cannot use it, and JSON cannot represent it.
     aligned = unlogged or len(choice.ids) == len(choice.logprobs)
-    if not aligned or not isfinite(sum(choice.logprobs)):
+    if not aligned or not are_finite(choice.logprobs):
         return codes or "token ids and logprobs do not match"
     if options.include != "exact" or step.trainable:
         return None
@@ -332,17 +333,18 @@ def _marks(step: Step) -> Iterator[str]:
 
 def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
     """Return the spans of a node: one for each policy version."""
-    temperature = number(node.step.sampling.get("temperature"))
+    step = node.step
+    temperature, constrained = number(step.sampling.get("temperature")), step.constrained
     return [
         SequenceSpan(
             start=node.start + span.start,
             end=node.start + span.end,
-            step_id=node.step.step_id,
+            step_id=step.step_id,
             choice=node.choice.index,
             policy_version=span.policy_version,
             temperature=temperature,
             owned=owned,
-            constrained=node.step.constrained,
+            constrained=constrained,
         )
         for span in node.choice.spans or (Span(0, len(node.choice.ids), node.step.policy_version),)
     ]
@@ -365,16 +367,3 @@ def stop_token_sampled(choice: Choice) -> bool | None:
     if finish == "stop" and stop is None:
         return True
     return True if finish in {"stop", "tool_calls"} and isinstance(stop, int) else None
-
-
-def _span_row(span: SequenceSpan) -> Mapping[str, Any]:
-    return {
-        "start": span.start,
-        "end": span.end,
-        "step_id": span.step_id,
-        "choice": span.choice,
-        "policy_version": span.policy_version,
-        "temperature": span.temperature,
-        "owned": span.owned,
-        "constrained": span.constrained,
-    }

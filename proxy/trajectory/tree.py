@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise, takewhile
 from typing import Any
 
+from msgspec import Struct
+
 from proxy.trajectory.arrays import to_little_endian
 from proxy.trajectory.prefix_index import Prefixes, Spot
 from proxy.trajectory.shared_ids import SharedIds
@@ -59,8 +61,7 @@ def _attempt(step: Step) -> int:
 Key = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """One choice of one step. `position` and `parent` are indexes into the tree's nodes, which are ordered by age.
 
     `start` is the position of its first sampled id in its full ids, `end` their length.
@@ -243,8 +244,9 @@ def request_key(step: Step) -> Any:
 
 
 def _why_unplaced(step: Step) -> str | None:
-    if any(placeable(step, choice) for choice in step.choices):
-        return None
+    for choice in step.choices:
+        if placeable(step, choice):
+            return None
     if step.status == "error":
         return "the engine returned an error"
     return "no token was sampled" if step.prompts else "the engine returned no prompt ids"

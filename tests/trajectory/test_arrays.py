@@ -2,13 +2,14 @@
 
 from array import array
 from base64 import b64encode
-from math import inf, isnan, nan
+from math import inf, isfinite, isnan, nan
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.trajectory.arrays import (
+    are_finite,
     floats_with_gaps,
     ids_from_little_endian,
     logprobs_from_little_endian,
@@ -139,3 +140,15 @@ def test_floats_with_gaps_are_float32_values_and_zeros():
 
     assert [0, -1.5, -0.5, 0, array("f", [-0.1])[0]] == array("f", bytes(found.values)).tolist()
     assert (bytes([0, 1, 1, 0, 1]), 5) == (found.present, len(found))
+
+
+@pytest.mark.parametrize("code", ["f", "d"])
+@given(st.lists(st.floats(width=32) | st.sampled_from([nan, inf, -inf, -1e-45, 3e38, -3e38]), max_size=4))
+def test_values_are_finite_if_their_sum_is(code, values):
+    """NaN and infinity are found by one byte of each value."""
+    assert isfinite(sum(values)) is are_finite(array(code, values))
+
+
+def test_a_sum_that_is_too_large_is_not_finite():
+    assert not are_finite(array("d", [1.7e308, 1.7e308]))
+    assert are_finite(array("d", [1.7e308, -1.7e308]))

@@ -71,7 +71,7 @@ class ExportQuery:
             steps = await _retokenized(context, steps)
         # Loading a tokenizer takes seconds and may fail: only for formats that have text.
         decode = await _decode(context, steps) if "full_text" in self.form.columns else None
-        fill = replace(self.fill, decode=decode)
+        fill = self.fill if decode is None else replace(self.fill, decode=decode)
         facts = facts_of(replace(rollout, advantages=None) if self.advantage == "none" else rollout)
         weights = weights_of(steps)
         try:
@@ -80,11 +80,11 @@ class ExportQuery:
             raise Conflict(str(error), param="format") from None
         planned = Planned(plan, weights.rows)
         if plan.pack is not None and not self.container.nests:
-            planned = Planned(replace(plan, render=plan.pack), weights.packed)
+            planned = Planned(Plan(plan.trained, plan.skipped, plan.pack), weights.packed)
         if planned.weight > max_rendered:
             return planned
         rows = (await planned.rows()).rows
-        return replace(planned, plan=replace(plan, render=lambda: iter(rows)), is_rendered=True)
+        return Planned(Plan(plan.trained, plan.skipped, rows.__iter__), planned.weight, is_rendered=True)
 
     def about(self, rollout: Rollout, trained: Iterable[Sequence[str]]) -> list[dict[str, Any]]:
         """Describe rows of a rollout, in their order; `trained` has the ids of the steps that each of them trains.

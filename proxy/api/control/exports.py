@@ -173,8 +173,10 @@ async def _planned(context: Context, query: ExportQuery, rollout: Rollout) -> Pl
         return _skipped(error.message)
     except Inexpressible as error:
         return _skipped(str(error))
-    whole = [] if plan.trained else [{"why": without_rows(plan.skipped)}]
-    return replace(planned, plan=replace(plan, skipped=[*plan.skipped, *whole]))
+    if plan.trained:
+        return planned
+    skipped = [*plan.skipped, {"why": without_rows(plan.skipped)}]
+    return replace(planned, plan=replace(plan, skipped=skipped))
 
 
 def _skipped(why: str) -> Planned:
