@@ -57,7 +57,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("translated_call",),
     ),
     "api": (
-        ("http", "api_keys", "rollout_id", "memory_limit", "adapters"),
+        ("http", "api_keys", "rollout_id", "memory_limit", "long_texts", "adapters"),
         ("context",),
         ("auth", "query", "urls", "health", "failures", "body", "reward_values"),
         ("model", "control", "ui"),

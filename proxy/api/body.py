@@ -18,9 +18,10 @@ from aiohttp import web
 from pydantic import FailFast, ValidationError
 
 from proxy.api.context import CONTEXT
+from proxy.api.long_texts import QUOTE_WEIGHT, WEIGHTS, most_weight
 from proxy.api.memory_limit import ByteReservation
 from proxy.errors import BadRequest, RequestTimeout, RequestTooLarge, UnsupportedEncoding
-from proxy.upstream.concurrency import off_loop
+from proxy.upstream.concurrency import in_thread_if, off_loop
 
 RESERVED: Final = web.RequestKey("reserved", ByteReservation)
 
@@ -29,6 +30,7 @@ _ANY_RATIO_BYTES: Final = 2**20
 _FIRST_PIECE_BYTES: Final = 2**16  # inflated on the loop, in a fraction of a millisecond
 _PIECE_BYTES: Final = 2**20
 _SLICE_BYTES: Final = 2**16
+_JOIN_BYTES: Final = 2**20  # joined on the loop, in a fraction of a millisecond
 _ZSTD_WINDOW_BYTES: Final = 2**23  # the most that RFC 9659 allows a sender
 _MAX_MEMBERS: Final = 1000  # of one gzip body; each costs time, and may be empty
 _BROKEN: Final = (EOFError, zlib.error, zstandard.ZstdError)  # of a stream that cannot be inflated
@@ -75,14 +77,15 @@ async def _received(request: web.Request, reserved: ByteReservation, most: int) 
     if announced > most:
         raise _too_long(most)
     reserved.grow(announced)
-    body, counted = bytearray(), announced
+    reads, received, counted = [], 0, announced
     while read := await request.content.readany():
-        if len(body) + len(read) > most:
+        received += len(read)
+        if received > most:
             raise _too_long(most)
-        reserved.grow(max(len(body) + len(read) - counted, 0))
-        body += read
-        counted = max(counted, len(body))
-    return await off_loop(len(body), bytes, body)
+        reserved.grow(max(received - counted, 0))
+        reads.append(read)
+        counted = max(counted, received)
+    return await in_thread_if(received, _JOIN_BYTES, b"".join, reads)
 
 
 async def _inflated(source: "_Source", packed: int, reserved: ByteReservation, most: int) -> bytes:
@@ -195,21 +198,19 @@ _SHORT: Final = 100
 _MAX_RUNS: Final = 100_000  # which takes a tenth of a second
 _DIGITS_AS_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 _DIGITS: Final = re.compile(rb"\d+")
-
-# Bytes of memory for one character while a body is parsed (orjson 3.13, CPython 3.11, x86-64, measured): its
-# own 16 bytes for each value, then a dict, a list, a boxed number with its slot, and half a string or key.
-_WEIGHTS: Final = {b"{": 248, b"[": 88, b",": 56}
-_QUOTE_WEIGHT: Final = 40
 _MAX_QUOTES: Final = 400_000  # at most this many, because the text is split at them
 _FREE_WEIGHT: Final = 24 * 2**20  # of 600,000 token ids, or 40,000 short messages
 _WEIGHT_PER_BYTE: Final = 2
 
 
-def read_body(text: bytes) -> dict[str, Any]:
-    """Return the body as a dict; the last of duplicate keys wins, as in engines. Raises BadRequest."""
+def read_body(text: bytes, weight: int | None = None) -> dict[str, Any]:
+    """Return the body as a dict; the last of duplicate keys wins, as in engines. Raises BadRequest.
+
+    `weight`: its `most_weight`, if that is known.
+    """
     if not text:
         raise BadRequest("The request body is empty; send a JSON object.")
-    _check_weight(text)
+    _check_weight(text, weight)
     try:
         body = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -257,13 +258,15 @@ def _is_short(value: Any) -> bool:
     return True
 
 
-def _check_weight(text: bytes) -> None:
+def _check_weight(text: bytes, weight: int | None) -> None:
     """Raise RequestTooLarge for a body with so many values that parsing it would take many times its length in memory.
 
     The passes are in C: all characters are counted first; if there are too many, those outside of strings.
     """
     most = _FREE_WEIGHT + _WEIGHT_PER_BYTE * len(text)
-    if len(text) * max(_WEIGHTS.values()) <= most or _weight(text, _quotes_in(text)) <= most:
+    if len(text) * max(WEIGHTS.values()) <= most:
+        return
+    if (most_weight(text) if weight is None else weight) <= most or _weight(text, _quotes_in(text)) <= most:
         return
     quotes = _quotes(text)
     if quotes > _MAX_QUOTES or _weight(b"".join(_unescaped(text).split(b'"')[::2]), quotes) > most:
@@ -274,7 +277,7 @@ def _check_weight(text: bytes) -> None:
 
 
 def _weight(text: bytes, quotes: int) -> int:
-    return _QUOTE_WEIGHT * quotes + sum(weight * text.count(character) for character, weight in _WEIGHTS.items())
+    return QUOTE_WEIGHT * quotes + sum(weight * text.count(character) for character, weight in WEIGHTS.items())
 
 
 def _quotes_in(text: bytes) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from proxy.api.api_keys import KeyRing
+from proxy.api.long_texts import LongTexts
 from proxy.api.memory_limit import InFlightBytes
 from proxy.clock import Clock
 from proxy.config.settings import Settings
@@ -69,6 +70,7 @@ class Context:
     in_flight: Counter[str] = field(default_factory=Counter)
     token_texts: TokenTexts = field(default_factory=TokenTexts)
     known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
+    long_texts: LongTexts = field(default_factory=LongTexts)
     pacing: StartPacing = field(default_factory=StartPacing)
 
     @property

@@ -9,6 +9,7 @@ that is parsed as a whole, with one exception: a number beyond a double is not n
 skipped. What is not recognized stays in the JSON. The format is that of vLLM (0.32.0).
 """
 
+from array import array
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,7 @@ _SAMPLED: Final = b'"token_ids":'
 _LOGPROBS: Final = b'"logprobs":'
 _AFTER_LOGPROBS: Final = b',"finish_reason":'
 _NAMED_BY_ID: Final = b'"token_id:'  # a token that is named by its id, which is compared with the sampled one
+_PARSED_BYTES: Final = 2**14  # of a list at once: the objects of more ids do not fit into the processor's cache
 
 
 class KnownPrompt(NamedTuple):
@@ -99,19 +101,24 @@ def _put_back(response: Any, cut: _Cut) -> bool:
 
 def _prompt(body: bytes, known: KnownPrompt | None) -> _Cut | None:
     """Return the prompt ids. Those that begin with the ids of a known prompt share their JSON, which is compared only."""
-    found = _list(body, _PROMPT)
-    if found is None:
+    start = body.find(_PROMPT) + len(_PROMPT)
+    if start < len(_PROMPT) or not body.startswith(b"[", start):
         return None
-    start, end = found
-    text = body[start + 1 : end - 1]
+    first = start + 1
+    if known is not None and not body.startswith(known.text, first):
+        known = None
+    known_end = first + (0 if known is None else len(known.text))
+    end = body.find(b"]", known_end)
+    if end < 0 or body.find(_PROMPT, end) >= 0:  # the key occurs once: a list that contains it has no ids
+        return None
     try:
-        if known is not None and text.startswith(known.text):
-            rest = text[len(known.text) :]
-            if not rest:
-                return _Cut(start, end, "prompt_token_ids", known)
-            if known.text and rest.startswith(b",") and (more := _parsed(rest[1:])):
-                return _Cut(start, end, "prompt_token_ids", KnownPrompt(text, known.ids + more))
-        return _Cut(start, end, "prompt_token_ids", KnownPrompt(text, _parsed(text)))
+        if known is not None and end == known_end:
+            return _Cut(start, end + 1, "prompt_token_ids", known)
+        text = body[first:end]
+        is_longer = known is not None and known.text and body.startswith(b",", known_end)
+        if known is not None and is_longer and (more := _parsed(body[known_end + 1 : end])):
+            return _Cut(start, end + 1, "prompt_token_ids", KnownPrompt(text, known.ids + more))
+        return _Cut(start, end + 1, "prompt_token_ids", KnownPrompt(text, _parsed(text)))
     except ValueError:
         return None
 
@@ -161,5 +168,15 @@ def _once(body: bytes, name: bytes) -> int:
 
 def _parsed(text: bytes) -> Ids:
     """Return the ids of a JSON list without its brackets. Raises ValueError."""
-    values = orjson.loads(b"[%b]" % text)
-    return pack_ids(values) if b"e" in text else pack_numbers(values)  # only true and false have an e
+    pack = pack_ids if b"e" in text else pack_numbers  # only true and false have an e
+    if len(text) <= _PARSED_BYTES:
+        return pack(orjson.loads(b"[%b]" % text))
+    ids, at, end = array("i"), 0, 0
+    while end >= 0:
+        end = text.find(b",", at + _PARSED_BYTES)
+        part = pack(orjson.loads(b"[%b]" % (text[at:end] if end >= 0 else text[at:])))
+        if not part:
+            raise ValueError("an id is missing before or after a comma")
+        ids += part
+        at = end + 1
+    return ids

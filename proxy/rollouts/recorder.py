@@ -23,11 +23,12 @@ import orjson
 from proxy.clock import Clock
 from proxy.errors import ProxyError, StoreUnavailable
 from proxy.rollouts.journal import Journal
+from proxy.rollouts.newest import Newest
 from proxy.rollouts.rollout import DELIVERED_MARK, UNDELIVERED_MARK
 from proxy.rollouts.store_health import StoreHealth
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
-from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.blocks import BlockReader, KnownBlocks
 from proxy.trajectory.codec import Record, UnreadableRecord, decode, encode_leniently
 from proxy.trajectory.step import Step
 from proxy.upstream.concurrency import BackgroundTasks
@@ -40,6 +41,7 @@ Follower: TypeAlias = Callable[[Step, str, Appended], None]
 
 _ENCODE_IN_THREAD_FROM_BYTES = 2**18  # about a millisecond of hashing and compressing
 _KNOWN_BLOCKS = 2**18  # names of stored blocks in memory, of all rollouts: at most about 30 MB
+_CHAIN_BYTES = 2**26  # of the newest long chains, of all rollouts
 
 
 _FIDELITIES = ("exact", "flagged", "error")  # under which a step is counted
@@ -69,7 +71,8 @@ class Recorder:
         self._store = store
         self._metrics = metrics
         self._clock = clock
-        self._known: OrderedDict[tuple[str, str], set[bytes]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], KnownBlocks] = OrderedDict()
+        self._chains = Newest[tuple[str, str], KnownBlocks](_CHAIN_BYTES, KnownBlocks.forget_chains)
         self._known_count = 0
         self.tasks = BackgroundTasks()
         self._journal = journal
@@ -185,6 +188,8 @@ class Recorder:
             return
         known = self._known_blocks(step.rollout_id, incarnation)
         step, record = await _encoded(step, known, body_bytes)
+        if known.chain_bytes:
+            self._chains.put((step.rollout_id, incarnation), known, known.chain_bytes)
         started = self._clock.monotonic()
         try:
             entry = _entry(step, incarnation, record)
@@ -268,17 +273,19 @@ class Recorder:
             return False
         return True
 
-    def _known_blocks(self, rollout_id: str, incarnation: str) -> set[bytes]:
+    def _known_blocks(self, rollout_id: str, incarnation: str) -> KnownBlocks:
         """Return the names of stored blocks of this incarnation; evict the least recently used rollouts."""
         key = (rollout_id, incarnation)
-        known = self._known.setdefault(key, set())
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = KnownBlocks()
         self._known.move_to_end(key)
         while self._known_count > _KNOWN_BLOCKS and len(self._known) > 1:
             _, forgotten = self._known.popitem(last=False)
             self._known_count -= len(forgotten)
         return known
 
-    def _remember_blocks(self, known: set[bytes], record: Record) -> None:
+    def _remember_blocks(self, known: KnownBlocks, record: Record) -> None:
         before = len(known)
         known.update(record.blocks)
         known.update(record.names)

@@ -8,7 +8,8 @@ a flag, and the piece, compressed if that saves space.
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from hashlib import blake2b
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import orjson
 import zstandard
@@ -21,6 +22,8 @@ MESSAGES: Final = b"messages"
 JSON: Final = b"json"
 
 PIECE_BYTES: Final = 1024  # 256 ids
+_LONG_CHAIN_BYTES: Final = 2**16
+_BYTES_PER_PIECE: Final = 100  # an estimate: the objects of a piece and of its name
 RECENT_CHAINS: Final = 64  # cached chains: this many branches can alternate without reading their blocks again
 
 # Idle compressors: creating one takes longer than compressing a piece, and one is not thread-safe.
@@ -34,15 +37,68 @@ class BrokenChain(ValueError):
     """A block of a chain is missing or damaged."""
 
 
-def cut(raw: bytes) -> tuple[list[memoryview], bytes]:
+def cut(raw: bytes) -> tuple[list[bytes], bytes]:
     """Return the full pieces of `PIECE_BYTES` each, and the rest."""
-    view = memoryview(raw)
     full = len(raw) - len(raw) % PIECE_BYTES
-    return [view[start : start + PIECE_BYTES] for start in range(0, full, PIECE_BYTES)], raw[full:]
+    return [raw[start : start + PIECE_BYTES] for start in range(0, full, PIECE_BYTES)], raw[full:]
 
 
-def _name(kind: bytes, parent: bytes, piece: bytes | memoryview) -> bytes:
+def _name(kind: bytes, parent: bytes, piece: bytes) -> bytes:
     return blake2b(piece, digest_size=16, person=kind, salt=parent).digest()
+
+
+class _Chain(NamedTuple):
+    """A chain: its pieces, its approximate memory in bytes, and the name of each block."""
+
+    pieces: list[bytes]
+    size: int
+    names: list[bytes]
+
+
+class KnownBlocks(set[bytes]):
+    """The names of the blocks of a rollout that are stored, and its newest long chain of each kind.
+
+    A chain that begins as the one before has the same names until then: comparing pieces takes a twentieth of the time of
+    hashing them. `chain_bytes` is the approximate memory of these chains. Threads may use this at the same time.
+    """
+
+    chain_bytes = 0
+    _chains: Mapping[bytes, _Chain] = MappingProxyType(
+        {}
+    )  # replaced, so that a rollout of short chains has none of its own
+
+    def forget_chains(self) -> None:
+        """Drop the chains, and keep the names."""
+        self._chains, self.chain_bytes = {}, 0
+
+    def names_of(self, kind: bytes, pieces: list[bytes]) -> list[bytes]:
+        """Return the name of each block of a chain."""
+        size = sum(map(len, pieces))
+        if size < _LONG_CHAIN_BYTES:
+            return names_of(kind, pieces)
+        before = self._chains.get(kind)
+        names = [] if before is None else before.names[: _common(before.pieces, pieces)]
+        names += names_of(kind, pieces[len(names) :], names[-1] if names else ROOT)
+        self._chains = {**self._chains, kind: _Chain(pieces, size + _BYTES_PER_PIECE * len(pieces), names)}
+        self.chain_bytes = sum(chain.size for chain in self._chains.values())
+        return names
+
+
+def names_of(kind: bytes, pieces: list[bytes], name: bytes = ROOT) -> list[bytes]:
+    """Return the names of the blocks of these pieces, which follow the block with this name."""
+    names = []
+    for piece in pieces:
+        name = _name(kind, name, piece)
+        names.append(name)
+    return names
+
+
+def _common(before: list[bytes], pieces: list[bytes]) -> int:
+    """Return how many pieces at the beginning are equal."""
+    length = min(len(before), len(pieces))
+    if before[:length] == pieces[:length]:
+        return length
+    return next(at for at in range(length) if before[at] != pieces[at])
 
 
 class BlockWriter:
@@ -60,25 +116,24 @@ class BlockWriter:
         self.leans_on: list[bytes] = []
         self.ends: list[bytes] = []
 
-    def write(self, kind: bytes, pieces: Iterable[bytes | memoryview]) -> bytes:
+    def write(self, kind: bytes, pieces: Iterable[bytes]) -> bytes:
         """Write the pieces as a chain and return its name, which is `ROOT` if there are none."""
-        chain = []
-        name = ROOT
-        for piece in pieces:
-            parent, name = name, _name(kind, name, piece)
-            chain.append((name, parent, piece))
-        if chain:
-            self.ends.append(name)
-        for block, parent, piece in reversed(chain):
-            if block in self.blocks:
+        pieces, known = list(pieces), self._known
+        if not pieces:
+            return ROOT
+        names = known.names_of(kind, pieces) if isinstance(known, KnownBlocks) else names_of(kind, pieces)
+        self.ends.append(names[-1])
+        for at in range(len(names) - 1, -1, -1):
+            name = names[at]
+            if name in self.blocks:
                 break
-            if block in self._known:
-                self.leans_on.append(block)
+            if name in known:
+                self.leans_on.append(name)
                 break
-            self.blocks[block] = b"".join((parent, *self._flagged(piece)))
-        return name
+            self.blocks[name] = b"".join((names[at - 1] if at else ROOT, *self._flagged(pieces[at])))
+        return names[-1]
 
-    def compress(self, raw: bytes | memoryview) -> bytes:
+    def compress(self, raw: bytes) -> bytes:
         """Return the bytes compressed, for `BlockReader.expand`."""
         try:
             compressor = _IDLE.pop()
@@ -88,7 +143,7 @@ class BlockWriter:
         _IDLE.append(compressor)
         return packed
 
-    def _flagged(self, piece: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
+    def _flagged(self, piece: bytes) -> tuple[bytes, bytes]:
         packed = self.compress(piece)
         return (_ZSTD, packed) if len(packed) < len(piece) * 7 // 8 else (_PLAIN, piece)
 

@@ -147,6 +147,32 @@ def test_a_prompt_that_begins_with_the_known_one_has_its_ids(known, text, is_par
     assert is_parsed == parse.call_count
 
 
+@pytest.mark.parametrize("size", [1, 5, 20, 1000])
+@given(text=st.text('1234567890,- e.tru["', max_size=60) | IDS)
+def test_a_long_list_is_parsed_in_parts_as_the_whole(size, text):
+    """Wherever it is cut; a text that is no list of ids is not read."""
+    text = text.replace("[", "").replace("]", "").encode()
+    body = b'{"prompt_token_ids":[%b]}' % text
+    whole = read_lists(body, None)
+    with patch("proxy.protocols.number_lists._PARSED_BYTES", size):
+        found = read_lists(body, None)
+
+    assert repr(whole) == repr(found)
+
+
+def test_a_second_key_is_found_around_a_known_prompt():
+    """Such a response is parsed as a whole."""
+    known = KnownPrompt(b"1,2", pack_ids([1, 2]))
+    key = b'"prompt_token_ids":[1,2]'
+
+    for body in (
+        b"{%b,%b}" % (key, key),
+        b'{"a":{%b},%b}' % (key, key),
+        b'{"prompt_token_ids":["prompt_token_ids":[1,2]]}',
+    ):
+        assert read_lists(body, known) is None
+
+
 @pytest.mark.parametrize("text", ["1,2,", "1,2, ", "1,2,,3", "1,2,x", "1,2 3"])
 def test_a_prompt_that_is_no_json_after_the_known_one_is_not_read(text):
     """The general path reports it."""

@@ -74,6 +74,22 @@ async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, incarn
     assert 5_000 // 256 == len(await store.blocks("r1"))
 
 
+async def test_the_chains_of_all_rollouts_are_kept_up_to_a_limit(store, monkeypatch):
+    """The blocks of a rollout stay known when its chains are dropped."""
+    monkeypatch.setattr("proxy.rollouts.recorder._CHAIN_BYTES", 5 * 80_000)
+    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock())
+    for name in ("r1", "r2", "r3", "r4", "r1", "r5"):
+        incarnation = (await store.open(name, {}, now_ms=1)).incarnation
+        prompt = array("i", range(20_000))
+        await recorder.record(make_step(f"S{name}", prompt, (7, 8), rollout_id=name), incarnation, body_bytes=10)
+    await recorder.close()
+
+    assert {"r2": 0, "r3": 1, "r4": 1, "r1": 1, "r5": 1} == {
+        name: known.chain_bytes // 80_000 for (name, _), known in recorder._known.items()
+    }
+    assert [len(known) for known in recorder._known.values()] == [78] * 5
+
+
 async def test_a_large_step_is_encoded_in_a_thread(recorder, store, incarnation):
     await recorder.record(step(1, range(300_000)), incarnation, body_bytes=2_000_000)
 

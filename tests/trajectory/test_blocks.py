@@ -2,6 +2,7 @@
 
 import os
 from itertools import pairwise
+from unittest.mock import patch
 
 import orjson
 import pytest
@@ -18,6 +19,7 @@ from proxy.trajectory.blocks import (
     BlockReader,
     BlockWriter,
     BrokenChain,
+    KnownBlocks,
     cut,
 )
 
@@ -178,3 +180,44 @@ def test_alternating_between_many_branches_decodes_each_block_once():
     assert [pieces for _, pieces in chains * 2] == read
     assert len(counted.fetched) == len(blocks)
     assert all(first != second for first, second in pairwise(read))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([IDS, JSON]), st.lists(st.sampled_from([b"a", b"b", b""]), max_size=6)), max_size=6
+    )
+)
+def test_a_long_chain_has_the_same_blocks_after_any_other(chains):
+    """The names of a common beginning are kept, and only these."""
+    known = KnownBlocks()
+    with patch("proxy.trajectory.blocks._LONG_CHAIN_BYTES", 2):
+        for kind, pieces in chains:
+            expected = written(kind, pieces, set(known))
+            found = written(kind, pieces, known)
+
+            assert expected[0] == found[0]
+            for name in ("blocks", "leans_on", "ends"):
+                assert getattr(expected[1], name) == getattr(found[1], name)
+            known.update(found[1].blocks)
+
+
+def test_the_common_beginning_of_long_chains_is_hashed_once():
+    pieces = [os.urandom(PIECE_BYTES) for _ in range(100)]
+    known = KnownBlocks()
+    written(IDS, pieces, known)
+    with patch("proxy.trajectory.blocks._name", side_effect=[b"name"] * 3) as hashed:
+        written(IDS, [*pieces, b"1", b"2"], known)
+        written(IDS, pieces[:90], known)
+        written(IDS, [*pieces[:89], b"3"], known)
+
+    assert [b"1", b"2", b"3"] == [call.args[2] for call in hashed.call_args_list]
+    assert known.chain_bytes == 89 * PIECE_BYTES + 1 + 90 * 100
+    known.forget_chains()
+    assert 0 == known.chain_bytes
+
+
+def test_short_chains_are_not_kept():
+    known = KnownBlocks()
+    written(IDS, [b"a" * PIECE_BYTES] * 60, known)
+
+    assert 0 == known.chain_bytes

@@ -17,6 +17,7 @@ from proxy.api.auth import check_minted
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.http import CLIENT_CLOSED_REQUEST
+from proxy.api.long_texts import LONG_TEXT, LongText, read_long
 from proxy.api.model.admission import admitted, guard
 from proxy.api.model.call import CallState, IncomingCall, ModelRequest
 from proxy.api.model.probes import is_probe
@@ -24,7 +25,7 @@ from proxy.api.model.references import followed_rollout, with_references
 from proxy.api.model.relay import relay
 from proxy.api.model.token_options import IDS, TOKENS, read_token_annotations
 from proxy.api.model.unrecorded import forward
-from proxy.api.rollout_id import named_rollout
+from proxy.api.rollout_id import KEY_PREFIX, named_rollout
 from proxy.clock import new_id
 from proxy.errors import BadRequest, EngineError
 from proxy.protocols.dialects import DIALECTS, Dialect
@@ -58,7 +59,12 @@ async def receive(request: ModelRequest, route: CallRoute) -> IncomingCall | web
     await context.pacing.turn()
     text = await read_bytes(request.request)
     body_bytes = len(text)
-    body, adapter, digest = await off_loop(body_bytes, _read, text, route, request.endpoint, context.translation)
+    key = _text_key(request) if body_bytes >= LONG_TEXT else ""
+    body, adapter, digest, long = await off_loop(
+        body_bytes, _read, text, route, request.endpoint, context.translation, context.long_texts.get(key)
+    )
+    if long is not None and key:
+        context.long_texts.keep(key, long)
     endpoint = request.endpoint if adapter is None else adapter.endpoint
     dialect = DIALECTS[endpoint]
     rollout_id = _named_rollout(request, body, adapter)
@@ -101,13 +107,23 @@ async def _forward(
     return None
 
 
+def _text_key(request: ModelRequest) -> str:
+    """Return what identifies the rollout of a call before its body is parsed; empty if nothing does."""
+    caller = request.caller
+    minted = None if caller.minted is None else caller.minted.rollout_id
+    key = caller.key if caller.key is not None and caller.key.startswith(KEY_PREFIX) else None
+    return request.rollout_id or request.request.headers.get(ROLLOUT_HEADER) or minted or key or ""
+
+
 def _read(
-    text: bytes, route: CallRoute, endpoint: str, options: TranslationOptions
-) -> tuple[dict[str, Any], CallAdapter | None, str]:
+    text: bytes, route: CallRoute, endpoint: str, options: TranslationOptions, before: LongText | None
+) -> tuple[dict[str, Any], CallAdapter | None, str, LongText | None]:
     """Parse a body, choose its adapter, and compute its digest. Raises BadRequest, UnprocessableRequest."""
-    body = read_body(text)
+    long = read_long(text, before) if len(text) >= LONG_TEXT else None
+    body = read_body(text, None if long is None else long.weight)
     adapter = route.read(endpoint, body, options) if route.adapters else None
-    return body, adapter, blake2b(text, digest_size=16).hexdigest()
+    digest = blake2b(text, digest_size=16).hexdigest() if long is None else long.digest
+    return body, adapter, digest, long
 
 
 def _named_rollout(request: ModelRequest, body: Mapping[str, Any], adapter: CallAdapter | None) -> str | None:

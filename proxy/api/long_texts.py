@@ -1,0 +1,75 @@
+"""Long request bodies: a text that begins as that of the rollout's previous call is hashed and searched from there on.
+
+The digest is that of the whole text, and the weight that of all its characters: comparing bytes takes a fiftieth of the time
+of computing both.
+"""
+
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from proxy.rollouts.newest import Newest
+
+LONG_TEXT: Final = 2**17  # bytes from which the comparison takes less time
+_PIECE_BYTES: Final = 2**16
+_MAX_BYTES: Final = 2**26
+
+# Bytes of memory for one character while a body is parsed (orjson 3.13, CPython 3.11, x86-64, measured): its
+# own 16 bytes for each value, then a dict, a list, a boxed number with its slot, and half a string or key.
+WEIGHTS: Final = {b"{": 248, b"[": 88, b",": 56}
+QUOTE_WEIGHT: Final = 40
+
+
+class _Piece(NamedTuple):
+    """A piece of a text, and the hash and the weight of the text to its end."""
+
+    text: bytes
+    state: Any
+    weight: int
+
+
+class LongText(NamedTuple):
+    """A text in pieces, its digest, and the most memory that parsing it takes in bytes (`most_weight`)."""
+
+    pieces: tuple[_Piece, ...]
+    digest: str
+    weight: int
+
+
+class LongTexts(Newest[str, LongText]):
+    """The newest text per rollout."""
+
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        super().__init__(max_bytes)
+
+    def keep(self, key: str, text: LongText) -> None:
+        """Keep the text of the newest call of a rollout."""
+        self.put(key, text, len(text.pieces) * _PIECE_BYTES)
+
+
+def most_weight(text: bytes) -> int:
+    """Return at least the bytes of memory that parsing a text takes: characters in strings count as if they were outside."""
+    return QUOTE_WEIGHT * text.count(b'"') + sum(
+        weight * text.count(character) for character, weight in WEIGHTS.items()
+    )
+
+
+def read_long(text: bytes, before: LongText | None) -> LongText:
+    """Return a text in pieces; `before` is that of the rollout's previous call."""
+    pieces: list[_Piece] = []
+    at = 0
+    for piece in () if before is None else before.pieces:
+        if not text.startswith(piece.text, at):
+            break
+        pieces.append(piece)
+        at += _PIECE_BYTES
+    state, weight = (pieces[-1].state, pieces[-1].weight) if pieces else (blake2b(digest_size=16), 0)
+    for start in range(at, len(text) - len(text) % _PIECE_BYTES, _PIECE_BYTES):
+        piece_text = text[start : start + _PIECE_BYTES]
+        state = state.copy()
+        state.update(piece_text)
+        weight += most_weight(piece_text)
+        pieces.append(_Piece(piece_text, state, weight))
+    rest = text[len(pieces) * _PIECE_BYTES :]
+    state = state.copy()
+    state.update(rest)
+    return LongText(tuple(pieces), state.hexdigest(), weight + most_weight(rest))

@@ -1,0 +1,50 @@
+"""Long texts: the digest and the weight of a text do not depend on the text before."""
+
+from hashlib import blake2b
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.api.long_texts import LongTexts, most_weight, read_long
+
+TEXTS = st.text('a"{[,\\', max_size=60).map(str.encode)
+
+
+def digest_of(text):
+    """The digest of a request body."""
+    return blake2b(text, digest_size=16).hexdigest()
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=4), st.integers(1, 20))
+def test_a_text_has_the_same_digest_and_weight_after_any_other(texts, size):
+    """However it is cut into pieces."""
+    before = None
+    with patch("proxy.api.long_texts._PIECE_BYTES", size):
+        for text in (*texts, texts[0] + texts[-1]):
+            before = read_long(text, before)
+
+            assert (digest_of(text), most_weight(text)) == (before.digest, before.weight)
+            assert text.startswith(b"".join(piece.text for piece in before.pieces))
+
+
+@pytest.mark.parametrize(
+    ("text", "hashed"), [(b"aabbcc", 0), (b"aabbccd", 1), (b"aabbc", 1), (b"aabbxxd", 3), (b"xa", 2)]
+)
+def test_only_what_follows_the_common_beginning_is_hashed(text, hashed):
+    with patch("proxy.api.long_texts._PIECE_BYTES", 2):
+        before = read_long(b"aabbcc", None)
+        with patch("proxy.api.long_texts.most_weight", side_effect=most_weight) as counted:
+            read_long(text, before)
+
+    assert hashed == sum(len(call.args[0]) for call in counted.call_args_list)
+
+
+def test_the_newest_text_of_a_rollout_is_kept_up_to_a_limit():
+    texts = LongTexts(max_bytes=2**17)
+    for key, text in (("r1", b"a" * 2**16), ("r2", b"b" * 2**16), ("r1", b"c" * 2**16), ("r3", b"d" * 2**16)):
+        texts.keep(key, read_long(text, texts.get(key)))
+
+    assert ["r1", "r3"] == list(texts)
+    assert digest_of(b"c" * 2**16) == texts["r1"].digest
