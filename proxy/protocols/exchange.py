@@ -99,6 +99,10 @@ class Exchange:
         """Feed bytes of the engine; return the bytes that the client may receive now. Raises EngineEventTooLong."""
         return self._reply.feed(read)
 
+    def missing(self) -> tuple[str | None, FollowUpRequest | None]:
+        """Return `other_model` and `follow_up`, which the shell looks up before it calls `finish`."""
+        return self.other_model(), self.follow_up()
+
     def other_model(self) -> str | None:
         """Return the model that the response names, if it is not the requested one. Call it after the last bytes."""
         _, answer = self._concluded()

@@ -258,9 +258,9 @@ async def _follow_up(context: Context, call: CallState, exchange: Exchange) -> N
     """Request from the engine what its response lacks. Without a result, the step has a problem."""
     if exchange.forces_usage:
         call.endpoint.forces_usage = True
-    if (model := await _in_thread_if_large(call.body_bytes, exchange.other_model)) is not None:
+    model, request = await _in_thread_if_large(call.body_bytes, exchange.missing)
+    if model is not None:
         exchange.served_models = await context.upstream.served_models(call.endpoint, model)
-    request = await _in_thread_if_large(call.body_bytes, exchange.follow_up)
     if request is None:
         return
     body = orjson.dumps(request.body)

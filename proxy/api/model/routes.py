@@ -62,11 +62,12 @@ async def answer(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     raw_path, _, _ = request.raw_path.partition("?")
     target = parse_path(raw_path)
-    calls = request.app[CALLS].get(target.endpoint)
+    calls, route = request.app[CALLS].get(target.endpoint), None
     errors = calls.errors if calls is not None else error_dialect_for(target.endpoint, request.headers)
     if errors is not None:
         request[ERROR_DIALECT] = errors
-    route = _route_of(request.app[OTHERS], target.endpoint)
+    if calls is None:
+        route = _route_of(request.app[OTHERS], target.endpoint)
     caller = await identify(request, context, takes_control_keys=route is not None and route.takes_control_keys)
     check_minted(caller.minted, target.rollout_id)
     call = ModelRequest(request, context, target.endpoint, target.rollout_id, caller)
