@@ -8,6 +8,7 @@ import time
 from typing import Protocol
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = [first + second for first in _CROCKFORD for second in _CROCKFORD]
 
 
 class Clock(Protocol):
@@ -46,4 +47,4 @@ class SystemClock:
 def new_id(clock: Clock) -> str:
     """Return a ULID: 48 bits of Unix milliseconds and 80 random bits, as 26 characters that sort by time."""
     number = clock.now_ms() << 80 | int.from_bytes(clock.entropy(10), "big")
-    return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -5, -5))
+    return "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -10, -10)])

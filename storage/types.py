@@ -1,8 +1,13 @@
-"""The values that the protocols in `store` and `queue` take and return: names, bytes and counts."""
+"""The values that the protocols in `store` and `queue` take and return: names, bytes and counts.
+
+Those of each call are structs, which are created several times faster than frozen dataclasses.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 LATE_MARK: Final = "late:"  # prefix of a record name; append.lua contains the same literal
 MAX_LEASE_MS: Final = 86_400_000  # one day; queue_pending.lua contains the same number
@@ -29,8 +34,7 @@ class Reservation(NamedTuple):
     lease_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEntity:
+class StoredEntity(Struct, frozen=True):
     """A rollout, group or batch as the store has it.
 
     `incarnation` changes when an entity is deleted and a new one is opened under the same name. `created` is true only in the
@@ -45,16 +49,15 @@ class StoredEntity:
     fields: Mapping[str, bytes]
     counts: Mapping[str, int]
     created: bool = False
-    announcements: Mapping[str, Announcement] = field(default_factory=dict)
+    announcements: Mapping[str, Announcement] = {}
     has_reservation: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """The creation time and the fields with which an expired rollout is restored."""
 
     created_ms: int
-    fields: Mapping[str, bytes] = field(default_factory=dict)
+    fields: Mapping[str, bytes] = {}
 
 
 class Appended(NamedTuple):
@@ -65,8 +68,7 @@ class Appended(NamedTuple):
     is_restored: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StepWrite:
+class StepWrite(Struct, frozen=True):
     """One record to append, with everything that is stored in the same transaction.
 
     `blocks` are new blocks (name -> bytes); `required_blocks` are the names of blocks that must already be stored; `counts`
@@ -79,9 +81,9 @@ class StepWrite:
     incarnation: str
     name: str
     record: bytes
-    blocks: Mapping[bytes, bytes] = field(default_factory=dict)
+    blocks: Mapping[bytes, bytes] = {}
     required_blocks: Sequence[bytes] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = {}
     late_if: str | None = None
     origin: Origin | None = None
 

@@ -78,7 +78,8 @@ class RolloutOpener:
         try:
             if self._recorder.store_health.unreachable is not None:
                 self._recorder.store_health.check()
-            fields, reservation = write_fields({"group_id": group_id}), Reservation(step_id, LEASE_MS)
+            fields = {} if group_id is None else write_fields({"group_id": group_id})
+            reservation = Reservation(step_id, LEASE_MS)
             stored = await self._store.open(rollout_id, fields, now_ms=self._clock.now_ms(), reservation=reservation)
             rollout = read_rollout(stored)
             if rollout.group_id is not None and not rollout.counts.get("steps"):

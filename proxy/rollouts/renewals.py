@@ -8,7 +8,14 @@ Rule 2: in a rollout with a limit of steps, a call leases a step reservation fro
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -20,6 +27,7 @@ from storage.store import Store
 from storage.types import Origin, Reservation
 
 _RENEWALS_PER_TTL: Final = 3
+_NO_RENEWAL: Final = nullcontext[None]()
 _CONCURRENCY: Final = 64  # renewals per write to the store: one or two milliseconds of the event loop
 
 
@@ -59,13 +67,14 @@ class Lifetimes:
             with suppress(asyncio.CancelledError):
                 await self._task
 
-    @contextmanager
-    def kept(self, rollout_id: str, incarnation: str, group_id: str | None, origin: Origin) -> Iterator[None]:
+    def kept(
+        self, rollout_id: str, incarnation: str, group_id: str | None, origin: Origin
+    ) -> AbstractContextManager[None]:
         """Renew a rollout and its group inside the context. `origin` is how it was stored when the call opened it."""
-        if self._ttl_s is None:
-            yield
-            return
-        name = (rollout_id, incarnation)
+        return _NO_RENEWAL if self._ttl_s is None else self._kept_inside((rollout_id, incarnation), group_id, origin)
+
+    @contextmanager
+    def _kept_inside(self, name: tuple[str, str], group_id: str | None, origin: Origin) -> Iterator[None]:
         kept = self._kept.setdefault(name, _Kept(0, group_id, origin))
         kept.calls += 1
         kept.origin = origin  # the latest: it may have been rewarded since the first call
@@ -115,12 +124,12 @@ class StepReservations:
     def __repr__(self) -> str:
         return f"<StepReservations {len(self._unused)} unused>"
 
-    @asynccontextmanager
-    async def kept(self, rollout: Rollout, step_id: str) -> AsyncIterator[None]:
+    def kept(self, rollout: Rollout, step_id: str) -> AbstractAsyncContextManager[None]:
         """Renew the reservation of a step, if it has one, inside the context. Entering it does not await."""
-        if not rollout.has_reservation:
-            yield
-            return
+        return self._kept_inside(rollout, step_id) if rollout.has_reservation else _NO_RENEWAL
+
+    @asynccontextmanager
+    async def _kept_inside(self, rollout: Rollout, step_id: str) -> AsyncIterator[None]:
         self._unused.add(step_id)
         renewing = self._start(self._renew(rollout, step_id))
         try:

@@ -2,10 +2,11 @@
 
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
+from msgspec import Struct
 
 from proxy.continuation.types import Mode
 from proxy.errors import BadRequest, NotFound
@@ -58,8 +59,11 @@ class CountedDrift:
         return {kind: count for kind, count in more.items() if count > 0}
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
+_NO_LIMITS: Final = Limits()
+_NO_SAMPLING: Final = Sampling()
+
+
+class Rollout(Struct, frozen=True):
     """A rollout. Times are Unix milliseconds.
 
     `step_rewards` are by step ID: a number, or one for each sampled token. `claimed_by` is the first batch of its group; since
@@ -75,22 +79,22 @@ class Rollout:
     group_id: str | None = None
     model: str | None = None
     reward: float | None = None
-    step_rewards: Mapping[str, float | list[float]] = field(default_factory=dict)
+    step_rewards: Mapping[str, float | list[float]] = {}
     advantages: Any = None
     claimed_by: str | None = None
     policy_version: str | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    sampling: Sampling = field(default_factory=Sampling)
+    metadata: Mapping[str, Any] = {}
+    sampling: Sampling = _NO_SAMPLING
     tools: tuple[dict[str, Any], ...] = ()
-    limits: Limits = field(default_factory=Limits)
-    osmosis: Mapping[str, Any] = field(default_factory=dict)  # of its dispatch: server, protocol, state
+    limits: Limits = _NO_LIMITS
+    osmosis: Mapping[str, Any] = {}  # of its dispatch: server, protocol, state
     result: Mapping[str, Any] | None = None  # reported by its rollout server: status, reward
-    reply: Mapping[str, str] = field(default_factory=dict)  # which token fields responses have
+    reply: Mapping[str, str] = {}  # which token fields responses have
     continuation: Mode | None = None  # None: the configured mode
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = {}
     drift: CountedDrift | None = None  # None until it is counted
     has_reservation: bool | None = None  # of the call that opened it; None without a limit of steps
-    origin: Origin = field(default=Origin(0), repr=False, compare=False)  # its fields in the store when it was read
+    origin: Origin = Origin(0)  # its fields in the store when it was read
 
     @property
     def is_finished(self) -> bool:
@@ -119,7 +123,7 @@ class Marks:
 def read_rollout(stored: StoredEntity) -> Rollout:
     """Return the rollout from its stored fields."""
     fields = {name: orjson.loads(value) for name, value in stored.fields.items() if name != "opened_with"}
-    sampling = fields.get("sampling") or {}
+    sampling = fields.get("sampling")
     return Rollout(
         rollout_id=stored.name,
         incarnation=stored.incarnation,
@@ -135,9 +139,9 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         claimed_by=fields.get("claimed_by"),
         policy_version=read_policy(stored.announcements),
         metadata=fields.get("metadata") or {},
-        sampling=Sampling(**{name: rules or {} for name, rules in sampling.items()}),
+        sampling=Sampling(**{name: rules or {} for name, rules in sampling.items()}) if sampling else _NO_SAMPLING,
         tools=tuple(fields.get("tools") or ()),
-        limits=Limits(**(fields.get("limits") or {})),
+        limits=Limits(**limits) if (limits := fields.get("limits")) else _NO_LIMITS,
         osmosis=fields.get("osmosis") or {},
         result=fields.get("result"),
         reply=fields.get("reply") or {},
@@ -193,6 +197,8 @@ def checked_id(name: str, *, what: str = "rollout id") -> str:
         raise BadRequest(
             f"A {what} must have 1 to {MAX_ID_CHARACTERS} characters, not {len(name)}.", param="rollout_id"
         )
+    if name.isascii() and name.isprintable():
+        return name
     for position, character in enumerate(name):
         if unicodedata.category(character) in _UNPRINTABLE:
             raise BadRequest(

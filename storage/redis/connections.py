@@ -6,10 +6,9 @@ in a cluster.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from inspect import signature
 from typing import Any, Final, Protocol
 
@@ -107,6 +106,7 @@ class Connections:
         self._free = asyncio.Semaphore(options.max_connections)
         self._idle: list[AbstractConnection] = []
         self._multiplexed = MultiplexedConnection(make, options.timeout_s)
+        self._translated = translate_errors(address, options.timeout_s)
         self._patient = patient
         self._has_responded = False
         self._closed = False
@@ -125,14 +125,14 @@ class Connections:
         time to get a connection.
         """
         packed = [pack_command(command) for command in commands]  # type: ignore[arg-type] # the stub requires a 1-tuple
-        with translate_errors(self.address, self._timeout_s):
+        with self._translated:
             if shared and sum(map(len, packed)) <= _MAX_SHARED_BYTES:
-                return await self._retry(partial(self._multiplexed.execute, confirmed=confirmed), packed)
+                return await self._retry(self._multiplexed.execute, packed, confirmed=confirmed)
             async with asyncio.timeout(self._timeout_s), self._free:
-                return await self._retry(partial(self._exchange, confirmed=confirmed), packed)
+                return await self._retry(self._exchange, packed, confirmed=confirmed)
 
     async def _retry(
-        self, execute: Callable[[list[bytes]], Awaitable[list[Reply]]], packed: list[bytes]
+        self, execute: Callable[..., Awaitable[list[Reply]]], packed: list[bytes], *, confirmed: bool
     ) -> list[Reply]:
         """Execute commands once more if the connection breaks; if patient, until the timeout."""
         if self._closed:
@@ -141,7 +141,7 @@ class Connections:
         attempt, end = 1, loop.time() + self._timeout_s - 2 * _RETRY_INTERVAL_S
         while True:
             try:
-                replies = await execute(packed)
+                replies = await execute(packed, confirmed=confirmed)
             except RedisConnectionError as error:
                 is_restarting = self._patient and self._has_responded and loop.time() < end
                 if isinstance(error, AuthenticationError) or (attempt > 1 and not is_restarting):
@@ -235,11 +235,11 @@ class SingleServer:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
-    async def execute(
+    def execute(
         self, key: bytes, commands: Sequence[Command], *, shared: bool = False, confirmed: bool = False
-    ) -> list[Reply]:
+    ) -> Coroutine[Any, Any, list[Reply]]:
         """Send commands in one write on one connection; return one reply for each."""
-        return await self._connections.execute(commands, shared=shared, confirmed=confirmed)
+        return self._connections.execute(commands, shared=shared, confirmed=confirmed)
 
     async def all(self) -> list[Connections]:
         """Return the server."""

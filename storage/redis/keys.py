@@ -57,9 +57,11 @@ class RolloutKeys:
     marks: bytes
     listing: bytes
     expiry: bytes
+    announcements: bytes
+    deleted: bytes
 
     def all(self) -> tuple[bytes, ...]:
-        """Return the keys in the order in which scripts get them."""
+        """Return the seven keys of the rollout in the order in which scripts get them."""
         return (
             self.rollout, self.records, self.positions, self.blocks, self.marks, self.listing, self.expiry,
         )  # fmt: skip
@@ -86,7 +88,14 @@ def rollout_keys(prefix: str, rollout: str) -> RolloutKeys:
     listing, expiry = bucket_keys(prefix, bucket)
     parts = ("rollout", "records", "positions", "blocks", "marks")
     own = {part: f"{prefix}:{{{bucket}}}:{part}:{encoded}".encode() for part in parts}
-    return RolloutKeys(encoded=encoded.encode(), listing=listing, expiry=expiry, **own)
+    return RolloutKeys(
+        encoded=encoded.encode(),
+        listing=listing,
+        expiry=expiry,
+        announcements=announcements_key(prefix, bucket),
+        deleted=deleted_key(prefix, bucket),
+        **own,
+    )
 
 
 def bucket_keys(prefix: str, bucket: str) -> tuple[bytes, bytes]:

@@ -4,6 +4,7 @@ Code outside `storage.redis` never gets an exception of redis-py.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from redis.exceptions import (
@@ -49,6 +50,8 @@ class translate_errors:  # noqa: N801 - a context manager; entering a generator 
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Translate an error of redis-py or of the connection."""
+        if error is None:
+            return
         address = self._address
         if isinstance(error, AuthenticationError | NoPermissionError):
             raise StorageError(
@@ -90,10 +93,11 @@ def decode_entity(
     fields: dict[str, bytes] = {}
     counts: dict[str, int] = {}
     for key, value in pairs(reply):
-        if key.startswith(b"f:"):
-            fields[key[2:].decode()] = value
-        elif key.startswith(b"n:"):
-            counts[key[2:].decode()] = int(value)
+        kind, own_name = _split(key)
+        if kind == b"f:":
+            fields[own_name] = value
+        elif kind == b"n:":
+            counts[own_name] = int(value)
         else:
             own[key] = value
     incarnation = own[b"birth"].decode()
@@ -108,6 +112,12 @@ def decode_entity(
         announcements=decode_announcements(announcements),
         has_reservation=None if has_reservation is None else bool(has_reservation),
     )
+
+
+@lru_cache(maxsize=256)
+def _split(key: bytes) -> tuple[bytes, str]:
+    """Return the prefix of a key of an entity's hash, and the name after it."""
+    return key[:2], key[2:].decode()
 
 
 def decode_announcements(reply: Reply) -> dict[str, Announcement]:

@@ -5,7 +5,6 @@ first attempt succeeded, the repeated one finds the new values and raises `Field
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from secrets import token_hex
 from typing import Final
 
@@ -21,10 +20,8 @@ from storage.redis.keys import (
     BATCHES,
     GROUPS,
     RolloutKeys,
-    announcements_key,
     bucket_for,
     constants_key,
-    deleted_key,
     rollout_keys,
 )
 from storage.redis.listing import RedisListing
@@ -37,6 +34,7 @@ from storage.types import Appended, FullRollout, Page, Reservation, ServerWarnin
 
 _DELETED, _EXPIRED, _MISSING = -1, -2, -3  # results of append.lua
 _BATCH_TTL_S: Final = 7 * 86_400
+_NO_BARRIER: Final = Barrier()
 
 
 class RedisStore:
@@ -73,9 +71,9 @@ class RedisStore:
         One round trip, or two if the rollout is new or gets a reservation, which must not be lost.
         """
         incarnation = token_hex(8)
-        encoded = (part for name, value in fields.items() for part in (f"f:{name}", value))
+        encoded = [part for name, value in fields.items() for part in (f"f:{name}", value)]
         keys = rollout_keys(self._prefix, rollout)
-        all_keys = (*keys.all(), announcements_key(self._prefix, bucket_for(rollout)))
+        all_keys = (*keys.all(), keys.announcements)
         arguments = (keys.encoded, now_ms, self._ttl_s, incarnation, *(reservation or ("", 0)), *encoded)
         run = self._run_durable if self._barrier.commands else self._run_fast
         reply, announcements, has_reservation = await run(scripts.OPEN, all_keys, arguments)
@@ -169,9 +167,9 @@ class RedisStore:
             created_ms,
             len(fields),
             *entry.required_blocks,
-            *(part for block in entry.blocks.items() for part in block),
-            *(part for name, value in fields.items() for part in (f"f:{name}", value)),
-            *(part for name, number in entry.counts.items() for part in (f"n:{name}", number)),
+            *[part for block in entry.blocks.items() for part in block],
+            *[part for name, value in fields.items() for part in (f"f:{name}", value)],
+            *[part for name, number in entry.counts.items() for part in (f"n:{name}", number)],
         )
         if reply[0] == _MISSING:
             raise MissingBlocks(reply[1:])
@@ -223,7 +221,7 @@ class RedisStore:
     async def find(self, rollout: str, name: str) -> tuple[int, bytes] | None:
         """Return the position and the bytes of the record with this name, or None."""
         keys = rollout_keys(self._prefix, rollout)
-        reply = await self._run(scripts.FIND, keys.all(), (keys.encoded, 0, 0, name), Barrier())
+        reply = await self._run_pooled(scripts.FIND, keys.all(), (keys.encoded, 0, 0, name))
         return (reply[0], reply[1]) if reply else None
 
     async def blocks(self, rollout: str, names: Sequence[bytes] | None = None) -> dict[bytes, bytes]:
@@ -283,16 +281,16 @@ class RedisStore:
         (reply,) = await self._servers.execute(key, [command])
         return checked(reply)
 
-    async def _write(self, script: Script, keys: RolloutKeys, now_ms: int, *arguments: bytes | str | int) -> Reply:
-        return await self._run_durable(script, keys.all(), (keys.encoded, now_ms, self._ttl_s, *arguments))
+    def _write(self, script: Script, keys: RolloutKeys, now_ms: int, *arguments: bytes | str | int) -> Awaitable[Reply]:
+        return self._run_durable(script, keys.all(), (keys.encoded, now_ms, self._ttl_s, *arguments))
 
-    async def _write_unless_deleted(
+    def _write_unless_deleted(
         self, script: Script, rollout: str, now_ms: int, *arguments: bytes | str | int
-    ) -> Reply:
+    ) -> Awaitable[Reply]:
         """Run a script that also gets the key of deleted incarnations."""
         keys = rollout_keys(self._prefix, rollout)
-        all_keys = (*keys.all(), deleted_key(self._prefix, bucket_for(rollout)))
-        return await self._run_durable(script, all_keys, (keys.encoded, now_ms, self._ttl_s, *arguments))
+        all_keys = (*keys.all(), keys.deleted)
+        return self._run_durable(script, all_keys, (keys.encoded, now_ms, self._ttl_s, *arguments))
 
     def _namespace(self, name: str, ttl_s: int) -> "RedisStore":
         if name not in self._namespaces:
@@ -300,17 +298,21 @@ class RedisStore:
             self._namespaces[name] = RedisStore(self._servers, options, self._barrier)
         return self._namespaces[name]
 
-    async def _run_durable(
+    def _run_durable(
         self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]
-    ) -> Reply:
+    ) -> Awaitable[Reply]:
         # On the shared connection, a barrier would delay all commands after it.
-        return await self._run(script, keys, arguments, self._barrier, shared=not self._barrier.commands)
+        return self._run(script, keys, arguments, self._barrier, shared=not self._barrier.commands)
 
-    async def _run_fast(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Reply:
-        return await self._run(script, keys, arguments, Barrier(), shared=True)
+    def _run_fast(
+        self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]
+    ) -> Awaitable[Reply]:
+        return self._run(script, keys, arguments, _NO_BARRIER, shared=True)
 
-    async def _run_pooled(self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]) -> Reply:
-        return await self._run(script, keys, arguments, Barrier())
+    def _run_pooled(
+        self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]
+    ) -> Awaitable[Reply]:
+        return self._run(script, keys, arguments, _NO_BARRIER)
 
     async def _run(
         self,
@@ -322,14 +324,15 @@ class RedisStore:
         shared: bool = False,
     ) -> Reply:
         """Run a script, followed by the barrier on the same connection."""
-        command = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
-        execute = partial(self._servers.execute, keys[0], shared=shared, confirmed=barrier.confirmed)
-        reply, *confirmations = await execute([command, *barrier.commands])
-        if isinstance(reply, NoScriptError):
-            reply, *confirmations = await execute([script.as_eval(command), *barrier.commands])
-        reply = checked(reply)
-        if confirmations:
-            barrier.check(confirmations)
+        command: Command = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
+        execute, confirmed = self._servers.execute, barrier.confirmed
+        replies = await execute(keys[0], (command, *barrier.commands), shared=shared, confirmed=confirmed)
+        if isinstance(replies[0], NoScriptError):
+            command = script.as_eval(command)
+            replies = await execute(keys[0], (command, *barrier.commands), shared=shared, confirmed=confirmed)
+        reply = checked(replies[0])
+        if len(replies) > 1:
+            barrier.check(replies[1:])
         return reply
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+import msgspec
 import pytest
 from fakes import settings_for
 from forests import make_choice, make_step
@@ -100,7 +101,7 @@ async def test_a_group_with_an_unreadable_or_odd_rollout_can_be_completed_and_re
     record = encode(step)
     entry = StepWrite(bad, stored.incarnation, "0", record.record, blocks=record.blocks)
     if fault == "damaged":
-        entry = replace(entry, record=b"TT\x01 not a record")
+        entry = msgspec.structs.replace(entry, record=b"TT\x01 not a record")
     await store.append(entry, now_ms=1)
     finished = [(await proxy.finish(member, reward=1)).status for member in (bad, good)]
     group = await proxy.get("/groups/odd")

@@ -3,13 +3,13 @@
 import asyncio
 import os
 import resource
-from dataclasses import replace
 from hashlib import blake2b
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from proxy.rollouts.journal import Journal, pack, unpack
 from storage.errors import StoreUnreachable

@@ -133,7 +133,7 @@ async def test_close_waits_for_detached_steps(recorder, store, incarnation):
 
 
 async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(recorder, store, incarnation):
-    """The write continues after the cancellation."""
+    """The step is written after the cancellation."""
     store.waiting["append"] = asyncio.Event()
     store.reached["append"] = asyncio.Event()
     recording = asyncio.ensure_future(recorder.record(step(), incarnation, body_bytes=10))
@@ -143,6 +143,23 @@ async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(r
 
     assert {"S001"} == await wait_for_undelivered(store, "r1")
     assert 1 == len(await stored_steps(store, "r1"))
+
+
+async def test_a_caller_that_is_cancelled_at_any_time_has_one_step(recorder, store, incarnation):
+    """Also if the store had the step already, whose reply was not received."""
+    for turns in range(1, 60):
+        recording = asyncio.ensure_future(recorder.record(step(turns), incarnation, body_bytes=10))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        recording.cancel()
+        await asyncio.wait([recording])
+    await recorder.close()
+
+    assert [f"S{number:03}" for number in range(1, 60)] == sorted(
+        kept.step_id for kept in await stored_steps(store, "r1")
+    )
+    assert 59 == (await stored_rollout(store, "r1")).counts["steps"]
+    assert 59 == sum(sample.value for family in recorder._metrics.steps.collect() for sample in family.samples)
 
 
 async def test_a_response_that_cannot_be_encoded_is_omitted_from_its_step(recorder, store, incarnation):

@@ -1,9 +1,9 @@
 """The guarantees of `Store`, tested on every kind of server."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from storage.errors import FieldsChanged, MissingBlocks, RolloutDeleted, RolloutExpired
 from storage.redis.keys import rollout_keys

@@ -7,6 +7,7 @@ from math import isfinite, nan
 from typing import Any, Final, cast
 
 from aiohttp import web
+from msgspec import structs
 
 from proxy.api.context import Context
 from proxy.api.control.schemas import ClaimBatch
@@ -72,7 +73,7 @@ class ExportQuery:
         # Loading a tokenizer takes seconds and may fail: only for formats that have text.
         decode = await _decode(context, steps) if "full_text" in self.form.columns else None
         fill = self.fill if decode is None else replace(self.fill, decode=decode)
-        facts = facts_of(replace(rollout, advantages=None) if self.advantage == "none" else rollout)
+        facts = facts_of(structs.replace(rollout, advantages=None) if self.advantage == "none" else rollout)
         weights = weights_of(steps)
         try:
             plan = await aside(weights.packed, lambda: self.form.plan(facts, steps, self.options, fill))

@@ -1,8 +1,10 @@
 """The rows of a group's rollouts with their advantages, combined in the trainer's format."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import structs
 
 from proxy.api.context import Context
 from proxy.api.control.export_query import GIVEN, ExportQuery
@@ -139,4 +141,4 @@ def with_advantages(rollouts: Sequence[Rollout], how: str) -> list[Rollout]:
     rewarded = [rollout for rollout in rollouts if rollout.reward is not None]
     estimated = ESTIMATORS[how]([float(rollout.reward or 0.0) for rollout in rewarded])
     by_id = {rollout.rollout_id: value for rollout, value in zip(rewarded, estimated, strict=True)}
-    return [replace(rollout, advantages=by_id.get(rollout.rollout_id)) for rollout in rollouts]
+    return [structs.replace(rollout, advantages=by_id.get(rollout.rollout_id)) for rollout in rollouts]

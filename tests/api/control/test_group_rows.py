@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from forests import make_choice, make_step
 from hypothesis import given, settings
@@ -241,7 +242,7 @@ async def test_a_rollout_without_rows_is_in_the_baseline(estimator):
 async def test_an_advantage_that_is_not_a_number_is_null_in_the_description_of_rows(value):
     """`advantages` has the value as it was set."""
     (rollout,) = rollouts(1)
-    rollout = replace(rollout, advantages=value)
+    rollout = msgspec.structs.replace(rollout, advantages=value)
     query = query_for("sequences")
     step = make_step("r0-0", [1], make_choice(0, [10], logprobs=array("f", [-1.0])), rollout_id="r0")
     description = (await read_rows([(rollout, [step])], query)).described(query)
