@@ -9,7 +9,7 @@ positions. Schema 1 is the same without experts and masks.
 """
 
 from array import array
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -232,15 +232,16 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
     raw = reader.expand(packed)
     if len(raw) < _LENGTHS.size:
         raise ValueError("missing bytes")
-    start, *ends = accumulate(_LENGTHS.unpack_from(raw), initial=_LENGTHS.size)
-    head_text = raw[start : ends[0]]
+    lengths = _LENGTHS.unpack_from(raw)
+    head_text = raw[_LENGTHS.size : _LENGTHS.size + lengths[0]]
     head = read_head(head_text) or Typed().head(orjson.loads(head_text))
-    prompts, choices = _arrays(head, _Cursor(raw, ends[-1]), reader)
+    prompts, choices = _arrays(head, raw, _LENGTHS.size + sum(lengths), reader)
     request: dict[str, Any] = {}
     sent: dict[str, Any] = {}
     response = None
     if whole:
-        request_text, sent_text, response_text = [raw[begin:end] for begin, end in pairwise(ends)]
+        ends = accumulate(lengths, initial=_LENGTHS.size)
+        _, request_text, sent_text, response_text = [raw[start:end] for start, end in pairwise(ends)]
         request = _join_fields(_object(request_text), head.chains["request"], prompts, reader)
         sent = sent_of(_object(sent_text))
         if "sent" in head.chains:
@@ -277,26 +278,36 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
     )
 
 
-def _arrays(head: Head, cursor: "_Cursor", reader: BlockReader) -> tuple[tuple[Prompt, ...], tuple[Choice, ...]]:
-    """Return the prompts and choices of a record."""
-    take = cursor.take
-    prompts = tuple([SharedIds(reader.link(bytes.fromhex(prompt.end)), take(prompt.tail)) for prompt in head.prompts])
-    sampled = [ids_from_little_endian(take(4 * choice.ids)) for choice in head.choices]
-    choices = [_choice(choice, ids, take, len(prompts)) for choice, ids in zip(head.choices, sampled, strict=True)]
-    for number, choice in enumerate(head.choices):
-        if choice.experts is not None or choice.mask is not None:
-            choices[number] = extras.read(choices[number], {"experts": choice.experts, "mask": choice.mask}, take)
-    if not cursor.is_at_end:
-        raise ValueError("trailing bytes")
-    return prompts, tuple(choices)
+def _arrays(head: Head, raw: bytes, start: int, reader: BlockReader) -> tuple[tuple[Prompt, ...], tuple[Choice, ...]]:
+    """Return the prompts and choices of a record, whose arrays are the bytes from `start` to the end."""
+    prompts = []
+    for prompt in head.prompts:
+        end = start + prompt.tail
+        prompts.append(SharedIds(reader.link(bytes.fromhex(prompt.end)), raw[start:end]))
+        start = end
+    ids = []
+    for choice in head.choices:
+        end = start + 4 * choice.ids
+        ids.append(ids_from_little_endian(raw[start:end]))
+        start = end
+    choices, has_extras = [], False
+    for choice, own_ids in zip(head.choices, ids, strict=True):
+        end = start + (4 if choice.code == "f" else 8) * choice.logprobs
+        choices.append(_choice(choice, own_ids, raw[start:end], len(prompts)))
+        has_extras = has_extras or choice.experts is not None or choice.mask is not None
+        start = end
+    if has_extras:
+        start = _read_extras(head, choices, raw, start)
+    if start != len(raw):
+        raise ValueError("missing or trailing bytes")
+    return tuple(prompts), tuple(choices)
 
 
-def _choice(head: ChoiceHead, ids: Ids, take: Callable[[int], bytes], prompts: int) -> Choice:
-    size = 4 if head.code == "f" else 8
+def _choice(head: ChoiceHead, ids: Ids, logprobs: bytes, prompts: int) -> Choice:
     return Choice(
         index=head.index,
         ids=ids,
-        logprobs=logprobs_from_little_endian(head.code, take(size * head.logprobs)),
+        logprobs=logprobs_from_little_endian(head.code, logprobs),
         finish_reason=head.finish_reason,
         stop_reason=head.stop_reason,
         prompt=head.prompt if head.prompt >= 0 else prompts,  # negative: no prompt, and -1 must not mean the last one
@@ -304,27 +315,34 @@ def _choice(head: ChoiceHead, ids: Ids, take: Callable[[int], bytes], prompts: i
     )
 
 
+def _read_extras(head: Head, choices: list[Choice], raw: bytes, start: int) -> int:
+    """Set the experts and masks of the choices that have them; return where they end."""
+    cursor = _Cursor(raw, start)
+    for number, choice in enumerate(head.choices):
+        if choice.experts is not None or choice.mask is not None:
+            choices[number] = extras.read(
+                choices[number], {"experts": choice.experts, "mask": choice.mask}, cursor.take
+            )
+    return cursor.at
+
+
 def _object(text: bytes) -> dict[str, Any]:
     return object_of(orjson.loads(text))
 
 
 class _Cursor:
-    """Reads bytes from a position to the end."""
+    """Reads bytes from a position on."""
 
-    __slots__ = ("_at", "_raw")
+    __slots__ = ("_raw", "at")
 
     def __init__(self, raw: bytes, at: int) -> None:
         self._raw = raw
-        self._at = at
-
-    @property
-    def is_at_end(self) -> bool:
-        return self._at == len(self._raw)
+        self.at = at
 
     def take(self, size: int) -> bytes:
         """Return the next bytes. Raises ValueError if there are not as many."""
-        start = self._at
-        end = self._at = start + size
+        start = self.at
+        end = self.at = start + size
         if not start <= end <= len(self._raw):
             raise ValueError("missing bytes")
         return self._raw[start:end]

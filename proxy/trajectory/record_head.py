@@ -23,7 +23,7 @@ class PromptHead(Struct, gc=False):
     """A prompt: the name of the last block of its chain in hex, and the number of bytes after that chain."""
 
     end: str
-    tail: int
+    tail: _Count
 
 
 class ChoiceHead(Struct):

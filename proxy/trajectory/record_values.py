@@ -66,7 +66,7 @@ class Typed:
     def head(self, given: Mapping[str, Any]) -> Head:
         """Return the head of a record with these values; its problems include those found here."""
         facts = self._facts(given)
-        prompts = [PromptHead(prompt["end"], prompt["tail"]) for prompt in given["prompts"]]
+        prompts = [PromptHead(prompt["end"], _count(prompt["tail"])) for prompt in given["prompts"]]
         choices = [self._choice(choice) for choice in given["choices"]]
         facts["problems"] = flagged(facts["problems"], self.problems)
         return Head(
@@ -95,7 +95,7 @@ class Typed:
         }
 
     def _choice(self, head: Mapping[str, Any]) -> ChoiceHead:
-        ids = _index(head["ids"])
+        ids = _count(head["ids"])
         return ChoiceHead(
             index=_index(head["index"]),
             prompt=_index(head["prompt"]),
@@ -103,7 +103,7 @@ class Typed:
             stop_reason=self.stop_reason(head["stop_reason"]),
             spans=self.spans(head["spans"], ids),
             ids=ids,
-            logprobs=_index(head["logprobs"]),
+            logprobs=_count(head["logprobs"]),
             code=_one_of(head["code"], ("f", "d")),
             experts=head.get("experts"),
             mask=head.get("mask"),
@@ -122,6 +122,13 @@ def flagged(problems: tuple[str, ...], found: Iterable[str]) -> tuple[str, ...]:
 def _index(value: Any) -> int:
     """Return a required integer."""
     return int(_required(value, int))
+
+
+def _count(value: Any) -> int:
+    """Return a required integer that is not negative."""
+    if _index(value) < 0:
+        raise ValueError("a number of values is negative")
+    return int(value)
 
 
 def object_of(value: Any) -> dict[str, Any]:

@@ -65,7 +65,10 @@ def test_a_head_of_this_version_is_read_in_one_pass():
 @given(st.sampled_from(paths(HEAD)), JSON | st.integers(-3, 3) | st.sampled_from([None, 1.5, True, 2**63, "f", [], {}]))
 def test_a_head_with_any_changed_value_is_read_equally_or_only_value_by_value(path, value):
     """A head that is read in one pass needs no correction."""
-    text = orjson.dumps(with_value(path, value))
+    try:
+        text = orjson.dumps(with_value(path, value))
+    except TypeError:
+        return  # nested too deeply to be encoded
     head = read_head(text)
     if head is None:
         return
