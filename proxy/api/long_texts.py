@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from proxy.rollouts.newest import Newest
 
 LONG_TEXT: Final = 2**17  # bytes from which the comparison takes less time
-_PIECE_BYTES: Final = 2**16
+_PIECE_BYTES: Final = 2**14
 _MAX_BYTES: Final = 2**26
 
 # Bytes of memory for one character while a body is parsed (orjson 3.13, CPython 3.11, x86-64, measured): its

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from proxy.continuation.turns import Turn, Turns, options_of
 from proxy.continuation.types import Message, Mode, Reason
-from proxy.trajectory.conversation import Digests, change, text_of
+from proxy.trajectory.conversation import change, text_of
 
 _OWN_IDS: Final = ("prompt_token_ids", "input_ids")
 _REPLY_FIELDS: Final = ("role", "content", "reasoning", "reasoning_content", "tool_calls")
@@ -40,7 +40,7 @@ def match(turns: Turns, body: Mapping[str, Any], *, mode: Mode, kind: str, model
         return None
     if (problem := call_problem(body)) or (problem := _messages_problem(messages)):
         return problem
-    chain = Digests().chain(messages)
+    chain = turns.newest.chain(messages)
     options = options_of(body)
     reason: Reason = "edited"
     for position in reversed(replies):

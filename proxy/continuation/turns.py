@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.continuation.types import Message, Reason, Rendering, digest_of, rendering_of
-from proxy.trajectory.conversation import Digests
+from proxy.trajectory.conversation import NewestMessages
 from proxy.trajectory.step import Choice, Ids, Step, answers_of, messages_of
 
 # Fields of a body that do not change the prompt of a call. A field that is unknown here may change it.
@@ -105,7 +105,8 @@ class Turns:
     """The turns of one rollout.
 
     `calls`: the functions of the sampled tool calls, by call id. `size`: the approximate memory in bytes. `indexes`: those of
-    the steps that were added. `stops`: the engine kind, model and id of each stop token that closed a turn.
+    the steps that were added. `stops`: the engine kind, model and id of each stop token that closed a turn. `newest`: the
+    messages of the newest call, whose memory is not part of `size`.
     """
 
     by_messages: dict[tuple[int, bytes], list[Turn]] = field(default_factory=dict)
@@ -114,6 +115,7 @@ class Turns:
     stops: set[tuple[str, str | None, int]] = field(default_factory=set)
     calls: dict[str, Message] = field(default_factory=dict)
     size: int = 0
+    newest: NewestMessages = field(default_factory=NewestMessages)
     _named: dict[tuple[str, int], Turn] = field(default_factory=dict)
     _users: dict[int, int] = field(default_factory=dict)  # the number of turns that share an array, by its id()
 
@@ -129,8 +131,8 @@ class Turns:
             self.indexes.add(step.index)
         body = step.body
         if step.is_chat:
-            place = messages_place(messages_of(step))
-            if place is not None:
+            if messages := messages_of(step):
+                place = len(messages), self.newest.chain(messages)[-1]
                 self._add(step, body, place, None)
         elif step.dialect == "completions" and isinstance(prompt := body.get("prompt"), str):
             self._add(step, body, None, prompt)
@@ -227,12 +229,6 @@ def calls_by_id(step_id: str, message: Any) -> dict[str, Message]:
             name = f"{step_id}_{number}"
         found[name] = function if isinstance(function, Mapping) else {}
     return found
-
-
-def messages_place(messages: list[Any]) -> tuple[int, bytes] | None:
-    """Return the number of messages and their digest; None if there are none."""
-    chain = Digests().chain(messages)
-    return (len(chain), chain[-1]) if chain else None
 
 
 def options_of(body: Mapping[str, Any]) -> bytes:

@@ -25,10 +25,12 @@ from proxy.continuation.types import (
 )
 from proxy.errors import BadRequest, DamagedStep, EngineError, NotFound
 from proxy.protocols.plan import Plan, with_continuation
+from proxy.rollouts.newest import Newest
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import decode_records
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
+from proxy.trajectory.conversation import NewestMessages
 from proxy.trajectory.step import Step
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import BackgroundTasks, in_thread_if, off_loop
@@ -45,6 +47,7 @@ _BYTES_PER_TOKEN: Final = 4  # of text
 _TOKENS_PER_VALUE: Final = 16  # values of JSON take longer than their text
 _BYTES_PER_COMPARISON: Final = 256  # of a body whose reading takes as long as comparing one reply
 _BYTES_PER_ENTRY: Final = 2000  # an estimate: the objects of a rollout without turns
+_NEWEST_BYTES: Final = 2**26  # of the newest long messages, of all rollouts
 _MAX_STOPS: Final = 4096
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 
@@ -85,6 +88,7 @@ class PromptContinuation:
         self._timeout_s = timeout_s
         self._cache_bytes = cache_bytes
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._newest = Newest[tuple[str, str], NewestMessages](_NEWEST_BYTES, NewestMessages.forget)
         self._size = 0
         self._stops: set[tuple[str, str | None, int]] = set()  # engine kind, model and stop token
         self._tasks = BackgroundTasks()
@@ -282,6 +286,9 @@ class PromptContinuation:
         """Count the memory of a rollout that has changed, and drop the least recently used ones above the limit."""
         if self._entries.get(key) is not entry:
             return  # dropped meanwhile
+        newest = entry.turns.newest
+        if newest.size:
+            self._newest.put(key, newest, newest.size)
         size = _BYTES_PER_ENTRY + entry.turns.size
         self._size += size - entry.size
         entry.size = size

@@ -77,7 +77,7 @@ class KnownBlocks(set[bytes]):
         if size < _LONG_CHAIN_BYTES:
             return names_of(kind, pieces)
         before = self._chains.get(kind)
-        names = [] if before is None else before.names[: _common(before.pieces, pieces)]
+        names = [] if before is None else before.names[: count_equal(before.pieces, pieces)]
         names += names_of(kind, pieces[len(names) :], names[-1] if names else ROOT)
         self._chains = {**self._chains, kind: _Chain(pieces, size + _BYTES_PER_PIECE * len(pieces), names)}
         self.chain_bytes = sum(chain.size for chain in self._chains.values())
@@ -93,7 +93,7 @@ def names_of(kind: bytes, pieces: list[bytes], name: bytes = ROOT) -> list[bytes
     return names
 
 
-def _common(before: list[bytes], pieces: list[bytes]) -> int:
+def count_equal(before: list[bytes], pieces: list[bytes]) -> int:
     """Return how many pieces at the beginning are equal."""
     length = min(len(before), len(pieces))
     if before[:length] == pieces[:length]:

@@ -7,12 +7,16 @@ refusal, reasoning, ids of calls) and agents commonly omit is no difference.
 import re
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import orjson
 
+from proxy.trajectory.blocks import count_equal
+
 Change = Literal["reasoning_stripped", "tool_call_rewritten", "whitespace", "edited"]
 
+_LONG_BYTES: Final = 2**16
+_BYTES_PER_MESSAGE: Final = 100  # an estimate: the objects of a message and of its digest
 _THOUGHTS = re.compile(r"^.*?</think>", re.DOTALL)
 
 
@@ -45,6 +49,36 @@ class Digests:
         if known is None:
             known = self._of[id(message)] = (message, blake2b(_essence(message), digest_size=16).digest())
         return known[1]
+
+
+class NewestMessages:
+    """The newest long list of messages: the messages that the next list begins with are compared, and not digested again.
+
+    `size` is the approximate memory in bytes.
+    """
+
+    __slots__ = ("_essences", "_links", "size")
+
+    def __init__(self) -> None:
+        self._essences: list[bytes] = []
+        self._links: list[bytes] = []
+        self.size = 0
+
+    def forget(self) -> None:
+        """Drop the messages."""
+        self._essences, self._links, self.size = [], [], 0
+
+    def chain(self, messages: list[Any]) -> list[bytes]:
+        """Return the digest of each prefix of the list, as `Digests.chain`."""
+        essences = list(map(_essence, messages))
+        links = self._links[: count_equal(self._essences, essences)]
+        for essence in essences[len(links) :]:
+            digest = blake2b(essence, digest_size=16).digest()
+            links.append(blake2b((links[-1] if links else b"") + digest, digest_size=16).digest())
+        size = sum(map(len, essences))
+        if size >= _LONG_BYTES:
+            self._essences, self._links, self.size = essences, links, size + _BYTES_PER_MESSAGE * len(links)
+        return links
 
 
 def _essence(message: Any) -> bytes:

@@ -1,8 +1,13 @@
 """Chat messages: equality between a reply and the message that the agent returns, and the kinds of change."""
 
-import pytest
+from hashlib import blake2b
+from unittest.mock import patch
 
-from proxy.trajectory.conversation import Digests, calls_tools, change, text_of, thinks, thoughts_of
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.trajectory.conversation import Digests, NewestMessages, calls_tools, change, text_of, thinks, thoughts_of
 
 REPLY = {"role": "assistant", "content": "It is 4."}
 LOOK = {"name": "look", "arguments": '{"a": 1, "b": [2]}'}
@@ -45,6 +50,34 @@ def test_equal_prefixes_have_equal_digests():
     assert first[0] == second[0]
     assert first[1] != second[1]
     assert [] == digests.chain("no list")
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([REPLY, CALL, {**REPLY, "content": [1]}, {**REPLY, "content": [1.0]}]), max_size=5)
+    )
+)
+def test_messages_have_the_same_digests_after_any_others(lists):
+    """Also where Python's values are equal and their JSON is not."""
+    newest = NewestMessages()
+    with patch("proxy.trajectory.conversation._LONG_BYTES", 1):
+        for messages in lists:
+            assert Digests().chain(messages) == newest.chain(messages)
+
+
+def test_long_messages_are_digested_once():
+    """Short ones are not kept, and all can be dropped."""
+    newest, long = NewestMessages(), {**REPLY, "content": "a" * 70_000}
+    newest.chain([REPLY])
+    assert 0 == newest.size
+    first = newest.chain([long, REPLY])
+    with patch("proxy.trajectory.conversation.blake2b", side_effect=blake2b) as hashed:
+        second = newest.chain([long, REPLY, CALL])
+
+    assert (first, 2) == (second[:2], hashed.call_count)
+    assert 70_000 < newest.size < 71_000
+    newest.forget()
+    assert (0, second) == (newest.size, newest.chain([long, REPLY, CALL]))
 
 
 @pytest.mark.parametrize(
