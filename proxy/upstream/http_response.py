@@ -16,7 +16,7 @@ from multidict import CIMultiDict
 from proxy.upstream.decoding import CODINGS, Decoder
 
 _MAX_WAITING_BYTES: Final = 2**19
-_WRITE_BYTES: Final = 2**16  # larger bodies are written in parts, at the pace at which the engine reads them
+_WRITE_BYTES: Final = 2**18  # larger bodies are written in parts, at the pace at which the engine reads them
 _MAX_HEADER_BYTES: Final = 8190
 _MAX_HEADERS: Final = 128
 _MAX_UNPARSED_BYTES: Final = 2**14  # of a header, a trailer or a chunk's size that has not ended
