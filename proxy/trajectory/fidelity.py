@@ -1,6 +1,6 @@
 """Fidelity: the problems that keep a step from being exact, with the checks that find them and a sentence for each."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, Final
@@ -56,6 +56,8 @@ FINISH_REASONS: Final = frozenset(
     {"stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "repetition"}
 )
 
+_BAD_ENDS: Final = {"abort": "aborted", "error": "engine_error"}  # the problem of a finish reason
+
 LOGPROB_CEILING: Final = 1e-6  # rounding can raise a logprob of 0 by this much
 LOGPROB_CLAMP: Final = -9999.0  # vLLM 0.32 returns it instead of lower and missing ones
 
@@ -91,9 +93,16 @@ def check(evidence: Evidence) -> tuple[str, ...]:
     Raises:
         KeyError: A special code is unknown.
     """
-    checks = {"engine_error": _always} if evidence.status == "error" else _CHECKS
-    found = {code for code, holds in checks.items() if holds(evidence)}
-    return tuple(sorted(found.union(evidence.special), key=_ORDER.__getitem__))
+    found = set(evidence.special)
+    if evidence.status == "error":
+        found.add("engine_error")
+    else:
+        _check_prompts(evidence, found)
+        for choice in evidence.choices:
+            _check_choice(choice, evidence, found)
+        _check_counts(evidence, found)
+        _check_end(evidence, found)
+    return tuple(sorted(found, key=_ORDER.__getitem__)) if found else ()
 
 
 def describe(codes: Iterable[str]) -> list[str]:
@@ -112,131 +121,98 @@ def is_unlogged(step: Step) -> bool:
     return step.sampled > 0 and "no_logprobs" not in step.problems
 
 
-def _always(_evidence: Evidence) -> bool:
-    return True
+def _check_prompts(evidence: Evidence, found: set[str]) -> None:
+    if not evidence.prompts:
+        found.add("no_prompt_ids")
+    for prompt in evidence.prompts:
+        if not prompt:
+            found.add("no_prompt_ids")
+        elif _has_negative(prompt):
+            found.add("bad_token_id")
+
+
+def _check_choice(choice: Choice, evidence: Evidence, found: set[str]) -> None:
+    """Add the problems of one choice, apart from the others."""
+    count, reason = len(choice.ids), choice.finish_reason
+    if not 0 <= choice.prompt < len(evidence.prompts):
+        found.add("no_prompt_ids")
+    if count and _has_negative(choice.ids):
+        found.add("bad_token_id")
+    if choice.logprobs:
+        if len(choice.logprobs) != count:
+            found.add("logprob_count")
+        _check_logprobs(choice.logprobs, found)
+    elif count and evidence.wants_logprobs:
+        found.add("no_logprobs")
+    if evidence.max_tokens is not None and count > evidence.max_tokens and reason not in evidence.unbounded:
+        found.add("too_many_tokens")
+    if reason is None and evidence.ended:
+        found.add("no_finish_reason")
+    elif reason in _BAD_ENDS:
+        found.add(_BAD_ENDS[reason])
+
+
+def _check_logprobs(logprobs: Logprobs, found: set[str]) -> None:
+    total = sum(logprobs)  # one NaN or infinity makes it non-finite
+    if not isfinite(total) or max(logprobs) > LOGPROB_CEILING:
+        found.add("bad_logprob")
+    elif total > LOGPROB_CLAMP / 2:
+        return  # none is the placeholder: the others, at most the ceiling, could not raise the sum to this
+    # The minimum is cheap and sufficient, unless it is NaN or -inf, which are bad, not clamped.
+    if not min(logprobs) > LOGPROB_CLAMP and any(-inf < logprob <= LOGPROB_CLAMP for logprob in logprobs):
+        found.add("clamped_logprob")
+
+
+def _check_counts(evidence: Evidence, found: set[str]) -> None:
+    """Add what the engine's counts contradict."""
+    sampled, counted = _sampled(evidence), _counted(evidence, "completion_tokens")
+    if evidence.counts_tokens:
+        if counted is not None and counted != sampled:
+            found.add("completion_count")
+        prompt = _counted(evidence, "prompt_tokens")
+        if prompt is not None and prompt != sum(map(len, evidence.prompts)):
+            found.add("prompt_count")
+    if not evidence.ended:
+        return
+    if not sampled:
+        # Tokens were sampled, or nothing proves that none were.
+        if counted > 0 if counted is not None else not _all_aborted(evidence):
+            found.add("no_token_ids")
+            if evidence.wants_logprobs and not any(choice.logprobs for choice in evidence.choices):
+                found.add("no_logprobs")
+    elif counted != sampled and any(not choice.ids and choice.finish_reason != "abort" for choice in evidence.choices):
+        found.add("empty_completion")
+
+
+def _check_end(evidence: Evidence, found: set[str]) -> None:
+    if not evidence.ended:
+        found.add("stream_cut")
+    elif evidence.asked is not None and (
+        # Compare the lengths first: a client can request any number.
+        len(evidence.choices) != evidence.asked
+        or sorted([choice.index for choice in evidence.choices]) != list(range(evidence.asked))
+    ):
+        found.add("choice_count")
 
 
 def _counted(evidence: Evidence, field: str) -> int | None:
-    count = evidence.usage.get(field) if isinstance(evidence.usage, Mapping) else None
+    count = None if evidence.usage is None or not _is_object(evidence.usage) else evidence.usage.get(field)
     return count if type(count) is int else None  # isinstance accepts True
 
 
+def _is_object(value: Any) -> bool:
+    return type(value) is dict or isinstance(value, Mapping)
+
+
 def _sampled(evidence: Evidence) -> int:
-    return sum(len(choice.ids) for choice in evidence.choices)
+    return sum([len(choice.ids) for choice in evidence.choices])
 
 
-def _no_token_ids(evidence: Evidence) -> bool:
-    """Return whether there are no ids although tokens were sampled, or nothing proves that none were."""
-    if not evidence.ended or _sampled(evidence):
-        return False
-    counted = _counted(evidence, "completion_tokens")
-    aborted = evidence.choices and all(choice.finish_reason == "abort" for choice in evidence.choices)
-    return not aborted if counted is None else counted > 0
+def _all_aborted(evidence: Evidence) -> bool:
+    choices = evidence.choices
+    return bool(choices) and all(choice.finish_reason == "abort" for choice in choices)
 
 
-def _no_prompt_ids(evidence: Evidence) -> bool:
-    prompts = len(evidence.prompts)
-    astray = any(not 0 <= choice.prompt < prompts for choice in evidence.choices)
-    return not prompts or astray or not all(evidence.prompts)
-
-
-def _no_logprobs(evidence: Evidence) -> bool:
-    if not evidence.wants_logprobs:
-        return False
-    if _no_token_ids(evidence):
-        return not any(choice.logprobs for choice in evidence.choices)
-    return any(choice.ids and not choice.logprobs for choice in evidence.choices)
-
-
-def _logprob_count(evidence: Evidence) -> bool:
-    return any(choice.logprobs and len(choice.logprobs) != len(choice.ids) for choice in evidence.choices)
-
-
-def _completion_count(evidence: Evidence) -> bool:
-    return evidence.counts_tokens and _counted(evidence, "completion_tokens") not in (None, _sampled(evidence))
-
-
-def _prompt_count(evidence: Evidence) -> bool:
-    return evidence.counts_tokens and _counted(evidence, "prompt_tokens") not in (None, sum(map(len, evidence.prompts)))
-
-
-def _bad_token_id(evidence: Evidence) -> bool:
+def _has_negative(ids: Ids) -> bool:
     # The sign is the top bit of every fourth byte. Testing these takes microseconds for a long prompt.
-    arrays = (*evidence.prompts, *(choice.ids for choice in evidence.choices))
-    return not all(to_little_endian(ids)[3::4].isascii() for ids in arrays)
-
-
-def _bad_logprob(evidence: Evidence) -> bool:
-    return any(not _sound(choice.logprobs) for choice in evidence.choices)
-
-
-def _sound(logprobs: Logprobs) -> bool:
-    """Return whether all are finite and at most the ceiling. One NaN or infinity makes the sum non-finite."""
-    return isfinite(sum(logprobs)) and max(logprobs, default=0.0) <= LOGPROB_CEILING
-
-
-def _clamped_logprob(evidence: Evidence) -> bool:
-    return any(
-        # The minimum is cheap and sufficient, unless it is NaN or -inf, which are bad, not clamped.
-        not min(choice.logprobs, default=0.0) > LOGPROB_CLAMP
-        and any(-inf < logprob <= LOGPROB_CLAMP for logprob in choice.logprobs)
-        for choice in evidence.choices
-    )
-
-
-def _stream_cut(evidence: Evidence) -> bool:
-    return not evidence.ended
-
-
-def _choice_count(evidence: Evidence) -> bool:
-    if evidence.asked is None or not evidence.ended:
-        return False
-    # Compare the lengths first: a client can request any number.
-    indexes = {choice.index for choice in evidence.choices}
-    return len(evidence.choices) != evidence.asked or indexes != set(range(evidence.asked))
-
-
-def _no_finish_reason(evidence: Evidence) -> bool:
-    return evidence.ended and any(choice.finish_reason is None for choice in evidence.choices)
-
-
-def _empty_completion(evidence: Evidence) -> bool:
-    """Return whether one choice has no ids while others have, unless the engine's count proves that nothing is missing."""
-    if not evidence.ended or not _sampled(evidence):
-        return False
-    empty = any(not choice.ids and choice.finish_reason != "abort" for choice in evidence.choices)
-    return empty and _counted(evidence, "completion_tokens") != _sampled(evidence)
-
-
-def _too_many_tokens(evidence: Evidence) -> bool:
-    limit = evidence.max_tokens
-    bounded = (choice for choice in evidence.choices if choice.finish_reason not in evidence.unbounded)
-    return limit is not None and any(len(choice.ids) > limit for choice in bounded)
-
-
-def _aborted(evidence: Evidence) -> bool:
-    return any(choice.finish_reason == "abort" for choice in evidence.choices)
-
-
-def _engine_error(evidence: Evidence) -> bool:
-    return any(choice.finish_reason == "error" for choice in evidence.choices)
-
-
-_CHECKS: Final[dict[str, Callable[[Evidence], bool]]] = {
-    "no_token_ids": _no_token_ids,
-    "no_prompt_ids": _no_prompt_ids,
-    "no_logprobs": _no_logprobs,
-    "logprob_count": _logprob_count,
-    "completion_count": _completion_count,
-    "prompt_count": _prompt_count,
-    "bad_token_id": _bad_token_id,
-    "bad_logprob": _bad_logprob,
-    "clamped_logprob": _clamped_logprob,
-    "stream_cut": _stream_cut,
-    "choice_count": _choice_count,
-    "no_finish_reason": _no_finish_reason,
-    "empty_completion": _empty_completion,
-    "too_many_tokens": _too_many_tokens,
-    "aborted": _aborted,
-    "engine_error": _engine_error,
-}
+    return not to_little_endian(ids)[3::4].isascii()
