@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from struct import Struct
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ _FACTS: Final = (  # fields that the head contains unchanged
     "sampling", "timing", "status", "reason", "delivered", "policy_version", "policy_version_end", "problems",
     "extra",
 )  # fmt: skip
+_facts_of: Final = attrgetter(*_FACTS)
 
 
 class UnreadableRecord(ValueError):
@@ -90,15 +92,13 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
     if any(map(_has_experts_or_mask, step.choices)):
         arrays += [raw for choice in step.choices for raw in extras.bytes_of(choice)]
         response, again = extras.left_out(step.response, step.choices)
-    head = {name: getattr(step, name) for name in _FACTS}
-    head |= {
-        "prompts": prompts,
-        "choices": [_choice_head(choice) for choice in step.choices],
-        "chains": chains,
-        "again": again,
-    }
-    texts = [*map(orjson.dumps, (head, request, sent)), _bounded(response)]
-    packed = writer.compress(b"".join([*(len(text).to_bytes(4, "little") for text in texts), *texts, *arrays]))
+    head = dict(zip(_FACTS, _facts_of(step), strict=True))
+    head["prompts"] = prompts
+    head["choices"] = [_choice_head(choice) for choice in step.choices]
+    head["chains"] = chains
+    head["again"] = again
+    texts = [orjson.dumps(head), orjson.dumps(request), orjson.dumps(sent), _bounded(response)]
+    packed = writer.compress(b"".join([_LENGTHS.pack(*map(len, texts)), *texts, *arrays]))
     frame = b"".join((_MAGIC, bytes([SCHEMA]), _checksum(SCHEMA, packed), packed))
     return Record(frame, writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
 
@@ -109,10 +109,11 @@ def encode_leniently(step: Step, known: Container[bytes] = frozenset()) -> tuple
     If JSON cannot represent the response, it is omitted, and if needed the other JSON of clients and engines too. The
     step is then flagged `unparsed_event`.
     """
+    with suppress(TypeError):
+        return step, encode(step, known)
     odd = replace(step, response=None, problems=tuple(dict.fromkeys((*step.problems, "unparsed_event"))))
-    for lighter in (step, odd):
-        with suppress(TypeError):
-            return lighter, encode(lighter, known)
+    with suppress(TypeError):
+        return odd, encode(odd, known)
     bare = replace(odd, request={}, sent={}, usage=None, sampling={}, extra={})
     return bare, encode(bare, known)
 
@@ -168,7 +169,9 @@ def _choice_head(choice: Choice) -> dict[str, Any]:
         "ids": len(choice.ids),
         "logprobs": len(choice.logprobs),
         "code": choice.logprobs.typecode,
-        **(extras.head_of(choice) if _has_experts_or_mask(choice) else {"experts": None, "mask": None}),
+        "experts": None,
+        "mask": None,
+        **(extras.head_of(choice) if _has_experts_or_mask(choice) else {}),
     }
 
 
