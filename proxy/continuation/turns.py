@@ -30,6 +30,7 @@ _NEUTRAL: Final = frozenset(
     }
 )  # fmt: skip
 
+_NO_STOPS: Final = frozenset[int]()
 _FINISHED: Final = ("stop", "length", "tool_calls", "function_call")
 _BYTES_PER_TURN: Final = 1000  # an estimate: the objects of a turn, without its ids and its reply
 _BYTES_PER_ID: Final = 4
@@ -123,22 +124,26 @@ class Turns:
         """Return the number of turns."""
         return len(self._named)
 
-    def add(self, step: Step) -> None:
-        """Add the choices of a step that was read from, or written to, the store. `step.index` is its index there."""
-        if step.index is not None:
-            if step.index in self.indexes:
+    def add(self, step: Step, index: int | None = None) -> None:
+        """Add the choices of a step that was read from, or written to, the store; `index` is its index there.
+
+        A step that was read has its index.
+        """
+        index = step.index if index is None else index
+        if index is not None:
+            if index in self.indexes:
                 return
-            self.indexes.add(step.index)
-        body = step.body
+            self.indexes.add(index)
         if step.is_chat:
             if messages := messages_of(step):
                 place = len(messages), self.newest.chain(messages)[-1]
-                self._add(step, body, place, None)
-        elif step.dialect == "completions" and isinstance(prompt := body.get("prompt"), str):
-            self._add(step, body, None, prompt)
+                self._add(step, index, place, None)
+        elif step.dialect == "completions" and isinstance(prompt := step.body.get("prompt"), str):
+            self._add(step, index, None, prompt)
 
-    def _add(self, step: Step, body: Mapping[str, Any], place: tuple[int, bytes] | None, text: str | None) -> None:
+    def _add(self, step: Step, index: int | None, place: tuple[int, bytes] | None, text: str | None) -> None:
         """Add the choices of a step after these messages, or after this prompt text."""
+        body = step.body
         answers = answers_of(step)
         for answer in answers.values():
             if calls := calls_by_id(step.step_id, answer.get("message")):
@@ -148,7 +153,7 @@ class Turns:
         prompts = [prompt if isinstance(prompt, array) else prompt[:] for prompt in step.prompts]
         for choice in step.choices:
             answer = answers.get(choice.index, {})
-            turn = _turn(step, body, choice, answer, prompts, parent, rendering)
+            turn = _turn(step, index, body, choice, answer, prompts, parent, rendering)
             if turn is None:
                 continue
             if place is not None:
@@ -186,7 +191,7 @@ class Turns:
     def _continued(self, step: Step) -> tuple[Turn | None, Rendering | None]:
         """Return the turn that a step continues by ids, and what identifies its rendering if that is not its prompt."""
         facts = step.extra.get("continuation")
-        if not isinstance(facts, Mapping) or "kept" not in facts:
+        if not isinstance(facts, dict) or "kept" not in facts:
             return None, None
         parent = self._named.get((str(facts.get("step_id")), int(facts.get("choice") or 0)))
         if facts.get("rendered") is None:
@@ -221,13 +226,13 @@ class Turns:
 
 def calls_by_id(step_id: str, message: Any) -> dict[str, Message]:
     """Return the functions of a reply's tool calls by id; a call without an id of its own has the step id and its index."""
-    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
     found: dict[str, Message] = {}
     for number, call in enumerate(calls if isinstance(calls, list) else ()):
-        name, function = (call.get("id"), call.get("function")) if isinstance(call, Mapping) else (None, None)
+        name, function = (call.get("id"), call.get("function")) if isinstance(call, dict) else (None, None)
         if not isinstance(name, str) or not name or name in found:
             name = f"{step_id}_{number}"
-        found[name] = function if isinstance(function, Mapping) else {}
+        found[name] = function if isinstance(function, dict) else {}
     return found
 
 
@@ -235,7 +240,7 @@ def options_of(body: Mapping[str, Any]) -> bytes:
     """Return the digest of everything in a body that may change its prompt, except messages and text."""
     options = {name: value for name, value in body.items() if name not in _NEUTRAL and value is not None}
     choice = body.get("tool_choice")
-    if choice == "none" or isinstance(choice, Mapping):
+    if choice == "none" or isinstance(choice, dict):
         options["tool_choice"] = choice  # templates get no tools, or only this one
     return _digest(orjson.dumps(options, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS))
 
@@ -246,6 +251,7 @@ def _digest(data: bytes) -> bytes:
 
 def _turn(  # noqa: PLR0917 - the parts of a turn
     step: Step,
+    index: int | None,
     body: Mapping[str, Any],
     choice: Choice,
     answer: Mapping[str, Any],
@@ -254,34 +260,33 @@ def _turn(  # noqa: PLR0917 - the parts of a turn
     rendering: Rendering | None,
 ) -> Turn | None:
     """Return the turn of a choice; None if the response has no message or text for it."""
-    message = answer.get("message") if step.is_chat else None
-    if step.is_chat and not isinstance(message, Mapping):
+    message = answer.get("message") if step.is_chat else {}
+    if not isinstance(message, dict):
         return None
     is_usable = step.exact and step.status == "complete" and choice.finish_reason in _FINISHED
     if choice.prompt >= len(prompts) or not isinstance(answer.get("text", ""), str):
         return None
     prompt = prompts[choice.prompt]
     stops = body.get("stop_token_ids")
-    calls = isinstance(message, Mapping) and bool(message.get("tool_calls"))
     return Turn(
         step_id=step.step_id,
         choice=choice.index,
-        index=-1 if step.index is None else step.index,
+        index=-1 if index is None else index,
         position=0,
-        reply=message if isinstance(message, Mapping) else {},
+        reply=message,
         prompt=prompt,
         prompt_length=len(prompt),
         ids=choice.ids,
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
-        client_stops=frozenset(stop for stop in stops if type(stop) is int) if isinstance(stops, list) else frozenset(),
+        client_stops=frozenset([stop for stop in stops if type(stop) is int]) if isinstance(stops, list) else _NO_STOPS,
         options=options_of(body),
         kind=step.engine.kind,
         model=step.model_served,
         rendering=rendering,
         parent=parent,
         problem=None if is_usable else "flagged",
-        is_hidden=(calls and body.get("parallel_tool_calls") is False)
+        is_hidden=(bool(message.get("tool_calls")) and body.get("parallel_tool_calls") is False)
         or (step.request.get("include_reasoning") is False and body.get("include_reasoning") is not False),
     )
 

@@ -6,7 +6,7 @@ Every failure on the way sends the call unchanged.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
 from proxy.clock import Clock
@@ -48,6 +48,7 @@ _TOKENS_PER_VALUE: Final = 16  # values of JSON take longer than their text
 _BYTES_PER_COMPARISON: Final = 256  # of a body whose reading takes as long as comparing one reply
 _BYTES_PER_ENTRY: Final = 2000  # an estimate: the objects of a rollout without turns
 _NEWEST_BYTES: Final = 2**26  # of the newest long messages, of all rollouts
+_CONTAINERS: Final = (dict, list)
 _MAX_STOPS: Final = 4096
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 
@@ -56,11 +57,11 @@ _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 class _Entry:
     """The turns of one rollout; the lock is held while they are changed or searched.
 
-    `pending`: steps to add. `count`: the number of steps that were added or are pending, without a gap.
+    `pending`: steps to add, with their indexes. `count`: the number of steps that were added or are pending, without a gap.
     """
 
     turns: Turns = field(default_factory=Turns)
-    pending: list[Step] = field(default_factory=list)
+    pending: list[tuple[int, Step]] = field(default_factory=list)
     count: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     size: int = 0
@@ -113,7 +114,7 @@ class PromptContinuation:
             return  # a step whose predecessors are unknown is read from the store with them
         if not entry.pending:  # after the response has been sent
             asyncio.get_running_loop().call_later(_DELAY_S, self._settle, key, entry)
-        entry.pending.append(replace(step, index=appended.position))
+        entry.pending.append((appended.position, step))
         entry.count += 1
 
     def _settle(self, key: tuple[str, str], entry: _Entry) -> None:
@@ -243,7 +244,9 @@ class PromptContinuation:
         if entry.pending:
             adding = self._add_pending(key, entry)
             # A timeout must not release the lock while a thread adds.
-            await (adding if _are_short(entry.pending) else asyncio.shield(self._tasks.start(adding)))
+            await (
+                adding if _are_short([step for _, step in entry.pending]) else asyncio.shield(self._tasks.start(adding))
+            )
         count = rollout.counts.get("steps", 0)
         if len(entry.turns.indexes) < count:
             # The reading continues after a timeout, so that the next call finds the steps.
@@ -258,7 +261,7 @@ class PromptContinuation:
             # Each page is added before the next one is read, so that a damaged step does not hide those before it.
             while first < count and (records := await self._store.read(rollout.rollout_id, first, _PAGE)):
                 steps = await decode_records(self._store, rollout, records, first, whole=True)
-                await asyncio.to_thread(_add_all, entry.turns, steps)
+                await asyncio.to_thread(_add_all, entry.turns, list(enumerate(steps, first)))
                 self._account(key, entry)
                 first += len(records)
                 entry.count = max(entry.count, first)
@@ -275,11 +278,11 @@ class PromptContinuation:
     async def _add_pending(self, key: tuple[str, str], entry: _Entry) -> None:
         """Add the steps that were offered; in a thread if they are long."""
         async with entry.lock:
-            steps, entry.pending = entry.pending, []
-            if _are_short(steps):
-                _add_all(entry.turns, steps)
+            pending, entry.pending = entry.pending, []
+            if _are_short([step for _, step in pending]):
+                _add_all(entry.turns, pending)
             else:
-                await asyncio.to_thread(_add_all, entry.turns, steps)
+                await asyncio.to_thread(_add_all, entry.turns, pending)
         self._account(key, entry)
 
     def _account(self, key: tuple[str, str], entry: _Entry) -> None:
@@ -312,11 +315,11 @@ def continuation_mode(default: Mode, rollout: Rollout, header: str | None) -> Mo
     )
 
 
-def _add_all(turns: Turns, steps: Sequence[Step]) -> None:
-    """Add steps; one that cannot be added is not continued, and nothing else depends on it."""
-    for step in steps:
+def _add_all(turns: Turns, steps: Sequence[tuple[int, Step]]) -> None:
+    """Add steps with their indexes; one that cannot be added is not continued, and nothing else depends on it."""
+    for index, step in steps:
         try:
-            turns.add(step)
+            turns.add(step, index)
         except Exception:  # noqa: BLE001 - messages and responses may have any shape
             LOG.exception("Step not added to the continuation", extra={"fields": {"step_id": step.step_id}})
 
@@ -326,7 +329,7 @@ def _may_continue(plan: Plan) -> bool:
     messages = plan.body.get("messages")
     if plan.dialect.name != "chat" or not isinstance(messages, list):
         return plan.dialect.name == "completions"
-    return any(isinstance(message, Mapping) and message.get("role") == "assistant" for message in messages)
+    return any(isinstance(message, dict) and message.get("role") == "assistant" for message in messages)
 
 
 def _are_short(steps: Sequence[Step]) -> bool:
@@ -339,10 +342,10 @@ def _are_short(steps: Sequence[Step]) -> bool:
         value = values.pop()
         if isinstance(value, str):
             left -= len(value) // _BYTES_PER_TOKEN
-        elif isinstance(value, Mapping | list):
+        elif isinstance(value, _CONTAINERS):
             left -= _TOKENS_PER_VALUE * len(value)
             if left >= 0:
-                values.extend(value.values() if isinstance(value, Mapping) else value)
+                values.extend(value.values() if isinstance(value, dict) else value)
     return left >= 0
 
 

@@ -87,7 +87,7 @@ def _essence(message: Any) -> bytes:
     Each part is written separately: nested in another value, a message of the maximum depth would be too deep for
     orjson.
     """
-    if not isinstance(message, Mapping):
+    if not isinstance(message, dict):
         return orjson.dumps(message)
     parts = [message.get("role"), message.get("content") or "", _calls(message), message.get("tool_call_id")]
     return b"\n".join(map(orjson.dumps, parts))
@@ -97,15 +97,13 @@ def _calls(message: Mapping[str, Any]) -> list[list[Any]]:
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return []
-    functions = [call.get("function") or {} for call in calls if isinstance(call, Mapping)]
-    return [
-        [function.get("name"), function.get("arguments")] for function in functions if isinstance(function, Mapping)
-    ]
+    functions = [call.get("function") or {} for call in calls if isinstance(call, dict)]
+    return [[function.get("name"), function.get("arguments")] for function in functions if isinstance(function, dict)]
 
 
 def thinks(message: Any) -> bool:
     """Return whether a reply has reasoning, in a separate field or in its text."""
-    if not isinstance(message, Mapping):
+    if not isinstance(message, dict):
         return False
     return bool(message.get("reasoning") or message.get("reasoning_content")) or "</think>" in text_of(message)
 
@@ -118,7 +116,7 @@ def thoughts_of(message: Mapping[str, Any]) -> str:
 
 def calls_tools(message: Any) -> bool:
     """Return whether a reply calls tools."""
-    return isinstance(message, Mapping) and bool(_calls(message))
+    return isinstance(message, dict) and bool(_calls(message))
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -127,7 +125,7 @@ def text_of(message: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
-    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str))
 
 
@@ -138,7 +136,7 @@ def bare(text: str) -> str:
 
 def change(reply: Any, sent_back: Any) -> Change | None:
     """Return what an agent changed in a reply before it sent it back; None if nothing, or if the two cannot be compared."""
-    if not isinstance(reply, Mapping) or not isinstance(sent_back, Mapping):
+    if not isinstance(reply, dict) or not isinstance(sent_back, dict):
         return None
     ours, theirs = text_of(reply), text_of(sent_back)
     if _calls(reply) != _calls(sent_back):

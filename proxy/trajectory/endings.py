@@ -8,7 +8,7 @@ what precedes it. A step costs a digest of its reply and a comparison of its sam
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -113,7 +113,7 @@ def _endings_of(step: Step, position: int) -> list[_Ending]:
     digests, answers, found = Digests(), answers_of(step), []
     for choice in step.choices[:_MAX_PER_ROLLOUT]:
         message = answers.get(choice.index, {}).get("message")
-        if not isinstance(message, dict) or choice.prompt or not len(choice.ids):
+        if not isinstance(message, dict) or choice.prompt or not choice.ids:
             continue
         prompt = step.prompts[0]
         offset = max(len(prompt) - _BEFORE, 0)
@@ -128,11 +128,11 @@ def _size(message: Any) -> tuple[int, int]:
 
     They are equal for equal messages.
     """
-    if not isinstance(message, Mapping):
+    if not isinstance(message, dict):
         return -1, 0
     content, calls = message.get("content") or "", message.get("tool_calls")
-    functions = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
-    arguments = [function.get("arguments") for function in functions if isinstance(function, Mapping)]
+    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    arguments = [function.get("arguments") for function in functions if isinstance(function, dict)]
     return (
         len(content) if isinstance(content, str) else -1,
         sum(len(text) for text in arguments if isinstance(text, str)),

@@ -137,11 +137,9 @@ class Step:
     @property
     def body(self) -> dict[str, Any]:
         """The body that was sent to the engine: the request with the proxy's changes."""
-        unset = set(self.sent.get("unset") or ())
-        return {
-            **{key: value for key, value in self.request.items() if key not in unset},
-            **(self.sent.get("set") or {}),
-        }
+        unset = self.sent.get("unset")
+        kept = {key: value for key, value in self.request.items() if key not in unset} if unset else self.request
+        return {**kept, **(self.sent.get("set") or {})}
 
     @property
     def exact(self) -> bool:
@@ -180,5 +178,8 @@ def answers_of(step: Step) -> dict[int, dict[str, Any]]:
 
 def messages_of(step: Step) -> list[Any]:
     """Return the messages that were sent; none if they are not a list."""
-    messages = step.body.get("messages")
+    changed = step.sent.get("set") or {}
+    unset = step.sent.get("unset") or ()
+    place = changed if "messages" in changed or "messages" in unset else step.request
+    messages = place.get("messages")
     return messages if isinstance(messages, list) else []
