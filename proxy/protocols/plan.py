@@ -20,6 +20,8 @@ from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.trajectory.step import EngineFacts
 
 _STREAM = frozenset({"stream", "stream_options"})
+_NO_CODES = frozenset[str]()
+_SAMPLING = frozenset(SAMPLING_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,11 @@ class Plan:
     problems: tuple[str, ...] = ()
     expected: frozenset[str] = frozenset()
     extra: Mapping[str, Any] = field(default_factory=dict)
-    error_dialect: ErrorDialect = field(init=False)  # the client's dialect
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "error_dialect", self.translation or self.dialect)
+    @property
+    def error_dialect(self) -> ErrorDialect:
+        """The client's dialect."""
+        return self.translation or self.dialect
 
     def error_events(self, body: bytes) -> bytes:
         """Return an error event for a stream that has begun, in the client's dialect; `body` is the error's JSON body."""
@@ -126,7 +129,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
 ) -> Plan:
     """Plan a call. `headers` are the client's, by lowercase name. Raises UnprocessableRequest for tokens of a live stream."""
     fields, unset = edit(body, options, dialect)
-    edited = _without(body, unset) | fields
+    edited = _without(body, unset) | fields if unset or fields else body
     response_options = _response_options(dialect, body, edited)
     call = _engine_call(dialect, edited, response_options, traits or Traits(engine.kind), options, headers)
     framing = _framing(engine, options, call)
@@ -174,7 +177,8 @@ def _engine_call(
 
 
 def _expected_problems(engine: Engine, call: EngineCall, framing: Framing) -> frozenset[str]:
-    return frozenset(code for quirk in applicable(engine.kind, call, live=framing == "live") for code in quirk.codes)
+    found = applicable(engine.kind, call, live=framing == "live")
+    return frozenset([code for quirk in found for code in quirk.codes]) if found else _NO_CODES
 
 
 def _view(  # noqa: PLR0917 - the values of a plan that the client's view depends on
@@ -201,7 +205,10 @@ def _view(  # noqa: PLR0917 - the values of a plan that the client's view depend
 
 def _response_options(dialect: Dialect, body: Json, edited: Json) -> ResponseOptions:
     """Return the client's own options, with the number of choices of the body that is sent."""
-    sent, own = dialect.response_options(edited), dialect.response_options(body)
+    own = dialect.response_options(body)
+    if edited is body:
+        return own
+    sent = dialect.response_options(edited)
     if (sent.samples, sent.choices) == (own.samples, own.choices):
         return own
     return replace(own, samples=sent.samples, choices=sent.choices)
@@ -238,7 +245,7 @@ def _sampling(dialect: Dialect, body: Json, engine: Engine, traits: Traits, logp
     """
     sent = {key: value for key, value in dialect.sampling(body).items() if value is not None}
     defaults = (traits.sampling_defaults or {}) if dialect.name != "generate" else {}
-    recorded = {key: sent[key] for key in SAMPLING_FIELDS if key in sent}
+    recorded = {} if _SAMPLING.isdisjoint(sent) else {key: sent[key] for key in SAMPLING_FIELDS if key in sent}
     is_constrained = engine.constrains({**defaults, **sent}, logprobs_mode)
     return {**defaults, **recorded, "logprobs_mode": logprobs_mode, "constrained": is_constrained}
 

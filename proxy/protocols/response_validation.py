@@ -17,6 +17,9 @@ from proxy.trajectory.step import Choice, Ids, Span
 
 _MAX_REASON_CHARS: Final = 100  # maximum length of a finish reason in characters
 _TEXTS: Final = ("reasoning", "reasoning_content", "refusal", "role")
+_TEXT_OR_NONE: Final = frozenset({str, type(None)})
+_COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
+_SCALARS: Final = frozenset({int, type(None), bool, float, str})
 _USAGE_DEPTH: Final = 2  # usage has counts, and objects of counts
 
 
@@ -60,7 +63,7 @@ def pack_tokens(
     if "mixed_prompts" in problems or list(prompts) != list(range(len(prompts))):
         problems.add("mixed_prompts")  # an index would point to the wrong prompt
     else:
-        packed = tuple(pack_ids(ids) for ids in prompts.values())
+        packed = tuple([pack_ids(ids) for ids in prompts.values()])
     has_versions = any(sampled.spans is not None for sampled in tokens.choices)
     return Packed(packed, tuple(choices), frozenset(problems), tokens.notes, has_versions)
 
@@ -148,17 +151,17 @@ def check_usage(usage: Any) -> tuple[Json | None, bool]:
         return None, True
     if not isinstance(usage, dict) or not _is_flat(usage, _USAGE_DEPTH):
         return None, False
-    counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
-    known = [count for count in counts if count is not None]
-    if not all(type(count) is int and count >= 0 for count in known):
-        return usage, False
+    known = [usage[name] for name in _COUNTS if usage.get(name) is not None]
+    for count in known:
+        if type(count) is not int or count < 0:
+            return usage, False
     return usage, len(known) < 3 or 2 * known[2] == sum(known)
 
 
 def _is_flat(value: Any, depth: int) -> bool:
-    if isinstance(value, dict):
-        return depth > 0 and all(_is_flat(inner, depth - 1) for inner in value.values())
-    return value is None or isinstance(value, bool | int | float | str)
+    if type(value) in _SCALARS:
+        return True
+    return isinstance(value, dict) and depth > 0 and all(_is_flat(inner, depth - 1) for inner in value.values())
 
 
 def check_messages(dialect: DialectName, response: Json) -> set[str]:
@@ -182,7 +185,7 @@ def _check_message(choice: Any) -> set[str]:
     calls = message.get("tool_calls")
     sound = (
         (message.get("content") is None or isinstance(message["content"], str | list))
-        and all(message.get(name) is None or isinstance(message[name], str) for name in _TEXTS)
+        and {type(message.get(name)) for name in _TEXTS} <= _TEXT_OR_NONE
         and (calls is None or (isinstance(calls, list) and all(map(_is_call, calls))))
     )
     return set() if sound else {"unparsed_event"}

@@ -38,6 +38,8 @@ class Sampling:
 
     def over(self, base: "Sampling") -> "Sampling":
         """Return these rules on top of more general ones."""
+        if not (self.override or self.default or self.cap):
+            return base
         return Sampling({**base.override, **self.override}, {**base.default, **self.default}, {**base.cap, **self.cap})
 
 

@@ -10,6 +10,7 @@ avoids it), or every call.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Literal
 
 from proxy.protocols.dialects.base import DialectName, is_on
@@ -181,12 +182,14 @@ def applicable(engine: str, call: EngineCall, *, live: bool) -> list[Quirk]:
     """Return the quirks that apply to a call. `live`: the call is sent as a stream."""
     return [
         quirk
-        for quirk in QUIRKS
-        if quirk.engine == engine
-        and call.dialect in quirk.dialects
-        and (live or quirk.framings == "always")
-        and quirk.applies(call)
+        for quirk in _quirks_of(engine, call.dialect)
+        if (live or quirk.framings == "always") and quirk.applies(call)
     ]
+
+
+@cache
+def _quirks_of(engine: str, dialect: DialectName) -> tuple[Quirk, ...]:
+    return tuple(quirk for quirk in QUIRKS if quirk.engine == engine and dialect in quirk.dialects)
 
 
 def choose_framing(streaming: Streaming, engine: str, call: EngineCall, *, can_replay: bool) -> Framing:
