@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,6 +37,18 @@ async def test_all_callers_share_one_connection(connect, redis_server):
 
     assert [b"%d" % i for i in range(1000)] == [echo for _, echo in responses]
     assert 1 == len({connection for connection, _ in responses})
+
+
+async def test_commands_of_one_iteration_are_sent_in_one_write(connect, redis_server):
+    """A write takes more time than a command."""
+    connections = connect(redis_server.port)
+    await connections.execute([("PING",)], shared=True)
+    transport = Mock(wraps=connections._multiplexed._session._transport)
+    connections._multiplexed._session._transport = transport
+
+    await asyncio.gather(*(connections.execute([("ECHO", i), ("PING",)], shared=True) for i in range(10)))
+
+    assert 1 == transport.write.call_count
 
 
 async def test_long_commands_use_another_connection(connect, redis_server):
