@@ -61,12 +61,13 @@ class _Sink:
     """A write-only file that is drained as it fills."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
+        self._pieces: list[Any] = []
         self._written = 0
         self.closed = False
 
-    def write(self, piece: bytes) -> int:
-        self._pieces.append(bytes(piece))
+    def write(self, piece: Any) -> int:
+        """Keep bytes, or a buffer of pyarrow, which has the bytes and does not change."""
+        self._pieces.append(piece)
         self._written += len(piece)
         return len(piece)
 
@@ -96,20 +97,24 @@ class _Batches:
         self.sink = _Sink()
         self._rows: list[Mapping[str, Any]] = []
         self._values = 0
+        self._counted: tuple[Any, int] = (None, 0)  # the row whose values were counted last
 
     def row(self, row: Any) -> bytes:
         """Add a row, and return the bytes that can be written; mostly none."""
         is_full = self.fills(row)
+        self._values += self._counted[1]
+        self._counted = (None, 0)
         # A row that is an array has its columns by position.
         self._rows.append(row if isinstance(row, Mapping) else dict(zip(self.columns, row, strict=True)))
-        self._values += _values(row)
         if is_full:
             self.flush()
         return self.sink.drain()
 
     def fills(self, row: Any) -> bool:
         """Return whether this row completes a batch, whose writing takes milliseconds."""
-        return len(self._rows) + 1 >= BATCH_ROWS or self._values + _values(row) >= BATCH_VALUES
+        if self._counted[0] is not row:
+            self._counted = (row, _values(row))
+        return len(self._rows) + 1 >= BATCH_ROWS or self._values + self._counted[1] >= BATCH_VALUES
 
     def flush(self) -> None:
         """Write the collected rows."""
@@ -189,7 +194,7 @@ def _type(arrow: Any, column: Column) -> Any:
 def _values(row: Any) -> int:
     """Return roughly how many values the lists of a row have."""
     values = row.values() if isinstance(row, Mapping) else row
-    return sum(_size(value) for value in values if isinstance(value, _SIZED))
+    return sum([_size(value) for value in values if isinstance(value, _SIZED)])
 
 
 def _size(values: Any) -> int:

@@ -26,8 +26,9 @@ _LONG_CHAIN_BYTES: Final = 2**16
 _BYTES_PER_PIECE: Final = 100  # an estimate: the objects of a piece and of its name
 RECENT_CHAINS: Final = 64  # cached chains: this many branches can alternate without reading their blocks again
 
-# Idle compressors: creating one takes longer than compressing a piece, and one is not thread-safe.
+# Idle ones: creating one takes longer than compressing or decompressing a piece, and one is not thread-safe.
 _IDLE: Final[list[zstandard.ZstdCompressor]] = []
+_IDLE_DECOMPRESSORS: Final[list[zstandard.ZstdDecompressor]] = []
 
 _PLAIN, _ZSTD = b"\x00", b"\x01"
 _VALUES: Final[dict[bytes, Callable[[bytes], Any]]] = {IDS: bytes, JSON: bytes, MESSAGES: orjson.loads}
@@ -154,11 +155,10 @@ class BlockReader:
     Pieces are shared between readers: parsed messages must not be changed. A reader is not thread-safe.
     """
 
-    __slots__ = ("_blocks", "_links", "_opened", "_recent", "_zstd")
+    __slots__ = ("_blocks", "_links", "_opened", "_recent")
 
     def __init__(self, blocks: Mapping[bytes, bytes]) -> None:
         self._blocks = blocks
-        self._zstd = zstandard.ZstdDecompressor()
         self._opened: dict[bytes, tuple[bytes, Any]] = {}
         self._recent: dict[bytes, tuple[Any, ...]] = {}
         self._links: dict[bytes, Link | None] = {ROOT: None}
@@ -209,9 +209,15 @@ class BlockReader:
             ValueError: The bytes are damaged.
         """
         try:
-            return self._zstd.decompress(packed)
+            decompressor = _IDLE_DECOMPRESSORS.pop()
+        except IndexError:
+            decompressor = zstandard.ZstdDecompressor()
+        try:
+            return decompressor.decompress(packed)
         except (zstandard.ZstdError, MemoryError) as error:  # a damaged header may claim any size
             raise ValueError("corrupt compressed data") from error
+        finally:
+            _IDLE_DECOMPRESSORS.append(decompressor)
 
     def _open(self, kind: bytes, name: bytes, *, keep: bool = True) -> tuple[bytes, Any]:
         block = self._blocks.get(name)

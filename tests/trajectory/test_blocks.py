@@ -1,6 +1,7 @@
 """Chains of blocks: common prefixes are stored once, and a damaged chain is never read as another one."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -221,3 +222,13 @@ def test_short_chains_are_not_kept():
     written(IDS, [b"a" * PIECE_BYTES] * 60, known)
 
     assert 0 == known.chain_bytes
+
+
+def test_readers_of_several_threads_decompress_at_once():
+    """No two threads use the same decompressor."""
+    pieces = [bytes([number]) * PIECE_BYTES for number in range(200)]
+    name, writer = written(IDS, pieces)
+    with ThreadPoolExecutor(4) as pool:
+        read = list(pool.map(lambda _: BlockReader(writer.blocks).read(IDS, name), range(16)))
+
+    assert [tuple(pieces)] * 16 == read
