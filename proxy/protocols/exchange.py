@@ -258,8 +258,8 @@ def _bound(sampling: Mapping[str, Any]) -> int | None:
 
     Of two bounds the higher one: engines differ in which of them they use.
     """
-    bounds = [sampling.get(name) for name in ("max_tokens", "max_completion_tokens")]
-    return max((bound for bound in bounds if type(bound) is int and bound > 0), default=None)
+    found = [sampling[name] for name in ("max_tokens", "max_completion_tokens") if name in sampling]
+    return max([bound for bound in found if type(bound) is int and bound > 0], default=None)
 
 
 def _versions(choices: tuple[Choice, ...], policy_version: str | None) -> tuple[str | None, str | None]:

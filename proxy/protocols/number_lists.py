@@ -10,7 +10,6 @@ skipped. What is not recognized stays in the JSON. The format is that of vLLM (0
 """
 
 from array import array
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -47,8 +46,7 @@ class _Logprobs(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 _LOGPROBS_DECODER: Final = msgspec.json.Decoder(_Logprobs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
+class _Cut(NamedTuple):
     """A list in the bytes of a response, its value, and the path of its key."""
 
     start: int

@@ -11,7 +11,7 @@ positions. Schema 1 is the same without experts and masks.
 from array import array
 from collections.abc import Container, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from operator import attrgetter
@@ -27,7 +27,7 @@ from proxy.trajectory.blocks import BlockReader, BlockWriter
 from proxy.trajectory.record_head import ChoiceHead, Head, read_head
 from proxy.trajectory.record_values import ODD, Typed, flagged, object_of, sent_of
 from proxy.trajectory.shared_ids import SharedIds
-from proxy.trajectory.step import Choice, Ids, Prompt, Step
+from proxy.trajectory.step import Choice, EngineFacts, Ids, Prompt, Span, Step, Timing
 
 SCHEMA: Final = 2
 
@@ -41,6 +41,7 @@ _FACTS: Final = (  # fields that the head contains unchanged
     "extra",
 )  # fmt: skip
 _facts_of: Final = attrgetter(*_FACTS)
+_ENGINE, _TIMING, _SPAN = (tuple(field.name for field in fields(kind)) for kind in (EngineFacts, Timing, Span))
 
 
 class UnreadableRecord(ValueError):
@@ -93,6 +94,8 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
         arrays += [raw for choice in step.choices for raw in extras.bytes_of(choice)]
         response, again = extras.left_out(step.response, step.choices)
     head = dict(zip(_FACTS, _facts_of(step), strict=True))
+    head["engine"] = _object_of(step.engine, _ENGINE)
+    head["timing"] = _object_of(step.timing, _TIMING)
     head["prompts"] = prompts
     head["choices"] = [_choice_head(choice) for choice in step.choices]
     head["chains"] = chains
@@ -159,13 +162,18 @@ def _checksum(schema: int, packed: bytes) -> bytes:
     return blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()
 
 
+def _object_of(value: EngineFacts | Timing | Span, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return a dataclass as a dict: orjson takes several times as long to write a dataclass."""
+    return {name: getattr(value, name) for name in names}
+
+
 def _choice_head(choice: Choice) -> dict[str, Any]:
     return {
         "index": choice.index,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "prompt": choice.prompt,
-        "spans": choice.spans,
+        "spans": [_object_of(span, _SPAN) for span in choice.spans],
         "ids": len(choice.ids),
         "logprobs": len(choice.logprobs),
         "code": choice.logprobs.typecode,

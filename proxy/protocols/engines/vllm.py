@@ -256,11 +256,8 @@ class Vllm:
         if dialect == "generate":
             return tokens_of_generate(response)
         choices = response.get("choices") or ()
-        sampled = tuple(_sampled(choice) for choice in choices)
-        disagree = any(
-            has_other_ids_as_names(choice, sampled_choice.ids)
-            for choice, sampled_choice in zip(choices, sampled, strict=True)
-        )
+        sampled = tuple([_sampled(choice) for choice in choices])
+        disagree = any(has_other_ids_as_names(choice, choice.get("token_ids")) for choice in choices)
         return Tokens(response.get("prompt_token_ids"), sampled, ("ids_disagree",) if disagree else ())
 
 
