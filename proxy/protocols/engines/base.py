@@ -267,7 +267,9 @@ def has_other_ids_as_names(choice: Json, ids: Sequence[Any] | None) -> bool:
     if not ids or not isinstance(logprobs, dict):
         return False
     content = logprobs.get("content")
-    names = logprobs.get("tokens") or () if content is None else [entry.get("token") for entry in content]
+    names = logprobs.get("tokens") if content is None else [entry.get("token") for entry in content]
+    if not names:
+        return False
     with suppress(TypeError):  # names that are not strings are checked below
         if _NAMED not in "\n".join(names):
             return False  # tokens are named by their texts: the usual case
