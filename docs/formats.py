@@ -13,6 +13,11 @@ _OPENING = """Look up here the fields of each export format, and the containers 
 Nothing is retokenized, padded or filled in unless documented below. If a format cannot express a rollout, the response is
 409 with the reason; an export of many rollouts skips and reports the rollout. A missing or null field is unknown.
 
+`branches` is a format's default for this parameter. `one`: the trainer takes one row for each rollout, and a forked rollout is
+refused. `longest` and `last` drop the other rows; the number of their trained tokens is `dropped_tokens` in `skipped`. With
+`row_weight=split` the rollout's reward and advantage are divided by the number of its rows; rewards and advantages of steps or
+tokens are not.
+
 A *batch* is an object of lists with one entry per row; other formats return lists of rows.
 """
 
@@ -35,12 +40,25 @@ def _format(form: Format, first: Format) -> Iterator[str]:
         yield f"{about}\n"
     origin = "" if form is first else f" See [`{first.name}`](#{first.name})."
     yield f"{_text(kind.__doc__)}{' A batch.' if isinstance(form, Batched) else ''}{origin}\n"
+    yield f"{_requirements(form)}\n"
     if form is not first and form.columns == first.columns:
         yield "The fields are the same.\n"
         return
     for name, column in form.columns.items():
         yield f"- `{name}`: {_type(column)}"
     yield ""
+
+
+def _requirements(form: Format) -> str:
+    """Return what the format requires of a rollout, and its default for `branches`."""
+    return f"{_REWARDS[form.reward]} `branches`: {form.branches}."
+
+
+_REWARDS = {
+    "required": "Requires a reward.",
+    "uniform": "Requires rewards of all rollouts of a group, or of none.",
+    "optional": "Requires no reward.",
+}
 
 
 def _containers() -> Iterator[str]:

@@ -108,13 +108,14 @@ class RowFacts(TypedDict):
     """The rollout and the steps of one row of a batch.
 
     `step_ids` are the steps whose completion tokens are trained in the row. `reward` is the rollout's; `advantage` is null
-    unless the rollout has exactly one (not one per step or per token).
+    unless the rollout has exactly one (not one per step or per token). `weight` is 1/n for a rollout of n rows.
     """
 
     rollout_id: str
     step_ids: list[str]
     reward: float | None
     advantage: float | None
+    weight: float
 
 
 class ClaimedGroup(TypedDict):
@@ -134,7 +135,7 @@ class ClaimedGroup(TypedDict):
     rewards: list[float | None]
     advantages: list[Any] | None
     rows: list[RowFacts]
-    skipped: list[dict[str, str]]
+    skipped: list[dict[str, Any]]
     data: Any
 
 

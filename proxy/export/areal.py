@@ -5,7 +5,7 @@ AReaL counts a missing reward as 0.0, so this format requires a reward.
 
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROBS, REWARD, Columns, Listed
+from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROBS, REWARD, Columns, Listed, RewardUse
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs
 from proxy.trajectory.sequence import Row
 
@@ -16,6 +16,7 @@ class ArealFormat(Listed, SequenceView):
     """One dict for each sequence. All values have shape [1, T] except `rewards`; the trainer pads."""
 
     name = "areal"
+    reward: ClassVar[RewardUse] = "required"
     columns: ClassVar[Columns] = {
         "input_ids": [IDS],
         "loss_mask": [BITS],

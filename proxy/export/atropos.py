@@ -5,7 +5,7 @@ The text of a node requires a tokenizer (`Fill.decode`); without one, `full_text
 
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import IDS, LOGPROBS, REWARD, TEXT, Batched, Columns, Listed
+from proxy.export.base import IDS, LOGPROBS, REWARD, TEXT, Batched, Columns, Listed, RewardUse
 from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_logprobs
 from proxy.trajectory.sequence import Row
 
@@ -48,6 +48,7 @@ class ScoredDataFormat(Batched, SequenceView):
     """
 
     name = "scored_data"
+    reward: ClassVar[RewardUse] = "required"
     keeps_first = False
     columns: ClassVar[Columns] = {
         "tokens": [IDS],

@@ -6,7 +6,7 @@ A format is a pure view: the same rollout gives the same rows.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, Skipped
@@ -15,6 +15,8 @@ from proxy.trajectory.step import Step
 # Recursive type aliases need quotes before Python 3.12.
 Column: TypeAlias = "str | list[Column] | dict[str, Column]"
 Columns: TypeAlias = "Mapping[str, Column]"
+RewardUse: TypeAlias = Literal["optional", "uniform", "required"]
+RowsPerRollout: TypeAlias = Literal["all", "one"]
 
 TEXT: Final = "text"
 JSON: Final = "json"  # values of any type, as JSON text: a column must have one type
@@ -31,7 +33,27 @@ LOGPROBS: Final[list[Column]] = [LOGPROB]
 
 
 class Inexpressible(ValueError):
-    """A format cannot represent a rollout; the message has the rollout, the reason and a remedy."""
+    """A format cannot represent a rollout; the message has the rollout, the reason and a remedy, `code` its kind."""
+
+    code: ClassVar[str] = "format"
+
+
+class Forked(Inexpressible):
+    """The rollout has several sequences where one is required."""
+
+    code = "forked"
+
+
+class MissingReward(Inexpressible):
+    """The rollout has no reward where one is required."""
+
+    code = "no_reward"
+
+
+class MissingAdvantage(Inexpressible):
+    """The rollout has no advantage where one is required."""
+
+    code = "no_advantage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +68,7 @@ class Plan:
     """
 
     trained: Sequence[tuple[str, ...]]
-    skipped: list[dict[str, str]]
+    skipped: list[dict[str, Any]]
     render: Callable[[], Iterator[Any]]
     pack: Callable[[], Iterator[Any]] | None = None
 
@@ -59,7 +81,7 @@ class Rows:
     """
 
     rows: list[Any]
-    skipped: list[dict[str, str]]
+    skipped: list[dict[str, Any]]
     trained: Sequence[tuple[str, ...]] = ()
 
 
@@ -85,12 +107,17 @@ class Format(Protocol):
     """One export format.
 
     `whole`: its steps need their requests and responses. `columns`: the types of a row's fields, in order, for typed
-    containers.
+    containers. `reward`: whether each rollout needs a reward, unless its steps have the rewards that the rows need; or all
+    rollouts of a group if one has a reward (`uniform`). `branches`: `one` if the trainer takes one row for each rollout.
+    `repeats_reward`: false if only one row of a rollout has its reward.
     """
 
     name: str
     whole: bool
     columns: ClassVar[Columns]
+    reward: ClassVar[RewardUse]
+    branches: ClassVar[RowsPerRollout]
+    repeats_reward: ClassVar[bool]
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
         """Choose the rows of one rollout.
@@ -130,6 +157,21 @@ class Format(Protocol):
 
 class Planned(ABC):
     """A format that renders its rows one at a time, from a plan."""
+
+    name: str
+    reward: ClassVar[RewardUse] = "optional"
+    branches: ClassVar[RowsPerRollout] = "all"
+    repeats_reward: ClassVar[bool] = True
+
+    def check_branches(self, facts: RolloutFacts, options: Options, count: int) -> None:
+        """Raise Forked for a rollout with several sequences if the format or `branches` requires one."""
+        if count > 1 and "one" in (self.branches, options.branches):
+            given = "" if self.branches == "one" else " with branches=one"
+            raise Forked(
+                f"Format {self.name!r}{given} requires one sequence per rollout; rollout {facts.rollout_id!r} has {count} "
+                "sequences. Use branches=longest or branches=last, which drop the tokens of the others, or a format with "
+                "several sequences."
+            )
 
     @abstractmethod
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
@@ -181,7 +223,8 @@ class Batched(Listed):
         rows = super().gather(members)
         if len({frozenset(key for key in row if row[key] is not None) for row in rows}) > 1:
             odd = sorted({key for row in rows for key in row if any(other.get(key) is None for other in rows)})
-            raise Inexpressible(
+            kind = MissingAdvantage if odd == ["advantages"] else Inexpressible
+            raise kind(
                 f"Format {self.name!r} requires the same fields in all rows; some have no {' and no '.join(odd)}."
             )
         if not rows:
@@ -192,6 +235,10 @@ class Batched(Listed):
         }
 
 
-def skipped_rows(skipped: Sequence[Skipped]) -> list[dict[str, str]]:
+def skipped_rows(skipped: Sequence[Skipped]) -> list[dict[str, Any]]:
     """Return the skipped steps as JSON values."""
-    return [{"step_id": left.step_id, "why": left.why} for left in skipped]
+    return [
+        {"step_id": left.step_id, "why": left.why}
+        | ({"dropped_tokens": left.dropped_tokens} if left.dropped_tokens else {})
+        for left in skipped
+    ]

@@ -7,7 +7,7 @@ their prompts.
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import COUNT, FLAG, IDS, JSON, LOGPROBS, REWARD, TEXT, Columns, Inexpressible, Rows
+from proxy.export.base import COUNT, FLAG, IDS, JSON, LOGPROBS, REWARD, TEXT, Columns, Inexpressible, RewardUse, Rows
 from proxy.export.sequence_view import RowSource
 from proxy.export.turn_view import TurnRow, TurnView, step_reward
 from proxy.trajectory import record_values as typed
@@ -32,6 +32,7 @@ class MarinFormat(TurnView):
     """One Rollout for each turn. `decoding` requires a known temperature and `max_tokens`."""
 
     name = "marin"
+    reward: ClassVar[RewardUse] = "required"
     whole = False
     columns: ClassVar[Columns] = {
         "env_name": TEXT,

@@ -5,7 +5,19 @@ The agent's response is not shifted. The action arrays of an Experience start at
 
 from typing import Any, ClassVar
 
-from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROB, LOGPROBS, REWARD, Columns, Listed
+from proxy.export.base import (
+    BITS,
+    COUNT,
+    FLAG,
+    IDS,
+    LOGPROB,
+    LOGPROBS,
+    REWARD,
+    Columns,
+    Listed,
+    RewardUse,
+    RowsPerRollout,
+)
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, turns
 from proxy.trajectory.sequence import Row
 
@@ -14,7 +26,8 @@ class OpenRlhfFormat(Listed, SequenceView):
     """One agent response for each rollout; `action_ranges` has one half-open range for each turn."""
 
     name = "openrlhf"
-    single = True
+    reward: ClassVar[RewardUse] = "required"
+    branches: ClassVar[RowsPerRollout] = "one"
     columns: ClassVar[Columns] = {
         "observation_tokens": IDS,
         "action_ranges": [[COUNT]],
@@ -40,7 +53,8 @@ class OpenRlhfExperienceFormat(Listed, SequenceView):
     """One Experience of one row for each rollout, unpadded."""
 
     name = "openrlhf_experience"
-    single = True
+    reward: ClassVar[RewardUse] = "required"
+    branches: ClassVar[RowsPerRollout] = "one"
     keeps_first = False
     columns: ClassVar[Columns] = {
         "sequences": [IDS],

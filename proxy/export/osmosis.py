@@ -6,7 +6,7 @@ both numbers.
 
 from typing import Any, ClassVar
 
-from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed
+from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed, RewardUse, RowsPerRollout
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, turns
 from proxy.trajectory.sequence import Row
 
@@ -15,7 +15,8 @@ class OsmosisFormat(Listed, SequenceView):
     """One row for each rollout. A claim is `mask_claim` in a step's `extra`: the claimed number of tokens."""
 
     name = "osmosis"
-    single = True
+    reward: ClassVar[RewardUse] = "required"
+    branches: ClassVar[RowsPerRollout] = "one"
     columns: ClassVar[Columns] = {
         "rollout_id": TEXT,
         "prompt_ids": IDS,

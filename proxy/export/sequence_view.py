@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from proxy.export.base import PLAIN, Fill, Inexpressible, Plan, Planned, skipped_rows
+from proxy.export.base import (
+    PLAIN,
+    Fill,
+    Inexpressible,
+    MissingAdvantage,
+    MissingReward,
+    Plan,
+    Planned,
+    skipped_rows,
+)
 from proxy.trajectory.facts import RolloutFacts, number_of
 from proxy.trajectory.sequence import Options, Row, SequenceSpan, sequences
 from proxy.trajectory.step import Step
@@ -25,11 +34,9 @@ class RowSource:
     fill: Fill
     alone: bool = True
 
-    def refuse(self, requirement: str, found: str) -> Inexpressible:
+    def refuse(self, requirement: str, found: str, kind: type[Inexpressible] = Inexpressible) -> Inexpressible:
         """Return the exception that refuses this rollout."""
-        return Inexpressible(
-            f"Format {self.name!r} requires {requirement}; rollout {self.facts.rollout_id!r} has {found}."
-        )
+        return kind(f"Format {self.name!r} requires {requirement}; rollout {self.facts.rollout_id!r} has {found}.")
 
     def refuse_unlogged(self, what: str) -> Inexpressible:
         """Return the exception for sampled tokens without logprobs."""
@@ -46,7 +53,7 @@ class RowSource:
             Inexpressible: It has none.
         """
         if self.facts.reward is None:
-            raise self.refuse("a reward", "none")
+            raise self.refuse("a reward", "none", MissingReward)
         return float(self.facts.reward)
 
     def group_number(self) -> int:
@@ -81,11 +88,10 @@ class RowSource:
 class SequenceView(Planned):
     """A format with one row for each canonical row.
 
-    `single`: the trainer accepts one row per rollout. `keeps_first`: false if it drops the first position.
+    `keeps_first`: false if the trainer drops the first position.
     """
 
     name: str
-    single = False
     keeps_first = True
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
@@ -96,12 +102,8 @@ class SequenceView(Planned):
         """
         found = sequences(steps, facts, options)
         by_id = {step.step_id: step for step in steps}
-        source = RowSource(self.name, facts, by_id, fill, alone=len(found.branches) == 1)
-        if self.single and len(found.branches) > 1:
-            raise source.refuse(
-                "one sequence per rollout",
-                f"{len(found.branches)} sequences. Use branches=longest or branches=last, or a format with several sequences",
-            )
+        source = RowSource(self.name, found.facts, by_id, fill, alone=len(found.branches) == 1)
+        self.check_branches(facts, options, len(found.branches))
         if not self.keeps_first and any(node.start == 0 for branch in found.branches for node in branch.owned_nodes):
             raise source.refuse("a prompt before the first sampled token", "a sequence without one")
         return Plan(
@@ -138,7 +140,7 @@ def advantage_from(source: RowSource) -> float:
     """
     advantages = source.facts.advantages
     if advantages is None:
-        raise source.refuse("an advantage", "none")
+        raise source.refuse("an advantage", "none", MissingAdvantage)
     if isinstance(advantages, int | float):
         return float(advantages)
     raise source.refuse("one advantage per rollout", "several")

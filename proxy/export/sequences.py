@@ -71,6 +71,7 @@ class SequencesFormat(Listed, Planned):
         Only an explicit `fill` replaces null where nothing was sampled.
         """
         found = sequences(steps, facts, options)
+        self.check_branches(facts, options, len(found.branches))
         return Plan(
             [branch.step_ids for branch in found.branches],
             skipped_rows(found.skipped),

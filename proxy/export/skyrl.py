@@ -6,7 +6,20 @@ response must end in the EOS; a turn that ended with a stop string has none, and
 
 from typing import Any, ClassVar
 
-from proxy.export.base import BITS, COUNT, FLAG, IDS, JSON, LOGPROBS, TEXT, Batched, Columns, Inexpressible
+from proxy.export.base import (
+    BITS,
+    COUNT,
+    FLAG,
+    IDS,
+    JSON,
+    LOGPROBS,
+    TEXT,
+    Batched,
+    Columns,
+    Inexpressible,
+    RewardUse,
+    RowsPerRollout,
+)
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, step_reward_ends, turn_rewards
 from proxy.export.turn_view import TurnRow, TurnView
 from proxy.trajectory.sequence import Row
@@ -39,7 +52,8 @@ class SkyRlFormat(_Output, SequenceView):
     """A GeneratorOutput with one entry for each rollout."""
 
     name = "skyrl"
-    single = True
+    reward: ClassVar[RewardUse] = "required"
+    branches: ClassVar[RowsPerRollout] = "one"
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """Return the output."""
@@ -66,6 +80,8 @@ class SkyRlStepwiseFormat(_Output, TurnView):
     """
 
     name = "skyrl_stepwise"
+    reward: ClassVar[RewardUse] = "required"
+    repeats_reward: ClassVar[bool] = False
 
     def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
         """Return the output of one turn."""

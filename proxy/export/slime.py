@@ -6,7 +6,7 @@ Sequences of one rollout share its `rollout_id`, over which the trainer sums los
 
 from typing import Any, ClassVar
 
-from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed
+from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed, RewardUse
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, id_number
 from proxy.trajectory.sequence import Row
 
@@ -15,6 +15,7 @@ class SlimeFormat(Listed, SequenceView):
     """One sample for each sequence."""
 
     name = "slime"
+    reward: ClassVar[RewardUse] = "required"
     columns: ClassVar[Columns] = {
         "group_index": COUNT,
         "index": COUNT,

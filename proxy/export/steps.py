@@ -68,6 +68,8 @@ class StepsFormat(Listed, Planned):
         `branches` and `max_len` apply to joined rows only.
         """
         chosen, skipped = select(steps, options)
+        if options.row_weight == "split":
+            facts = facts.split(len(chosen))
         unlogged = {step.step_id for step in steps if is_unlogged(step)}
         return Plan(
             [(step.step_id,) for step, _ in chosen],

@@ -5,7 +5,19 @@ The trainer treats a completion as truncated if its last id, as sampled, is not 
 
 from typing import Any, ClassVar
 
-from proxy.export.base import BITS, COUNT, IDS, LOGPROB, LOGPROBS, REWARD, Batched, Columns, Listed
+from proxy.export.base import (
+    BITS,
+    COUNT,
+    IDS,
+    LOGPROB,
+    LOGPROBS,
+    REWARD,
+    Batched,
+    Columns,
+    Listed,
+    RewardUse,
+    RowsPerRollout,
+)
 from proxy.export.sequence_view import RowSource, SequenceView, advantage_from, filled_logprobs, policy_versions_from
 from proxy.trajectory.sequence import Row
 
@@ -14,7 +26,8 @@ class TrlFormat(Batched, SequenceView):
     """Separate prompt and completion. `reward` is for the reward functions, and is absent if there is none."""
 
     name = "trl"
-    single = True
+    reward: ClassVar[RewardUse] = "uniform"
+    branches: ClassVar[RowsPerRollout] = "one"
     columns: ClassVar[Columns] = {
         "prompt_ids": [IDS],
         "completion_ids": [IDS],

@@ -86,17 +86,20 @@ class TurnView(Planned):
         Raises:
             Inexpressible: The format cannot represent the rollout.
         """
-        found = sequences(steps, facts, replace(options, max_len=None))
+        found = sequences(steps, facts, replace(options, max_len=None, row_weight="full"))
+        self.check_branches(facts, options, len(found.branches))
         skipped = list(found.skipped)
         owned = {node.key: node for branch in found.branches for node in branch.owned_nodes}
         turns = [
             chosen for _, node in sorted(owned.items()) if (chosen := self._fit(node, options, skipped)) is not None
         ]
-        source = RowSource(self.name, facts, {step.step_id: step for step in steps}, fill, len(found.branches) == 1)
         bare = [_Chosen(step, choice, has_tokens=False) for step, choice in self.without_tokens(steps)]
         last = turns[-1] if turns else None
         bare_logprobs = {step.step_id for step in steps if RETOKENIZED in step.problems or is_unlogged(step)}
         all_rows = sorted([*turns, *bare], key=lambda chosen: chosen.key)
+        if options.row_weight == "split" and self.repeats_reward:
+            facts = facts.split(len(all_rows))
+        source = RowSource(self.name, facts, {step.step_id: step for step in steps}, fill, len(found.branches) == 1)
 
         def rendered() -> Iterator[Any]:
             for chosen in all_rows:
@@ -132,7 +135,7 @@ class TurnView(Planned):
             return _Chosen(node.step, node.choice)
         if self.cuts and options.overlong == "cut" and (self.keeps_empty or node.start < room):
             return _Chosen(node.step, node.choice, room)
-        skipped.append(Skipped(node.step.step_id, f"longer than max_len={room}"))
+        skipped.append(Skipped(node.step.step_id, f"longer than max_len={room}", len(node.choice.ids)))
         return None
 
 

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns, Listed
+from proxy.export.base import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns, Listed, RewardUse
 from proxy.export.sequence_view import RowSource
 from proxy.export.turn_view import TurnRow, TurnView, prompt_fill, step_reward
 from proxy.trajectory.sequence import is_cut
@@ -23,6 +23,7 @@ class VerifiersFormat(Listed, TurnView):
     """One TrajectoryStep for each choice, oldest first. `max_len` cuts as verifiers' `max_seq_len` does."""
 
     name = "verifiers"
+    reward: ClassVar[RewardUse] = "required"
     whole = True
     cuts = True
     keeps_empty = True
@@ -122,6 +123,7 @@ class TrainingExamplesFormat(Listed, TurnView):
     """
 
     name = "training_examples"
+    reward: ClassVar[RewardUse] = "required"
     cuts = True
     columns: ClassVar[Columns] = {"token_ids": IDS, "logprobs": LOGPROBS, "mask": BITS, "reward": REWARD}
 

@@ -9,7 +9,19 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from proxy.export.base import BITS, COUNT, IDS, JSON, LOGPROBS, REWARD, Batched, Columns, Listed
+from proxy.export.base import (
+    BITS,
+    COUNT,
+    IDS,
+    JSON,
+    LOGPROBS,
+    REWARD,
+    Batched,
+    Columns,
+    Listed,
+    RewardUse,
+    RowsPerRollout,
+)
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, policy_versions_from, turns
 from proxy.trajectory.sequence import Row
 
@@ -18,7 +30,7 @@ class VerlFormat(Listed, SequenceView):
     """One AgentLoopOutput for each rollout. `num_turns` counts its messages without those of the system."""
 
     name = "verl"
-    single = True
+    branches: ClassVar[RowsPerRollout] = "one"
     whole = True
     columns: ClassVar[Columns] = {
         "prompt_ids": IDS,
@@ -53,7 +65,8 @@ class VerlDataProtoFormat(Batched, SequenceView):
     """
 
     name = "verl_dataproto"
-    single = True
+    reward: ClassVar[RewardUse] = "uniform"
+    branches: ClassVar[RowsPerRollout] = "one"
     columns: ClassVar[Columns] = {
         "prompts": [IDS],
         "responses": [IDS],

@@ -1,7 +1,7 @@
 """The facts of a rollout that its exported rows contain."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Any, Final
 
@@ -20,6 +20,17 @@ class RolloutFacts:
     step_rewards: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     advantages: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def split(self, rows: int) -> "RolloutFacts":
+        """Return the facts for each of this many rows, which share the reward and a single advantage."""
+        if rows < 2:
+            return self
+        is_number = isinstance(self.advantages, int | float) and not isinstance(self.advantages, bool)
+        return replace(
+            self,
+            reward=None if self.reward is None else self.reward / rows,
+            advantages=self.advantages / rows if is_number else self.advantages,
+        )
 
     def step_reward(self, step_id: str) -> float | None:
         """Return the step's reward, which is the sum of its tokens' rewards; None if it has none."""

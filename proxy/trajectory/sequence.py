@@ -30,15 +30,17 @@ _CUT: Final = frozenset({"length", "abort", "error"})
 class Options:
     """Which rows are exported.
 
-    `branches`: every leaf, the longest one, or the youngest. `include`: exact steps only, flagged ones too (whose rows
-    then have the problems), or even `retokenized` ones, whose logprobs are all null. `max_len`: the maximum number of
-    tokens; a longer row is `cut` at a span boundary, dropped, or kept.
+    `branches`: every leaf, the longest one, or the youngest; `one` is every leaf, and formats refuse a rollout with several.
+    `include`: exact steps only, flagged ones too (whose rows then have the problems), or even `retokenized` ones, whose
+    logprobs are all null. `max_len`: the maximum number of tokens; a longer row is `cut` at a span boundary, dropped, or kept.
+    `row_weight`: whether each row has the rollout's whole reward and advantage, or an equal share.
     """
 
-    branches: Literal["all", "longest", "last"] = "all"
+    branches: Literal["all", "one", "longest", "last"] = "all"
     include: Literal["exact", "flagged", "retokenized"] = "exact"
     max_len: int | None = None
     overlong: Literal["cut", "drop", "keep"] = "cut"
+    row_weight: Literal["full", "split"] = "full"
 
 
 class SequenceSpan(Struct, frozen=True):
@@ -133,10 +135,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A step of which nothing is trained, or not all, and why."""
+    """A step of which nothing is trained, or not all, and why.
+
+    `dropped_tokens`: sampled tokens that would be trained without `branches` or `max_len`.
+    """
 
     step_id: str
     why: str
+    dropped_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -211,8 +217,11 @@ def sequences(
     branches = [fitting for branch in wanted if (fitting := _fit(branch, options)) is not None]
     _assign_owners(branches)
     skipped += _untrained(planted, wanted, branches, options)
-    # A branch that was cut to nodes that others train is dropped.
-    return Sequences(facts, tuple(branch for branch in branches if branch.owned), tuple(dict.fromkeys(skipped)))
+    rows = tuple(
+        branch for branch in branches if branch.owned
+    )  # one that was cut to nodes that others train is dropped
+    shared = facts.split(len(rows)) if options.row_weight == "split" else facts
+    return Sequences(shared, rows, tuple(dict.fromkeys(skipped)))
 
 
 def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Choice]], list[Skipped]]:
@@ -256,7 +265,7 @@ def _why_not(step: Step, choice: Choice, options: Options, *, unlogged: bool) ->
 
 
 def _wanted(leaves: list[Node], options: Options) -> list[Node]:
-    if options.branches == "all" or not leaves:
+    if options.branches in ("all", "one") or not leaves:
         return leaves
     if options.branches == "last":
         return [max(leaves, key=lambda leaf: leaf.key)]
@@ -279,15 +288,18 @@ def _assign_owners(branches: Sequence[Branch]) -> None:
         assigned |= branch.owned
 
 
-def _untrained(tree: Tree, wanted: list[Branch], branches: list[Branch], options: Options) -> Iterator[Skipped]:
+def _untrained(tree: Tree, wanted: list[Branch], branches: list[Branch], options: Options) -> list[Skipped]:
     """Return the nodes that no row trains, and why."""
     trained = {position for branch in branches for position in branch.owned}
     reached = {node.position for branch in wanted for node in branch.path}
+    dropped: dict[tuple[str, str], int] = {}
     for node in tree.nodes:
         if node.position not in trained:
             overlong = node.position in reached
             why = f"longer than max_len={options.max_len}" if overlong else f"not on the {options.branches} branch"
-            yield Skipped(node.step.step_id, why)
+            key = node.step.step_id, why
+            dropped[key] = dropped.get(key, 0) + len(node.choice.ids)
+    return [Skipped(step_id, why, count) for (step_id, why), count in dropped.items()]
 
 
 def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:

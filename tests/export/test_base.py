@@ -2,16 +2,24 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from math import fsum
 
 import pytest
 import worked
 from forests import make_step
 
 from proxy.export import _ALL, FORMATS, Fill, Inexpressible
-from proxy.export.base import PLAIN, skipped_rows
+from proxy.export.base import PLAIN, Forked, MissingAdvantage, MissingReward, skipped_rows
 from proxy.trajectory.sequence import Options, Skipped
 
 LENGTHS = Fill(prompt_length=4, response_length=10)
+FORK = [make_step("a", [1], [10, 9], policy_version="1"), make_step("b", [2, 3], [20, 9], policy_version="1")]
+# The trainer takes one row for each rollout (docs/trainers.md); a missing reward is refused or would be counted as 0.
+ONE_ROW = {"osmosis", "trl", "verl", "verl_dataproto", "skyrl", "openrlhf", "openrlhf_experience"}
+REWARDS = {
+    "optional": {"sequences", "steps", "nodes", "trl_async", "verl", "tinker", "prime_rl"},
+    "uniform": {"trl", "verl_dataproto"},  # a batch has the rewards of all rows, or none
+}
 
 
 def test_each_format_has_a_unique_name():
@@ -82,3 +90,89 @@ def test_rows_of_which_some_lack_a_field_cannot_be_gathered():
 
 def test_a_skipped_step_is_reported_with_id_and_reason():
     assert [{"step_id": "a", "why": "echo"}] == skipped_rows([Skipped("a", "echo")])
+
+
+def test_a_skipped_step_is_reported_with_the_tokens_that_are_not_trained():
+    assert [{"step_id": "a", "why": "long", "dropped_tokens": 3}] == skipped_rows([Skipped("a", "long", 3)])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_requires_a_reward_if_its_trainer_does(name):
+    """`uniform`: of all rollouts of a group or of none."""
+    form = FORMATS[name]
+    facts = replace(worked.FACTS, reward=None)
+    expected = next((use for use, names in REWARDS.items() if name in names), "required")
+
+    assert expected == form.reward
+    if expected == "required":
+        with pytest.raises(MissingReward, match="requires a reward") as missing:
+            form.rows(facts, worked.STEPS, Options(), LENGTHS)
+        assert "no_reward" == missing.value.code
+        return
+    members = [form.rows(given, worked.STEPS, Options(), LENGTHS) for given in (worked.FACTS, facts)]
+    if expected == "uniform":
+        with pytest.raises(Inexpressible, match="requires the same fields"):
+            form.gather(members)
+        members = members[1:]
+    assert form.gather(members)
+
+
+@pytest.mark.parametrize("name", ["tinker", "trl_async", "prime_rl"])
+def test_a_missing_advantage_has_its_own_code(name):
+    with pytest.raises(MissingAdvantage) as missing:
+        worked.rows(name, facts=replace(worked.FACTS, advantages=None))
+
+    assert "no_advantage" == missing.value.code
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_forked_rollout_is_refused_by_formats_with_one_row_per_rollout(name):
+    """And with branches=one by every format that joins steps; the message has the number of rows and a remedy."""
+    refusing = [branches for branches in ("all", "one", "longest", "last") if is_refused(name, branches)]
+
+    assert ("one" if name in ONE_ROW else "all") == FORMATS[name].branches
+    assert (["all", "one"] if name in ONE_ROW else [] if name == "steps" else ["one"]) == refusing
+
+
+def is_refused(name, branches):
+    try:
+        assert worked.rows(name, FORK, options=Options(branches=branches), fill=LENGTHS)
+    except Forked as forked:
+        assert "forked" == forked.code
+        assert "2 sequences" in str(forked)
+        assert "branches=longest" in str(forked)
+        return True
+    return False
+
+
+def reward_of(row):
+    """Return the sum of the rewards of a row; None if the format has no rewards."""
+    if isinstance(row, list):
+        return None
+    for name in ("reward", "scores", "episode_reward", "rewards", "reward_score", "rm_scores"):
+        if name in row:
+            return fsum(flat([row[name]]))
+    return None
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_split_rewards_of_a_rollouts_rows_add_up_to_its_reward(name):
+    """By default each row has the whole reward; a format that has it in one row only is not divided."""
+    options = Options(branches="longest" if name in ONE_ROW else "all")
+    full, split = (
+        [reward_of(row) for row in worked.rows(name, FORK, options=replace(options, row_weight=weight), fill=LENGTHS)]
+        for weight in ("full", "split")
+    )
+    rows = 1 if name in ONE_ROW else 2
+
+    assert rows == len(full) == len(split)
+    if full[0] is not None:
+        assert [0.0, 1.0] == full if name == "skyrl_stepwise" else [1.0] * rows == full
+        assert 1.0 == fsum(split)
+
+
+@pytest.mark.parametrize(("name", "field"), [("trl_async", "advantage"), ("tinker", "advantages")])
+def test_split_advantages_are_divided(name, field):
+    options = Options(row_weight="split")
+
+    assert [0.25, 0.25] == [max(flat([row[field]])) for row in worked.rows(name, FORK, options=options)]

@@ -32,7 +32,10 @@ def test_a_turn_longer_than_max_len_is_skipped_and_reported(name):
     """If the trainer's format has no truncation."""
     found = FORMATS[name].rows(worked.FACTS, worked.STEPS, Options(max_len=11))
 
-    assert (1, [{"step_id": "b", "why": "longer than max_len=11"}]) == (len(found.rows), found.skipped)
+    assert (1, [{"step_id": "b", "why": "longer than max_len=11", "dropped_tokens": 2}]) == (
+        len(found.rows),
+        found.skipped,
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

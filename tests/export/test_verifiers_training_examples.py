@@ -44,7 +44,8 @@ def test_the_completion_is_cut_to_max_len():
     found = FORMATS["training_examples"].rows(worked.FACTS, worked.STEPS, Options(max_len=10))
 
     assert ([203], [0] * 10 + [1]) == (cut[1]["token_ids"][10:], cut[1]["mask"])
-    assert (EXAMPLES[:1], [{"step_id": "b", "why": "longer than max_len=10"}]) == (found.rows, found.skipped)
+    skipped = [{"step_id": "b", "why": "longer than max_len=10", "dropped_tokens": 2}]
+    assert (EXAMPLES[:1], skipped) == (found.rows, found.skipped)
 
 
 def test_a_superseded_call_has_no_example():

@@ -1,5 +1,9 @@
 """Facts of a rollout: group, reward, step rewards, advantages."""
 
+from dataclasses import replace
+
+import pytest
+
 from proxy.trajectory.facts import RolloutFacts
 
 
@@ -26,3 +30,21 @@ def test_a_steps_reward_is_the_sum_of_its_tokens():
 def test_token_rewards_are_a_list_of_numbers():
     """A single number is a step reward."""
     assert [None, [0.5, 0.25], None] == [FACTS.token_rewards(step) for step in ("s1", "s2", "s3")]
+
+
+@pytest.mark.parametrize(
+    ("advantages", "shared"),
+    [(1.0, 0.25), (None, None), ([1.0, 2.0], [1.0, 2.0]), ({"s1": 1.0}, {"s1": 1.0}), (True, True)],
+)
+def test_rows_share_the_reward_and_a_single_advantage(advantages, shared):
+    """Rewards of steps, and advantages of steps or tokens, belong to one row."""
+    split = replace(FACTS, reward=2.0, advantages=advantages).split(4)
+
+    assert (0.5, shared, FACTS.step_rewards) == (split.reward, split.advantages, split.step_rewards)
+
+
+def test_facts_of_one_row_or_without_a_reward_are_not_divided():
+    rewarded = replace(FACTS, reward=2.0)
+
+    assert rewarded == rewarded.split(1) == rewarded.split(0)
+    assert FACTS == FACTS.split(3)

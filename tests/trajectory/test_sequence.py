@@ -21,7 +21,7 @@ FLAGGED = Options(include="flagged")
 TWIN = {"extra": {"request_key": "same"}}
 ANY_OPTIONS = st.builds(
     Options,
-    branches=st.sampled_from(["all", "longest", "last"]),
+    branches=st.sampled_from(["all", "one", "longest", "last"]),
     include=st.sampled_from(["exact", "flagged"]),
     max_len=st.one_of(st.none(), st.integers(1, 12)),
     overlong=st.sampled_from(["cut", "drop", "keep"]),
@@ -114,6 +114,29 @@ def test_rows_and_report_do_not_depend_on_the_order_of_steps(steps, random, opti
         [row.as_row() for row in in_disorder.rows]
     )
     assert in_order.skipped == in_disorder.skipped
+
+
+@given(rollouts(), ANY_OPTIONS)
+def test_tokens_that_the_options_drop_are_counted(steps, options):
+    """They are those that are trained with the default branches and length."""
+
+    def trained(found):
+        return sum(len(node.choice.ids) for branch in found.branches for node in branch.owned_nodes)
+
+    found = sequences(steps, FACTS, options)
+    whole = sequences(steps, FACTS, replace(options, branches="all", max_len=None))
+
+    assert trained(whole) == trained(found) + sum(entry.dropped_tokens for entry in found.skipped)
+
+
+@given(rollouts(), ANY_OPTIONS)
+def test_the_shares_of_rows_add_up_to_the_reward_and_the_advantage(steps, options):
+    facts = replace(FACTS, reward=3.0, advantages=-1.5)
+    rows = sequences(steps, facts, replace(options, row_weight="split")).rows
+
+    assert {(3.0 / len(rows), -1.5 / len(rows)) for _ in rows} == {
+        (row.facts.reward, row.facts.advantages) for row in rows
+    }
 
 
 @given(rollouts(), ANY_OPTIONS)

@@ -23,9 +23,11 @@ from proxy.trajectory.step import Step
 
 _FILLS: Final = ("prompt_logprob", "pad_id", "prompt_length", "response_length")
 EXPORT_OPTIONS: Final = (
-    "format", "branches", "include", "max_len", "overlong", "container", "report", "advantage", *_FILLS,
+    "format", "branches", "row_weight", "include", "max_len", "overlong", "container", "report", "advantage", *_FILLS,
 )  # fmt: skip
 _LOADED: Final[set[str]] = set()  # content types whose library is imported
+BRANCHES: Final = ("all", "one", "longest", "last")
+ROW_WEIGHTS: Final = ("full", "split")
 GIVEN: Final = ("given", "none")  # advantages that need no group
 
 
@@ -87,15 +89,18 @@ class ExportQuery:
         rows = (await planned.rows()).rows
         return Planned(Plan(plan.trained, plan.skipped, rows.__iter__), planned.weight, is_rendered=True)
 
-    def about(self, rollout: Rollout, trained: Iterable[Sequence[str]]) -> list[dict[str, Any]]:
+    def about(self, rollout: Rollout, trained: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         """Describe rows of a rollout, in their order; `trained` has the ids of the steps that each of them trains.
 
-        `advantage` is null unless the rollout has exactly one.
+        `advantage` is null unless the rollout has exactly one. `weight` is the share of each row in the rollout.
         """
-        advantages = None if self.advantage == "none" else rollout.advantages
-        is_number = isinstance(advantages, int | float) and not isinstance(advantages, bool)
-        facts = {"reward": rollout.reward, "advantage": advantages if is_number else None}
-        return [{"rollout_id": rollout.rollout_id, "step_ids": list(step_ids), **facts} for step_ids in trained]
+        count = max(1, len(trained))
+        is_split = self.options.row_weight == "split" and self.form.repeats_reward
+        facts = facts_of(rollout).split(count if is_split else 1)
+        advantage = None if self.advantage == "none" else facts.advantages
+        is_number = isinstance(advantage, int | float) and not isinstance(advantage, bool)
+        row = {"reward": facts.reward, "advantage": advantage if is_number else None, "weight": 1 / count}
+        return [{"rollout_id": rollout.rollout_id, "step_ids": list(step_ids), **row} for step_ids in trained]
 
     async def load(self) -> None:
         """Import the library of the container in a thread (pyarrow takes 0.2 s). Raises BadRequest if it is missing."""
@@ -120,13 +125,15 @@ class ExportQuery:
 
 def export_query_from(request: web.Request, advantages: Sequence[str] = GIVEN) -> ExportQuery:
     """Parse the options of a query. Raises BadRequest, which names the valid options."""
+    form = FORMATS[enum_param(request, "format", FORMATS, "sequences")]
     chosen = {
-        "branches": enum_param(request, "branches", ("all", "longest", "last"), "all"),
+        "branches": enum_param(request, "branches", BRANCHES, form.branches),
+        "row_weight": enum_param(request, "row_weight", ROW_WEIGHTS, "full"),
         "include": enum_param(request, "include", ("exact", "flagged", RETOKENIZED), "exact"),
         "overlong": enum_param(request, "overlong", ("cut", "drop", "keep"), "cut"),
     }
     return ExportQuery(
-        form=FORMATS[enum_param(request, "format", FORMATS, "sequences")],
+        form=form,
         container=_container_from(request),
         options=Options(**cast("Any", chosen), max_len=int_param(request, "max_len", None, minimum=1)),
         fill=Fill(
@@ -144,10 +151,17 @@ def export_query_from_claim(claim: ClaimBatch) -> ExportQuery:
     """Return the export options of a claim. Raises BadRequest for an unknown format."""
     if claim.format not in FORMATS:
         raise BadRequest(f"Unknown format {claim.format!r}; use one of {', '.join(FORMATS)}.", param="format")
+    form = FORMATS[claim.format]
     return ExportQuery(
-        form=FORMATS[claim.format],
+        form=form,
         container=CONTAINERS["json"],
-        options=Options(branches=claim.branches, include=claim.include, max_len=claim.max_len, overlong=claim.overlong),
+        options=Options(
+            branches=claim.branches or form.branches,
+            include=claim.include,
+            max_len=claim.max_len,
+            overlong=claim.overlong,
+            row_weight=claim.row_weight,
+        ),
         fill=Fill(
             prompt_logprob=claim.prompt_logprob,
             pad_id=claim.pad_id,

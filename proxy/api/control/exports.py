@@ -101,7 +101,7 @@ async def _pieces(
     context: Context, query: ExportQuery, rollouts: AsyncIterator[Rollout]
 ) -> AsyncGenerator[bytes, None]:
     """Write an export of many rollouts: at least one piece, and the first has the first row, if there is any."""
-    skipped: list[dict[str, str]] = []
+    skipped: list[dict[str, Any]] = []
     described: list[dict[str, Any]] = []
     writer = query.writer()
     ahead = writer.opening()
@@ -218,7 +218,7 @@ async def _stored(store: Store, count: int) -> AsyncIterator[StoredEntity | None
         yield stored
 
 
-def skipped_header(skipped: Sequence[Mapping[str, str]], *, is_empty: bool) -> dict[str, str]:
+def skipped_header(skipped: Sequence[Mapping[str, Any]], *, is_empty: bool) -> dict[str, str]:
     """Return the header with the number of skipped steps and the reasons; no header if none were skipped."""
     if not skipped:
         return {"X-Export-Skipped": "0; the rollout has no steps"} if is_empty else {}

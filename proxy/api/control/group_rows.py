@@ -43,7 +43,7 @@ class GroupRows:
     """
 
     members: list[Member]
-    skipped: list[dict[str, str]]
+    skipped: list[dict[str, Any]]
     why: str | None = None
 
     @property

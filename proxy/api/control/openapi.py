@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from proxy.api.control.export_query import GIVEN
+from proxy.api.control.export_query import BRANCHES, GIVEN, ROW_WEIGHTS
 from proxy.api.control.group_rows import ADVANTAGES
 from proxy.api.control.schemas import (
     AckBatch,
@@ -55,7 +55,8 @@ _SINCE = ("since", {"type": "integer", "minimum": 0, "description": "unix time i
 _FILTER = (("status", {"enum": list(STATUSES)}), ("group_id", _TEXT), _SINCE, ("limit", _COUNT))
 _EXPORT = (
     ("format", {"enum": list(FORMATS)}),
-    ("branches", {"enum": ["all", "longest", "last"]}),
+    ("branches", {"enum": list(BRANCHES), "description": "by default all; one for formats with one row per rollout"}),
+    ("row_weight", {"enum": list(ROW_WEIGHTS)}),
     ("include", {"enum": ["exact", "flagged", "retokenized"]}),
     ("max_len", _COUNT),
     ("overlong", {"enum": ["cut", "drop", "keep"]}),

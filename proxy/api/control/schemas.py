@@ -97,7 +97,8 @@ class ClaimBatch(_Body):
     advantage: Literal["none", "given", "grpo", "rloo"] = "given"
     min_group: Annotated[int, Field(ge=1)] = 1
     only_mixed: bool = False
-    branches: Literal["all", "longest", "last"] = "all"
+    branches: Literal["all", "one", "longest", "last"] | None = None
+    row_weight: Literal["full", "split"] = "full"
     include: Literal["exact", "flagged", "retokenized"] = "exact"
     max_len: Annotated[int, Field(ge=1)] | None = None
     overlong: Literal["cut", "drop", "keep"] = "cut"

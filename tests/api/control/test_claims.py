@@ -217,7 +217,7 @@ async def test_members_without_rows_are_listed_in_skipped_only(proxy):
     assert group["data"]["reward"] == group["rewards"]
     assert group["advantages"] == pytest.approx([1 - 0.5 / 3, -0.5])  # all four rewards count
     assert [
-        {"rollout_id": member, "step_ids": [step], "reward": reward, "advantage": advantage}
+        {"rollout_id": member, "step_ids": [step], "reward": reward, "advantage": advantage, "weight": 1.0}
         for member, step, reward, advantage in zip((first, last), steps, (1.0, 0.0), group["advantages"], strict=True)
     ] == group["rows"]
     assert {silent: "it has no steps", flagged: "none of its steps has a row"} == {

@@ -187,7 +187,7 @@ async def test_the_report_has_an_entry_for_each_row_in_every_container(proxy, co
 
     assert count == len(report["rows"]) == (1 if path.startswith("/rollouts") else 2)
     assert {
-        "rollout_id": first, "step_ids": [step["step_id"] for step in steps], "reward": 1.0, "advantage": 0.5
+        "rollout_id": first, "step_ids": [step["step_id"] for step in steps], "reward": 1.0, "advantage": 0.5, "weight": 1.0,
     } == entries[first]  # fmt: skip
 
 

@@ -247,7 +247,7 @@ async def test_an_advantage_that_is_not_a_number_is_null_in_the_description_of_r
     step = make_step("r0-0", [1], make_choice(0, [10], logprobs=array("f", [-1.0])), rollout_id="r0")
     description = (await read_rows([(rollout, [step])], query)).described(query)
 
-    assert ([{"rollout_id": "r0", "step_ids": ["r0-0"], "reward": 1, "advantage": None}], [value]) == (
+    assert ([{"rollout_id": "r0", "step_ids": ["r0-0"], "reward": 1, "advantage": None, "weight": 1.0}], [value]) == (
         description["rows"],
         description["advantages"],
     )
