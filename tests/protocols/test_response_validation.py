@@ -1,5 +1,7 @@
 """Valid fields of an engine's response become arrays and checked values; invalid ones flag the step."""
 
+from array import array
+
 import pytest
 
 from proxy.protocols.engines.base import Sampled, Tokens
@@ -131,3 +133,12 @@ def test_usage_with_values_that_are_no_counts_is_rejected(usage, is_sound):
 
 def test_responses_of_generate_need_no_message():
     assert set() == check_messages("generate", {"choices": [{"index": 0}]})
+
+
+@pytest.mark.parametrize("returned", [[1, 2], array("i", [1, 2]), (1, 2)])
+def test_the_prompt_of_the_response_is_compared_with_that_of_the_request(returned):
+    """It is an array if it was parsed apart."""
+    complete = Sampled(0, None, [7], [-1.0], "stop", None)
+
+    assert not pack_tokens(Tokens(returned, (complete,)), 1, None, [[1, 2]]).problems
+    assert {"other_prompt"} == pack_tokens(Tokens(returned, (complete,)), 1, None, [[1, 3]]).problems
