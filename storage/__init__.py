@@ -3,6 +3,7 @@
     types      the values that the protocols take and return
     errors     the errors
     queue      protocol: the queue of groups
+    timers     protocol: the timers of rollouts
     store      protocol: the store
     options    options of a store, and its URL
     redis/     the implementation on Redis or Valkey

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from storage.queue import Queue
+from storage.timers import Timers
 from storage.types import (
     Announcement,
     Appended,
@@ -78,10 +79,17 @@ class Store(Protocol):
     """
 
     async def open(
-        self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int, reservation: Reservation | None = None
+        self,
+        rollout: str,
+        fields: Mapping[str, bytes],
+        *,
+        now_ms: int,
+        reservation: Reservation | None = None,
+        timer_ms: int | None = None,
     ) -> StoredEntity:
         """Return the rollout with this name; create it with `fields` if it does not exist. One round trip.
 
+        A rollout that is created gets a timer at `timer_ms`, in the same transaction.
         A reservation is made if one is requested and the rollout has fewer records and reservations than its limit.
         """
         ...
@@ -116,6 +124,11 @@ class Store(Protocol):
         """The queue of groups."""
         ...
 
+    @property
+    def timers(self) -> Timers:
+        """The timers of rollouts."""
+        ...
+
     def same_slot(self, group: str, rollout: str) -> bool:
         """Return whether a group and a rollout with these names can be opened together (1 in 16 pairs of names can)."""
         ...
@@ -127,10 +140,12 @@ class Store(Protocol):
         rollouts: Mapping[str, Mapping[str, bytes]],
         *,
         now_ms: int,
+        timer_ms: int | None = None,
     ) -> StoredEntity:
         """Create a group and its rollouts with their fields in one transaction; return the group.
 
-        If the group exists, nothing is changed. Raises `ValueError` for a rollout that is not in the `same_slot`.
+        Each rollout that is created gets a timer at `timer_ms`. If the group exists, nothing is changed. Raises `ValueError`
+        for a rollout that is not in the `same_slot`.
         """
         ...
 
@@ -145,11 +160,13 @@ class Store(Protocol):
         *,
         expect: Mapping[str, bytes | None],
         now_ms: int,
+        touched_ms: int | None = None,
     ) -> StoredEntity | None:
         """Set fields (None removes one) if all fields have the expected values (None: absent); return the new state.
 
-        Returns None if the rollout does not exist. Raises `FieldsChanged`, without writing, if a field has another value. If
-        the response was lost, a repeated call can fail because of its own first attempt: compare the current state.
+        If `touched_ms` is given, it must be the expected one, too. Returns None if the rollout does not exist. Raises
+        `FieldsChanged`, without writing, if a field has another value. If the response was lost, a repeated call can fail
+        because of its own first attempt: compare the current state.
         """
         ...
 
@@ -167,8 +184,11 @@ class Store(Protocol):
         """
         ...
 
-    async def renew(self, rollout: str, incarnation: str | None) -> bool:
-        """Restart the lifetime of a rollout (None: of any incarnation); return whether it exists. Not durable."""
+    async def renew(self, rollout: str, incarnation: str | None, *, now_ms: int = 0) -> bool:
+        """Restart the lifetime of a rollout (None: of any incarnation); return whether it exists. Not durable.
+
+        If `now_ms` is not 0, it also becomes `touched_ms`. Nothing else changes, and no change is published.
+        """
         ...
 
     @property

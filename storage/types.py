@@ -1,4 +1,4 @@
-"""The values that the protocols in `store` and `queue` take and return: names, bytes and counts.
+"""The values that the protocols in `store`, `queue` and `timers` take and return: names, bytes and counts.
 
 Those of each call are structs, which are created several times faster than frozen dataclasses.
 """
@@ -32,6 +32,13 @@ class Reservation(NamedTuple):
 
     name: str
     lease_ms: int
+
+
+class Timer(NamedTuple):
+    """The timer of one incarnation of a rollout."""
+
+    rollout: str
+    incarnation: str
 
 
 class StoredEntity(Struct, frozen=True):

@@ -63,7 +63,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("model", "control", "ui"),
         ("compat",),
     ),
-    "storage": (("types", "errors"), ("queue", "options"), ("store",), ("redis", "embedded")),
+    "storage": (("types", "errors"), ("queue", "timers", "options"), ("store",), ("redis", "embedded")),
 }
 INDEPENDENT = {"model", "control", "ui"}  # in one row of `api`, and they never import each other
 SERVERS = ("api", "server", "simulator")  # layers that may import aiohttp.web
@@ -90,6 +90,7 @@ UNTESTED = {
     "storage/errors.py": "the kinds of one error; each is asserted where it is raised",
     "storage/redis/listing.py": "asserted by the contract suite, on every kind of server",
     "storage/redis/announcements.py": "asserted by the contract suite, on every kind of server",
+    "storage/timers.py": "a protocol; tests/storage/redis/test_timers.py is its contract suite",
     "storage/queue.py": "a protocol; tests/storage/redis/test_queue.py is its contract suite",
 }
 BANNED = {

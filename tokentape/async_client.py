@@ -51,8 +51,8 @@ class AsyncClient:
         """Open a rollout; the same options again return the same rollout.
 
         Options: `group_id`, `metadata`, `model`, `sampling` ({override, default, cap}), `tools`, `limits` ({max_steps,
-        max_tokens, deadline_s}), `continuation` ("off", "faithful", "append"). Pass `base_url` and `api_key` of the response
-        to the agent.
+        max_tokens}), `deadline_s` and `idle_s` (it is finished as `aborted` at this age, or without a call in flight for so
+        long), `continuation` ("off", "faithful", "append"). Pass `base_url` and `api_key` of the response to the agent.
         """
         return cast("OpenedRollout", await self._request(requests.open_rollout(rollout_id, options)))
 
@@ -130,13 +130,16 @@ class AsyncClient:
         group_id: str | None = None,
         rollout: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        deadline_s: float | None = None,
+        idle_s: float | None = None,
     ) -> dict[str, Any]:
-        """Open a group and its `size` rollouts, each with the options `rollout`, atomically.
+        """Open a group and its `size` rollouts, each with the options `rollout`, `deadline_s` and `idle_s`, atomically.
 
         Returns {group_id, size, status, rollouts: [{rollout_id, base_url, api_key, …}]}. The same options again return the
         same group.
         """
-        request = requests.open_group(group_id, {"size": size, "rollout": rollout, "metadata": metadata})
+        terms = {"rollout": rollout, "metadata": metadata, "deadline_s": deadline_s, "idle_s": idle_s}
+        request = requests.open_group(group_id, {"size": size, **terms})
         return cast("dict[str, Any]", await self._request(request))
 
     async def group(self, group_id: str) -> dict[str, Any]:

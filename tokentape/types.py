@@ -22,6 +22,8 @@ class OpenedRollout(TypedDict):
     sampling: dict[str, Any]
     tools: list[dict[str, Any]] | None
     limits: dict[str, Any] | None
+    deadline_s: float | None
+    idle_s: float | None
     reply: dict[str, str] | None
     continuation: NotRequired[ContinuationMode]
     metadata: dict[str, Any]
@@ -30,7 +32,10 @@ class OpenedRollout(TypedDict):
 
 
 class Rollout(TypedDict):
-    """A rollout: open, completed, failed, aborted, truncated or limited; `counts` of steps and tokens."""
+    """A rollout: open, completed, failed, aborted, truncated or limited; `counts` of steps and tokens.
+
+    `reason` is "deadline" if it was finished because it exceeded `deadline_s` or `idle_s`.
+    """
 
     rollout_id: str
     group_id: str | None
@@ -39,10 +44,13 @@ class Rollout(TypedDict):
     sampling: dict[str, Any]
     tools: list[dict[str, Any]] | None
     limits: dict[str, Any] | None
+    deadline_s: float | None
+    idle_s: float | None
     reply: dict[str, str] | None
     continuation: NotRequired[ContinuationMode]
     metadata: dict[str, Any]
     status: str
+    reason: str | None
     counts: dict[str, int]
     drift: dict[str, Any]
     reward: float | None
@@ -109,7 +117,6 @@ class RowFacts(TypedDict):
 
     `step_ids` are the steps whose completion tokens are trained in the row. `reward` is the rollout's; `advantage` is null
     unless the rollout has exactly one (not one per step or per token). `weight` is 1/n for a rollout of n rows.
-    `raw_reward` is the reward before the penalty of `overlong=penalize`.
     """
 
     rollout_id: str
@@ -117,7 +124,6 @@ class RowFacts(TypedDict):
     reward: float | None
     advantage: float | None
     weight: float
-    raw_reward: NotRequired[float | None]
 
 
 class ClaimedGroup(TypedDict):

@@ -186,7 +186,9 @@ ROLLOUTS = Row("Rollouts", [
           (rate("group_events", "event"), "{{event}}")),
     graph("Late steps", "Steps that ended after their rollout finished, was deleted (discarded) or expired (restored).",
           "suffix: /s", (rate("late_steps"), "finished"), (rate("discarded_steps"), "deleted"),
-          (rate("restored_rollouts"), "expired"), width=24),
+          (rate("restored_rollouts"), "expired"), width=12),
+    graph("Rollouts past their deadline", "Rollouts finished as aborted because they exceeded deadline_s or idle_s.",
+          "suffix: /s", (rate("deadline_rollouts"), "aborted"), width=12),
 ])  # fmt: skip
 
 PROCESS = Row("Process", [

@@ -14,6 +14,7 @@ from proxy.config.settings import Settings
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.completion import GroupCompletion
+from proxy.rollouts.deadlines import Activity
 from proxy.rollouts.drift_report import DriftReporter
 from proxy.rollouts.drift_totals import DriftTotals
 from proxy.rollouts.finishing import Finisher
@@ -62,6 +63,7 @@ class Context:
     worker_metrics: WorkerMetrics
     reservations: StepReservations
     lifetimes: Lifetimes
+    activity: Activity
     policy: Policy
     opener: RolloutOpener
     finisher: Finisher

@@ -21,7 +21,6 @@ from proxy.export.base import (
     Columns,
     Fill,
     Listed,
-    Place,
     Plan,
     Planned,
     skipped_rows,
@@ -35,8 +34,6 @@ class SequencesFormat(Listed, Planned):
     """One row per branch of the rollout."""
 
     name = "sequences"
-    reward_place: ClassVar[Place] = "token"
-    advantage_place: ClassVar[Place] = "token"
     columns: ClassVar[Columns] = {
         "rollout_id": TEXT,
         "group_id": TEXT,

@@ -20,7 +20,6 @@ from proxy.export.base import (
     Columns,
     Fill,
     Listed,
-    Place,
     Plan,
     Planned,
     skipped_rows,
@@ -37,7 +36,6 @@ class StepsFormat(Listed, Planned):
     """One row per choice, oldest step first."""
 
     name = "steps"
-    reward_place: ClassVar[Place] = "turn"
     columns: ClassVar[Columns] = {
         "rollout_id": TEXT,
         "group_id": TEXT,

@@ -1,6 +1,7 @@
 """The finish of a rollout: its status, reward, drift count and group."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +9,10 @@ from proxy.clock import Clock
 from proxy.errors import Conflict
 from proxy.rollouts.completion import GroupCompletion
 from proxy.rollouts.drift_totals import DriftTotals
-from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout, write_fields
-from storage.errors import FieldsChanged
+from proxy.rollouts.rollout import DEADLINE, Rollout, no_rollout, read_rollout, write_fields
+from storage.errors import FieldsChanged, StorageError
 from storage.store import Store
+from storage.types import Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,19 @@ class Finisher:
     completion: GroupCompletion
 
     async def finish(
-        self, rollout: Rollout, status: str, *, reward: float | None = None, metadata: Mapping[str, Any] | None = None
+        self,
+        rollout: Rollout,
+        status: str,
+        *,
+        reward: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        reason: str | None = None,
+        touched_ms: int | None = None,
     ) -> Rollout:
         """Finish a rollout, or return it if it is finished with the same status and reward.
+
+        `reason` is stored if TokenTape finishes the rollout itself. If `touched_ms` is given and the rollout was touched since,
+        it is returned unfinished.
 
         Raises:
             Conflict: The rollout is finished with another status or reward.
@@ -33,18 +45,22 @@ class Finisher:
         """
         name = rollout.rollout_id
         while not rollout.is_finished:
-            fields = write_fields(
-                {"status": status, "finished_ms": self.clock.now_ms(), "reward": reward, "metadata": metadata}
-            )
+            now_ms = self.clock.now_ms()
+            values = {"status": status, "finished_ms": now_ms, "reward": reward, "metadata": metadata, "reason": reason}
+            fields = write_fields(values)
             expect = write_fields({"status": rollout.status}) if rollout.status != "open" else {"status": None}
             try:
-                stored = await self.store.update_if(name, fields, expect=expect, now_ms=self.clock.now_ms())
+                stored = await self.store.update_if(name, fields, expect=expect, now_ms=now_ms, touched_ms=touched_ms)
             except FieldsChanged as changed:
                 rollout = read_rollout(changed.rollout)  # another process changed it: decide again
+                if touched_ms not in (None, rollout.touched_ms) and not rollout.is_finished:
+                    return rollout
                 continue
             if stored is None:
                 raise no_rollout(name)
             rollout = read_rollout(stored)
+            if reason == DEADLINE:
+                self.completion.metrics.deadline_rollouts.inc()
             await self.after_finish(rollout)
             return rollout
         if rollout.status != status:
@@ -57,7 +73,7 @@ class Finisher:
         return rollout
 
     async def after_finish(self, rollout: Rollout, *, again: bool = False) -> None:
-        """Count the drift of a finished rollout, and complete its group if it was the last one.
+        """Count the drift of a finished rollout, complete its group if it was the last one, and remove its timer.
 
         `again`: the rollout was finished before, by a process that may have died before it did this.
         """
@@ -66,3 +82,6 @@ class Finisher:
         else:
             self.drift_totals.settle(rollout.rollout_id)
         await self.completion.member_finished(rollout)
+        if rollout.deadline_s is not None or rollout.idle_s is not None:
+            with suppress(StorageError):  # it expires, and is removed then
+                await self.store.timers.remove(Timer(rollout.rollout_id, rollout.incarnation))

@@ -1,7 +1,7 @@
 """Rollouts: their values, and how the store's fields and marks represent them."""
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ DELIVERED_MARK = "delivered:"  # a retry of its client got the stored response
 
 
 RESULT: Final = "osmosis"  # in the metadata: the result that a rollout server or an agent reported
+DEADLINE: Final = "deadline"  # the reason of rollouts that exceeded `deadline_s` or `idle_s`
 DRIFT_FIELD: Final = "drift"  # counted when the rollout is finished, and completed later
 UNEXPLAINED: Final = "unexplained"
 FINISHED: Final = ("completed", "failed", "aborted", "truncated")
@@ -29,11 +30,10 @@ STATUSES: Final = ("open", "limited", *FINISHED)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a rollout; None: unlimited. `deadline_s` counts from its creation."""
+    """The limits of a rollout; None: unlimited."""
 
     max_steps: int | None = None
     max_tokens: int | None = None
-    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ class Rollout(Struct, frozen=True):
     """A rollout. Times are Unix milliseconds.
 
     `step_rewards` are by step ID: a number, or one for each sampled token. `claimed_by` is the first batch of its group; since
-    then its rewards are frozen. `policy_version` is the announced one when the rollout was read.
+    then its rewards are frozen. `policy_version` is the announced one when the rollout was read. `reason` is why TokenTape
+    finished the rollout itself. `deadline_s` counts from its creation, `idle_s` from its last call (see `deadlines`).
     """
 
     rollout_id: str
@@ -75,11 +76,12 @@ class Rollout(Struct, frozen=True):
     created_ms: int
     touched_ms: int
     status: str = "open"
+    reason: str | None = None
     finished_ms: int | None = None
     group_id: str | None = None
     model: str | None = None
     reward: float | None = None
-    step_rewards: Mapping[str, float | Sequence[float]] = {}
+    step_rewards: Mapping[str, float | list[float]] = {}
     advantages: Any = None
     claimed_by: str | None = None
     policy_version: str | None = None
@@ -87,6 +89,8 @@ class Rollout(Struct, frozen=True):
     sampling: Sampling = _NO_SAMPLING
     tools: tuple[dict[str, Any], ...] = ()
     limits: Limits = _NO_LIMITS
+    deadline_s: float | None = None
+    idle_s: float | None = None
     osmosis: Mapping[str, Any] = {}  # of its dispatch: server, protocol, state
     result: Mapping[str, Any] | None = None  # reported by its rollout server: status, reward
     reply: Mapping[str, str] = {}  # which token fields responses have
@@ -130,6 +134,7 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         created_ms=stored.created_ms,
         touched_ms=stored.touched_ms,
         status=fields.get("status", "open"),
+        reason=fields.get("reason"),
         finished_ms=fields.get("finished_ms"),
         group_id=fields.get("group_id"),
         model=fields.get("model"),
@@ -141,7 +146,9 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         metadata=fields.get("metadata") or {},
         sampling=Sampling(**{name: rules or {} for name, rules in sampling.items()}) if sampling else _NO_SAMPLING,
         tools=tuple(fields.get("tools") or ()),
-        limits=Limits(**limits) if (limits := fields.get("limits")) else _NO_LIMITS,
+        limits=_limits(limits) if (limits := fields.get("limits")) else _NO_LIMITS,
+        deadline_s=fields.get("deadline_s"),
+        idle_s=fields.get("idle_s"),
         osmosis=fields.get("osmosis") or {},
         result=fields.get("result"),
         reply=fields.get("reply") or {},
@@ -173,6 +180,10 @@ def read_marks(marks: Mapping[str, bytes]) -> Marks:
         undelivered=_named(marks, UNDELIVERED_MARK) - _named(marks, DELIVERED_MARK),
         late=_named(marks, LATE_MARK),
     )
+
+
+def _limits(stored: Mapping[str, Any]) -> Limits:
+    return Limits(stored.get("max_steps"), stored.get("max_tokens"))  # development versions stored others, too
 
 
 def _drift(counted: Any, steps: int) -> CountedDrift | None:

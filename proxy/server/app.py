@@ -31,6 +31,7 @@ from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.audit.background import BackgroundAudit
 from proxy.rollouts.completion import GroupCompletion
+from proxy.rollouts.deadlines import Activity, Deadlines
 from proxy.rollouts.drift_report import DriftReporter
 from proxy.rollouts.drift_totals import DriftTotals
 from proxy.rollouts.drift_watch import DriftWatch
@@ -119,6 +120,7 @@ def _context_lifespan(
                 stack, RolloutServers(settings.osmosis)
             )  # closed before the recorder, which it uses
             watch = _kept(stack, DriftWatch(context.drift))
+            _kept(stack, Deadlines(context.store, context.clock, context.finisher, context.metrics)).start()
             context.recorder.followers.append(watch.offer)
             context.recorder.late_followers.append(context.drift_totals.settle_late)
             context.metrics.in_flight_rollouts.set_function(lambda: len(context.in_flight))
@@ -174,6 +176,7 @@ async def _make_context(
         worker_metrics=worker_metrics,
         reservations=StepReservations(opened, recorder.tasks.start),
         lifetimes=lifetimes,
+        activity=_kept(stack, Activity(opened, clock, metrics, recorder.tasks.start).start()),
         policy=policy,
         opener=RolloutOpener(opened, clock, metrics, recorder, [policy, registry, pause]),
         continuation=_continuation(stack, settings, opened, upstream, clock, metrics, recorder),

@@ -77,6 +77,7 @@ class Metrics:
     fidelity_problems: Counter
     undelivered_steps: Counter
     late_steps: Counter
+    deadline_rollouts: Counter
     restored_rollouts: Counter
     discarded_steps: Counter
     continuations: Counter
@@ -154,6 +155,7 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "fidelity_problems": (Counter, "Fidelity problems of stored steps, by code (docs/fidelity.md).", ("code",)),
     "undelivered_steps": (Counter, "Stored steps whose client disconnected before the end of the response.", ()),
     "late_steps": (Counter, "Steps stored after their rollout finished; exports omit them by default.", ()),
+    "deadline_rollouts": (Counter, "Rollouts finished as aborted because they exceeded deadline_s or idle_s.", ()),
     "restored_rollouts": (Counter, "Expired rollouts (store.ttl_s) that a step restored.", ()),
     "discarded_steps": (Counter, "Steps discarded because their rollout was deleted during the call.", ()),
     "idempotent_replays": (
@@ -210,7 +212,7 @@ _INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         *((status, fidelity) for status in ("complete", "partial") for fidelity in ("exact", "flagged")), ("error", "error")
     ),
     "fidelity_problems": tuple((code,) for code in PROBLEMS),
-    "store_operation_failures": (("open",), ("append",), ("mark",), ("renew",)),
+    "store_operation_failures": (("open",), ("append",), ("mark",), ("renew",), ("deadlines",)),
     "continuations": (("continued", "none"), ("unchanged", "none"), *(("refused", reason) for reason in REASONS)),
     "drift_boundaries": tuple((kind,) for kind in KINDS if kind != "unexplained"),
     "group_events": (("complete",), ("claimed",), ("released",), ("done",), ("dropped",)),

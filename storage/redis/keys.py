@@ -13,6 +13,7 @@ Keys of a bucket:
     {prefix}:{B}:queue          stream only for groups: the queue, with a note in each entry
     {prefix}:{B}:notices        hash   announcements: NAME -> bytes, number:NAME -> integer; the same in each bucket
     {prefix}:{B}:beats          hash   heartbeats: NAME -> Unix ms at which it expires (15 digits) + bytes; first bucket only
+    {prefix}:{B}:timers         zset   ID, space, incarnation -> Unix ms at which a process looks at the rollout
     {prefix}:{B}:deleted        zset   incarnation of a deleted rollout -> Unix ms at which it is removed; only with a TTL
 Keys of the store:
     {prefix}:constants          hash   name -> bytes
@@ -23,7 +24,8 @@ same bucket are in one slot, so that one script can create them. Batches are sto
 
 Lifetimes: without a TTL, all keys exist until they are deleted; Redis removes a sorted set with its last member. With a TTL,
 each write to a rollout sets the expiry of its seven keys again. So the sets of a bucket expire with the newest of its rollouts,
-and later writes remove the members of rollouts that expired before. Constants and announcements do not expire. Heartbeats
+and later writes remove the members of rollouts that expired before. Constants, announcements and timers do not expire: who
+looks at a rollout that is gone removes its timer. Heartbeats
 expire when none is sent within their lifetime. With a TTL, the incarnation of a deleted rollout is kept for one day or for the
 TTL, whichever is longer, so that a late append can distinguish deleted from expired rollouts. A later deletion in the same
 bucket removes it.
@@ -59,6 +61,7 @@ class RolloutKeys:
     expiry: bytes
     announcements: bytes
     deleted: bytes
+    timers: bytes
 
     def all(self) -> tuple[bytes, ...]:
         """Return the seven keys of the rollout in the order in which scripts get them."""
@@ -94,6 +97,7 @@ def rollout_keys(prefix: str, rollout: str) -> RolloutKeys:
         expiry=expiry,
         announcements=announcements_key(prefix, bucket),
         deleted=deleted_key(prefix, bucket),
+        timers=timers_key(prefix, bucket),
         **own,
     )
 
@@ -116,6 +120,11 @@ def announcements_key(prefix: str, bucket: str) -> bytes:
 def deleted_key(prefix: str, bucket: str) -> bytes:
     """Return the key of the deleted incarnations of a bucket."""
     return f"{prefix}:{{{bucket}}}:deleted".encode()
+
+
+def timers_key(prefix: str, bucket: str) -> bytes:
+    """Return the key of the timers of a bucket."""
+    return f"{prefix}:{{{bucket}}}:timers".encode()
 
 
 def heartbeats_key(prefix: str, bucket: str) -> bytes:

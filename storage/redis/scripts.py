@@ -72,6 +72,9 @@ ANNOUNCE: Final = _load("announce")
 ANNOUNCEMENTS: Final = _load("announcements")
 HEARTBEAT: Final = _load("heartbeat")
 
+TIMERS_CLAIM: Final = _load("timers_claim")
+TIMERS_MOVE: Final = _load("timers_move")
+
 ENQUEUE: Final = _load(*_FIELDS, "queue_pending", "queue_enqueue")
 QUEUE_MOVE: Final = _load(*_FIELDS, "queue_pending", "queue_move")
 QUEUE_AVAILABLE: Final = _load("queue_pending", "queue_available")

@@ -30,6 +30,7 @@ from storage.redis.queue import RedisQueue
 from storage.redis.replies import checked, decode_entity, encode_optional, pairs
 from storage.redis.scripts import Command, Script
 from storage.redis.server_info import fetch_info, summarize
+from storage.redis.timers import RedisTimers
 from storage.types import Appended, FullRollout, Page, Reservation, ServerWarning, StepWrite, StoredEntity
 
 _DELETED, _EXPIRED, _MISSING = -1, -2, -3  # results of append.lua
@@ -58,22 +59,31 @@ class RedisStore:
         self.announcements = RedisAnnouncements(self._run_durable, options.prefix, run_fast=self._run_fast)
         self.reservations = RedisReservations(self._run_fast, options.prefix)
         self.changes = RedisChanges(servers, options.prefix)
+        self.timers = RedisTimers(self._run_fast, options.prefix)
         self.queue = RedisQueue(self._run_durable, options.prefix, self._ttl_s)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._servers!r}>"
 
     async def open(
-        self, rollout: str, fields: Mapping[str, bytes], *, now_ms: int, reservation: Reservation | None = None
+        self,
+        rollout: str,
+        fields: Mapping[str, bytes],
+        *,
+        now_ms: int,
+        reservation: Reservation | None = None,
+        timer_ms: int | None = None,
     ) -> StoredEntity:
         """Return the rollout with this name; create it with `fields` if it does not exist.
 
         One round trip, or two if the rollout is new or gets a reservation, which must not be lost.
         """
         incarnation = token_hex(8)
-        encoded = [part for name, value in fields.items() for part in (f"f:{name}", value)]
+        encoded: list[str | bytes | int] = [part for name, value in fields.items() for part in (f"f:{name}", value)]
         keys = rollout_keys(self._prefix, rollout)
-        all_keys = (*keys.all(), keys.announcements)
+        all_keys: tuple[bytes, ...] = (*keys.all(), keys.announcements)
+        if timer_ms is not None:
+            all_keys, encoded = (*all_keys, keys.timers), [*encoded, timer_ms]
         arguments = (keys.encoded, now_ms, self._ttl_s, incarnation, *(reservation or ("", 0)), *encoded)
         run = self._run_durable if self._barrier.commands else self._run_fast
         reply, announcements, has_reservation = await run(scripts.OPEN, all_keys, arguments)
@@ -110,6 +120,7 @@ class RedisStore:
         rollouts: Mapping[str, Mapping[str, bytes]],
         *,
         now_ms: int,
+        timer_ms: int | None = None,
     ) -> StoredEntity:
         """Create a group and its rollouts with their fields in one transaction; return the group."""
         if not all(self.same_slot(group, rollout) for rollout in rollouts):
@@ -118,7 +129,8 @@ class RedisStore:
         entities = [(rollout_keys(self._prefix + GROUPS, group), incarnation, fields)]
         entities += [(rollout_keys(self._prefix, name), token_hex(8), own) for name, own in rollouts.items()]
         all_keys = [key for keys, _, _ in entities for key in keys.all()]
-        arguments: list[bytes | str | int] = [now_ms, self._ttl_s, len(entities)]
+        all_keys.append(rollout_keys(self._prefix, group).timers)
+        arguments: list[bytes | str | int] = [now_ms, self._ttl_s, len(entities), "" if timer_ms is None else timer_ms]
         for keys, own_incarnation, own_fields in entities:
             arguments += [keys.encoded, own_incarnation, len(own_fields)]
             arguments += [part for name, value in own_fields.items() for part in (f"f:{name}", value)]
@@ -138,12 +150,12 @@ class RedisStore:
         *,
         expect: Mapping[str, bytes | None],
         now_ms: int,
+        touched_ms: int | None = None,
     ) -> StoredEntity | None:
         """Set fields if all fields have the expected values; return the new state, or None if the rollout does not exist."""
-        arguments = (*encode_optional(expect), *encode_optional(fields))
-        reply = await self._write(
-            scripts.UPDATE_IF, rollout_keys(self._prefix, rollout), now_ms, len(expect), *arguments
-        )
+        expected = [*encode_optional(expect), *(() if touched_ms is None else ("touched_ms", f"={touched_ms}"))]
+        arguments = (len(expected) // 2, *expected, *encode_optional(fields))
+        reply = await self._write(scripts.UPDATE_IF, rollout_keys(self._prefix, rollout), now_ms, *arguments)
         if reply is None:
             return None
         is_updated, state = reply
@@ -170,6 +182,7 @@ class RedisStore:
             *[part for block in entry.blocks.items() for part in block],
             *[part for name, value in fields.items() for part in (f"f:{name}", value)],
             *[part for name, number in entry.counts.items() for part in (f"n:{name}", number)],
+            with_timers=entry.origin is not None,
         )
         if reply[0] == _MISSING:
             raise MissingBlocks(reply[1:])
@@ -186,10 +199,11 @@ class RedisStore:
         if await self._write_unless_deleted(scripts.MARK, rollout, now_ms, incarnation, *encoded) < 0:
             raise _deleted(rollout)
 
-    async def renew(self, rollout: str, incarnation: str | None) -> bool:
-        """Restart the lifetime of a rollout; return whether this incarnation exists."""
+    async def renew(self, rollout: str, incarnation: str | None, *, now_ms: int = 0) -> bool:
+        """Restart the lifetime of a rollout, and set `touched_ms` unless `now_ms` is 0; return whether it exists."""
         keys = rollout_keys(self._prefix, rollout)
-        return bool(await self._run_fast(scripts.RENEW, keys.all(), (keys.encoded, 0, self._ttl_s, incarnation or "")))
+        arguments = (keys.encoded, now_ms, self._ttl_s, incarnation or "")
+        return bool(await self._run_fast(scripts.RENEW, keys.all(), arguments))
 
     async def marks(self, rollout: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
         """Return the existing marks with these names, or all marks of the rollout if `names` is None."""
@@ -244,7 +258,7 @@ class RedisStore:
 
     async def delete(self, rollout: str) -> bool:
         """Delete all data of a rollout; return whether it existed."""
-        return bool(await self._write_unless_deleted(scripts.DELETE, rollout, 0))
+        return bool(await self._write_unless_deleted(scripts.DELETE, rollout, 0, with_timers=True))
 
     async def set_once(self, name: str, value: bytes) -> bytes:
         """Set a constant of the whole store unless it has a value; return its value."""
@@ -285,11 +299,11 @@ class RedisStore:
         return self._run_durable(script, keys.all(), (keys.encoded, now_ms, self._ttl_s, *arguments))
 
     def _write_unless_deleted(
-        self, script: Script, rollout: str, now_ms: int, *arguments: bytes | str | int
+        self, script: Script, rollout: str, now_ms: int, *arguments: bytes | str | int, with_timers: bool = False
     ) -> Awaitable[Reply]:
-        """Run a script that also gets the key of deleted incarnations."""
+        """Run a script that also gets the key of deleted incarnations, and that of timers if it changes them."""
         keys = rollout_keys(self._prefix, rollout)
-        all_keys = (*keys.all(), keys.deleted)
+        all_keys = (*keys.all(), keys.deleted, keys.timers) if with_timers else (*keys.all(), keys.deleted)
         return self._run_durable(script, all_keys, (keys.encoded, now_ms, self._ttl_s, *arguments))
 
     def _namespace(self, name: str, ttl_s: int) -> "RedisStore":

@@ -81,6 +81,18 @@ async def test_update_if_writes_nothing_if_a_field_has_another_value(store, expe
     assert before == await store.get("r")
 
 
+async def test_update_if_can_expect_that_a_rollout_was_not_touched(store):
+    """A write of any kind since then raises `FieldsChanged`."""
+    await store.open("r", {"a": b"1"}, now_ms=1)
+    updated = await store.update_if("r", {"a": b"2"}, expect={"a": b"1"}, now_ms=2, touched_ms=1)
+    await store.open("r", {}, now_ms=3)
+
+    with pytest.raises(FieldsChanged) as caught:
+        await store.update_if("r", {"a": b"3"}, expect={"a": b"2"}, now_ms=4, touched_ms=2)
+    assert (2, 3) == (updated.touched_ms, caught.value.rollout.touched_ms)
+    assert {"a": b"2"} == (await store.get("r")).fields
+
+
 async def test_update_if_creates_no_rollout(store, key_count):
     """`update_if` returns None if the rollout does not exist, with any expected values."""
     assert None is await store.update_if("r", {"a": b"1"}, expect={}, now_ms=1)
@@ -602,6 +614,18 @@ async def expire(store, name="r"):
 async def ttl_of(store, key):
     (reply,) = await store._servers.execute(key, [("PTTL", key)])
     return reply
+
+
+async def test_a_renewal_touches_the_rollout_if_it_has_a_time(mortal):
+    """It changes nothing else, and nothing of another incarnation."""
+    made = replace(await mortal.open("r", {"a": b"1"}, now_ms=5), created=False)
+    await mortal.renew("r", made.incarnation)
+    before = await mortal.get("r")
+    found = [await mortal.renew("r", made.incarnation, now_ms=9), await mortal.renew("r", "other", now_ms=10)]
+
+    assert [True, False] == found
+    assert made == before
+    assert replace(made, touched_ms=9) == await mortal.get("r")
 
 
 async def test_an_append_restores_an_expired_rollout(mortal):

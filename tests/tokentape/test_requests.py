@@ -155,6 +155,8 @@ def received(engine):
 GROUPS = [
     (("open_group", 4), {"group_id": "g/1", "rollout": {"model": "m"}, "metadata": {"a": 1}}, "POST", "/groups",
      {"group_id": "g/1", "size": 4, "rollout": {"model": "m"}, "metadata": {"a": 1}}),
+    (("open_group", 4), {"group_id": "g", "deadline_s": 60, "idle_s": 9.5}, "POST", "/groups",
+     {"group_id": "g", "size": 4, "deadline_s": 60, "idle_s": 9.5}),
     (("group", "g/1"), {}, "GET", "/groups/g%2F1", None),
     (("groups",), {"status": "complete"}, "GET", "/groups?status=complete&limit=100", None),
     (("delete_group", "g/1"), {}, "DELETE", "/groups/g%2F1", None),

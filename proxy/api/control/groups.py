@@ -8,9 +8,9 @@ import orjson
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.export_query import EXPORT_OPTIONS, IN_GROUP, ExportQuery, export_query_from
+from proxy.api.control.export_query import EXPORT_OPTIONS, ExportQuery, export_query_from
 from proxy.api.control.exports import skipped_header
-from proxy.api.control.group_rows import GroupFilter, GroupRows, read_group_rows
+from proxy.api.control.group_rows import ADVANTAGES, GroupFilter, GroupRows, read_group_rows
 from proxy.api.control.rollouts import opened
 from proxy.api.control.schemas import OpenGroup, body_from
 from proxy.api.http import json_response
@@ -19,6 +19,7 @@ from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict, NotFound, RequestTooLarge
 from proxy.export.containers import Json
 from proxy.rollouts.completion import members_of
+from proxy.rollouts.deadlines import first_due_ms
 from proxy.rollouts.group import STATUSES, Group, find_group, read_group
 from proxy.rollouts.rollout import Rollout, write_fields
 from proxy.rollouts.steps import aside
@@ -41,10 +42,13 @@ async def open_group(request: web.Request) -> web.Response:
     members = [_id_in_slot(context, name) for _ in range(opening.size)]
     fields = write_fields({"size": opening.size, "members": members, "metadata": opening.metadata or None})
     fields["opened_with"] = orjson.dumps(payload, option=orjson.OPT_SORT_KEYS)
+    terms = {**terms, **{key: payload[key] for key in ("deadline_s", "idle_s") if key in payload}}
     terms_fields = write_fields({**terms, "group_id": name})
     _check_size(opening.size, terms_fields)
     rollouts = dict.fromkeys(members, terms_fields)
-    stored = await context.store.open_group(name, fields, rollouts, now_ms=context.clock.now_ms())
+    now_ms = context.clock.now_ms()
+    timer_ms = first_due_ms(terms, now_ms)
+    stored = await context.store.open_group(name, fields, rollouts, now_ms=now_ms, timer_ms=timer_ms)
     if stored.fields.get("opened_with") != fields["opened_with"]:
         raise Conflict(
             f"Group {name!r} already exists with different terms."
@@ -126,7 +130,7 @@ async def export_group(request: web.Request) -> web.Response:
     """`GET /groups/{id}/export?format=…`: in JSON the group as one value in the trainer's format, otherwise its rows."""
     context = request.app[CONTEXT]
     reject_unknown_params(request, (*EXPORT_OPTIONS, "min_group", "only_mixed"))
-    query = export_query_from(request, IN_GROUP)
+    query = export_query_from(request, ADVANTAGES)
     await query.load()
     conditions = GroupFilter(
         min_group=int_param(request, "min_group", 1, minimum=1) or 1,

@@ -10,7 +10,8 @@ from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from proxy.api.control.export_query import ALONE, BRANCHES, IN_GROUP, OVERLONG, ROW_WEIGHTS
+from proxy.api.control.export_query import BRANCHES, GIVEN, ROW_WEIGHTS
+from proxy.api.control.group_rows import ADVANTAGES
 from proxy.api.control.schemas import (
     AckBatch,
     ClaimBatch,
@@ -58,23 +59,21 @@ _EXPORT = (
     ("row_weight", {"enum": list(ROW_WEIGHTS)}),
     ("include", {"enum": ["exact", "flagged", "retokenized"]}),
     ("max_len", _COUNT),
-    ("overlong", {"enum": list(OVERLONG)}),
-    ("overlong_buffer", _COUNT),
+    ("overlong", {"enum": ["cut", "drop", "keep"]}),
     ("container", {"enum": list(CONTAINERS)}),
     ("report", {"type": "boolean"}),
     (
         "prompt_logprob",
         {"type": "number", "description": "logprob of tokens that were not sampled, in place of the format's own"},
     ),
-    ("advantage", {"enum": list(ALONE)}),
-    ("discount", {"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
+    ("advantage", {"enum": list(GIVEN)}),
     ("pad_id", {"type": "integer", "minimum": 0}),
     ("prompt_length", _COUNT),
     ("response_length", _COUNT),
 )
 _GROUP_EXPORT = (
     *(option for option in _EXPORT if option[0] != "advantage"),
-    ("advantage", {"enum": list(IN_GROUP)}),
+    ("advantage", {"enum": list(ADVANTAGES)}),
     ("min_group", _COUNT),
     ("only_mixed", {"type": "boolean"}),
 )

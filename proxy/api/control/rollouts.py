@@ -18,6 +18,7 @@ from proxy.api.query import enum_param, int_param, reject_unknown_params, rollou
 from proxy.api.urls import model_url, path_prefix
 from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict
+from proxy.rollouts.deadlines import first_due_ms
 from proxy.rollouts.group import join
 from proxy.rollouts.rollout import STATUSES, Rollout, no_rollout, own_metadata, read_marks, read_rollout, write_fields
 from proxy.rollouts.steps import check_step_rewards
@@ -26,7 +27,9 @@ from storage.types import StoredEntity
 
 _DEFAULT_LIMIT = 100
 _MAX_LIMIT = 1000
-_FIELDS_OF_OPENING = ("group_id", "metadata", "model", "sampling", "tools", "limits", "reply", "continuation")
+_FIELDS_OF_OPENING = (
+    "group_id", "metadata", "model", "sampling", "tools", "limits", "deadline_s", "idle_s", "reply", "continuation",
+)  # fmt: skip
 
 
 async def open_rollout(request: web.Request) -> web.Response:
@@ -37,7 +40,8 @@ async def open_rollout(request: web.Request) -> web.Response:
     payload = opening.model_dump(exclude_none=True, exclude_defaults=True)
     fields = write_fields({key: payload.get(key) for key in _FIELDS_OF_OPENING})
     fields["opened_with"] = orjson.dumps({**payload, "rollout_id": name}, option=orjson.OPT_SORT_KEYS)
-    stored = await context.store.open(name, fields, now_ms=context.clock.now_ms())
+    now_ms = context.clock.now_ms()
+    stored = await context.store.open(name, fields, now_ms=now_ms, timer_ms=first_due_ms(payload, now_ms))
     if stored.fields.get("opened_with") != fields["opened_with"]:
         raise Conflict(
             f"Rollout {name!r} already exists with different terms."
@@ -171,6 +175,7 @@ async def _shown(request: web.Request, context: Context, rollout: Rollout) -> di
     return {
         **_terms(request, context, rollout),
         "status": rollout.status,
+        "reason": rollout.reason,
         **({"dispatch": {key: rollout.osmosis[key] for key in _DISPATCH}} if rollout.osmosis else {}),
         "counts": {**counts, "undelivered": len(marks.undelivered)},
         "drift": None if rollout.drift is None else rollout.drift.kinds,
@@ -203,6 +208,8 @@ def _terms(request: web.Request, context: Context, rollout: Rollout) -> dict[str
         },
         "tools": rollout.tools,
         "limits": rollout.limits,
+        "deadline_s": rollout.deadline_s,
+        "idle_s": rollout.idle_s,
         "reply": rollout.reply,
         **({} if rollout.continuation is None else {"continuation": rollout.continuation}),
         "metadata": rollout.metadata,

@@ -22,6 +22,7 @@ def _id(name: str) -> str:
 
 
 Id = Annotated[str, AfterValidator(_id)]
+Seconds = Annotated[FiniteFloat, Field(gt=0)]
 
 _MAX_NAMED_FAULTS: Final = 5  # of a body: a long list may have one per item
 _MAX_BODY_BYTES: Final = 8 * 2**20  # terms and metadata are serialized again for the store and the response
@@ -44,7 +45,13 @@ class RolloutLimits(_Body):
 
     max_steps: Annotated[int, Field(ge=0)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    deadline_s: Annotated[FiniteFloat, Field(ge=0)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_deadline(cls, limits: Any) -> Any:
+        if isinstance(limits, dict) and "deadline_s" in limits:
+            raise ValueError("deadline_s is a field of the rollout, beside its limits")
+        return limits
 
 
 class ReplyTokens(_Body):
@@ -54,7 +61,14 @@ class ReplyTokens(_Body):
     ids: Literal["choices"] | None = None
 
 
-class Terms(_Body):
+class _Deadlines(_Body):
+    """When a rollout is finished as `aborted`: at this age, or without a call in flight for so long."""
+
+    deadline_s: Seconds | None = None
+    idle_s: Seconds | None = None
+
+
+class Terms(_Deadlines):
     """The terms of a rollout."""
 
     metadata: dict[str, Any] = {}
@@ -73,13 +87,20 @@ class OpenRollout(Terms):
     group_id: Id | None = None
 
 
-class OpenGroup(_Body):
-    """`POST /groups`: `size` rollouts with the terms `rollout`."""
+class OpenGroup(_Deadlines):
+    """`POST /groups`: `size` rollouts with the terms `rollout`; `deadline_s` and `idle_s` are terms of each of them."""
 
     group_id: Id | None = None
     size: Annotated[int, Field(ge=1, le=1000)]
     rollout: Terms = Terms()
     metadata: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _has_each_deadline_once(self) -> Self:
+        for name in _Deadlines.model_fields:
+            if getattr(self, name) is not None and getattr(self.rollout, name) is not None:
+                raise ValueError(f"{name} is set twice: set it for the group or in rollout")
+        return self
 
 
 class ClaimBatch(_Body):
@@ -94,16 +115,14 @@ class ClaimBatch(_Body):
     stale: Literal["drop", "keep"] = "drop"
     rewarded: bool = False
     format: str = "sequences"
-    advantage: Literal["none", "given", "step", "grpo", "rloo", "dr_grpo", "reinforce_pp"] = "given"
-    discount: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
+    advantage: Literal["none", "given", "grpo", "rloo"] = "given"
     min_group: Annotated[int, Field(ge=1)] = 1
     only_mixed: bool = False
     branches: Literal["all", "one", "longest", "last"] | None = None
     row_weight: Literal["full", "split"] = "full"
     include: Literal["exact", "flagged", "retokenized"] = "exact"
     max_len: Annotated[int, Field(ge=1)] | None = None
-    overlong: Literal["cut", "drop", "keep", "penalize"] = "cut"
-    overlong_buffer: Annotated[int, Field(ge=1)] | None = None
+    overlong: Literal["cut", "drop", "keep"] = "cut"
     prompt_logprob: FiniteFloat | None = None
     pad_id: Annotated[int, Field(ge=0)] = 0
     prompt_length: Annotated[int, Field(ge=1)] | None = None

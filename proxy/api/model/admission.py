@@ -2,28 +2,31 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Final
 
 from proxy.api.context import Context
-from proxy.errors import LimitReached, RolloutClosed, StoreUnavailable
-from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout, write_fields
+from proxy.errors import Conflict, LimitReached, RolloutClosed, StoreUnavailable
+from proxy.rollouts.deadlines import is_past_deadline
+from proxy.rollouts.rollout import DEADLINE, Rollout, no_rollout, read_rollout, write_fields
 from storage.errors import FieldsChanged, StorageError
 
 _START_TIMEOUT_S: Final = 10
 _START_INTERVAL_S: Final = 0.05
+_NOT_KEPT: Final = nullcontext[None]()
 
-Guard = Callable[[Rollout, int], None]
+Guard = Callable[[Rollout], None]
 
 
-def is_open(rollout: Rollout, _now_ms: int) -> None:
+def is_open(rollout: Rollout) -> None:
     """Raise RolloutClosed if the rollout is finished."""
     if rollout.is_finished:
-        raise RolloutClosed(f"Rollout {rollout.rollout_id!r} is {rollout.status} and accepts no more calls.")
+        status = rollout.status if rollout.reason is None else f"{rollout.status} ({rollout.reason})"
+        raise RolloutClosed(f"Rollout {rollout.rollout_id!r} is {status} and accepts no more calls.")
 
 
-def within_limits(rollout: Rollout, now_ms: int) -> None:
-    """Raise LimitReached if the rollout has reached its limit of steps, sampled tokens or seconds."""
+def within_limits(rollout: Rollout) -> None:
+    """Raise LimitReached if the rollout has reached its limit of steps or sampled tokens."""
     limits, steps, tokens = (
         rollout.limits,
         rollout.counts.get("steps", 0),
@@ -38,8 +41,6 @@ def within_limits(rollout: Rollout, now_ms: int) -> None:
         )
     if limits.max_tokens is not None and tokens >= limits.max_tokens:
         raise LimitReached(f"{name} reached its limit of {limits.max_tokens} sampled tokens; it has {tokens}.")
-    if limits.deadline_s is not None and now_ms - rollout.created_ms > limits.deadline_s * 1000:
-        raise LimitReached(f"{name} exceeded its deadline of {limits.deadline_s:g} s.")
 
 
 GUARDS: tuple[Guard, ...] = (is_open, within_limits)
@@ -51,8 +52,9 @@ async def admitted(context: Context, rollout_id: str, group_id: str | None, step
     while True:
         rollout = await context.opener.open(rollout_id, group_id, step_id)
         lifetime = context.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
+        activity = _NOT_KEPT if rollout.idle_s is None or rollout.is_finished else context.activity.kept(rollout)
         async with context.reservations.kept(rollout, step_id):
-            with lifetime:
+            with lifetime, activity:
                 if await context.pause.passed():
                     continue  # open it again: the policy version has changed
                 with context.pause.counted():
@@ -73,15 +75,26 @@ async def _started(context: Context, rollout: Rollout) -> Rollout:
 
 
 async def guard(context: Context, rollout: Rollout) -> None:
-    """Run every guard; mark a rollout that has reached a limit."""
+    """Run every guard; finish a rollout that is past its deadline, and mark one that has reached a limit."""
+    if rollout.deadline_s is not None and is_past_deadline(rollout, context.clock.now_ms()):
+        rollout = await _finished(context, rollout)
     try:
-        now_ms = context.clock.now_ms()
         for check in GUARDS:
-            check(rollout, now_ms)
+            check(rollout)
     except LimitReached:
         if rollout.status == "open":
             await _mark_limited(context, rollout.rollout_id)
         raise
+
+
+async def _finished(context: Context, rollout: Rollout) -> Rollout:
+    """Finish a rollout that is past its deadline, before the sweep finds it."""
+    try:
+        return await context.finisher.finish(rollout, "aborted", reason=DEADLINE)
+    except Conflict as error:  # finished otherwise meanwhile
+        raise RolloutClosed(error.message) from error
+    except StorageError as error:
+        raise StoreUnavailable(f"The store is unavailable: {error}") from error
 
 
 async def _mark_limited(context: Context, rollout_id: str) -> None:

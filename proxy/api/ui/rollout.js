@@ -104,7 +104,12 @@ function factsOf(rollout) {
       rollout.group_id === null ? "–" : el("a", { href: hash("group", rollout.group_id) }, line(rollout.group_id, 80)),
     ],
     ["Opened", `${clock(rollout.created_ms)} UTC`],
-    ["Finished", rollout.finished_ms ? `after ${duration(rollout.finished_ms - rollout.created_ms)}` : "–"],
+    [
+      "Finished",
+      rollout.finished_ms
+        ? `after ${duration(rollout.finished_ms - rollout.created_ms)}${rollout.reason ? ` (${rollout.reason})` : ""}`
+        : "–",
+    ],
     ["Metadata", line(JSON.stringify(rollout.metadata ?? {}), 400)],
   ];
 }

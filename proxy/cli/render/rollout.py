@@ -172,7 +172,12 @@ def header(rollout: Mapping[str, Any], now_ms: int) -> Iterator[Text]:
 
 def _facts(rollout: Mapping[str, Any]) -> str:
     reward = "no reward" if rollout["reward"] is None else f"reward {number(rollout['reward'])}"
-    facts = (("group", rollout["group_id"]), ("model", rollout["model"]), ("claimed by", rollout["claimed_by"]))
+    facts = (
+        ("reason", rollout.get("reason")),
+        ("group", rollout["group_id"]),
+        ("model", rollout["model"]),
+        ("claimed by", rollout["claimed_by"]),
+    )
     return "  ".join([reward, *(f"{name} {visible(value)}" for name, value in facts if value)])
 
 

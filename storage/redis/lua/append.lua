@@ -1,10 +1,10 @@
 -- Store a record with its blocks, its position and its counts once, in one transaction. The record uses up the
 -- reservation with its name. A repeated append also writes (`touch`), because WAIT and WAITAOF wait only for writes
 -- of the same connection, and the first response may have been lost. If the rollout has expired, it is restored by
--- its origin; if it was opened again since, the record is added to the new incarnation. If the rollout has the field
+-- its origin, with a timer that has expired; if it was opened again since, the record is added to the new incarnation. If the rollout has the field
 -- `late_if`, the record is marked as late in the same transaction, so that a reader who sees that field cannot take
 -- the record for an earlier one.
--- KEYS: the seven keys of the rollout, the deleted incarnations.
+-- KEYS: the seven keys of the rollout, the deleted incarnations; with an origin the timers.
 -- ARGV: incarnation, name, record, number of required blocks, number of new blocks, late_if ('': none), created_ms of
 -- the origin ('': no origin), number of its fields; then the names of the required blocks, name and bytes of each new
 -- block, name and value of each field, and count, number, ...
@@ -30,6 +30,7 @@ if not position then
     redis.call('HSET', KEYS[1], 'birth', ARGV[4], 'created_ms', ARGV[10])
     for i = first_field, first_count - 1, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
     redis.call('ZADD', KEYS[6], 0, member())
+    redis.call('ZADD', KEYS[9], 0, ARGV[1] .. ' ' .. ARGV[4])
     publish('')
   end
   for i = first_block, first_field - 1, 2 do redis.call('HSETNX', KEYS[4], ARGV[i], ARGV[i + 1]) end

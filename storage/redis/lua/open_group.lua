@@ -1,9 +1,9 @@
 -- Create a group and all its rollouts in one transaction. A group that exists is not changed.
--- KEYS: the seven keys of the group, then those of each rollout.
--- ARGV: now_ms, ttl_s, number of entities, then for each: encoded name, incarnation, number of fields, field, value,
--- ...
+-- KEYS: the seven keys of the group, then those of each rollout, then the timers.
+-- ARGV: now_ms, ttl_s, number of entities, time of the timer of each rollout ('': none), then for each entity: encoded
+-- name, incarnation, number of fields, field, value, ...
 if redis.call('EXISTS', KEYS[1]) == 0 then
-  local ttl_ms, at = ARGV[2] * 1000, 4
+  local ttl_ms, at = ARGV[2] * 1000, 5
   for first = 0, (ARGV[3] - 1) * 7, 7 do
     local name, incarnation, fields = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
     local member = string.format('%015d', ARGV[1]) .. name
@@ -15,6 +15,7 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
         redis.call('ZADD', KEYS[first + 7], now_ms() + ttl_ms, member)
         for i = first + 1, first + 7 do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
       end
+      if first > 0 and ARGV[4] ~= '' then redis.call('ZADD', KEYS[#KEYS], ARGV[4], name .. ' ' .. incarnation) end
       redis.pcall('PUBLISH', KEYS[first + 6], name)
     end
     at = at + 3 + 2 * fields

@@ -183,3 +183,10 @@ async def test_ids_groups_and_metadata_in_the_header_are_escaped(read):
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     assert "a\\u202e  completed  no reward  group \\x1b[2J  claimed by t\\x07" in shown
+
+
+async def test_the_header_has_the_reason_of_a_rollout_that_exceeded_its_deadline(read):
+    rollout, _, _ = await read("demo")
+    shown = plain(header({**rollout, "status": "aborted", "reason": "deadline"}, 0))
+
+    assert shown.startswith("demo  aborted  reward 0.5  reason deadline")
