@@ -25,7 +25,7 @@ A *batch* is an object of lists with one entry per row; other formats return lis
 def formats_page(made: str) -> str:
     """Return the page."""
     sections = "\n".join("\n".join(_format(form, _first_of_module(form))) for form in FORMATS.values())
-    return f"# Export formats\n\n{made}{_OPENING}\n{sections}\n" + "\n".join(_containers()) + "\n"
+    return f"# Export formats\n\n{made}{_OPENING}\n{sections}\n" + "\n".join([*_places(), *_containers()]) + "\n"
 
 
 def _first_of_module(form: Format) -> Format:
@@ -59,6 +59,32 @@ _REWARDS = {
     "uniform": "Requires rewards of all rollouts of a group, or of none.",
     "optional": "Requires no reward.",
 }
+
+
+_REWARD_PLACES = {
+    "none": "none",
+    "rollout": "one for the row",
+    "turn": "one for each step",
+    "token": "one for each sampled token",
+}
+_ADVANTAGE_PLACES = {**_REWARD_PLACES, "turn": "one for each turn", "token": "one for each turn, or each token"}
+_PLACES = """## Rewards and advantages
+
+What a row has a place for. One for the row is the rollout's, also where steps have rewards. One for each step is the sum of
+its tokens', or else the rollout's. With one for each token, a step's reward is at its last token, and the rollout's at the
+very last, if the last step has none; `marin` repeats them, and `sequences` has them as they were set.
+
+Formats without a place for advantages of turns reject `advantage=step` and `discount`. In claims, `advantages` has them.
+
+| format | reward | advantage |
+|---|---|---|"""
+
+
+def _places() -> Iterator[str]:
+    yield _PLACES
+    for name, form in FORMATS.items():
+        yield f"| `{name}` | {_REWARD_PLACES[form.reward_place]} | {_ADVANTAGE_PLACES[form.advantage_place]} |"
+    yield ""
 
 
 def _containers() -> Iterator[str]:

@@ -117,6 +117,7 @@ class RowFacts(TypedDict):
 
     `step_ids` are the steps whose completion tokens are trained in the row. `reward` is the rollout's; `advantage` is null
     unless the rollout has exactly one (not one per step or per token). `weight` is 1/n for a rollout of n rows.
+    `raw_reward` is the reward before the penalty of `overlong=penalize`.
     """
 
     rollout_id: str
@@ -124,6 +125,7 @@ class RowFacts(TypedDict):
     reward: float | None
     advantage: float | None
     weight: float
+    raw_reward: NotRequired[float | None]
 
 
 class ClaimedGroup(TypedDict):

@@ -5,7 +5,7 @@ The text of a node requires a tokenizer (`Fill.decode`); without one, `full_text
 
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import IDS, LOGPROBS, REWARD, TEXT, Batched, Columns, Listed, RewardUse
+from proxy.export.base import IDS, LOGPROBS, REWARD, TEXT, Batched, Columns, Listed, Place, RewardUse
 from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_logprobs
 from proxy.trajectory.sequence import Row
 
@@ -17,6 +17,7 @@ class NodesFormat(Listed, SequenceView):
     """One SequenceNode for each sequence: -100 and 1.0 where nothing is trained."""
 
     name = "nodes"
+    reward_place: ClassVar[Place] = "none"
     columns: ClassVar[Columns] = {
         "full_text": TEXT,
         "tokens": IDS,
@@ -48,6 +49,7 @@ class ScoredDataFormat(Batched, SequenceView):
     """
 
     name = "scored_data"
+    advantage_place: ClassVar[Place] = "token"
     reward: ClassVar[RewardUse] = "required"
     keeps_first = False
     columns: ClassVar[Columns] = {

@@ -17,6 +17,7 @@ Column: TypeAlias = "str | list[Column] | dict[str, Column]"
 Columns: TypeAlias = "Mapping[str, Column]"
 RewardUse: TypeAlias = Literal["optional", "uniform", "required"]
 RowsPerRollout: TypeAlias = Literal["all", "one"]
+Place: TypeAlias = Literal["none", "rollout", "turn", "token"]
 
 TEXT: Final = "text"
 JSON: Final = "json"  # values of any type, as JSON text: a column must have one type
@@ -109,7 +110,8 @@ class Format(Protocol):
     `whole`: its steps need their requests and responses. `columns`: the types of a row's fields, in order, for typed
     containers. `reward`: whether each rollout needs a reward, unless its steps have the rewards that the rows need; or all
     rollouts of a group if one has a reward (`uniform`). `branches`: `one` if the trainer takes one row for each rollout.
-    `repeats_reward`: false if only one row of a rollout has its reward.
+    `repeats_reward`: false if only one row of a rollout has its reward. `reward_place`, `advantage_place`: the smallest unit
+    with a place in its rows for its own reward, and for its own advantage.
     """
 
     name: str
@@ -118,6 +120,8 @@ class Format(Protocol):
     reward: ClassVar[RewardUse]
     branches: ClassVar[RowsPerRollout]
     repeats_reward: ClassVar[bool]
+    reward_place: ClassVar[Place]
+    advantage_place: ClassVar[Place]
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
         """Choose the rows of one rollout.
@@ -162,6 +166,8 @@ class Planned(ABC):
     reward: ClassVar[RewardUse] = "optional"
     branches: ClassVar[RowsPerRollout] = "all"
     repeats_reward: ClassVar[bool] = True
+    reward_place: ClassVar[Place] = "rollout"
+    advantage_place: ClassVar[Place] = "none"
 
     def check_branches(self, facts: RolloutFacts, options: Options, count: int) -> None:
         """Raise Forked for a rollout with several sequences if the format or `branches` requires one."""

@@ -7,8 +7,21 @@ their prompts.
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import COUNT, FLAG, IDS, JSON, LOGPROBS, REWARD, TEXT, Columns, Inexpressible, RewardUse, Rows
-from proxy.export.sequence_view import RowSource
+from proxy.export.base import (
+    COUNT,
+    FLAG,
+    IDS,
+    JSON,
+    LOGPROBS,
+    REWARD,
+    TEXT,
+    Columns,
+    Inexpressible,
+    Place,
+    RewardUse,
+    Rows,
+)
+from proxy.export.sequence_view import RowSource, token_rewards
 from proxy.export.turn_view import TurnRow, TurnView, step_reward
 from proxy.trajectory import record_values as typed
 
@@ -32,6 +45,7 @@ class MarinFormat(TurnView):
     """One Rollout for each turn. `decoding` requires a known temperature and `max_tokens`."""
 
     name = "marin"
+    reward_place: ClassVar[Place] = "token"
     reward: ClassVar[RewardUse] = "required"
     whole = False
     columns: ClassVar[Columns] = {
@@ -50,14 +64,14 @@ class MarinFormat(TurnView):
     def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
         """Return the rollout. The example is `env_example_id` in the metadata, or else the group."""
         facts = source.facts
-        reward, one_by_one = step_reward(turn.step, source), facts.token_rewards(turn.step.step_id)
+        one_by_one = token_rewards(turn.step.step_id, len(turn.ids), source)
         fields = {
             "env_name": source.env_name(),
             "env_example_id": str(facts.metadata.get("env_example_id") or facts.group_id or facts.rollout_id),
             "prompt_tokens": turn.prompt,
             "response_tokens": turn.ids,
             "response_logprobs": turn.logprobs,
-            "token_rewards": [reward] * len(turn.ids) if one_by_one is None else list(one_by_one)[: len(turn.ids)],
+            "token_rewards": one_by_one or [step_reward(turn.step, source)] * len(turn.ids),
             "episode_reward": source.reward(),
             "is_truncated": turn.truncated,
             "metadata": {

@@ -5,7 +5,7 @@
 
 from typing import Any, ClassVar
 
-from proxy.export.base import FLAG, IDS, JSON, LOGPROBS, TEXT, Columns, Listed
+from proxy.export.base import FLAG, IDS, JSON, LOGPROBS, TEXT, Columns, Listed, Place
 from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_logprobs, turns
 from proxy.trajectory.sequence import Row
 
@@ -14,6 +14,8 @@ class PrimeRlFormat(Listed, SequenceView):
     """One sample for each sequence: a boolean mask, and a temperature and an advantage for every token."""
 
     name = "prime_rl"
+    reward_place: ClassVar[Place] = "none"
+    advantage_place: ClassVar[Place] = "token"
     columns: ClassVar[Columns] = {
         "token_ids": IDS,
         "mask": [FLAG],

@@ -235,11 +235,19 @@ def turn_rewards(step_id: str, count: int, source: RowSource, *, is_last: bool) 
 
     If the last turn has none, the rollout's reward is at its last token.
     """
+    one_by_one = token_rewards(step_id, count, source)
+    if one_by_one is not None:
+        return one_by_one
+    own = source.facts.step_reward(step_id)
+    at_end = source.reward() if own is None and is_last else own or 0.0
+    return [*[0.0] * (count - 1), at_end]
+
+
+def token_rewards(step_id: str, count: int, source: RowSource) -> list[float] | None:
+    """Return the rewards of a step's sampled tokens; None if it has none by token."""
     one_by_one = source.facts.token_rewards(step_id)
     if one_by_one is None:
-        own = source.facts.step_reward(step_id)
-        at_end = source.reward() if own is None and is_last else own or 0.0
-        return [*[0.0] * (count - 1), at_end]
+        return None
     if len(one_by_one) != count:
         raise source.refuse(
             "a reward for each sampled token", f"{len(one_by_one)} rewards for the {count} tokens of step {step_id!r}"

@@ -21,6 +21,7 @@ from proxy.export.base import (
     Columns,
     Fill,
     Listed,
+    Place,
     Plan,
     Planned,
     skipped_rows,
@@ -34,6 +35,8 @@ class SequencesFormat(Listed, Planned):
     """One row per branch of the rollout."""
 
     name = "sequences"
+    reward_place: ClassVar[Place] = "token"
+    advantage_place: ClassVar[Place] = "token"
     columns: ClassVar[Columns] = {
         "rollout_id": TEXT,
         "group_id": TEXT,

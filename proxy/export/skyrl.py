@@ -17,6 +17,7 @@ from proxy.export.base import (
     Batched,
     Columns,
     Inexpressible,
+    Place,
     RewardUse,
     RowsPerRollout,
 )
@@ -52,6 +53,7 @@ class SkyRlFormat(_Output, SequenceView):
     """A GeneratorOutput with one entry for each rollout."""
 
     name = "skyrl"
+    reward_place: ClassVar[Place] = "token"
     reward: ClassVar[RewardUse] = "required"
     branches: ClassVar[RowsPerRollout] = "one"
 
@@ -80,6 +82,7 @@ class SkyRlStepwiseFormat(_Output, TurnView):
     """
 
     name = "skyrl_stepwise"
+    reward_place: ClassVar[Place] = "token"
     reward: ClassVar[RewardUse] = "required"
     repeats_reward: ClassVar[bool] = False
 

@@ -20,6 +20,7 @@ from proxy.export.base import (
     Columns,
     Fill,
     Listed,
+    Place,
     Plan,
     Planned,
     skipped_rows,
@@ -36,6 +37,7 @@ class StepsFormat(Listed, Planned):
     """One row per choice, oldest step first."""
 
     name = "steps"
+    reward_place: ClassVar[Place] = "turn"
     columns: ClassVar[Columns] = {
         "rollout_id": TEXT,
         "group_id": TEXT,

@@ -15,6 +15,7 @@ from proxy.export.base import (
     Batched,
     Columns,
     Listed,
+    Place,
     RewardUse,
     RowsPerRollout,
 )
@@ -52,6 +53,8 @@ class TrlAsyncFormat(Listed, SequenceView):
     """One RolloutSample for each sequence."""
 
     name = "trl_async"
+    reward_place: ClassVar[Place] = "none"
+    advantage_place: ClassVar[Place] = "rollout"
     columns: ClassVar[Columns] = {
         "input_ids": IDS,
         "completion_mask": BITS,

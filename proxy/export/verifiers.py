@@ -9,7 +9,21 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns, Listed, RewardUse
+from proxy.export.base import (
+    BITS,
+    COUNT,
+    FLAG,
+    IDS,
+    JSON,
+    LOGPROB,
+    LOGPROBS,
+    REWARD,
+    TEXT,
+    Columns,
+    Listed,
+    Place,
+    RewardUse,
+)
 from proxy.export.sequence_view import RowSource
 from proxy.export.turn_view import TurnRow, TurnView, prompt_fill, step_reward
 from proxy.trajectory.sequence import is_cut
@@ -23,6 +37,8 @@ class VerifiersFormat(Listed, TurnView):
     """One TrajectoryStep for each choice, oldest first. `max_len` cuts as verifiers' `max_seq_len` does."""
 
     name = "verifiers"
+    reward_place: ClassVar[Place] = "turn"
+    advantage_place: ClassVar[Place] = "turn"
     reward: ClassVar[RewardUse] = "required"
     whole = True
     cuts = True
@@ -123,6 +139,7 @@ class TrainingExamplesFormat(Listed, TurnView):
     """
 
     name = "training_examples"
+    reward_place: ClassVar[Place] = "turn"
     reward: ClassVar[RewardUse] = "required"
     cuts = True
     columns: ClassVar[Columns] = {"token_ids": IDS, "logprobs": LOGPROBS, "mask": BITS, "reward": REWARD}

@@ -19,10 +19,18 @@ from proxy.export.base import (
     Batched,
     Columns,
     Listed,
+    Place,
     RewardUse,
     RowsPerRollout,
 )
-from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, policy_versions_from, turns
+from proxy.export.sequence_view import (
+    RowSource,
+    SequenceView,
+    filled_logprobs,
+    policy_versions_from,
+    step_reward_ends,
+    turns,
+)
 from proxy.trajectory.sequence import Row
 
 
@@ -61,10 +69,12 @@ class VerlFormat(Listed, SequenceView):
 class VerlDataProtoFormat(Batched, SequenceView):
     """The tensors of a DataProto of one rollout, as lists; groups combine them.
 
-    `rm_scores` are included if there is a reward.
+    `rm_scores` are included if there is a reward. They are by token: a step's reward at its last token, unless it has
+    rewards by token; the rollout's at the very last, if the last step has none.
     """
 
     name = "verl_dataproto"
+    reward_place: ClassVar[Place] = "token"
     reward: ClassVar[RewardUse] = "uniform"
     branches: ClassVar[RowsPerRollout] = "one"
     columns: ClassVar[Columns] = {
@@ -93,10 +103,9 @@ class VerlDataProtoFormat(Batched, SequenceView):
             "response_mask": [row.mask[start:] + [0] * right],
             "rollout_log_probs": [filled_logprobs(row, source)[start:] + [0.0] * right],
         }
-        if source.facts.reward is None:
+        if source.facts.reward is None and not any(turn.step_id in source.facts.step_rewards for turn in turns(row)):
             return fields
-        scores = [0.0] * (len(row.token_ids) - start - 1) + [source.reward()] + [0.0] * right
-        return {**fields, "rm_scores": [scores]}
+        return {**fields, "rm_scores": [step_reward_ends(row, source) + [0.0] * right]}
 
 
 def _padding(row: Row, source: RowSource) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Rollouts: their values, and how the store's fields and marks represent them."""
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -81,7 +81,7 @@ class Rollout(Struct, frozen=True):
     group_id: str | None = None
     model: str | None = None
     reward: float | None = None
-    step_rewards: Mapping[str, float | list[float]] = {}
+    step_rewards: Mapping[str, float | Sequence[float]] = {}
     advantages: Any = None
     claimed_by: str | None = None
     policy_version: str | None = None

@@ -7,7 +7,7 @@ Rule 3: nothing is padded, shifted or filled: arrays have one length, and the lo
         null. So is each of a step whose logprobs were not requested (`record.logprobs: off`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -125,12 +125,17 @@ class Row:
             "truncated": self.truncated,
             "stop_token_sampled": self.stop_token_sampled,
             "reward": self.facts.reward,
-            "step_rewards": {step: reward for step, reward in self.facts.step_rewards.items() if step in steps},
-            "advantages": self.facts.advantages,
+            "step_rewards": _of_steps(self.facts.step_rewards, steps),
+            "advantages": _of_steps(self.facts.advantages, steps),
             "owned": any(span.owned for span in self.spans),
             "metadata": dict(self.facts.metadata),
         }
         return {**row, "problems": list(self.problems)} if self.problems else row
+
+
+def _of_steps(values: Any, steps: set[str]) -> Any:
+    """Return values by step id without those of other steps; other values unchanged."""
+    return {step: value for step, value in values.items() if step in steps} if isinstance(values, Mapping) else values
 
 
 @dataclass(frozen=True, slots=True)

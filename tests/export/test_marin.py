@@ -40,6 +40,13 @@ def test_the_reward_is_repeated_for_each_token_and_the_policy_version_is_a_numbe
     assert EXAMPLES == worked.rows("marin")
 
 
+def test_another_number_of_token_rewards_is_rejected():
+    facts = replace(worked.FACTS, step_rewards={"a": [0.5, 0.25]})
+
+    with pytest.raises(Inexpressible, match="2 rewards for the 3 tokens of step 'a'"):
+        worked.rows("marin", facts=facts)
+
+
 def test_token_rewards_are_exported_unchanged():
     rows = worked.rows("marin", facts=replace(worked.FACTS, step_rewards={"a": [0.5, 0.25, 0.0]}))
 

@@ -111,3 +111,45 @@ def test_a_list_of_advantages_is_rejected_for_several_sequences():
 )
 def test_a_policy_version_of_digits_is_a_number(version, number):
     assert number == number_of(version)
+
+
+GIVEN_REWARDS = {"a": [0.5, 0.25, 0.125], "b": [2.0, 4.0]}
+
+
+def numbers_in(value):
+    """Return all numbers in a row, as lists of the numbers that are next to each other."""
+    if isinstance(value, list) and value and all(isinstance(number, int | float) for number in value):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [found for part in inner for found in numbers_in(part)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_has_rewards_by_token_where_it_has_a_place_for_them(name):
+    """All formats by token have each of them; formats by step have their sums; others have neither."""
+    facts = replace(worked.FACTS, step_rewards=GIVEN_REWARDS)
+    rows = worked.rows(name, facts=facts, fill=LENGTHS)
+    flat = [number for numbers in numbers_in(rows) for number in numbers]
+    sums = [row["reward"] for row in rows if isinstance(row, dict) and "reward" in row]
+
+    assert (FORMATS[name].reward_place == "token") == ({0.125, 4.0} <= {*flat})
+    assert (FORMATS[name].reward_place == "turn") == (sums == [0.875, 6.0])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_has_advantages_of_turns_where_it_has_a_place_for_them(name):
+    """A format with one advantage for a rollout rejects them; other formats have no advantage."""
+    facts = replace(worked.FACTS, advantages={"a": 0.375, "b": -0.875})
+    place = FORMATS[name].advantage_place
+    if place == "rollout":
+        with pytest.raises(Inexpressible, match="one advantage per rollout"):
+            worked.rows(name, facts=facts, fill=LENGTHS)
+        return
+    rows = worked.rows(name, facts=facts, fill=LENGTHS)
+    flat = {number for numbers in numbers_in(rows) for number in numbers}
+    of_rows = {row["advantage"] for row in rows if isinstance(row, dict) and "advantage" in row}
+
+    assert (place == "token") == ({0.375, -0.875} <= flat or name == "sequences")
+    assert (place == "turn") == (of_rows == {0.375, -0.875})
+    if name == "sequences":
+        assert [facts.advantages] == [row["advantages"] for row in rows]

@@ -54,6 +54,30 @@ def test_a_batch_is_padded_left_for_prompts_and_right_for_responses():
     assert [BATCH] == worked.rows("verl_dataproto", fill=LENGTHS)
 
 
+@pytest.mark.parametrize(
+    ("reward", "step_rewards", "scores"),
+    [
+        (1.0, {"a": 0.5}, [0, 0, 0.5, 0, 0, 0, 0, 0, 1]),
+        (1.0, {"a": 0.5, "b": 0.25}, [0, 0, 0.5, 0, 0, 0, 0, 0, 0.25]),
+        (1.0, {"a": [0.5, 0.25, 0.125]}, [0.5, 0.25, 0.125, 0, 0, 0, 0, 0, 1]),
+        (None, {"b": [0.5, 0.25]}, [0, 0, 0, 0, 0, 0, 0, 0.5, 0.25]),
+        (1.0, {"elsewhere": 0.5}, [0, 0, 0, 0, 0, 0, 0, 0, 1]),
+    ],
+)
+def test_the_scores_of_a_batch_have_the_rewards_of_steps_and_of_tokens(reward, step_rewards, scores):
+    facts = replace(worked.FACTS, reward=reward, step_rewards=step_rewards)
+    (row,) = worked.rows("verl_dataproto", facts=facts, fill=LENGTHS)
+
+    assert [[*scores, 0.0]] == row["rm_scores"]
+
+
+def test_rewards_of_other_steps_give_a_batch_no_scores():
+    facts = replace(worked.FACTS, reward=None, step_rewards={"elsewhere": 0.5})
+    (row,) = worked.rows("verl_dataproto", facts=facts, fill=LENGTHS)
+
+    assert "rm_scores" not in row
+
+
 def test_a_group_is_one_batch_with_a_reward_for_all_or_none():
     bare = replace(worked.FACTS, reward=None)
     without = {key: [*value, *value] for key, value in BATCH.items() if key != "rm_scores"}

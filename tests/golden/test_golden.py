@@ -17,6 +17,7 @@ from golden_session import play
 from golden_store import OLD, dump_store, load_store, read_block, read_record, readable, records_of
 
 from proxy.api.control.export_query import ExportQuery
+from proxy.export import verl
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode, encode
 from storage import StoreOptions, open_store
@@ -24,13 +25,17 @@ from storage import StoreOptions, open_store
 
 @pytest.fixture(autouse=True)
 def as_recorded(monkeypatch):
-    """Omit the `weight` of described rows, which did not exist when the files were recorded."""
+    """Omit the `weight` of described rows and the rewards by token of `verl_dataproto`, which are newer than the files."""
     about = ExportQuery.about
 
     def without_weight(*args):
         return [{name: value for name, value in row.items() if name != "weight"} for row in about(*args)]
 
+    def at_the_end(row, source):
+        return [0.0] * (len(row.token_ids) - row.prompt_len - 1) + [source.reward()]
+
     monkeypatch.setattr(ExportQuery, "about", without_weight)
+    monkeypatch.setattr(verl, "step_reward_ends", at_the_end)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
 from proxy.rollouts.audit.sample import name_of, of_row
 
-ADVANTAGES = ("none", "given", "grpo", "rloo")
+ADVANTAGES = ("none", "given", "grpo", "rloo", "dr_grpo")
 LENGTHS = "&prompt_length=64&response_length=64"
 
 

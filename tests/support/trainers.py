@@ -10,6 +10,7 @@ import __future__
 import ast
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ContextDecorator, nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -86,17 +87,43 @@ class Array(np.ndarray):
     def float(self) -> "Array":
         return self.astype(np.float32)
 
+    def sum(self, axis: Any = None, *, dim: Any = None, **options: Any) -> Any:
+        return super().sum(axis if dim is None else dim, **options)
+
+    def size(self, axis: int) -> int:  # type: ignore[override]
+        return self.shape[axis]
+
+    def tile(self, counts: Sequence[int]) -> "Array":
+        return np.tile(self, counts).view(Array)
+
+    def bool(self) -> "Array":
+        return self.astype(np.bool_)
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
 
 def _tensor(values: Any, dtype: Any = None) -> Array:
     made = np.asarray(values, dtype=dtype).view(Array)
     return made.astype(np.float32) if dtype is None and made.dtype == np.float64 else made
 
 
+class _NoGradients(nullcontext, ContextDecorator):
+    """`torch.no_grad()`, as a context manager and as a decorator."""
+
+
 torch = SimpleNamespace(
     tensor=_tensor,
     ones=lambda count, dtype: np.ones(count, dtype).view(Array),
     zeros_like=lambda like, dtype=None: np.zeros(like.shape, dtype or like.dtype).view(Array),
-    where=np.nonzero,
+    where=np.where,
+    no_grad=_NoGradients,
+    zeros=lambda count, device: np.zeros(count).view(Array),
+    stack=lambda tensors: np.stack(tensors).view(Array),
+    mean=lambda tensor: np.mean(np.asarray(tensor)),
+    std=lambda tensor: np.std(np.asarray(tensor), ddof=1),
+    rsqrt=lambda value: 1 / np.sqrt(value),
     Tensor=Array,
     long=np.int64,
     int64=np.int64,

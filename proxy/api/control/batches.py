@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.claims import Claim, fill, held_fields, release, undo
+from proxy.api.control.claims import Claim, fill, held_fields, normalize, release, undo
 from proxy.api.control.export_query import export_query_from_claim
 from proxy.api.control.groups import drop_group
 from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch, body_from
@@ -63,14 +63,20 @@ async def _record(context: Context, claim: Claim) -> int | None:
 
     The lease starts now, after rendering. Groups that another consumer claimed meanwhile are not part of the batch.
     """
-    now_ms, lease_ms = context.clock.now_ms(), max(1, round(claim.body.lease_s * 1000))
-    fields = held_fields(context, claim.batch_id, claim.body.consumer, claim.body.lease_s)
-    claim.held = [
-        held
-        for held in claim.held
-        if await context.store.queue.extend(held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
-    ]
-    if not claim.held:
+    lease_ms = max(1, round(claim.body.lease_s * 1000))
+    while True:
+        await normalize(context, claim)
+        now_ms = context.clock.now_ms()
+        fields = held_fields(context, claim.batch_id, claim.body.consumer, claim.body.lease_s)
+        held = [
+            held
+            for held in claim.held
+            if await context.store.queue.extend(held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
+        ]
+        if len(held) == len(claim.held):
+            break
+        claim.held = held  # advantages over the batch change without the lost groups
+    if not held:
         return None
     entries = [held.waiting for held in claim.held]
     await context.store.batches.open(claim.batch_id, write_batch(claim.body.consumer, entries), now_ms=now_ms)

@@ -6,9 +6,10 @@ it froze can be changed again.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import compress, islice
 from typing import Final
 
 import orjson
@@ -16,14 +17,16 @@ import orjson
 from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery
 from proxy.api.control.group_rows import GroupFilter, read_group_rows
+from proxy.api.control.outcomes import Outcome, estimated
 from proxy.api.control.schemas import ClaimBatch
 from proxy.errors import Conflict
 from proxy.rollouts.completion import members_of
-from proxy.rollouts.group import find_group
+from proxy.rollouts.group import Group, find_group
 from proxy.rollouts.policy import read_policy
 from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
 from proxy.rollouts.steps import aside
 from proxy.telemetry.logs import LOG
+from proxy.trajectory.advantages import BATCH
 from proxy.trajectory.facts import number_of
 from proxy.trajectory.json_bytes import to_json_bytes
 from storage.errors import FieldsChanged, StorageError
@@ -36,11 +39,15 @@ _UNKNOWN: Final = -1  # a policy version that is not a number counts as older th
 
 @dataclass(slots=True)
 class Held:
-    """A leased group: its entry in the queue, the rollouts whose rewards the claim froze, and its JSON once rendered."""
+    """A leased group: its entry in the queue, the rollouts whose rewards the claim froze, and its JSON once rendered.
+
+    `outcomes` are those of its rollouts.
+    """
 
     waiting: QueuedGroup
     frozen: tuple[str, ...] = ()
     rendered: bytes = b""
+    outcomes: Sequence[Outcome] = ()
 
 
 @dataclass(slots=True)
@@ -161,17 +168,65 @@ async def _render(context: Context, claim: Claim, held: Held) -> str | None:
     group = await find_group(context.store, held.waiting.group)
     if group is None:
         return None  # its entry in the queue is removed when it is claimed next
-    body, query = claim.body, claim.query
     rollouts = await members_of(context.store, group)
-    if body.rewarded and any(rollout.reward is None for rollout in rollouts):
+    if claim.body.rewarded and any(rollout.reward is None for rollout in rollouts):
         raise Conflict("some of its rollouts have no reward")
     held.frozen = tuple(rollout.rollout_id for rollout in rollouts if rollout.claimed_by is None)
-    frozen = await _freeze(context, rollouts, claim.batch_id)
+    return await _render_frozen(context, claim, held, group, await _freeze(context, rollouts, claim.batch_id))
+
+
+async def normalize(context: Context, claim: Claim) -> None:
+    """Render the leased groups again, if their advantages are normalized over the whole batch.
+
+    A group that cannot be rendered any more, for example because it was deleted, is released and is not part of the batch.
+    """
+    while claim.query.advantage == BATCH and claim.held:
+        known = iter(estimated([outcome for held in claim.held for outcome in held.outcomes], BATCH))
+        rendered = [
+            await _render_again(context, claim, held, list(islice(known, len(held.outcomes)))) for held in claim.held
+        ]
+        if all(rendered):
+            return
+        await undo(
+            context, claim, [held for held, is_rendered in zip(claim.held, rendered, strict=True) if not is_rendered]
+        )
+        claim.held = list(compress(claim.held, rendered))
+
+
+async def _render_again(context: Context, claim: Claim, held: Held, outcomes: Sequence[Outcome]) -> bool:
+    """Render a leased group with these outcomes; return whether that is possible."""
+    group = await find_group(context.store, held.waiting.group)
+    if group is None:
+        return False
+    try:
+        rollouts = await members_of(context.store, group)
+        return await _render_frozen(context, claim, held, group, rollouts, outcomes) is None
+    except Conflict:
+        return False
+
+
+async def _render_frozen(
+    context: Context,
+    claim: Claim,
+    held: Held,
+    group: Group,
+    rollouts: Sequence[Rollout],
+    outcomes: Sequence[Outcome] | None = None,
+) -> str | None:
+    """Render a group whose rewards are frozen, with these outcomes if they are known; return why it is dropped, or None."""
+    body, query = claim.body, claim.query
     gathered = await read_group_rows(
-        context, query, group, frozen, GroupFilter(body.min_group, body.only_mixed), whole=True
+        context,
+        query,
+        group,
+        rollouts,
+        GroupFilter(body.min_group, body.only_mixed),
+        whole=True,
+        outcomes=outcomes,
     )
     if gathered.why is not None:
         return gathered.why
+    held.outcomes = gathered.outcomes
     whole = await gathered.whole(query)
     described = {
         "group_id": group.group_id,
@@ -179,7 +234,7 @@ async def _render(context: Context, claim: Claim, held: Held) -> str | None:
         "complete_ms": group.complete_ms,
         "metadata": group.metadata,
         **gathered.described(query),
-        "late": {rollout.rollout_id: late for rollout in frozen if (late := rollout.counts.get("late", 0))},
+        "late": {rollout.rollout_id: late for rollout in rollouts if (late := rollout.counts.get("late", 0))},
     }
     held.rendered = await aside(gathered.count, lambda: to_json_bytes({**described, "data": whole}))
     return None

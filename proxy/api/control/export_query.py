@@ -17,18 +17,23 @@ from proxy.export import FORMATS, Fill, Format, Inexpressible, Plan, Rows
 from proxy.export.containers import CONTAINERS, Container, Writer, container_for
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import aside, facts_of, read_steps, weights_of
+from proxy.trajectory.advantages import BATCH, ESTIMATORS, STEP
 from proxy.trajectory.retokenize import RETOKENIZED, retokenize
+from proxy.trajectory.returns import SoftPenalty
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Step
 
 _FILLS: Final = ("prompt_logprob", "pad_id", "prompt_length", "response_length")
 EXPORT_OPTIONS: Final = (
-    "format", "branches", "row_weight", "include", "max_len", "overlong", "container", "report", "advantage", *_FILLS,
+    "format", "branches", "row_weight", "include", "max_len", "overlong", "overlong_buffer", "container", "report", "advantage",
+    "discount", *_FILLS,
 )  # fmt: skip
 _LOADED: Final[set[str]] = set()  # content types whose library is imported
 BRANCHES: Final = ("all", "one", "longest", "last")
 ROW_WEIGHTS: Final = ("full", "split")
-GIVEN: Final = ("given", "none")  # advantages that need no group
+OVERLONG: Final = ("cut", "drop", "keep", "penalize")
+ALONE: Final = ("given", "none", STEP)  # advantages that need no group
+IN_GROUP: Final = (*ALONE, *(name for name in ESTIMATORS if name not in (STEP, BATCH)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,11 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class ExportQuery:
-    """The options of an export. `advantage` is none, given, or the estimator to use on the group's rewards."""
+    """The options of an export.
+
+    `advantage` is none, given, or the estimator to use on the group's rewards. `discount` is None for one advantage for a whole
+    rollout; otherwise each turn has its own, of its discounted return. `penalty` is that of long responses.
+    """
 
     form: Format
     container: Container
@@ -61,6 +70,24 @@ class ExportQuery:
     fill: Fill
     advantage: str = "given"
     report: bool = False
+    discount: float | None = None
+    penalty: SoftPenalty | None = None
+
+    @property
+    def is_by_turn(self) -> bool:
+        """Whether each turn has its own advantage."""
+        return self.advantage == STEP or self.discount is not None
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether rewards or returns depend on the steps."""
+        return self.is_by_turn or self.penalty is not None
+
+    async def read(self, context: Context, rollout: Rollout, *, whole: bool) -> list[Step]:
+        """Read the steps of a rollout. Raises as `plan` does."""
+        if self.options.include != RETOKENIZED:
+            return await read_steps(context.store, rollout, whole=whole)
+        return await _retokenized(context, await read_steps(context.store, rollout, whole=True))
 
     async def plan(self, context: Context, rollout: Rollout, *, max_rendered: int = 0) -> Planned:
         """Plan the rows of one rollout, with the advantages that it has; render them if their weight is at most `max_rendered`.
@@ -68,10 +95,7 @@ class ExportQuery:
         Raises Conflict if the format cannot express it, DamagedStep if a step cannot be read, NotFound if the rollout was
         deleted meanwhile, or StorageError.
         """
-        retokenized = self.options.include == RETOKENIZED
-        steps = await read_steps(context.store, rollout, whole=retokenized or self.form.whole)
-        if retokenized:
-            steps = await _retokenized(context, steps)
+        steps = await self.read(context, rollout, whole=self.form.whole)
         # Loading a tokenizer takes seconds and may fail: only for formats that have text.
         decode = await _decode(context, steps) if "full_text" in self.form.columns else None
         fill = self.fill if decode is None else replace(self.fill, decode=decode)
@@ -89,17 +113,22 @@ class ExportQuery:
         rows = (await planned.rows()).rows
         return Planned(Plan(plan.trained, plan.skipped, rows.__iter__), planned.weight, is_rendered=True)
 
-    def about(self, rollout: Rollout, trained: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    def about(
+        self, rollout: Rollout, trained: Sequence[Sequence[str]], raw_reward: float | None = None
+    ) -> list[dict[str, Any]]:
         """Describe rows of a rollout, in their order; `trained` has the ids of the steps that each of them trains.
 
         `advantage` is null unless the rollout has exactly one. `weight` is the share of each row in the rollout.
+        `raw_reward` is the reward before the penalty, if there is one.
         """
         count = max(1, len(trained))
-        is_split = self.options.row_weight == "split" and self.form.repeats_reward
-        facts = facts_of(rollout).split(count if is_split else 1)
+        split = count if self.options.row_weight == "split" and self.form.repeats_reward else 1
+        facts = facts_of(rollout).split(split)
         advantage = None if self.advantage == "none" else facts.advantages
         is_number = isinstance(advantage, int | float) and not isinstance(advantage, bool)
         row = {"reward": facts.reward, "advantage": advantage if is_number else None, "weight": 1 / count}
+        if self.penalty is not None:
+            row["raw_reward"] = None if raw_reward is None else raw_reward / split
         return [{"rollout_id": rollout.rollout_id, "step_ids": list(step_ids), **row} for step_ids in trained]
 
     async def load(self) -> None:
@@ -123,19 +152,29 @@ class ExportQuery:
         yield writer.closing(report if self.report else None)
 
 
-def export_query_from(request: web.Request, advantages: Sequence[str] = GIVEN) -> ExportQuery:
+def export_query_from(request: web.Request, advantages: Sequence[str] = ALONE) -> ExportQuery:
     """Parse the options of a query. Raises BadRequest, which names the valid options."""
     form = FORMATS[enum_param(request, "format", FORMATS, "sequences")]
     chosen = {
         "branches": enum_param(request, "branches", BRANCHES, form.branches),
         "row_weight": enum_param(request, "row_weight", ROW_WEIGHTS, "full"),
         "include": enum_param(request, "include", ("exact", "flagged", RETOKENIZED), "exact"),
-        "overlong": enum_param(request, "overlong", ("cut", "drop", "keep"), "cut"),
     }
-    return ExportQuery(
+    advantage = request.query.get("advantage", "given")
+    if advantage == BATCH and BATCH not in advantages:
+        raise BadRequest(
+            f"advantage={BATCH} is normalized over a claimed batch (POST /batches/claim); an export has no batch.",
+            param="advantage",
+        )
+    cut, penalty = _lengths(
+        enum_param(request, "overlong", OVERLONG, "cut"),
+        int_param(request, "max_len", None, minimum=1),
+        int_param(request, "overlong_buffer", None, minimum=1),
+    )
+    query = ExportQuery(
         form=form,
         container=_container_from(request),
-        options=Options(**cast("Any", chosen), max_len=int_param(request, "max_len", None, minimum=1)),
+        options=Options(**cast("Any", chosen), **cut),
         fill=Fill(
             prompt_logprob=_float_param(request, "prompt_logprob"),
             pad_id=int_param(request, "pad_id", 0, minimum=0) or 0,
@@ -144,23 +183,24 @@ def export_query_from(request: web.Request, advantages: Sequence[str] = GIVEN) -
         ),
         advantage=enum_param(request, "advantage", advantages, "given"),
         report=enum_param(request, "report", ("true", "false"), "false") == "true",
+        discount=_discount_param(request),
+        penalty=penalty,
     )
+    _check_advantages(query)
+    return query
 
 
 def export_query_from_claim(claim: ClaimBatch) -> ExportQuery:
-    """Return the export options of a claim. Raises BadRequest for an unknown format."""
+    """Return the export options of a claim. Raises BadRequest for an unknown format and for options that exclude each other."""
     if claim.format not in FORMATS:
         raise BadRequest(f"Unknown format {claim.format!r}; use one of {', '.join(FORMATS)}.", param="format")
     form = FORMATS[claim.format]
-    return ExportQuery(
+    cut, penalty = _lengths(claim.overlong, claim.max_len, claim.overlong_buffer)
+    query = ExportQuery(
         form=form,
         container=CONTAINERS["json"],
         options=Options(
-            branches=claim.branches or form.branches,
-            include=claim.include,
-            max_len=claim.max_len,
-            overlong=claim.overlong,
-            row_weight=claim.row_weight,
+            branches=claim.branches or form.branches, include=claim.include, row_weight=claim.row_weight, **cut
         ),
         fill=Fill(
             prompt_logprob=claim.prompt_logprob,
@@ -169,7 +209,42 @@ def export_query_from_claim(claim: ClaimBatch) -> ExportQuery:
             response_length=claim.response_length,
         ),
         advantage=claim.advantage,
+        discount=claim.discount,
+        penalty=penalty,
     )
+    _check_advantages(query)
+    return query
+
+
+def _lengths(overlong: str, max_len: int | None, buffer: int | None) -> tuple[dict[str, Any], SoftPenalty | None]:
+    """Return the options that cut rows, and the penalty of long responses. Raises BadRequest if they exclude each other."""
+    if overlong != "penalize":
+        if buffer is not None:
+            raise BadRequest("overlong_buffer requires overlong=penalize.", param="overlong_buffer")
+        return {"max_len": max_len, "overlong": overlong}, None
+    if max_len is None or buffer is None:
+        missing = "max_len" if max_len is None else "overlong_buffer"
+        raise BadRequest(
+            f"overlong=penalize requires max_len and overlong_buffer; {missing} is missing.", param=missing
+        )
+    if buffer > max_len:
+        raise BadRequest(f"overlong_buffer={buffer} exceeds max_len={max_len}.", param="overlong_buffer")
+    return {"max_len": None, "overlong": "keep"}, SoftPenalty(max_len, buffer)
+
+
+def _check_advantages(query: ExportQuery) -> None:
+    """Raise BadRequest if there is nothing to discount, or no place for the advantages of turns in the format."""
+    if query.discount is not None and query.advantage not in ESTIMATORS:
+        raise BadRequest(
+            f"discount requires an estimator of advantages, not advantage={query.advantage}.", param="discount"
+        )
+    if query.is_by_turn and query.form.advantage_place not in ("turn", "token"):
+        able = ", ".join(name for name, form in FORMATS.items() if form.advantage_place in ("turn", "token"))
+        raise BadRequest(
+            f"Format {query.form.name!r} has no place for an advantage of each turn (advantage=step, discount); "
+            f"use one of {able}.",
+            param="advantage" if query.advantage == STEP else "discount",
+        )
 
 
 def _container_from(request: web.Request) -> Container:
@@ -198,6 +273,14 @@ def _float_param(request: web.Request, name: str) -> float | None:
     if not isfinite(value):
         raise BadRequest(f"{name} must be a number, not {text!r}.", param=name)
     return value
+
+
+def _discount_param(request: web.Request) -> float | None:
+    """Parse the discount of the query. Raises BadRequest."""
+    discount = _float_param(request, "discount")
+    if discount is not None and not 0 < discount <= 1:
+        raise BadRequest(f"discount must be above 0 and at most 1, not {discount}.", param="discount")
+    return discount
 
 
 async def _retokenized(context: Context, steps: Sequence[Step]) -> list[Step]:

@@ -16,6 +16,7 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.export_query import EXPORT_OPTIONS, ExportQuery, Planned, export_query_from
 from proxy.api.control.group_rows import GONE, without_rows
+from proxy.api.control.outcomes import Outcome, outcome_alone
 from proxy.api.control.rollouts import RolloutFilter, filter_from
 from proxy.api.http import RESPONSE_STARTED
 from proxy.api.query import int_param, reject_unknown_params, rollout_from
@@ -40,10 +41,10 @@ async def export_rollout(request: web.Request) -> web.StreamResponse:
     reject_unknown_params(request, EXPORT_OPTIONS)
     query = export_query_from(request)
     await query.load()
-    rollout = await rollout_from(request)
-    planned = await query.plan(request.app[CONTEXT], rollout)
+    outcome = await outcome_alone(request.app[CONTEXT], query, await rollout_from(request))
+    planned = await query.plan(request.app[CONTEXT], outcome.rollout)
     plan = planned.plan
-    report = {"skipped": plan.skipped, "rows": query.about(rollout, plan.trained)}
+    report = {"skipped": plan.skipped, "rows": query.about(outcome.rollout, plan.trained, outcome.raw_reward)}
     try:
         # Each row is serialized before the next is made: all rows as Python lists would use several times the memory.
         pieces = await aside(planned.weight, lambda: list(query.pieces(plan.render(), report)))
@@ -106,15 +107,15 @@ async def _pieces(
     writer = query.writer()
     ahead = writer.opening()
     async with aclosing(_read_ahead(context, query, rollouts)) as found:
-        async for rollout, planned in found:
-            plan = planned.plan
+        async for outcome, planned in found:
+            plan, rollout = planned.plan, outcome.rollout
             async with aclosing(_written(query, planned, writer)) as pieces:
                 async for text in pieces:
                     piece, ahead = ahead + text, b""
                     if piece:
                         yield piece
             if query.report:
-                described += query.about(rollout, plan.trained)
+                described += query.about(rollout, plan.trained, outcome.raw_reward)
                 skipped += [{"rollout_id": rollout.rollout_id, **entry} for entry in plan.skipped]
     yield ahead + writer.closing({"skipped": skipped, "rows": described} if query.report else None)
 
@@ -131,9 +132,9 @@ async def _written(query: ExportQuery, planned: Planned, writer: Writer) -> Asyn
 
 async def _read_ahead(
     context: Context, query: ExportQuery, rollouts: AsyncIterator[Rollout]
-) -> AsyncGenerator[tuple[Rollout, Planned], None]:
+) -> AsyncGenerator[tuple[Outcome, Planned], None]:
     """Plan the rows of rollouts, in their order; while one is written, the next few are read from the store."""
-    reading: deque[tuple[Rollout, asyncio.Task[Planned]]] = deque()
+    reading: deque[tuple[Rollout, asyncio.Task[tuple[Outcome, Planned]]]] = deque()
     ahead = 0
     try:
         async for upcoming in rollouts:
@@ -142,10 +143,9 @@ async def _read_ahead(
             while len(reading) > _MAX_AHEAD or (len(reading) > 1 and ahead > _MAX_STEPS_AHEAD):
                 rollout, task = reading.popleft()
                 ahead -= _steps(rollout)
-                yield rollout, await task
+                yield await task
         while reading:
-            rollout, task = reading.popleft()
-            yield rollout, await task
+            yield await reading.popleft()[1]
     finally:
         unfinished = [task for _, task in reading]
         for task in unfinished:
@@ -153,30 +153,32 @@ async def _read_ahead(
         await asyncio.gather(*unfinished, return_exceptions=True)
 
 
-async def _planned(context: Context, query: ExportQuery, rollout: Rollout) -> Planned:
+async def _planned(context: Context, query: ExportQuery, rollout: Rollout) -> tuple[Outcome, Planned]:
     """Plan the rows of one rollout of many; one that cannot be exported has none, and a skipped entry with the reason.
 
     The rows that are planned can be rendered: those of a rollout of moderate size are rendered here, those of a large one
     are rendered twice, so that they are in memory one at a time.
     """
+    outcome = Outcome(rollout)
     try:
-        planned = await query.plan(context, rollout, max_rendered=_MAX_RENDERED)
+        outcome = await outcome_alone(context, query, rollout)
+        planned = await query.plan(context, outcome.rollout, max_rendered=_MAX_RENDERED)
         plan = planned.plan
         if not planned.is_rendered:
             await asyncio.to_thread(lambda: deque(plan.render(), maxlen=0))
     except NotFound:
-        return _skipped(GONE)
+        return outcome, _skipped(GONE)
     except DamagedStep as damage:
         LOG.error("Rollout skipped in an export", extra={"fields": {"why": damage.message}})
-        return _skipped(damage.message)
+        return outcome, _skipped(damage.message)
     except Conflict as error:
-        return _skipped(error.message)
+        return outcome, _skipped(error.message)
     except Inexpressible as error:
-        return _skipped(str(error))
+        return outcome, _skipped(str(error))
     if plan.trained:
-        return planned
+        return outcome, planned
     skipped = [*plan.skipped, {"why": without_rows(plan.skipped)}]
-    return replace(planned, plan=replace(plan, skipped=skipped))
+    return outcome, replace(planned, plan=replace(plan, skipped=skipped))
 
 
 def _skipped(why: str) -> Planned:

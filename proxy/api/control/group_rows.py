@@ -4,18 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from msgspec import structs
-
 from proxy.api.context import Context
-from proxy.api.control.export_query import GIVEN, ExportQuery
+from proxy.api.control.export_query import ExportQuery
+from proxy.api.control.outcomes import Outcome, estimated, read_outcomes
 from proxy.errors import Conflict, DamagedStep, NotFound
 from proxy.export import Inexpressible, Rows
 from proxy.rollouts.group import Group
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import aside
-from proxy.trajectory.advantages import ESTIMATORS
 
-ADVANTAGES: Final = (*GIVEN, *ESTIMATORS)
 GONE: Final = "deleted or expired"
 
 
@@ -29,10 +26,15 @@ class GroupFilter:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A rollout of a group that has rows; its advantages are the estimated ones if an estimate was requested."""
+    """A rollout of a group that has rows."""
 
-    rollout: Rollout
+    outcome: Outcome
     rows: Rows
+
+    @property
+    def rollout(self) -> Rollout:
+        """The rollout, with its rewards after the penalty, and estimated advantages if an estimate was requested."""
+        return self.outcome.rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class GroupRows:
     members: list[Member]
     skipped: list[dict[str, Any]]
     why: str | None = None
+    outcomes: Sequence[Outcome] = ()  # of all members that exist
 
     @property
     def count(self) -> int:
@@ -76,7 +79,9 @@ class GroupRows:
 
     def about(self, query: ExportQuery) -> list[dict[str, Any]]:
         """Describe each row, in the order in which `whole` has them."""
-        described = [query.about(member.rollout, member.rows.trained) for member in self.members]
+        described = [
+            query.about(member.rollout, member.rows.trained, member.outcome.raw_reward) for member in self.members
+        ]
         return [described[member][row] for member, row in query.form.order(self._rows())]
 
     def _rows(self) -> list[Rows]:
@@ -91,8 +96,9 @@ async def read_group_rows(
     conditions: GroupFilter,
     *,
     whole: bool = False,
+    outcomes: Sequence[Outcome] | None = None,
 ) -> GroupRows:
-    """Render the rows of a group; `rollouts` are those of its members that exist.
+    """Render the rows of a group; `rollouts` are those of its members that exist, `outcomes` are theirs if they are known.
 
     Raises Conflict if the format cannot express one of them. A member that cannot be read is skipped; where a group must be
     `whole`, it raises DamagedStep.
@@ -100,14 +106,15 @@ async def read_group_rows(
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     if conditions.only_mixed and len(set(rewards)) < 2:
         return GroupRows([], [], f"all its {len(rollouts)} rollouts have the same reward")
-    found = {rollout.rollout_id: rollout for rollout in with_advantages(rollouts, query.advantage)}
+    outcomes = outcomes or estimated(await read_outcomes(context, query, rollouts), query.advantage)
+    found = {outcome.rollout.rollout_id: outcome for outcome in outcomes}
     members, skipped = [], []
     for name in group.members:
         if name not in found:
             skipped.append({"rollout_id": name, "why": GONE})
             continue
         try:
-            rows = await (await query.plan(context, found[name])).rows()
+            rows = await (await query.plan(context, found[name].rollout)).rows()
         except NotFound:
             skipped.append({"rollout_id": name, "why": GONE})
         except DamagedStep as damage:
@@ -122,23 +129,9 @@ async def read_group_rows(
                 skipped.append({"rollout_id": name, "why": without_rows(rows.skipped)})
     if len(members) < conditions.min_group:
         return GroupRows([], skipped, f"{len(members)} of its rollouts have rows; min_group is {conditions.min_group}")
-    return GroupRows(members, skipped)
+    return GroupRows(members, skipped, outcomes=outcomes)
 
 
 def without_rows(skipped: Sequence[object]) -> str:
     """Return why a rollout has no rows; its skipped steps are listed separately."""
     return "none of its steps has a row" if skipped else "it has no steps"
-
-
-def with_advantages(rollouts: Sequence[Rollout], how: str) -> list[Rollout]:
-    """Return the rollouts with estimated advantages, or unchanged where no estimate was requested.
-
-    The baseline is over all rollouts with a reward, also over those that turn out to have no rows: each is a sample of the
-    policy's return. A rollout without a reward gets no advantage.
-    """
-    if how not in ESTIMATORS:
-        return list(rollouts)
-    rewarded = [rollout for rollout in rollouts if rollout.reward is not None]
-    estimated = ESTIMATORS[how]([float(rollout.reward or 0.0) for rollout in rewarded])
-    by_id = {rollout.rollout_id: value for rollout, value in zip(rewarded, estimated, strict=True)}
-    return [structs.replace(rollout, advantages=by_id.get(rollout.rollout_id)) for rollout in rollouts]

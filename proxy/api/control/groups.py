@@ -8,9 +8,9 @@ import orjson
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.export_query import EXPORT_OPTIONS, ExportQuery, export_query_from
+from proxy.api.control.export_query import EXPORT_OPTIONS, IN_GROUP, ExportQuery, export_query_from
 from proxy.api.control.exports import skipped_header
-from proxy.api.control.group_rows import ADVANTAGES, GroupFilter, GroupRows, read_group_rows
+from proxy.api.control.group_rows import GroupFilter, GroupRows, read_group_rows
 from proxy.api.control.rollouts import opened
 from proxy.api.control.schemas import OpenGroup, body_from
 from proxy.api.http import json_response
@@ -130,7 +130,7 @@ async def export_group(request: web.Request) -> web.Response:
     """`GET /groups/{id}/export?format=…`: in JSON the group as one value in the trainer's format, otherwise its rows."""
     context = request.app[CONTEXT]
     reject_unknown_params(request, (*EXPORT_OPTIONS, "min_group", "only_mixed"))
-    query = export_query_from(request, ADVANTAGES)
+    query = export_query_from(request, IN_GROUP)
     await query.load()
     conditions = GroupFilter(
         min_group=int_param(request, "min_group", 1, minimum=1) or 1,

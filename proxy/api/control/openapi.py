@@ -10,8 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from proxy.api.control.export_query import BRANCHES, GIVEN, ROW_WEIGHTS
-from proxy.api.control.group_rows import ADVANTAGES
+from proxy.api.control.export_query import ALONE, BRANCHES, IN_GROUP, OVERLONG, ROW_WEIGHTS
 from proxy.api.control.schemas import (
     AckBatch,
     ClaimBatch,
@@ -59,21 +58,23 @@ _EXPORT = (
     ("row_weight", {"enum": list(ROW_WEIGHTS)}),
     ("include", {"enum": ["exact", "flagged", "retokenized"]}),
     ("max_len", _COUNT),
-    ("overlong", {"enum": ["cut", "drop", "keep"]}),
+    ("overlong", {"enum": list(OVERLONG)}),
+    ("overlong_buffer", _COUNT),
     ("container", {"enum": list(CONTAINERS)}),
     ("report", {"type": "boolean"}),
     (
         "prompt_logprob",
         {"type": "number", "description": "logprob of tokens that were not sampled, in place of the format's own"},
     ),
-    ("advantage", {"enum": list(GIVEN)}),
+    ("advantage", {"enum": list(ALONE)}),
+    ("discount", {"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
     ("pad_id", {"type": "integer", "minimum": 0}),
     ("prompt_length", _COUNT),
     ("response_length", _COUNT),
 )
 _GROUP_EXPORT = (
     *(option for option in _EXPORT if option[0] != "advantage"),
-    ("advantage", {"enum": list(ADVANTAGES)}),
+    ("advantage", {"enum": list(IN_GROUP)}),
     ("min_group", _COUNT),
     ("only_mixed", {"type": "boolean"}),
 )

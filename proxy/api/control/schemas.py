@@ -115,14 +115,16 @@ class ClaimBatch(_Body):
     stale: Literal["drop", "keep"] = "drop"
     rewarded: bool = False
     format: str = "sequences"
-    advantage: Literal["none", "given", "grpo", "rloo"] = "given"
+    advantage: Literal["none", "given", "step", "grpo", "rloo", "dr_grpo", "reinforce_pp"] = "given"
+    discount: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
     min_group: Annotated[int, Field(ge=1)] = 1
     only_mixed: bool = False
     branches: Literal["all", "one", "longest", "last"] | None = None
     row_weight: Literal["full", "split"] = "full"
     include: Literal["exact", "flagged", "retokenized"] = "exact"
     max_len: Annotated[int, Field(ge=1)] | None = None
-    overlong: Literal["cut", "drop", "keep"] = "cut"
+    overlong: Literal["cut", "drop", "keep", "penalize"] = "cut"
+    overlong_buffer: Annotated[int, Field(ge=1)] | None = None
     prompt_logprob: FiniteFloat | None = None
     pad_id: Annotated[int, Field(ge=0)] = 0
     prompt_length: Annotated[int, Field(ge=1)] | None = None

@@ -1,0 +1,190 @@
+"""Advantages, returns and penalties over HTTP: in claims, with the baseline of a whole batch, and in exports."""
+
+from statistics import fmean, pstdev
+
+import pytest
+
+from proxy.api.control import batches
+
+
+def by_group(batch):
+    return {group["group_id"]: group["advantages"] for group in batch["groups"]}
+
+
+def normalized(*rewards):
+    return [pytest.approx((reward - fmean(rewards)) / pstdev(rewards)) for reward in rewards]
+
+
+async def test_reinforce_pp_is_normalized_over_all_rewarded_rollouts_of_the_batch(proxy):
+    """A rollout without a reward has no advantage; one without rows counts."""
+    await proxy.group("g1", 1, 0)
+    await proxy.group("g2", 5, None)
+    opened = await proxy.post("/groups", {"group_id": "g3", "size": 2})
+    silent, member = (rollout["rollout_id"] for rollout in opened.json["rollouts"])
+    await proxy.chat(member)
+    await proxy.finish(silent, reward=-2)
+    await proxy.finish(member, reward=0.5)
+    batch = await proxy.claim(groups=10, advantage="reinforce_pp")
+    one, zero, five, _, half = normalized(1, 0, 5, -2, 0.5)
+
+    assert {"g1": [one, zero], "g2": [five, None], "g3": [half]} == by_group(batch)
+    assert [one, zero] == [row["advantages"] for row in batch["groups"][0]["data"]]
+    assert [one, zero] == [row["advantage"] for row in batch["groups"][0]["rows"]]
+
+
+async def test_a_group_that_the_format_refuses_is_not_in_the_baseline(proxy):
+    await proxy.group("g1", 1, 0)
+    await proxy.group("g2", 5, None)
+    batch = await proxy.claim(groups=10, advantage="reinforce_pp", format="scored_data")
+
+    assert {"g1": normalized(1, 0)} == by_group(batch)
+    assert ["g2"] == [group["group_id"] for group in batch["refused"]]
+
+
+async def test_a_group_that_is_deleted_while_it_is_claimed_is_not_in_the_baseline(proxy, monkeypatch):
+    await proxy.group("g1", 1, 0)
+    await proxy.group("g2", 5, 3)
+
+    async def normalize(context, claim):
+        await proxy.delete("/groups/g2")
+        await original(context, claim)
+
+    original = batches.normalize
+    monkeypatch.setattr(batches, "normalize", normalize)
+    batch = await proxy.claim(groups=10, advantage="reinforce_pp")
+
+    assert {"g1": normalized(1, 0)} == by_group(batch)
+    assert 200 == (await proxy.post(f"/batches/{batch['batch_id']}/ack")).status
+
+
+async def test_a_group_whose_lease_is_lost_is_not_in_the_baseline(proxy, store, monkeypatch):
+    await proxy.group("g1", 1, 0)
+    await proxy.group("g2", 5, 3)
+    extend = store.queue.extend
+
+    async def lose(waiting, *arguments, **options):
+        return waiting.group != "g2" and await extend(waiting, *arguments, **options)
+
+    monkeypatch.setattr(store.queue, "extend", lose)
+    batch = await proxy.claim(groups=10, advantage="reinforce_pp")
+
+    assert {"g1": normalized(1, 0)} == by_group(batch)
+
+
+async def test_the_rewards_of_a_normalized_batch_are_frozen_until_it_is_undone(proxy, store, monkeypatch):
+    """Rewards that a failed claim froze can be changed again."""
+    member, _ = await proxy.group("g1", 1, 0)
+
+    async def fail(*_, **__):
+        raise RuntimeError
+
+    with monkeypatch.context() as failing:
+        failing.setattr(batches, "normalize", fail)
+        failed = await proxy.post("/batches/claim", {"consumer": "t", "advantage": "reinforce_pp"})
+    changed = await proxy.patch(f"/rollouts/{member}", {"reward": 2})
+    batch = await proxy.claim(advantage="reinforce_pp")
+
+    assert (500, 200, "claimed") == (failed.status, changed.status, await proxy.status("g1"))
+    assert 409 == (await proxy.patch(f"/rollouts/{member}", {"reward": 3})).status
+    assert {"g1": normalized(2, 0)} == by_group(batch)
+
+
+async def conversation(proxy, *rewards, group="g", turns=2):
+    """Record a group of conversations, one for each of these rewards of the last turn; return members and steps."""
+    opened = await proxy.post("/groups", {"group_id": group, "size": len(rewards)})
+    members = [rollout["rollout_id"] for rollout in opened.json["rollouts"]]
+    steps = []
+    for member, reward in zip(members, rewards, strict=True):
+        steps.append(await proxy.turns(member, turns))
+        await proxy.finish(member, reward=reward)
+    return members, steps
+
+
+def sampled(row):
+    return [value for value, mask in zip(row["advantages"], row["mask"], strict=True) if mask]
+
+
+async def test_a_discount_gives_each_turn_its_own_advantage_in_the_tokens_of_a_format(proxy):
+    """The returns are 0.5 and 1 for the first rollout, 0 and 0 for the second: their mean is 0.375."""
+    members, steps = await conversation(proxy, 1, 0)
+    batch = await proxy.claim(advantage="dr_grpo", discount=0.5, format="scored_data")
+    (group,) = batch["groups"]
+    expected = [{steps[0][0]: 0.125, steps[0][1]: 0.625}, dict.fromkeys(steps[1], -0.375)]
+    rows = zip(group["data"]["advantages"], group["data"]["masks"], strict=True)
+    trained = [{value for value, token in zip(*row, strict=True) if token != -100} for row in rows]
+
+    assert (members, expected) == (group["rollouts"], group["advantages"])
+    assert [{0.125, 0.625}, {-0.375}] == trained
+    assert [None] * len(group["rows"]) == [row["advantage"] for row in group["rows"]]
+
+
+async def test_a_claim_and_an_export_have_the_same_advantages_of_turns(proxy):
+    members, (steps, _) = await conversation(proxy, 1, 0)
+    await proxy.patch(f"/rollouts/{members[0]}", {"step_rewards": {steps[0]: 0.5}})
+    exports = [
+        (await proxy.get(f"{path}/export?advantage=step&discount=0.5")).json
+        for path in ("/groups/g", f"/rollouts/{members[0]}")
+    ]
+    many = (await proxy.get("/export?advantage=step&discount=0.5&container=json")).json
+    (group,) = (await proxy.claim(advantage="step", discount=0.5))["groups"]
+    expected = {steps[0]: 1.0, steps[1]: 1.0}
+
+    assert exports[0] == group["data"]
+    assert [expected, *[expected] * 2] == [
+        exports[0][0]["advantages"],
+        exports[1]["rows"][0]["advantages"],
+        next(row for row in many["rows"] if row["rollout_id"] == members[0])["advantages"],
+    ]
+
+
+async def test_the_penalty_lowers_the_reward_of_rows_and_their_report_has_the_reward_before(proxy):
+    """Also in claims and in exports of many rollouts; the stored reward does not change."""
+    (member,) = await proxy.group("g", 1)
+    (row,) = (await proxy.get(f"/rollouts/{member}/export")).json["rows"]
+    length = len(row["token_ids"]) - row["prompt_len"]
+    penalty = f"overlong=penalize&max_len={length + 2}&overlong_buffer=4&report=true"
+    alone, group, many = [
+        (await proxy.get(f"{path}/export?{penalty}&container=json")).json
+        for path in (f"/rollouts/{member}", "/groups/g", "")
+    ]
+    (claimed,) = (await proxy.claim(advantage="dr_grpo", overlong="penalize", max_len=length + 2, overlong_buffer=4))[
+        "groups"
+    ]
+    described = {"rollout_id": member, "step_ids": [row["spans"][0]["step_id"]], "reward": 0.5, "raw_reward": 1.0,
+                 "weight": 1.0}  # fmt: skip
+
+    assert [0.5] * 4 == [rows[0]["reward"] for rows in (alone["rows"], group["group"], many["rows"], claimed["data"])]
+    for rows in (alone["report"]["rows"], group["report"]["rows"], many["report"]["rows"]):
+        assert [{**described, "advantage": None}] == rows
+    assert ([{**described, "advantage": 0.0}], [0.5]) == (claimed["rows"], claimed["rewards"])
+    assert row["token_ids"] == alone["rows"][0]["token_ids"]
+    assert 1.0 == (await proxy.get(f"/rollouts/{member}")).json["reward"]
+
+
+async def test_rewards_too_large_for_a_baseline_refuse_the_group_and_can_be_changed(proxy):
+    *_, member = await proxy.group("g", 3.4e38, 3.4e38, -3.4e38)
+    batch = await proxy.claim(advantage="dr_grpo")
+    exported = await proxy.get("/groups/g/export?advantage=rloo")
+
+    assert (409, "advantage") == (exported.status, exported.json["error"]["param"])
+    assert ([], ["g"]) == (batch["groups"], [group["group_id"] for group in batch["refused"]])
+    assert 200 == (await proxy.patch(f"/rollouts/{member}", {"reward": 3.4e38})).status
+    assert {"g": [0.0, 0.0, 0.0]} == by_group(await proxy.claim(advantage="dr_grpo"))
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"advantage": "step", "format": "trl"}, "advantage"),
+        ({"advantage": "grpo", "discount": 0.9, "format": "skyrl"}, "discount"),
+        ({"discount": 0.9}, "discount"),
+        ({"overlong": "penalize", "max_len": 9}, "overlong_buffer"),
+        ({"overlong": "penalize", "max_len": 9, "overlong_buffer": 10}, "overlong_buffer"),
+        ({"overlong_buffer": 10}, "overlong_buffer"),
+    ],
+)
+async def test_a_claim_with_options_that_exclude_each_other_claims_nothing(proxy, options, param):
+    await proxy.group("g", 1, 0)
+    response = await proxy.post("/batches/claim", {"consumer": "t", **options})
+
+    assert (400, param, "complete") == (response.status, response.json["error"]["param"], await proxy.status("g"))

@@ -1,0 +1,161 @@
+"""Rewards after the penalty, returns and advantages of the rollouts of an export."""
+
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+from forests import make_step
+
+from proxy.api.control.export_query import ExportQuery
+from proxy.api.control.outcomes import Outcome, estimated, outcome_alone, read_outcomes
+from proxy.errors import Conflict, DamagedStep
+from proxy.export import FORMATS, Fill
+from proxy.export.containers import CONTAINERS
+from proxy.rollouts.rollout import Rollout, no_rollout
+from proxy.trajectory.returns import SoftPenalty
+from proxy.trajectory.sequence import Options
+
+LARGEST = 3.4028234663852886e38  # of float32
+
+
+def played(name, *rewards, reward=None):
+    """Return a rollout of one turn for each of these rewards (None: none), and its steps."""
+    steps, prompt = [], [1]
+    for turn in range(len(rewards)):
+        steps.append(make_step(f"{name}-{turn}", prompt, [10 + turn, 9], rollout_id=name))
+        prompt = [*prompt, 10 + turn, 9, 1]
+    step_rewards = {f"{name}-{turn}": own for turn, own in enumerate(rewards) if own is not None}
+    return Rollout(name, "b", 1, 1, reward=reward, step_rewards=step_rewards), steps
+
+
+def query_for(advantage="given", **options):
+    return ExportQuery(FORMATS["sequences"], CONTAINERS["json"], Options(), Fill(), advantage, **options)
+
+
+async def outcomes_of(query, *members):
+    """Return the outcomes of rollouts whose store has these steps, or raises these errors."""
+    by_name = {rollout.rollout_id: steps for rollout, steps in members}
+
+    async def read_steps(_store, rollout, *, whole):
+        found = by_name[rollout.rollout_id]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    with patch("proxy.api.control.export_query.read_steps", read_steps):
+        context = SimpleNamespace(store=None)
+        return estimated(await read_outcomes(context, query, [rollout for rollout, _ in members]), query.advantage)
+
+
+def advantages(outcomes):
+    return [outcome.rollout.advantages for outcome in outcomes]
+
+
+async def test_the_advantages_given_and_none_do_not_change_rollouts():
+    members = [played("r0", None, reward=1.0), played("r1", None)]
+
+    for advantage in ("given", "none"):
+        outcomes = await outcomes_of(query_for(advantage), *members)
+        assert [rollout for rollout, _ in members] == [outcome.rollout for outcome in outcomes]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+async def test_a_rollout_without_a_reward_has_no_advantage_and_is_not_in_the_baseline(estimator):
+    members = [played("r0", None, reward=1.0), played("r1", None), played("r2", None, reward=0.0)]
+
+    assert [1.0, None, -1.0] == advantages(await outcomes_of(query_for(estimator), *members))
+
+
+async def test_steps_are_not_read_for_advantages_of_rollouts():
+    unread = RuntimeError("read")
+
+    assert [0.5, -0.5] == advantages(
+        await outcomes_of(
+            query_for("dr_grpo"),
+            (Rollout("r0", "b", 1, 1, reward=1.0), unread),
+            (Rollout("r1", "b", 1, 1, reward=0.0), unread),
+        )
+    )
+
+
+async def test_step_gives_each_turn_its_discounted_reward_to_go():
+    (undiscounted,) = await outcomes_of(query_for("step"), played("r0", 1.0, None, reward=2.0))
+    (discounted,) = await outcomes_of(query_for("step", discount=0.5), played("r0", 1.0, None, reward=2.0))
+
+    assert {"r0-0": 3.0, "r0-1": 2.0} == undiscounted.rollout.advantages
+    assert {"r0-0": 2.0, "r0-1": 2.0} == discounted.rollout.advantages
+
+
+async def test_a_discount_estimates_the_returns_of_turns_over_the_group():
+    """The mean return of the first rollout is 2.5, that of the second 0."""
+    members = [played("r0", 1.0, 2.0), played("r1", None, reward=0.0)]
+
+    assert [{"r0-0": 1.75, "r0-1": 0.75}, {"r1-0": -1.25}] == advantages(
+        await outcomes_of(query_for("dr_grpo", discount=1.0), *members)
+    )
+    assert [{"r0-0": 3.0, "r0-1": 2.0}, {"r1-0": -2.5}] == advantages(
+        await outcomes_of(query_for("rloo", discount=1.0), *members)
+    )
+
+
+@pytest.mark.parametrize("steps", [[], no_rollout("r1"), DamagedStep("the step at index 0 cannot be read")])
+async def test_a_rollout_without_turns_has_its_reward_as_its_return(steps):
+    """It has no rows, but its reward is a sample of the policy's return."""
+    members = [played("r0", None, reward=1.0), (Rollout("r1", "b", 1, 1, reward=0.0), steps)]
+    found = advantages(await outcomes_of(query_for("dr_grpo", discount=0.9), *members))
+
+    assert {"r0-0": 0.5} == found[0]
+
+
+async def test_a_rollout_without_the_reward_of_its_last_turn_has_no_advantage():
+    members = [played("r0", 1.0, None), played("r1", None, reward=1.0), played("r2", None, reward=0.0)]
+
+    assert [None, {"r1-0": 1.0}, {"r2-0": -1.0}] == advantages(
+        await outcomes_of(query_for("grpo", discount=1.0), *members)
+    )
+
+
+async def test_the_penalty_lowers_the_reward_before_advantages_are_estimated():
+    """`raw_reward` is the reward before it."""
+    query = query_for("dr_grpo", penalty=SoftPenalty(6, 4))
+    outcomes = await outcomes_of(query, played("r0", None, None, reward=1.0), played("r1", None, reward=1.0))
+
+    assert [0.25, 1.0] == [outcome.rollout.reward for outcome in outcomes]  # 5 and 2 tokens
+    assert [-0.375, 0.375] == advantages(outcomes)
+    assert [1.0, 1.0] == [outcome.raw_reward for outcome in outcomes]
+
+
+async def test_the_penalty_lowers_the_last_turns_own_reward():
+    query = query_for("step", penalty=SoftPenalty(6, 4))
+    (outcome,) = await outcomes_of(query, played("r0", 1.0, 2.0))
+
+    assert {"r0-0": 1.0, "r0-1": 1.25} == outcome.rollout.step_rewards
+    assert {"r0-0": 2.25, "r0-1": 1.25} == outcome.rollout.advantages
+    assert None is outcome.rollout.reward
+
+
+@pytest.mark.parametrize("rewards", [(LARGEST, -LARGEST), (-LARGEST, LARGEST)])
+async def test_advantages_beyond_float32_are_a_conflict_that_names_the_rollout(rewards):
+    members = [played(f"r{index}", None, reward=reward) for index, reward in enumerate(rewards)]
+
+    assert [1.0, -1.0] == sorted(advantages(await outcomes_of(query_for("grpo"), *members)), reverse=True)
+    with pytest.raises(Conflict, match="'r0' exceeds the range of float32"):
+        await outcomes_of(query_for("rloo"), *members)
+
+
+async def test_returns_beyond_float32_are_a_conflict():
+    with pytest.raises(Conflict, match="float32"):
+        await outcomes_of(query_for("step"), played("r0", LARGEST, LARGEST))
+
+
+async def test_a_rollout_alone_has_the_advantages_of_its_turns():
+    rollout, steps = played("r0", 1.0, 2.0)
+
+    async def read_steps(*_, **__):
+        return steps
+
+    with patch("proxy.api.control.export_query.read_steps", read_steps):
+        alone = await outcome_alone(SimpleNamespace(store=None), query_for("step"), rollout)
+
+    assert {"r0-0": 3.0, "r0-1": 2.0} == alone.rollout.advantages
+    assert Outcome(rollout, ()) == await outcome_alone(SimpleNamespace(store=None), query_for(), rollout)
