@@ -192,6 +192,11 @@ class EndpointSettings(Section):
         description="Maximum concurrent calls from one process. Others wait in a queue that is fair between rollouts.",
     )
     version: str | None = Field(None, description="Engine version to record. Default: as the engine reports.")
+    models: list[Annotated[str, Field(min_length=1)]] = Field(
+        [],
+        description="Names of the models that it serves, with `*` for any characters, such as qwen-*. Calls of other models "
+        "are sent to other endpoints. Default: as the engine lists them.",
+    )
 
     @property
     def label(self) -> str:

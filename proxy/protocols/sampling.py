@@ -54,6 +54,12 @@ def served_as(model: str, models: Mapping[str, str]) -> str | None:
     return models[max(found, key=len)] if found else None
 
 
+def engine_model(body: Mapping[str, Any], models: Mapping[str, str]) -> str | None:
+    """Return the engine's name of the model that a body requests; None if it requests none."""
+    model = body.get("model")
+    return (served_as(model, models) or model) if isinstance(model, str) else None
+
+
 def bound_of(sampling: Mapping[str, Any]) -> float | None:
     """Return the bound on completion tokens; None if there is no numeric one."""
     bound = next((sampling[name] for name in _BOUNDS if sampling.get(name) is not None), None)

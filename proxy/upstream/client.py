@@ -15,14 +15,14 @@ from proxy.config.sections import EndpointSettings, EnginesSettings
 from proxy.errors import EngineDisconnected, EngineError, EngineTimeout, EngineUnreachable
 from proxy.protocols.engines.detection import ProbeResponse, model_names
 from proxy.telemetry.metrics import Metrics
-from proxy.upstream.concurrency import off_loop
+from proxy.upstream.concurrency import BackgroundTasks, off_loop
 from proxy.upstream.detection import detect
 from proxy.upstream.endpoint import Endpoint, make_endpoint
 from proxy.upstream.headers import upstream as upstream_headers
 from proxy.upstream.health import HealthChecker
 from proxy.upstream.http_client import HttpClient
 from proxy.upstream.http_response import HttpResponse
-from proxy.upstream.routing import UNAVAILABLE_STATUSES, Failover
+from proxy.upstream.routing import UNAVAILABLE_STATUSES, Failover, serving
 
 # uvicorn, under vLLM and SGLang, closes idle connections after 5 s. Closing them first avoids the race in which a
 # request is written to a connection that the engine has just closed.
@@ -104,7 +104,10 @@ class EngineResponse:
 
 
 class Upstream:
-    """The engine endpoints and the sessions to them. Create it in the event loop and `close` it."""
+    """The engine endpoints and the sessions to them. Create it in the event loop and `close` it.
+
+    `routes_by_model` is false with one endpoint that serves any model: then `endpoints_for` returns it.
+    """
 
     def __init__(self, settings: EnginesSettings, metrics: Metrics) -> None:
         self._settings = settings
@@ -123,6 +126,8 @@ class Upstream:
         )
         self.health_checker = HealthChecker(settings.health_interval_s, metrics, self._health_status)
         self.endpoints: list[Endpoint] = []
+        self.routes_by_model = False
+        self._lookups = BackgroundTasks()
         self.replace(settings.endpoints)
 
     def replace(self, endpoints: Sequence[EndpointSettings]) -> None:
@@ -132,6 +137,7 @@ class Upstream:
         """
         before = {endpoint.settings.url: endpoint for endpoint in self.endpoints}
         self.endpoints = [before.get(settings.url) or make_endpoint(settings, self._settings) for settings in endpoints]
+        self.routes_by_model = len(endpoints) > 1 or any(settings.models for settings in endpoints)
         for endpoint, settings in zip(self.endpoints, endpoints, strict=True):
             endpoint.change(settings)
             self.health_checker.start(endpoint)
@@ -287,6 +293,30 @@ class Upstream:
             return None
         return EngineUnreachable(f"Engine {endpoint.label} is unreachable: {endpoint.last_fault or 'no response'}")
 
+    async def endpoints_for(self, model: str | None) -> Sequence[Endpoint]:
+        """Return the endpoints that may serve a model (its name at the engine); all of them if a request names none.
+
+        The models of an engine are requested again for each name that it does not list, at most once a minute. A call waits for
+        engines whose models are unknown, and for the others if none of them lists its model.
+
+        Raises:
+            NotFound: No endpoint serves the model.
+        """
+        if not self.routes_by_model or model is None:
+            return self.endpoints
+        due = [
+            endpoint
+            for endpoint in self.endpoints
+            if not endpoint.settings.models and not endpoint.health.is_ejected and endpoint.models.is_due(model)
+        ]
+        if due:
+            is_listed = any(endpoint.lists(model) for endpoint in self.endpoints)
+            lookups = [(endpoint, self._lookups.start(self.served_models(endpoint, model))) for endpoint in due]
+            awaited = [lookup for endpoint, lookup in lookups if endpoint.models.names is None or not is_listed]
+            if awaited:
+                await asyncio.wait(awaited)
+        return serving(self.endpoints, model)
+
     async def served_models(self, endpoint: Endpoint, name: str) -> frozenset[str] | None:
         """Return the models that an endpoint lists, by id, root and alias; None if it lists none.
 
@@ -337,6 +367,8 @@ class Upstream:
     async def close(self) -> None:
         """Close all connections."""
         await self.health_checker.close()
+        self._lookups.cancel()
+        await self._lookups.wait()
         tasks = [endpoint.detection for endpoint in self.endpoints if endpoint.detection is not None]
         for task in tasks:
             task.cancel()

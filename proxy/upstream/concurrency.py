@@ -38,6 +38,11 @@ class BackgroundTasks:
         task.add_done_callback(self._done)
         return task
 
+    def cancel(self) -> None:
+        """Cancel every task."""
+        for task in self._tasks:
+            task.cancel()
+
     async def wait(self) -> None:
         """Wait until every task is done, including tasks that are started while waiting."""
         while self._tasks:

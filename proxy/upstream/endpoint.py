@@ -8,6 +8,7 @@ its first call. A rollout with a thousand concurrent calls therefore waits for i
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from types import TracebackType
 
 from proxy.config.sections import EndpointSettings, EnginesSettings
@@ -224,6 +225,17 @@ class Endpoint:
     def api_key(self) -> str | None:
         """The API key of the engine, if it requires one."""
         return self.settings.api_key.get_secret_value() if self.settings.api_key else None
+
+    def lists(self, model: str) -> bool:
+        """Return whether the endpoint serves a model, as configured or else as its engine lists them."""
+        if self.settings.models:
+            return any(fnmatchcase(model, pattern) for pattern in self.settings.models)
+        return self.models.names is not None and model in self.models.names
+
+    @property
+    def has_unknown_models(self) -> bool:
+        """Whether its models are neither configured nor listed by its engine."""
+        return not self.settings.models and self.models.names is None
 
     @property
     def engine(self) -> Engine:

@@ -26,9 +26,9 @@ class ModelList:
         self, name: str, fetch: Callable[[], Awaitable[frozenset[str] | None]]
     ) -> frozenset[str] | None:
         """Return the names; fetch them first if this one is not among them and was not looked up within the last minute."""
-        if self._is_due(name):
+        if self.is_due(name):
             async with self._lock:
-                if self._is_due(name):
+                if self.is_due(name):
                     self.names = await fetch()
                     self._remember(name)
         return self.names
@@ -38,7 +38,8 @@ class ModelList:
         self.names = None
         self._unlisted.clear()
 
-    def _is_due(self, name: str) -> bool:
+    def is_due(self, name: str) -> bool:
+        """Return whether this name is not listed, and was not looked up within the last minute."""
         if self.names is not None and name in self.names:
             return False
         last = self._unlisted.get(name)

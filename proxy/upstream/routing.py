@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
-from proxy.errors import EngineDisconnected, EngineError, EngineTimeout, EngineUnreachable
+from proxy.errors import EngineDisconnected, EngineError, EngineTimeout, EngineUnreachable, NotFound
 from proxy.upstream.endpoint import Endpoint
 
 NONE_CONFIGURED: Final = "No engine is configured; set engines.endpoints or start with --engine URL."
@@ -39,6 +39,21 @@ def least_loaded(endpoints: Sequence[Endpoint], name: str) -> list[Endpoint]:
         return endpoint.health.is_ejected, calls / (endpoint.settings.max_in_flight or greatest)
 
     return sorted(_by_name(endpoints, name), key=load)
+
+
+def serving(endpoints: Sequence[Endpoint], model: str) -> Sequence[Endpoint]:
+    """Return the endpoints that list a model or whose models are unknown; if there are none, those without configured models.
+
+    Of the latter, SGLang and llama.cpp answer calls of any model; vLLM responds with 404.
+
+    Raises:
+        NotFound: Every endpoint has configured models, and this is none of them.
+    """
+    found = [endpoint for endpoint in endpoints if endpoint.lists(model) or endpoint.has_unknown_models]
+    found = found or [endpoint for endpoint in endpoints if not endpoint.settings.models]
+    if endpoints and not found:
+        raise NotFound(f"The model {model!r} does not exist.", param="model")
+    return found
 
 
 def choose(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:

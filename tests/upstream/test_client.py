@@ -212,3 +212,45 @@ async def test_faults_of_auxiliary_requests_do_not_count_towards_ejection(upstre
                 await response.read()
 
         assert (0, False, True) == (endpoint.faults, endpoint.health.is_ejected, endpoint.is_detected)
+
+
+def listing(engine, *names):
+    engine.fixed_responses["/v1/models"] = {"data": [{"id": name} for name in names]}
+
+
+async def test_the_models_of_engines_are_requested_once_for_each_name(upstream_to):
+    """A model that an engine loads later is found within a minute; calls of listed models do not wait for other engines."""
+    async with fake_engine() as first, fake_engine() as second:
+        listing(first, "a")
+        listing(second, "b")
+        upstream = upstream_to(first.url, second.url)
+        one, two = upstream.endpoints
+        found = [await upstream.endpoints_for(name) for name in ("a", "b", "a", "b", "c")]
+        first.fixed_responses["/v1/models"] = second.fixed_responses["/v1/models"] = None  # 404
+        again = [await upstream.endpoints_for(name) for name in ("a", "b", "c")]
+
+    assert [[one], [two], [one], [two], [one, two]] == [list(endpoints) for endpoints in found]
+    assert [[one], [two], [one, two]] == [list(endpoints) for endpoints in again]
+
+
+async def test_one_endpoint_without_configured_models_serves_any_model(upstream_to):
+    """Its engine is not asked for models."""
+    async with fake_engine() as engine:
+        upstream = upstream_to(engine.url)
+
+        assert upstream.endpoints == await upstream.endpoints_for("x")
+        assert not engine.reached.is_set()
+
+
+async def test_a_call_waits_for_no_engine_that_lists_other_models(upstream_to):
+    async with fake_engine() as first, fake_engine() as second:
+        listing(first, "a")
+        listing(second, "b")
+        upstream = upstream_to(first.url, second.url)
+        one, two = upstream.endpoints
+        assert [two] == list(await upstream.endpoints_for("b"))
+        del second.fixed_responses["/v1/models"]
+        second.hangs()
+
+        async with asyncio.timeout(4):  # a request for models times out after 5 s
+            assert [one] == list(await upstream.endpoints_for("a"))

@@ -3,9 +3,10 @@
 import pytest
 
 from proxy.config.sections import EndpointSettings, EnginesSettings
-from proxy.errors import EngineUnreachable
+from proxy.errors import EngineUnreachable, NotFound
 from proxy.upstream import choose, least_loaded, preferred, ranked
 from proxy.upstream.endpoint import make_endpoint
+from proxy.upstream.routing import serving
 
 NAMES = [f"r{n}" for n in range(200)]
 
@@ -83,3 +84,39 @@ def test_without_endpoints_the_error_names_the_setting():
     for order in (choose, ranked, least_loaded, preferred):
         with pytest.raises(EngineUnreachable, match="engines.endpoints"):
             order([], "r1")
+
+
+def endpoints_of(*models):
+    """Return an endpoint for each entry: configured models (a list), those that the engine lists (a set), or None."""
+    endpoints = make_endpoints(len(models))
+    for endpoint, names in zip(endpoints, models, strict=True):
+        if isinstance(names, list):
+            endpoint.change(endpoint.settings.model_copy(update={"models": names}))
+        elif names is not None:
+            endpoint.models.names = frozenset(names)
+    return endpoints
+
+
+@pytest.mark.parametrize(
+    ("models", "chosen"),
+    [
+        ((["a"], ["b"]), [0]),
+        ((["a*"], ["b*"], ["*"]), [0, 2]),
+        (({"a"}, {"b"}), [0]),
+        (({"a", "b"}, ["b"], ["a"]), [0, 2]),
+        (({"b"}, {"c"}), [0, 1]),  # vLLM responds with 404, other engines answer
+        ((None, {"a"}), [0, 1]),
+        ((None, ["b"]), [0]),
+        ((["b", "c"], None, {"c"}), [1]),
+    ],
+)
+def test_a_model_is_served_by_the_endpoints_that_list_it(models, chosen):
+    """And by those whose models are unknown; if there are none, by those without configured models."""
+    endpoints = endpoints_of(*models)
+
+    assert [endpoints[number] for number in chosen] == list(serving(endpoints, "a"))
+
+
+def test_a_model_that_no_configured_endpoint_serves_is_not_found():
+    with pytest.raises(NotFound, match="'a' does not exist"):
+        serving(endpoints_of(["b"], ["c-*"]), "a")

@@ -52,6 +52,7 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
         "url": endpoint.settings.url,
         "kind": endpoint.kind,
         "version": endpoint.version,
+        "models": endpoint.settings.models or sorted(endpoint.models.names or ()),
         "logprobs_mode": endpoint.settings.logprobs_mode or endpoint.engine.logprobs_mode,
         "sampling_defaults": traits.sampling_defaults,
         "parser": traits.has_parser,

@@ -32,6 +32,7 @@ from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import CallOptions, Plan, edit, make_plan
+from proxy.protocols.sampling import engine_model
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import TranslatedCall
 from proxy.rollouts.idempotency import COUNT, KEY, Attempt, StoredAnswer, retry_fields
@@ -151,8 +152,10 @@ async def _answer(context: Context, call: IncomingCall) -> web.StreamResponse:
     headers = call.request.headers
     async with admitted(context, call.rollout_id, headers.get(GROUP_HEADER), step_id) as rollout:
         if (rollout.reply or TOKENS in headers or IDS in headers) and not isinstance(call.adapter, TranslatedCall):
+            endpoints = await _endpoints(context, rollout, call.body)
             call = replace(
-                call, tokens=await read_token_annotations(context, rollout, headers, call.dialect, call.body)
+                call,
+                tokens=await read_token_annotations(context, endpoints, rollout, headers, call.dialect, call.body),
             )
         key = headers.get(KEY) or _retry_key(call, rollout)
         if not key:
@@ -207,10 +210,11 @@ async def _planned(context: Context, call: IncomingCall, rollout: Rollout, attem
     if adapter is not call.adapter:
         call = replace(call, adapter=adapter)
     planner = CallPlanner(context, call, rollout, attempt)
+    endpoints = await _endpoints(context, rollout, call.body)
     # There is no await between this choice and the queue, so that concurrent calls are spread over the endpoints. Token texts
     # come from the tokenizer of the rollout's own endpoint.
     order = ranked if call.is_named or call.tokens is not None else least_loaded
-    failover = Failover(order(context.upstream.endpoints, rollout.rollout_id), context.settings.engines.max_attempts)
+    failover = Failover(order(endpoints, rollout.rollout_id), context.settings.engines.max_attempts)
     endpoint = failover.next()
     plan, fault = await planner.plan(endpoint, ())
     if rollout.has_reservation:
@@ -228,6 +232,19 @@ async def _planned(context: Context, call: IncomingCall, rollout: Rollout, attem
         fault=fault,
         stored=attempt.stored,
     )
+
+
+async def _endpoints(context: Context, rollout: Rollout, body: Mapping[str, Any]) -> Sequence[Endpoint]:
+    """Return the endpoints that serve the model of a call. Raises NotFound."""
+    upstream = context.upstream
+    if not upstream.routes_by_model:
+        return upstream.endpoints
+    return await upstream.endpoints_for(engine_model(body, _models(context, rollout)))
+
+
+def _models(context: Context, rollout: Rollout) -> Mapping[str, str]:
+    """Return the engine's names of models: that of the rollout for any model, or the configured ones."""
+    return {"*": rollout.model} if rollout.model else context.settings.models
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,11 +324,11 @@ def call_options(
     context: Context, rollout: Rollout, endpoint: Endpoint, tokens: TokenAnnotations | None = None
 ) -> CallOptions:
     """Return the options of a call: the configuration, overridden by the terms of its rollout."""
-    models: Mapping[str, str] = context.settings.models
+    models = _models(context, rollout)
     return CallOptions(
         sampling=rollout.sampling.over(context.sampling),
         tools=rollout.tools,
-        models={"*": rollout.model} if rollout.model else models,
+        models=models,
         keep_reasoning=context.settings.record.include_reasoning == "override",
         streaming=endpoint.settings.streaming or context.settings.record.streaming,
         logprobs=context.settings.record.logprobs,

@@ -3,7 +3,7 @@
 Headers take precedence. A call whose annotations the engine or its tokenizer cannot provide is rejected before it is sent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from proxy.api.context import Context
@@ -20,9 +20,14 @@ _RETURNS_ALL: Final = ("vllm", "sglang")  # engines whose responses have all ids
 
 
 async def read_token_annotations(
-    context: Context, rollout: Rollout, headers: Mapping[str, str], dialect: Dialect, body: Mapping[str, Any]
+    context: Context,
+    endpoints: Sequence[Endpoint],
+    rollout: Rollout,
+    headers: Mapping[str, str],
+    dialect: Dialect,
+    body: Mapping[str, Any],
 ) -> TokenAnnotations | None:
-    """Return the token annotations that a call requests, None for none.
+    """Return the token annotations that a call requests, None for none. `endpoints` are those that serve its model.
 
     Raises:
         UnprocessableRequest: A value is unknown, or the engine or its tokenizer cannot provide the annotations.
@@ -36,7 +41,7 @@ async def read_token_annotations(
             raise UnprocessableRequest(
                 f"Invalid {header} {value!r}; the only valid value is {_KNOWN[header]!r}.", param=header
             )
-    endpoint = choose(context.upstream.endpoints, rollout.rollout_id)
+    endpoint = choose(endpoints, rollout.rollout_id)
     fault = await context.upstream.ensure_detected(endpoint)
     if fault is None and endpoint.kind not in _RETURNS_ALL:
         raise UnprocessableRequest(

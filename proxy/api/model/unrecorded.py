@@ -1,5 +1,6 @@
 """Requests that are forwarded without a step: the list of models, count_tokens, and the paths on the allow-list."""
 
+import asyncio
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -13,17 +14,19 @@ from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.http import RESPONSE_STARTED, json_response
 from proxy.api.model.call import ModelRequest
-from proxy.errors import EngineDisconnected, NotFound, UnprocessableRequest
+from proxy.errors import EngineDisconnected, EngineError, NotFound, UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.messages import models_list as listing
+from proxy.protocols.sampling import engine_model
 from proxy.protocols.translated_call import CHAT, read_translated_call
-from proxy.upstream import EngineResponse, least_loaded
+from proxy.upstream import Endpoint, EngineResponse, least_loaded
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import count_prompt
 from proxy.upstream.headers import downstream
 from proxy.upstream.system_messages import with_engine_traits
 
 _MAX_MODELS: Final = 10_000  # far more than any gateway lists
+_LIST_TIMEOUT_S: Final = 5  # of one of several endpoints
 
 
 async def forward(request: web.Request, context: Context, path: str, body: bytes) -> web.StreamResponse:
@@ -60,7 +63,8 @@ async def show_models(call: ModelRequest) -> web.StreamResponse:
     if not names_a_model(name):
         raise NotFound(f"Model {name!r} not found.")
     is_anthropic = "anthropic-version" in request.headers
-    if not is_anthropic and (not aliases or (name and name not in aliases)):
+    is_unchanged = not aliases or (name and name not in aliases)
+    if not is_anthropic and is_unchanged and not context.upstream.routes_by_model:
         return await forward(request, context, path, b"")
     endpoints = least_loaded(context.upstream.endpoints, path)
     headers = list(request.headers.items())
@@ -69,7 +73,8 @@ async def show_models(call: ModelRequest) -> web.StreamResponse:
         if answer.status != 200:
             return await _stream_response(request, answer)
         models = await answer.json()
-    listed = list(_with_aliases(_models_of(models), context.settings.models))
+    served = await _served(context, headers) if context.upstream.routes_by_model else _models_of(models)
+    listed = list(_with_aliases(served, context.settings.models))
     if name:
         found = next((model for model in listed if model["id"] == unquote(name)), None)
         if found is None and name in aliases:
@@ -79,6 +84,33 @@ async def show_models(call: ModelRequest) -> web.StreamResponse:
         return web.Response(headers=shown, body=orjson.dumps(listing.model(found) if is_anthropic else found))
     body = {**models, "data": listed}
     return web.Response(headers=shown, body=orjson.dumps(listing.models(body) if is_anthropic else body))
+
+
+async def _served(context: Context, headers: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Return the models of all endpoints to which calls of them are sent, each once.
+
+    An endpoint that fails or is ejected has none.
+    """
+
+    async def of_endpoint(endpoint: Endpoint) -> list[dict[str, Any]]:
+        if endpoint.health.is_ejected:
+            return []
+        try:
+            async with (
+                asyncio.timeout(_LIST_TIMEOUT_S),
+                context.upstream.send_to_any([endpoint], "GET", "/v1/models", headers=headers, body=None) as answer,
+            ):
+                return _models_of(await answer.json()) if answer.status == 200 else []
+        except (EngineError, TimeoutError):
+            return []
+
+    endpoints = context.upstream.endpoints
+    listed: dict[str, dict[str, Any]] = {}
+    for endpoint, models in zip(endpoints, await asyncio.gather(*map(of_endpoint, endpoints)), strict=True):
+        for model in models:
+            if not endpoint.settings.models or endpoint.lists(model["id"]):
+                listed.setdefault(model["id"], model)
+    return list(listed.values())
 
 
 def _models_of(listing_of_engine: Any) -> list[dict[str, Any]]:
@@ -117,7 +149,8 @@ async def count_tokens(call: ModelRequest) -> web.Response:
         len(text), lambda: read_translated_call(_MESSAGES, {"max_tokens": 1, **read_body(text)}, context.translation)
     )
     assert translated is not None
-    endpoint, *_ = least_loaded(context.upstream.endpoints, COUNT)
+    endpoints = await context.upstream.endpoints_for(engine_model(translated.body, context.settings.models))
+    endpoint, *_ = least_loaded(endpoints, COUNT)
     if (fault := await context.upstream.ensure_detected(endpoint)) is not None:
         raise fault
     translated = await with_engine_traits(context.upstream, endpoint, translated, context.settings.models)

@@ -293,3 +293,55 @@ async def send_random_bodies(url, engine, http):
         async with http.post(url + path, data=text) as response:
             shown = await response.read()
             assert response.status in (200, 400, 422), (path, text, shown)
+
+
+async def test_a_call_is_sent_to_an_endpoint_that_serves_its_model(store, engine, http):
+    """By its name at the engine: after the configured aliases, or the model of its rollout."""
+    async with fake_engine() as other:
+        other.plays(WHOLE)
+        endpoints = [
+            {"url": engine.url, "name": "one", "models": ["policy", "tiny"]},
+            {"url": other.url, "name": "two", "models": ["judge-*"]},
+        ]
+        aliases = {"gpt-4o": "policy", "claude-*": "judge-7b"}
+        async with proxying(None, store, engines={"endpoints": endpoints}, models=aliases) as served:
+            await post(http, served.url + "/rollouts", json={"rollout_id": "judged", "model": "judge-1"})
+            for rollout, model in (
+                ("a", "policy"),
+                ("b", "judge-7b"),
+                ("c", "gpt-4o"),
+                ("d", "claude-3"),
+                ("judged", "x"),
+            ):
+                url = f"{served.url}/rollouts/{rollout}/v1/chat/completions"
+                response, _ = await post(http, url, json={**BODY, "model": model})
+                assert 200 == response.status
+
+    assert ["policy", "policy"] == [body["model"] for body in engine.requests]
+    assert ["judge-7b", "judge-7b", "judge-1"] == [body["model"] for body in other.requests]
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/chat/completions", "param"),
+        ("/v1/completions", "param"),
+        ("/v1/messages", "type"),
+        ("/v1/responses", "param"),
+    ],
+)
+async def test_a_model_that_no_endpoint_serves_is_404_in_the_dialects_shape(store, engine, http, path, field):
+    """Nothing is sent or recorded."""
+    endpoints = [{"url": engine.url, "models": ["policy"]}]
+    prompt = {"/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"}}.get(
+        path, {"messages": BODY["messages"]}
+    )
+    body = {"model": "other", **prompt, **({"max_tokens": 5} if path == "/v1/messages" else {})}
+    async with proxying(None, store, engines={"endpoints": endpoints}) as served:
+        response, shown = await post(http, f"{served.url}/rollouts/r1{path}", json=body)
+
+    assert 404 == response.status
+    assert "'other' does not exist" in shown["error"]["message"]
+    assert {"param": "model", "type": "not_found_error"}[field] == shown["error"][field]
+    assert [] == engine.requests
+    assert [] == await stored_steps(store, "r1")

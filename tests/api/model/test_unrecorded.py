@@ -5,7 +5,7 @@ import re
 import aiohttp
 import pytest
 from aiohttp import web
-from fakes import proxying
+from fakes import fake_engine, proxying
 from yarl import URL
 
 from proxy.api.model.unrecorded import names_a_model
@@ -180,3 +180,23 @@ async def test_a_client_disconnect_closes_the_engines_connection(store, engine):
 )  # fmt: skip
 def test_a_model_name_has_no_dot_segments_control_characters_or_double_encoding(segments, expected):
     assert expected == names_a_model(segments)
+
+
+async def test_the_models_of_all_endpoints_are_listed(store, engine, http):
+    """Each once, and only those of which calls are sent to the endpoint; an endpoint that fails has none."""
+    async with fake_engine() as other:
+        other.fixed_responses["/v1/models"] = {"data": [{"id": name} for name in ("judge", "policy", "hidden")]}
+        endpoints = [
+            {"url": engine.url},
+            {"url": other.url, "name": "two", "models": ["judge", "policy"]},
+            {"url": "http://127.0.0.1:9", "name": "away"},
+        ]
+        async with proxying(None, store, engines={"endpoints": endpoints}) as served:
+            async with http.get(served.url + "/v1/models") as response:
+                listed = (await response.json())["data"]
+            async with http.get(served.url + "/v1/models/judge") as response:
+                judge = await response.json()
+
+    assert ["policy", "judge"] == [model["id"] for model in listed]
+    assert 2048 == listed[0]["max_model_len"]
+    assert {"id": "judge"} == judge
