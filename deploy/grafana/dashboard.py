@@ -50,6 +50,15 @@ def process(metric: str) -> str:
     return f'process_{metric}{{job=~"$job", instance=~"$instance"}}'
 
 
+def count_rate(metric: str) -> str:
+    """Return the query of the rate per second of a histogram's observations."""
+    return f"sum(rate(tokentape_{metric}_count{{{ALL}}}[$__rate_interval]))"
+
+
+QUANTILES: Final = ((0.1, "p10"), (0.5, "p50"), (0.9, "p90"))
+POSITIVE: Final = ', sign="positive"'
+NEGATIVE: Final = ', sign="negative"'
+EQUAL: Final = ', rewards="equal"'
 COMPLETE: Final = ', status="complete"'
 FLAGGED: Final = f'{COMPLETE}, fidelity="flagged"'
 REFUSED: Final = ', result="refused"'
@@ -191,6 +200,24 @@ ROLLOUTS = Row("Rollouts", [
           "suffix: /s", (rate("deadline_rollouts"), "aborted"), width=12),
 ])  # fmt: skip
 
+REWARDS = Row("Rewards", [
+    graph("Mean reward", "Of the rollouts in claimed groups; a group counts once.", "none",
+          (f"({rate('reward_amount', more=POSITIVE)} - {rate('reward_amount', more=NEGATIVE)}) / ({count_rate('reward')} > 0)",
+           "mean"), signed=True),
+    heatmap("Distribution of rewards", "Number of rollouts by reward.", "none",
+            f"sum by (le) (increase(tokentape_reward_bucket{{{ALL}}}[$__rate_interval]))"),
+    graph("Mean reward of groups", "Quantiles over groups, from the bounds of the buckets.", "none",
+          *((quantile(share, "group_reward_mean"), legend) for share, legend in QUANTILES), signed=True),
+    graph("Spread of rewards in groups", "Standard deviation within a group: without a spread there is no advantage.", "none",
+          *((quantile(share, "group_reward_spread"), legend) for share, legend in QUANTILES)),
+    graph("Groups with equal rewards", "Share of groups that train nothing by themselves. only_mixed drops them.",
+          "percentunit", (f"{rate('compared_groups', more=EQUAL)} / ({rate('compared_groups')} > 0)", "equal")),
+    graph("Tokens per rollout", "Tokens that were sampled in the rollouts of claimed groups.", "short",
+          *((quantile(share, "rollout_tokens"), legend) for share, legend in QUANTILES)),
+    graph("Staleness at the claim", "Announced policy version minus the oldest of a group's tokens.", "short",
+          *((quantile(share, "claim_staleness"), legend) for share, legend in QUANTILES), width=24),
+])  # fmt: skip
+
 PROCESS = Row("Process", [
     graph("CPU", "Cores used by a replica, all workers together. One worker uses at most one core.", "none",
           (f"rate({process('cpu_seconds_total')}[$__rate_interval])", "{{instance}}")),
@@ -212,7 +239,20 @@ PROCESS = Row("Process", [
           f"max by (version, durability) (tokentape_store_info{{{ALL}}})", ("version", "durability"), width=12, height=5),
 ])  # fmt: skip
 
-ROWS: Final = (OVERVIEW, TRAFFIC, OVERHEAD, TOKENS, FIDELITY, DRIFT, CONTINUATION, STORE, ENGINES, ROLLOUTS, PROCESS)
+ROWS: Final = (
+    OVERVIEW,
+    TRAFFIC,
+    OVERHEAD,
+    TOKENS,
+    FIDELITY,
+    DRIFT,
+    CONTINUATION,
+    STORE,
+    ENGINES,
+    ROLLOUTS,
+    REWARDS,
+    PROCESS,
+)
 
 
 def dashboard() -> dict[str, Any]:

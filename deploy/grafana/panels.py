@@ -35,9 +35,9 @@ class Row:
 
 def graph(
     title: str, description: str, unit: str, *queries: tuple[str, str],
-    stacked: bool = False, limit: float | None = None, width: int = 8,
+    stacked: bool = False, limit: float | None = None, width: int = 8, signed: bool = False,
 ) -> Panel:  # fmt: skip
-    """Return a time series panel. `limit` draws the threshold of an alert."""
+    """Return a time series panel. `limit` draws the threshold of an alert; the axis starts at 0 unless values are `signed`."""
     custom = {
         "drawStyle": "line", "lineWidth": 1, "fillOpacity": 30 if stacked else 8, "showPoints": "never", "spanNulls": False,
         "stacking": {"mode": "normal" if stacked else "none", "group": "A"},
@@ -47,7 +47,7 @@ def graph(
         "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
         "tooltip": {"mode": "multi", "sort": "desc"},
     }
-    defaults = {"custom": custom, "min": 0, **_thresholds(limit)}
+    defaults = {"custom": custom, **({} if signed else {"min": 0}), **_thresholds(limit)}
     return Panel("timeseries", title, description, queries, unit, width, options=options, defaults=defaults)
 
 

@@ -3,8 +3,8 @@
 A field of `Metrics` is the metric's name without `tokentape_` and, for counters, without `_total`. Label values come from
 closed sets (dialects, configured endpoints, statuses, codes): a client cannot create a label value.
 
-Counters whose labels are known in advance start at 0. Prometheus computes increases between two scrapes, so it would not see
-the first increase of a series that appears with the value 1.
+Counters and histograms whose labels are known in advance start at 0. Prometheus computes increases between two scrapes, so it
+would not see the first increase of a series that appears with the value 1.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -24,7 +24,13 @@ from proxy.trajectory.fidelity import PROBLEMS
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _FINE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+_REWARDS = (-100, -10, -5, -2, -1, -0.75, -0.5, -0.25, -0.01, 0, 0.25, 0.5, 0.75, 0.99, 1, 2, 5, 10, 100)
+_SPREADS = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2, 5, 10, 100)
+_TOKENS = (0, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+_VERSIONS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)
 _LOGPROB_DIFFERENCES = (1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+
+DEFAULT_POLICY: Final = "default"
 
 # The values of proxy.rollouts.audit.verdict.Verdict.
 VERDICTS: Final = ("aligned", "shifted", "other weights", "wrong tokens")
@@ -98,6 +104,13 @@ class Metrics:
     unexpected_losses: Counter
     drift_boundaries: Counter
     group_events: Counter
+    reward: Histogram
+    reward_amount: Counter
+    group_reward_mean: Histogram
+    group_reward_spread: Histogram
+    compared_groups: Counter
+    rollout_tokens: Histogram
+    claim_staleness: Histogram
     audits: Counter
     audit_logprob_difference: Histogram
     in_flight_rollouts: Gauge
@@ -192,6 +205,25 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         ("kind",),
     ),
     "group_events": (Counter, "Groups that became complete, claimed, released, done or dropped.", ("event",)),
+    "reward": (
+        _REWARDS, "Rewards of the rollouts in claimed groups; a group counts once. The sum is `reward_amount`.", ("policy",)
+    ),
+    "reward_amount": (
+        Counter, "Sum of the positive rewards of the rollouts in claimed groups, and of the negative ones without their sign.",
+        ("policy", "sign"),
+    ),
+    "group_reward_mean": (_REWARDS, "Mean reward of claimed groups.", ("policy",)),
+    "group_reward_spread": (
+        _SPREADS, "Population standard deviation of the rewards of claimed groups with at least two rewards.", ("policy",)
+    ),
+    "compared_groups": (
+        Counter, "Claimed groups with at least two rewards, by whether all of these are equal or some are different.",
+        ("policy", "rewards"),
+    ),
+    "rollout_tokens": (_TOKENS, "Tokens sampled by each rollout in claimed groups.", ("policy",)),
+    "claim_staleness": (
+        _VERSIONS, "Announced policy version minus the oldest of a group's tokens, when it is claimed.", ("policy",)
+    ),
     "audits": (Counter, "Steps scored again by their engine (audit.sample_rate), by verdict.", ("engine", "verdict")),
     "audit_logprob_difference": (
         _LOGPROB_DIFFERENCES, "Absolute difference of recorded and scored logprob, for each audited token.", ("engine",)
@@ -206,7 +238,9 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "workers_missing": (Counter, "Workers that did not respond to a collection of metrics within a second.", ()),
 }  # fmt: skip
 
-# Counters whose labels are known in advance. A step with an error has no tokens that could be exact or flagged.
+_DEFAULT: Final = ((DEFAULT_POLICY,),)
+
+# Metrics whose labels are known in advance. A step with an error has no tokens that could be exact or flagged.
 _INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "steps": (
         *((status, fidelity) for status in ("complete", "partial") for fidelity in ("exact", "flagged")), ("error", "error")
@@ -215,6 +249,13 @@ _INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "store_operation_failures": (("open",), ("append",), ("mark",), ("renew",), ("deadlines",)),
     "continuations": (("continued", "none"), ("unchanged", "none"), *(("refused", reason) for reason in REASONS)),
     "drift_boundaries": tuple((kind,) for kind in KINDS if kind != "unexplained"),
+    "reward": _DEFAULT,
+    "reward_amount": ((DEFAULT_POLICY, "positive"), (DEFAULT_POLICY, "negative")),
+    "group_reward_mean": _DEFAULT,
+    "group_reward_spread": _DEFAULT,
+    "rollout_tokens": _DEFAULT,
+    "claim_staleness": _DEFAULT,
+    "compared_groups": ((DEFAULT_POLICY, "equal"), (DEFAULT_POLICY, "different")),
     "group_events": (("complete",), ("claimed",), ("released",), ("done",), ("dropped",)),
 }  # fmt: skip
 

@@ -33,7 +33,7 @@ def test_a_metric_is_named_after_its_field():
 
 
 def test_durations_and_sizes_end_in_their_unit():
-    """Histograms observe seconds, except the differences of logprobs, which have no unit."""
+    """Histograms observe seconds or tokens, except differences of logprobs, rewards and versions, which have no unit."""
     units = {
         metric.name: metric.name.rsplit("_", 1)[-1]
         for collector in make_metrics(CollectorRegistry()).all()
@@ -41,7 +41,11 @@ def test_durations_and_sizes_end_in_their_unit():
         if metric.type == "histogram"
     }
 
-    assert {"seconds"} == {unit for name, unit in units.items() if name != "tokentape_audit_logprob_difference"}
+    bare = ("audit_logprob_difference", "reward", "group_reward_mean", "group_reward_spread", "claim_staleness")
+
+    assert {"seconds", "tokens"} == {
+        unit for name, unit in units.items() if name.removeprefix("tokentape_") not in bare
+    }
 
 
 @pytest.mark.parametrize("expose", [generate_latest, generate_openmetrics], ids=["text", "OpenMetrics"])
@@ -75,6 +79,8 @@ def test_counters_with_known_labels_start_at_zero():
     assert 'tokentape_engine_faults_total{engine="e",fault="timeout"} 0.0' in text
     assert 'tokentape_unexpected_losses_total{code="no_prompt_ids",engine="e"} 0.0' in text
     assert 'tokentape_audits_total{engine="e",verdict="wrong tokens"} 0.0' in text
+    assert 'tokentape_reward_count{policy="default"} 0.0' in text
+    assert 'tokentape_compared_groups_total{policy="default",rewards="equal"} 0.0' in text
 
 
 def test_the_store_is_up_at_first():

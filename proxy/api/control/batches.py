@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.claims import Claim, fill, held_fields, normalize, release, undo
+from proxy.api.control.claims import Claim, fill, held_fields, normalize, observe, release, undo
 from proxy.api.control.export_query import export_query_from_claim
 from proxy.api.control.groups import drop_group
 from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch, body_from
@@ -40,7 +40,7 @@ async def claim_batch(request: web.Request) -> web.Response:
     if _is_disconnected(request):
         await undo(context, claim, claim.held)
         return web.Response(status=CLIENT_CLOSED_REQUEST)
-    context.metrics.group_events.labels("claimed").inc(len(claim.held))
+    observe(context, claim)
     return web.Response(body=_batch_json(claim, lease_ms), content_type="application/json")
 
 

@@ -18,6 +18,7 @@ from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery
 from proxy.api.control.group_rows import GroupFilter, read_group_rows
 from proxy.api.control.outcomes import Outcome, estimated
+from proxy.api.control.reward_metrics import Earned, earned_by, observe_claimed
 from proxy.api.control.schemas import ClaimBatch
 from proxy.errors import Conflict
 from proxy.rollouts.completion import members_of
@@ -41,13 +42,15 @@ _UNKNOWN: Final = -1  # a policy version that is not a number counts as older th
 class Held:
     """A leased group: its entry in the queue, the rollouts whose rewards the claim froze, and its JSON once rendered.
 
-    `outcomes` are those of its rollouts.
+    `outcomes` are those of its rollouts, if the advantages of the batch depend on them. `earned` is None if another claim has
+    frozen rewards of the group before.
     """
 
     waiting: QueuedGroup
     frozen: tuple[str, ...] = ()
     rendered: bytes = b""
     outcomes: Sequence[Outcome] = ()
+    earned: Earned | None = None
 
 
 @dataclass(slots=True)
@@ -115,8 +118,14 @@ def _rank(waiting: QueuedGroup, order: str) -> int:
 
 
 def _version(waiting: QueuedGroup) -> int:
-    number = number_of(orjson.loads(waiting.note)["oldest"])
+    number = number_of(_oldest(waiting))
     return _UNKNOWN if number is None else number
+
+
+def _oldest(waiting: QueuedGroup) -> str | None:
+    """Return the oldest policy version of a group's tokens; None if it is unknown."""
+    oldest: str | None = orjson.loads(waiting.note)["oldest"]
+    return oldest
 
 
 async def _consider(context: Context, claim: Claim, waiting: QueuedGroup) -> None:
@@ -172,7 +181,17 @@ async def _render(context: Context, claim: Claim, held: Held) -> str | None:
     if claim.body.rewarded and any(rollout.reward is None for rollout in rollouts):
         raise Conflict("some of its rollouts have no reward")
     held.frozen = tuple(rollout.rollout_id for rollout in rollouts if rollout.claimed_by is None)
-    return await _render_frozen(context, claim, held, group, await _freeze(context, rollouts, claim.batch_id))
+    frozen = await _freeze(context, rollouts, claim.batch_id)
+    held.earned = earned_by(frozen) if len(held.frozen) == len(rollouts) else None
+    return await _render_frozen(context, claim, held, group, frozen)
+
+
+def observe(context: Context, claim: Claim) -> None:
+    """Count the groups that are returned to the client, and the rewards of those that no other claim returned before."""
+    context.metrics.group_events.labels("claimed").inc(len(claim.held))
+    for held in claim.held:
+        if held.earned is not None:
+            observe_claimed(context.metrics, held.earned, _oldest(held.waiting), claim.policy_version)
 
 
 async def normalize(context: Context, claim: Claim) -> None:
@@ -226,7 +245,7 @@ async def _render_frozen(
     )
     if gathered.why is not None:
         return gathered.why
-    held.outcomes = gathered.outcomes
+    held.outcomes = gathered.outcomes if query.advantage == BATCH else ()
     whole = await gathered.whole(query)
     described = {
         "group_id": group.group_id,

@@ -137,6 +137,13 @@ class Scene:
                 await response.read()
         return {}
 
+    async def announce(self, version: int) -> None:
+        """Announce a policy version, if the store is reachable."""
+        with suppress(aiohttp.ClientError, TimeoutError):
+            headers = {"Authorization": f"Bearer {KEY}"}
+            async with self.http.put(f"{self.control}/policy", json={"version": version}, headers=headers):
+                pass
+
     async def metrics(self) -> str:
         """Return the /metrics of the proxy."""
         async with self.http.get(self.control + "/metrics", headers={"Authorization": f"Bearer {KEY}"}) as response:
@@ -216,8 +223,11 @@ async def live(scene: Scene, number: int) -> None:
     while True:
         turn += 1
         group = f"g{number}-{turn}"
+        await scene.announce(turn)
         opened = await scene.post(f"{scene.control}/groups", {"group_id": group, "size": 2})
-        await asyncio.gather(*(_play(scene, rollout["rollout_id"]) for rollout in opened.get("rollouts", ())))
+        rollouts = [rollout["rollout_id"] for rollout in opened.get("rollouts", ())]
+        rewards = (1.0, -0.5) if turn % 2 else (1.0, 1.0)
+        await asyncio.gather(*(_play(scene, *played) for played in zip(rollouts, rewards, strict=False)))
         claim = {"consumer": "t", "groups": 4, "format": "sequences", "wait_s": 0, "lease_s": 60}
         batch = await scene.post(f"{scene.control}/batches/claim", claim)
         if batch.get("batch_id"):
@@ -227,7 +237,7 @@ async def live(scene: Scene, number: int) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _play(scene: Scene, rollout: str) -> None:
+async def _play(scene: Scene, rollout: str, reward: float) -> None:
     base = f"{scene.url}/rollouts/{rollout}"
     ask = [{"role": "user", "content": "Count to three."}]
     same = {"Idempotency-Key": f"{rollout}-1"}
@@ -240,7 +250,7 @@ async def _play(scene: Scene, rollout: str) -> None:
     await scene.post(f"{base}/{CHAT}", {"model": "m", "messages": more, "max_tokens": 12, "stream": True})
     await scene.post(f"{base}/v1/completions", {"model": "m", "prompt": "hi", "echo": True, "max_tokens": 2})  # flagged
     await _leave(scene, f"{base}/{CHAT}", {"model": "m", "messages": ask, "max_tokens": 2000, "stream": True})
-    await scene.post(f"{scene.control}/rollouts/{rollout}/finish", {"status": "completed", "reward": 1.0})
+    await scene.post(f"{scene.control}/rollouts/{rollout}/finish", {"status": "completed", "reward": reward})
 
 
 async def talk(scene: Scene, number: int) -> None:

@@ -1,0 +1,106 @@
+"""Metrics of rewards: each group counts once, when a consumer gets it for the first time."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from proxy.api.control import batches
+from proxy.api.control.reward_metrics import Earned, earned_by, observe_claimed
+from proxy.rollouts.rollout import Rollout
+from proxy.telemetry.metrics import make_metrics
+
+
+def observed(*groups, oldest=None, announced=None):
+    """Return a reader of the metrics of groups with these rewards."""
+    registry = CollectorRegistry()
+    metrics = make_metrics(registry)
+    for rewards in groups:
+        observe_claimed(metrics, Earned(tuple(rewards), (3,) * len(rewards)), oldest, announced)
+
+    def read(name, **labels):
+        return registry.get_sample_value(f"tokentape_{name}", {"policy": "default", **labels})
+
+    return read
+
+
+def test_rewards_are_counted_by_rollout_and_by_group():
+    read = observed([1.0, 0.0, -0.5, 0.5], [1.0, 1.0])
+
+    assert (6.0, 1.0, 3.0) == (
+        read("reward_count"), read("reward_bucket", le="-0.25"), read("reward_bucket", le="0.5")
+    )  # fmt: skip
+    assert (3.5, 0.5) == tuple(read("reward_amount_total", sign=sign) for sign in ("positive", "negative"))
+    assert (2.0, 1.0, 2.0) == (
+        read("group_reward_mean_count"), read("group_reward_mean_bucket", le="0.25"), read("group_reward_mean_bucket", le="1.0")
+    )  # fmt: skip
+    assert (2.0, pytest.approx(0.3125**0.5)) == (read("group_reward_spread_count"), read("group_reward_spread_sum"))
+    assert (1.0, 1.0) == tuple(read("compared_groups_total", rewards=rewards) for rewards in ("equal", "different"))
+    assert (6.0, 18.0) == (read("rollout_tokens_count"), read("rollout_tokens_sum"))
+
+
+def test_one_reward_is_neither_equal_nor_different():
+    read = observed([1.0], [])
+
+    assert (1.0, 0.0) == (read("group_reward_mean_count"), read("group_reward_spread_count"))
+    assert 0.0 == read("compared_groups_total", rewards="equal")
+
+
+@pytest.mark.parametrize(
+    ("oldest", "announced", "expected"),
+    [("3", "5", (1, 2)), ("5", "5", (1, 0)), ("7", "5", (1, 0)), (None, "5", (0, 0)), ("3", "main", (0, 0))],
+)
+def test_staleness_is_counted_between_numbers(oldest, announced, expected):
+    read = observed([1.0], oldest=oldest, announced=announced)
+
+    assert expected == (read("claim_staleness_count"), read("claim_staleness_sum"))
+
+
+def test_the_largest_rewards_are_finite():
+    read = observed([3.4e38, -3.4e38])
+
+    assert 3.4e38 == read("group_reward_spread_sum")
+
+
+def test_rollouts_without_a_reward_have_tokens():
+    rollouts = [Rollout("a", "b", 1, 1, reward=1, counts={"sampled_tokens": 7}), Rollout("c", "b", 1, 1)]
+
+    assert Earned((1.0,), (7, 0)) == earned_by(rollouts)
+
+
+async def count(proxy, name="reward_count"):
+    """Return a metric of the default policy in /metrics."""
+    lines = (await proxy.get("/metrics")).text.decode().splitlines()
+    (line,) = [line for line in lines if line.startswith(f'tokentape_{name}{{policy="default"}} ')]
+    return float(line.split()[-1])
+
+
+async def test_a_group_counts_when_it_is_claimed_and_not_again(proxy):
+    """Neither in a repeated claim after an expired lease, nor after a release."""
+    await proxy.put("/policy", {"version": 3})
+    await proxy.group("g", 1, 0)
+    await proxy.put("/policy", {"version": 5})
+    assert 0 == await count(proxy)
+    lost = await proxy.claim(lease_s=0.001)
+    assert (2, 2) == (await count(proxy), await count(proxy, "claim_staleness_sum"))
+    again = await proxy.claim()
+    assert ["g"] == [group["group_id"] for group in again["groups"]] == [group["group_id"] for group in lost["groups"]]
+    await proxy.post(f"/batches/{again['batch_id']}/release")
+    await proxy.claim()
+
+    assert (2, 1) == (await count(proxy), await count(proxy, "group_reward_mean_count"))
+
+
+async def test_a_claim_that_fails_or_refuses_counts_nothing(proxy, monkeypatch):
+    """The group counts when it is claimed later."""
+    await proxy.group("g", 1, None)
+    await proxy.claim(format="areal")
+
+    async def fail(*_, **__):
+        raise RuntimeError
+
+    with monkeypatch.context() as failing:
+        failing.setattr(batches, "normalize", fail)
+        assert 500 == (await proxy.post("/batches/claim", {"consumer": "t"})).status
+    assert 0 == await count(proxy)
+    await proxy.claim()
+
+    assert 1 == await count(proxy)
