@@ -100,6 +100,7 @@ class RequestTimeout(BadRequest):
 class Conflict(BadRequest):
     """The request conflicts with what is stored, such as another reward or other terms."""
 
+    reason: str = "format"  # for which a claim refuses a group
     status = 409
     kind = "conflict_error"
     code = "conflict"
@@ -122,6 +123,7 @@ class LeaseLost(Conflict):
 class DamagedStep(Conflict):
     """A stored step of the rollout is unreadable. Exports of several rollouts skip the rollout and report it."""
 
+    reason = "damaged_step"
     code = "damaged_step"
 
 

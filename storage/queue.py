@@ -7,7 +7,7 @@ again. The queue has names, bytes and milliseconds; it does not interpret them.
 from collections.abc import Mapping
 from typing import Protocol
 
-from storage.types import QueuedGroup, StoredEntity
+from storage.types import QueueCounts, QueuedGroup, StoredEntity
 
 
 class Queue(Protocol):
@@ -34,6 +34,10 @@ class Queue(Protocol):
 
     async def list_available(self, limit: int) -> list[QueuedGroup]:
         """Return groups that have no holder, oldest first (to the millisecond): at least the first `limit` of them."""
+        ...
+
+    async def counts(self) -> QueueCounts:
+        """Return how many groups have no holder, how many have one, and the age of the oldest one without a holder."""
         ...
 
     async def claim(

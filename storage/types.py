@@ -134,6 +134,17 @@ class QueuedGroup:
     note: bytes
 
 
+class QueueCounts(NamedTuple):
+    """The number of groups in the queue without and with a holder, and the age of the oldest one without a holder (0: none).
+
+    Groups that were deleted are included until they are claimed.
+    """
+
+    available: int
+    claimed: int
+    oldest_age_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class ServerWarning:
     """A problem with the configuration or state of a server, and how to fix it."""

@@ -22,6 +22,13 @@ STORE_GAUGES: Final = {
     "aof_ok": "1 if every server of the store keeps an append-only file and its last write succeeded, else 0.",
 }
 
+QUEUE_GAUGES: Final = {
+    "complete_groups": "Complete groups that no consumer has claimed.",
+    "claimed_groups": "Groups that consumers have claimed and not acknowledged.",
+    "oldest_complete_group_age_seconds": "Time since the oldest unclaimed group is complete; 0 if there is none.",
+}
+GAUGE_FACTS: Final = (*STORE_GAUGES, *QUEUE_GAUGES)
+
 
 async def info_metrics(context: Context) -> bytes:
     """Return the gauges in Prometheus' text format."""
@@ -46,24 +53,28 @@ def make_info_metrics(
     store_is = Gauge("tokentape_store_info", text, ("version", "durability"), registry=registry)
     if "version" in facts:
         store_is.labels(facts["version"], facts["durability"]).set(1)
-    store = {
-        fact: Gauge(f"tokentape_store_{fact}", STORE_GAUGES[fact], registry=registry)
-        for fact in STORE_GAUGES
-        if fact in facts
+    named = {
+        **{fact: f"tokentape_store_{fact}" for fact in STORE_GAUGES},
+        **{fact: f"tokentape_{fact}" for fact in QUEUE_GAUGES},
     }
-    for fact, gauge in store.items():
+    texts = STORE_GAUGES | QUEUE_GAUGES
+    gauges = {fact: Gauge(named[fact], texts[fact], registry=registry) for fact in GAUGE_FACTS if fact in facts}
+    for fact, gauge in gauges.items():
         gauge.set(float(facts[fact]))
-    return [build, engines, store_is, *store.values()]
+    return [build, engines, store_is, *gauges.values()]
 
 
 async def _facts(context: Context) -> dict[str, str]:
-    """Return the facts that the store reports; nothing if it is unreachable or slow."""
+    """Return the facts about the store and its queue of groups; nothing if it is unreachable or slow."""
     if context.recorder.store_health.unreachable is not None:
         return {}
     try:
-        return await asyncio.wait_for(context.store.info(), _STORE_TIMEOUT_S)
+        async with asyncio.timeout(_STORE_TIMEOUT_S):
+            facts, counts = await asyncio.gather(context.store.info(), context.store.queue.counts())
     except (TimeoutError, StorageError):
         return {}
+    values = counts.available, counts.claimed, counts.oldest_age_ms / 1000
+    return {**facts, **{name: str(value) for name, value in zip(QUEUE_GAUGES, values, strict=True)}}
 
 
 _READY_TIMEOUT_S = 2

@@ -26,7 +26,7 @@ class Group:
 
     `status`: open until `size` members are finished; complete while the group is queued; claimed while `batch_id` leases it to
     `consumer`, until `lease_ms`; done once the batch is acknowledged; dropped if it left the queue untrained, with the reason
-    in `why`. `oldest` is the oldest policy version that sampled a token of the group, None if unknown.
+    in `why` and its kind in `code`. `oldest` is the oldest policy version that sampled a token of the group, None if unknown.
     """
 
     group_id: str
@@ -42,6 +42,7 @@ class Group:
     consumer: str | None = None
     lease_ms: int | None = None
     why: str | None = None
+    code: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -73,6 +74,7 @@ def read_group(stored: StoredEntity, marks: Mapping[str, bytes] | None = None) -
         consumer=fields.get("consumer"),
         lease_ms=fields.get("lease_ms"),
         why=fields.get("why"),
+        code=fields.get("code"),
         metadata=fields.get("metadata") or {},
     )
 

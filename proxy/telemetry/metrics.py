@@ -32,6 +32,11 @@ _LOGPROB_DIFFERENCES = (1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 DEFAULT_POLICY: Final = "default"
 
+# Why claims refuse or drop groups: the codes of their responses.
+_STALE: Final = ("stale", "unknown_version")
+REFUSAL_REASONS: Final = (*_STALE, "forked", "format", "no_reward", "no_advantage", "no_rows", "damaged_step")
+DROP_REASONS: Final = (*_STALE, "equal_rewards", "too_few_members")
+
 # The values of proxy.rollouts.audit.verdict.Verdict.
 VERDICTS: Final = ("aligned", "shifted", "other weights", "wrong tokens")
 
@@ -111,6 +116,9 @@ class Metrics:
     compared_groups: Counter
     rollout_tokens: Histogram
     claim_staleness: Histogram
+    refused_groups: Counter
+    dropped_groups: Counter
+    claim_wait_seconds: Histogram
     audits: Counter
     audit_logprob_difference: Histogram
     in_flight_rollouts: Gauge
@@ -224,6 +232,12 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "claim_staleness": (
         _VERSIONS, "Announced policy version minus the oldest of a group's tokens, when it is claimed.", ("policy",)
     ),
+    "refused_groups": (
+        Counter, "Groups that claims refused, by reason (docs/http-api.md); they remain in the queue, and count in each claim.",
+        ("reason",),
+    ),
+    "dropped_groups": (Counter, "Groups that claims dropped, by reason (docs/http-api.md).", ("reason",)),
+    "claim_wait_seconds": (_SECONDS, "Time that claims of batches waited for groups.", ()),
     "audits": (Counter, "Steps scored again by their engine (audit.sample_rate), by verdict.", ("engine", "verdict")),
     "audit_logprob_difference": (
         _LOGPROB_DIFFERENCES, "Absolute difference of recorded and scored logprob, for each audited token.", ("engine",)
@@ -257,6 +271,8 @@ _INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "claim_staleness": _DEFAULT,
     "compared_groups": ((DEFAULT_POLICY, "equal"), (DEFAULT_POLICY, "different")),
     "group_events": (("complete",), ("claimed",), ("released",), ("done",), ("dropped",)),
+    "refused_groups": tuple((reason,) for reason in REFUSAL_REASONS),
+    "dropped_groups": tuple((reason,) for reason in DROP_REASONS),
 }  # fmt: skip
 
 START_TIME: Final = "process_start_time_seconds"

@@ -11,7 +11,7 @@ from storage.redis.keys import BUCKETS, GROUPS, bucket_for, queue_key, rollout_k
 from storage.redis.multiplexed import Reply
 from storage.redis.replies import decode_entity, encode_optional
 from storage.redis.scripts import RunScript, Script
-from storage.types import MAX_LEASE_MS, QueuedGroup, StoredEntity
+from storage.types import MAX_LEASE_MS, QueueCounts, QueuedGroup, StoredEntity
 
 _NO_HOLDER: Final = "-"
 _REMOVED: Final = ""
@@ -54,6 +54,13 @@ class RedisQueue:
             for entry_id, group, note in part
         ]
         return sorted(found, key=lambda queued: _age(queued.entry_id))
+
+    async def counts(self) -> QueueCounts:
+        """Return how many groups have no holder, how many have one, and the age of the oldest one without a holder."""
+        keys = [queue_key(self._prefix, bucket) for bucket in BUCKETS]
+        parts = await asyncio.gather(*(self._run(scripts.QUEUE_COUNTS, [key], []) for key in keys))
+        available, claimed, ages = zip(*parts, strict=True)
+        return QueueCounts(sum(available), sum(claimed), max(ages))
 
     async def claim(
         self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int

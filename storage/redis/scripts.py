@@ -8,7 +8,7 @@ The queue is a stream for each bucket with one consumer group, whose list of pen
 which entry, and since when. All entries are pending: those without a holder belong to the consumer `-` and have been idle for
 longer than any lease. A lease shorter than the maximum is an XCLAIM with IDLE set to the difference. So an entry is available
 if it has been idle for the maximum lease (not its own lease), and only the server's clock is used. All scripts of the queue
-except `QUEUE_AVAILABLE` get the seven keys of the group, then the stream.
+except `QUEUE_AVAILABLE` and `QUEUE_COUNTS` get the seven keys of the group, then the stream.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -78,3 +78,4 @@ TIMERS_MOVE: Final = _load("timers_move")
 ENQUEUE: Final = _load(*_FIELDS, "queue_pending", "queue_enqueue")
 QUEUE_MOVE: Final = _load(*_FIELDS, "queue_pending", "queue_move")
 QUEUE_AVAILABLE: Final = _load("queue_pending", "queue_available")
+QUEUE_COUNTS: Final = _load("prune", "queue_pending", "queue_counts")

@@ -57,3 +57,16 @@ async def test_metrics_of_a_failing_or_slow_store_are_omitted(proxy, store, monk
     assert [] == failing == slow
     assert 1 == len(version_meanwhile)
     assert 1 == len(await metric_lines(proxy, "store_memory_bytes"))
+
+
+async def test_metrics_have_the_number_and_the_age_of_groups_in_the_queue(proxy):
+    await proxy.group("g1", 1, 0)
+    empty = [await metric_lines(proxy, name) for name in ("complete_groups", "claimed_groups")]
+    await proxy.group("g2", 1, 0)
+    await proxy.claim()
+    full = [await metric_lines(proxy, name) for name in ("complete_groups", "claimed_groups")]
+    ((_, age),) = await metric_lines(proxy, "oldest_complete_group_age_seconds")
+
+    assert [[("", "1.0")], [("", "0.0")]] == empty
+    assert [[("", "1.0")], [("", "1.0")]] == full
+    assert 0 < float(age) < 60

@@ -16,6 +16,7 @@ from golden_reads import read_all
 from golden_session import play
 from golden_store import OLD, dump_store, load_store, read_block, read_record, readable, records_of
 
+from proxy.api.control import batches
 from proxy.api.control.export_query import ExportQuery
 from proxy.export import verl
 from proxy.trajectory.blocks import BlockReader
@@ -25,7 +26,7 @@ from storage import StoreOptions, open_store
 
 @pytest.fixture(autouse=True)
 def as_recorded(monkeypatch):
-    """Omit the `weight` of described rows and the rewards by token of `verl_dataproto`, which are newer than the files."""
+    """Omit what is newer than the files: fields of described rows and of claims, rewards by token of `verl_dataproto`."""
     about = ExportQuery.about
 
     def without_weight(*args):
@@ -36,6 +37,13 @@ def as_recorded(monkeypatch):
 
     monkeypatch.setattr(ExportQuery, "about", without_weight)
     monkeypatch.setattr(verl, "step_reward_ends", at_the_end)
+
+    write = batches._batch_json
+
+    def without_counts(*args):
+        return re.sub(rb'"waiting":{[^}]*},|,"reasons":{"dropped":{[^}]*},"refused":{[^}]*}}', b"", write(*args))
+
+    monkeypatch.setattr(batches, "_batch_json", without_counts)
 
 
 @pytest.fixture

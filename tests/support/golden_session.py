@@ -432,7 +432,7 @@ async def groups(stage: Stage) -> None:
     claim = {"consumer": "trainer", "lease_s": 3600}
     claimed = await stage.post("/batches/claim", {**claim, "format": "trl", "advantage": "grpo"})
     await stage.post(f"/batches/{claimed['batch_id']}/ack", {})
-    claimed = await stage.post("/batches/claim", {**claim, "format": "sequences", "rewarded": True})
+    claimed = await stage.post("/batches/claim", {**claim, "format": "sequences", "members": "rewarded"})
     await stage.post(f"/batches/{claimed['batch_id']}/release", {})
     found = await stage.call("POST", f"/rollouts/per-token{CHAT}", chat(user("Per token."), return_token_ids=True))
     step = dict(found["headers"])["x-step-id"]

@@ -4,14 +4,17 @@ A batch can be acknowledged or released through any process that shares the stor
 """
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.claims import Claim, fill, held_fields, normalize, observe, release, undo
+from proxy.api.control.claims import Claim, fill, held_fields, normalize, observe, put_back, release, undo
 from proxy.api.control.export_query import export_query_from_claim
+from proxy.api.control.group_rows import Reason
 from proxy.api.control.groups import drop_group
 from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch, body_from
 from proxy.api.http import CLIENT_CLOSED_REQUEST, json_response
@@ -20,38 +23,47 @@ from proxy.clock import new_id
 from proxy.errors import Conflict, LeaseLost, NotFound
 from proxy.rollouts.group import Batch, Ending, read_batch, write_batch
 from proxy.rollouts.rollout import write_fields
-from storage.types import QueuedGroup
+from storage.types import QueueCounts, QueuedGroup
 
 _POLL_INTERVAL_S: Final = 0.2
 
 
 async def claim_batch(request: web.Request) -> web.Response:
-    """`POST /batches/claim`: lease up to `groups` complete groups; wait up to `wait_s` for the first one."""
+    """`POST /batches/claim`: lease up to `groups` complete groups, or exactly as many; wait up to `wait_s` for them."""
     context = request.app[CONTEXT]
     body = await body_from(request, ClaimBatch)
     claim = Claim(new_id(context.clock), body, export_query_from_claim(body))
-    deadline = context.clock.monotonic() + body.wait_s
+    started = context.clock.monotonic()
+    deadline = started + body.wait_s
     try:
         await _fill_in_time(request, context, claim, deadline)
         lease_ms = await _record(context, claim)
+        waiting = await context.store.queue.counts()
     except BaseException:
         await undo(context, claim, claim.held)
         raise
+    for reason in claim.refused.values():
+        context.metrics.refused_groups.labels(reason.code).inc()
     if _is_disconnected(request):
         await undo(context, claim, claim.held)
         return web.Response(status=CLIENT_CLOSED_REQUEST)
+    context.metrics.claim_wait_seconds.observe(context.clock.monotonic() - started)
     observe(context, claim)
-    return web.Response(body=_batch_json(claim, lease_ms), content_type="application/json")
+    return web.Response(body=_batch_json(claim, lease_ms, waiting), content_type="application/json")
 
 
 async def _fill_in_time(request: web.Request, context: Context, claim: Claim, deadline: float) -> None:
-    """Poll for groups until one is leased, the deadline is over, or the client has disconnected."""
+    """Poll for groups until one is leased, the deadline is over, or the client has disconnected.
+
+    The interval is random, so that exact claims that compete for groups do not do so again at the same time.
+    """
     while True:
         await fill(context, claim)
         remaining_s = deadline - context.clock.monotonic()
         if claim.held or remaining_s <= 0 or _is_disconnected(request):
             return
-        await asyncio.sleep(min(_POLL_INTERVAL_S, remaining_s))
+        interval_s = _POLL_INTERVAL_S * (0.75 + context.clock.entropy(1)[0] / 512)
+        await asyncio.sleep(min(interval_s, remaining_s))
 
 
 def _is_disconnected(request: web.Request) -> bool:
@@ -61,7 +73,8 @@ def _is_disconnected(request: web.Request) -> bool:
 async def _record(context: Context, claim: Claim) -> int | None:
     """Store the groups of the batch under its ID; return when its lease ends, in unix milliseconds.
 
-    The lease starts now, after rendering. Groups that another consumer claimed meanwhile are not part of the batch.
+    The lease starts now, after rendering. Groups that another consumer claimed meanwhile are not part of the batch; an exact
+    claim then has no batch.
     """
     lease_ms = max(1, round(claim.body.lease_s * 1000))
     while True:
@@ -76,25 +89,37 @@ async def _record(context: Context, claim: Claim) -> int | None:
         if len(held) == len(claim.held):
             break
         claim.held = held  # advantages over the batch change without the lost groups
-    if not held:
+    if claim.body.exact and claim.missing:
+        await put_back(context, claim)
+    if not claim.held:
         return None
     entries = [held.waiting for held in claim.held]
     await context.store.batches.open(claim.batch_id, write_batch(claim.body.consumer, entries), now_ms=now_ms)
     return now_ms + lease_ms
 
 
-def _batch_json(claim: Claim, lease_ms: int | None) -> bytes:
-    """Return the batch as JSON, around groups that are JSON already."""
+def _batch_json(claim: Claim, lease_ms: int | None, waiting: QueueCounts) -> bytes:
+    """Return the batch as JSON, around groups that are JSON already. `waiting` counts groups that are not in the batch."""
     fields = {
         "batch_id": claim.batch_id if claim.held else None,
         "consumer": claim.body.consumer,
         "format": claim.body.format,
         "policy_version": claim.policy_version,
         "lease_ms": lease_ms,
-        "dropped": claim.dropped,
-        "refused": [{"group_id": group, "why": why} for group, why in claim.refused.items()],
+        "waiting": {"available": waiting.available, "claimed": max(0, waiting.claimed - len(claim.held))},
+        "dropped": _listed(claim.dropped),
+        "refused": _listed(claim.refused),
+        "reasons": {"dropped": _counted(claim.dropped), "refused": _counted(claim.refused)},
     }
     return orjson.dumps(fields)[:-1] + b',"groups":[' + b",".join(held.rendered for held in claim.held) + b"]}"
+
+
+def _listed(reasons: Mapping[str, Reason]) -> list[dict[str, str]]:
+    return [{"group_id": group, "code": reason.code, "why": reason.why} for group, reason in reasons.items()]
+
+
+def _counted(reasons: Mapping[str, Reason]) -> dict[str, int]:
+    return dict(Counter(reason.code for reason in reasons.values()))
 
 
 async def ack_batch(request: web.Request) -> web.Response:

@@ -3,24 +3,29 @@
 Each considered group is leased, refused or dropped, with the reason. The rewards of a group are frozen before they are read,
 so that they are the same in the batch and afterwards. If a claim is interrupted, its groups are released and the rewards that
 it froze can be changed again.
+
+An exact claim never waits while it holds groups, so that two of them cannot wait for each other: it examines groups one by
+one, and once enough are available it leases as many as it needs before it renders them, or releases them all.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress, islice
+from math import inf
 from typing import Final
 
 import orjson
 
 from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery
-from proxy.api.control.group_rows import GroupFilter, read_group_rows
+from proxy.api.control.group_rows import GroupFilter, Reason, check_members, read_group_rows
 from proxy.api.control.outcomes import Outcome, estimated
 from proxy.api.control.reward_metrics import Earned, earned_by, observe_claimed
 from proxy.api.control.schemas import ClaimBatch
 from proxy.errors import Conflict
+from proxy.export.base import MissingReward
 from proxy.rollouts.completion import members_of
 from proxy.rollouts.group import Group, find_group
 from proxy.rollouts.policy import read_policy
@@ -34,6 +39,7 @@ from storage.errors import FieldsChanged, StorageError
 from storage.types import QueuedGroup
 
 _MAX_CONSIDERED: Final = 1000  # entries of each bucket, the longest waiting ones
+_EXAMINE_INTERVAL_S: Final = 2.0  # between two examinations of groups that were refused without a reward
 _UNHELD: Final = ("batch_id", "consumer", "lease_ms")
 _UNKNOWN: Final = -1  # a policy version that is not a number counts as older than any
 
@@ -55,31 +61,67 @@ class Held:
 
 @dataclass(slots=True)
 class Claim:
-    """The state of one claim: the groups that it leased, and those that it dropped or refused, with the reasons."""
+    """The state of one claim: the groups that it leased, and those that it dropped or refused, with the reasons.
+
+    `examined` has the groups that an exact claim has rendered once and released.
+    """
 
     batch_id: str
     body: ClaimBatch
     query: ExportQuery
     policy_version: str | None = None
     held: list[Held] = field(default_factory=list)
-    dropped: list[dict[str, str]] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, Reason] = field(default_factory=dict)
+    refused: dict[str, Reason] = field(default_factory=dict)
+    examined: set[str] = field(default_factory=set)
+    examined_at: float = -inf
 
     @property
-    def is_full(self) -> bool:
-        """Whether it has as many groups as requested."""
-        return len(self.held) >= self.body.groups
+    def missing(self) -> int:
+        """How many more groups are requested."""
+        return self.body.groups - len(self.held)
+
+    @property
+    def conditions(self) -> GroupFilter:
+        """The conditions on its groups."""
+        return GroupFilter(self.body.members, self.body.min_group, self.body.only_mixed)
 
 
 async def fill(context: Context, claim: Claim) -> None:
-    """Lease waiting groups in the order of the claim, until it is full or none is left."""
+    """Lease waiting groups in the order of the claim, until it is full or none is left; an exact claim is full or empty."""
     claim.policy_version = read_policy(await context.store.announcements.read())
     waiting = await context.store.queue.list_available(_MAX_CONSIDERED)
-    for entry in sorted(waiting, key=lambda entry: _rank(entry, claim.body.order)):
-        if claim.is_full:
-            return
-        if entry.group not in claim.refused:
-            await _consider(context, claim, entry)
+    refused = _still_refused(context, claim)
+    found = [entry for entry in waiting if entry.group not in refused]
+    entries = iter(sorted(found, key=lambda entry: _rank(entry, claim.body.order)))
+    if not claim.body.exact:
+        while claim.missing and await _take(context, claim, entries, 1):
+            pass
+    elif len(found) >= claim.body.groups:
+        while claim.missing and await _take(context, claim, entries, claim.missing):
+            pass
+        if claim.missing:
+            await put_back(context, claim)
+    else:
+        new = iter([entry for entry in entries if entry.group not in claim.examined])
+        while await _take(context, claim, new, 1):
+            await put_back(context, claim)
+
+
+async def put_back(context: Context, claim: Claim) -> None:
+    """Release all groups of a claim."""
+    claim.examined |= {held.waiting.group for held in claim.held}
+    await undo(context, claim, claim.held)
+    claim.held.clear()
+
+
+def _still_refused(context: Context, claim: Claim) -> set[str]:
+    """Return the refused groups that are not considered again. Rewards may have been set since groups were refused."""
+    now = context.clock.monotonic()
+    if now - claim.examined_at < _EXAMINE_INTERVAL_S:
+        return set(claim.refused)
+    claim.examined_at = now
+    return {name for name, reason in claim.refused.items() if reason.code != MissingReward.code}
 
 
 async def release(context: Context, batch_id: str, waiting: QueuedGroup) -> bool:
@@ -128,48 +170,64 @@ def _oldest(waiting: QueuedGroup) -> str | None:
     return oldest
 
 
-async def _consider(context: Context, claim: Claim, waiting: QueuedGroup) -> None:
-    """Lease one group and render it, if it meets the conditions of the claim."""
+async def _take(context: Context, claim: Claim, entries: Iterator[QueuedGroup], count: int) -> bool:
+    """Lease up to `count` groups, then render them; return whether any were leased."""
+    leased: list[Held] = []
+    for waiting in entries:
+        if await _lease(context, claim, waiting):
+            leased.append(claim.held[-1])
+            if len(leased) == count:
+                break
+    for held in leased:
+        if not await _render(context, claim, held):
+            claim.held.remove(held)
+    return bool(leased)
+
+
+async def _lease(context: Context, claim: Claim, waiting: QueuedGroup) -> bool:
+    """Lease one group, unless it is too stale and remains in the queue; return whether the claim has it now."""
     too_stale = why_stale(claim, waiting)
     if too_stale is not None and claim.body.stale == "keep":
         claim.refused[waiting.group] = too_stale
-        return
+        return False
     lease_ms, now_ms = max(1, round(claim.body.lease_s * 1000)), context.clock.now_ms()
     fields = held_fields(context, claim.batch_id, claim.body.consumer, claim.body.lease_s)
     if not await context.store.queue.claim(waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms):
-        return  # claimed by another consumer, or deleted
-    held = Held(waiting)
+        return False  # claimed by another consumer, or deleted
+    claim.held.append(Held(waiting))
+    return True
+
+
+async def _render(context: Context, claim: Claim, held: Held) -> bool:
+    """Render a leased group; return False if it was refused, dropped or deleted."""
     try:
-        dropped = too_stale or await _render(context, claim, held)
-        if dropped is not None:
-            await _drop(context, claim, held, dropped)
-        elif held.rendered:
-            claim.held.append(held)
+        dropped = why_stale(claim, held.waiting) or await _rendered(context, claim, held)
     except Conflict as error:
-        claim.refused[waiting.group] = error.message
+        claim.refused[held.waiting.group] = Reason(error.reason, error.message)
         await undo(context, claim, [held])
-    except BaseException:
-        await undo(context, claim, [held])
-        raise
+        return False
+    claim.refused.pop(held.waiting.group, None)
+    if dropped is not None:
+        await _drop(context, claim, held, dropped)
+    return bool(held.rendered)
 
 
-def why_stale(claim: Claim, waiting: QueuedGroup) -> str | None:
+def why_stale(claim: Claim, waiting: QueuedGroup) -> Reason | None:
     """Return why a group is too old for the claim; None if it is not. A group of unknown age is too old."""
     max_staleness = claim.body.max_staleness
     if max_staleness is None:
         return None
     now, oldest = number_of(claim.policy_version), _version(waiting)
     if now is None or oldest == _UNKNOWN:
-        return "the policy version of its tokens or the announced one (PUT /policy) is not a number"
+        why = "the policy version of its tokens or the announced one (PUT /policy) is not a number"
+        return Reason("unknown_version", why)
     behind = now - oldest
-    return (
-        f"its oldest token is {behind} policy versions behind; max_staleness is {max_staleness}"
-        if behind > max_staleness
-        else None
-    )
+    if behind <= max_staleness:
+        return None
+    return Reason("stale", f"its oldest token is {behind} policy versions behind; max_staleness is {max_staleness}")
 
 
-async def _render(context: Context, claim: Claim, held: Held) -> str | None:
+async def _rendered(context: Context, claim: Claim, held: Held) -> Reason | None:
     """Render a leased group; return why it is dropped, or None.
 
     Raises Conflict if it cannot be returned as it is. A group that was deleted meanwhile is not rendered.
@@ -178,8 +236,7 @@ async def _render(context: Context, claim: Claim, held: Held) -> str | None:
     if group is None:
         return None  # its entry in the queue is removed when it is claimed next
     rollouts = await members_of(context.store, group)
-    if claim.body.rewarded and any(rollout.reward is None for rollout in rollouts):
-        raise Conflict("some of its rollouts have no reward")
+    check_members(claim.query, group, rollouts, claim.conditions)  # not frozen yet: a missing reward may be set now
     held.frozen = tuple(rollout.rollout_id for rollout in rollouts if rollout.claimed_by is None)
     frozen = await _freeze(context, rollouts, claim.batch_id)
     held.earned = earned_by(frozen) if len(held.frozen) == len(rollouts) else None
@@ -231,20 +288,20 @@ async def _render_frozen(
     group: Group,
     rollouts: Sequence[Rollout],
     outcomes: Sequence[Outcome] | None = None,
-) -> str | None:
+) -> Reason | None:
     """Render a group whose rewards are frozen, with these outcomes if they are known; return why it is dropped, or None."""
-    body, query = claim.body, claim.query
+    query = claim.query
     gathered = await read_group_rows(
         context,
         query,
         group,
         rollouts,
-        GroupFilter(body.min_group, body.only_mixed),
+        claim.conditions,
         whole=True,
         outcomes=outcomes,
     )
-    if gathered.why is not None:
-        return gathered.why
+    if gathered.reason is not None:
+        return gathered.reason
     held.outcomes = gathered.outcomes if query.advantage == BATCH else ()
     whole = await gathered.whole(query)
     described = {
@@ -293,10 +350,12 @@ async def _unfreeze(context: Context, claim: Claim, held: Held) -> None:
             await context.store.update_if(rollout_id, {"claimed_by": None}, expect=expect, now_ms=now_ms)
 
 
-async def _drop(context: Context, claim: Claim, held: Held, why: str) -> None:
+async def _drop(context: Context, claim: Claim, held: Held, reason: Reason) -> None:
     """Remove a group from the queue for good. It can still be read and exported."""
     await _unfreeze(context, claim, held)
-    fields: Mapping[str, bytes | None] = {**dict.fromkeys(_UNHELD), **write_fields({"status": "dropped", "why": why})}
-    await context.store.queue.remove(held.waiting, claim.batch_id, fields, now_ms=context.clock.now_ms())
-    claim.dropped.append({"group_id": held.waiting.group, "why": why})
-    context.metrics.group_events.labels("dropped").inc()
+    status = {"status": "dropped", "why": reason.why, "code": reason.code}
+    fields: Mapping[str, bytes | None] = {**dict.fromkeys(_UNHELD), **write_fields(status)}
+    if await context.store.queue.remove(held.waiting, claim.batch_id, fields, now_ms=context.clock.now_ms()):
+        claim.dropped[held.waiting.group] = reason
+        context.metrics.group_events.labels("dropped").inc()
+        context.metrics.dropped_groups.labels(reason.code).inc()

@@ -36,6 +36,13 @@ ALONE: Final = ("given", "none", STEP)  # advantages that need no group
 IN_GROUP: Final = (*ALONE, *(name for name in ESTIMATORS if name not in (STEP, BATCH)))
 
 
+def refusal(error: Inexpressible) -> Conflict:
+    """Return the error of a request for rows that the format cannot express."""
+    conflict = Conflict(str(error), param="format")
+    conflict.reason = error.code
+    return conflict
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """The planned rows of one rollout, and how much work rendering is, in the unit of `aside`.
@@ -53,7 +60,7 @@ class Planned:
         try:
             return await aside(self.weight, lambda: Rows(list(with_all.render()), with_all.skipped, with_all.trained))
         except Inexpressible as error:
-            raise Conflict(str(error), param="format") from None
+            raise refusal(error) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,7 @@ class ExportQuery:
         try:
             plan = await aside(weights.packed, lambda: self.form.plan(facts, steps, self.options, fill))
         except Inexpressible as error:
-            raise Conflict(str(error), param="format") from None
+            raise refusal(error) from None
         planned = Planned(plan, weights.rows)
         if plan.pack is not None and not self.container.nests:
             planned = Planned(Plan(plan.trained, plan.skipped, plan.pack), weights.packed)

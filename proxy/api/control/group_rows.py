@@ -2,26 +2,54 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from proxy.api.context import Context
-from proxy.api.control.export_query import ExportQuery
+from proxy.api.control.export_query import ExportQuery, refusal
 from proxy.api.control.outcomes import Outcome, estimated, read_outcomes
 from proxy.errors import Conflict, DamagedStep, NotFound
 from proxy.export import Inexpressible, Rows
+from proxy.export.base import MissingReward
 from proxy.rollouts.group import Group
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import aside
+from proxy.trajectory.advantages import ESTIMATORS
 
+Members: TypeAlias = Literal["all", "rewarded", "completed"]
+MEMBERS: Final[tuple[Members, ...]] = ("all", "rewarded", "completed")
 GONE: Final = "deleted or expired"
+_LEAST: Final = 1
+_LEAST_OF_SIZE: Final = 2  # one rollout alone has no baseline
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a group or one of its members is not exported: the kind, and a sentence."""
+
+    code: str
+    why: str
+
+
+_UNREWARDED: Final = Reason(MissingReward.code, "it has no reward")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFilter:
-    """The conditions on a group: a minimum of rollouts with rows, and optionally rewards that differ."""
+    """The conditions on a group: which members count, how many of them must have rows, and whether rewards must differ.
 
-    min_group: int = 1
+    `members`: those with a reward, those with the status completed, or all, each of which must have what the format requires.
+    By default members without rows, and those without a required reward, are omitted.
+    """
+
+    members: Members | None = None
+    min_group: int | None = None
     only_mixed: bool = False
+
+    def least(self, group: Group) -> int:
+        """Return how many members of a group must have rows."""
+        if self.min_group is not None:
+            return self.min_group
+        return _LEAST if group.size is None else min(_LEAST_OF_SIZE, group.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +67,20 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GroupRows:
-    """The members of a group that have rows, in the group's order; or none, and `why`.
+    """The members of a group that have rows, in the group's order; or none, and `reason`.
 
     `skipped` names every other member of the group by its `rollout_id`, with the reason, and the steps that no row trains.
     """
 
     members: list[Member]
     skipped: list[dict[str, Any]]
-    why: str | None = None
+    reason: Reason | None = None
     outcomes: Sequence[Outcome] = ()  # of all members that exist
+
+    @property
+    def why(self) -> str | None:
+        """Why the group has no rows, as a sentence; None if it has rows."""
+        return None if self.reason is None else self.reason.why
 
     @property
     def count(self) -> int:
@@ -59,7 +92,7 @@ class GroupRows:
         try:
             return await aside(self.count, lambda: query.form.gather(self._rows()))
         except Inexpressible as error:
-            raise Conflict(str(error), param="format") from None
+            raise refusal(error) from None
 
     def described(self, query: ExportQuery) -> dict[str, Any]:
         """Return what a consumer needs beside `whole`.
@@ -100,36 +133,104 @@ async def read_group_rows(
 ) -> GroupRows:
     """Render the rows of a group; `rollouts` are those of its members that exist, `outcomes` are theirs if they are known.
 
-    Raises Conflict if the format cannot express one of them. A member that cannot be read is skipped; where a group must be
-    `whole`, it raises DamagedStep.
+    Raises Conflict if the format cannot express one of them, or if all members must have rows and one has none. A member that
+    cannot be read is skipped; where a group must be `whole`, it raises DamagedStep.
     """
-    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-    if conditions.only_mixed and len(set(rewards)) < 2:
-        return GroupRows([], [], f"all its {len(rollouts)} rollouts have the same reward")
+    check_members(query, group, rollouts, conditions)
+    rewards = {rollout.reward for rollout in rollouts if rollout.reward is not None}
+    if conditions.only_mixed and len(rewards) < 2:
+        why = (
+            f"all its {len(rollouts)} rollouts have the same reward" if rewards else "none of its rollouts has a reward"
+        )
+        return GroupRows([], [], Reason("equal_rewards", why))
+    excluded = _excluded(query, group, rollouts, conditions)
     outcomes = outcomes or estimated(await read_outcomes(context, query, rollouts), query.advantage)
     found = {outcome.rollout.rollout_id: outcome for outcome in outcomes}
     members, skipped = [], []
     for name in group.members:
-        if name not in found:
-            skipped.append({"rollout_id": name, "why": GONE})
-            continue
-        try:
-            rows = await (await query.plan(context, found[name].rollout)).rows()
-        except NotFound:
-            skipped.append({"rollout_id": name, "why": GONE})
-        except DamagedStep as damage:
-            if whole:
-                raise
-            skipped.append({"rollout_id": name, "why": damage.message})
-        else:
-            skipped += [{"rollout_id": name, **entry} for entry in rows.skipped]
-            if rows.rows:
-                members.append(Member(found[name], rows))
+        reason = excluded.get(name)
+        if reason is None:
+            read = await _read_member(context, query, found[name], whole=whole)
+            if isinstance(read, Member):
+                skipped += [{"rollout_id": name, **entry} for entry in read.rows.skipped]
+                reason = None if read.rows.rows else Reason("no_rows", without_rows(read.rows.skipped))
+                members += [] if reason else [read]
             else:
-                skipped.append({"rollout_id": name, "why": without_rows(rows.skipped)})
-    if len(members) < conditions.min_group:
-        return GroupRows([], skipped, f"{len(members)} of its rollouts have rows; min_group is {conditions.min_group}")
+                reason = read
+        if reason is not None:
+            if conditions.members == "all":
+                raise _incomplete(name, reason)
+            skipped.append({"rollout_id": name, "why": reason.why})
+    least = conditions.least(group)
+    if len(members) < least:
+        why = f"{len(members)} of its rollouts have rows; min_group is {least}"
+        return GroupRows([], skipped, Reason("too_few_members", why))
     return GroupRows(members, skipped, outcomes=outcomes)
+
+
+async def _read_member(context: Context, query: ExportQuery, outcome: Outcome, *, whole: bool) -> Member | Reason:
+    """Return a member with its rows, or why it has none. Raises as `read_group_rows`."""
+    try:
+        member = Member(outcome, await (await query.plan(context, outcome.rollout)).rows())
+    except NotFound:
+        return Reason("no_rows", GONE)
+    except DamagedStep as damage:
+        if whole:
+            raise
+        return Reason(damage.reason, damage.message)
+    except Conflict as conflict:
+        if conflict.reason != MissingReward.code:
+            raise
+        return Reason(conflict.reason, conflict.message)
+    if query.advantage in ESTIMATORS and not outcome.returns and member.rows.rows:
+        return _UNREWARDED  # its steps have rewards, but none that has a row
+    return member
+
+
+def check_members(query: ExportQuery, group: Group, rollouts: Sequence[Rollout], conditions: GroupFilter) -> None:
+    """Raise Conflict if all members must be exported and one is missing or has no reward where one is required."""
+    if conditions.members == "all":
+        for name, reason in _excluded(query, group, rollouts, conditions).items():
+            raise _incomplete(name, reason)
+
+
+def _incomplete(name: str, reason: Reason) -> Conflict:
+    conflict = Conflict(f"members=all requires rows of every rollout; rollout {name!r}: {reason.why}", param="members")
+    conflict.reason = reason.code
+    return conflict
+
+
+def _excluded(
+    query: ExportQuery, group: Group, rollouts: Sequence[Rollout], conditions: GroupFilter
+) -> dict[str, Reason]:
+    """Return the members that do not count, with the reason."""
+    excluded = {}
+    found = {rollout.rollout_id: rollout for rollout in rollouts}
+    is_counted = {
+        name: conditions.members != "completed" or rollout.status == "completed" for name, rollout in found.items()
+    }
+    is_any_rewarded = any(rollout.reward is not None for name, rollout in found.items() if is_counted[name])
+    for name in group.members:
+        if name not in found:
+            excluded[name] = Reason("no_rows", GONE)
+        elif not is_counted[name]:
+            excluded[name] = Reason("not_completed", f"its status is {found[name].status}")
+        elif found[name].reward is None and _needs_reward(
+            query, found[name], conditions, is_any_rewarded=is_any_rewarded
+        ):
+            excluded[name] = _UNREWARDED
+    return excluded
+
+
+def _needs_reward(query: ExportQuery, rollout: Rollout, conditions: GroupFilter, *, is_any_rewarded: bool) -> bool:
+    """Return whether a member without a reward does not count. The rewards of its steps can be enough."""
+    if conditions.members == "rewarded" or (conditions.members == "all" and conditions.only_mixed):
+        return True
+    if query.advantage in ESTIMATORS:
+        return not (query.is_by_turn and rollout.step_rewards)
+    if query.form.reward == "required":
+        return not rollout.step_rewards
+    return query.form.reward == "uniform" and is_any_rewarded
 
 
 def without_rows(skipped: Sequence[object]) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 from aiohttp import web
@@ -10,7 +10,7 @@ from aiohttp import web
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.export_query import EXPORT_OPTIONS, IN_GROUP, ExportQuery, export_query_from
 from proxy.api.control.exports import skipped_header
-from proxy.api.control.group_rows import GroupFilter, GroupRows, read_group_rows
+from proxy.api.control.group_rows import MEMBERS, GroupFilter, GroupRows, Members, read_group_rows
 from proxy.api.control.rollouts import opened
 from proxy.api.control.schemas import OpenGroup, body_from
 from proxy.api.http import json_response
@@ -129,11 +129,12 @@ async def delete_group(request: web.Request) -> web.Response:
 async def export_group(request: web.Request) -> web.Response:
     """`GET /groups/{id}/export?format=…`: in JSON the group as one value in the trainer's format, otherwise its rows."""
     context = request.app[CONTEXT]
-    reject_unknown_params(request, (*EXPORT_OPTIONS, "min_group", "only_mixed"))
+    reject_unknown_params(request, (*EXPORT_OPTIONS, "members", "min_group", "only_mixed"))
     query = export_query_from(request, IN_GROUP)
     await query.load()
     conditions = GroupFilter(
-        min_group=int_param(request, "min_group", 1, minimum=1) or 1,
+        members=cast("Members", enum_param(request, "members", MEMBERS, "")) if "members" in request.query else None,
+        min_group=int_param(request, "min_group", None, minimum=1),
         only_mixed=enum_param(request, "only_mixed", ("true", "false"), "false") == "true",
     )
     group = await group_from(request)
@@ -214,5 +215,5 @@ def _terms(group: Group, now_ms: int) -> dict[str, Any]:
         "created_ms": group.created_ms,
         "complete_ms": group.complete_ms,
         **(held if status == "claimed" else {}),
-        **({"why": group.why} if status == "dropped" else {}),
+        **({"why": group.why, "code": group.code} if status == "dropped" else {}),
     }

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from proxy.api.control.export_query import ALONE, BRANCHES, IN_GROUP, OVERLONG, ROW_WEIGHTS
+from proxy.api.control.group_rows import MEMBERS
 from proxy.api.control.schemas import (
     AckBatch,
     ClaimBatch,
@@ -75,6 +76,7 @@ _EXPORT = (
 _GROUP_EXPORT = (
     *(option for option in _EXPORT if option[0] != "advantage"),
     ("advantage", {"enum": list(IN_GROUP)}),
+    ("members", {"enum": list(MEMBERS)}),
     ("min_group", _COUNT),
     ("only_mixed", {"type": "boolean"}),
 )

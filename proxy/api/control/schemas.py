@@ -104,7 +104,10 @@ class OpenGroup(_Deadlines):
 
 
 class ClaimBatch(_Body):
-    """`POST /batches/claim`. The export options have the same names as in export queries."""
+    """`POST /batches/claim`. The export options have the same names as in export queries.
+
+    `exact`: exactly `groups` groups or none.
+    """
 
     consumer: Id
     groups: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -113,11 +116,12 @@ class ClaimBatch(_Body):
     order: Literal["oldest", "newest"] = "oldest"
     max_staleness: Annotated[int, Field(ge=0)] | None = None
     stale: Literal["drop", "keep"] = "drop"
-    rewarded: bool = False
+    exact: bool = False
     format: str = "sequences"
     advantage: Literal["none", "given", "step", "grpo", "rloo", "dr_grpo", "reinforce_pp"] = "given"
     discount: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
-    min_group: Annotated[int, Field(ge=1)] = 1
+    members: Literal["all", "rewarded", "completed"] | None = None
+    min_group: Annotated[int, Field(ge=1)] | None = None
     only_mixed: bool = False
     branches: Literal["all", "one", "longest", "last"] | None = None
     row_weight: Literal["full", "split"] = "full"
@@ -129,6 +133,16 @@ class ClaimBatch(_Body):
     pad_id: Annotated[int, Field(ge=0)] = 0
     prompt_length: Annotated[int, Field(ge=1)] | None = None
     response_length: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_rewarded(cls, body: Any) -> Any:
+        if isinstance(body, dict) and "rewarded" in body:
+            raise ValueError(
+                "`rewarded` was replaced by `members`: `rewarded` omits members without a reward, `all` refuses a group until "
+                "each member has what the format requires"
+            )
+        return body
 
 
 class AckBatch(_Body):

@@ -24,10 +24,10 @@ async def test_reinforce_pp_is_normalized_over_all_rewarded_rollouts_of_the_batc
     await proxy.chat(member)
     await proxy.finish(silent, reward=-2)
     await proxy.finish(member, reward=0.5)
-    batch = await proxy.claim(groups=10, advantage="reinforce_pp")
+    batch = await proxy.claim(groups=10, advantage="reinforce_pp", min_group=1)
     one, zero, five, _, half = normalized(1, 0, 5, -2, 0.5)
 
-    assert {"g1": [one, zero], "g2": [five, None], "g3": [half]} == by_group(batch)
+    assert {"g1": [one, zero], "g2": [five], "g3": [half]} == by_group(batch)
     assert [one, zero] == [row["advantages"] for row in batch["groups"][0]["data"]]
     assert [one, zero] == [row["advantage"] for row in batch["groups"][0]["rows"]]
 
@@ -35,7 +35,7 @@ async def test_reinforce_pp_is_normalized_over_all_rewarded_rollouts_of_the_batc
 async def test_a_group_that_the_format_refuses_is_not_in_the_baseline(proxy):
     await proxy.group("g1", 1, 0)
     await proxy.group("g2", 5, None)
-    batch = await proxy.claim(groups=10, advantage="reinforce_pp", format="scored_data")
+    batch = await proxy.claim(groups=10, advantage="reinforce_pp", format="scored_data", members="all")
 
     assert {"g1": normalized(1, 0)} == by_group(batch)
     assert ["g2"] == [group["group_id"] for group in batch["refused"]]

@@ -170,11 +170,23 @@ async def test_an_invalid_claim_is_rejected_and_claims_nothing(proxy):
         ({"consumer": "t", "wait_s": 601}, 422),
         ({"consumer": "t", "order": "random"}, 422),
         ({"consumer": "t", "colour": 1}, 422),
+        ({"consumer": "t", "members": "some"}, 422),
+        ({"consumer": "t", "members": None, "min_group": 0}, 422),
+        ({"consumer": "t", "exact": "yes"}, 422),
+        ({"consumer": "t", "row_weight": 0.5}, 422),
+        ({"consumer": "t", "branches": "none"}, 422),
         ({"consumer": "t", "format": "nope"}, 400),
         ([], 400),
     ]:
         assert status == (await proxy.post("/batches/claim", body)).status, body
         assert "complete" == await proxy.status("g")
+
+
+async def test_the_error_of_the_former_option_rewarded_names_members(proxy):
+    rejected = await proxy.post("/batches/claim", {"consumer": "t", "rewarded": True})
+
+    assert 422 == rejected.status
+    assert "`members`" in rejected.json["error"]["message"]
 
 
 async def test_an_unknown_batch_is_404(proxy):

@@ -94,19 +94,6 @@ async def test_max_staleness_counts_versions_behind_the_current_one(proxy):
     assert [[], ["g"]] == [await names(proxy, max_staleness=limit, stale="keep") for limit in (2, 3)]
 
 
-async def test_with_rewarded_a_group_is_refused_until_all_its_rollouts_have_a_reward(proxy):
-    """Its rewards can still be set."""
-    _, unrewarded = await proxy.group("g", 1, None)
-    before = await proxy.claim(rewarded=True)
-    patched = await proxy.patch(f"/rollouts/{unrewarded}", {"reward": 0})
-
-    assert ([], ["g"], "complete") == (
-        before["groups"], [group["group_id"] for group in before["refused"]], await proxy.status("g")
-    )  # fmt: skip
-    assert 200 == patched.status
-    assert ["g"] == await names(proxy, rewarded=True)
-
-
 async def test_the_continuation_mode_and_metadata_of_a_claimed_rollout_can_be_changed(proxy):
     """They are no training signals."""
     (member,) = await proxy.group("g1", 1.0)
@@ -158,15 +145,25 @@ async def test_a_reward_set_during_a_claim_is_in_the_batch_or_rejected(proxy):
 
 async def test_a_group_that_the_format_cannot_express_is_refused_and_stays_in_the_queue(proxy):
     """The reason is in the response, other groups are returned, and its rewards can still be changed."""
-    member, _ = await proxy.group("unrewarded", None, 1)
     await proxy.group("good", 1, 0)
-    claimed = await proxy.claim(groups=10, format="scored_data")
+    forked = (await proxy.post("/groups", {"group_id": "forked", "size": 1})).json["rollouts"][0]["rollout_id"]
+    for text in ("one", "two"):
+        await proxy.chat(forked, {"role": "user", "content": text})
+    await proxy.finish(forked, reward=1)
+    claimed = await proxy.claim(groups=10, format="trl")
+    patched = await proxy.patch(f"/rollouts/{forked}", {"reward": 2})
+    longest = await proxy.claim(groups=10, format="trl", branches="longest")
 
-    assert ["good"] == [group["group_id"] for group in claimed["groups"]]
-    assert [("unrewarded", True)] == [(group["group_id"], member in group["why"]) for group in claimed["refused"]]
-    assert "complete" == await proxy.status("unrewarded")
-    assert 200 == (await proxy.patch(f"/rollouts/{member}", {"reward": 1})).status
-    assert ["unrewarded"] == await names(proxy, format="scored_data")
+    assert (["good"], 200) == ([group["group_id"] for group in claimed["groups"]], patched.status)
+    assert [("forked", "forked")] == [(group["group_id"], group["code"]) for group in claimed["refused"]]
+    assert all(part in claimed["refused"][0]["why"] for part in (forked, "2 sequences", "branches=longest"))
+    assert {"refused": {"forked": 1}, "dropped": {}} == claimed["reasons"]
+    (group,) = longest["groups"]
+    (dropped,) = group["skipped"]
+    assert ("forked", [1.0]) == (group["group_id"], [row["weight"] for row in group["rows"]])
+    assert (forked, "not on the longest branch", True) == (
+        dropped["rollout_id"], dropped["why"], dropped["dropped_tokens"] > 0
+    )  # fmt: skip
 
 
 async def test_groups_with_equal_rewards_or_too_few_rows_are_dropped_with_the_reason(proxy):
@@ -179,7 +176,16 @@ async def test_groups_with_equal_rewards_or_too_few_rows_are_dropped_with_the_re
         [group["group_id"] for group in claimed[name]] for name in ("groups", "dropped")
     )
     assert [] == few["groups"] == few["dropped"]  # one group is claimed, the other dropped
-    assert "dropped" == await proxy.status("equal")
+    assert {"refused": {}, "dropped": {"equal_rewards": 1}} == claimed["reasons"]
+    assert {"available": 0, "claimed": 0} == claimed["waiting"]
+    assert {"available": 0, "claimed": 1} == few["waiting"]
+    (listed,) = (await proxy.get("/groups?status=dropped")).json["groups"]
+    assert ("equal", "equal_rewards", claimed["dropped"][0]["why"]) == tuple(
+        listed[name] for name in ("group_id", "code", "why")
+    )
+    metrics = (await proxy.get("/metrics")).text.decode()
+    assert 'tokentape_dropped_groups_total{reason="equal_rewards"} 1.0' in metrics
+    assert "tokentape_claim_wait_seconds_count 2.0" in metrics
 
 
 async def test_a_deleted_group_is_not_claimed(proxy, store):
@@ -226,17 +232,17 @@ async def test_members_without_rows_are_listed_in_skipped_only(proxy):
 
 
 async def test_a_member_deleted_before_the_claim_is_listed_in_skipped(proxy):
-    deleted, member = await proxy.group("g", 1, 0)
+    deleted, *members = await proxy.group("g", 1, 0, 1)
     await proxy.delete(f"/rollouts/{deleted}")
     (group,) = (await proxy.claim())["groups"]
 
-    assert [member] == group["rollouts"]
+    assert members == group["rollouts"]
     assert [deleted] == [entry["rollout_id"] for entry in group["skipped"]]
 
 
 async def test_a_group_with_an_unreadable_step_is_refused_and_other_groups_are_claimed(proxy, store):
     """The reason names the rollout; without it the group is claimed."""
-    bad, good = await proxy.group("damaged", 1, 0)
+    bad, *good = await proxy.group("damaged", 1, 0, 1)
     await proxy.group("whole", 1, 0)
     stored = await store.get(bad)
     await store.append(StepWrite(bad, stored.incarnation, "broken", b"TT\x01 not a record"), now_ms=1)
@@ -247,14 +253,16 @@ async def test_a_group_with_an_unreadable_step_is_refused_and_other_groups_are_c
     later = await proxy.claim(groups=10)
 
     assert ["whole"] == [group["group_id"] for group in claimed["groups"]]
-    assert [("damaged", True)] == [(group["group_id"], bad in group["why"]) for group in claimed["refused"]]
-    assert (200, [bad], [good]) == (
+    assert [("damaged", "damaged_step", True)] == [
+        (group["group_id"], group["code"], bad in group["why"]) for group in claimed["refused"]
+    ]
+    assert (200, [bad], good) == (
         exported.status,
         [entry["rollout_id"] for entry in exported.json["report"]["skipped"]],
         [row["rollout_id"] for row in exported.json["group"]],
     )
     assert 200 == rewarded.status
-    assert [("damaged", [good])] == [(group["group_id"], group["rollouts"]) for group in later["groups"]]
+    assert [("damaged", good)] == [(group["group_id"], group["rollouts"]) for group in later["groups"]]
 
 
 @pytest.mark.parametrize("verb", ["read_all", "opened"])

@@ -178,7 +178,7 @@ async def test_a_rollout_whose_agent_sends_no_call_is_aborted_and_its_group_comp
     assert [("completed", None), ("aborted", "deadline")] == [(one["status"], one["reason"]) for one in shown]
     assert rollout.finished_ms >= rollout.created_ms + 300
     assert 1 == sum("tokentape_deadline_rollouts_total 1.0" in text for text in metrics)
-    claim = await replicas[1].post("/batches/claim", {"consumer": "t", "format": "sequences"})
+    claim = await replicas[1].post("/batches/claim", {"consumer": "t", "format": "sequences", "min_group": 1})
     assert ["g"] == [group["group_id"] for group in claim.json["groups"]]
 
 

@@ -4,108 +4,19 @@ import asyncio
 from array import array
 from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
-from types import SimpleNamespace
-from unittest.mock import patch
 
 import msgspec
 import pytest
 from forests import make_choice, make_step
+from grouped import members, query_for, read_rows, rollouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading_rows import entries, trained_ids
 
-from proxy.api.control.export_query import IN_GROUP, ExportQuery
-from proxy.api.control.group_rows import GroupFilter, read_group_rows
+from proxy.api.control.export_query import IN_GROUP
 from proxy.api.control.outcomes import Outcome, estimated
 from proxy.errors import Conflict, DamagedStep
-from proxy.export import FORMATS, Fill
-from proxy.export.containers import CONTAINERS
-from proxy.rollouts.group import Group
-from proxy.rollouts.rollout import Rollout, no_rollout
-from proxy.trajectory.sequence import Options
-
-EOS = 9
-FILL = Fill(prompt_length=64, response_length=64)
-PROMPTS = ([1, 2], [1, 2], [3], [4, 5])  # shared by several rollouts
-
-
-@st.composite
-def members(draw):
-    """Draw rollouts with their steps, or the reason why they are unreadable; every sampled id is unique in the group."""
-    fresh = iter(range(100, 1_000_000))
-    rewards = draw(st.sampled_from([st.floats(0, 1), st.none(), st.sampled_from([None, 1.0])]))
-    group = []
-    for number in range(draw(st.sampled_from([1, 2, 2, 3, 4]))):
-        rollout = Rollout(
-            f"r{number}",
-            "b",
-            1,
-            1,
-            reward=draw(rewards),
-            advantages=draw(st.sampled_from([0.5, 0.5, -1.0, None])),
-            group_id="g",
-            metadata={"env_name": "demo"},
-        )
-        fault = draw(st.sampled_from([None] * 6 + ["deleted", "deleted before", "damaged"]))
-        group.append((rollout, fault or draw(conversations(rollout.rollout_id, fresh))))
-    return group
-
-
-@st.composite
-def conversations(draw, name, fresh):
-    """Draw up to five steps: continuations, repeated prompts, several choices, and steps without a row."""
-    steps, histories = [], []
-    for number in range(draw(st.sampled_from([0, 1, 2, 3, 4, 5]))):
-        prompt = list(PROMPTS[0]) if not steps else [*draw(st.sampled_from([*histories, *PROMPTS])), EOS]
-        choices = [
-            make_choice(index, [next(fresh) for _ in range(draw(st.sampled_from([0, 1, 2, 2])))])
-            for index in range(draw(st.sampled_from([1, 1, 1, 2])))
-        ]
-        odd = [{"delivered": False}, {"problems": ("echo",)}, {"status": "error", "choices": ()}]
-        facts = draw(st.sampled_from([*[{}] * (6 if steps else 20), *odd]))
-        response = {"choices": [{"index": choice.index, "message": {"content": "x"}} for choice in choices]}
-        step = make_step(
-            f"{name}-{number}", prompt, *choices, policy_version="3", rollout_id=name, response=response,
-            request={"messages": []},
-        )  # fmt: skip
-        if steps and draw(st.integers(0, 9)) == 0:  # an engine that returned no ids
-            step = replace(step, prompts=(), choices=tuple(make_choice(choice.index, []) for choice in choices))
-        steps.append(replace(step, **facts))
-        histories += [[*prompt, *choice.ids] for choice in choices if choice.ids]
-    return steps
-
-
-async def read_rows(group, query, *, whole=False):
-    """Read the rows of a group as if a store had these steps."""
-    by_name = {rollout.rollout_id: steps for rollout, steps in group}
-
-    async def read_steps(_store, rollout, *, whole):
-        match by_name[rollout.rollout_id]:
-            case "deleted":
-                raise no_rollout(rollout.rollout_id)
-            case "damaged":
-                raise DamagedStep(f"the step at index 0 of rollout {rollout.rollout_id!r} cannot be read")
-            case steps:
-                return steps
-
-    present = [rollout for rollout, steps in group if steps != "deleted before"]
-    with patch("proxy.api.control.export_query.read_steps", read_steps):
-        return await read_group_rows(
-            CONTEXT, query, Group("g", "b", 1, members=tuple(by_name)), present, GroupFilter(), whole=whole
-        )
-
-
-async def no_tokenizer(_name):
-    return None
-
-
-# What read_group_rows uses of the context.
-CONTEXT = SimpleNamespace(store=None, tokenizers=SimpleNamespace(get=no_tokenizer))
-
-
-def query_for(name, advantage="given", **options):
-    return ExportQuery(FORMATS[name], CONTAINERS["json"], Options(**options), FILL, advantage)
+from proxy.export import FORMATS
 
 
 @settings(max_examples=2 * settings.default.max_examples)
@@ -167,8 +78,9 @@ def check_steps(name, group, description, advantage, options):
     trained = {step_id for entry in description["rows"] for step_id in entry["step_ids"]}
     named = {entry["step_id"] for entry in description["skipped"] if "step_id" in entry}
     cut = name == "verifiers" and options["max_len"]
+    unrewarded = {entry["rollout_id"] for entry in description["skipped"] if entry["why"] == "it has no reward"}
     for rollout, steps in group:
-        for step in steps if isinstance(steps, list) else ():
+        for step in steps if isinstance(steps, list) and rollout.rollout_id not in unrewarded else ():
             assert step.step_id in trained | named or cut, (rollout, step)
 
 
@@ -208,13 +120,6 @@ def with_advantages(members, advantage):
     """Return the rollouts with advantages for their rewards."""
     outcomes = [Outcome(member, () if member.reward is None else (member.reward,)) for member in members]
     return [outcome.rollout for outcome in estimated(outcomes, advantage)]
-
-
-def rollouts(*rewards):
-    return [
-        Rollout(f"r{n}", "b", 1, 1, reward=reward, advantages=9, metadata={"env_name": "demo"})
-        for n, reward in enumerate(rewards)
-    ]
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo"])

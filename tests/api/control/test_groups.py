@@ -222,10 +222,10 @@ async def test_equal_rewards_have_advantage_0(proxy):
     assert [0.0, 0.0] == [row["advantages"] for row in rows]
 
 
-async def test_a_format_that_requires_advantages_is_409_for_a_rollout_without_a_reward(proxy):
+async def test_with_members_all_an_export_is_409_for_a_rollout_without_a_required_reward(proxy):
     """The error names the rollout."""
     _, unrewarded = await proxy.group("g", 1, None)
-    response = await proxy.get("/groups/g/export?format=scored_data&advantage=grpo")
+    response = await proxy.get("/groups/g/export?format=scored_data&advantage=grpo&members=all")
 
     assert 409 == response.status
     assert unrewarded in response.json["error"]["message"]

@@ -133,14 +133,14 @@ async def test_with_concurrent_finishes_claims_and_calls_an_export_equals_the_cl
         for _ in range(2):
             permits.release()
         await asyncio.gather(*meanwhile)
-        claiming = asyncio.ensure_future(proxy.call("POST", "/batches/claim", {"consumer": "trainer"}))
+        claiming = asyncio.ensure_future(proxy.call("POST", "/batches/claim", {"consumer": "trainer", "min_group": 1}))
         for _ in range(2):
             permits.release()
         (group,) = (await claiming)["groups"]
         for _ in calls:
             permits.release()
         assert {200} == set(await asyncio.gather(*calls))
-        rows = await proxy.export(f"/groups/g{round_}")
+        rows = await proxy.export(f"/groups/g{round_}", "exact&min_group=1")
 
         assert [row["spans"] for row in group["data"]] == [row["spans"] for row in rows]
         assert 8 == len(await proxy.export(f"/groups/g{round_}", "flagged"))

@@ -192,3 +192,24 @@ async def test_a_claim_removes_the_entry_of_an_expired_group(url_of, opened, unt
 
     assert not await store.queue.claim(queued, "h", {}, **LONG)
     assert [] == await store.queue.list_available(10)
+
+
+async def test_the_counts_are_of_available_and_of_claimed_groups(store):
+    """A group with an expired lease is available; the age is that of the oldest group that was never claimed."""
+    empty = await store.queue.counts()
+    queued = await enqueued(store, *map(str, range(20)))
+    before = await store.queue.counts()
+    for number in range(7):
+        assert await store.queue.claim(queued[str(number)], f"batch{number % 3}", {}, **LONG)
+    assert await store.queue.claim(queued["7"], "short", {}, lease_ms=1, now_ms=9)
+    while (after := await store.queue.counts()).claimed > 7:
+        await asyncio.sleep(0.001)
+    assert await store.queue.release(queued["0"], "batch0", {}, now_ms=9)
+    assert await store.queue.remove(queued["1"], "batch1", {}, now_ms=9)
+    done = await store.queue.counts()
+
+    assert (0, 0, 0) == empty
+    assert (20, 0) == before[:2]
+    assert (13, 7) == after[:2]
+    assert (14, 5) == done[:2]
+    assert all(0 <= counts.oldest_age_ms < 60_000 for counts in (before, after, done))

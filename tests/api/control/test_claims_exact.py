@@ -1,0 +1,153 @@
+"""Claims that return exactly as many groups as requested, or none."""
+
+import asyncio
+
+import pytest
+
+from proxy.api.control import batches, claims
+from storage.errors import StoreUnreachable
+
+
+def names_of(claimed):
+    return [group["group_id"] for group in claimed["groups"]]
+
+
+async def frozen(proxy, members):
+    return [(await proxy.get(f"/rollouts/{member}")).json["claimed_by"] for member in members]
+
+
+async def test_an_exact_claim_waits_until_all_its_groups_are_complete(proxy):
+    """Until then it holds none of them, and their rewards can be changed."""
+    members = await proxy.group("g1", 1, 0)
+    (last,) = await proxy.group("g2", 1, finish=False)
+    empty = await proxy.claim(groups=2, exact=True, wait_s=0.3)
+    unfrozen = await frozen(proxy, members)
+    waiting = asyncio.ensure_future(proxy.claim(groups=2, exact=True, wait_s=30))
+    await proxy.finish(last, reward=1)
+
+    assert (None, [], None, [], []) == tuple(
+        empty[name] for name in ("batch_id", "groups", "lease_ms", "refused", "dropped")
+    )
+    assert ({"available": 1, "claimed": 0}, {"refused": {}, "dropped": {}}) == (empty["waiting"], empty["reasons"])
+    assert [None, None] == unfrozen
+    assert ["g1", "g2"] == names_of(await waiting)
+
+
+async def test_groups_that_are_refused_or_dropped_do_not_count(proxy):
+    """They are named once; a group is dropped once."""
+    await proxy.group("equal", 1, 1)
+    await proxy.group("mixed1", 1, 0)
+    _, unrewarded = await proxy.group("refused", 0, None)
+    options = {"groups": 2, "exact": True, "only_mixed": True, "members": "all", "format": "scored_data"}
+    first = await proxy.claim(**options)
+    second = await proxy.claim(**options)
+    await proxy.patch(f"/rollouts/{unrewarded}", {"reward": 1})
+    third = await proxy.claim(**options)
+
+    assert ([], {"refused": {"no_reward": 1}, "dropped": {"equal_rewards": 1}}) == (first["groups"], first["reasons"])
+    assert ([], {"refused": {"no_reward": 1}, "dropped": {}}) == (second["groups"], second["reasons"])
+    assert {"available": 2, "claimed": 0} == first["waiting"] == second["waiting"]
+    assert ["mixed1", "refused"] == names_of(third)
+
+
+async def test_a_reward_that_is_set_while_a_claim_waits_completes_it(proxy, monkeypatch):
+    """The group was refused without the reward; setting it is never rejected."""
+    monkeypatch.setattr(claims, "_EXAMINE_INTERVAL_S", 0.1)
+    _, unrewarded = await proxy.group("g", 1, None)
+    waiting = asyncio.ensure_future(proxy.claim(exact=True, members="all", format="scored_data", wait_s=30))
+    await asyncio.sleep(0)
+    patched = await proxy.patch(f"/rollouts/{unrewarded}", {"reward": 0})
+    claimed = await waiting
+
+    assert (200, ["g"], []) == (patched.status, names_of(claimed), claimed["refused"])
+
+
+async def test_of_competing_exact_claims_no_two_hold_a_part_of_the_groups(proxy):
+    """Each gets all that it requests, one after the other."""
+    for number in range(6):
+        await proxy.group(f"g{number}", 1, 0)
+
+    async def consume(name):
+        batch = await proxy.claim(consumer=name, groups=4, exact=True, wait_s=30)
+        await proxy.post(f"/batches/{batch['batch_id']}/release")
+        return len(batch["groups"])
+
+    assert [4] * 4 == await asyncio.gather(*map(consume, "abcd"))
+    assert 6 == len((await proxy.claim(groups=6, exact=True))["groups"])
+
+
+async def test_an_exact_claim_with_more_groups_than_exist_returns_none(proxy):
+    """More than 1000 is 422."""
+    await proxy.group("g", 1, 0)
+    claimed = await proxy.claim(groups=1000, exact=True)
+    rejected = await proxy.post("/batches/claim", {"consumer": "t", "groups": 10_000, "exact": True})
+
+    assert ([], {"available": 1, "claimed": 0}) == (claimed["groups"], claimed["waiting"])
+    assert (422, "groups") == (rejected.status, rejected.json["error"]["param"])
+    assert "complete" == await proxy.status("g")
+
+
+@pytest.mark.parametrize("verb", ["read_all", "opened"])
+async def test_after_a_failed_exact_claim_nothing_is_held_or_frozen(proxy, store, verb):
+    """It fails at its second group, or at storing the batch."""
+    members = [member for name in ("g1", "g2") for member in await proxy.group(name, 1, 0)]
+    read, opening, reads = store.read_all, store.batches.open, []
+
+    async def fail_at_the_third(name, limit):
+        reads.append(name)
+        if len(reads) == 3:
+            raise StoreUnreachable("the test took the store away")
+        return await read(name, limit)
+
+    async def unreachable(*_, **__):
+        raise StoreUnreachable("the test took the store away")
+
+    if verb == "read_all":
+        store.read_all = fail_at_the_third
+    else:
+        store.batches.open = unreachable
+    failed = await proxy.post("/batches/claim", {"consumer": "t", "groups": 2, "exact": True})
+    store.read_all, store.batches.open = read, opening
+
+    assert 503 == failed.status
+    assert [None] * 4 == await frozen(proxy, members)
+    assert ["g1", "g2"] == names_of(await proxy.claim(groups=2, exact=True))
+
+
+async def test_an_exact_claim_that_lost_a_lease_while_rendering_has_no_batch(proxy, monkeypatch):
+    """Its other groups are released."""
+    members = [member for name in ("g1", "g2") for member in await proxy.group(name, 1, 0)]
+    fill, taken = batches.fill, []
+
+    async def slow(context, claim):
+        await fill(context, claim)
+        if claim.held and not taken:
+            taken.append(claim)
+            await asyncio.sleep(0.05)  # longer than its lease
+            taken.append(await proxy.claim(consumer="fast", lease_s=60))
+
+    monkeypatch.setattr(batches, "fill", slow)
+    claimed = await proxy.claim(consumer="slow", groups=2, exact=True, lease_s=0.01)
+    monkeypatch.setattr(batches, "fill", fill)
+    (fast,) = taken[1]["groups"]
+
+    assert (None, [], {"available": 1, "claimed": 1}) == tuple(
+        claimed[name] for name in ("batch_id", "groups", "waiting")
+    )
+    held = [member for member, batch in zip(members, await frozen(proxy, members), strict=True) if batch is not None]
+    assert fast["rollouts"] == held
+    assert {"g1", "g2"} - {fast["group_id"]} == set(names_of(await proxy.claim()))
+
+
+async def test_a_consumer_that_disconnects_leaves_nothing_claimed(proxy, store):
+    members = await proxy.group("g1", 1, 0)
+    (last,) = await proxy.group("g2", 1, finish=False)
+    waiting = asyncio.ensure_future(proxy.claim(groups=2, exact=True, wait_s=30))
+    assert 200 == (await proxy.get("/health")).status  # by now the claim was sent, too
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await proxy.finish(last, reward=1)
+
+    assert ["g1", "g2"] == names_of(await proxy.claim(groups=2, exact=True, wait_s=20))
+    assert 2 == (await store.queue.counts()).claimed
+    assert [True, True] == [batch is not None for batch in await frozen(proxy, members)]

@@ -1,0 +1,154 @@
+"""Which members of a group count, and what is required of them."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from forests import make_step
+from grouped import members, query_for, read_rows, rollouts
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from proxy.api.control.export_query import IN_GROUP
+from proxy.api.control.group_rows import MEMBERS, GroupFilter
+from proxy.errors import Conflict
+from proxy.export import FORMATS
+from proxy.rollouts.group import Group
+from proxy.trajectory.advantages import ESTIMATORS
+
+
+def played(*rewards, statuses=None):
+    """Return rollouts of one step each."""
+    found = rollouts(*rewards)
+    if statuses:
+        found = [replace(rollout, status=status) for rollout, status in zip(found, statuses, strict=True)]
+    return [
+        (rollout, [make_step(f"r{n}-0", [1, 2], [10 + n, 9], rollout_id=f"r{n}", policy_version="1")])
+        for n, rollout in enumerate(found)
+    ]
+
+
+async def kept(group, name="sequences", advantage="given", **conditions):
+    """Return the members with rows and those without, and the code of the reason if the group is dropped."""
+    found = await read_rows(group, query_for(name, advantage), GroupFilter(**conditions), size=len(group))
+    names = [member.rollout.rollout_id for member in found.members]
+    return names, {entry["rollout_id"]: entry["why"] for entry in found.skipped}, found.reason and found.reason.code
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.reward == "required"])
+async def test_members_without_a_required_reward_are_omitted(name):
+    assert (["r0", "r2"], {"r1": "it has no reward"}, None) == await kept(played(1, None, 0), name)
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.reward == "optional"])
+async def test_formats_that_require_no_reward_lose_no_member(name):
+    assert (["r0", "r1", "r2"], {}, None) == await kept(played(1, None, 0), name)
+
+
+@pytest.mark.parametrize("name", ["trl", "verl_dataproto"])
+async def test_a_batch_has_the_rewards_of_all_members_or_of_none(name):
+    assert (["r0", "r2"], {"r1": "it has no reward"}, None) == await kept(played(1, None, 0), name)
+    assert (["r0", "r1"], {}, None) == await kept(played(None, None), name)
+
+
+@pytest.mark.parametrize("advantage", [name for name in ESTIMATORS if name != "step"])
+async def test_an_estimated_advantage_requires_a_reward(advantage):
+    assert (["r0", "r2"], {"r1": "it has no reward"}, None) == await kept(played(1, None, 0), advantage=advantage)
+
+
+async def test_rewards_of_steps_replace_the_reward_of_a_rollout_if_the_format_takes_them():
+    """A rollout whose steps have no rewards where the format needs them is omitted."""
+    group = [
+        (replace(rollout, step_rewards=given), steps)
+        for (rollout, steps), given in zip(
+            played(None, None, 1, 1), ({"r0-0": 1.0}, {"other": 1.0}, {}, {}), strict=True
+        )
+    ]
+    names, skipped, _ = await kept(group, "training_examples")
+
+    assert (["r0", "r2", "r3"], ["r1"]) == (names, list(skipped))
+    assert "requires a reward" in skipped["r1"]
+
+
+async def test_rewarded_counts_members_with_a_reward_only():
+    assert (["r0", "r2"], {"r1": "it has no reward"}, None) == await kept(played(1, None, 0), members="rewarded")
+
+
+async def test_completed_counts_completed_members_only():
+    """Their advantages are estimated with the rewards of all members."""
+    group = played(1, 0, 0, statuses=("completed", "failed", "completed"))
+    found = await read_rows(group, query_for("sequences", "rloo"), GroupFilter("completed"), size=3)
+
+    assert (["r0", "r2"], {"r1": "its status is failed"}, None) == await kept(group, members="completed")
+    assert [1.0, -0.5] == [member.rollout.advantages for member in found.members]
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "code"),
+    [
+        (played(1, None), "scored_data", "no_reward"),
+        (played(1, None), "trl", "no_reward"),
+        ([*played(1, 0), (rollouts(1, 1, 1)[2], [])], "sequences", "no_rows"),
+        ([*played(1, 0), (rollouts(1, 1, 1)[2], "deleted before")], "sequences", "no_rows"),
+        ([*played(1, 0), (rollouts(1, 1, 1)[2], "deleted")], "sequences", "no_rows"),
+    ],
+)
+async def test_all_refuses_a_group_in_which_a_member_lacks_something(group, name, code):
+    """The message names the rollout."""
+    with pytest.raises(Conflict, match=rf"members=all requires .* rollout 'r{len(group) - 1}'") as refused:
+        await kept(group, name, members="all")
+
+    assert code == refused.value.reason
+
+
+async def test_all_refuses_a_group_whose_missing_rewards_only_mixed_needs():
+    """They may be set later; without `all` the group is dropped."""
+    with pytest.raises(Conflict) as refused:
+        await kept(played(1, None), members="all", only_mixed=True)
+
+    assert "no_reward" == refused.value.reason
+    assert "equal_rewards" == (await kept(played(1, None), only_mixed=True))[2]
+    assert "equal_rewards" == (await kept(played(None, None), only_mixed=True))[2]
+
+
+@pytest.mark.parametrize(("size", "least"), [(1, 1), (2, 2), (8, 2), (None, 1)])
+def test_min_group_is_2_unless_the_group_is_smaller_or_has_no_size(size, least):
+    group = Group("g", "b", 1, size)
+
+    assert (least, 5) == (GroupFilter().least(group), GroupFilter(min_group=5).least(group))
+
+
+async def test_a_group_with_fewer_members_than_min_group_has_no_rows():
+    assert ([], {"r1": "it has no reward"}, "too_few_members") == await kept(played(1, None), members="rewarded")
+    assert (["r0"], {"r1": "it has no reward"}, None) == await kept(played(1, None), members="rewarded", min_group=1)
+
+
+@given(members(), st.sampled_from([None, *MEMBERS]), st.sampled_from(sorted(FORMATS)), st.sampled_from(IN_GROUP))
+def test_every_member_has_rows_or_a_reason(group, choice, name, advantage):
+    """Or the group is refused, or has too few members; with `all` no member is omitted."""
+
+    async def check() -> None:
+        query = query_for(name, advantage, branches="longest")
+        try:
+            found = await read_rows(group, query, GroupFilter(choice, min_group=1))
+            await found.whole(query)
+        except Conflict as refused:
+            assert refused.reason in {"format", "no_reward", "no_rows", "no_advantage", "damaged_step"}
+            return
+        counted = [member.rollout for member in found.members]
+        omitted = Counter(entry["rollout_id"] for entry in found.skipped if "step_id" not in entry)
+        if found.reason is not None:
+            assert "too_few_members" == found.reason.code
+            return
+        assert Counter(rollout.rollout_id for rollout, _ in group) == omitted + Counter(
+            rollout.rollout_id for rollout in counted
+        )
+        if choice == "all":
+            assert not omitted
+        if choice == "rewarded" or advantage in ESTIMATORS:
+            assert None not in {rollout.reward for rollout in counted}
+        if choice == "completed":
+            assert {"completed"} >= {rollout.status for rollout in counted}
+
+    asyncio.run(check())
