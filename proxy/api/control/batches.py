@@ -48,7 +48,7 @@ async def claim_batch(request: web.Request) -> web.Response:
         await undo(context, claim, claim.held)
         return web.Response(status=CLIENT_CLOSED_REQUEST)
     context.metrics.claim_wait_seconds.observe(context.clock.monotonic() - started)
-    observe(context, claim)
+    await observe(context, claim)
     return web.Response(body=_batch_json(claim, lease_ms, waiting), content_type="application/json")
 
 

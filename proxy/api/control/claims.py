@@ -21,7 +21,7 @@ import orjson
 from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery
 from proxy.api.control.group_rows import GroupFilter, Reason, check_members, read_group_rows
-from proxy.api.control.outcomes import Outcome, estimated
+from proxy.api.control.outcomes import Outcome, estimate
 from proxy.api.control.reward_metrics import Earned, earned_by, observe_claimed
 from proxy.api.control.schemas import ClaimBatch
 from proxy.errors import Conflict
@@ -41,6 +41,7 @@ from storage.types import QueuedGroup
 _MAX_CONSIDERED: Final = 1000  # entries of each bucket, the longest waiting ones
 _EXAMINE_INTERVAL_S: Final = 2.0  # between two examinations of groups that were refused without a reward
 _UNHELD: Final = ("batch_id", "consumer", "lease_ms")
+_ROLLOUTS_OF_A_STEP: Final = 32  # whose metrics take as long as a step in `aside`
 _UNKNOWN: Final = -1  # a policy version that is not a number counts as older than any
 
 
@@ -243,12 +244,16 @@ async def _rendered(context: Context, claim: Claim, held: Held) -> Reason | None
     return await _render_frozen(context, claim, held, group, frozen)
 
 
-def observe(context: Context, claim: Claim) -> None:
+async def observe(context: Context, claim: Claim) -> None:
     """Count the groups that are returned to the client, and the rewards of those that no other claim returned before."""
     context.metrics.group_events.labels("claimed").inc(len(claim.held))
-    for held in claim.held:
-        if held.earned is not None:
-            observe_claimed(context.metrics, held.earned, _oldest(held.waiting), claim.policy_version)
+    first = [(held.earned, _oldest(held.waiting)) for held in claim.held if held.earned is not None]
+
+    def observe_first() -> None:
+        for earned, oldest in first:
+            observe_claimed(context.metrics, earned, oldest, claim.policy_version)
+
+    await aside(sum(len(earned.tokens) for earned, _ in first) // _ROLLOUTS_OF_A_STEP, observe_first)
 
 
 async def normalize(context: Context, claim: Claim) -> None:
@@ -257,7 +262,7 @@ async def normalize(context: Context, claim: Claim) -> None:
     A group that cannot be rendered any more, for example because it was deleted, is released and is not part of the batch.
     """
     while claim.query.advantage == BATCH and claim.held:
-        known = iter(estimated([outcome for held in claim.held for outcome in held.outcomes], BATCH))
+        known = iter(await estimate([outcome for held in claim.held for outcome in held.outcomes], BATCH))
         rendered = [
             await _render_again(context, claim, held, list(islice(known, len(held.outcomes)))) for held in claim.held
         ]
@@ -274,8 +279,9 @@ async def _render_again(context: Context, claim: Claim, held: Held, outcomes: Se
     group = await find_group(context.store, held.waiting.group)
     if group is None:
         return False
+    known = {outcome.rollout.rollout_id for outcome in outcomes}
     try:
-        rollouts = await members_of(context.store, group)
+        rollouts = [rollout for rollout in await members_of(context.store, group) if rollout.rollout_id in known]
         return await _render_frozen(context, claim, held, group, rollouts, outcomes) is None
     except Conflict:
         return False

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery, refusal
-from proxy.api.control.outcomes import Outcome, estimated, read_outcomes
+from proxy.api.control.outcomes import Outcome, estimate, read_outcomes
 from proxy.errors import Conflict, DamagedStep, NotFound
 from proxy.export import Inexpressible, Rows
 from proxy.export.base import MissingReward
@@ -144,7 +144,7 @@ async def read_group_rows(
         )
         return GroupRows([], [], Reason("equal_rewards", why))
     excluded = _excluded(query, group, rollouts, conditions)
-    outcomes = outcomes or estimated(await read_outcomes(context, query, rollouts), query.advantage)
+    outcomes = outcomes or await estimate(await read_outcomes(context, query, rollouts), query.advantage)
     found = {outcome.rollout.rollout_id: outcome for outcome in outcomes}
     members, skipped = [], []
     for name in group.members:

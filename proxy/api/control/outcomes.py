@@ -6,6 +6,7 @@ whole group are never in memory.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from msgspec import structs
 
@@ -18,6 +19,9 @@ from proxy.rollouts.steps import aside, facts_of, weights_of
 from proxy.trajectory.advantages import ESTIMATORS
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.returns import Episode, episode, returns
+
+_OUTCOMES_OF_A_STEP: Final = 32  # that take as long as a step in `aside`,
+_RETURNS_OF_A_STEP: Final = 1024  # and returns that do
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,15 @@ async def read_outcomes(context: Context, query: ExportQuery, rollouts: Sequence
 
 async def outcome_alone(context: Context, query: ExportQuery, rollout: Rollout) -> Outcome:
     """Return what a rollout earned that is exported without its group. Raises Conflict as `estimated` does."""
-    (outcome,) = estimated(await read_outcomes(context, query, [rollout]), query.advantage)
+    (outcome,) = await estimate(await read_outcomes(context, query, [rollout]), query.advantage)
     return outcome
+
+
+async def estimate(outcomes: Sequence[Outcome], advantage: str) -> list[Outcome]:
+    """Return `estimated`, without blocking the event loop for large batches."""
+    returns = sum(len(outcome.returns) for outcome in outcomes)
+    weight = len(outcomes) // _OUTCOMES_OF_A_STEP + returns // _RETURNS_OF_A_STEP
+    return await aside(weight, lambda: estimated(outcomes, advantage))
 
 
 def estimated(outcomes: Sequence[Outcome], advantage: str) -> list[Outcome]:

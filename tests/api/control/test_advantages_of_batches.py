@@ -32,6 +32,18 @@ async def test_reinforce_pp_is_normalized_over_all_rewarded_rollouts_of_the_batc
     assert [one, zero] == [row["advantage"] for row in batch["groups"][0]["rows"]]
 
 
+async def test_reinforce_pp_with_a_discount_is_normalized_over_the_turns_of_the_batch(proxy):
+    """Two rollouts with two turns each have the returns 0.5 and 1, and -1 and -2."""
+    _, (first,) = await conversation(proxy, 1, group="g1")
+    _, (second,) = await conversation(proxy, -2, group="g2")
+    batch = await proxy.claim(groups=10, advantage="reinforce_pp", discount=0.5)
+    half, one, minus_one, minus_two = normalized(0.5, 1, -1, -2)
+
+    assert {"g1": [{first[0]: half, first[1]: one}], "g2": [{second[0]: minus_one, second[1]: minus_two}]} == by_group(
+        batch
+    )
+
+
 async def test_a_group_that_the_format_refuses_is_not_in_the_baseline(proxy):
     await proxy.group("g1", 1, 0)
     await proxy.group("g2", 5, None)
@@ -159,6 +171,30 @@ async def test_the_penalty_lowers_the_reward_of_rows_and_their_report_has_the_re
     assert ([{**described, "advantage": 0.0}], [0.5]) == (claimed["rows"], claimed["rewards"])
     assert row["token_ids"] == alone["rows"][0]["token_ids"]
     assert 1.0 == (await proxy.get(f"/rollouts/{member}")).json["reward"]
+
+
+async def test_only_mixed_compares_rewards_before_the_penalty(proxy):
+    """Otherwise groups in which only the lengths differ would be kept."""
+    members = await proxy.group("g", None, None, finish=False)
+    await proxy.turns(members[1], 2)
+    for member in members:
+        await proxy.finish(member, reward=1)
+    query = "branches=longest&overlong=penalize&max_len=2000&overlong_buffer=2000"
+    rewards = [row["reward"] for row in (await proxy.get(f"/groups/g/export?{query}")).json]
+
+    assert 2 == len(set(rewards))
+    assert [] == (await proxy.get(f"/groups/g/export?{query}&only_mixed=true")).json
+
+
+async def test_rows_that_share_a_reward_share_the_reward_before_the_penalty(proxy):
+    opened = (await proxy.post("/rollouts", {})).json["rollout_id"]
+    for question in ("one", "two"):
+        await proxy.chat(opened, {"role": "user", "content": question})
+    await proxy.finish(opened, reward=1)
+    query = "row_weight=split&overlong=penalize&max_len=1&overlong_buffer=1&report=true"
+    report = (await proxy.get(f"/rollouts/{opened}/export?{query}")).json["report"]
+
+    assert [(0.0, 0.5, 0.5)] * 2 == [(row["reward"], row["raw_reward"], row["weight"]) for row in report["rows"]]
 
 
 async def test_rewards_too_large_for_a_baseline_refuse_the_group_and_can_be_changed(proxy):

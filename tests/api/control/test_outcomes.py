@@ -1,13 +1,15 @@
 """Rewards after the penalty, returns and advantages of the rollouts of an export."""
 
+import threading
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 from forests import make_step
 
+from proxy.api.control import outcomes as outcomes_module
 from proxy.api.control.export_query import ExportQuery
-from proxy.api.control.outcomes import Outcome, estimated, outcome_alone, read_outcomes
+from proxy.api.control.outcomes import Outcome, estimate, estimated, outcome_alone, read_outcomes
 from proxy.errors import Conflict, DamagedStep
 from proxy.export import FORMATS, Fill
 from proxy.export.containers import CONTAINERS
@@ -159,3 +161,18 @@ async def test_a_rollout_alone_has_the_advantages_of_its_turns():
 
     assert {"r0-0": 3.0, "r0-1": 2.0} == alone.rollout.advantages
     assert Outcome(rollout, ()) == await outcome_alone(SimpleNamespace(store=None), query_for(), rollout)
+
+
+async def test_the_advantages_of_a_large_batch_are_estimated_in_a_thread(monkeypatch):
+    """Those of a small one are not."""
+    threads = []
+
+    def record(rewards):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return [[0.0]] * len(rewards)
+
+    monkeypatch.setattr(outcomes_module, "ESTIMATORS", {"grpo": record})
+    for count in (8, 4000):
+        await estimate([Outcome(Rollout("r", "b", 1, 1, reward=1.0), (1.0,))] * count, "grpo")
+
+    assert [True, False] == threads
