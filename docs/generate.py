@@ -1,5 +1,5 @@
 """Generates files: pages of commands, settings, metrics, errors, fidelity, continuation, formats, shapes, routes, the client's
-classes and decisions; the dashboard, the example configuration, and the blocking client (tokentape/sync_client.py).
+classes and decisions; the dashboard, the example configuration, and the blocking client (tokentape/sync_*.py).
 
 `python -m docs.generate` writes them; `tests/test_docs.py` fails when one is stale.
 """
@@ -21,8 +21,8 @@ from docs.client_reference import client_page
 from docs.continuation import continuation_page
 from docs.exactness import exactness_page
 from docs.formats import formats_page
-from docs.generate_sync_client import TARGET as SYNC_CLIENT
-from docs.generate_sync_client import sync_client
+from docs.generate_sync_client import SOURCES as SYNC_MODULES
+from docs.generate_sync_client import sync_module
 from docs.routes import api_page
 from proxy import errors
 from proxy.api.health import GAUGE_FACTS, make_info_metrics
@@ -50,7 +50,7 @@ def pages() -> dict[Path, str]:
         HERE / "api.md": api_page(MADE),
         HERE / "client-reference.md": client_page(MADE),
         HERE / "decisions.md": decisions_page(),
-        SYNC_CLIENT: sync_client(),
+        **{target: sync_module(target) for target in SYNC_MODULES},
         HERE.parent / "config.example.yaml": example(),
         HERE.parent / "deploy/grafana/dashboards/tokentape.json": dashboard_page(),
         DEPLOY / "kubernetes" / "monitoring" / "prometheusrule.yaml": prometheus_rule(),
@@ -216,7 +216,8 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    SYNC_CLIENT.write_text(sync_client())  # before the pages, which import it
+    for target in SYNC_MODULES:
+        target.write_text(sync_module(target))  # before the pages, which import it
     for path, text in pages().items():
         if not path.exists() or path.read_text() != text:
             path.write_text(text)

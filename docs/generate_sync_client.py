@@ -1,4 +1,4 @@
-"""Generates tokentape/sync_client.py from tokentape/async_client.py by replacing words, as httpcore generates its `_sync`.
+"""Generates the blocking client from the asyncio client by replacing words, as httpcore generates its `_sync`.
 
 Statements whose first line ends in `# async only` are omitted.
 """
@@ -10,28 +10,33 @@ import sys
 from pathlib import Path
 from typing import Final
 
-SOURCE: Final = Path(__file__).parent.parent / "tokentape" / "async_client.py"
-TARGET: Final = SOURCE.with_name("sync_client.py")
-HEADER: Final = (
-    "# Generated from tokentape/async_client.py by `python -m docs.generate`; edit async_client.py instead.\n"
-)
+FOLDER: Final = Path(__file__).parent.parent / "tokentape"
+SOURCES: Final = {
+    FOLDER / "sync_client.py": FOLDER / "async_client.py",
+    FOLDER / "sync_batches.py": FOLDER / "batches.py",
+}
+HEADER: Final = "# Generated from tokentape/{source} by `python -m docs.generate`; edit {source} instead.\n"
 WORDS: Final = (
+    (r"\bAsyncGenerator\[(\w+), None\]", r"Generator[\1, None, None]"),
+    (r"\btokentape\.batches\b", "tokentape.sync_batches"),
     (r"\basync (def|for|with)\b", r"\1"),
     (r"\bawait ", ""),
-    (r"\bAsync(Client|Iterator)\b", r"\1"),
+    (r"\bAsync(Client|Generator|Heartbeat|Iterator)\b", r"\1"),
     (r"\bfrom asyncio import sleep\b", "from time import sleep"),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
     (r"\ba(close|read|iter_lines)\b", r"\1"),
 )
 
 
-def sync_client() -> str:
-    """Return the source of the blocking client."""
-    text = without_async_only(SOURCE.read_text())
+def sync_module(target: Path) -> str:
+    """Return the source of a module of the blocking client."""
+    source = SOURCES[target]
+    text = without_async_only(source.read_text())
     for pattern, replacement in WORDS:
         text = re.sub(pattern, replacement, text)
-    without_unused_imports = _ruff("check", "--quiet", "--fix-only", "--select", "F401,I", text=HEADER + text)
-    return _ruff("format", "--quiet", text=without_unused_imports)
+    text = HEADER.format(source=source.name) + text
+    without_unused_imports = _ruff("check", "--quiet", "--fix-only", "--select", "F401,I", target=target, text=text)
+    return _ruff("format", "--quiet", target=target, text=without_unused_imports)
 
 
 def without_async_only(source: str) -> str:
@@ -47,9 +52,9 @@ def without_async_only(source: str) -> str:
     return "".join(line for line in lines if line is not None)
 
 
-def _ruff(command: str, *options: str, text: str) -> str:
+def _ruff(command: str, *options: str, target: Path, text: str) -> str:
     """Return the output of ruff for a text, with the settings of this repository."""
-    arguments = [sys.executable, "-m", "ruff", command, *options, "--stdin-filename", str(TARGET), "-"]
-    folder = SOURCE.parent.parent
+    arguments = [sys.executable, "-m", "ruff", command, *options, "--stdin-filename", str(target), "-"]
+    folder = FOLDER.parent
     done = subprocess.run(arguments, input=text, capture_output=True, text=True, check=True, cwd=folder)  # noqa: S603
     return done.stdout

@@ -3,6 +3,8 @@
     async_client     AsyncClient
     sync_client      Client, generated from async_client
     batches          batches as an async iterator that keeps their leases alive
+    sync_batches     the same for Client, generated from batches
+    heartbeat        the task or the thread that extends leases
     managed_server   ManagedServer with the names, arguments and results of Atropos' own
     openai_adapter   ManagedServerAdapter: a ManagedServer with the methods of an OpenAI client
     nodes            SequenceNode, and the texts of nodes

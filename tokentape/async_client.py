@@ -157,8 +157,9 @@ class AsyncClient:
     async def claim_batch(self, *, consumer: str, groups: int, **options: Any) -> dict[str, Any]:
         """Claim up to `groups` complete groups that no other consumer has claimed: {batch_id, groups, rows, …}.
 
-        Options: `format`, `wait_s`, `lease_s`, `order`, `max_staleness` and the other fields of the route. Acknowledge the
-        batch or extend its lease before the lease expires; otherwise another consumer can claim its groups.
+        Options: `format`, `wait_s`, `lease_s`, `exact`, `members`, `min_group`, `max_staleness` and the other fields of the
+        route. Acknowledge the batch or extend its lease before the lease expires; otherwise another consumer can claim its
+        groups. `waiting`, `refused`, `dropped` and `reasons` of the response are the groups that are not in the batch.
         """
         body = {"consumer": consumer, "groups": groups, **options}
         return cast("dict[str, Any]", await self._request(requests.claim_batch(body)))
@@ -175,19 +176,32 @@ class AsyncClient:
         """Set the lease of a batch to `lease_s` from now; `lost` as for `ack_batch`."""
         return cast("BatchResult", await self._request(requests.extend_batch(batch_id, lease_s)))
 
-    def batches(  # async only
-        self, *, consumer: str, groups: int, wait_s: float | None = None, lease_s: float = 60.0, **options: Any
+    def batches(
+        self,
+        *,
+        consumer: str,
+        groups: int,
+        wait_s: float | None = None,
+        lease_s: float = 60.0,
+        stall_s: float | None = 60.0,
+        **options: Any,
     ) -> AsyncGenerator[Batch, None]:
         """Iterate over batches of up to `groups` complete groups; the lease of each is extended while the body runs.
 
             async for batch in client.batches(consumer="trainer-0", groups=4, format="trl"):
                 train(batch.groups)
 
-        A batch is acknowledged when the loop continues, or by `await batch.ack()`. After an exception or a `break` it
-        is released, so that no group is lost: call `ack` before a `break`. The loop ends when no group is available for
-        `wait_s`; None waits without a limit. The reason why groups are refused or dropped is logged once per reason.
+        A batch is acknowledged when the loop continues, or by `await batch.ack()`. After an exception, a `break` or when the
+        generator is closed it is released, so that no group is lost: call `ack` before a `break`. The loop ends when no group
+        is available for `wait_s`; None waits without a limit. The reason why groups are refused or dropped is logged once per
+        reason.
+
+        Raises ClientError (`code` is `groups_refused`) if claims refuse every complete group for `stall_s`, or at once if the
+        reason is `branches=one` or the format; never if `stall_s` is None.
         """
-        return claim_batches(self, consumer=consumer, groups=groups, wait_s=wait_s, lease_s=lease_s, **options)
+        return claim_batches(
+            self, consumer=consumer, groups=groups, wait_s=wait_s, lease_s=lease_s, stall_s=stall_s, **options
+        )
 
     async def policy(self) -> dict[str, Any]:
         """Return the policy version that is recorded in steps whose engine reports none."""

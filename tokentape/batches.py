@@ -1,22 +1,45 @@
 """Batches of complete groups, claimed one after the other, with leases that are extended while the trainer works."""
 
-import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from time import monotonic
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
+from tokentape.heartbeat import AsyncHeartbeat
 from tokentape.transport import ClientError
-from tokentape.types import BatchApi, ClaimedGroup
+from tokentape.types import BatchResult, ClaimedGroup
 
 LONG_POLL_S: Final = 30.0
 HEARTBEATS_PER_LEASE: Final = 3  # two can fail before the lease expires
 LOST_STATUSES: Final = (404, 409)
 LEASE_LOST: Final = "lease_lost"
+GROUPS_REFUSED: Final = "groups_refused"
+LASTING: Final = frozenset({"forked", "format"})  # reasons that do not change while the rollouts do not
 LOG: Final = logging.getLogger("tokentape.client")
 _NAMES_AND_NUMBERS: Final = re.compile(r"'[^']*'|\d+")
+
+
+class BatchApi(Protocol):
+    """The methods of a client that a Batch calls."""
+
+    async def claim_batch(self, *, consumer: str, groups: int, **options: Any) -> dict[str, Any]:
+        """Claim up to `groups` complete groups."""
+        ...
+
+    async def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> BatchResult:
+        """Acknowledge a batch."""
+        ...
+
+    async def release_batch(self, batch_id: str) -> BatchResult:
+        """Release a batch."""
+        ...
+
+    async def extend_batch(self, batch_id: str, *, lease_s: float) -> BatchResult:
+        """Extend the lease of a batch."""
+        ...
 
 
 class Batch:
@@ -35,11 +58,11 @@ class Batch:
         self._client = client
         self._lease_s = lease_s
         self._is_ended = False
-        self._heartbeat: asyncio.Task[None] | None = None
+        self._heartbeat = AsyncHeartbeat(self._extend_lease, lease_s / HEARTBEATS_PER_LEASE)
 
     async def ack(self, *, delete: bool | None = None) -> None:
         """Acknowledge the batch; `delete` deletes its rollouts. Raises ClientError (404 or 409) if a group is lost."""
-        self._end()
+        await self._end()
         result = await self._client.ack_batch(self.batch_id, delete=delete)
         if result["lost"]:
             raise ClientError(
@@ -52,11 +75,11 @@ class Batch:
 
     async def release(self) -> None:
         """Release the batch: other consumers can claim its groups."""
-        self._end()
+        await self._end()
         await self._client.release_batch(self.batch_id)
 
     async def __aenter__(self) -> Self:
-        self._heartbeat = asyncio.create_task(self._extend_lease())  # noqa: TID251 - referenced here, cancelled in _end
+        await self._heartbeat.start()
         return self
 
     async def __aexit__(
@@ -70,34 +93,85 @@ class Batch:
         with suppress(ClientError):  # the first error matters more, and the lease expires
             await self.release()
 
-    def _end(self) -> None:
+    async def _end(self) -> None:
         self._is_ended = True
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
+        await self._heartbeat.stop()
 
-    async def _extend_lease(self) -> None:
-        while not self.is_lost:
-            await asyncio.sleep(self._lease_s / HEARTBEATS_PER_LEASE)
-            try:
-                result = await self._client.extend_batch(self.batch_id, lease_s=self._lease_s)
-                self.is_lost = bool(result["lost"])
-            except ClientError as error:  # any other error can be over at the next heartbeat
-                self.is_lost = error.status in LOST_STATUSES
+    async def _extend_lease(self) -> bool:
+        """Extend the lease; return whether the batch still has it."""
+        try:
+            result = await self._client.extend_batch(self.batch_id, lease_s=self._lease_s)
+            is_lost = bool(result["lost"])
+        except ClientError as error:  # any other error can be over at the next heartbeat
+            is_lost = error.status in LOST_STATUSES
+        if is_lost and not self._is_ended:
+            self.is_lost = True
+        return not is_lost
+
+
+class Stall:
+    """Detects that every complete group is refused, so that a loop over batches would wait without an end."""
+
+    def __init__(self, stall_s: float | None) -> None:
+        self._stall_s = stall_s
+        self._since: float | None = None
+
+    def limit(self, poll_s: float) -> float:
+        """Return for how long the next claim waits: not longer than until an error is due."""
+        if self._stall_s is None or self._since is None:
+            return poll_s
+        return min(poll_s, max(0.0, self._since + self._stall_s - monotonic()))
+
+    def check(self, claimed: dict[str, Any]) -> None:
+        """Raise ClientError if a claim refused every group, for reasons that last, or like all claims for `stall_s`."""
+        refused = claimed.get("refused", [])
+        available = claimed.get("waiting", {}).get("available", 0)
+        if self._stall_s is None or claimed["batch_id"] is not None or not refused or available > len(refused):
+            self._since = None
+            return
+        now = monotonic()
+        self._since = now if self._since is None else self._since
+        codes = [group.get("code", "refused") for group in refused]
+        if set(codes) <= LASTING or now - self._since >= self._stall_s:
+            counted = ", ".join(f"{code} ({codes.count(code)})" for code in dict.fromkeys(codes))
+            first = refused[0]
+            raise ClientError(
+                f"All {len(refused)} complete groups are refused: {counted}. Group {first['group_id']!r}: {first['why']}",
+                type="conflict",
+                code=GROUPS_REFUSED,
+            )
 
 
 async def claim_batches(
-    client: BatchApi, *, consumer: str, groups: int, wait_s: float | None, lease_s: float, **options: Any
+    client: BatchApi,
+    *,
+    consumer: str,
+    groups: int,
+    wait_s: float | None,
+    lease_s: float,
+    stall_s: float | None,
+    **options: Any,
 ) -> AsyncGenerator[Batch, None]:
     """Claim one batch after the other; see `AsyncClient.batches`."""
     logged: set[str] = set()
-    poll_s = LONG_POLL_S if wait_s is None else wait_s
+    stall = Stall(stall_s)
+    ends_at: float | None = None  # of the wait for the next batch
     while True:
-        claimed = await client.claim_batch(consumer=consumer, groups=groups, wait_s=poll_s, lease_s=lease_s, **options)
+        if wait_s is not None and ends_at is None:
+            ends_at = monotonic() + wait_s
+            poll_s = min(LONG_POLL_S, wait_s)
+        else:
+            poll_s = LONG_POLL_S if ends_at is None else min(LONG_POLL_S, max(0.0, ends_at - monotonic()))
+        claimed = await client.claim_batch(
+            consumer=consumer, groups=groups, wait_s=stall.limit(poll_s), lease_s=lease_s, **options
+        )
         _log_excluded(claimed, logged)
+        stall.check(claimed)
         if claimed["batch_id"] is not None:
             async with Batch(client, claimed, lease_s) as batch:
                 yield batch
-        elif wait_s is not None:
+            ends_at = None
+        elif ends_at is not None and monotonic() >= ends_at:
             return
 
 

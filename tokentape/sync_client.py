@@ -1,13 +1,14 @@
 # Generated from tokentape/async_client.py by `python -m docs.generate`; edit async_client.py instead.
 """Client: the control API over httpx2, one method per route."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from time import sleep
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from tokentape import requests
+from tokentape.sync_batches import Batch, claim_batches
 from tokentape.transport import ClientError, Request, error_from_response, parse_line, require, retry_delay
 from tokentape.types import BatchResult, FinishStatus, OpenedRollout, Rollout, Step
 
@@ -154,8 +155,9 @@ class Client:
     def claim_batch(self, *, consumer: str, groups: int, **options: Any) -> dict[str, Any]:
         """Claim up to `groups` complete groups that no other consumer has claimed: {batch_id, groups, rows, …}.
 
-        Options: `format`, `wait_s`, `lease_s`, `order`, `max_staleness` and the other fields of the route. Acknowledge the
-        batch or extend its lease before the lease expires; otherwise another consumer can claim its groups.
+        Options: `format`, `wait_s`, `lease_s`, `exact`, `members`, `min_group`, `max_staleness` and the other fields of the
+        route. Acknowledge the batch or extend its lease before the lease expires; otherwise another consumer can claim its
+        groups. `waiting`, `refused`, `dropped` and `reasons` of the response are the groups that are not in the batch.
         """
         body = {"consumer": consumer, "groups": groups, **options}
         return cast("dict[str, Any]", self._request(requests.claim_batch(body)))
@@ -171,6 +173,33 @@ class Client:
     def extend_batch(self, batch_id: str, *, lease_s: float) -> BatchResult:
         """Set the lease of a batch to `lease_s` from now; `lost` as for `ack_batch`."""
         return cast("BatchResult", self._request(requests.extend_batch(batch_id, lease_s)))
+
+    def batches(
+        self,
+        *,
+        consumer: str,
+        groups: int,
+        wait_s: float | None = None,
+        lease_s: float = 60.0,
+        stall_s: float | None = 60.0,
+        **options: Any,
+    ) -> Generator[Batch, None, None]:
+        """Iterate over batches of up to `groups` complete groups; the lease of each is extended while the body runs.
+
+            for batch in client.batches(consumer="trainer-0", groups=4, format="trl"):
+                train(batch.groups)
+
+        A batch is acknowledged when the loop continues, or by `batch.ack()`. After an exception, a `break` or when the
+        generator is closed it is released, so that no group is lost: call `ack` before a `break`. The loop ends when no group
+        is available for `wait_s`; None waits without a limit. The reason why groups are refused or dropped is logged once per
+        reason.
+
+        Raises ClientError (`code` is `groups_refused`) if claims refuse every complete group for `stall_s`, or at once if the
+        reason is `branches=one` or the format; never if `stall_s` is None.
+        """
+        return claim_batches(
+            self, consumer=consumer, groups=groups, wait_s=wait_s, lease_s=lease_s, stall_s=stall_s, **options
+        )
 
     def policy(self) -> dict[str, Any]:
         """Return the policy version that is recorded in steps whose engine reports none."""

@@ -160,26 +160,6 @@ class BatchResult(TypedDict):
     lease_ms: NotRequired[int]
 
 
-class BatchApi(Protocol):
-    """The methods of AsyncClient that a Batch calls."""
-
-    async def claim_batch(self, *, consumer: str, groups: int, **options: Any) -> dict[str, Any]:
-        """Claim up to `groups` complete groups."""
-        ...
-
-    async def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> BatchResult:
-        """Acknowledge a batch."""
-        ...
-
-    async def release_batch(self, batch_id: str) -> BatchResult:
-        """Release a batch."""
-        ...
-
-    async def extend_batch(self, batch_id: str, *, lease_s: float) -> BatchResult:
-        """Extend the lease of a batch."""
-        ...
-
-
 class RolloutApi(Protocol):
     """The methods of AsyncClient that a ManagedServer calls."""
 

@@ -8,13 +8,15 @@ from aiohttp import web
 class BatchServer:
     """Claims come from `ready`; `lost` are batches whose lease is lost, `partly_lost` groups of a batch that are lost.
 
-    `requests` has each request: ("claim", body) or (verb, batch id, body).
+    `other` is the number of available groups that a claim does not consider. `requests` has each request: ("claim", body) or
+    (verb, batch id, body).
     """
 
     def __init__(self, engine) -> None:
         self.ready: list[list[dict]] = []
         self.refused: list[dict] = []
         self.dropped: list[dict] = []
+        self.other = 0
         self.requests: list[tuple] = []
         self.lost: set[str] = set()
         self.partly_lost: list[str] = []
@@ -40,7 +42,8 @@ class BatchServer:
         self.requests.append(("claim", body))
         if not self.ready and body["wait_s"] and self.long_polls:
             await self.arrived.wait()
-        omitted = {"refused": self.refused, "dropped": self.dropped}
+        waiting = {"available": len(self.refused) + self.other, "claimed": 0}
+        omitted = {"refused": self.refused, "dropped": self.dropped, "waiting": waiting}
         if not self.ready:
             return web.json_response({"batch_id": None, "expires_ms": None, "groups": [], **omitted})
         batch = f"b{sum(request[0] == 'claim' for request in self.requests)}"
@@ -54,3 +57,8 @@ class BatchServer:
 def group(name: str) -> dict:
     """A group of a claim."""
     return {"group_id": name, "policy_version": None, "metadata": {}, "rollouts": [], "skipped": [], "data": []}
+
+
+def refused(name: str, code: str) -> dict:
+    """A refused group of a claim."""
+    return {"group_id": name, "code": code, "why": f"it is {code}"}

@@ -158,7 +158,7 @@ async def test_one_client_sends_concurrent_requests(url):
 
 
 def test_both_clients_have_the_same_methods_and_arguments():
-    """Except batches, whose heartbeat is a task, and ManagedServer."""
+    """Except ManagedServer."""
 
     def methods(kind):
         return {
@@ -167,5 +167,5 @@ def test_both_clients_have_the_same_methods_and_arguments():
             if name[0] != "_" or name == "__init__"
         }
 
-    assert {"batches", "managed_server"} == methods(AsyncClient).keys() - methods(Client).keys()
+    assert {"managed_server"} == methods(AsyncClient).keys() - methods(Client).keys()
     assert methods(Client).items() <= methods(AsyncClient).items()

@@ -5,11 +5,11 @@ from contextlib import aclosing
 
 import pytest
 from aiohttp import web
-from batching import BatchServer, group
+from batching import BatchServer, group, refused
 
 from proxy import errors
 from tokentape import AsyncClient, ClientError
-from tokentape.batches import LEASE_LOST
+from tokentape.batches import GROUPS_REFUSED, LEASE_LOST, Stall
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def test_the_lease_is_extended_while_the_body_runs(client, server):
         assert not batch.is_lost
 
     assert ("extend", "b1", {"lease_s": 0.03}) in server.requests
-    assert [] == [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "_extend_lease"]
+    assert [] == [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == "AsyncHeartbeat._run"]
     assert "ack" == [request[0] for request in server.requests if request[0] != "claim"][-1]
 
 
@@ -172,3 +172,82 @@ async def test_each_reason_why_groups_are_refused_or_dropped_is_logged_once(clie
         "group g8 is refused: trl requires one sequence, and rollout 'r8' has 8",
         "group g7 is dropped: all its 4 rollouts have the same reward",
     ] == [record.message for record in caplog.records if record.name == "tokentape.client"]
+
+
+@pytest.mark.parametrize("code", ["forked", "format"])
+async def test_a_claim_in_which_the_format_refuses_every_group_raises_at_once(client, server, caplog, code):
+    """The reasons are logged before; the message has each reason, its count, and an example."""
+    server.refused = [refused("g1", code), refused("g2", code)]
+    server.long_polls = False
+    with pytest.raises(
+        ClientError, match=rf"All 2 complete groups are refused: {code} \(2\)\. Group 'g1': it is"
+    ) as caught:
+        async for _ in client.batches(consumer="c", groups=1):
+            pass
+
+    assert GROUPS_REFUSED == caught.value.code
+    assert 1 == len(server.requests)
+    assert [f"group g1 is refused: it is {code}"] == [record.message for record in caplog.records]
+
+
+async def test_other_reasons_raise_after_stall_s(client, server):
+    """Claims are shortened, so that the error is not late."""
+    server.refused = [refused("g1", "forked"), refused("g2", "no_reward")]
+    server.long_polls = False
+    with pytest.raises(ClientError, match=r"forked \(1\), no_reward \(1\)"):
+        async for _ in client.batches(consumer="c", groups=1, stall_s=0.05):
+            pass
+    waits = [request[1]["wait_s"] for request in server.requests]
+
+    assert 30 == waits[0]
+    assert all(wait <= 0.05 for wait in waits[1:])
+
+
+async def test_without_stall_s_a_loop_never_raises(client, server):
+    server.refused = [refused("g1", "forked")]
+
+    assert [] == [batch async for batch in client.batches(consumer="c", groups=1, wait_s=0, stall_s=None)]
+
+
+async def test_groups_that_can_still_be_claimed_are_no_stall(client, server):
+    """An exact claim leaves them in the queue."""
+    server.refused, server.other = [refused("g1", "forked")], 1
+
+    assert [] == [batch async for batch in client.batches(consumer="c", groups=2, exact=True, wait_s=0)]
+
+
+def claim(*codes, batch=None, available=None):
+    groups = [refused(f"g{number}", code) for number, code in enumerate(codes)]
+    waiting = {"available": len(codes) if available is None else available, "claimed": 0}
+    return {"batch_id": batch, "refused": groups, "waiting": waiting}
+
+
+@pytest.mark.parametrize("between", [claim(), claim("stale", batch="b1"), claim("stale", available=2)])
+def test_a_stall_begins_again_after_a_claim_that_refused_not_all_groups(monkeypatch, between):
+    """For example because there were none."""
+    now = iter([10.0, 69.0, 100.0, 159.0, 160.0])
+    monkeypatch.setattr("tokentape.batches.monotonic", lambda: next(now))
+    stall = Stall(60.0)
+    for claimed in (claim("stale"), claim("stale"), between, claim("stale"), claim("stale")):
+        stall.check(claimed)
+    with pytest.raises(ClientError, match="stale"):
+        stall.check(claim("stale"))
+
+
+async def test_a_long_wait_is_split_into_claims(client, server, monkeypatch):
+    """The proxy accepts 600 s; the loop ends after `wait_s` in total."""
+    monkeypatch.setattr("tokentape.batches.LONG_POLL_S", 0.02)
+    server.long_polls = False
+
+    assert [] == [batch async for batch in client.batches(consumer="c", groups=1, wait_s=0.1)]
+    assert {0.02} >= {request[1]["wait_s"] for request in server.requests[:2]}
+    assert len(server.requests) > 2
+
+
+async def test_closing_the_generator_releases_the_batch(client, server):
+    server.ready = [[group("g1")]]
+    batches = client.batches(consumer="c", groups=1)
+    await anext(batches)
+    await batches.aclose()
+
+    assert ["release b1"] == server.ended()

@@ -1,0 +1,186 @@
+# Generated from tokentape/batches.py by `python -m docs.generate`; edit batches.py instead.
+"""Batches of complete groups, claimed one after the other, with leases that are extended while the trainer works."""
+
+import logging
+import re
+from collections.abc import Generator
+from contextlib import suppress
+from time import monotonic
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+from tokentape.heartbeat import Heartbeat
+from tokentape.transport import ClientError
+from tokentape.types import BatchResult, ClaimedGroup
+
+LONG_POLL_S: Final = 30.0
+HEARTBEATS_PER_LEASE: Final = 3  # two can fail before the lease expires
+LOST_STATUSES: Final = (404, 409)
+LEASE_LOST: Final = "lease_lost"
+GROUPS_REFUSED: Final = "groups_refused"
+LASTING: Final = frozenset({"forked", "format"})  # reasons that do not change while the rollouts do not
+LOG: Final = logging.getLogger("tokentape.client")
+_NAMES_AND_NUMBERS: Final = re.compile(r"'[^']*'|\d+")
+
+
+class BatchApi(Protocol):
+    """The methods of a client that a Batch calls."""
+
+    def claim_batch(self, *, consumer: str, groups: int, **options: Any) -> dict[str, Any]:
+        """Claim up to `groups` complete groups."""
+        ...
+
+    def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> BatchResult:
+        """Acknowledge a batch."""
+        ...
+
+    def release_batch(self, batch_id: str) -> BatchResult:
+        """Release a batch."""
+        ...
+
+    def extend_batch(self, batch_id: str, *, lease_s: float) -> BatchResult:
+        """Extend the lease of a batch."""
+        ...
+
+
+class Batch:
+    """Claimed groups. `with` acknowledges the batch at its end, and releases it after an exception.
+
+    `claimed` is the whole response to the claim and `groups` its groups (`tokentape.types.ClaimedGroup`): `data` is the
+    group in the claimed format, and `rows[i]` describes row i of it: rollout, steps, reward, advantage. `is_lost` is set
+    if the lease of any group expires in spite of the heartbeat: another consumer has claimed it, and `ack` raises.
+    """
+
+    def __init__(self, client: BatchApi, claimed: dict[str, Any], lease_s: float) -> None:
+        self.claimed = claimed
+        self.batch_id: str = claimed["batch_id"]
+        self.groups: list[ClaimedGroup] = claimed["groups"]
+        self.is_lost = False
+        self._client = client
+        self._lease_s = lease_s
+        self._is_ended = False
+        self._heartbeat = Heartbeat(self._extend_lease, lease_s / HEARTBEATS_PER_LEASE)
+
+    def ack(self, *, delete: bool | None = None) -> None:
+        """Acknowledge the batch; `delete` deletes its rollouts. Raises ClientError (404 or 409) if a group is lost."""
+        self._end()
+        result = self._client.ack_batch(self.batch_id, delete=delete)
+        if result["lost"]:
+            raise ClientError(
+                f"The lease of batch {self.batch_id!r} expired and another consumer claimed "
+                f"{', '.join(result['lost'])}; its other groups are acknowledged.",
+                status=409,
+                type="conflict",
+                code=LEASE_LOST,
+            )
+
+    def release(self) -> None:
+        """Release the batch: other consumers can claim its groups."""
+        self._end()
+        self._client.release_batch(self.batch_id)
+
+    def __enter__(self) -> Self:
+        self._heartbeat.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._is_ended:
+            return
+        if error is None:
+            self.ack()
+            return
+        with suppress(ClientError):  # the first error matters more, and the lease expires
+            self.release()
+
+    def _end(self) -> None:
+        self._is_ended = True
+        self._heartbeat.stop()
+
+    def _extend_lease(self) -> bool:
+        """Extend the lease; return whether the batch still has it."""
+        try:
+            result = self._client.extend_batch(self.batch_id, lease_s=self._lease_s)
+            is_lost = bool(result["lost"])
+        except ClientError as error:  # any other error can be over at the next heartbeat
+            is_lost = error.status in LOST_STATUSES
+        if is_lost and not self._is_ended:
+            self.is_lost = True
+        return not is_lost
+
+
+class Stall:
+    """Detects that every complete group is refused, so that a loop over batches would wait without an end."""
+
+    def __init__(self, stall_s: float | None) -> None:
+        self._stall_s = stall_s
+        self._since: float | None = None
+
+    def limit(self, poll_s: float) -> float:
+        """Return for how long the next claim waits: not longer than until an error is due."""
+        if self._stall_s is None or self._since is None:
+            return poll_s
+        return min(poll_s, max(0.0, self._since + self._stall_s - monotonic()))
+
+    def check(self, claimed: dict[str, Any]) -> None:
+        """Raise ClientError if a claim refused every group, for reasons that last, or like all claims for `stall_s`."""
+        refused = claimed.get("refused", [])
+        available = claimed.get("waiting", {}).get("available", 0)
+        if self._stall_s is None or claimed["batch_id"] is not None or not refused or available > len(refused):
+            self._since = None
+            return
+        now = monotonic()
+        self._since = now if self._since is None else self._since
+        codes = [group.get("code", "refused") for group in refused]
+        if set(codes) <= LASTING or now - self._since >= self._stall_s:
+            counted = ", ".join(f"{code} ({codes.count(code)})" for code in dict.fromkeys(codes))
+            first = refused[0]
+            raise ClientError(
+                f"All {len(refused)} complete groups are refused: {counted}. Group {first['group_id']!r}: {first['why']}",
+                type="conflict",
+                code=GROUPS_REFUSED,
+            )
+
+
+def claim_batches(
+    client: BatchApi,
+    *,
+    consumer: str,
+    groups: int,
+    wait_s: float | None,
+    lease_s: float,
+    stall_s: float | None,
+    **options: Any,
+) -> Generator[Batch, None, None]:
+    """Claim one batch after the other; see `Client.batches`."""
+    logged: set[str] = set()
+    stall = Stall(stall_s)
+    ends_at: float | None = None  # of the wait for the next batch
+    while True:
+        if wait_s is not None and ends_at is None:
+            ends_at = monotonic() + wait_s
+            poll_s = min(LONG_POLL_S, wait_s)
+        else:
+            poll_s = LONG_POLL_S if ends_at is None else min(LONG_POLL_S, max(0.0, ends_at - monotonic()))
+        claimed = client.claim_batch(
+            consumer=consumer, groups=groups, wait_s=stall.limit(poll_s), lease_s=lease_s, **options
+        )
+        _log_excluded(claimed, logged)
+        stall.check(claimed)
+        if claimed["batch_id"] is not None:
+            with Batch(client, claimed, lease_s) as batch:
+                yield batch
+            ends_at = None
+        elif ends_at is not None and monotonic() >= ends_at:
+            return
+
+
+def _log_excluded(claimed: dict[str, Any], logged: set[str]) -> None:
+    """Log why groups were refused or dropped: each reason once, ignoring its ids and numbers."""
+    for outcome in ("refused", "dropped"):
+        for group in claimed.get(outcome, ()):
+            reason = f"{outcome}: {_NAMES_AND_NUMBERS.sub('', group['why'])}"
+            if reason not in logged:
+                logged.add(reason)
+                LOG.warning("group %s is %s: %s", group["group_id"], outcome, group["why"])
