@@ -24,7 +24,7 @@ WORDS: Final = (
     (r"\bAsync(Client|Generator|Heartbeat|Iterator)\b", r"\1"),
     (r"\bfrom asyncio import sleep\b", "from time import sleep"),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
-    (r"\ba(close|read|iter_lines)\b", r"\1"),
+    (r"\ba(close|read|iter_lines|finished)\b", r"\1"),
 )
 
 

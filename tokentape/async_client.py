@@ -1,7 +1,7 @@
 """AsyncClient: the control API over httpx2, one method per route."""
 
 from asyncio import sleep
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -10,6 +10,7 @@ from tokentape import requests
 from tokentape.batches import Batch, claim_batches
 from tokentape.transport import ClientError, Request, error_from_response, parse_line, require, retry_delay
 from tokentape.types import BatchResult, FinishStatus, OpenedRollout, Rollout, Step
+from tokentape.updates import NOT_ANNOUNCED, STILL_PAUSED, InFlight, afinished, check_drained, check_update
 
 with suppress(ImportError):  # `import tokentape` works without httpx2; the constructor raises
     import httpx2 as httpx
@@ -211,13 +212,61 @@ class AsyncClient:
         """Announce the policy version that the engines serve from now on."""
         return cast("dict[str, Any]", await self._request(requests.put_policy(version)))
 
-    async def pause(self, mode: Literal["wait", "reject"] = "wait", *, drain_s: float = 0) -> dict[str, Any]:
-        """Pause new calls while the weights change, and wait up to `drain_s` until no call is in flight."""
-        return cast("dict[str, Any]", await self._request(requests.pause(mode, drain_s)))
+    async def pause(
+        self,
+        mode: Literal["wait", "reject"] = "wait",
+        *,
+        drain_s: float = 0,
+        in_flight: Literal["keep", "abort"] = "keep",
+    ) -> dict[str, Any]:
+        """Pause new calls while the weights change, and wait up to `drain_s` until no call is in flight.
+
+        `in_flight="abort"` then stops those that are left at their engines; their steps are partial.
+        """
+        return cast("dict[str, Any]", await self._request(requests.pause(mode, drain_s, in_flight)))
 
     async def resume(self) -> dict[str, Any]:
         """Resume paused calls."""
         return cast("dict[str, Any]", await self._request(requests.resume()))
+
+    async def update_policy(
+        self,
+        version: str | int,
+        update: Callable[[], object],
+        *,
+        drain_s: float = 60.0,
+        mode: Literal["wait", "reject"] = "wait",
+        in_flight: InFlight = "drain",
+    ) -> dict[str, Any]:
+        """Pause calls, drain, call `update`, announce `version`, resume; return {version, in_flight} at the update.
+
+        `update` loads the weights into the engines; the asynchronous client awaits its result. `in_flight` is what happens
+        to calls that do not end within `drain_s`: "drain" raises ClientError (code `not_drained`) without an update; "abort"
+        stops them at their engines, with partial steps; "continue" does not wait, and they continue on the new weights
+        (`policy_version` and `policy_version_end` of their steps differ). After an exception of `update`, calls resume with
+        the old version. If this process dies, or the version cannot be announced, calls stay paused: update again, or call
+        `resume`.
+        """
+        check_update(version, in_flight)
+        drains, choice = in_flight != "continue", "abort" if in_flight == "abort" else "keep"
+        try:
+            paused = await self._request(requests.pause(mode, drain_s if drains else 0, choice))
+            if drains:
+                check_drained(paused, drain_s)
+            await afinished(update())
+        except BaseException as error:
+            try:
+                await self.resume()
+            except ClientError:
+                error.add_note(STILL_PAUSED)
+            raise
+        try:
+            announced = await self.put_policy(version)
+        except BaseException as error:
+            error.add_note(NOT_ANNOUNCED)
+            raise
+        await self.resume()
+        return {**announced, "in_flight": paused["in_flight"]}
 
     def managed_server(  # async only
         self,

@@ -11,6 +11,7 @@ from uuid import uuid4
 from tokentape.transport import NOT_VALID, ClientError, Request
 
 MAX_FLOAT32: Final = 3.4028234663852886e38  # trainers keep rewards as float32
+ABORT_TIMEOUT_S: Final = 10.0  # of the proxy
 NDJSON: Final = {"Accept": "application/x-ndjson"}
 
 
@@ -112,9 +113,12 @@ def put_policy(version: str | int) -> Request:
     return Request("PUT", "/policy", {"version": version})
 
 
-def pause(mode: str, drain_s: float) -> Request:
-    """`POST /policy/pause`, which waits for up to `drain_s`."""
-    return Request("POST", "/policy/pause", {"mode": mode}, query_from(drain_s=drain_s or None), wait_s=drain_s)
+def pause(mode: str, drain_s: float, in_flight: str = "keep") -> Request:
+    """`POST /policy/pause`, which waits for up to `drain_s`, and then until aborted calls have ended."""
+    is_kept = in_flight == "keep"
+    body = {"mode": mode} if is_kept else {"mode": mode, "in_flight": in_flight}
+    wait_s = drain_s if is_kept else drain_s + ABORT_TIMEOUT_S
+    return Request("POST", "/policy/pause", body, query_from(drain_s=drain_s or None), wait_s=wait_s)
 
 
 def resume() -> Request:

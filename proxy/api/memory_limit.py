@@ -25,11 +25,19 @@ class DetachedSteps(Protocol):
 
 
 class CallInFlight(Protocol):
-    """A call in flight: its start, the bytes of its request and response so far, and its client's connection."""
+    """A call in flight: its start, the bytes of its request and response so far, its client's connection, and its step.
+
+    `step` is None until the engine has completed the call.
+    """
 
     request: web.Request
     started: float
     body_bytes: int
+
+    @property
+    def step(self) -> object | None:
+        """The step of the call."""
+        ...
 
     def stop(self, reason: str) -> None:
         """End the call for this reason."""
@@ -89,6 +97,13 @@ class InFlightBytes:
     def oldest_s(self, now: float) -> float:
         """Return the age of the oldest call in flight in seconds; 0 if there is none."""
         return max((now - call.started for call in self.calls), default=0.0)
+
+    def stop_sampled(self, reason: str) -> int:
+        """Stop the calls that are at their engines or queued for them; return the number of the others."""
+        sampled = [call for call in self.calls if call.step is None]
+        for call in sampled:
+            call.stop(reason)
+        return len(self.calls) - len(sampled)
 
     def reserve(self) -> "ByteReservation":
         """Return an empty reservation for the body of one request. It must be released."""

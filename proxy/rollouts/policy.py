@@ -1,7 +1,7 @@
 """The announced policy version, and the pause of calls across all processes that share a store."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -39,13 +39,25 @@ class Policy:
 
 
 PAUSE_ANNOUNCEMENT: Final = "pause"
+ABORT_ANNOUNCEMENT: Final = "abort"  # its value is the number of the pause whose calls in flight are aborted
 _INTERVAL_S: Final = 1.0  # between heartbeats, and the time until every process knows of a pause
 _PAUSED_INTERVAL_S: Final = 0.1  # during a pause, and the time until its end is known
 _LIFETIME_MS: Final = 5000  # a process without a heartbeat for this long counts as dead
+_AWARE_TIMEOUT_S: Final = 2  # heartbeats are sent every second: a process that is unaware after this is unreachable
+_ABORT_TIMEOUT_S: Final = 10
+_POLL_INTERVAL_S: Final = 0.05
+
+
+def _no_calls() -> int:
+    return 0
 
 
 class Pause:
-    """The pause of calls, as this process knows it. Call `start` inside the event loop, `close` before the store is closed."""
+    """The pause of calls, as this process knows it. Call `start` inside the event loop, `close` before the store is closed.
+
+    `followers` read the announcements of every heartbeat. `abort_calls` stops the calls of this process that engines are
+    sampling, and returns the number of those that engines have completed; it is called again until the pause ends.
+    """
 
     def __init__(
         self,
@@ -54,15 +66,18 @@ class Pause:
         *,
         max_waiting: int,
         timeout_s: float,
-        on_heartbeat: Callable[[Mapping[str, Announcement]], None] | None = None,
+        followers: Iterable[Callable[[Mapping[str, Announcement]], None]] = (),
     ) -> None:
         self.mode: str | None = None
         self.number = 0
+        self.abort_calls: Callable[[], int] = _no_calls
         self._announcements = announcements
         self._process_id = process_id
         self._max_waiting = max_waiting
         self._timeout_s = timeout_s
-        self._on_heartbeat = on_heartbeat
+        self._followers = tuple(followers)
+        self._aborted = -1  # the number of a pause
+        self._abort_number = 0
         self._in_flight = 0
         self._waiting = 0
         self._changed = asyncio.Event()
@@ -99,6 +114,31 @@ class Pause:
         self.apply({PAUSE_ANNOUNCEMENT: announcement})
         return announcement.number
 
+    async def drained(self, mode: str, *, drain_s: float, aborts: bool = False) -> tuple[int, bool]:
+        """Pause calls, and wait up to `drain_s` until none is in flight; then, with `aborts`, stop those that are left.
+
+        Return the number of calls in flight at all processes, and whether all processes have drained in this pause. Calls that
+        engines have completed do not count once calls are aborted: no engine samples them.
+        """
+        number = await self.announce(mode)
+        in_flight, is_drained = await self._in_flight_after(number, drain_s)
+        if aborts and not is_drained and self.number == number:
+            await self._announcements.announce(ABORT_ANNOUNCEMENT, orjson.dumps(number))
+            in_flight, is_drained = await self._in_flight_after(number, _ABORT_TIMEOUT_S)
+        return in_flight, is_drained
+
+    async def _in_flight_after(self, number: int, wait_s: float) -> tuple[int, bool]:
+        """Wait until no call is in flight, `wait_s` have passed, or another pause or its end is announced."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while True:
+            in_flight, unaware = await self.beat()
+            past = loop.time() - began
+            is_over = self.number != number or past >= (max(wait_s, _AWARE_TIMEOUT_S) if unaware else wait_s)
+            if is_over or not (in_flight or unaware):
+                return in_flight, not in_flight and not unaware and self.number == number
+            await asyncio.sleep(_POLL_INTERVAL_S)
+
     async def passed(self) -> bool:
         """Wait until calls are not paused; return whether it waited (values read before are outdated then). Raises Paused."""
         if self.mode is None:
@@ -133,13 +173,23 @@ class Pause:
 
     async def beat(self) -> tuple[int, int]:
         """Send a heartbeat; return the calls in flight at all processes, and how many processes know an older pause only."""
-        mine = orjson.dumps([self.number, self._in_flight])
+        mine = orjson.dumps([self.number, self._in_flight - self._completed_calls()])
         announcements, beats = await self._announcements.heartbeat(self._process_id, mine, lifetime_ms=_LIFETIME_MS)
         self.apply(announcements)
-        if self._on_heartbeat is not None:
-            self._on_heartbeat(announcements)  # for values without a heartbeat
+        for follow in self._followers:
+            follow(announcements)
+        if (abort := newer(announcements, ABORT_ANNOUNCEMENT, self._abort_number)) is not None:
+            self._aborted, self._abort_number = orjson.loads(abort.value), abort.number
+            self._completed_calls()
         known: list[tuple[int, int]] = [orjson.loads(value) for value in beats.values()]
         return sum(in_flight for _, in_flight in known), sum(number < self.number for number, _ in known)
+
+    def _completed_calls(self) -> int:
+        """Stop the calls in flight if the current pause aborts them; return how many others their engines have completed.
+
+        A call that was admitted before the pause may be sent after others were stopped, so every heartbeat stops calls.
+        """
+        return self.abort_calls() if self._aborted == self.number else 0
 
     def _refuse_if_rejecting(self) -> None:
         if self.mode == "reject":

@@ -1,8 +1,9 @@
 """The composition root: makes the applications, and opens and closes the services that they share."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Protocol, TypeVar
 
 from aiohttp import web
@@ -50,8 +51,10 @@ from proxy.upstream.registry import EndpointRegistry
 from proxy.upstream.tokenizers import Tokenizers
 from storage import StoreOptions, open_store
 from storage.store import Store
+from storage.types import Announcement
 
 _ABORT_MARGIN_S = 0.05
+_WEIGHTS_CHANGED = "the call was aborted because the weights changed"
 _ANY_PATH = r"{path:[\s\S]*}"  # also one with an encoded newline
 _SECRET = "minting-secret"  # noqa: S105 - the name of a constant in the store
 
@@ -121,6 +124,7 @@ def _context_lifespan(
             )  # closed before the recorder, which it uses
             watch = _kept(stack, DriftWatch(context.drift))
             _kept(stack, Deadlines(context.store, context.clock, context.finisher, context.metrics)).start()
+            context.pause.abort_calls = partial(context.memory_limit.stop_sampled, _WEIGHTS_CHANGED)
             context.recorder.followers.append(watch.offer)
             context.recorder.late_followers.append(context.drift_totals.settle_late)
             context.metrics.in_flight_rollouts.set_function(lambda: len(context.in_flight))
@@ -152,9 +156,9 @@ async def _make_context(
     recorder = _kept(stack, Recorder(opened, metrics, clock, _journal(settings.store), lifetimes.origin, followers))
     tokenizers = Tokenizers(settings.engines.endpoints)
     registry = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
-    pause = _pause(opened, clock, settings.agents, registry)
-    await _kept(stack, pause).start()
     policy, stopping = Policy(), asyncio.Event()
+    pause = _pause(opened, clock, settings.agents, [registry.apply, policy.apply])
+    await _kept(stack, pause).start()
     reporter = DriftReporter(opened, clock, metrics, upstream, tokenizers)
     return Context(
         settings=settings,
@@ -215,13 +219,18 @@ def _finisher(store: Store, clock: Clock, metrics: Metrics, drift_totals: DriftT
     return Finisher(store, clock, drift_totals, GroupCompletion(store, clock, metrics))
 
 
-def _pause(store: Store, clock: Clock, agents: AgentsSettings, registry: EndpointRegistry) -> Pause:
+def _pause(
+    store: Store,
+    clock: Clock,
+    agents: AgentsSettings,
+    followers: Sequence[Callable[[Mapping[str, Announcement]], None]],
+) -> Pause:
     return Pause(
         store.announcements,
         new_id(clock),
         max_waiting=agents.max_paused,
         timeout_s=agents.pause_timeout_s,
-        on_heartbeat=registry.apply,
+        followers=followers,
     )
 
 

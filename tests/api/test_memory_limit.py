@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from dataclasses import dataclass
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -213,3 +214,22 @@ async def memory_limit():
     yield limit
     limit.calls.clear()
     await limit.close()
+
+
+async def test_calls_that_engines_have_completed_are_not_stopped(memory_limit):
+    """Their number is returned."""
+    stopped = []
+
+    @dataclass(eq=False)
+    class Call:
+        step: object | None
+        body_bytes: int = 0
+
+        def stop(self, reason: str) -> None:
+            stopped.append((self, reason))
+
+    first, completed, second = Call(None), Call(object()), Call(None)
+    memory_limit.calls |= {first, completed, second}
+
+    assert 1 == memory_limit.stop_sampled("reason")
+    assert {(first, "reason"), (second, "reason")} == set(stopped)

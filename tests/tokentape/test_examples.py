@@ -26,7 +26,7 @@ async def run(example: str, url: str) -> str:
 
 def test_every_example_of_the_page_has_a_test_below():
     """A new example requires a new test."""
-    assert 3 == len(EXAMPLES)
+    assert 4 == len(EXAMPLES)
 
 
 async def test_the_rollout_example_prints_a_row_and_the_counts_of_the_rollout(url):
@@ -47,9 +47,14 @@ async def test_the_batches_example_acknowledges_each_batch_and_ends(engine):
     assert ["ack b1", "ack b2"] == server.ended()
 
 
+async def test_the_example_of_weight_updates_announces_a_version(url):
+    """No call is in flight."""
+    assert "{'version': '13', 'in_flight': 0}\n" == await run(EXAMPLES[2], url)
+
+
 async def test_the_managed_server_example_prints_four_completions(url):
     """A line for each completion and its node."""
-    assert 4 == len((await run(EXAMPLES[2], url)).splitlines())
+    assert 4 == len((await run(EXAMPLES[3], url)).splitlines())
 
 
 async def test_the_example_of_the_package_is_a_doctest(url):

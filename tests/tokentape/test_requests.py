@@ -171,6 +171,7 @@ GROUPS = [
     (("put_policy", "v7"), {}, "PUT", "/policy", {"version": "v7"}),
     (("pause",), {}, "POST", "/policy/pause", {"mode": "wait"}),
     (("pause", "reject"), {"drain_s": 2.5}, "POST", "/policy/pause?drain_s=2.5", {"mode": "reject"}),
+    (("pause",), {"in_flight": "abort"}, "POST", "/policy/pause", {"mode": "wait", "in_flight": "abort"}),
     (("resume",), {}, "POST", "/policy/resume", None),
 ]  # fmt: skip
 

@@ -3,7 +3,6 @@
 The version is recorded in steps whose engine reports none.
 """
 
-import asyncio
 from typing import Final
 
 import orjson
@@ -16,8 +15,6 @@ from proxy.errors import BadRequest
 from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, read_policy
 
 _MAX_DRAIN_S: Final = 3600
-_AWARE_TIMEOUT_S: Final = 2  # heartbeats are sent every second: a process that is unaware after this is unreachable
-_POLL_INTERVAL_S: Final = 0.05
 
 
 async def show_policy(request: web.Request) -> web.Response:
@@ -38,24 +35,14 @@ async def put_policy(request: web.Request) -> web.Response:
 async def pause_policy(request: web.Request) -> web.Response:
     """`POST /policy/pause`: after the response, no process that shares the store sends a new call to an engine.
 
-    `?drain_s=` waits up to that many seconds until no call is in flight; `drained` is whether all processes agree.
+    `?drain_s=` waits up to that many seconds until no call is in flight; then `in_flight: abort` stops those that are left.
+    `drained` is whether all processes agree.
     """
     drain_s = _seconds(request, "drain_s")
-    mode = (await body_from(request, PausePolicy)).mode
-    context = request.app[CONTEXT]
-    number = await context.pause.announce(mode)
-    began = context.clock.monotonic()
-    while True:
-        in_flight, unaware = await context.pause.beat()
-        past = context.clock.monotonic() - began
-        is_over = context.pause.number != number or (
-            past >= drain_s if not unaware else past >= max(drain_s, _AWARE_TIMEOUT_S)
-        )
-        if is_over or not (in_flight or unaware):
-            break
-        await asyncio.sleep(_POLL_INTERVAL_S)
-    is_drained = not in_flight and not unaware and context.pause.number == number
-    return json_response({"mode": context.pause.mode, "in_flight": in_flight, "drained": is_drained})
+    body = await body_from(request, PausePolicy)
+    pause = request.app[CONTEXT].pause
+    in_flight, is_drained = await pause.drained(body.mode, drain_s=drain_s, aborts=body.in_flight == "abort")
+    return json_response({"mode": pause.mode, "in_flight": in_flight, "drained": is_drained})
 
 
 async def resume_policy(request: web.Request) -> web.Response:

@@ -174,9 +174,13 @@ class PutPolicy(_Body):
 
 
 class PausePolicy(_Body):
-    """`POST /policy/pause`: new calls wait until the end of the pause, or are rejected."""
+    """`POST /policy/pause`: new calls wait until the end of the pause, or are rejected.
+
+    Calls that are in flight after `drain_s` continue, or are aborted at their engines and recorded as partial steps.
+    """
 
     mode: Literal["wait", "reject"] = "wait"
+    in_flight: Literal["keep", "abort"] = "keep"
 
 
 class PatchRollout(_Body):

@@ -104,8 +104,8 @@ class CallState:
     failed: list[Mapping[str, Any]] = field(default_factory=list)  # the endpoints that failed, and their errors
 
     def stop(self, reason: str) -> None:
-        """Cancel the call: its partial step has what arrived until now, and this reason."""
-        if self.task is not None:
+        """Cancel the call: its partial step has what arrived until now, and this reason. Again, it does nothing."""
+        if self.task is not None and self.cut is None:
             self.cut = reason
             self.task.cancel()
 

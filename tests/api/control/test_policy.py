@@ -4,9 +4,10 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from aiohttp import web
+from aiohttp import ServerDisconnectedError, web
 from fakes import settings_for
 from recorded import load
+from stored import stored_steps, wait_for_steps
 
 from proxy.server.listener import running
 
@@ -149,7 +150,85 @@ async def test_drain_s_waits_for_the_calls_in_flight_of_all_processes(store, htt
         assert {"mode": "wait", "in_flight": 0, "drained": True} == await drain
 
 
+async def test_an_unknown_choice_for_calls_in_flight_is_422_and_pauses_nothing(proxy):
+    assert 422 == (await proxy.post("/policy/pause", {"in_flight": "kill"})).status
+    await proxy.chat("r1")
+
+
 @pytest.mark.parametrize("drain", ["-1", "soon", "nan", "4000"])
 async def test_an_invalid_drain_s_is_400_and_pauses_nothing(proxy, drain):
     assert 400 == (await proxy.post(f"/policy/pause?drain_s={drain}")).status
     await proxy.chat("r1")
+
+
+async def test_a_pause_that_aborts_stops_the_calls_of_all_processes_at_the_engine(store, http, engine):
+    """Their steps are partial with the reason. Queued calls are neither sent nor recorded. Later calls are not aborted."""
+    engine.hangs()
+    endpoints = [{"url": engine.url, "name": "fake", "max_in_flight": 1}]
+    settings = settings_for(None, engines={"endpoints": endpoints})
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    async with running(settings, store) as served, running(settings_for(None), store) as other:
+
+        async def call(rollout):
+            async with http.post(f"{served.url}/rollouts/{rollout}/v1/chat/completions", json=body) as response:
+                return response.status
+
+        calls = [asyncio.create_task(call(rollout)) for rollout in ("sent", "queued")]
+        await engine.reached.wait()
+        async with http.post(f"{other.url}/policy/pause", json={"in_flight": "abort"}) as response:
+            paused = await response.json()
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        await engine.aborted.wait()
+        engine.respond = answer
+        later = asyncio.create_task(call("later"))
+        assert not (await asyncio.wait([later], timeout=0.3))[0]
+        async with http.post(f"{other.url}/policy/resume") as response:
+            await response.read()
+        status = await later
+
+    assert {"mode": "wait", "in_flight": 0, "drained": True} == paused
+    assert [ServerDisconnectedError] * 2 == [type(error) for error in ended]
+    ((step,), queued) = (await wait_for_steps(store, "sent"), await stored_steps(store, "queued"))
+    assert ("partial", "the call was aborted because the weights changed") == (step.status, step.reason)
+    assert ([], 200, 2) == (queued, status, len(engine.requests))
+
+
+async def answer(request, body):
+    return web.Response(body=load("chat_ids_lp").response, content_type="application/json")
+
+
+async def test_calls_that_end_within_drain_s_are_not_aborted(store, http, engine, release):
+    async with running(settings_for(engine.url), store) as served:
+
+        async def send(path, body):
+            async with http.post(served.url + path, json=body) as response:
+                return await response.json()
+
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        call = asyncio.create_task(send("/rollouts/r1/v1/chat/completions", body))
+        await engine.reached.wait()
+        pause = asyncio.create_task(send("/policy/pause?drain_s=20", {"in_flight": "abort"}))
+        assert not (await asyncio.wait([pause], timeout=0.3))[0]
+        release.set()
+        await call
+
+        assert {"mode": "wait", "in_flight": 0, "drained": True} == await pause
+    assert ["complete"] == [step.status for step in await stored_steps(store, "r1")]
+
+
+async def test_a_call_that_its_engine_has_completed_does_not_delay_a_pause_that_aborts(store, http, engine):
+    """Its step is stored and its response is written."""
+    engine.respond = answer
+    proceed = asyncio.Event()
+    store.waiting["append"], store.reached["append"] = proceed, asyncio.Event()
+    async with running(settings_for(engine.url), store) as served:
+        url = f"{served.url}/rollouts/r1/v1/chat/completions"
+        call = asyncio.create_task(http.post(url, json={"messages": [{"role": "user", "content": "hi"}]}).__aenter__())
+        await store.reached["append"].wait()
+        async with http.post(f"{served.url}/policy/pause", json={"in_flight": "abort"}) as response:
+            assert {"mode": "wait", "in_flight": 0, "drained": True} == await response.json()
+        proceed.set()
+        response = await call
+        await response.read()
+
+    assert (200, ["complete"]) == (response.status, [step.status for step in await stored_steps(store, "r1")])

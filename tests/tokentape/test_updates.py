@@ -1,0 +1,206 @@
+"""Updates of the policy by both clients."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from fakes import proxying
+from recorded import load
+from stored import wait_for_steps
+
+from tokentape import AsyncClient, Client, ClientError
+
+WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
+CHAT = "/rollouts/r1/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+def requests(engine):
+    """The requests that a server receives. It answers as the proxy does, and with status 500 if the key is in `failing`."""
+    received, drained = [], True
+
+    async def respond(request, body):
+        received.append((request.method, request.raw_path, body))
+        if request.path in engine.failing:
+            return web.json_response({"error": {"message": "failed"}}, status=500)
+        return web.json_response({"version": "2", "mode": "wait", "in_flight": 0, "drained": drained})
+
+    engine.failing = set()
+    engine.respond = respond
+    return received
+
+
+@pytest.fixture
+async def served(engine, store):
+    """A proxy before the fake engine."""
+    async with proxying(engine.url, store) as served:
+        yield served
+
+
+async def test_an_update_pauses_drains_updates_announces_and_resumes(client_at, engine, requests):
+    client = client_at(engine.url)
+    result = await client.update_policy(2, lambda: requests.append("update"), drain_s=30, mode="reject")
+    await client.close()
+
+    assert [
+        ("POST", "/policy/pause?drain_s=30", {"mode": "reject"}),
+        "update",
+        ("PUT", "/policy", {"version": 2}),
+        ("POST", "/policy/resume", {"raw": b""}),
+    ] == requests
+    assert {"version": "2", "mode": "wait", "in_flight": 0, "drained": True} == result
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "path", "body"),
+    [
+        ("abort", "/policy/pause?drain_s=5", {"mode": "wait", "in_flight": "abort"}),
+        ("continue", "/policy/pause", {"mode": "wait"}),
+    ],
+)
+async def test_calls_in_flight_are_aborted_after_the_drain_or_continue_without_one(
+    client_at, engine, requests, in_flight, path, body
+):
+    client = client_at(engine.url)
+    await client.update_policy("v2", lambda: None, drain_s=5, in_flight=in_flight)
+    await client.close()
+
+    assert ("POST", path, body) == requests[0]
+
+
+async def test_after_an_exception_of_the_callback_calls_resume_with_the_old_version(client_at, served):
+    """The exception is raised."""
+
+    def update():
+        raise RuntimeError("no weights")
+
+    client = client_at(served.url)
+    await client.put_policy(1)
+    with pytest.raises(RuntimeError, match="no weights"):
+        await client.update_policy(2, update)
+
+    assert ({"version": "1"}, None) == (await client.policy(), (await client.resume())["mode"])
+    await client.close()
+
+
+async def test_if_resuming_fails_after_an_exception_there_is_a_note_on_how_to_resume(client_at, engine, requests):
+    engine.failing = {"/policy/resume"}
+
+    def update():
+        raise RuntimeError("no weights")
+
+    client = client_at(engine.url)
+    with pytest.raises(RuntimeError, match="no weights") as caught:
+        await client.update_policy(2, update)
+    await client.close()
+
+    assert ["Calls are still paused; POST /policy/resume ends the pause."] == caught.value.__notes__
+
+
+async def test_calls_stay_paused_if_the_version_cannot_be_announced(client_at, engine, requests):
+    """The engines have weights whose version is not known."""
+    engine.failing = {"/policy"}
+    client = client_at(engine.url)
+    with pytest.raises(ClientError) as caught:
+        await client.update_policy(2, lambda: None)
+    await client.close()
+
+    assert ["POST", "PUT"] == [method for method, *_ in requests]
+    assert "calls stay paused until" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("version", [None, "", "x" * 257, 1.5, True])
+async def test_an_invalid_version_is_rejected_before_calls_are_paused(client_at, engine, requests, version):
+    client = client_at(engine.url)
+    with pytest.raises(ClientError) as caught:
+        await client.update_policy(version, lambda: None)
+    await client.close()
+
+    assert ("version", []) == (caught.value.param, requests)
+
+
+async def test_an_unknown_choice_for_calls_in_flight_is_rejected_before_calls_are_paused(client_at, engine, requests):
+    client = client_at(engine.url)
+    with pytest.raises(ClientError) as caught:
+        await client.update_policy(1, lambda: None, in_flight="kill")
+    await client.close()
+
+    assert ("in_flight", []) == (caught.value.param, requests)
+
+
+async def test_the_asynchronous_client_awaits_the_callback(served):
+    done = asyncio.Event()
+
+    async def update():
+        done.set()
+
+    async with AsyncClient(served.url) as client:
+        result = await client.update_policy(7, update)
+
+    assert done.is_set()
+    assert {"version": "7", "in_flight": 0} == result
+
+
+async def test_the_blocking_client_rejects_an_asynchronous_callback(served):
+    """Calls resume with the old version."""
+
+    async def update():
+        raise AssertionError
+
+    with Client(served.url) as client:
+        with pytest.raises(TypeError, match="use AsyncClient"):
+            await asyncio.to_thread(client.update_policy, 7, update)
+
+        assert {"version": None} == await asyncio.to_thread(client.policy)
+
+
+async def test_a_call_that_does_not_end_prevents_an_update_that_drains(served, engine, http):
+    """Nothing is updated, and new calls are accepted afterwards."""
+    engine.streams([STREAM.response[:2000]], then="hang")
+    updates = []
+    async with AsyncClient(served.url) as client, http.post(served.url + CHAT, json=BODY | {"stream": True}) as call:
+        await call.content.readany()
+        with pytest.raises(ClientError) as caught:
+            await client.update_policy(2, lambda: updates.append(1), drain_s=0.1)
+        engine.plays(WHOLE)
+        async with http.post(served.url + CHAT, json=BODY) as other:
+            assert 200 == other.status
+
+        assert ("not_drained", [], {"version": None}) == (caught.value.code, updates, await client.policy())
+        assert caught.value.message.startswith("1 calls are in flight after 0.1 s")
+
+
+async def test_an_update_that_aborts_records_partial_steps_of_the_old_version(served, store, engine, http):
+    """Calls afterwards have the new version."""
+    engine.streams([STREAM.response[:2000]], then="hang")
+    async with AsyncClient(served.url) as client:
+        await client.put_policy(1)
+        async with http.post(served.url + CHAT, json=BODY | {"stream": True}) as call:
+            await call.content.readany()
+            await client.update_policy(2, engine.aborted.wait, drain_s=0.1, in_flight="abort")
+        engine.plays(WHOLE)
+        async with http.post(served.url + CHAT, json=BODY) as other:
+            await other.read()
+    first, second = await wait_for_steps(store, "r1", 2)
+
+    assert ("partial", "1", None) == (first.status, first.policy_version, first.policy_version_end)
+    assert "because the weights changed" in first.reason
+    assert ("complete", "2", None) == (second.status, second.policy_version, second.policy_version_end)
+
+
+async def test_calls_that_continue_have_both_versions(served, store, engine, http):
+    """No other call has to begin for that."""
+    release = asyncio.Event()
+    engine.streams([STREAM.response], then="end", after=release)
+    async with AsyncClient(served.url) as client:
+        await client.put_policy(1)
+        async with http.post(served.url + CHAT, json=BODY | {"stream": True}) as call:
+            await call.content.readany()
+            result = await client.update_policy(2, lambda: None, in_flight="continue")
+            release.set()
+            await call.read()
+    (step,) = await wait_for_steps(store, "r1")
+
+    assert 1 == result["in_flight"]
+    assert ("complete", "1", "2") == (step.status, step.policy_version, step.policy_version_end)
