@@ -218,7 +218,7 @@ def deployed_rules() -> dict[str, Any]:
 
 
 async def live(scene: Scene, number: int) -> None:
-    """Run an agent in a loop: groups, drift, flagged steps, disconnects and errors."""
+    """Run an agent in a loop: groups, some of them dropped or refused, drift, flagged steps, disconnects and errors."""
     turn = 0
     while True:
         turn += 1
@@ -229,7 +229,8 @@ async def live(scene: Scene, number: int) -> None:
         rewards = (1.0, -0.5) if turn % 2 else (1.0, 1.0)
         await asyncio.gather(*(_play(scene, *played) for played in zip(rollouts, rewards, strict=False)))
         claim = {"consumer": "t", "groups": 4, "format": "sequences", "wait_s": 0, "lease_s": 60}
-        batch = await scene.post(f"{scene.control}/batches/claim", claim)
+        await scene.post(f"{scene.control}/batches/claim", {**claim, "format": "marin"})  # refused: no env_name
+        batch = await scene.post(f"{scene.control}/batches/claim", {**claim, "only_mixed": turn % 3 == 0})
         if batch.get("batch_id"):
             verb = "release" if turn == 1 else "ack"
             await scene.post(f"{scene.control}/batches/{batch['batch_id']}/{verb}", {})
@@ -241,21 +242,23 @@ async def _play(scene: Scene, rollout: str, reward: float) -> None:
     base = f"{scene.url}/rollouts/{rollout}"
     ask = [{"role": "user", "content": "Count to three."}]
     same = {"Idempotency-Key": f"{rollout}-1"}
-    reply = await scene.post(f"{base}/{CHAT}", {"model": "m", "messages": ask, "max_tokens": 12}, **same)
+    reply = await scene.post(f"{base}/{CHAT}", {"model": "simulated", "messages": ask, "max_tokens": 12}, **same)
     if "choices" not in reply:
         return
-    await scene.post(f"{base}/{CHAT}", {"model": "m", "messages": ask, "max_tokens": 12}, **same)  # replayed
+    await scene.post(f"{base}/{CHAT}", {"model": "simulated", "messages": ask, "max_tokens": 12}, **same)  # replayed
     edited = {"role": "assistant", "content": (reply["choices"][0]["message"]["content"] or "") + " And so on."}
     more = [*ask, edited, {"role": "user", "content": "Go on."}]
-    await scene.post(f"{base}/{CHAT}", {"model": "m", "messages": more, "max_tokens": 12, "stream": True})
-    await scene.post(f"{base}/v1/completions", {"model": "m", "prompt": "hi", "echo": True, "max_tokens": 2})  # flagged
-    await _leave(scene, f"{base}/{CHAT}", {"model": "m", "messages": ask, "max_tokens": 2000, "stream": True})
+    await scene.post(f"{base}/{CHAT}", {"model": "simulated", "messages": more, "max_tokens": 12, "stream": True})
+    await scene.post(
+        f"{base}/v1/completions", {"model": "simulated", "prompt": "hi", "echo": True, "max_tokens": 2}
+    )  # flagged
+    await _leave(scene, f"{base}/{CHAT}", {"model": "simulated", "messages": ask, "max_tokens": 2000, "stream": True})
     await scene.post(f"{scene.control}/rollouts/{rollout}/finish", {"status": "completed", "reward": reward})
 
 
 async def talk(scene: Scene, number: int) -> None:
     """Run an agent that continues one rollout during outages of the store, and a health probe."""
-    body = {"model": "m", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
+    body = {"model": "simulated", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
     while True:
         await scene.post(f"{scene.url}/rollouts/steady-{number}/{CHAT}", body)
         await scene.post(f"{scene.url}/{CHAT}", {**body, "max_tokens": 1}, **{"User-Agent": "kube-probe/1.32"})
