@@ -11,6 +11,7 @@ from reading_rows import BACK, TURNS, whole
 
 from proxy.export import FORMATS, Fill, Inexpressible
 from proxy.trajectory.facts import number_of
+from proxy.trajectory.returns import episode, returns
 from proxy.trajectory.sequence import Options, sequences
 
 CANONICAL = (
@@ -153,3 +154,41 @@ def test_every_format_has_advantages_of_turns_where_it_has_a_place_for_them(name
     assert (place == "turn") == (of_rows == {0.375, -0.875})
     if name == "sequences":
         assert [facts.advantages] == [row["advantages"] for row in rows]
+
+
+ADVANTAGES_OF = {
+    "scored_data": lambda row: row["advantages"][0],
+    "tinker": lambda row: [0.0, *row["advantages"]],
+    "prime_rl": lambda row: row[-1],
+}
+
+
+def test_every_format_with_advantages_by_token_is_read_back():
+    assert ADVANTAGES_OF.keys() == {name for name, form in FORMATS.items() if form.advantage_place == "token"} - {
+        "sequences"
+    }
+
+
+@pytest.mark.parametrize("name", ADVANTAGES_OF)
+@given(rollouts())
+def test_each_trained_token_has_the_return_of_its_turn(name, steps):
+    """Context and prompts have 0."""
+    steps = [
+        replace(step, policy_version="1", sampling={"temperature": 1.0})
+        for step in steps
+        if all(map(len, step.prompts))
+    ]
+    played = episode(steps, worked.FACTS, Options())
+    facts = replace(worked.FACTS, step_rewards={step.step_id: 2.0**-n for n, step in enumerate(steps)})
+    turns = played.turns(facts)
+    found = dict(zip(turns, returns(turns, facts, 0.5), strict=True))
+    expected = []
+    for row in sequences(steps, facts).rows:
+        expected.append([0.0] * len(row.token_ids))
+        for span in row.spans:
+            if span.owned:
+                expected[-1][span.start : span.end] = [found[span.step_id]] * (span.end - span.start)
+
+    rows = worked.rows(name, steps, replace(facts, advantages=found))
+
+    assert expected == [ADVANTAGES_OF[name](row) for row in rows]
