@@ -14,6 +14,8 @@ from proxy.export.containers import CONTAINERS
 from proxy.rollouts.audit.sample import name_of, of_row
 
 ADVANTAGES = ("none", "given", "grpo", "rloo", "dr_grpo")
+BY_TURN = [name for name, form in FORMATS.items() if form.advantage_place in ("turn", "token")]
+PENALTY = "&overlong=penalize&max_len=48&overlong_buffer=32"
 LENGTHS = "&prompt_length=64&response_length=64"
 
 
@@ -66,6 +68,8 @@ class Readers:
         await self.request("GET", f"/groups/{group}")
         query = f"{self.drawn(random)}&advantage={random.choice(ADVANTAGES)}"
         await self.request("GET", f"/groups/{group}/export?{query}")
+        by_turn = f"format={random.choice(BY_TURN)}&advantage={random.choice(('step', 'grpo', 'rloo'))}&discount=0.9"
+        await self.request("GET", f"/groups/{group}/export?{by_turn}&include=flagged{random.choice(('', PENALTY))}")
 
     async def lists(self, random: Random) -> None:
         """Read everything: the lists, the export of the whole store, and what an audit reads."""
@@ -84,7 +88,8 @@ class Readers:
         """Claim complete groups and acknowledge them."""
         claim = {"consumer": "c", "groups": 3, "format": random.choice(tuple(FORMATS)),
                   "include": random.choice(("exact", "flagged")),
-                  "advantage": random.choice(ADVANTAGES), "prompt_length": 64, "response_length": 64}  # fmt: skip
+                  "advantage": random.choice((*ADVANTAGES, "reinforce_pp")),
+                  "prompt_length": 64, "response_length": 64}  # fmt: skip
         _, text = await self.request("POST", "/batches/claim", claim)
         claimed = orjson.loads(text)
         if claimed.get("batch_id"):
@@ -93,4 +98,5 @@ class Readers:
         return claimed
 
     def drawn(self, random: Random) -> str:
-        return f"format={random.choice(tuple(FORMATS))}&container={random.choice(tuple(CONTAINERS))}{LENGTHS}"
+        penalty = random.choice(("", "", PENALTY))
+        return f"format={random.choice(tuple(FORMATS))}&container={random.choice(tuple(CONTAINERS))}{LENGTHS}{penalty}"
