@@ -55,14 +55,17 @@ async def claim_batch(request: web.Request) -> web.Response:
 async def _fill_in_time(request: web.Request, context: Context, claim: Claim, deadline: float) -> None:
     """Poll for groups until one is leased, the deadline is over, or the client has disconnected.
 
-    The interval is random, so that exact claims that compete for groups do not do so again at the same time.
+    The interval is random, so that exact claims that compete for groups do not do so again at the same time. It is not shorter
+    than a poll, which takes long if thousands of groups are refused.
     """
     while True:
+        began = context.clock.monotonic()
         await fill(context, claim)
         remaining_s = deadline - context.clock.monotonic()
         if claim.held or remaining_s <= 0 or _is_disconnected(request):
             return
-        interval_s = _POLL_INTERVAL_S * (0.75 + context.clock.entropy(1)[0] / 512)
+        random_s = _POLL_INTERVAL_S * (0.75 + context.clock.entropy(1)[0] / 512)
+        interval_s = max(random_s, context.clock.monotonic() - began)
         await asyncio.sleep(min(interval_s, remaining_s))
 
 

@@ -186,10 +186,13 @@ async def _take(context: Context, claim: Claim, entries: Iterator[QueuedGroup], 
 
 
 async def _lease(context: Context, claim: Claim, waiting: QueuedGroup) -> bool:
-    """Lease one group, unless it is too stale and remains in the queue; return whether the claim has it now."""
+    """Lease one group, unless it is too stale or incomplete and remains in the queue; return whether the claim has it now."""
     too_stale = why_stale(claim, waiting)
-    if too_stale is not None and claim.body.stale == "keep":
-        claim.refused[waiting.group] = too_stale
+    kept = too_stale if claim.body.stale == "keep" else None
+    if kept is None and too_stale is None and claim.body.members == "all":
+        kept = await _why_incomplete(context, claim, waiting)
+    if kept is not None:
+        claim.refused[waiting.group] = kept
         return False
     lease_ms, now_ms = max(1, round(claim.body.lease_s * 1000)), context.clock.now_ms()
     fields = held_fields(context, claim.batch_id, claim.body.consumer, claim.body.lease_s)
@@ -197,6 +200,21 @@ async def _lease(context: Context, claim: Claim, waiting: QueuedGroup) -> bool:
         return False  # claimed by another consumer, or deleted
     claim.held.append(Held(waiting))
     return True
+
+
+async def _why_incomplete(context: Context, claim: Claim, waiting: QueuedGroup) -> Reason | None:
+    """Return why a group with all its members is not complete, or None.
+
+    It is not leased and its rewards are not frozen for this: a missing one may be set at any time.
+    """
+    group = await find_group(context.store, waiting.group)
+    if group is None:
+        return None
+    try:
+        check_members(claim.query, group, await members_of(context.store, group), claim.conditions)
+    except Conflict as error:
+        return Reason(error.reason, error.message)
+    return None
 
 
 async def _render(context: Context, claim: Claim, held: Held) -> bool:
@@ -237,7 +255,6 @@ async def _rendered(context: Context, claim: Claim, held: Held) -> Reason | None
     if group is None:
         return None  # its entry in the queue is removed when it is claimed next
     rollouts = await members_of(context.store, group)
-    check_members(claim.query, group, rollouts, claim.conditions)  # not frozen yet: a missing reward may be set now
     held.frozen = tuple(rollout.rollout_id for rollout in rollouts if rollout.claimed_by is None)
     frozen = await _freeze(context, rollouts, claim.batch_id)
     held.earned = earned_by(frozen) if len(held.frozen) == len(rollouts) else None

@@ -102,7 +102,7 @@ export function show(main, { fail, showState }) {
 
   function showSum() {
     const older = cursor === null ? "" : "; older ones exist";
-    sum.textContent = `${count(table.rows.length)} of ${count(groups.size)} loaded${older}`;
+    sum.textContent = `${count(table.rows.length)} of ${count(groups.size)} loaded${states()}${older}`;
     more.hidden = cursor === null;
     table.showMessage(
       table.rows.length
@@ -111,6 +111,16 @@ export function show(main, { fail, showState }) {
           ? "No group matches the filter."
           : "No groups yet. POST /groups opens one.",
     );
+  }
+
+  /** Return how many of the loaded groups wait for a consumer, are claimed, or were dropped. */
+  function states() {
+    const all = [...groups.values()];
+    return ["complete", "claimed", "dropped"]
+      .map((state) => [state, all.filter((group) => group.status === state).length])
+      .filter(([, number]) => number > 0)
+      .map(([state, number]) => `, ${count(number)} ${state}`)
+      .join("");
   }
 
   const sums = new Map(); // the totals of each group's rollouts

@@ -3,8 +3,11 @@
 import asyncio
 
 import pytest
+from control_api import ProxyClient
+from fakes import settings_for
 
 from proxy.api.control import batches, claims
+from proxy.server.listener import running
 from storage.errors import StoreUnreachable
 
 
@@ -51,28 +54,43 @@ async def test_groups_that_are_refused_or_dropped_do_not_count(proxy):
 
 
 async def test_a_reward_that_is_set_while_a_claim_waits_completes_it(proxy, monkeypatch):
-    """The group was refused without the reward; setting it is never rejected."""
+    """The group was refused without the reward, and neither leased nor frozen for that."""
     monkeypatch.setattr(claims, "_EXAMINE_INTERVAL_S", 0.1)
     _, unrewarded = await proxy.group("g", 1, None)
+    examine, examined, leased = claims._why_incomplete, asyncio.Semaphore(0), []
+
+    async def counted(context, claim, waiting):
+        reason = await examine(context, claim, waiting)
+        examined.release()
+        leased.append(len(claim.held))
+        return reason
+
+    monkeypatch.setattr(claims, "_why_incomplete", counted)
     waiting = asyncio.ensure_future(proxy.claim(exact=True, members="all", format="scored_data", wait_s=30))
-    await asyncio.sleep(0)
+    for _ in range(2):
+        await examined.acquire()
+    status = await proxy.status("g")
     patched = await proxy.patch(f"/rollouts/{unrewarded}", {"reward": 0})
     claimed = await waiting
 
+    assert ("complete", {0}) == (status, set(leased))
     assert (200, ["g"], []) == (patched.status, names_of(claimed), claimed["refused"])
 
 
-async def test_of_competing_exact_claims_no_two_hold_a_part_of_the_groups(proxy):
-    """Each gets all that it requests, one after the other."""
+async def test_of_competing_exact_claims_no_two_hold_a_part_of_the_groups(proxy, store):
+    """Each gets all that it requests, one after the other, at two replicas."""
     for number in range(6):
         await proxy.group(f"g{number}", 1, 0)
+    async with running(settings_for(None), store) as other:
+        replicas = [proxy, ProxyClient(proxy.http, other.url)]
 
-    async def consume(name):
-        batch = await proxy.claim(consumer=name, groups=4, exact=True, wait_s=30)
-        await proxy.post(f"/batches/{batch['batch_id']}/release")
-        return len(batch["groups"])
+        async def consume(number):
+            replica = replicas[number % 2]
+            batch = await replica.claim(consumer=f"c{number}", groups=4, exact=True, wait_s=30)
+            await replica.post(f"/batches/{batch['batch_id']}/release")
+            return len(batch["groups"])
 
-    assert [4] * 4 == await asyncio.gather(*map(consume, "abcd"))
+        assert [4] * 4 == await asyncio.gather(*map(consume, range(4)))
     assert 6 == len((await proxy.claim(groups=6, exact=True))["groups"])
 
 

@@ -114,7 +114,7 @@ async def test_focus_is_visible(contents, open_page):
 
 
 async def test_a_group_is_listed_and_opened(contents, open_page):
-    """The list has the group's totals, its page each of its rollouts."""
+    """The list has the group's totals and the number of groups in the queue, its page each of its rollouts."""
     group = await contents.control("GET", "/groups/math-2")
     page = await open_page(f"{contents.url}/ui#/groups")
     row = page.locator(".row.g-groups", has=page.locator("a[href='#/group/math-2']"))
@@ -124,6 +124,11 @@ async def test_a_group_is_listed_and_opened(contents, open_page):
     )
     assert abs(float(await row.locator(".c-reward").inner_text()) - sum(group["rewards"]) / 4) < 0.001
     assert "0" == await row.locator(".c-drift").inner_text()
+    groups = (await contents.control("GET", "/groups"))["groups"]
+    counted = [(state, sum(each["status"] == state for each in groups)) for state in ("complete", "claimed", "dropped")]
+    states = "".join(f", {number} {state}" for state, number in counted if number)
+    await expect(page.locator(".bar .sum")).to_have_text(f"{len(groups)} of {len(groups)} loaded{states}")
+    assert "complete" in states
     await page.locator("a[href='#/group/math-2']").click()
     await expect(page.locator(".row.g-members:not(.head)")).to_have_count(4)
 
