@@ -18,7 +18,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pytest
 
 PUBLISHED = Path(__file__).parent.parent.parent / ".trainers"
 
@@ -31,7 +30,7 @@ def load_published(path: str, *names: str, **names_used: Any) -> ModuleType:
     """
     file = PUBLISHED / path
     if not file.exists():
-        pytest.skip(f"{path} does not exist: run make install")
+        _skip(path)
     body = list(_definitions(ast.parse(file.read_text()), names))
     module = ModuleType(f"published.{file.stem}")
     vars(module).update(names_used)
@@ -47,7 +46,7 @@ def import_published(name: str, *inner: str, without: Sequence[str]) -> list[Mod
     Missing modules are replaced by plain namespaces. Nothing stays importable.
     """
     if not (PUBLISHED / name).exists():
-        pytest.skip(f"{name} does not exist: run make install")
+        _skip(name)
     modules = {}
     for absent in without:
         modules[absent] = ModuleType(absent)
@@ -57,6 +56,12 @@ def import_published(name: str, *inner: str, without: Sequence[str]) -> list[Mod
         modules[package].__path__ = [str(PUBLISHED.joinpath(*package.split(".")))]
     with patch.dict(sys.modules, modules):
         return [import_module(f"{name}.{module}") for module in inner]
+
+
+def _skip(name: str) -> None:
+    import pytest  # the trainers' own Python does not have it
+
+    pytest.skip(f"{name} does not exist: run make install")
 
 
 def _definitions(tree: ast.Module, names: Sequence[str]) -> Iterator[ast.stmt]:
