@@ -1,4 +1,4 @@
-"""A consumer process that claims two groups at a time and acknowledges them, until there are none left.
+"""A consumer process that claims two groups at a time, exactly or at most, and acknowledges them, until there are none left.
 
 Arguments: the log and the proxies' URLs. If a proxy does not respond, it tries the next one. It uses the standard
 library only.
@@ -18,7 +18,12 @@ LEASE_S = 0.6
 def main(log: str, *urls: str) -> None:
     written = os.open(log, os.O_WRONLY | os.O_APPEND)
     name = f"consumer-{os.getpid()}"
-    while batch := post(urls, "/batches/claim", {"consumer": name, "groups": 2, "wait_s": 3, "lease_s": LEASE_S}):
+    claim = {"consumer": name, "groups": 2, "lease_s": LEASE_S}
+    while True:
+        batch = post(urls, "/batches/claim", {**claim, "exact": True, "wait_s": 0.3})
+        note(written, ["exact", len(batch["groups"])])
+        if not batch["groups"]:
+            batch = post(urls, "/batches/claim", {**claim, "wait_s": 3})
         if not batch["groups"]:
             return
         now = round(time.time() * 1000)

@@ -224,7 +224,7 @@ def serving(server, prefix):
 async def test_when_consumers_and_a_proxy_are_killed_no_group_is_lost_or_claimed_twice_at_once(
     proxy, store, server, tmp_path
 ):
-    """Consumer processes use two proxies; some of them and one proxy are killed."""
+    """Consumer processes use two proxies; some of them and one proxy are killed. Exact claims have two groups or none."""
     groups = {f"g{number}" for number in range(24)}
     for name in groups:
         await proxy.group(name, 1, 0)
@@ -248,6 +248,7 @@ async def test_when_consumers_and_a_proxy_are_killed_no_group_is_lost_or_claimed
     holds, acked = events(log, "claimed"), Counter(group for _, group in events(log, "acked"))
     assert groups == done
     assert {1} == set(acked.values())
+    assert {0, 2} >= {count for (count,) in events(log, "exact")} >= {2}
     assert len(holds) > len(groups)  # consumers that were killed lost some of theirs
     ends = {}
     for start, batch, group, until in sorted(holds):

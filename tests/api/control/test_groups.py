@@ -240,6 +240,13 @@ async def test_a_group_with_equal_rewards_or_too_few_rows_exports_no_rows_and_th
     assert (b"", True) == (equal.text, "have the same reward" in equal.headers["X-Export-Skipped"])
 
 
+async def test_an_invalid_condition_is_400_and_named(proxy):
+    await proxy.group("g", 1, 1)
+    for query in ("members=some", "members=", "min_group=0", "only_mixed=1", "rewarded=true", "row_weight=half"):
+        response = await proxy.get(f"/groups/g/export?{query}")
+        assert (400, query.partition("=")[0]) == (response.status, response.json["error"]["param"]), query
+
+
 async def test_an_estimated_advantage_is_400_for_a_single_rollout(proxy):
     """The error lists the accepted values."""
     await proxy.chat("r1")
