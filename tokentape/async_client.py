@@ -133,14 +133,20 @@ class AsyncClient:
         metadata: Mapping[str, Any] | None = None,
         deadline_s: float | None = None,
         idle_s: float | None = None,
+        over_sample: int | None = None,
+        replace: bool | int | None = None,
     ) -> dict[str, Any]:
         """Open a group and its `size` rollouts, each with the options `rollout`, `deadline_s` and `idle_s`, atomically.
+
+        `over_sample` opens this many more; the group is complete once `size` rollouts have a reward. `replace` opens a rollout
+        that fails again, at most this many times (True: 3); `replaced_by` of its finish has the new one.
 
         Returns {group_id, size, status, rollouts: [{rollout_id, base_url, api_key, …}]}. The same options again return the
         same group.
         """
         terms = {"rollout": rollout, "metadata": metadata, "deadline_s": deadline_s, "idle_s": idle_s}
-        request = requests.open_group(group_id, {"size": size, **terms})
+        members = {"size": size, "over_sample": over_sample, "replace": replace}
+        request = requests.open_group(group_id, {**members, **terms})
         return cast("dict[str, Any]", await self._request(request))
 
     async def group(self, group_id: str) -> dict[str, Any]:

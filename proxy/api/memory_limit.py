@@ -27,12 +27,14 @@ class DetachedSteps(Protocol):
 class CallInFlight(Protocol):
     """A call in flight: its start, the bytes of its request and response so far, its client's connection, and its step.
 
-    `step` is None until the engine has completed the call.
+    `step` is None until the engine has completed the call. `over_sampled`: its rollout and the incarnation, if its group may
+    not need it.
     """
 
     request: web.Request
     started: float
     body_bytes: int
+    over_sampled: tuple[str, str] | None
 
     @property
     def step(self) -> object | None:

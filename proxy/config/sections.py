@@ -300,6 +300,11 @@ class AgentsSettings(Section):
     client_stall_timeout_s: float = Field(
         120, gt=0, description="Maximum seconds that a client reads none of the pending data; then it is disconnected."
     )
+    cut_surplus_calls: bool = Field(
+        default=True,
+        description="Whether calls in flight of rollouts that their over-sampled group does not need are stopped at the "
+        "engine, within about a second.",
+    )
     max_paused: int = Field(
         10_000, ge=0, description="Maximum number of calls that wait during a pause in one process; more return 429."
     )

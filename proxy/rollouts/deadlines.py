@@ -10,15 +10,15 @@ Rule 3: a process touches the rollouts with `idle_s` that have calls in flight. 
 """
 
 import asyncio
-import math
 import random
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from proxy.clock import Clock
 from proxy.errors import Conflict, NotFound
+from proxy.rollouts.due_times import MIN_IDLE_S, due_ms_of, is_past_deadline
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.rollout import DEADLINE, Rollout, read_rollout
 from proxy.telemetry.logs import LOG
@@ -27,8 +27,6 @@ from storage.errors import StorageError
 from storage.store import Store
 from storage.types import Timer
 
-_MIN_IDLE_S: Final = 1.0  # shorter values act as this one
-_NEVER_MS: Final = 2**52  # later than any time of a rollout, and exact as the score of a sorted set
 _INTERVALS_S: Final = (0.75, 1.0)  # between sweeps, drawn so that processes take turns
 _AFTER_FAILURE_S: Final = 5.0  # processes with calls in flight touch their rollouts first
 _LEASE_MS: Final = 10_000  # of a claimed timer
@@ -37,36 +35,6 @@ _FINISHES_AT_ONCE: Final = 32
 _TOUCHES_PER_IDLE: Final = 3
 _TOUCHES_AT_ONCE: Final = 64
 _TICK_S: Final = 0.25
-
-
-def due_ms(
-    *, created_ms: int, touched_ms: int, deadline_s: float | None = None, idle_s: float | None = None
-) -> int | None:
-    """Return the Unix ms at which an open rollout is finished if no call begins before; None if it has no deadline."""
-    times: list[float] = [] if deadline_s is None else [created_ms + 1000 * deadline_s]
-    times += [] if idle_s is None else [touched_ms + 1000 * max(idle_s, _MIN_IDLE_S)]
-    return math.ceil(min(*times, _NEVER_MS)) if times else None
-
-
-def first_due_ms(terms: Mapping[str, Any], now_ms: int) -> int | None:
-    """Return `due_ms` of a rollout that is opened now with these terms."""
-    deadlines = {name: terms.get(name) for name in ("deadline_s", "idle_s")}
-    return due_ms(created_ms=now_ms, touched_ms=now_ms, **deadlines)
-
-
-def is_past_deadline(rollout: Rollout, now_ms: int) -> bool:
-    """Return whether an open rollout is older than `deadline_s`."""
-    due = due_ms(created_ms=rollout.created_ms, touched_ms=0, deadline_s=rollout.deadline_s)
-    return due is not None and due <= now_ms and not rollout.is_finished
-
-
-def _due_ms(rollout: Rollout) -> int | None:
-    return due_ms(
-        created_ms=rollout.created_ms,
-        touched_ms=rollout.touched_ms,
-        deadline_s=rollout.deadline_s,
-        idle_s=rollout.idle_s,
-    )
 
 
 class Deadlines:
@@ -123,7 +91,7 @@ class Deadlines:
         if rollout.is_finished:  # the process that finished it may have died before it completed the group
             await self._finisher.after_finish(rollout, again=True)
             return None
-        due, now_ms = _due_ms(rollout), self._clock.now_ms()
+        due, now_ms = due_ms_of(rollout), self._clock.now_ms()
         if due is None or due > now_ms:
             return due
         seen_ms = None if is_past_deadline(rollout, now_ms) else rollout.touched_ms
@@ -133,7 +101,7 @@ class Deadlines:
             return until_ms  # finished otherwise at this moment; look whether its group is complete
         except NotFound:
             return None
-        return None if rollout.is_finished else _due_ms(rollout)
+        return None if rollout.is_finished else due_ms_of(rollout)
 
     async def _sweep_forever(self) -> None:
         while True:
@@ -192,7 +160,7 @@ class Activity:
     def kept(self, rollout: Rollout) -> Iterator[None]:
         """Touch a rollout with `idle_s`, which its call has opened just now, inside the context and at the end."""
         name = Timer(rollout.rollout_id, rollout.incarnation)
-        every_s = max(rollout.idle_s or 0, _MIN_IDLE_S) / _TOUCHES_PER_IDLE
+        every_s = max(rollout.idle_s or 0, MIN_IDLE_S) / _TOUCHES_PER_IDLE
         active = self._active.setdefault(name, _Active(0, every_s, asyncio.get_running_loop().time() + every_s))
         active.calls += 1
         self._has_active.set()

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.clock import Clock
-from proxy.errors import Conflict
-from proxy.rollouts.completion import GroupCompletion
+from proxy.errors import Conflict, NotFound, ProxyError
+from proxy.rollouts.completion import FAILED, GroupCompletion, members_of
 from proxy.rollouts.drift_totals import DriftTotals
-from proxy.rollouts.rollout import DEADLINE, Rollout, no_rollout, read_rollout, write_fields
+from proxy.rollouts.group import Group, find_group
+from proxy.rollouts.rollout import DEADLINE, SURPLUS, Rollout, no_rollout, read_rollout, write_fields
+from proxy.telemetry.logs import LOG
 from storage.errors import FieldsChanged, StorageError
 from storage.store import Store
-from storage.types import Timer
+from storage.types import StoredEntity, Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,50 @@ class Finisher:
         await self.after_finish(rollout, again=True)
         return rollout
 
+    async def rewarded(self, rollout: Rollout) -> None:
+        """Finish the members that an over-sampled group does not need, once enough of its finished members have a reward."""
+        if rollout.is_over_sampled and rollout.is_finished and rollout.group_id is not None:
+            group = await find_group(self.store, rollout.group_id)
+            if group is not None:
+                await self.finish_surplus(group)
+
+    async def replacement(self, rollout: Rollout) -> StoredEntity | None:
+        """Return the rollout that was opened in place of a failed one, if there is one."""
+        if rollout.group_id is None or rollout.status not in FAILED:
+            return None
+        group = await find_group(self.store, rollout.group_id)
+        name = None if group is None else group.replaced.get(rollout.rollout_id)
+        return None if name is None else await self.store.get(name)
+
+    async def finish_surplus(self, group: Group) -> None:
+        """Finish the open members of an over-sampled group if `size` of the others have a reward."""
+        if group.status != "open" or not group.over_sample or group.size is None:
+            return
+        rollouts = [
+            rollout for rollout in await members_of(self.store, group) if rollout.rollout_id not in group.replaced
+        ]
+        if sum(rollout.is_finished and rollout.reward is not None for rollout in rollouts) < group.size:
+            return
+        for rollout in rollouts:
+            if not rollout.is_finished:
+                with suppress(Conflict, NotFound):  # finished or deleted at this moment
+                    await self.finish(rollout, "aborted", reason=SURPLUS)
+
+    async def settle(self, group: Group) -> None:
+        """Complete what a crash left of the finishes of an open group's members."""
+        await self.completion.settle(group)
+        await self.finish_surplus(group)
+
+    async def settle_all(self) -> None:
+        """Settle every group that is open because a process died."""
+        try:
+            async for group_id in self.store.groups.names():
+                group = await find_group(self.store, group_id)
+                if group is not None and group.status == "open" and group.size is not None:
+                    await self.settle(group)
+        except (StorageError, ProxyError) as error:
+            LOG.error("Groups not checked for completion", extra={"fields": {"why": str(error)}})
+
     async def after_finish(self, rollout: Rollout, *, again: bool = False) -> None:
         """Count the drift of a finished rollout, complete its group if it was the last one, and remove its timer.
 
@@ -81,7 +127,9 @@ class Finisher:
             self.drift_totals.complete(rollout)
         else:
             self.drift_totals.settle(rollout.rollout_id)
-        await self.completion.member_finished(rollout)
+        group = await self.completion.member_finished(rollout)
+        if group is not None and rollout.is_over_sampled and rollout.reason != SURPLUS:
+            await self.finish_surplus(group)
         if rollout.deadline_s is not None or rollout.idle_s is not None:
             with suppress(StorageError):  # it expires, and is removed then
                 await self.store.timers.remove(Timer(rollout.rollout_id, rollout.incarnation))

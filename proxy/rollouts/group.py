@@ -3,7 +3,7 @@
 A group that is created by calls has no size, and never becomes complete.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -11,12 +11,14 @@ import orjson
 
 from proxy.clock import Clock
 from proxy.errors import Conflict
+from proxy.rollouts.rollout import write_fields
 from storage.errors import RolloutDeleted
 from storage.store import Store
 from storage.types import QueuedGroup, StoredEntity
 
 MEMBER_MARK: Final = "member:"
 FINISHED_MARK: Final = "finished:"
+REPLACED_MARK: Final = "replaced:"  # its value is the ID of the rollout in place of this member
 STATUSES: Final = ("open", "complete", "claimed", "done", "dropped")
 
 
@@ -27,13 +29,21 @@ class Group:
     `status`: open until `size` members are finished; complete while the group is queued; claimed while `batch_id` leases it to
     `consumer`, until `lease_ms`; done once the batch is acknowledged; dropped if it left the queue untrained, with the reason
     in `why` and its kind in `code`. `oldest` is the oldest policy version that sampled a token of the group, None if unknown.
+
+    `over_sample`: how many more rollouts than `size` it was opened with; it is complete once `size` of them have a reward.
+    `replace`: how often each member that fails is opened again; `replaced` has the rollouts in place of those members.
+    `unneeded`: why other members than `members` do not count (see `completion.counted`).
     """
 
     group_id: str
     incarnation: str
     created_ms: int
     size: int | None = None
+    over_sample: int = 0
+    replace: int = 0
     members: tuple[str, ...] = ()
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    unneeded: Mapping[str, str] = field(default_factory=dict)
     finished: frozenset[str] = frozenset()
     status: str = "open"
     complete_ms: int | None = None
@@ -50,6 +60,25 @@ class Group:
         """Whether the group has all its members and all are finished."""
         return self.size is not None and self.finished >= set(self.members) and len(self.members) >= self.size
 
+    @property
+    def current(self) -> list[str]:
+        """The members that were not replaced, in the group's order; each replacement is in the place of its member."""
+        latest = {name: self._latest(name) for name in self.members if name not in self.replaced.values()}
+        return list(latest.values())
+
+    def attempts(self, name: str) -> int:
+        """Return how often the place of this member was opened before it."""
+        before = {new: old for old, new in self.replaced.items()}
+        count = 0
+        while name in before:
+            name, count = before[name], count + 1
+        return count
+
+    def _latest(self, name: str) -> str:
+        while name in self.replaced:
+            name = self.replaced[name]
+        return name
+
     def status_at(self, now_ms: int) -> str:
         """Return the status; a claimed group with an expired lease is complete."""
         return "complete" if self.status == "claimed" and (self.lease_ms or 0) <= now_ms else self.status
@@ -65,7 +94,14 @@ def read_group(stored: StoredEntity, marks: Mapping[str, bytes] | None = None) -
         incarnation=stored.incarnation,
         created_ms=stored.created_ms,
         size=fields.get("size"),
+        over_sample=fields.get("over_sample", 0),
+        replace=fields.get("replace", 0),
         members=(*initial, *sorted(joined)),
+        replaced={
+            name.removeprefix(REPLACED_MARK): value.decode()
+            for name, value in (marks or {}).items()
+            if name.startswith(REPLACED_MARK)
+        },
         finished=_named(marks or {}, FINISHED_MARK),
         status=fields.get("status", "open"),
         complete_ms=fields.get("complete_ms"),
@@ -95,7 +131,8 @@ async def join(store: Store, clock: Clock, rollout: StoredEntity, group_id: str)
     while True:
         group = read_group(await store.groups.open(group_id, {}, now_ms=clock.now_ms()))
         if group.size is not None:
-            if rollout.name in group.members:
+            mark = MEMBER_MARK + rollout.name  # of a rollout in place of one that failed
+            if rollout.name in group.members or await store.groups.marks(group_id, [mark]):
                 return
             if rollout.created:
                 await store.delete(rollout.name)
@@ -112,10 +149,17 @@ async def join(store: Store, clock: Clock, rollout: StoredEntity, group_id: str)
         return
 
 
-async def mark_finished(store: Store, clock: Clock, group: Group, *rollout_ids: str) -> None:
-    """Mark members as finished; does nothing if the group was deleted."""
+async def mark_finished(
+    store: Store, clock: Clock, group: Group, rollout_ids: Iterable[str], replaced: Mapping[str, str] | None = None
+) -> None:
+    """Mark members as finished, and add the rollouts in place of those that are replaced, in one write.
+
+    Does nothing if the group was deleted.
+    """
+    marks = {FINISHED_MARK + rollout_id: b"" for rollout_id in rollout_ids}
+    for old, new in (replaced or {}).items():
+        marks |= {MEMBER_MARK + new: b"", REPLACED_MARK + old: new.encode()}
     try:
-        marks = {FINISHED_MARK + rollout_id: b"" for rollout_id in rollout_ids}
         await store.groups.mark(group.group_id, group.incarnation, marks, now_ms=clock.now_ms())
     except RolloutDeleted:
         return
@@ -125,6 +169,14 @@ async def find_group(store: Store, group_id: str) -> Group | None:
     """Return the group with this ID and all its members, or None."""
     stored = await store.groups.get(group_id)
     return None if stored is None else read_group(stored, await store.groups.marks(group_id))
+
+
+def member_fields(opening: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the fields with which the rollouts of a group are created. `opening`: the body with which it was opened."""
+    deadlines = {name: opening[name] for name in ("deadline_s", "idle_s") if name in opening}
+    is_over_sampled = True if opening.get("over_sample") else None
+    terms = {**opening.get("rollout", {}), **deadlines, "is_over_sampled": is_over_sampled}
+    return write_fields({**terms, "group_id": opening["group_id"]})
 
 
 Ending = Literal["acked", "released"]

@@ -22,6 +22,7 @@ DELIVERED_MARK = "delivered:"  # a retry of its client got the stored response
 
 RESULT: Final = "osmosis"  # in the metadata: the result that a rollout server or an agent reported
 DEADLINE: Final = "deadline"  # the reason of rollouts that exceeded `deadline_s` or `idle_s`
+SURPLUS: Final = "surplus"  # the reason of rollouts that their over-sampled group does not need
 DRIFT_FIELD: Final = "drift"  # counted when the rollout is finished, and completed later
 UNEXPLAINED: Final = "unexplained"
 FINISHED: Final = ("completed", "failed", "aborted", "truncated")
@@ -91,6 +92,7 @@ class Rollout(Struct, frozen=True):
     limits: Limits = _NO_LIMITS
     deadline_s: float | None = None
     idle_s: float | None = None
+    is_over_sampled: bool = False  # its group may not need it
     osmosis: Mapping[str, Any] = {}  # of its dispatch: server, protocol, state
     result: Mapping[str, Any] | None = None  # reported by its rollout server: status, reward
     reply: Mapping[str, str] = {}  # which token fields responses have
@@ -149,6 +151,7 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         limits=_limits(limits) if (limits := fields.get("limits")) else _NO_LIMITS,
         deadline_s=fields.get("deadline_s"),
         idle_s=fields.get("idle_s"),
+        is_over_sampled=fields.get("is_over_sampled", False),
         osmosis=fields.get("osmosis") or {},
         result=fields.get("result"),
         reply=fields.get("reply") or {},

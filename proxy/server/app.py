@@ -24,6 +24,7 @@ from proxy.api.control import CONTROL_ROUTES
 from proxy.api.failures import answer_failures
 from proxy.api.memory_limit import InFlightBytes
 from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
+from proxy.api.surplus_calls import SurplusCalls
 from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.clock import Clock, SystemClock, new_id
 from proxy.config.sections import AgentsSettings, EndpointSettings, SamplingSettings, StoreSettings
@@ -133,7 +134,9 @@ def _context_lifespan(
             )
             app[CONTEXT] = context
             app.on_shutdown.append(_begin_shutdown)
-            settling = context.recorder.tasks.start(context.completion.settle_all())
+            if settings.agents.cut_surplus_calls:
+                _kept(stack, SurplusCalls(context.store, context.memory_limit.calls).start())
+            settling = context.recorder.tasks.start(context.finisher.settle_all())
             yield
             settling.cancel()  # the next start completes what is left
 

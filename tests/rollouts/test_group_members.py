@@ -56,13 +56,13 @@ async def test_a_group_that_is_deleted_during_a_join_is_created_again(store):
 async def test_finished_members_are_marked_in_this_incarnation_of_the_group(store):
     await join(store, CLOCK, await opened(store), "g")
     group = await find_group(store, "g")
-    await mark_finished(store, CLOCK, group, "r1")
+    await mark_finished(store, CLOCK, group, ["r1"])
 
     assert {"r1"} == (await find_group(store, "g")).finished
 
     await store.groups.delete("g")
     await store.groups.open("g", {}, now_ms=1)
-    await mark_finished(store, CLOCK, group, "r1")
+    await mark_finished(store, CLOCK, group, ["r1"])
 
     assert frozenset() == (await find_group(store, "g")).finished
     assert read_group(await store.groups.get("g")).members == ()

@@ -26,7 +26,7 @@ from proxy.api.control.reward_metrics import Earned, earned_by, observe_claimed
 from proxy.api.control.schemas import ClaimBatch
 from proxy.errors import Conflict
 from proxy.export.base import MissingReward
-from proxy.rollouts.completion import members_of
+from proxy.rollouts.completion import counted, members_of
 from proxy.rollouts.group import Group, find_group
 from proxy.rollouts.policy import read_policy
 from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
@@ -211,7 +211,7 @@ async def _why_incomplete(context: Context, claim: Claim, waiting: QueuedGroup) 
     if group is None:
         return None
     try:
-        check_members(claim.query, group, await members_of(context.store, group), claim.conditions)
+        check_members(claim.query, *counted(group, await members_of(context.store, group)), claim.conditions)
     except Conflict as error:
         return Reason(error.reason, error.message)
     return None
@@ -257,7 +257,9 @@ async def _rendered(context: Context, claim: Claim, held: Held) -> Reason | None
     rollouts = await members_of(context.store, group)
     held.frozen = tuple(rollout.rollout_id for rollout in rollouts if rollout.claimed_by is None)
     frozen = await _freeze(context, rollouts, claim.batch_id)
-    held.earned = earned_by(frozen) if len(held.frozen) == len(rollouts) else None
+    is_first = len(held.frozen) == len(rollouts)
+    group, frozen = counted(group, frozen)
+    held.earned = earned_by(frozen) if is_first else None
     return await _render_frozen(context, claim, held, group, frozen)
 
 
@@ -298,7 +300,8 @@ async def _render_again(context: Context, claim: Claim, held: Held, outcomes: Se
         return False
     known = {outcome.rollout.rollout_id for outcome in outcomes}
     try:
-        rollouts = [rollout for rollout in await members_of(context.store, group) if rollout.rollout_id in known]
+        group, rollouts = counted(group, await members_of(context.store, group))
+        rollouts = [rollout for rollout in rollouts if rollout.rollout_id in known]
         return await _render_frozen(context, claim, held, group, rollouts, outcomes) is None
     except Conflict:
         return False

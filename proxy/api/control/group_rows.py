@@ -146,7 +146,8 @@ async def read_group_rows(
     excluded = _excluded(query, group, rollouts, conditions)
     outcomes = outcomes or await estimate(await read_outcomes(context, query, rollouts), query.advantage)
     found = {outcome.rollout.rollout_id: outcome for outcome in outcomes}
-    members, skipped = [], []
+    members = []
+    skipped: list[dict[str, Any]] = [{"rollout_id": name, "why": why} for name, why in group.unneeded.items()]
     for name in group.members:
         reason = excluded.get(name)
         if reason is None:

@@ -11,16 +11,16 @@ from proxy.api.context import CONTEXT, Context
 from proxy.api.control.export_query import EXPORT_OPTIONS, IN_GROUP, ExportQuery, export_query_from
 from proxy.api.control.exports import skipped_header
 from proxy.api.control.group_rows import MEMBERS, GroupFilter, GroupRows, Members, read_group_rows
-from proxy.api.control.rollouts import opened
+from proxy.api.control.rollouts import credentials, opened
 from proxy.api.control.schemas import OpenGroup, body_from
 from proxy.api.http import json_response
 from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_id_from
 from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict, NotFound, RequestTooLarge
 from proxy.export.containers import Json
-from proxy.rollouts.completion import members_of
-from proxy.rollouts.deadlines import first_due_ms
-from proxy.rollouts.group import STATUSES, Group, find_group, read_group
+from proxy.rollouts.completion import counted, members_of
+from proxy.rollouts.due_times import first_due_ms
+from proxy.rollouts.group import STATUSES, Group, find_group, member_fields, read_group
 from proxy.rollouts.rollout import Rollout, write_fields
 from proxy.rollouts.steps import aside
 from proxy.trajectory.json_bytes import to_json_bytes
@@ -39,15 +39,16 @@ async def open_group(request: web.Request) -> web.Response:
     name = opening.group_id or new_id(context.clock)
     terms = opening.rollout.model_dump(exclude_none=True, exclude_defaults=True)
     payload = {**opening.model_dump(exclude_none=True, exclude_defaults=True), "group_id": name, "rollout": terms}
-    members = [_id_in_slot(context, name) for _ in range(opening.size)]
-    fields = write_fields({"size": opening.size, "members": members, "metadata": opening.metadata or None})
+    members = [_id_in_slot(context, name) for _ in range(opening.size + opening.over_sample)]
+    values = {"size": opening.size, "members": members, "metadata": opening.metadata or None}
+    own = {"over_sample": opening.over_sample or None, "replace": opening.attempts or None}
+    fields = write_fields({**values, **own})
     fields["opened_with"] = orjson.dumps(payload, option=orjson.OPT_SORT_KEYS)
-    terms = {**terms, **{key: payload[key] for key in ("deadline_s", "idle_s") if key in payload}}
-    terms_fields = write_fields({**terms, "group_id": name})
-    _check_size(opening.size, terms_fields)
+    terms_fields = member_fields(payload)
+    _check_size(len(members), terms_fields)
     rollouts = dict.fromkeys(members, terms_fields)
     now_ms = context.clock.now_ms()
-    timer_ms = first_due_ms(terms, now_ms)
+    timer_ms = first_due_ms({**terms, **payload}, now_ms)
     stored = await context.store.open_group(name, fields, rollouts, now_ms=now_ms, timer_ms=timer_ms)
     if stored.fields.get("opened_with") != fields["opened_with"]:
         raise Conflict(
@@ -114,10 +115,14 @@ async def show_group(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     group = await group_from(request)
     if group.status == "open":
-        await context.completion.settle(group)  # a crash may have interrupted its completion
+        await context.finisher.settle(group)  # a crash may have interrupted its completion
         group = await group_from(request)
     rollouts = await members_of(context.store, group)
-    return json_response(shown_group(group, rollouts, context.clock.now_ms()))
+    shown = shown_group(group, rollouts, context.clock.now_ms())
+    for entry, rollout in zip(shown["rollouts"], rollouts, strict=True):
+        if rollout.rollout_id in group.replaced.values():  # no other response has its key
+            entry.update(credentials(request, context, rollout))
+    return json_response(shown)
 
 
 async def delete_group(request: web.Request) -> web.Response:
@@ -138,7 +143,8 @@ async def export_group(request: web.Request) -> web.Response:
         only_mixed=enum_param(request, "only_mixed", ("true", "false"), "false") == "true",
     )
     group = await group_from(request)
-    gathered = await read_group_rows(context, query, group, await members_of(context.store, group), conditions)
+    group, rollouts = counted(group, await members_of(context.store, group))
+    gathered = await read_group_rows(context, query, group, rollouts, conditions)
     skipped = [{"why": gathered.why}] if gathered.why else gathered.skipped
     body = await _rendered(query, gathered)
     return web.Response(
@@ -194,11 +200,18 @@ def shown_group(group: Group, rollouts: Sequence[Rollout], now_ms: int) -> dict[
                 "reward": rollout.reward,
                 **{name: rollout.counts.get(name, 0) for name in _COUNTS},
                 "drift": None if rollout.drift is None else rollout.drift.kinds,
+                **_ending(group, rollout),
             }
             for rollout in rollouts
         ],
         "rewards": [rollout.reward for rollout in rollouts],
     }
+
+
+def _ending(group: Group, rollout: Rollout) -> dict[str, str]:
+    """Return why TokenTape finished a rollout, and the rollout that replaces it, where there are such."""
+    ending = {"reason": rollout.reason, "replaced_by": group.replaced.get(rollout.rollout_id)}
+    return {name: value for name, value in ending.items() if value is not None}
 
 
 def _terms(group: Group, now_ms: int) -> dict[str, Any]:
@@ -214,6 +227,7 @@ def _terms(group: Group, now_ms: int) -> dict[str, Any]:
         "metadata": group.metadata,
         "created_ms": group.created_ms,
         "complete_ms": group.complete_ms,
+        **({"over_sample": group.over_sample} if group.over_sample else {}),
         **(held if status == "claimed" else {}),
         **({"why": group.why, "code": group.code} if status == "dropped" else {}),
     }

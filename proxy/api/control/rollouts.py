@@ -18,7 +18,7 @@ from proxy.api.query import enum_param, int_param, reject_unknown_params, rollou
 from proxy.api.urls import model_url, path_prefix
 from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict
-from proxy.rollouts.deadlines import first_due_ms
+from proxy.rollouts.due_times import first_due_ms
 from proxy.rollouts.group import join
 from proxy.rollouts.rollout import STATUSES, Rollout, no_rollout, own_metadata, read_marks, read_rollout, write_fields
 from proxy.rollouts.steps import check_step_rewards
@@ -131,7 +131,10 @@ async def patch_rollout(request: web.Request) -> web.Response:
             continue
         if stored is None:
             raise no_rollout(rollout.rollout_id)
-        return json_response(await _shown(request, context, read_rollout(stored)))
+        patched = read_rollout(stored)
+        if "reward" in fields:
+            await context.finisher.rewarded(patched)
+        return json_response(await _shown(request, context, patched))
 
 
 def _changes(rollout: Rollout, values: Mapping[str, Any], step_rewards: Mapping[str, Any]) -> dict[str, bytes | None]:
@@ -151,13 +154,22 @@ async def finish_rollout(request: web.Request) -> web.Response:
     body = await body_from(request, FinishRollout)
     rollout = await rollout_from(request)
     finished = await context.finisher.finish(rollout, body.status, reward=body.reward, metadata=body.metadata)
-    return json_response(await _shown(request, context, finished))
+    shown = await _shown(request, context, finished)
+    if (stored := await context.finisher.replacement(finished)) is not None:
+        shown["replaced_by"] = opened(request, context, stored)
+    return json_response(shown)
 
 
 async def delete_rollout(request: web.Request) -> web.Response:
     """`DELETE /rollouts/{id}`: 204, also if it does not exist."""
     await request.app[CONTEXT].store.delete(rollout_id_from(request))
     return web.Response(status=204)
+
+
+def credentials(request: web.Request, context: Context, rollout: Rollout) -> dict[str, str]:
+    """Return what an agent needs for the calls of a rollout."""
+    key = mint(rollout.rollout_id, rollout.incarnation, context.secret)
+    return {"base_url": _base_url(request, context, rollout), "api_key": key}
 
 
 def opened(request: web.Request, context: Context, stored: StoredEntity) -> dict[str, Any]:
@@ -194,12 +206,16 @@ _DISPATCH = ("server", "protocol", "state")
 _COUNTS = ("steps", "exact", "flagged", "error", "late", "sampled_tokens", "prompt_tokens", "mask_mismatches")
 
 
+def _base_url(request: web.Request, context: Context, rollout: Rollout) -> str:
+    return f"{model_url(request, context)}{path_prefix(rollout.rollout_id)}/v1"
+
+
 def _terms(request: web.Request, context: Context, rollout: Rollout) -> dict[str, Any]:
     """Return the terms of a rollout and its base URL."""
     return {
         "rollout_id": rollout.rollout_id,
         "group_id": rollout.group_id,
-        "base_url": f"{model_url(request, context)}{path_prefix(rollout.rollout_id)}/v1",
+        "base_url": _base_url(request, context, rollout),
         "model": rollout.model,
         "sampling": {
             "override": rollout.sampling.override,

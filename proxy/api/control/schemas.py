@@ -24,6 +24,8 @@ def _id(name: str) -> str:
 Id = Annotated[str, AfterValidator(_id)]
 Seconds = Annotated[FiniteFloat, Field(gt=0)]
 
+_MAX_SIZE: Final = 1000  # rollouts of a group
+_ATTEMPTS: Final = 3
 _MAX_NAMED_FAULTS: Final = 5  # of a body: a long list may have one per item
 _MAX_BODY_BYTES: Final = 8 * 2**20  # terms and metadata are serialized again for the store and the response
 
@@ -88,12 +90,28 @@ class OpenRollout(Terms):
 
 
 class OpenGroup(_Deadlines):
-    """`POST /groups`: `size` rollouts with the terms `rollout`; `deadline_s` and `idle_s` are terms of each of them."""
+    """`POST /groups`: rollouts with the terms `rollout`; `deadline_s` and `idle_s` are terms of each of them.
+
+    `over_sample`: how many more than `size` are opened. `replace`: how often each failed one is opened again; true: 3 times.
+    """
 
     group_id: Id | None = None
-    size: Annotated[int, Field(ge=1, le=1000)]
+    size: Annotated[int, Field(ge=1, le=_MAX_SIZE)]
+    over_sample: Annotated[int, Field(ge=0, le=_MAX_SIZE)] = 0
+    replace: bool | Annotated[int, Field(ge=0, le=100)] = False
     rollout: Terms = Terms()
     metadata: dict[str, Any] = {}
+
+    @property
+    def attempts(self) -> int:
+        """How often a failed rollout is opened again."""
+        return _ATTEMPTS if self.replace is True else int(self.replace)
+
+    @model_validator(mode="after")
+    def _has_at_most(self) -> Self:
+        if self.size + self.over_sample > _MAX_SIZE:
+            raise ValueError(f"size and over_sample are at most {_MAX_SIZE} together")
+        return self
 
     @model_validator(mode="after")
     def _has_each_deadline_once(self) -> Self:

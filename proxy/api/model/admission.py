@@ -7,7 +7,7 @@ from typing import Final
 
 from proxy.api.context import Context
 from proxy.errors import Conflict, LimitReached, RolloutClosed, StoreUnavailable
-from proxy.rollouts.deadlines import is_past_deadline
+from proxy.rollouts.due_times import is_past_deadline
 from proxy.rollouts.rollout import DEADLINE, Rollout, no_rollout, read_rollout, write_fields
 from storage.errors import FieldsChanged, StorageError
 

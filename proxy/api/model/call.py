@@ -92,6 +92,7 @@ class CallState:
     started: float
     body_bytes: int
     fault: EngineError | None = None  # known before anything is sent
+    over_sampled: tuple[str, str] | None = None  # its rollout and the incarnation, if its group may not need it
     stored: asyncio.Event = field(default_factory=asyncio.Event)  # set once the step is stored
     sent: float | None = None
     first_byte: float | None = None

@@ -231,6 +231,7 @@ async def _planned(context: Context, call: IncomingCall, rollout: Rollout, attem
         body_bytes=call.body_bytes,
         fault=fault,
         stored=attempt.stored,
+        over_sampled=(rollout.rollout_id, rollout.incarnation) if rollout.is_over_sampled else None,
     )
 
 

@@ -1,0 +1,59 @@
+"""The cut of calls whose rollout is surplus: its over-sampled group is complete without it.
+
+Any process may finish such a rollout, so each process looks at those of its own calls in flight.
+"""
+
+import asyncio
+from collections.abc import Set as AbstractSet
+from typing import Final, Self
+
+from proxy.api.memory_limit import CallInFlight
+from proxy.rollouts.rollout import SURPLUS, read_rollout
+from proxy.telemetry.logs import LOG
+from storage.errors import StorageError
+from storage.store import Store
+
+_INTERVAL_S: Final = 1.0
+_READS_AT_ONCE: Final = 64
+
+
+class SurplusCalls:
+    """Stop the calls of surplus rollouts, about once a second. Call `close` at the end."""
+
+    def __init__(self, store: Store, calls: AbstractSet[CallInFlight]) -> None:
+        self._store = store
+        self._calls = calls
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> Self:
+        """Start to look at the calls."""
+        self._task = asyncio.get_running_loop().create_task(self._stop_forever())
+        return self
+
+    async def close(self) -> None:
+        """Stop to look at the calls."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def stop_surplus(self) -> None:
+        """Stop the calls whose rollouts are surplus now. Raises StorageError."""
+        names = sorted({call.over_sampled for call in self._calls if call.over_sampled is not None})
+        for start in range(0, len(names), _READS_AT_ONCE):
+            chunk = names[start : start + _READS_AT_ONCE]
+            found = await asyncio.gather(*(self._store.get(rollout_id) for rollout_id, _ in chunk))
+            surplus = {
+                (stored.name, stored.incarnation)
+                for stored in found
+                if stored is not None and read_rollout(stored).reason == SURPLUS
+            }
+            for call in [call for call in self._calls if call.over_sampled in surplus]:
+                call.stop("its group is complete without it")
+
+    async def _stop_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            try:
+                await self.stop_surplus()
+            except StorageError as error:
+                LOG.warning("Calls of surplus rollouts not stopped: %s", error)

@@ -1,0 +1,116 @@
+"""Groups in which rollouts that fail are opened again."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+from control_api import ProxyClient
+from fakes import settings_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.rollouts.group import Group
+from proxy.server.listener import running
+
+
+async def opened(proxy, size=1, **fields):
+    response = await proxy.post("/groups", {"group_id": "g", "size": size, "replace": True, **fields})
+    assert 201 == response.status, response.text
+    return [rollout["rollout_id"] for rollout in response.json["rollouts"]]
+
+
+@pytest.mark.parametrize("status", ["failed", "aborted"])
+async def test_a_rollout_that_fails_is_replaced(proxy, status):
+    """The response names the new rollout, which has the same terms and its own key; the group waits for it."""
+    terms = {"metadata": {"task": 7}, "limits": {"max_steps": 9}}
+    (member,) = await opened(proxy, rollout=terms)
+    await proxy.chat(member)
+    replacement = (await proxy.finish(member, status=status, metadata={"odd": 1})).json["replaced_by"]
+    before = await proxy.status("g")
+    path = "/" + replacement["base_url"].split("/", 3)[3] + "/chat/completions"
+    key = {"Authorization": f"Bearer {replacement['api_key']}"}
+    call = await proxy.post(path, {"messages": [{"role": "user", "content": "hi"}]}, headers=key)
+    await proxy.finish(replacement["rollout_id"], reward=1)
+    claimed = (await proxy.claim())["groups"][0]
+
+    assert "open" == before
+    assert 200 == call.status
+    assert {"task": 7} == replacement["metadata"]
+    assert 9 == replacement["limits"]["max_steps"]
+    assert [replacement["rollout_id"]] == claimed["rollouts"]
+    assert [member] == [entry["rollout_id"] for entry in claimed["skipped"]]
+
+
+async def test_completed_and_truncated_rollouts_are_not_replaced(proxy):
+    members = await opened(proxy, 2)
+    responses = [
+        (await proxy.finish(member, status=status)).json
+        for member, status in zip(members, ("completed", "truncated"), strict=True)
+    ]
+
+    assert not any("replaced_by" in response for response in responses)
+    assert "complete" == await proxy.status("g")
+
+
+async def test_a_member_is_replaced_up_to_its_bound(proxy):
+    (member,) = await opened(proxy, replace=2)
+    names = [member]
+    while (response := (await proxy.finish(names[-1], status="failed")).json).get("replaced_by"):
+        names.append(response["replaced_by"]["rollout_id"])
+
+    assert [member, f"{member}~1", f"{member}~2"] == names
+    assert "complete" == await proxy.status("g")
+
+
+async def test_repeated_and_concurrent_finishes_replace_a_rollout_once(proxy, store, http):
+    """Through several processes."""
+    (member,) = await opened(proxy)
+    async with running(settings_for(None), store) as other:
+        clients = [proxy, ProxyClient(http, other.url)] * 4
+        responses = await asyncio.gather(*(client.finish(member, status="failed") for client in clients))
+
+    assert {200} == {response.status for response in responses}
+    assert {f"{member}~1"} == {response.json["replaced_by"]["rollout_id"] for response in responses}
+    assert [member, f"{member}~1"] == [
+        rollout["rollout_id"] for rollout in (await proxy.get("/groups/g")).json["rollouts"]
+    ]
+
+
+async def test_a_rollout_that_is_finished_by_its_deadline_is_replaced(proxy):
+    """The group shows the key of the replacement, whose deadline begins with its opening."""
+    (member,) = await opened(proxy, deadline_s=0.05)
+    async with asyncio.timeout(50):
+        while not (shown := (await proxy.get("/groups/g")).json["rollouts"])[0].get("replaced_by"):
+            await asyncio.sleep(0.05)
+
+    assert ("aborted", "deadline", f"{member}~1") == tuple(
+        shown[0][name] for name in ("status", "reason", "replaced_by")
+    )
+    assert {"base_url", "api_key"} <= shown[1].keys()
+    assert not {"base_url", "api_key"} & shown[0].keys()
+
+
+async def test_a_crash_before_the_replacement_is_part_of_the_group_is_repaired(proxy, store):
+    """The next process that reads the group completes it, with the rollout that was opened already."""
+    (member,) = await opened(proxy)
+    await store.update_if(member, {"status": b'"failed"'}, expect={}, now_ms=1)
+    await store.open(f"{member}~1", {"group_id": b'"g"'}, now_ms=1)
+
+    shown = (await proxy.get("/groups/g")).json
+    assert "open" == shown["status"]
+    assert [f"{member}~1", None] == [rollout.get("replaced_by") for rollout in shown["rollouts"]]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+@settings(max_examples=50)
+def test_each_place_of_a_group_has_one_current_member(failures):
+    """Members keep their order, however often each was replaced."""
+    chains = [[f"m{number}", *(f"m{number}~{n}" for n in range(1, count + 1))] for number, count in enumerate(failures)]
+    replaced = {old: new for chain in chains for old, new in pairwise(chain)}
+    later = tuple(sorted(name for chain in chains for name in chain[1:]))
+    group = Group("g", "b", 1, members=(*(chain[0] for chain in chains), *later), replaced=replaced)
+
+    assert [chain[-1] for chain in chains] == group.current
+    assert [list(range(len(chain))) for chain in chains] == [
+        [group.attempts(name) for name in chain] for chain in chains
+    ]

@@ -1,0 +1,40 @@
+"""The times at which open rollouts are finished."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.rollouts.due_times import due_ms, first_due_ms, is_past_deadline
+from proxy.rollouts.rollout import Rollout
+
+
+@pytest.mark.parametrize(
+    ("terms", "due"),
+    [
+        ({}, None), ({"deadline_s": 1.5}, 1500), ({"idle_s": 3}, 3200), ({"deadline_s": 3.5, "idle_s": 3}, 3200),
+        ({"deadline_s": 0.0001}, 1), ({"idle_s": 0.0001}, 1200), ({"deadline_s": 1e306}, 2**52), ({"idle_s": 1.7e308}, 2**52),
+    ],
+)  # fmt: skip
+def test_a_rollout_is_due_at_the_first_of_its_deadlines(terms, due):
+    """Idle times shorter than a second count as one second; times beyond any clock are never."""
+    assert due == due_ms(created_ms=0, touched_ms=200, **terms)
+
+
+@given(st.floats(min_value=0, exclude_min=True, allow_infinity=False), st.integers(0, 2**45), st.integers(0, 2**45))
+def test_a_rollout_that_was_touched_later_is_not_due_earlier(idle_s, touched_ms, later_ms):
+    first = due_ms(created_ms=0, touched_ms=touched_ms, idle_s=idle_s)
+
+    assert touched_ms < first <= due_ms(created_ms=0, touched_ms=touched_ms + later_ms, idle_s=idle_s)
+    assert first == first_due_ms({"idle_s": idle_s}, touched_ms)
+
+
+@pytest.mark.parametrize(
+    ("terms", "now_ms", "is_past"),
+    [
+        ({"deadline_s": 2}, 2999, False), ({"deadline_s": 2}, 3000, True), ({"idle_s": 1}, 10**9, False),
+        ({"deadline_s": 2, "status": "completed"}, 3000, False), ({}, 10**9, False),
+    ],
+)  # fmt: skip
+def test_an_open_rollout_is_past_its_deadline_at_that_age(terms, now_ms, is_past):
+    """A call that arrives then is not admitted. Idleness ends with the call."""
+    assert is_past == is_past_deadline(Rollout("r1", "b", 1000, 1000, **terms), now_ms)
