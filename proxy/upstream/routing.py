@@ -42,15 +42,17 @@ def least_loaded(endpoints: Sequence[Endpoint], name: str) -> list[Endpoint]:
 
 
 def serving(endpoints: Sequence[Endpoint], model: str) -> Sequence[Endpoint]:
-    """Return the endpoints that list a model or whose models are unknown; if there are none, those without configured models.
+    """Return the endpoints that list a model, and those whose models are unknown.
 
-    Of the latter, SGLang and llama.cpp answer calls of any model; vLLM responds with 404.
+    If none lists it, return those without configured models: SGLang and llama.cpp answer calls of any model, vLLM responds
+    with 404.
 
     Raises:
         NotFound: Every endpoint has configured models, and this is none of them.
     """
-    found = [endpoint for endpoint in endpoints if endpoint.lists(model) or endpoint.has_unknown_models]
-    found = found or [endpoint for endpoint in endpoints if not endpoint.settings.models]
+    if any(endpoint.lists(model) for endpoint in endpoints):
+        return [endpoint for endpoint in endpoints if endpoint.lists(model) or endpoint.has_unknown_models]
+    found = [endpoint for endpoint in endpoints if not endpoint.settings.models]
     if endpoints and not found:
         raise NotFound(f"The model {model!r} does not exist.", param="model")
     return found

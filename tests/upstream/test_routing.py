@@ -107,7 +107,7 @@ def endpoints_of(*models):
         (({"b"}, {"c"}), [0, 1]),  # vLLM responds with 404, other engines answer
         ((None, {"a"}), [0, 1]),
         ((None, ["b"]), [0]),
-        ((["b", "c"], None, {"c"}), [1]),
+        ((["b", "c"], None, {"c"}), [1, 2]),
     ],
 )
 def test_a_model_is_served_by_the_endpoints_that_list_it(models, chosen):
