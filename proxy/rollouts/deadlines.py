@@ -45,6 +45,7 @@ class Deadlines:
         self._clock = clock
         self._finisher = finisher
         self._metrics = metrics
+        self._random = random.Random()  # noqa: S311 - no secret; of its own, so that it changes no state of other code
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -105,7 +106,7 @@ class Deadlines:
 
     async def _sweep_forever(self) -> None:
         while True:
-            await asyncio.sleep(random.uniform(*_INTERVALS_S))  # noqa: S311 - no secret
+            await asyncio.sleep(self._random.uniform(*_INTERVALS_S))
             try:
                 await self.sweep()
             except StorageError as error:
