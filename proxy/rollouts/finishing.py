@@ -77,9 +77,7 @@ class Finisher:
     async def rewarded(self, rollout: Rollout) -> None:
         """Finish the members that an over-sampled group does not need, once enough of its finished members have a reward."""
         if rollout.is_over_sampled and rollout.is_finished and rollout.group_id is not None:
-            group = await find_group(self.store, rollout.group_id)
-            if group is not None:
-                await self.finish_surplus(group)
+            await self.finish_surplus(rollout.group_id)
 
     async def replacement(self, rollout: Rollout) -> StoredEntity | None:
         """Return the rollout that was opened in place of a failed one, if there is one."""
@@ -89,9 +87,10 @@ class Finisher:
         name = None if group is None else group.replaced.get(rollout.rollout_id)
         return None if name is None else await self.store.get(name)
 
-    async def finish_surplus(self, group: Group) -> None:
+    async def finish_surplus(self, group_id: str) -> None:
         """Finish the open members of an over-sampled group if `size` of the others have a reward."""
-        if group.status != "open" or not group.over_sample or group.size is None:
+        group = await find_group(self.store, group_id)
+        if group is None or group.status != "open" or not group.over_sample or group.size is None:
             return
         rollouts = [
             rollout for rollout in await members_of(self.store, group) if rollout.rollout_id not in group.replaced
@@ -106,7 +105,8 @@ class Finisher:
     async def settle(self, group: Group) -> None:
         """Complete what a crash left of the finishes of an open group's members."""
         await self.completion.settle(group)
-        await self.finish_surplus(group)
+        if group.over_sample:
+            await self.finish_surplus(group.group_id)
 
     async def settle_all(self) -> None:
         """Settle every group that is open because a process died."""
@@ -129,7 +129,7 @@ class Finisher:
             self.drift_totals.settle(rollout.rollout_id)
         group = await self.completion.member_finished(rollout)
         if group is not None and rollout.is_over_sampled and rollout.reason != SURPLUS:
-            await self.finish_surplus(group)
+            await self.finish_surplus(group.group_id)
         if rollout.deadline_s is not None or rollout.idle_s is not None:
             with suppress(StorageError):  # it expires, and is removed then
                 await self.store.timers.remove(Timer(rollout.rollout_id, rollout.incarnation))

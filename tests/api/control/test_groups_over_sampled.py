@@ -78,6 +78,18 @@ async def test_a_group_with_too_few_rewards_is_complete_when_all_are_finished(pr
     assert [None] * 3 == [reason for _, reason in await endings(proxy)]
 
 
+async def test_the_replacement_of_a_failed_rollout_is_surplus_too(proxy):
+    """If it fails when enough of the others have a reward already."""
+    members = await over_sampled(proxy, 1, 1, replace=True)
+    await proxy.finish(members[0])
+    await asyncio.gather(
+        proxy.patch(f"/rollouts/{members[0]}", {"reward": 1}), proxy.finish(members[1], status="failed")
+    )
+
+    assert "complete" == await proxy.status("g")
+    assert {None, "surplus"} >= {reason for _, reason in await endings(proxy)}
+
+
 async def test_a_crash_after_the_last_finish_is_repaired_when_the_group_is_read(proxy, store):
     members = await over_sampled(proxy, 1, 2)
     await store.update_if(members[0], {"status": b'"completed"', "reward": b"1.0"}, expect={}, now_ms=1)
