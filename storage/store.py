@@ -30,6 +30,10 @@ class Announcements(Protocol):
         """Set a value and return it. Each `open` that starts after this returned gets this value or a later one."""
         ...
 
+    async def announce_if(self, name: str, value: bytes, number: int) -> Announcement | None:
+        """Set a value if the present one has this number (0: there is none); return None if it has another."""
+        ...
+
     async def read(self) -> dict[str, Announcement]:
         """Return all announcements."""
         ...

@@ -12,6 +12,7 @@ from tokentape.transport import NOT_VALID, ClientError, Request
 
 MAX_FLOAT32: Final = 3.4028234663852886e38  # trainers keep rewards as float32
 ABORT_TIMEOUT_S: Final = 10.0  # of the proxy
+LOAD_TIMEOUT_S: Final = 1200.0  # twice that of the proxy, which may have to restore the previous adapter
 NDJSON: Final = {"Accept": "application/x-ndjson"}
 
 
@@ -119,6 +120,11 @@ def pause(mode: str, drain_s: float, in_flight: str = "keep") -> Request:
     body = {"mode": mode} if is_kept else {"mode": mode, "in_flight": in_flight}
     wait_s = drain_s if is_kept else drain_s + ABORT_TIMEOUT_S
     return Request("POST", "/policy/pause", body, query_from(drain_s=drain_s or None), wait_s=wait_s)
+
+
+def load_adapter(body: Mapping[str, Any]) -> Request:
+    """`POST /policy/adapter`, which waits for up to `drain_s`, and then until all engines have loaded the adapter."""
+    return Request("POST", "/policy/adapter", body, wait_s=body["drain_s"] + LOAD_TIMEOUT_S)
 
 
 def resume() -> Request:

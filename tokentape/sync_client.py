@@ -272,6 +272,24 @@ class Client:
         self.resume()
         return {**announced, "in_flight": paused["in_flight"]}
 
+    def load_adapter(
+        self,
+        name: str,
+        path: str,
+        version: str | int,
+        *,
+        drain_s: float = 60.0,
+        mode: Literal["wait", "reject"] = "wait",
+        in_flight: Literal["drain", "abort"] = "drain",
+    ) -> dict[str, Any]:
+        """Load a LoRA adapter into every vLLM as the model `name`, under a pause, and announce its version.
+
+        `path` is a folder at the engines, another one for each version. If an engine fails, all keep the adapter of before.
+        """
+        pause = {"drain_s": drain_s, "mode": mode, "in_flight": in_flight}
+        request = requests.load_adapter({"name": name, "path": path, "version": version, **pause})
+        return cast("dict[str, Any]", self._request(request))
+
     def _list_pages(self, noun: str, filters: Mapping[str, Any]) -> Iterator[Any]:
         cursor = None
         while True:

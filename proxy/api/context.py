@@ -13,6 +13,7 @@ from proxy.clock import Clock
 from proxy.config.settings import Settings
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
+from proxy.rollouts.adapter_updates import AdapterUpdates
 from proxy.rollouts.completion import GroupCompletion
 from proxy.rollouts.deadlines import Activity
 from proxy.rollouts.drift_report import DriftReporter
@@ -65,6 +66,7 @@ class Context:
     lifetimes: Lifetimes
     activity: Activity
     policy: Policy
+    adapter_updates: AdapterUpdates
     opener: RolloutOpener
     finisher: Finisher
     continuation: PromptContinuation

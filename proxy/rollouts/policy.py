@@ -37,6 +37,10 @@ class Policy:
         if announcement is not None:
             self.version, self._number = read_policy(announcements), announcement.number
 
+    async def announce(self, announcements: Announcements, version: str) -> None:
+        """Announce the version of all calls that begin afterwards, in all processes of the store."""
+        self.apply({POLICY_ANNOUNCEMENT: await announcements.announce(POLICY_ANNOUNCEMENT, orjson.dumps(version))})
+
 
 PAUSE_ANNOUNCEMENT: Final = "pause"
 ABORT_ANNOUNCEMENT: Final = "abort"  # its value is the number of the pause whose calls in flight are aborted

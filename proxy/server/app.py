@@ -31,6 +31,7 @@ from proxy.config.sections import AgentsSettings, EndpointSettings, SamplingSett
 from proxy.config.settings import Settings
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
+from proxy.rollouts.adapter_updates import AdapterUpdates
 from proxy.rollouts.audit.background import BackgroundAudit
 from proxy.rollouts.completion import GroupCompletion
 from proxy.rollouts.deadlines import Activity, Deadlines
@@ -185,6 +186,7 @@ async def _make_context(
         lifetimes=lifetimes,
         activity=_kept(stack, Activity(opened, clock, metrics, recorder.tasks.start).start()),
         policy=policy,
+        adapter_updates=_kept(stack, AdapterUpdates(opened.announcements, upstream, pause, policy, clock)),
         opener=RolloutOpener(opened, clock, metrics, recorder, [policy, registry, pause]),
         continuation=_continuation(stack, settings, opened, upstream, clock, metrics, recorder),
         finisher=_finisher(opened, clock, metrics, DriftTotals(reporter, recorder.tasks, stopping)),

@@ -6,6 +6,7 @@ health, ejection  health checks, and for how long an endpoint is ejected
 routing           the order in which a call tries the endpoints
 failover          the endpoints of one call, and when the next one is tried
 queue             the limit of concurrent calls, fair between rollouts
+lora              loads and unloads LoRA adapters
 client            requests to endpoints, and their errors
 http_client       HTTP/1.1 on aiohttp's connections; http_response and decoding read what engines return
 

@@ -322,14 +322,17 @@ class Upstream:
 
         A name that is not listed is looked up again at intervals, because adapters are loaded at run time.
         """
+        return await endpoint.models.updated_for(name, lambda: self._fetch_models(endpoint))
 
-        async def fetch() -> frozenset[str] | None:
-            with suppress(EngineError, TimeoutError):
-                async with asyncio.timeout(_DETECTION_TIMEOUT_S):
-                    return model_names((await self._probe(endpoint, "/v1/models", new_connection=True)).body)
-            return endpoint.models.names
+    async def list_models(self, endpoint: Endpoint) -> None:
+        """List the models of an endpoint again."""
+        await endpoint.models.update(lambda: self._fetch_models(endpoint))
 
-        return await endpoint.models.updated_for(name, fetch)
+    async def _fetch_models(self, endpoint: Endpoint) -> frozenset[str] | None:
+        with suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(_DETECTION_TIMEOUT_S):
+                return model_names((await self._probe(endpoint, "/v1/models", new_connection=True)).body)
+        return endpoint.models.names
 
     def _start_detection(self, endpoint: Endpoint) -> "asyncio.Task[None] | None":
         """Return the running detection, which is started if needed; None if the engine is known."""

@@ -33,6 +33,11 @@ class ModelList:
                     self._remember(name)
         return self.names
 
+    async def update(self, fetch: Callable[[], Awaitable[frozenset[str] | None]]) -> None:
+        """Fetch the names."""
+        async with self._lock:
+            self.names = await fetch()
+
     def forget(self) -> None:
         """Clear the cache: the engine may have been restarted."""
         self.names = None

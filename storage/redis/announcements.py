@@ -24,9 +24,20 @@ class RedisAnnouncements:
 
     async def announce(self, name: str, value: bytes) -> Announcement:
         """Set a value in every bucket; the first bucket assigns its number."""
-        first, *others = self._keys
-        number = await self._run(scripts.ANNOUNCE, [first], (name, value, ""))
-        await asyncio.gather(*(self._run(scripts.ANNOUNCE, [key], (name, value, number)) for key in others))
+        return await self._announced(name, value, await self._number(name, value, ""))
+
+    async def announce_if(self, name: str, value: bytes, number: int) -> Announcement | None:
+        """Set a value if the present one has this number (0: there is none); the first bucket decides."""
+        assigned = await self._number(name, value, number)
+        return None if assigned < 0 else await self._announced(name, value, assigned)
+
+    async def _number(self, name: str, value: bytes, present: int | str) -> int:
+        number: int = await self._run(scripts.ANNOUNCE, [self._keys[0]], (name, value, "", present))
+        return number
+
+    async def _announced(self, name: str, value: bytes, number: int) -> Announcement:
+        others = self._keys[1:]
+        await asyncio.gather(*(self._run(scripts.ANNOUNCE, [key], (name, value, number, "")) for key in others))
         return Announcement(value, number)
 
     async def read(self) -> dict[str, Announcement]:

@@ -484,6 +484,18 @@ async def test_concurrent_announcements_end_with_one_value_in_all_buckets(store)
     assert 1 == len(announced)
 
 
+async def test_of_concurrent_conditional_announcements_one_succeeds(store):
+    """The number of the present announcement is compared; all buckets have the value that won."""
+    tried = [store.announcements.announce_if("lock", b"%d" % n, 0) for n in range(10)]
+    made = [announcement for announcement in await asyncio.gather(*tried) if announcement is not None]
+    outdated = await store.announcements.announce_if("lock", b"x", 0)
+    later = await store.announcements.announce_if("lock", b"y", made[0].number)
+    announced = [(await store.open(f"r{n}", {}, now_ms=1)).announcements["lock"] for n in range(40)]
+
+    assert ([1], None) == ([announcement.number for announcement in made], outdated)
+    assert [Announcement(b"y", 2)] * 40 == [later] * 40 == announced
+
+
 async def test_batches_have_a_separate_namespace(store):
     """Batches are stored like groups, for one week at most."""
     made = await store.batches.open("b", {"a": b"1"}, now_ms=1)

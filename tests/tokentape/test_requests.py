@@ -172,6 +172,8 @@ GROUPS = [
     (("pause",), {}, "POST", "/policy/pause", {"mode": "wait"}),
     (("pause", "reject"), {"drain_s": 2.5}, "POST", "/policy/pause?drain_s=2.5", {"mode": "reject"}),
     (("pause",), {"in_flight": "abort"}, "POST", "/policy/pause", {"mode": "wait", "in_flight": "abort"}),
+    (("load_adapter", "policy", "/adapters/7", 7), {"drain_s": 5, "in_flight": "abort"}, "POST", "/policy/adapter",
+     {"name": "policy", "path": "/adapters/7", "version": 7, "drain_s": 5, "mode": "wait", "in_flight": "abort"}),
     (("resume",), {}, "POST", "/policy/resume", None),
 ]  # fmt: skip
 

@@ -26,6 +26,16 @@ async def test_a_listed_model_is_requested_once():
     assert 1 == engine.requests
 
 
+async def test_an_update_replaces_listed_models():
+    """An adapter may have been unloaded."""
+    engine, models = Engine("a", "b"), ModelList()
+    await models.updated_for("a", engine.fetch)
+    engine.names = frozenset("a")
+    await models.update(engine.fetch)
+
+    assert {"a"} == models.names
+
+
 async def test_concurrent_lookups_of_an_unlisted_model_share_one_request():
     engine, models = Engine("a"), ModelList()
     await asyncio.gather(*(models.updated_for("b", engine.fetch) for _ in range(50)))

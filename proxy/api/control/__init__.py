@@ -10,7 +10,7 @@ groups        open, list, get, export, delete
 group_rows    rows of a group, combined
 batches       claim, acknowledge, extend, release
 claims        selection of the groups of a claim
-policy        the policy version, and the pause while weights change
+policy        the policy version, the pause while weights change, and LoRA adapters
 engines       state and replacement of endpoints
 events        changes of rollouts as server-sent events
 openapi       OpenAPI description of every route of both APIs
@@ -51,6 +51,7 @@ CONTROL_ROUTES: list[web.RouteDef] = [
     web.put("/policy", policy.put_policy),
     web.post("/policy/pause", policy.pause_policy),
     web.post("/policy/resume", policy.resume_policy),
+    web.post("/policy/adapter", policy.load_adapter),
     web.get("/engines", engines.show_engines),
     web.put("/engines", engines.put_engines),
     web.get("/events", events.show_events),

@@ -1,5 +1,6 @@
 """The routes of `/engines`: the state of the endpoints, and their replacement. API keys of engines are never shown."""
 
+import asyncio
 from typing import Any
 
 from aiohttp import web
@@ -39,6 +40,12 @@ async def put_engines(request: web.Request) -> web.Response:
 async def _engines_response(context: Context) -> web.Response:
     healthy = await healthy_engines(context)
     await context.upstream.detect_all()
+    listing = [
+        context.upstream.list_models(endpoint)
+        for endpoint in context.upstream.endpoints
+        if healthy.get(endpoint.label) and not endpoint.settings.models
+    ]
+    await asyncio.gather(*listing)  # adapters are loaded at run time
     record, now = context.settings.record, context.clock.now()
     shown = [_engine(endpoint, healthy, record, now) for endpoint in context.upstream.endpoints]
     return json_response({"engines": shown, "configured": not context.registry.is_overridden})

@@ -18,6 +18,7 @@ from proxy.api.control.schemas import (
     DispatchRollout,
     ExtendBatch,
     FinishRollout,
+    LoadAdapter,
     OpenGroup,
     OpenRollout,
     PatchRollout,
@@ -99,6 +100,7 @@ _G = "/groups/{group_id}"
 _B = "/batches/{batch_id}"
 _SETTLED = (200, 400, 404, 409, 422)
 _PREFIXES = ("", _R, "/sessions/{rollout_id}")
+_ADAPTER = (200, 400, 409, 422, 502, 503, 504)
 _DRAIN = (("drain_s", {"type": "number", "minimum": 0, "description": "how long to wait until no call is in flight"}),)
 _COMPLETED = "Report the result of a rollout, as a rollout server."
 _DISPATCHED = (202, 200, 400, 404, 409, 422)
@@ -183,6 +185,7 @@ ROUTES: tuple[Route, ...] = (
     Route("get", "/policy", "Get the announced policy version."),
     Route("put", "/policy", "Announce a policy version.", body=PutPolicy, statuses=(200, 400, 422)),
     Route("post", "/policy/pause", "Pause new calls.", _DRAIN, PausePolicy, statuses=(200, 400, 422)),
+    Route("post", "/policy/adapter", "Load a LoRA adapter into vLLM.", body=LoadAdapter, statuses=_ADAPTER),
     Route("post", "/policy/resume", "Resume calls."),
     Route("get", "/engines", "List the engines with their health and versions."),
     Route("put", "/engines", "Replace the endpoints.", body=PutEngines, statuses=(200, 400, 403, 422)),

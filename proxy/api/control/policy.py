@@ -3,18 +3,14 @@
 The version is recorded in steps whose engine reports none.
 """
 
-from typing import Final
-
-import orjson
 from aiohttp import web
 
 from proxy.api.context import CONTEXT
-from proxy.api.control.schemas import PausePolicy, PutPolicy, body_from
+from proxy.api.control.schemas import MAX_DRAIN_S, LoadAdapter, PausePolicy, PutPolicy, body_from
 from proxy.api.http import json_response
 from proxy.errors import BadRequest
-from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, read_policy
-
-_MAX_DRAIN_S: Final = 3600
+from proxy.rollouts.adapter_updates import AdapterUpdate
+from proxy.rollouts.policy import read_policy
 
 
 async def show_policy(request: web.Request) -> web.Response:
@@ -26,9 +22,7 @@ async def put_policy(request: web.Request) -> web.Response:
     """`PUT /policy`: announce the version of all calls that begin after the response, in all processes of the store."""
     version = str((await body_from(request, PutPolicy)).version)
     context = request.app[CONTEXT]
-    context.policy.apply(
-        {POLICY_ANNOUNCEMENT: await context.store.announcements.announce(POLICY_ANNOUNCEMENT, orjson.dumps(version))}
-    )
+    await context.policy.announce(context.store.announcements, version)
     return json_response({"version": version})
 
 
@@ -53,12 +47,22 @@ async def resume_policy(request: web.Request) -> web.Response:
     return json_response({"mode": context.pause.mode, "in_flight": in_flight})
 
 
+async def load_adapter(request: web.Request) -> web.Response:
+    """`POST /policy/adapter`: load a LoRA adapter into every endpoint under a pause, announce its version, and resume."""
+    body = await body_from(request, LoadAdapter)
+    update = AdapterUpdate(
+        body.name, body.path, str(body.version), body.mode, body.drain_s, aborts=body.in_flight == "abort"
+    )
+    endpoints = await request.app[CONTEXT].adapter_updates.apply(update)
+    return json_response({"name": body.name, "path": body.path, "version": update.version, "endpoints": endpoints})
+
+
 def _seconds(request: web.Request, name: str) -> float:
     text = request.query.get(name, "0")
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds <= _MAX_DRAIN_S:
-        raise BadRequest(f"{name} must be a number of seconds from 0 to {_MAX_DRAIN_S}, not {text!r}.", param=name)
+    if not 0 <= seconds <= MAX_DRAIN_S:
+        raise BadRequest(f"{name} must be a number of seconds from 0 to {MAX_DRAIN_S}, not {text!r}.", param=name)
     return seconds

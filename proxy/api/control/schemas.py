@@ -185,10 +185,14 @@ class PutEngines(_Body):
     endpoints: Annotated[EndpointList, Field(min_length=1, max_length=1000)] | None
 
 
+Version = Annotated[str, Field(min_length=1, max_length=256)] | int
+MAX_DRAIN_S = 3600
+
+
 class PutPolicy(_Body):
     """`PUT /policy`. A number is stored as its decimal digits."""
 
-    version: Annotated[str, Field(min_length=1, max_length=256)] | int
+    version: Version
 
 
 class PausePolicy(_Body):
@@ -199,6 +203,20 @@ class PausePolicy(_Body):
 
     mode: Literal["wait", "reject"] = "wait"
     in_flight: Literal["keep", "abort"] = "keep"
+
+
+class LoadAdapter(_Body):
+    """`POST /policy/adapter`: a LoRA adapter, its name as a model, its path at the engines, and its policy version.
+
+    Calls that are in flight after `drain_s` prevent the update, or are aborted.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    version: Version
+    mode: Literal["wait", "reject"] = "wait"
+    drain_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_DRAIN_S)] = 60
+    in_flight: Literal["drain", "abort"] = "drain"
 
 
 class PatchRollout(_Body):

@@ -1,8 +1,11 @@
 -- The first bucket assigns the number of an announcement. Each other bucket applies it if its number is higher than
 -- that of the present one, so that all buckets have the same value in the end.
 -- KEYS: the announcements.
--- ARGV: name, value, number ('': assign one).
+-- ARGV: name, value, number ('': assign one), the present number ('': any). Return -1 if the present number is another.
 local current = tonumber(redis.call('HGET', KEYS[1], 'number:' .. ARGV[1]) or 0)
+if ARGV[4] ~= '' and tonumber(ARGV[4]) ~= current then
+  return -1
+end
 local number = ARGV[3] == '' and current + 1 or tonumber(ARGV[3])
 if number > current then
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[2], 'number:' .. ARGV[1], number)

@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from adapters_of_engines import LoraRoutes
 from fakes import fake_engine, proxying
 from recorded import load
 from stored import stored_steps
@@ -53,6 +54,22 @@ async def test_an_engine_is_listed_with_its_version_state_and_losses(store, http
     assert "api_key" not in shown
     assert {"chat": "live", "completions": "live"} == shown["streams"]
     assert any("include_reasoning" in loss for loss in shown["loses"])
+
+
+async def test_an_engine_is_listed_with_the_models_that_it_serves_now(store, http, engine):
+    """Adapters are loaded and unloaded at run time; configured models are not requested."""
+    shown = []
+    routes = LoraRoutes(engine)
+    async with proxying(engine.url, store) as served:
+        for adapters in ({"a": "/a", "b": "/b"}, {"b": "/b"}):
+            routes.adapters = adapters
+            (listed,) = (await call(http, "GET", served.url + "/engines", headers={})).payload["engines"]
+            shown.append(listed["models"])
+    endpoints = [{"url": engine.url, "name": "fake", "models": ["m"]}]
+    async with proxying(None, store, engines={"endpoints": endpoints}) as served:
+        (listed,) = (await call(http, "GET", served.url + "/engines", headers={})).payload["engines"]
+
+    assert [["/a", "/b", "a", "b"], ["/b", "b"], ["m"]] == [*shown, listed["models"]]
 
 
 async def test_an_ejected_endpoint_is_listed_with_the_end_of_its_ejection_and_its_last_fault(store, http):

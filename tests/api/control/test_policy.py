@@ -232,3 +232,24 @@ async def test_a_call_that_its_engine_has_completed_does_not_delay_a_pause_that_
         await response.read()
 
     assert (200, ["complete"]) == (response.status, [step.status for step in await stored_steps(store, "r1")])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": ""},
+        {"name": None},
+        {"path": ""},
+        {"version": ""},
+        {"version": 1.5},
+        {"drain_s": -1},
+        {"drain_s": 4000},
+        {"in_flight": "keep"},
+        {"mode": "stop"},
+        {"rank": 8},
+    ],
+)
+async def test_an_invalid_adapter_is_422_and_pauses_nothing(proxy, fields):
+    body = {"name": "policy", "path": "/adapters/1", "version": 1, **fields}
+    assert 422 == (await proxy.post("/policy/adapter", body)).status
+    await proxy.chat("r1")

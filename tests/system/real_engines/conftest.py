@@ -49,6 +49,7 @@ VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # pause, weight version
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
 }
 
 
