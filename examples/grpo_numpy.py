@@ -1,32 +1,32 @@
-"""GRPO in numpy: groups of rollouts through the proxy, a policy gradient on the exported arrays, new weights for the engine.
+"""Asynchronous GRPO in numpy: agents run while the trainer trains on batches of groups and updates the engine's weights.
 
-Shows the loop of a trainer: `open_group`, concurrent agents, a reward per rollout, `batches(...)`, and `pause`, `put_policy`
-and `resume` around each weight update. The trained policy is the one that samples, so the trainer computes exactly the
-recorded logprobs: `ratio-1` is the largest difference of their ratio from 1 before the first update of a batch.
+Shows a training loop: `open_group` with deadlines, a reward per rollout, `batches(...)`, `update_policy(...)`, and new groups
+for each claimed batch. Turns can have weights older than the latest: `stale` is the share of their tokens in a batch. `ratio-1`
+is the largest difference from 1 of a token's ratio to its recorded probability, with the weights of its policy version.
 
-The task is words in which consonants and vowels alternate. An agent requests a word, then another one, so sequences contain
-prompt tokens between sampled ones; they are masked.
+The task is words in which consonants and vowels alternate. An agent requests two, so sequences have prompts between words.
 """
 
 import argparse
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import pairwise
 from typing import Any
 from urllib.request import Request, urlopen
 
 import numpy as np
 import numpy.typing as npt
-from bigram_engine import VOCABULARY, Table, log_softmax
-from openai import AsyncOpenAI
+from bigram_engine import VOCABULARY, Table, decode, log_softmax
+from openai import AsyncOpenAI, OpenAIError
 
-from tokentape import AsyncClient, ClaimedGroup
+from tokentape import AsyncClient, ClaimedGroup, ClientError
 
 Floats = npt.NDArray[np.float32]
-Line = tuple[int, float, float, float, float, int, str]  # a row of the printed table
+Line = tuple[int, float, float, float, float, int, float, str]  # a row of the printed table
 PROMPTS = ("Write a word", "Write another one")
 WORD_TOKENS = 12
+IDLE_S = 10.0  # after this time without a call, a rollout whose agent failed is finished
 
 
 async def talk(agent: AsyncOpenAI) -> list[str]:
@@ -46,11 +46,17 @@ def reward_of(words: Sequence[str]) -> float:
     return alternating / (len(words) * (WORD_TOKENS - 1))
 
 
-async def play(client: AsyncClient, agents: AsyncOpenAI, rollout: dict[str, Any]) -> tuple[float, str]:
-    """Run one rollout and finish it; return its reward and its words."""
-    words = await talk(agents.with_options(base_url=rollout["base_url"], api_key=rollout["api_key"]))
-    await client.finish_rollout(rollout["rollout_id"], reward=reward_of(words))
-    return reward_of(words), " ".join(words)
+async def play(client: AsyncClient, agents: AsyncOpenAI, rollout: dict[str, Any]) -> None:
+    """Run one rollout and finish it; a rollout that fails is finished by its deadline, and its group has one fewer."""
+    with suppress(OpenAIError, ClientError):
+        words = await talk(agents.with_options(base_url=rollout["base_url"], api_key=rollout["api_key"]))
+        await client.finish_rollout(rollout["rollout_id"], reward=reward_of(words))
+
+
+async def play_groups(client: AsyncClient, agents: AsyncOpenAI, groups: int, size: int) -> None:
+    """Open groups and run their rollouts concurrently."""
+    opened = await asyncio.gather(*(client.open_group(size, deadline_s=60, idle_s=IDLE_S) for _ in range(groups)))
+    await asyncio.gather(*(play(client, agents, rollout) for group in opened for rollout in group["rollouts"]))
 
 
 class Sampled:
@@ -58,15 +64,17 @@ class Sampled:
 
     def __init__(self, groups: Sequence[ClaimedGroup]) -> None:
         rows = [row for group in groups for row in group["data"]]
-        masks = [np.array(row["mask"], dtype=bool) for row in rows]
-        ids = [np.array(row["token_ids"]) for row in rows]
-        self.tokens = np.concatenate([row[mask] for row, mask in zip(ids, masks, strict=True)])
+        mask = np.concatenate([row["mask"] for row in rows]).astype(bool)
+        ids = np.concatenate([row["token_ids"] for row in rows])
+        self.tokens = ids[mask]
         # The previous token is the whole context of this model. The first token of a row is never sampled.
-        self.before = np.concatenate([np.roll(row, 1)[mask] for row, mask in zip(ids, masks, strict=True)])
-        recorded = [np.array(row["logprobs"], dtype=np.float32)[mask] for row, mask in zip(rows, masks, strict=True)]
-        self.recorded: Floats = np.concatenate(recorded)
-        lengths = [mask.sum() for mask in masks]
-        self.advantages: Floats = np.repeat([row["advantages"] for row in rows], lengths).astype(np.float32)
+        self.before = np.roll(ids, 1)[mask]
+        self.recorded: Floats = np.array([value for row in rows for value in row["logprobs"]], np.float32)[mask]
+        advantages = np.repeat([row["advantages"] for row in rows], [len(row["mask"]) for row in rows])
+        self.advantages: Floats = advantages[mask].astype(np.float32)
+        spans = [span for row in rows for span in row["spans"] if span["owned"]]  # each is a turn
+        lengths = [span["end"] - span["start"] for span in spans]
+        self.versions = np.repeat([int(span["policy_version"]) for span in spans], lengths)
 
 
 def loss_of(logits: Table, sampled: Sampled, clip: float = 0.2) -> tuple[float, Table, Floats]:
@@ -82,67 +90,60 @@ def loss_of(logits: Table, sampled: Sampled, clip: float = 0.2) -> tuple[float, 
 
 
 async def push(client: AsyncClient, engine: str, logits: Table, version: int) -> None:
-    """Update the weights while no call is in flight, so that each turn has one policy version."""
-    await client.pause(drain_s=30)
-    try:
-        body = Request(f"{engine}/load_weights", logits.astype("<f4").tobytes(), method="POST")  # noqa: S310 - a fixed URL
-        await asyncio.to_thread(lambda: urlopen(body).close())  # noqa: S310
-        await client.put_policy(version)
-    finally:
-        await client.resume()
+    """Update the weights after calls in flight have ended ("drain"), so that each turn has one policy version."""
+    body = Request(f"{engine}/load_weights", logits.astype("<f4").tobytes(), method="POST")  # noqa: S310 - a fixed URL
+    await client.update_policy(version, lambda: asyncio.to_thread(lambda: urlopen(body).close()), in_flight="drain")  # noqa: S310
 
 
-async def collect(client: AsyncClient, groups: int, size: int) -> tuple[list[ClaimedGroup], list[float], str]:
-    """Run the groups concurrently and claim them as one batch; also return all rewards and the best words."""
-    opened = await asyncio.gather(*(client.open_group(size) for _ in range(groups)))
-    rollouts = [rollout for group in opened for rollout in group["rollouts"]]
-    async with AsyncOpenAI(base_url=client.url, api_key="per rollout") as agents:  # one connection pool
-        played = await asyncio.gather(*(play(client, agents, rollout) for rollout in rollouts))
-    taken: list[ClaimedGroup] = []
-    async with aclosing(
-        client.batches(consumer="grpo_numpy", groups=groups, format="sequences", advantage="grpo")
-    ) as batches:
-        async for batch in batches:
-            taken += batch.groups
-            if len(taken) >= groups:
-                await batch.ack()
-                return taken, [reward for reward, _ in played], max(played)[1]
-    raise AssertionError("batches without wait_s have no end")
+def learn(weights: list[Table], groups: Sequence[ClaimedGroup], rate: float) -> Line:
+    """Train on one batch: append the next weights; return a row of the table."""
+    sampled, version, logits = Sampled(groups), len(weights) - 1, weights[-1].copy()
+    logprobs = np.array([log_softmax(table) for table in weights])[sampled.versions, sampled.before, sampled.tokens]
+    moved = float(np.abs(np.exp(logprobs - sampled.recorded) - 1).max())
+    for _ in range(4):  # epochs on one batch: tokens whose ratio leaves the clip range have no gradient
+        logits -= rate * loss_of(logits, sampled)[1]
+    before, after = (loss_of(table, sampled)[0] for table in (weights[-1], logits))
+    weights.append(logits)
+    reward = float(np.mean([reward for group in groups for reward in group["rewards"]]))
+    stale, last = float((sampled.versions < version).mean()), decode(sampled.tokens[-2 * WORD_TOKENS :])
+    return version, reward, before, after, moved, len(sampled.tokens), stale, last
 
 
 async def train(url: str, engine: str, *, steps: int, groups: int, size: int, rate: float) -> list[Line]:
     """Run the training loop: print a row per step, and return all rows."""
-    logits: Table = np.zeros((len(VOCABULARY), len(VOCABULARY)), dtype=np.float32)
+    weights: list[Table] = [np.zeros((len(VOCABULARY), len(VOCABULARY)), dtype=np.float32)]  # by policy version
     lines: list[Line] = []
-    print("policy  reward  loss before ->  after    ratio-1  tokens  best words")
-    async with AsyncClient(url) as client:
-        for version in range(steps):
-            await push(client, engine, logits, version)
-            taken, rewards, words = await collect(client, groups, size)
-            sampled = Sampled(taken)
-            before, _, ratio = loss_of(logits, sampled)
-            for _ in range(4):  # epochs on one batch: from the second on, the ratio is not 1 and is clipped
-                logits -= rate * loss_of(logits, sampled)[1]
-            moved = float(np.abs(ratio - 1).max())
-            after = loss_of(logits, sampled)[0]
-            lines.append((version, float(np.mean(rewards)), before, after, moved, len(sampled.tokens), words))
-            print("{:6} {:7.3f} {:12.4f} -> {:7.4f} {:9.1e} {:7}  {}".format(*lines[-1]), flush=True)
+    print("policy  reward  loss before ->  after    ratio-1  tokens  stale  last words")
+    async with (
+        AsyncClient(url) as client,
+        AsyncOpenAI(base_url=client.url, api_key="per rollout") as agents,  # one connection pool
+        asyncio.TaskGroup() as playing,
+        aclosing(client.batches(consumer="grpo", groups=groups, exact=True, advantage="grpo", wait_s=120)) as batches,
+    ):
+        await push(client, engine, weights[0], 0)
+        playing.create_task(play_groups(client, agents, min(2, steps) * groups, size))
+        async for batch in batches:
+            if len(lines) + 2 < steps:  # agents are two batches ahead, and run while this one is trained
+                playing.create_task(play_groups(client, agents, groups, size))
+            lines.append(await asyncio.to_thread(learn, weights, batch.groups, rate))
+            print("{:6} {:7.3f} {:12.4f} -> {:7.4f} {:9.1e} {:7} {:6.2f}  {}".format(*lines[-1]), flush=True)
+            await push(client, engine, weights[-1], len(lines))
+            if len(lines) == steps:
+                await batch.ack()
+                break
     return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Line]:
     """Train and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:8400", help="URL of the proxy (default: %(default)s)")
-    parser.add_argument(
-        "--engine", default="http://127.0.0.1:8402", help="URL of bigram_engine.py (default: %(default)s)"
-    )
-    parser.add_argument("--steps", type=int, default=25, help="batches to train on (default: %(default)s)")
-    parser.add_argument("--groups", type=int, default=4, help="groups per batch (default: %(default)s)")
-    parser.add_argument("--size", type=int, default=8, help="rollouts per group (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=150.0, help="learning rate (default: %(default)s)")
-    options = vars(parser.parse_args(arguments))
-    return asyncio.run(train(options.pop("url"), options.pop("engine"), **options))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:8400", help="URL of the proxy")
+    parser.add_argument("--engine", default="http://127.0.0.1:8402", help="URL of bigram_engine.py")
+    parser.add_argument("--steps", type=int, default=40, help="batches to train on")
+    parser.add_argument("--groups", type=int, default=4, help="groups per batch")
+    parser.add_argument("--size", type=int, default=8, help="rollouts per group")
+    parser.add_argument("--rate", type=float, default=150.0, help="learning rate")
+    return asyncio.run(train(**vars(parser.parse_args(arguments))))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""docs/training-loop.md: its program, with agents that fail and with a trainer that starts again."""
+
+import asyncio
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+from fakes import settings_for
+from openai import OpenAIError
+
+from proxy.server.listener import running, simulating
+from proxy.simulator.options import Options
+from tokentape import AsyncClient
+
+PAGE = (Path(__file__).parents[2] / "docs" / "training-loop.md").read_text()
+AGENTS, TRAINER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+START = "asyncio.run(main())\n"
+UPDATE = '"""Load the new weights into the engines, in the way of your engine and trainer."""'
+
+
+def run(url: str, failing: int, update: str = UPDATE) -> list[str]:
+    """Run the program as pasted, with this body of `update`; the first `failing` attempts raise. Return what it prints."""
+    assert TRAINER.endswith(START)
+    assert UPDATE in TRAINER
+    names: dict = {}
+    exec(compile(AGENTS.replace("http://127.0.0.1:8400", url), "docs/training-loop.md", "exec"), names)
+    attempt, left = names["attempt"], iter(range(failing))
+
+    async def attempt_or_fail(rollout):
+        if next(left, None) is not None:
+            raise OpenAIError("the agent failed")
+        return await attempt(rollout)
+
+    names["attempt"] = attempt_or_fail
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(TRAINER.replace(UPDATE, update), "docs/training-loop.md", "exec"), names)
+    return printed.getvalue().splitlines()
+
+
+async def test_the_program_ends_twice_and_trains_each_group_once(store):
+    """The second run continues the versions of the first; agents that fail are replaced; at most two batches remain."""
+    async with (
+        simulating("127.0.0.1:0", Options()) as engine,
+        running(settings_for(engine), store) as served,
+        AsyncClient(served.url) as client,
+    ):
+        printed = [await asyncio.to_thread(run, served.url, failing) for failing in (5, 0)]
+        groups = {group["group_id"]: group["status"] async for group in client.groups()}
+        trained = [line.split()[:2] for lines in printed for line in lines]
+
+        assert "6" == (await client.policy())["version"]
+        assert {group for group, _ in trained} == {group for group, status in groups.items() if status == "done"}
+        assert 6 * 2 * 4 == len(trained) == len({rollout for _, rollout in trained})
+        assert any("~1" in rollout for _, rollout in trained)
+        assert len(groups) <= 12 + 2 * 4
+
+
+async def test_the_program_ends_with_an_error_if_the_weights_cannot_be_loaded(store):
+    """Calls resume with the old version."""
+    async with (
+        simulating("127.0.0.1:0", Options()) as engine,
+        running(settings_for(engine), store) as served,
+        AsyncClient(served.url) as client,
+    ):
+        with pytest.raises(ExceptionGroup, match="unhandled errors") as raised:
+            await asyncio.to_thread(run, served.url, 0, "raise OSError('the engine is unreachable')")
+
+        assert raised.group_contains(OSError, match="the engine is unreachable")
+        assert None is (await client.policy())["version"]
