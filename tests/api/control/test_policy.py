@@ -100,6 +100,23 @@ async def test_a_version_set_while_a_call_is_in_flight_is_its_policy_version_end
     assert [("1", "2"), ("2", None)] == versions
 
 
+async def test_a_process_learns_of_a_version_without_a_new_call(store, http, engine, release):
+    """A pause returns once every process has read the announcements."""
+    async with running(settings_for(engine.url), store) as served, running(settings_for(None), store) as other:
+        url = f"{served.url}/rollouts/r1/v1/chat/completions"
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        call = asyncio.ensure_future(http.post(url, json=body).__aenter__())
+        await engine.reached.wait()
+        for method, path, fields in (("PUT", "/policy", {"version": 2}), ("POST", "/policy/pause", {})):
+            async with http.request(method, other.url + path, json=fields) as response:
+                assert 200 == response.status
+        release.set()
+        await (await call).read()
+
+    (step,) = await stored_steps(store, "r1")
+    assert (None, "2") == (step.policy_version, step.policy_version_end)
+
+
 async def test_calls_wait_during_a_pause_and_proceed_with_the_new_version(proxy, store):
     """The pause applies to every process."""
     async with running(settings_for(None), store) as other:
