@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from itertools import count
 
 import pytest
 from aiohttp import web
@@ -236,12 +237,15 @@ def test_a_stall_begins_again_after_a_claim_that_refused_not_all_groups(monkeypa
 
 async def test_a_long_wait_is_split_into_claims(client, server, monkeypatch):
     """The proxy accepts 600 s; the loop ends after `wait_s` in total."""
-    monkeypatch.setattr("tokentape.batches.LONG_POLL_S", 0.02)
+    readings = count()
+    monkeypatch.setattr("tokentape.batches.monotonic", lambda: 7.0 * next(readings))  # each reading is 7 s later
     server.long_polls = False
 
-    assert [] == [batch async for batch in client.batches(consumer="c", groups=1, wait_s=0.1)]
-    assert {0.02} >= {request[1]["wait_s"] for request in server.requests[:2]}
-    assert len(server.requests) > 2
+    assert [] == [batch async for batch in client.batches(consumer="c", groups=1, wait_s=100, stall_s=None)]
+    waits = [request[1]["wait_s"] for request in server.requests]
+    assert waits == sorted(waits, reverse=True)
+    assert 30 == waits[0] == waits[1]
+    assert 0 <= waits[-1] < 30
 
 
 async def test_closing_the_generator_releases_the_batch(client, server):
