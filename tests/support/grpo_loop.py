@@ -1,4 +1,4 @@
-"""A small loop in GRPO's shape: groups of rollouts, agents with a tool, rewards, and consumers of complete groups.
+"""A small loop in GRPO's shape: groups of rollouts, agents with a tool, rewards, consumers, and weight updates meanwhile.
 
 It runs with the simulator and with a real engine. The caller supplies the agent's messages.
 """
@@ -12,15 +12,17 @@ from openai import AsyncOpenAI
 
 from tokentape import AsyncClient
 
-GROUPS, SIZE = 4, 4
+GROUPS, SIZE, FIRST_VERSION = 4, 4, 7
+DEADLINES = {"deadline_s": 3600, "idle_s": 600}
 Converse = Callable[[AsyncOpenAI, int], Awaitable[None]]  # an agent, and its number of turns
 
 
 async def run_grpo_loop(client: AsyncClient, converse: Converse, *formats: str) -> dict[str, list[dict[str, Any]]]:
-    """Open, run, reward, claim and acknowledge; return the groups that each consumer got, by its format."""
-    await client.put_policy(7)
-    opened = [await client.open_group(SIZE, group_id=f"group-{number}") for number in range(GROUPS)]
+    """Open, run, reward, claim, update and acknowledge; return the groups that each consumer got, by its format."""
+    await client.put_policy(FIRST_VERSION)
+    opened = [await client.open_group(SIZE, group_id=f"group-{number}", **DEADLINES) for number in range(GROUPS)]
     taken: dict[str, list[dict[str, Any]]] = {name: [] for name in formats}
+    updating = asyncio.Lock()  # one client at a time updates a policy
 
     async def play(rollout: dict[str, Any], number: int) -> None:
         async with AsyncOpenAI(base_url=rollout["base_url"], api_key=rollout["api_key"], max_retries=0) as agent:
@@ -31,7 +33,10 @@ async def run_grpo_loop(client: AsyncClient, converse: Converse, *formats: str) 
         while sum(map(len, taken.values())) < GROUPS:
             claims = client.batches(consumer=name, groups=1, format=name, advantage="grpo", wait_s=1, lease_s=30)
             async for batch in claims:
-                taken[name] += batch.groups
+                async with updating:  # agents of other groups are running
+                    taken[name] += batch.groups
+                    version = FIRST_VERSION + sum(map(len, taken.values()))
+                    await client.update_policy(version, lambda: None, in_flight="continue")
 
     await asyncio.gather(
         *(play(rollout, number) for group in opened for number, rollout in enumerate(group["rollouts"])),
@@ -46,6 +51,7 @@ async def check_taken(client: AsyncClient, taken: dict[str, list[dict[str, Any]]
     assert sorted(names) == [f"group-{number}" for number in range(GROUPS)], names
     assert ["done"] * GROUPS == [group["status"] async for group in client.groups()]
     assert [] == (await client.claim_batch(consumer="late", groups=10))["groups"]
+    assert str(FIRST_VERSION + GROUPS) == (await client.policy())["version"]
     for name, groups in taken.items():
         for group in groups:
             sampled = [pair for rollout in group["rollouts"] async for pair in sampled_of(client, rollout)]

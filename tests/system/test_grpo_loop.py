@@ -24,7 +24,7 @@ async def converse(agent, turns):
 
 
 async def test_two_consumers_take_four_groups_of_four_once_each(store):
-    """Two formats; nothing is left over, nothing comes twice, and every trained token was sampled."""
+    """Two formats, and a weight update for each group; nothing is left over or comes twice; every trained token was sampled."""
     async with (
         simulating("127.0.0.1:0", Options()) as engine,
         running(settings_for(engine), store) as served,

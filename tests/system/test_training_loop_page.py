@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ PAGE = (Path(__file__).parents[2] / "docs" / "training-loop.md").read_text()
 AGENTS, TRAINER = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 START = "asyncio.run(main())\n"
 UPDATE = '"""Load the new weights into the engines, in the way of your engine and trainer."""'
+DYING = """update.calls = getattr(update, "calls", 0) + 1
+    if update.calls == 2:
+        import os
+        os._exit(9)"""
 
 
 def run(url: str, failing: int, update: str = UPDATE) -> list[str]:
@@ -69,3 +74,21 @@ async def test_the_program_ends_with_an_error_if_the_weights_cannot_be_loaded(st
 
         assert raised.group_contains(OSError, match="the engine is unreachable")
         assert None is (await client.policy())["version"]
+
+
+async def test_the_program_can_be_started_again_after_it_died_in_a_weight_update(store):
+    """The pause that it left ends, and three batches are trained; the batch that it had stays leased meanwhile."""
+    async with (
+        simulating("127.0.0.1:0", Options()) as engine,
+        running(settings_for(engine), store) as served,
+        AsyncClient(served.url) as client,
+    ):
+        program = (AGENTS + TRAINER.replace(UPDATE, DYING)).replace("http://127.0.0.1:8400", served.url)
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.DEVNULL)
+        assert 9 == await process.wait()
+        statuses = [group["status"] async for group in client.groups()]
+        printed = await asyncio.to_thread(run, served.url, 0)
+
+        assert 2 == statuses.count("claimed")
+        assert "3" == (await client.policy())["version"]
+        assert 3 * 2 * 4 == len({line.split()[1] for line in printed})
