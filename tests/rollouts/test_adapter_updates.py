@@ -229,7 +229,7 @@ async def test_an_update_continues_if_its_client_disconnects(fleet):
 
 async def test_the_update_of_a_process_that_stopped_is_repeated_by_another_one(fleet, store, http):
     """Calls stay paused until then."""
-    async with running(fleet_settings(fleet.engines), store) as served:
+    async with running(fleet_settings(fleet.engines, drain_timeout_s=0.1), store) as served:
         fleet.routes[1].waiting = asyncio.Event()
         update = asyncio.create_task(Fleet(served, http, fleet.engines, fleet.routes).load(1))
         await fleet.routes[1].reached.wait()
