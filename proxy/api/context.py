@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -22,7 +23,7 @@ from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.known_prompts import KnownPrompts
 from proxy.rollouts.opening import RolloutOpener
-from proxy.rollouts.policy import Pause, Policy
+from proxy.rollouts.policy import Policies
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.renewals import Lifetimes, StepReservations
@@ -59,14 +60,13 @@ class Context:
     sampling: Sampling
     translation: TranslationOptions
     tokenizers: Tokenizers
-    pause: Pause
     registry: EndpointRegistry
     worker_metrics: WorkerMetrics
     reservations: StepReservations
     lifetimes: Lifetimes
     activity: Activity
-    policy: Policy
-    adapter_updates: AdapterUpdates
+    policies: Policies
+    adapter_updates: Mapping[str, AdapterUpdates]
     opener: RolloutOpener
     finisher: Finisher
     continuation: PromptContinuation

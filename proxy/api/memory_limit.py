@@ -24,6 +24,11 @@ class DetachedSteps(Protocol):
     detached_bytes: int
 
 
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
 class CallInFlight(Protocol):
     """A call in flight: its start, the bytes of its request and response so far, its client's connection, and its step.
 
@@ -35,6 +40,11 @@ class CallInFlight(Protocol):
     started: float
     body_bytes: int
     over_sampled: tuple[str, str] | None
+
+    @property
+    def policy(self) -> _Named:
+        """The policy of its model."""
+        ...
 
     @property
     def step(self) -> object | None:
@@ -100,12 +110,13 @@ class InFlightBytes:
         """Return the age of the oldest call in flight in seconds; 0 if there is none."""
         return max((now - call.started for call in self.calls), default=0.0)
 
-    def stop_sampled(self, reason: str) -> int:
-        """Stop the calls that are at their engines or queued for them; return the number of the others."""
-        sampled = [call for call in self.calls if call.step is None]
+    def stop_sampled(self, policy: str, reason: str) -> int:
+        """Stop the calls of a policy that are at their engines or queued for them; return the number of its others."""
+        calls = [call for call in self.calls if call.policy.name == policy]
+        sampled = [call for call in calls if call.step is None]
         for call in sampled:
             call.stop(reason)
-        return len(self.calls) - len(sampled)
+        return len(calls) - len(sampled)
 
     def reserve(self) -> "ByteReservation":
         """Return an empty reservation for the body of one request. It must be released."""

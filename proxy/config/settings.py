@@ -12,6 +12,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from proxy.config.addresses import is_loopback, split_listen
+from proxy.config.policies import PolicyTable
 from proxy.config.sections import (
     AgentsSettings,
     AtroposSettings,
@@ -55,6 +56,10 @@ class Settings(BaseSettings):
     engines: EnginesSettings = Field(EnginesSettings(), description="The engines and their limits.")
     models: dict[str, str] = Field(
         {}, description='Model names: requested name -> name at the engine; "claude-*" is a prefix, "*" any other.'
+    )
+    policies: PolicyTable = Field(
+        {},
+        description="Policies by name, each with its models and its own versions, pauses and batches (docs/policies.md).",
     )
     sampling: SamplingSettings = Field(SamplingSettings(), description="Rules for the sampling parameters of requests.")
     agents: AgentsSettings = Field(AgentsSettings(), description="The model API.")

@@ -189,6 +189,7 @@ class Exchange:
             status=status,
             reason=reason,
             delivered=delivered and status != "partial",
+            policy=plan.policy,
             policy_version=first,
             policy_version_end=last if last != first else None,
             problems=fidelity.check(evidence),

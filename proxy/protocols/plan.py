@@ -17,7 +17,7 @@ from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
 from proxy.protocols.synthetic_stream import error_events
 from proxy.protocols.token_annotations import TokenAnnotations
-from proxy.trajectory.step import EngineFacts
+from proxy.trajectory.step import DEFAULT_POLICY, EngineFacts
 
 _STREAM = frozenset({"stream", "stream_options"})
 _NO_CODES = frozenset[str]()
@@ -68,6 +68,7 @@ class Plan:
     framing: Framing = "whole"
     wants_logprobs: bool = True
     headers: Mapping[str, str] = field(default_factory=dict)
+    policy: str = DEFAULT_POLICY
     policy_version: str | None = None
     translation: Translator | None = None
     prompt_ids: list[int] | None = None
@@ -124,6 +125,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     logprobs_mode: str | None,
     traits: Traits | None = None,
     headers: Mapping[str, str] | None = None,
+    policy: str = DEFAULT_POLICY,
     policy_version: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Plan:
@@ -156,6 +158,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         framing=framing,
         wants_logprobs=call.wants_logprobs,
         headers=injection.headers,
+        policy=policy,
         policy_version=policy_version,
         problems=injection.problems,
         expected=_expected_problems(engine, call, framing),

@@ -1,7 +1,8 @@
-"""Updates of the policy by LoRA adapters: at all endpoints or at none, by one process at a time.
+"""Updates of a policy by LoRA adapters: at all endpoints or at none, by one process at a time.
 
-The announcement `adapters` has the loaded adapters by name, and the owner of the latest update with the end of its lease. An
-owner that dies leaves calls paused, because engines may have different weights; the next update loads all endpoints again.
+The announcement `adapters` of the policy has its loaded adapters by name, and the owner of the latest update with the end of
+its lease. An owner that dies leaves calls paused, because engines may have different weights; the next update loads all
+endpoints again.
 """
 
 import asyncio
@@ -14,7 +15,8 @@ import orjson
 
 from proxy.clock import Clock, new_id
 from proxy.errors import Conflict, EngineError, EngineTimeout, EngineUnreachable, UnprocessableRequest
-from proxy.rollouts.policy import Pause, Policy
+from proxy.rollouts.pause import announcement_name
+from proxy.rollouts.policy import Policy
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import BackgroundTasks
 from proxy.upstream.lora import load_adapter, unload_adapter
@@ -49,15 +51,14 @@ class _Record:
 
 
 class AdapterUpdates:
-    """Loads adapters into the endpoints of every process. `close` cancels updates, as if the process died."""
+    """Loads adapters of a policy into the endpoints of every process. `close` cancels updates, as if the process died."""
 
-    def __init__(
-        self, announcements: Announcements, upstream: Upstream, pause: Pause, policy: Policy, clock: Clock
-    ) -> None:
+    def __init__(self, announcements: Announcements, upstream: Upstream, policy: Policy, clock: Clock) -> None:
         self._announcements = announcements
+        self._name = announcement_name(ADAPTERS_ANNOUNCEMENT, policy.name)
         self._upstream = upstream
-        self._pause = pause
-        self._policy = policy
+        self._pause = policy.pause
+        self._version = policy.version
         self._clock = clock
         self._tasks = BackgroundTasks()
 
@@ -94,7 +95,7 @@ class AdapterUpdates:
                 raise
             loaded = {"path": update.path, "version": update.version}
             await self._write(owner, {**before, update.name: loaded}, lease_ms=_LEASE_MS)
-            await self._policy.announce(self._announcements, update.version)
+            await self._version.announce(self._announcements, update.version)
             await self._pause.announce(None)
         return [endpoint.label for endpoint in endpoints]
 
@@ -203,7 +204,7 @@ class AdapterUpdates:
         return record, number
 
     async def _read(self) -> tuple[_Record, int]:
-        announcement = (await self._announcements.read()).get(ADAPTERS_ANNOUNCEMENT)
+        announcement = (await self._announcements.read()).get(self._name)
         if announcement is None:
             return _Record({}), 0
         fields: dict[str, Any] = orjson.loads(announcement.value)
@@ -211,7 +212,7 @@ class AdapterUpdates:
 
     async def _swap(self, record: _Record, number: int) -> bool:
         """Write the record if the present one has this number; return whether it did."""
-        return await self._announcements.announce_if(ADAPTERS_ANNOUNCEMENT, orjson.dumps(record), number) is not None
+        return await self._announcements.announce_if(self._name, orjson.dumps(record), number) is not None
 
 
 class _Unrestored(EngineError):

@@ -1,208 +1,134 @@
-"""The announced policy version, and the pause of calls across all processes that share a store."""
+"""The policies: the models whose calls belong to each, its announced version, and the pause of its calls."""
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final
 
 import orjson
 
-from proxy.errors import Paused
-from storage.errors import StorageError
+from proxy.errors import NotFound, UnprocessableRequest
+from proxy.rollouts.pause import Pause, announcement_name
+from proxy.trajectory.step import DEFAULT_POLICY
 from storage.store import Announcements
 from storage.types import Announcement, newer
 
 POLICY_ANNOUNCEMENT: Final = "policy"
 
 
-def read_policy(announcements: Mapping[str, Announcement]) -> str | None:
-    """Return the announced policy version, or None."""
-    announcement = announcements.get(POLICY_ANNOUNCEMENT)
+def read_version(announcements: Mapping[str, Announcement], policy: str = DEFAULT_POLICY) -> str | None:
+    """Return the announced version of a policy, or None."""
+    announcement = announcements.get(announcement_name(POLICY_ANNOUNCEMENT, policy))
     version: str | None = None if announcement is None else orjson.loads(announcement.value)
     return version
 
 
-class Policy:
-    """The latest policy version that this process knows; calls compare it at their start and end."""
+class PolicyVersion:
+    """The latest version of a policy that this process knows; calls compare it at their start and end."""
 
-    __slots__ = ("_number", "version")
+    __slots__ = ("_name", "_number", "current")
 
-    def __init__(self) -> None:
-        self.version: str | None = None
+    def __init__(self, policy: str = DEFAULT_POLICY) -> None:
+        self.current: str | None = None
+        self._name = announcement_name(POLICY_ANNOUNCEMENT, policy)
         self._number = -1
+
+    def __repr__(self) -> str:
+        return f"<PolicyVersion {self.current!r}>"
 
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
         """Apply a newer announcement."""
-        announcement = newer(announcements, POLICY_ANNOUNCEMENT, self._number)
+        announcement = newer(announcements, self._name, self._number)
         if announcement is not None:
-            self.version, self._number = read_policy(announcements), announcement.number
+            self.current, self._number = orjson.loads(announcement.value), announcement.number
 
     async def announce(self, announcements: Announcements, version: str) -> None:
         """Announce the version of all calls that begin afterwards, in all processes of the store."""
-        self.apply({POLICY_ANNOUNCEMENT: await announcements.announce(POLICY_ANNOUNCEMENT, orjson.dumps(version))})
+        self.apply({self._name: await announcements.announce(self._name, orjson.dumps(version))})
 
 
-PAUSE_ANNOUNCEMENT: Final = "pause"
-ABORT_ANNOUNCEMENT: Final = "abort"  # its value is the number of the pause whose calls in flight are aborted
-_INTERVAL_S: Final = 1.0  # between heartbeats, and the time until every process knows of a pause
-_PAUSED_INTERVAL_S: Final = 0.1  # during a pause, and the time until its end is known
-_LIFETIME_MS: Final = 5000  # a process without a heartbeat for this long counts as dead
-_AWARE_TIMEOUT_S: Final = 2  # heartbeats are sent every second: a process that is unaware after this is unreachable
-_ABORT_TIMEOUT_S: Final = 10
-_POLL_INTERVAL_S: Final = 0.05
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy. `models` are names of models at the engine, with `*` for any characters."""
+
+    name: str
+    models: tuple[str, ...]
+    is_trained: bool
+    version: PolicyVersion
+    pause: Pause
+
+    def has(self, model: str) -> bool:
+        """Return whether calls of this model belong to the policy."""
+        return any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
-def _no_calls() -> int:
-    return 0
+class Policies:
+    """The configured policies and the default one, to which the models of no other policy belong."""
 
-
-class Pause:
-    """The pause of calls, as this process knows it. Call `start` inside the event loop, `close` before the store is closed.
-
-    `followers` read the announcements of every heartbeat. `abort_calls` stops the calls of this process that engines are
-    sampling, and returns the number of those that engines have completed; it is called again until the pause ends.
-    """
-
-    def __init__(
-        self,
-        announcements: Announcements,
-        process_id: str,
-        *,
-        max_waiting: int,
-        timeout_s: float,
-        followers: Iterable[Callable[[Mapping[str, Announcement]], None]] = (),
-    ) -> None:
-        self.mode: str | None = None
-        self.number = 0
-        self.abort_calls: Callable[[], int] = _no_calls
-        self._announcements = announcements
-        self._process_id = process_id
-        self._max_waiting = max_waiting
-        self._timeout_s = timeout_s
-        self._followers = tuple(followers)
-        self._aborted = -1  # the number of a pause
-        self._abort_number = 0
-        self._in_flight = 0
-        self._waiting = 0
-        self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, policies: Iterable[Policy]) -> None:
+        self._policies = {policy.name: policy for policy in policies}
+        self.default = self._policies[DEFAULT_POLICY]
+        self._named = [policy for policy in self._policies.values() if policy.models]
 
     def __repr__(self) -> str:
-        return f"<Pause {self.mode}, {self._in_flight} in flight, {self._waiting} waiting>"
+        return f"<Policies {', '.join(self._policies)}>"
 
-    async def start(self) -> None:
-        """Read whether calls are paused, and start the heartbeats. Raises StorageError."""
-        await self.beat()
-        self._task = asyncio.get_running_loop().create_task(self._heartbeat_forever())
+    def __iter__(self) -> Iterator[Policy]:
+        return iter(self._policies.values())
 
-    async def close(self) -> None:
-        """Stop the heartbeats; the calls of this process have ended."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        with suppress(StorageError, TimeoutError):  # else it expires after _LIFETIME_MS
-            async with asyncio.timeout(_INTERVAL_S):
-                await self._announcements.heartbeat(self._process_id, b"", lifetime_ms=0)
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The names of the policies that are trained."""
+        return tuple(policy.name for policy in self if policy.is_trained)
+
+    def of(self, model: str | None) -> Policy:
+        """Return the first policy to which a model belongs. `model`: its name at the engine; None if the call names none."""
+        if model is not None:
+            for policy in self._named:
+                if policy.has(model):
+                    return policy
+        return self.default
+
+    def named(self, name: str) -> Policy:
+        """Return the policy with this name. Raises NotFound."""
+        policy = self._policies.get(name)
+        if policy is None:
+            raise NotFound(f"Policy {name!r} not found. The policies are {', '.join(self._policies)}.", param="policy")
+        return policy
+
+    def exports(self, name: str | None, policy: str) -> bool:
+        """Return whether an export has the steps of a policy: the named one, or else any that is not excluded from training."""
+        if name is not None:
+            return policy == name
+        known = self._policies.get(policy)
+        return known is None or known.is_trained
+
+    def claimed(self, name: str | None) -> Policy:
+        """Return the policy whose groups a claim takes: the named one, or the only one that is trained.
+
+        Raises:
+            NotFound: No policy has this name.
+            UnprocessableRequest: The policy is not trained, or none is named and not exactly one is trained.
+        """
+        if name is None:
+            trained = self.trained
+            if len(trained) == 1:
+                return self._policies[trained[0]]
+            raise UnprocessableRequest(
+                f"Several policies are trained: {', '.join(trained)}. Name one of them in policy."
+                if trained
+                else "No policy is trained (policies.*.train).",
+                param="policy",
+            )
+        policy = self.named(name)
+        if not policy.is_trained:
+            raise UnprocessableRequest(
+                f"Policy {name!r} is not trained (policies.{name}.train); its groups cannot be claimed.", param="policy"
+            )
+        return policy
 
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
-        """Apply a newer announcement."""
-        announcement = newer(announcements, PAUSE_ANNOUNCEMENT, self.number)
-        if announcement is not None:
-            self.mode, self.number = orjson.loads(announcement.value), announcement.number
-            self._changed.set()
-            self._changed = asyncio.Event()
-
-    async def announce(self, mode: str | None) -> int:
-        """Pause (or resume, with None) calls at every process that shares the store; return the announcement's number."""
-        announcement = await self._announcements.announce(PAUSE_ANNOUNCEMENT, orjson.dumps(mode))
-        self.apply({PAUSE_ANNOUNCEMENT: announcement})
-        return announcement.number
-
-    async def drained(self, mode: str, *, drain_s: float, aborts: bool = False) -> tuple[int, bool]:
-        """Pause calls, and wait up to `drain_s` until none is in flight; then, with `aborts`, stop those that are left.
-
-        Return the number of calls in flight at all processes, and whether all processes have drained in this pause. Calls that
-        engines have completed do not count once calls are aborted: no engine samples them.
-        """
-        number = await self.announce(mode)
-        in_flight, is_drained = await self._in_flight_after(number, drain_s)
-        if aborts and not is_drained and self.number == number:
-            await self._announcements.announce(ABORT_ANNOUNCEMENT, orjson.dumps(number))
-            in_flight, is_drained = await self._in_flight_after(number, _ABORT_TIMEOUT_S)
-        return in_flight, is_drained
-
-    async def _in_flight_after(self, number: int, wait_s: float) -> tuple[int, bool]:
-        """Wait until no call is in flight, `wait_s` have passed, or another pause or its end is announced."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        while True:
-            in_flight, unaware = await self.beat()
-            past = loop.time() - began
-            is_over = self.number != number or past >= (max(wait_s, _AWARE_TIMEOUT_S) if unaware else wait_s)
-            if is_over or not (in_flight or unaware):
-                return in_flight, not in_flight and not unaware and self.number == number
-            await asyncio.sleep(_POLL_INTERVAL_S)
-
-    async def passed(self) -> bool:
-        """Wait until calls are not paused; return whether it waited (values read before are outdated then). Raises Paused."""
-        if self.mode is None:
-            return False
-        self._refuse_if_rejecting()
-        if self._waiting >= self._max_waiting:
-            raise Paused(
-                f"Calls are paused, and {self._waiting} calls are already waiting (agents.max_paused). Try again later."
-            )
-        self._waiting += 1
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while self.mode == "wait":
-                    await self._changed.wait()
-        except TimeoutError:
-            raise Paused(
-                f"Calls are still paused after {self._timeout_s:g} s (agents.pause_timeout_s). Try again later."
-            ) from None
-        finally:
-            self._waiting -= 1
-        self._refuse_if_rejecting()
-        return True
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a call in flight. Enter it without an `await` after `passed` returned False."""
-        self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
-
-    async def beat(self) -> tuple[int, int]:
-        """Send a heartbeat; return the calls in flight at all processes, and how many processes know an older pause only."""
-        mine = orjson.dumps([self.number, self._in_flight - self._completed_calls()])
-        announcements, beats = await self._announcements.heartbeat(self._process_id, mine, lifetime_ms=_LIFETIME_MS)
-        self.apply(announcements)
-        for follow in self._followers:
-            follow(announcements)
-        if (abort := newer(announcements, ABORT_ANNOUNCEMENT, self._abort_number)) is not None:
-            self._aborted, self._abort_number = orjson.loads(abort.value), abort.number
-            self._completed_calls()
-        known: list[tuple[int, int]] = [orjson.loads(value) for value in beats.values()]
-        return sum(in_flight for _, in_flight in known), sum(number < self.number for number, _ in known)
-
-    def _completed_calls(self) -> int:
-        """Stop the calls in flight if the current pause aborts them; return how many others their engines have completed.
-
-        A call that was admitted before the pause may be sent after others were stopped, so every heartbeat stops calls.
-        """
-        return self.abort_calls() if self._aborted == self.number else 0
-
-    def _refuse_if_rejecting(self) -> None:
-        if self.mode == "reject":
-            raise Paused("Calls are paused while the weights change (POST /policy/pause). Try again later.")
-
-    async def _heartbeat_forever(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_INTERVAL_S if self.mode is None else _PAUSED_INTERVAL_S):
-                    await self._changed.wait()
-            with suppress(StorageError):  # calls notice it and report it
-                await self.beat()
+        """Apply newer announcements of versions and pauses."""
+        for policy in self._policies.values():
+            policy.version.apply(announcements)
+            policy.pause.apply(announcements)

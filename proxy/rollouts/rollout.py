@@ -11,7 +11,6 @@ from msgspec import Struct
 from proxy.continuation.types import Mode
 from proxy.errors import BadRequest, NotFound
 from proxy.protocols.sampling import Sampling
-from proxy.rollouts.policy import read_policy
 from storage.types import LATE_MARK, Origin, StoredEntity
 
 UNDELIVERED_MARK = "undelivered:"
@@ -68,7 +67,7 @@ class Rollout(Struct, frozen=True):
     """A rollout. Times are Unix milliseconds.
 
     `step_rewards` are by step ID: a number, or one for each sampled token. `claimed_by` is the first batch of its group; since
-    then its rewards are frozen. `policy_version` is the announced one when the rollout was read. `reason` is why TokenTape
+    then its rewards are frozen. `reason` is why TokenTape
     finished the rollout itself. `deadline_s` counts from its creation, `idle_s` from its last call (see `deadlines`).
     """
 
@@ -85,7 +84,6 @@ class Rollout(Struct, frozen=True):
     step_rewards: Mapping[str, float | Sequence[float]] = {}
     advantages: Any = None
     claimed_by: str | None = None
-    policy_version: str | None = None
     metadata: Mapping[str, Any] = {}
     sampling: Sampling = _NO_SAMPLING
     tools: tuple[dict[str, Any], ...] = ()
@@ -144,7 +142,6 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         step_rewards=fields.get("step_rewards") or {},
         advantages=fields.get("advantages"),
         claimed_by=fields.get("claimed_by"),
-        policy_version=read_policy(stored.announcements),
         metadata=fields.get("metadata") or {},
         sampling=Sampling(**{name: rules or {} for name, rules in sampling.items()}) if sampling else _NO_SAMPLING,
         tools=tuple(fields.get("tools") or ()),

@@ -27,6 +27,7 @@ from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
 from proxy.api.surplus_calls import SurplusCalls
 from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.clock import Clock, SystemClock, new_id
+from proxy.config.policies import PolicySettings, with_default
 from proxy.config.sections import AgentsSettings, EndpointSettings, SamplingSettings, StoreSettings
 from proxy.config.settings import Settings
 from proxy.protocols.dialects.translation import TranslationOptions
@@ -42,7 +43,8 @@ from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.journal import Journal
 from proxy.rollouts.opening import RolloutOpener
-from proxy.rollouts.policy import Pause, Policy
+from proxy.rollouts.pause import Pause
+from proxy.rollouts.policy import Policies, Policy, PolicyVersion
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
 from proxy.rollouts.renewals import Lifetimes, StepReservations
@@ -126,7 +128,8 @@ def _context_lifespan(
             )  # closed before the recorder, which it uses
             watch = _kept(stack, DriftWatch(context.drift))
             _kept(stack, Deadlines(context.store, context.clock, context.finisher, context.metrics)).start()
-            context.pause.abort_calls = partial(context.memory_limit.stop_sampled, _WEIGHTS_CHANGED)
+            for policy in context.policies:
+                policy.pause.abort_calls = partial(context.memory_limit.stop_sampled, policy.name, _WEIGHTS_CHANGED)
             context.recorder.followers.append(watch.offer)
             context.recorder.late_followers.append(context.drift_totals.settle_late)
             context.metrics.in_flight_rollouts.set_function(lambda: len(context.in_flight))
@@ -160,9 +163,9 @@ async def _make_context(
     recorder = _kept(stack, Recorder(opened, metrics, clock, _journal(settings.store), lifetimes.origin, followers))
     tokenizers = Tokenizers(settings.engines.endpoints)
     registry = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
-    policy, stopping = Policy(), asyncio.Event()
-    pause = _pause(opened, clock, settings.agents, [registry.apply, policy.apply])
-    await _kept(stack, pause).start()
+    policies, stopping = _policies(opened, clock, settings, registry.apply), asyncio.Event()
+    for policy in policies:
+        await _kept(stack, policy.pause).start()
     reporter = DriftReporter(opened, clock, metrics, upstream, tokenizers)
     return Context(
         settings=settings,
@@ -179,15 +182,17 @@ async def _make_context(
         sampling=_sampling(settings.sampling),
         translation=TranslationOptions(**dict(settings.dialects)),
         tokenizers=tokenizers,
-        pause=pause,
         registry=registry,
         worker_metrics=worker_metrics,
         reservations=StepReservations(opened, recorder.tasks.start),
         lifetimes=lifetimes,
         activity=_kept(stack, Activity(opened, clock, metrics, recorder.tasks.start).start()),
-        policy=policy,
-        adapter_updates=_kept(stack, AdapterUpdates(opened.announcements, upstream, pause, policy, clock)),
-        opener=RolloutOpener(opened, clock, metrics, recorder, [policy, registry, pause]),
+        policies=policies,
+        adapter_updates={
+            policy.name: _kept(stack, AdapterUpdates(opened.announcements, upstream, policy, clock))
+            for policy in policies
+        },
+        opener=RolloutOpener(opened, clock, metrics, recorder, [policies, registry]),
         continuation=_continuation(stack, settings, opened, upstream, clock, metrics, recorder),
         finisher=_finisher(opened, clock, metrics, DriftTotals(reporter, recorder.tasks, stopping)),
         stopping=stopping,
@@ -224,19 +229,24 @@ def _finisher(store: Store, clock: Clock, metrics: Metrics, drift_totals: DriftT
     return Finisher(store, clock, drift_totals, GroupCompletion(store, clock, metrics))
 
 
-def _pause(
-    store: Store,
-    clock: Clock,
-    agents: AgentsSettings,
-    followers: Sequence[Callable[[Mapping[str, Announcement]], None]],
-) -> Pause:
-    return Pause(
-        store.announcements,
-        new_id(clock),
-        max_waiting=agents.max_paused,
-        timeout_s=agents.pause_timeout_s,
-        followers=followers,
-    )
+def _policies(
+    store: Store, clock: Clock, settings: Settings, follower: Callable[[Mapping[str, Announcement]], None]
+) -> Policies:
+    process_id, agents = new_id(clock), settings.agents
+
+    def new_policy(name: str, policy: PolicySettings) -> Policy:
+        version = PolicyVersion(name)
+        pause = Pause(
+            store.announcements,
+            process_id,
+            policy=name,
+            max_waiting=agents.max_paused,
+            timeout_s=agents.pause_timeout_s,
+            followers=[version.apply, follower],
+        )
+        return Policy(name, tuple(policy.models), policy.train, version, pause)
+
+    return Policies(new_policy(name, policy) for name, policy in with_default(settings.policies).items())
 
 
 def _registry(

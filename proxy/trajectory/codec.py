@@ -27,7 +27,7 @@ from proxy.trajectory.blocks import BlockReader, BlockWriter
 from proxy.trajectory.record_head import ChoiceHead, Head, read_head
 from proxy.trajectory.record_values import ODD, Typed, flagged, object_of, sent_of
 from proxy.trajectory.shared_ids import SharedIds
-from proxy.trajectory.step import Choice, EngineFacts, Ids, Prompt, Span, Step, Timing
+from proxy.trajectory.step import DEFAULT_POLICY, Choice, EngineFacts, Ids, Prompt, Span, Step, Timing
 
 SCHEMA: Final = 2
 
@@ -100,6 +100,8 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
     head["choices"] = [_choice_head(choice) for choice in step.choices]
     head["chains"] = chains
     head["again"] = again
+    if step.policy != DEFAULT_POLICY:
+        head["policy"] = step.policy
     texts = [orjson.dumps(head), orjson.dumps(request), orjson.dumps(sent), _bounded(response)]
     packed = writer.compress(b"".join([_LENGTHS.pack(*map(len, texts)), *texts, *arrays]))
     frame = b"".join((_MAGIC, bytes([SCHEMA]), _checksum(SCHEMA, packed), packed))
@@ -281,6 +283,7 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
         status=head.status,
         reason=head.reason,
         delivered=head.delivered,
+        policy=head.policy,
         policy_version=head.policy_version,
         policy_version_end=head.policy_version_end,
         problems=head.problems,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import DecodeError, Meta, Struct
 from msgspec.json import Decoder
 
-from proxy.trajectory.step import Dialect, EngineFacts, Span, Status, Timing
+from proxy.trajectory.step import DEFAULT_POLICY, Dialect, EngineFacts, Span, Status, Timing
 
 EXTRA_TYPES: Final[Mapping[str, type[Any]]] = {"request_key": str, "retry_of": str, "attempt": int, "mask_claim": int}
 LARGEST: Final = 2**63 - 1
@@ -68,6 +68,7 @@ class Head(Struct):
     choices: list[ChoiceHead]
     chains: dict[str, dict[str, list[str]]]
     again: list[list[Any]] = []
+    policy: str = DEFAULT_POLICY
 
 
 _HEADS: Final = Decoder(Head)

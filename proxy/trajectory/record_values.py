@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any, Final, get_args
 
 from proxy.trajectory.record_head import EXTRA_TYPES, LARGEST, ChoiceHead, Head, PromptHead
-from proxy.trajectory.step import Dialect, EngineFacts, Span, Status, Timing
+from proxy.trajectory.step import DEFAULT_POLICY, Dialect, EngineFacts, Span, Status, Timing
 
 ODD: Final = "unparsed_event"
 ODD_SPANS: Final = "version_spans"
@@ -70,7 +70,12 @@ class Typed:
         choices = [self._choice(choice) for choice in given["choices"]]
         facts["problems"] = flagged(facts["problems"], self.problems)
         return Head(
-            **facts, prompts=prompts, choices=choices, chains=given.get("chains", {}), again=given.get("again", [])
+            **facts,
+            prompts=prompts,
+            choices=choices,
+            chains=given.get("chains", {}),
+            again=given.get("again", []),
+            policy=_required(given.get("policy", DEFAULT_POLICY), str),
         )
 
     def _facts(self, head: Mapping[str, Any]) -> dict[str, Any]:

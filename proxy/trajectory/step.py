@@ -7,12 +7,13 @@ and engines is unchanged from parsing.
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from proxy.trajectory.shared_ids import SharedIds
 
 Status = Literal["complete", "partial", "error"]
 Dialect = Literal["chat", "completions", "generate", "messages", "responses"]
+DEFAULT_POLICY: Final = "default"
 _CHAT_DIALECTS = ("chat", "messages", "responses")
 
 Ids: TypeAlias = "array[int]"  # array itself takes no index before Python 3.12
@@ -100,7 +101,8 @@ class Step:
     their own is rendered.
     `prompts`: the ids of the prompt, or of each prompt of a completions call with a list of prompts: an array, or
     `SharedIds` in a step read from the store. It is empty if the engine returned no ids. `delivered`: the client
-    received the whole response, so a partial step never is. `problems`: codes of `fidelity.PROBLEMS`; a step without
+    received the whole response, so a partial step never is. `policy`: the policy of the model
+    when the step was recorded. `problems`: codes of `fidelity.PROBLEMS`; a step without
     any is exact. `late`: it was stored after its rollout finished.
     """
 
@@ -122,6 +124,7 @@ class Step:
     status: Status
     reason: str | None = None
     delivered: bool = True
+    policy: str = DEFAULT_POLICY
     policy_version: str | None = None
     policy_version_end: str | None = None
     problems: tuple[str, ...] = ()

@@ -6,7 +6,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.rollouts.policy import ABORT_ANNOUNCEMENT, POLICY_ANNOUNCEMENT, Pause, Policy, read_policy
+from proxy.rollouts.pause import ABORT_ANNOUNCEMENT, Pause
+from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, PolicyVersion, read_version
 from storage.types import Announcement
 
 
@@ -16,17 +17,17 @@ def notices(version, number):
 
 def test_a_version_is_read_from_announcements():
     """It is None if none was announced."""
-    assert None is read_policy({})
-    assert "7" == read_policy(notices("7", 1))
+    assert None is read_version({})
+    assert "7" == read_version(notices("7", 1))
 
 
 def test_an_older_announcement_does_not_replace_a_newer_one():
     """Replies of the store may arrive out of order."""
-    policy = Policy()
-    versions = [policy.version]
+    policy = PolicyVersion()
+    versions = [policy.current]
     for announcements in ({}, notices("2", 2), notices("1", 1), notices("3", 3), {}):
         policy.apply(announcements)
-        versions.append(policy.version)
+        versions.append(policy.current)
 
     assert [None, None, "2", "2", "3", "3"] == versions
 

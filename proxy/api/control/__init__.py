@@ -10,7 +10,7 @@ groups        open, list, get, export, delete
 group_rows    rows of a group, combined
 batches       claim, acknowledge, extend, release
 claims        selection of the groups of a claim
-policy        the policy version, the pause while weights change, and LoRA adapters
+policy        the policies: their versions, the pause while weights change, and LoRA adapters
 engines       state and replacement of endpoints
 events        changes of rollouts as server-sent events
 openapi       OpenAPI description of every route of both APIs
@@ -24,6 +24,18 @@ from proxy.api.control import batches, engines, events, exports, groups, openapi
 _ROLLOUT = "/rollouts/{rollout_id:[^/]+}"  # any ID: it is decoded from the raw path
 _GROUP = "/groups/{group_id:[^/]+}"
 _BATCH = "/batches/{batch_id:[^/]+}"
+
+
+def _policy_routes(path: str) -> list[web.RouteDef]:
+    """Return the routes of a policy; `/policy` is the policy `default`."""
+    return [
+        web.get(path, policy.show_policy),
+        web.put(path, policy.put_policy),
+        web.post(f"{path}/pause", policy.pause_policy),
+        web.post(f"{path}/resume", policy.resume_policy),
+        web.post(f"{path}/adapter", policy.load_adapter),
+    ]
+
 
 CONTROL_ROUTES: list[web.RouteDef] = [
     web.post("/rollouts", rollouts.open_rollout),
@@ -47,11 +59,9 @@ CONTROL_ROUTES: list[web.RouteDef] = [
     web.post(f"{_BATCH}/ack", batches.ack_batch),
     web.post(f"{_BATCH}/release", batches.release_batch),
     web.post(f"{_BATCH}/extend", batches.extend_batch),
-    web.get("/policy", policy.show_policy),
-    web.put("/policy", policy.put_policy),
-    web.post("/policy/pause", policy.pause_policy),
-    web.post("/policy/resume", policy.resume_policy),
-    web.post("/policy/adapter", policy.load_adapter),
+    web.get("/policies", policy.list_policies),
+    *_policy_routes("/policies/{policy}"),
+    *_policy_routes("/policy"),
     web.get("/engines", engines.show_engines),
     web.put("/engines", engines.put_engines),
     web.get("/events", events.show_events),

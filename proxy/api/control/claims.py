@@ -28,7 +28,7 @@ from proxy.errors import Conflict
 from proxy.export.base import MissingReward
 from proxy.rollouts.completion import counted, members_of
 from proxy.rollouts.group import Group, find_group
-from proxy.rollouts.policy import read_policy
+from proxy.rollouts.policy import read_version
 from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
 from proxy.rollouts.steps import aside
 from proxy.telemetry.logs import LOG
@@ -90,7 +90,7 @@ class Claim:
 
 async def fill(context: Context, claim: Claim) -> None:
     """Lease waiting groups in the order of the claim, until it is full or none is left; an exact claim is full or empty."""
-    claim.policy_version = read_policy(await context.store.announcements.read())
+    claim.policy_version = read_version(await context.store.announcements.read())
     waiting = await context.store.queue.list_available(_MAX_CONSIDERED)
     refused = _still_refused(context, claim)
     found = [entry for entry in waiting if entry.group not in refused]

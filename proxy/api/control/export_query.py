@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 from msgspec import structs
 
-from proxy.api.context import Context
+from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import ClaimBatch
 from proxy.api.query import enum_param, int_param
 from proxy.errors import BadRequest, Conflict
@@ -26,7 +26,7 @@ from proxy.trajectory.step import Step
 _FILLS: Final = ("prompt_logprob", "pad_id", "prompt_length", "response_length")
 EXPORT_OPTIONS: Final = (
     "format", "branches", "row_weight", "include", "max_len", "overlong", "overlong_buffer", "container", "report", "advantage",
-    "discount", *_FILLS,
+    "discount", "policy", *_FILLS,
 )  # fmt: skip
 _LOADED: Final[set[str]] = set()  # content types whose library is imported
 BRANCHES: Final = ("all", "one", "longest", "last")
@@ -69,6 +69,7 @@ class ExportQuery:
 
     `advantage` is none, given, or the estimator to use on the group's rewards. `discount` is None for one advantage for a whole
     rollout; otherwise each turn has its own, of its discounted return. `penalty` is that of long responses.
+    `policy` is the policy whose steps are exported; None for those of all policies that are trained.
     """
 
     form: Format
@@ -79,6 +80,7 @@ class ExportQuery:
     report: bool = False
     discount: float | None = None
     penalty: SoftPenalty | None = None
+    policy: str | None = None
 
     @property
     def is_by_turn(self) -> bool:
@@ -92,9 +94,10 @@ class ExportQuery:
 
     async def read(self, context: Context, rollout: Rollout, *, whole: bool) -> list[Step]:
         """Read the steps of a rollout. Raises as `plan` does."""
-        if self.options.include != RETOKENIZED:
-            return await read_steps(context.store, rollout, whole=whole)
-        return await _retokenized(context, await read_steps(context.store, rollout, whole=True))
+        is_retokenized = self.options.include == RETOKENIZED
+        steps = await read_steps(context.store, rollout, whole=whole or is_retokenized)
+        steps = [step for step in steps if context.policies.exports(self.policy, step.policy)]
+        return await _retokenized(context, steps) if is_retokenized else steps
 
     async def plan(self, context: Context, rollout: Rollout, *, max_rendered: int = 0) -> Planned:
         """Plan the rows of one rollout, with the advantages that it has; render them if their weight is at most `max_rendered`.
@@ -178,6 +181,7 @@ def export_query_from(request: web.Request, advantages: Sequence[str] = ALONE) -
         int_param(request, "max_len", None, minimum=1),
         int_param(request, "overlong_buffer", None, minimum=1),
     )
+    name = request.query.get("policy")
     query = ExportQuery(
         form=form,
         container=_container_from(request),
@@ -192,6 +196,7 @@ def export_query_from(request: web.Request, advantages: Sequence[str] = ALONE) -
         report=enum_param(request, "report", ("true", "false"), "false") == "true",
         discount=_discount_param(request),
         penalty=penalty,
+        policy=None if name is None else request.app[CONTEXT].policies.named(name).name,
     )
     _check_advantages(query)
     return query

@@ -137,6 +137,24 @@ _ATROPOS = (
     ("get", "/{uuid}/v1/models", "List the engine's models."),
 )
 
+
+def _policy_routes(path: str, what: str, statuses: tuple[int, ...] = ()) -> list[Route]:
+    changed = (200, 400, *statuses, 422)
+    return [
+        Route("get", path, f"Get the announced version of {what}.", statuses=(200, *statuses)),
+        Route("put", path, f"Announce a version of {what}.", body=PutPolicy, statuses=changed),
+        Route("post", f"{path}/pause", f"Pause new calls of {what}.", _DRAIN, PausePolicy, statuses=changed),
+        Route(
+            "post",
+            f"{path}/adapter",
+            f"Load a LoRA adapter of {what} into vLLM.",
+            body=LoadAdapter,
+            statuses=(*_ADAPTER, *statuses),
+        ),
+        Route("post", f"{path}/resume", f"Resume calls of {what}.", statuses=(200, *statuses)),
+    ]
+
+
 ROUTES: tuple[Route, ...] = (
     Route("post", "/rollouts", "Open a rollout.", body=OpenRollout, statuses=(201, 200, 400, 409, 422)),
     Route("get", "/rollouts", "List rollouts, newest first.", (*_FILTER, ("cursor", _TEXT)), statuses=(200, 400)),
@@ -182,11 +200,9 @@ ROUTES: tuple[Route, ...] = (
         statuses=_SETTLED,
     ),
     Route("post", f"{_B}/extend", "Extend the lease of a batch.", body=ExtendBatch, statuses=_SETTLED),
-    Route("get", "/policy", "Get the announced policy version."),
-    Route("put", "/policy", "Announce a policy version.", body=PutPolicy, statuses=(200, 400, 422)),
-    Route("post", "/policy/pause", "Pause new calls.", _DRAIN, PausePolicy, statuses=(200, 400, 422)),
-    Route("post", "/policy/adapter", "Load a LoRA adapter into vLLM.", body=LoadAdapter, statuses=_ADAPTER),
-    Route("post", "/policy/resume", "Resume calls."),
+    Route("get", "/policies", "List the policies with their models and versions."),
+    *_policy_routes("/policies/{policy}", "a policy", (404,)),
+    *_policy_routes("/policy", "the policy `default`"),
     Route("get", "/engines", "List the engines with their health and versions."),
     Route("put", "/engines", "Replace the endpoints.", body=PutEngines, statuses=(200, 400, 403, 422)),
     Route(

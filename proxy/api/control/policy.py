@@ -1,60 +1,106 @@
-"""The routes of `/policy`: the version of the weights that the trainer announces, and the pause of calls.
+"""The routes of `/policies/{policy}`, and of `/policy`, which is the policy `default`.
 
-The version is recorded in steps whose engine reports none.
+A policy has a version of its weights, which the trainer announces, and a pause of its calls. The version is recorded in steps
+whose engine reports none.
 """
 
 from aiohttp import web
 
-from proxy.api.context import CONTEXT
+from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import MAX_DRAIN_S, LoadAdapter, PausePolicy, PutPolicy, body_from
 from proxy.api.http import json_response
-from proxy.errors import BadRequest
+from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.rollouts.adapter_updates import AdapterUpdate
-from proxy.rollouts.policy import read_policy
+from proxy.rollouts.policy import Policy, read_version
+from proxy.trajectory.step import DEFAULT_POLICY
+
+
+async def list_policies(request: web.Request) -> web.Response:
+    """`GET /policies`: all policies, with their announced versions."""
+    context = request.app[CONTEXT]
+    announced = await context.store.announcements.read()
+    return json_response(
+        {
+            "policies": [
+                {
+                    "name": policy.name,
+                    "models": policy.models,
+                    "train": policy.is_trained,
+                    "version": read_version(announced, policy.name),
+                    "mode": policy.pause.mode,
+                }
+                for policy in context.policies
+            ]
+        }
+    )
 
 
 async def show_policy(request: web.Request) -> web.Response:
-    """`GET /policy`: the announced version, or null."""
-    return json_response({"version": read_policy(await request.app[CONTEXT].store.announcements.read())})
+    """`GET /policies/{policy}`: the announced version, or null."""
+    context, policy = _policy_from(request)
+    return json_response({"version": read_version(await context.store.announcements.read(), policy.name)})
 
 
 async def put_policy(request: web.Request) -> web.Response:
-    """`PUT /policy`: announce the version of all calls that begin after the response, in all processes of the store."""
+    """`PUT /policies/{policy}`: announce the version of all calls that begin afterwards, in all processes of the store."""
+    context, policy = _policy_from(request)
     version = str((await body_from(request, PutPolicy)).version)
-    context = request.app[CONTEXT]
-    await context.policy.announce(context.store.announcements, version)
+    await policy.version.announce(context.store.announcements, version)
     return json_response({"version": version})
 
 
 async def pause_policy(request: web.Request) -> web.Response:
-    """`POST /policy/pause`: after the response, no process that shares the store sends a new call to an engine.
+    """`POST /policies/{policy}/pause`: after the response, no process that shares the store sends a new call of the policy.
 
     `?drain_s=` waits up to that many seconds until no call is in flight; then `in_flight: abort` stops those that are left.
     `drained` is whether all processes agree.
     """
+    _, policy = _policy_from(request)
     drain_s = _seconds(request, "drain_s")
     body = await body_from(request, PausePolicy)
-    pause = request.app[CONTEXT].pause
-    in_flight, is_drained = await pause.drained(body.mode, drain_s=drain_s, aborts=body.in_flight == "abort")
-    return json_response({"mode": pause.mode, "in_flight": in_flight, "drained": is_drained})
+    in_flight, is_drained = await policy.pause.drained(body.mode, drain_s=drain_s, aborts=body.in_flight == "abort")
+    return json_response({"mode": policy.pause.mode, "in_flight": in_flight, "drained": is_drained})
 
 
 async def resume_policy(request: web.Request) -> web.Response:
-    """`POST /policy/resume`: waiting calls continue, with the policy version that is announced now."""
-    context = request.app[CONTEXT]
-    await context.pause.announce(None)
-    in_flight, _ = await context.pause.beat()
-    return json_response({"mode": context.pause.mode, "in_flight": in_flight})
+    """`POST /policies/{policy}/resume`: waiting calls continue, with the policy version that is announced now."""
+    _, policy = _policy_from(request)
+    await policy.pause.announce(None)
+    in_flight, _ = await policy.pause.beat()
+    return json_response({"mode": policy.pause.mode, "in_flight": in_flight})
 
 
 async def load_adapter(request: web.Request) -> web.Response:
-    """`POST /policy/adapter`: load a LoRA adapter into every endpoint under a pause, announce its version, and resume."""
+    """`POST /policies/{policy}/adapter`: load a LoRA adapter into every endpoint under a pause, and announce its version.
+
+    Raises:
+        UnprocessableRequest: The name is missing and the policy has not exactly one model, or is no model of the policy.
+    """
+    context, policy = _policy_from(request)
     body = await body_from(request, LoadAdapter)
+    name = body.name or _only_model(policy)
+    if policy is not context.policies.of(name):
+        raise UnprocessableRequest(f"The model {name!r} does not belong to policy {policy.name!r}.", param="name")
     update = AdapterUpdate(
-        body.name, body.path, str(body.version), body.mode, body.drain_s, aborts=body.in_flight == "abort"
+        name, body.path, str(body.version), body.mode, body.drain_s, aborts=body.in_flight == "abort"
     )
-    endpoints = await request.app[CONTEXT].adapter_updates.apply(update)
-    return json_response({"name": body.name, "path": body.path, "version": update.version, "endpoints": endpoints})
+    endpoints = await context.adapter_updates[policy.name].apply(update)
+    return json_response({"name": name, "path": body.path, "version": update.version, "endpoints": endpoints})
+
+
+def _policy_from(request: web.Request) -> tuple[Context, Policy]:
+    """Return the policy that the path names. Raises NotFound."""
+    context = request.app[CONTEXT]
+    return context, context.policies.named(request.match_info.get("policy", DEFAULT_POLICY))
+
+
+def _only_model(policy: Policy) -> str:
+    if len(policy.models) == 1 and "*" not in policy.models[0]:
+        return policy.models[0]
+    raise UnprocessableRequest(
+        f"Name the adapter in name: policy {policy.name!r} has not exactly one model (policies.{policy.name}.models).",
+        param="name",
+    )
 
 
 def _seconds(request: web.Request, name: str) -> float:

@@ -190,13 +190,13 @@ MAX_DRAIN_S = 3600
 
 
 class PutPolicy(_Body):
-    """`PUT /policy`. A number is stored as its decimal digits."""
+    """`PUT /policies/{policy}`. A number is stored as its decimal digits."""
 
     version: Version
 
 
 class PausePolicy(_Body):
-    """`POST /policy/pause`: new calls wait until the end of the pause, or are rejected.
+    """`POST /policies/{policy}/pause`: new calls wait until the end of the pause, or are rejected.
 
     Calls that are in flight after `drain_s` continue, or are aborted at their engines and recorded as partial steps.
     """
@@ -206,12 +206,14 @@ class PausePolicy(_Body):
 
 
 class LoadAdapter(_Body):
-    """`POST /policy/adapter`: a LoRA adapter, its name as a model, its path at the engines, and its policy version.
+    """`POST /policies/{policy}/adapter`: a LoRA adapter, its name as a model, its path at the engines, and its policy version.
+
+    The default name is the only model of the policy.
 
     Calls that are in flight after `drain_s` prevent the update, or are aborted.
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=256)]
+    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     path: Annotated[str, Field(min_length=1, max_length=4096)]
     version: Version
     mode: Literal["wait", "reject"] = "wait"

@@ -1,14 +1,18 @@
 """The admission of a call: open its rollout, wait for the end of a pause, check its limits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from typing import Final
 
 from proxy.api.context import Context
+from proxy.api.model.call import IncomingCall
 from proxy.errors import Conflict, LimitReached, RolloutClosed, StoreUnavailable
+from proxy.protocols.sampling import engine_model
 from proxy.rollouts.due_times import is_past_deadline
+from proxy.rollouts.policy import Policy
 from proxy.rollouts.rollout import DEADLINE, Rollout, no_rollout, read_rollout, write_fields
+from proxy.upstream.headers import GROUP_HEADER
 from storage.errors import FieldsChanged, StorageError
 
 _START_TIMEOUT_S: Final = 10
@@ -47,19 +51,26 @@ GUARDS: tuple[Guard, ...] = (is_open, within_limits)
 
 
 @asynccontextmanager
-async def admitted(context: Context, rollout_id: str, group_id: str | None, step_id: str) -> AsyncIterator[Rollout]:
-    """Open the rollout of a call, wait for the end of a pause, and count the call as in flight. Raises Paused."""
+async def admitted(context: Context, call: IncomingCall, step_id: str) -> AsyncIterator[tuple[Rollout, Policy]]:
+    """Open the rollout of a call, wait for the end of a pause of its policy, and count the call as in flight. Raises Paused."""
+    group_id = call.request.headers.get(GROUP_HEADER)
     while True:
-        rollout = await context.opener.open(rollout_id, group_id, step_id)
+        rollout = await context.opener.open(call.rollout_id, group_id, step_id)
         lifetime = context.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
+        policy = context.policies.of(engine_model(call.body, models_of(context, rollout)))
         activity = _NOT_KEPT if rollout.idle_s is None or rollout.is_finished else context.activity.kept(rollout)
         async with context.reservations.kept(rollout, step_id):
             with lifetime, activity:
-                if await context.pause.passed():
+                if await policy.pause.passed():
                     continue  # open it again: the policy version has changed
-                with context.pause.counted():
-                    yield await _started(context, rollout)
+                with policy.pause.counted():
+                    yield await _started(context, rollout), policy
                     return
+
+
+def models_of(context: Context, rollout: Rollout) -> Mapping[str, str]:
+    """Return the engine's names of models: that of the rollout for any model, or the configured ones."""
+    return {"*": rollout.model} if rollout.model else context.settings.models
 
 
 async def _started(context: Context, rollout: Rollout) -> Rollout:

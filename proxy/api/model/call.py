@@ -19,6 +19,7 @@ from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.plan import Plan
 from proxy.protocols.synthetic_stream import CONTENT_TYPE, KEEP_ALIVE
 from proxy.protocols.token_annotations import TokenAnnotations
+from proxy.rollouts.policy import Policy
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
 from proxy.upstream.headers import downstream
@@ -87,6 +88,7 @@ class CallState:
     failover: Failover
     plan: Plan
     endpoint: Endpoint
+    policy: Policy
     incarnation: str
     received: float
     started: float

@@ -18,7 +18,7 @@ from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.http import CLIENT_CLOSED_REQUEST
 from proxy.api.long_texts import LONG_TEXT, LongText, read_long
-from proxy.api.model.admission import admitted, guard
+from proxy.api.model.admission import admitted, guard, models_of
 from proxy.api.model.call import CallState, IncomingCall, ModelRequest
 from proxy.api.model.probes import is_probe
 from proxy.api.model.references import followed_rollout, with_references
@@ -36,13 +36,14 @@ from proxy.protocols.sampling import engine_model
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import TranslatedCall
 from proxy.rollouts.idempotency import COUNT, KEY, Attempt, StoredAnswer, retry_fields
+from proxy.rollouts.policy import Policy
 from proxy.rollouts.prompt_continuation import continuation_mode
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_steps
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import tokens_left
-from proxy.upstream.headers import CONTINUATION_HEADER, GROUP_HEADER, ROLLOUT_HEADER, downstream
+from proxy.upstream.headers import CONTINUATION_HEADER, ROLLOUT_HEADER, downstream
 from proxy.upstream.routing import Failover
 from proxy.upstream.system_messages import with_engine_traits
 
@@ -150,7 +151,7 @@ async def _answer(context: Context, call: IncomingCall) -> web.StreamResponse:
     """Admit the call and send it, or replay the stored response of an earlier attempt."""
     step_id = new_id(context.clock)
     headers = call.request.headers
-    async with admitted(context, call.rollout_id, headers.get(GROUP_HEADER), step_id) as rollout:
+    async with admitted(context, call, step_id) as (rollout, policy):
         if (rollout.reply or TOKENS in headers or IDS in headers) and not isinstance(call.adapter, TranslatedCall):
             endpoints = await _endpoints(context, rollout, call.body)
             call = replace(
@@ -160,19 +161,22 @@ async def _answer(context: Context, call: IncomingCall) -> web.StreamResponse:
         key = headers.get(KEY) or _retry_key(call, rollout)
         if not key:
             retry = retry_fields(headers[COUNT]) if COUNT in headers else {}
-            return await _send(context, call, rollout, Attempt(step_id, {"request_key": call.digest, **retry}))
+            attempt = Attempt(step_id, {"request_key": call.digest, **retry})
+            return await _send(context, call, rollout, policy, attempt)
         async with context.idempotency_keys.attempt(rollout, key, call.digest, step_id) as attempt:
             if attempt.stored_answer is not None:
                 return await replay(context, call, rollout, attempt.stored_answer)
-            return await _send(context, call, rollout, attempt)
+            return await _send(context, call, rollout, policy, attempt)
 
 
-async def _send(context: Context, call: IncomingCall, rollout: Rollout, attempt: Attempt) -> web.StreamResponse:
+async def _send(
+    context: Context, call: IncomingCall, rollout: Rollout, policy: Policy, attempt: Attempt
+) -> web.StreamResponse:
     """Check the limits of the rollout, then plan the call and relay it."""
     await guard(context, rollout)
     if attempt.marks:
         await context.idempotency_keys.begin(rollout, attempt)
-    return await relay(context, await _planned(context, call, rollout, attempt))
+    return await relay(context, await _planned(context, call, rollout, policy, attempt))
 
 
 def _retry_key(call: IncomingCall, rollout: Rollout) -> str | None:
@@ -200,7 +204,9 @@ async def replay(context: Context, call: IncomingCall, rollout: Rollout, stored:
     return response
 
 
-async def _planned(context: Context, call: IncomingCall, rollout: Rollout, attempt: Attempt) -> CallState:
+async def _planned(
+    context: Context, call: IncomingCall, rollout: Rollout, policy: Policy, attempt: Attempt
+) -> CallState:
     """Plan a call for the first endpoint of its rollout."""
     adapter = call.adapter
     if adapter is not None and adapter.needs_steps:
@@ -209,7 +215,7 @@ async def _planned(context: Context, call: IncomingCall, rollout: Rollout, attem
         adapter = await with_references(context, rollout, replace(adapter, received=call.received))
     if adapter is not call.adapter:
         call = replace(call, adapter=adapter)
-    planner = CallPlanner(context, call, rollout, attempt)
+    planner = CallPlanner(context, call, rollout, policy, attempt)
     endpoints = await _endpoints(context, rollout, call.body)
     # There is no await between this choice and the queue, so that concurrent calls are spread over the endpoints. Token texts
     # come from the tokenizer of the rollout's own endpoint.
@@ -225,6 +231,7 @@ async def _planned(context: Context, call: IncomingCall, rollout: Rollout, attem
         failover=failover,
         plan=plan,
         endpoint=endpoint,
+        policy=policy,
         incarnation=rollout.incarnation,
         received=call.received,
         started=call.started,
@@ -240,12 +247,7 @@ async def _endpoints(context: Context, rollout: Rollout, body: Mapping[str, Any]
     upstream = context.upstream
     if not upstream.routes_by_model:
         return upstream.endpoints
-    return await upstream.endpoints_for(engine_model(body, _models(context, rollout)))
-
-
-def _models(context: Context, rollout: Rollout) -> Mapping[str, str]:
-    """Return the engine's names of models: that of the rollout for any model, or the configured ones."""
-    return {"*": rollout.model} if rollout.model else context.settings.models
+    return await upstream.endpoints_for(engine_model(body, models_of(context, rollout)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,7 @@ class CallPlanner:
     context: Context
     call: IncomingCall
     rollout: Rollout
+    policy: Policy
     attempt: Attempt
 
     async def plan(
@@ -289,7 +292,8 @@ class CallPlanner:
             logprobs_mode=endpoint.settings.logprobs_mode,
             traits=endpoint.known,
             headers=call.request.headers,
-            policy_version=rollout.policy_version,
+            policy=self.policy.name,
+            policy_version=self.policy.version.current,
             extra=extra,
         )
         if adapter is not None:
@@ -325,7 +329,7 @@ def call_options(
     context: Context, rollout: Rollout, endpoint: Endpoint, tokens: TokenAnnotations | None = None
 ) -> CallOptions:
     """Return the options of a call: the configuration, overridden by the terms of its rollout."""
-    models = _models(context, rollout)
+    models = models_of(context, rollout)
     return CallOptions(
         sampling=rollout.sampling.over(context.sampling),
         tools=rollout.tools,

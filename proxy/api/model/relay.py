@@ -100,7 +100,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
             raise call.fault
         exchange = await _exchanged(context, call, client)
         outcome = await _in_thread_if_large(
-            call.body_bytes, partial(exchange.finish, call.timing(context.clock.now()), context.policy.version)
+            call.body_bytes, partial(exchange.finish, call.timing(context.clock.now()), call.policy.version.current)
         )
     except PromptIdsRejected:
         call.are_ids_refused = True
@@ -118,7 +118,10 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         # `_exchanged` has closed the engine's connection, on which the engine stops generating.
         exchange = call.exchange or Exchange(call.plan, 0, "")
         call.step = exchange.abort(
-            call.cut or "the client disconnected", call.timing(), delivered=False, policy_version=context.policy.version
+            call.cut or "the client disconnected",
+            call.timing(),
+            delivered=False,
+            policy_version=call.policy.version.current,
         ).step
         context.recorder.record_detached(call.step, call.incarnation, body_bytes=call.body_bytes)
         raise

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from proxy.errors import Paused
-from proxy.rollouts.policy import Pause
+from proxy.rollouts.pause import Pause
 
 
 @pytest.fixture
