@@ -21,6 +21,7 @@ from proxy.errors import EngineError, ProxyError
 from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.trajectory.drift_kinds import KINDS
 from proxy.trajectory.fidelity import PROBLEMS
+from proxy.trajectory.step import DEFAULT_POLICY
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _FINE_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -29,8 +30,6 @@ _SPREADS = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2, 5, 10, 100)
 _TOKENS = (0, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 _VERSIONS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)
 _LOGPROB_DIFFERENCES = (1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
-
-DEFAULT_POLICY: Final = "default"
 
 # Why claims refuse or drop groups: the codes of their responses.
 _STALE: Final = ("stale", "unknown_version")

@@ -35,6 +35,7 @@ from proxy.telemetry.logs import LOG
 from proxy.trajectory.advantages import BATCH
 from proxy.trajectory.facts import number_of
 from proxy.trajectory.json_bytes import to_json_bytes
+from proxy.trajectory.step import DEFAULT_POLICY
 from storage.errors import FieldsChanged, StorageError
 from storage.types import QueuedGroup
 
@@ -270,7 +271,7 @@ async def observe(context: Context, claim: Claim) -> None:
 
     def observe_first() -> None:
         for earned, oldest in first:
-            observe_claimed(context.metrics, earned, oldest, claim.policy_version)
+            observe_claimed(context.metrics, DEFAULT_POLICY, earned, oldest, claim.policy_version)
 
     await aside(sum(len(earned.tokens) for earned, _ in first) // _ROLLOUTS_OF_A_STEP, observe_first)
 

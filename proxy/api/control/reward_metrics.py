@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Final
 
 from proxy.rollouts.rollout import Rollout
-from proxy.telemetry.metrics import DEFAULT_POLICY, Metrics
+from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.facts import number_of
 
 _COMPARED: Final = 2  # rewards, at least, that are equal or not
@@ -29,9 +29,12 @@ def earned_by(rollouts: Sequence[Rollout]) -> Earned:
     )
 
 
-def observe_claimed(metrics: Metrics, earned: Earned, oldest: str | None, announced: str | None) -> None:
-    """Count a group that is claimed; `oldest` is the oldest policy version of its tokens, `announced` the current one."""
-    policy, rewards = DEFAULT_POLICY, earned.rewards
+def observe_claimed(metrics: Metrics, policy: str, earned: Earned, oldest: str | None, announced: str | None) -> None:
+    """Count a group that is claimed for a policy.
+
+    `oldest` is the oldest version of its tokens of this policy, `announced` the current version.
+    """
+    rewards = earned.rewards
     for count in earned.tokens:
         metrics.rollout_tokens.labels(policy).observe(count)
     for reward in rewards:

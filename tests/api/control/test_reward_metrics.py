@@ -14,7 +14,7 @@ def observed(*groups, oldest=None, announced=None):
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
     for rewards in groups:
-        observe_claimed(metrics, Earned(tuple(rewards), (3,) * len(rewards)), oldest, announced)
+        observe_claimed(metrics, "default", Earned(tuple(rewards), (3,) * len(rewards)), oldest, announced)
 
     def read(name, **labels):
         return registry.get_sample_value(f"tokentape_{name}", {"policy": "default", **labels})
