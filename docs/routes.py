@@ -18,7 +18,7 @@ _SECTIONS = {
     "Rollouts": ("/rollouts", "/export"),
     "Groups": ("/groups",),
     "Batches": ("/batches",),
-    "Policy": ("/policy",),
+    "Policies": ("/policy", "/policies"),
     "Engines and the process": ("/engines", "/health", "/ready", "/metrics", "/openapi.json", "/events", "/ui"),
     "The model API": ("/v1", "/inference", "/generate"),
     "Atropos' proxy": ("/setup", "/servers", "/sessions", "/{uuid}"),

@@ -131,12 +131,10 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
 ) -> Plan:
     """Plan a call. `headers` are the client's, by lowercase name. Raises UnprocessableRequest for tokens of a live stream."""
     fields, unset = edit(body, options, dialect)
-    edited = _without(body, unset) | fields if unset or fields else body
-    response_options = _response_options(dialect, body, edited)
-    call = _engine_call(dialect, edited, response_options, traits or Traits(engine.kind), options, headers)
+    call = _engine_call(dialect, body, (fields, unset), traits or Traits(engine.kind), options, headers)
     framing = _framing(engine, options, call)
     removed = _STREAM if framing == "replay" else frozenset[str]()
-    call = replace(call, body=_without(edited, removed)) if removed else call
+    call = replace(call, body=_without(call.body, removed)) if removed else call
     injection = engine.inject(call)
     sent_body = {**call.body, **injection.fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
@@ -147,11 +145,11 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         dialect=dialect,
         engine=engine,
         engine_facts=engine_facts,
-        response_options=response_options,
+        response_options=call.response_options,
         request=body,
         body=sent_body,
         sent={"set": _changed(body, {**fields, **injection.fields}), "unset": sorted(unset | (removed & body.keys()))},
-        view=_view(dialect, engine, injection, response_options, options, model_asked, model_served, framing),
+        view=_view(dialect, engine, injection, call.response_options, options, model_asked, model_served, framing),
         model_asked=model_asked,
         model_served=model_served,
         sampling=_sampling(dialect, sent_body, engine, call.traits, logprobs_mode or engine.logprobs_mode),
@@ -169,13 +167,16 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
 def _engine_call(
     dialect: Dialect,
     body: Json,
-    response_options: ResponseOptions,
+    edits: tuple[Json, Collection[str]],
     traits: Traits,
     options: CallOptions,
     headers: Mapping[str, str] | None,
 ) -> EngineCall:
+    fields, unset = edits
+    edited = _without(body, unset) | fields if unset or fields else body
+    response_options = _response_options(dialect, body, edited)
     return EngineCall(
-        dialect.name, body, response_options, traits, options.keep_reasoning, options.logprobs, headers or {}
+        dialect.name, edited, response_options, traits, options.keep_reasoning, options.logprobs, headers or {}
     )
 
 
@@ -217,7 +218,7 @@ def _response_options(dialect: Dialect, body: Json, edited: Json) -> ResponseOpt
     return replace(own, samples=sent.samples, choices=sent.choices)
 
 
-def _without(body: Json, fields: Collection[str]) -> Json:
+def _without(body: Mapping[str, Any], fields: Collection[str]) -> Json:
     return {key: value for key, value in body.items() if key not in fields}
 
 

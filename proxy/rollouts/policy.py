@@ -68,6 +68,7 @@ class Policies:
     def __init__(self, policies: Iterable[Policy]) -> None:
         self._policies = {policy.name: policy for policy in policies}
         self.default = self._policies[DEFAULT_POLICY]
+        self.only = self.default if len(self._policies) == 1 else None  # no other policy is configured
         self._named = [policy for policy in self._policies.values() if policy.models]
 
     def __repr__(self) -> str:

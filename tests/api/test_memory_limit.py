@@ -10,12 +10,14 @@ import orjson
 import pytest
 from aiohttp import web
 from fakes import proxying, settings_for
+from policies import policies_of
 from prometheus_client import CollectorRegistry
 from recorded import load
 from stored import stored_steps, wait_for_steps
 
 from proxy.api.memory_limit import InFlightBytes
 from proxy.errors import Overloaded
+from proxy.rollouts.policy import Policy
 from proxy.server.listener import running
 from proxy.telemetry.metrics import make_metrics
 
@@ -217,19 +219,21 @@ async def memory_limit():
 
 
 async def test_calls_that_engines_have_completed_are_not_stopped(memory_limit):
-    """Their number is returned."""
+    """Their number is returned. Calls of other policies are not stopped."""
     stopped = []
 
     @dataclass(eq=False)
     class Call:
         step: object | None
+        policy: Policy
         body_bytes: int = 0
 
         def stop(self, reason: str) -> None:
             stopped.append((self, reason))
 
-    first, completed, second = Call(None), Call(object()), Call(None)
-    memory_limit.calls |= {first, completed, second}
+    planner, judge = policies_of({"planner": {"models": ["p"]}}).named("planner"), policies_of().default
+    first, completed, second = Call(None, planner), Call(object(), planner), Call(None, planner)
+    memory_limit.calls |= {first, completed, second, Call(None, judge), Call(object(), judge)}
 
-    assert 1 == memory_limit.stop_sampled("reason")
+    assert 1 == memory_limit.stop_sampled("planner", "reason")
     assert {(first, "reason"), (second, "reason")} == set(stopped)

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 from forests import make_choice, make_step
 from hypothesis import strategies as st
+from policies import policies_of
 
 from proxy.api.control.export_query import ExportQuery
 from proxy.api.control.group_rows import GroupFilter, read_group_rows
@@ -92,7 +93,7 @@ async def no_tokenizer(_name):
 
 
 # What read_group_rows uses of the context.
-CONTEXT = SimpleNamespace(store=None, tokenizers=SimpleNamespace(get=no_tokenizer))
+CONTEXT = SimpleNamespace(store=None, policies=policies_of(), tokenizers=SimpleNamespace(get=no_tokenizer))
 
 
 def query_for(name, advantage="given", **options):

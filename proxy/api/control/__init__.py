@@ -24,6 +24,7 @@ from proxy.api.control import batches, engines, events, exports, groups, openapi
 _ROLLOUT = "/rollouts/{rollout_id:[^/]+}"  # any ID: it is decoded from the raw path
 _GROUP = "/groups/{group_id:[^/]+}"
 _BATCH = "/batches/{batch_id:[^/]+}"
+_POLICY = "/policies/{policy:[^/]+}"
 
 
 def _policy_routes(path: str) -> list[web.RouteDef]:
@@ -60,7 +61,7 @@ CONTROL_ROUTES: list[web.RouteDef] = [
     web.post(f"{_BATCH}/release", batches.release_batch),
     web.post(f"{_BATCH}/extend", batches.extend_batch),
     web.get("/policies", policy.list_policies),
-    *_policy_routes("/policies/{policy}"),
+    *_policy_routes(_POLICY),
     *_policy_routes("/policy"),
     web.get("/engines", engines.show_engines),
     web.put("/engines", engines.put_engines),

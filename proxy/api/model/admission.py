@@ -57,7 +57,8 @@ async def admitted(context: Context, call: IncomingCall, step_id: str) -> AsyncI
     while True:
         rollout = await context.opener.open(call.rollout_id, group_id, step_id)
         lifetime = context.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
-        policy = context.policies.of(engine_model(call.body, models_of(context, rollout)))
+        policies = context.policies
+        policy = policies.only or policies.of(engine_model(call.body, models_of(context, rollout)))
         activity = _NOT_KEPT if rollout.idle_s is None or rollout.is_finished else context.activity.kept(rollout)
         async with context.reservations.kept(rollout, step_id):
             with lifetime, activity:

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 from forests import make_step
+from policies import policies_of
 
 from proxy.api.control import outcomes as outcomes_module
 from proxy.api.control.export_query import ExportQuery
@@ -17,6 +18,7 @@ from proxy.rollouts.rollout import Rollout, no_rollout
 from proxy.trajectory.returns import SoftPenalty
 from proxy.trajectory.sequence import Options
 
+CONTEXT = SimpleNamespace(store=None, policies=policies_of())
 LARGEST = 3.4028234663852886e38  # of float32
 
 
@@ -45,8 +47,7 @@ async def outcomes_of(query, *members):
         return found
 
     with patch("proxy.api.control.export_query.read_steps", read_steps):
-        context = SimpleNamespace(store=None)
-        return estimated(await read_outcomes(context, query, [rollout for rollout, _ in members]), query.advantage)
+        return estimated(await read_outcomes(CONTEXT, query, [rollout for rollout, _ in members]), query.advantage)
 
 
 def advantages(outcomes):
@@ -157,10 +158,10 @@ async def test_a_rollout_alone_has_the_advantages_of_its_turns():
         return steps
 
     with patch("proxy.api.control.export_query.read_steps", read_steps):
-        alone = await outcome_alone(SimpleNamespace(store=None), query_for("step"), rollout)
+        alone = await outcome_alone(CONTEXT, query_for("step"), rollout)
 
     assert {"r0-0": 3.0, "r0-1": 2.0} == alone.rollout.advantages
-    assert Outcome(rollout, ()) == await outcome_alone(SimpleNamespace(store=None), query_for(), rollout)
+    assert Outcome(rollout, ()) == await outcome_alone(CONTEXT, query_for(), rollout)
 
 
 async def test_the_advantages_of_a_large_batch_are_estimated_in_a_thread(monkeypatch):

@@ -1,0 +1,68 @@
+"""The section of the policies."""
+
+import pytest
+from pydantic import ValidationError
+
+from proxy.config.policies import PolicySettings, with_default
+from proxy.config.settings import load
+
+PLANNER = {"models": ["planner", "planner-*"]}
+
+
+@pytest.mark.parametrize("name", ["", "-planner", ".planner", "a b", "a/b", "a:b", "a\n", "plän", "p" * 65])
+def test_a_policy_name_has_letters_digits_and_three_signs(name):
+    """It is part of paths and of the names of announcements."""
+    with pytest.raises(ValidationError, match="invalid policy name"):
+        load(policies={name: PLANNER})
+
+    assert ["p" * 64, "4b-v1.5_x"] == list(load(policies={"p" * 64: PLANNER, "4b-v1.5_x": {"models": ["x"]}}).policies)
+
+
+@pytest.mark.parametrize(
+    ("policies", "named"),
+    [
+        ({"default": {"models": ["m"]}}, "policies.default accepts no models"),
+        ({"planner": {}}, "policies.planner.models is required"),
+        ({"planner": {"models": []}}, "policies.planner.models is required"),
+        ({"planner": {"models": [""]}}, "at least 1 character"),
+        ({"planner": {"models": "planner"}}, "valid list"),
+        ({"planner": {"models": [1]}}, "valid string"),
+        ({"planner": {"models": None}}, "valid list"),
+        ({"planner": None}, "planner"),
+        ({"planner": ["planner"]}, "planner"),
+        ({"planner": {**PLANNER, "train": "perhaps"}}, "valid boolean"),
+        ({"planner": {**PLANNER, "trained": True}}, "trained"),
+        ({"planner": PLANNER, "judge": {"models": ["j", "planner-*"]}}, "'planner-\\*' is listed by the policies 'planner' "),
+        (["planner"], "valid dictionary"),
+    ],
+)  # fmt: skip
+def test_an_invalid_policy_is_named(policies, named):
+    """The policy `default` has the models of no other policy, so it lists none; every other one lists its models."""
+    with pytest.raises(ValidationError, match=named):
+        load(policies=policies)
+
+
+def test_policies_are_read_from_the_file_and_from_environment_variables(tmp_path, monkeypatch):
+    """The order is that of the file, which decides when patterns overlap; variables add settings of a policy."""
+    file = tmp_path / "c.yaml"
+    file.write_text("policies: {planner: {models: [planner, planner-*]}, judge: {models: [judge]}}\n")
+    monkeypatch.setenv("TOKENTAPE_POLICIES__JUDGE__TRAIN", "false")
+    monkeypatch.setenv("TOKENTAPE_POLICIES__CRITIC__MODELS", '["critic"]')
+    policies = load(file).policies
+
+    assert {
+        "planner": PolicySettings(**PLANNER),
+        "judge": PolicySettings(models=["judge"], train=False),
+        "critic": PolicySettings(models=["critic"]),
+    } == policies
+    assert ["planner", "judge"] == [name for name in policies if name != "critic"]
+
+
+def test_the_default_policy_is_trained_if_no_other_is_configured():
+    """`policies.default.train` overrides it."""
+    planner = load(policies={"planner": PLANNER}).policies
+    trained = load(policies={"planner": PLANNER, "default": {"train": True}}).policies
+
+    assert {"default": True} == {name: policy.train for name, policy in with_default({}).items()}
+    assert {"planner": True, "default": False} == {name: policy.train for name, policy in with_default(planner).items()}
+    assert {"planner": True, "default": True} == {name: policy.train for name, policy in with_default(trained).items()}

@@ -1,0 +1,22 @@
+"""Policies as the settings define them, without a store."""
+
+from typing import Any
+
+from proxy.config.policies import with_default
+from proxy.config.settings import load
+from proxy.rollouts.pause import Pause
+from proxy.rollouts.policy import Policies, Policy, PolicyVersion
+
+
+def policies_of(policies: dict[str, Any] | None = None) -> Policies:
+    """Return the policies of this section of the settings."""
+    return Policies(
+        Policy(
+            name,
+            tuple(settings.models),
+            settings.train,
+            PolicyVersion(name),
+            Pause(None, "process", policy=name, max_waiting=1, timeout_s=1),
+        )
+        for name, settings in with_default(load(policies=policies or {}).policies).items()
+    )
