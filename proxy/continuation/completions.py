@@ -4,12 +4,12 @@ from array import array
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from proxy.continuation.matching import call_problem, turn_problem
+from proxy.continuation.matching import Sampler, call_problem, turn_problem
 from proxy.continuation.turns import Turn, Turns, options_of
 from proxy.continuation.types import Continuation, Detokenize, Lookup, LookupFailed, LookupResult, Reason, Tokenize
 
 
-def match_text(turns: Turns, body: Mapping[str, Any], *, kind: str, model: str | None) -> Turn | Reason | None:
+def match_text(turns: Turns, body: Mapping[str, Any], sampler: Sampler) -> Turn | Reason | None:
     """Return the turn that a text prompt continues, the reason why it continues none, or None if it is a first prompt."""
     prompt = body.get("prompt")
     if not len(turns) or not isinstance(prompt, str):
@@ -17,7 +17,7 @@ def match_text(turns: Turns, body: Mapping[str, Any], *, kind: str, model: str |
     options = options_of(body)
     reason: Reason | None = None
     for turn in turns.of_text(prompt):
-        problem = call_problem(body) or turn_problem(turn, options, kind, model)
+        problem = call_problem(body) or turn_problem(turn, options, sampler)
         if problem is None:
             return turn
         reason = reason or problem

@@ -7,6 +7,7 @@ from typing import Any, Final
 from proxy.continuation.turns import Turn, Turns, options_of
 from proxy.continuation.types import Message, Mode, Reason
 from proxy.trajectory.conversation import change, text_of
+from proxy.trajectory.step import DEFAULT_POLICY
 
 _OWN_IDS: Final = ("prompt_token_ids", "input_ids")
 _REPLY_FIELDS: Final = ("role", "content", "reasoning", "reasoning_content", "tool_calls")
@@ -26,11 +27,20 @@ class Match:
     new: list[Message]
 
 
-def match(turns: Turns, body: Mapping[str, Any], *, mode: Mode, kind: str, model: str | None) -> Match | Reason | None:
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """What samples a call: the kind of its engine, the name of the model there, and the policy of the model."""
+
+    kind: str
+    model: str | None
+    policy: str = DEFAULT_POLICY
+
+
+def match(turns: Turns, body: Mapping[str, Any], sampler: Sampler, *, mode: Mode) -> Match | Reason | None:
     """Return the turn that a chat call continues, the reason why it continues none, or None if it is a first call.
 
-    `body` is the body that is sent to the engine; `kind` and `model` are those of the engine. Several turns match: the one
-    after most messages, then the one that the agent sends back unchanged, then the youngest.
+    `body` is the body that is sent to the engine. Several turns match: the one after most messages, then the one of the call's
+    policy, then the one that the agent sends back unchanged, then the youngest.
     """
     messages = body.get("messages")
     if not len(turns) or not isinstance(messages, list):
@@ -44,10 +54,10 @@ def match(turns: Turns, body: Mapping[str, Any], *, mode: Mode, kind: str, model
     options = options_of(body)
     reason: Reason = "edited"
     for position in reversed(replies):
-        turn = _turn_at(turns, chain, position, messages[position], mode) if position else None
+        turn = _turn_at(turns, chain, position, messages[position], mode, sampler.policy) if position else None
         if turn is None:
             continue
-        refused = turn_problem(turn, options, kind, model)
+        refused = turn_problem(turn, options, sampler)
         if refused is None:
             return _match(turn, messages, position)
         reason = refused if reason == "edited" else reason  # the reason of the longest match
@@ -89,15 +99,17 @@ def _role(message: Any) -> Any:
     return message.get("role") if isinstance(message, Mapping) else None
 
 
-def _turn_at(turns: Turns, chain: Sequence[bytes], position: int, sent_back: Message, mode: Mode) -> Turn | None:
+def _turn_at(
+    turns: Turns, chain: Sequence[bytes], position: int, sent_back: Message, mode: Mode, policy: str
+) -> Turn | None:
     """Return the turn whose messages these begin with, and whose reply the agent sends back at this position."""
     candidates = turns.by_messages.get((position, chain[position - 1]), ())
     ranked = [
-        (rank, turn.problem is None, turn.index, turn)
+        (turn.policy == policy, rank, turn.problem is None, turn.index, turn)
         for turn in candidates
         if (rank := _equality(turn.reply, sent_back, mode)) is not None
     ]
-    return max(ranked, key=lambda entry: entry[:3])[3] if ranked else None
+    return max(ranked, key=lambda entry: entry[:4])[4] if ranked else None
 
 
 def _equality(reply: Message, sent_back: Message, mode: Mode) -> int | None:
@@ -111,11 +123,11 @@ def _equality(reply: Message, sent_back: Message, mode: Mode) -> int | None:
     return 0 if changed == "reasoning_stripped" and mode == "append" else None
 
 
-def turn_problem(turn: Turn, options: bytes, kind: str, model: str | None) -> Reason | None:
-    """Return why a turn cannot be continued by a call with these options, at this kind of engine and for this model."""
+def turn_problem(turn: Turn, options: bytes, sampler: Sampler) -> Reason | None:
+    """Return why a turn cannot be continued by a call with these options and this sampler."""
     if turn.problem is not None:
         return turn.problem
-    if turn.kind != kind or turn.model != model:
+    if (turn.kind, turn.model, turn.policy) != (sampler.kind, sampler.model, sampler.policy):
         return "model"
     if turn.options != options:
         return "options"

@@ -63,6 +63,7 @@ class Turn:
     options: bytes
     kind: str
     model: str | None
+    policy: str
     rendering: Rendering | None
     parent: "Turn | None"
     problem: Reason | None
@@ -283,6 +284,7 @@ def _turn(  # noqa: PLR0917 - the parts of a turn
         options=options_of(body),
         kind=step.engine.kind,
         model=step.model_served,
+        policy=step.policy,
         rendering=rendering,
         parent=parent,
         problem=None if is_usable else "flagged",

@@ -22,7 +22,7 @@ REASONS: Final[dict[Reason, str]] = {
     "edited": "The messages differ from those of every earlier step: the agent changed a message.",
     "options": "The tools, the chat template or another field that changes the prompt differ from the earlier step, or "
     "the call truncates its prompt.",
-    "model": "The earlier step was sampled by another model or another kind of engine.",
+    "model": "The earlier step was sampled by another model, another policy or another kind of engine.",
     "content": "A message has content that is not text.",
     "prefill": "The call continues the last message, or disables the generation prompt.",
     "no_user": "The conversation has no user message.",

@@ -51,7 +51,7 @@ class DriftWatch:
             await asyncio.wait(self._tasks)
 
     def _take(self, step: Step, incarnation: str) -> None:
-        window = self._endings.add((step.rollout_id, incarnation), step)
+        window = self._endings.add((step.rollout_id, incarnation, step.policy), step)
         if window is None or self._is_closed or len(self._tasks) >= _MAX_WAITING:
             return
         name = (step.rollout_id, incarnation, window.key)

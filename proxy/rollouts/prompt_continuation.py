@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 from proxy.clock import Clock
 from proxy.continuation.bridge import continue_turn
 from proxy.continuation.completions import continue_text, match_text
-from proxy.continuation.matching import Match, match
+from proxy.continuation.matching import Match, Sampler, match
 from proxy.continuation.turns import Turn, Turns, own_rendering
 from proxy.continuation.types import (
     Continuation,
@@ -185,7 +185,7 @@ class PromptContinuation:
     ) -> Match | Turn | Reason | None:
         """Return the turn that a call continues, or why it continues none; None for the first call of a conversation."""
         found: Match | Turn | Reason | None
-        body, kind, model = plan.body, endpoint.engine.kind, plan.model_served
+        body, sampler = plan.body, Sampler(endpoint.engine.kind, plan.model_served, plan.policy)
         key = (rollout.rollout_id, rollout.incarnation)
         try:
             entry = await self._complete(key, rollout)
@@ -196,9 +196,9 @@ class PromptContinuation:
             turns = entry.turns
             size = body_bytes + _BYTES_PER_COMPARISON * len(turns)
             if plan.dialect.name == "chat":
-                found = await off_loop(size, match, turns, body, mode=mode, kind=kind, model=model)
+                found = await off_loop(size, match, turns, body, sampler, mode=mode)
             else:
-                found = await off_loop(size, match_text, turns, body, kind=kind, model=model)
+                found = await off_loop(size, match_text, turns, body, sampler)
         if isinstance(found, str) or found is None:
             return found
         if endpoint.engine.prompt_ids_fields(plan.dialect.name, []) is None:

@@ -3,15 +3,16 @@
 The result is a report. Whether steps join is decided by the tree, from ids only. Texts are inputs: they are requested
 after the boundaries are found, or were stored with the step.
 
-A step continues an earlier one if its messages begin with that one's messages and reply; or with its messages and a
-reply that the agent changed; or if they differ from them in one message of the same role. A step whose agent dropped
+A step continues an earlier one of its policy if its messages begin with that one's messages and reply; or with its messages
+and a reply that the agent changed; or if they differ from them in one message of the same role. A step whose agent dropped
 the reply continues what came before it: it is another branch, and not drift.
 """
 
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final, Literal
@@ -121,14 +122,14 @@ class Drift:
 
 def find_boundaries(tree: Tree) -> list[Boundary]:
     """Return every boundary of a tree, the oldest first. Steps need their requests and responses."""
-    memory = _Memory(tree)
+    memories: defaultdict[str, _Memory] = defaultdict(partial(_Memory, tree))  # one for each policy
     found: list[Boundary] = []
     seen: set[str] = set()
     for node in tree.nodes:
         if not node.step.is_chat or node.step.step_id in seen:
             continue
         seen.add(node.step.step_id)
-        messages = messages_of(node.step)
+        memory, messages = memories[node.step.policy], messages_of(node.step)
         earlier, changed = memory.earlier(messages)
         if earlier and not any(position in earlier for position in tree.beginnings(node)):
             found.append(_boundary(tree, node, next(iter(earlier.values())), changed, messages))
@@ -161,7 +162,7 @@ def explain(
 
 
 class _Memory:
-    """The conversations of earlier steps."""
+    """The conversations of earlier steps of one policy."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree

@@ -116,7 +116,8 @@ class Prefixes:
         spot, rest = self._onwards(location[0], location[1] + to_little_endian(ids))
         return spot.ending.setdefault(rest, number)
 
-    def beginnings(self, location: tuple[Spot, bytes]) -> Iterator[int]:
+    @staticmethod
+    def beginnings(location: tuple[Spot, bytes]) -> Iterator[int]:
         """Return the numbers of the indexed sequences that a located prompt begins with, the longest first."""
         spot, rest = location
         index = spot.longest(rest)

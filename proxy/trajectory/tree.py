@@ -5,12 +5,14 @@ Rule 1: a node is one choice of one step; its full ids are its prompt and the sa
 Rule 2: the parent of a step is the node whose full ids are the LONGEST prefix of its prompt. Ids decide, never text or
         messages. Of nodes with the same ids, a trainable one comes before others, then the oldest. The tree therefore does
         not depend on the order in which steps arrived.
-Rule 3: nothing is recursive: a rollout may be thousands of steps deep. Nothing stores the full ids of all nodes: growing
+Rule 3: only steps of one policy join, also if ids are equal: the tree of a rollout is the union of the trees of its policies.
+Rule 4: nothing is recursive: a rollout may be thousands of steps deep. Nothing stores the full ids of all nodes: growing
         prompts would make that quadratic.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise, takewhile
 from typing import Any
@@ -58,6 +60,21 @@ def _attempt(step: Step) -> int:
     return int(step.extra.get("attempt", 0))
 
 
+def _earlier_of_policies(calls: Mapping[str, Step]) -> dict[str, str]:
+    """Return the previous attempt of each retry, where both are calls of one policy."""
+    by_policy: dict[str, list[Step]] = {}
+    for step in calls.values():
+        by_policy.setdefault(step.policy, []).append(step)
+    if len(by_policy) <= 1:
+        return earlier_attempts(calls.values())
+    return {
+        step_id: earlier
+        for policy, steps in by_policy.items()
+        for step_id, earlier in earlier_attempts(steps).items()
+        if earlier in calls and calls[earlier].policy == policy
+    }
+
+
 Key = tuple[str, int]
 
 
@@ -89,7 +106,6 @@ class Node(Struct, frozen=True):
 class _Index:
     """The locations of the nodes' prompts in the index of prefixes, and for each node the one that represents its full ids."""
 
-    prefixes: Prefixes
     spots: list[tuple[Spot, bytes]]
     same: list[int]
 
@@ -131,7 +147,7 @@ class Tree:
         """Return the places (see `same`) of all nodes whose full ids the node's prompt begins with, the longest first."""
         if self._index is None:
             return iter(range(node.position - 1, -1, -1))
-        return self._index.prefixes.beginnings(self._index.spots[node.position])
+        return Prefixes.beginnings(self._index.spots[node.position])
 
     def superseded(self) -> frozenset[int]:
         """Return the leaves that a retry replaced and that nothing continues.
@@ -155,7 +171,7 @@ class Tree:
         calls = {
             step.step_id: step for step in (*(node.step for node in self.nodes), *(step for step, _ in self.unplaced))
         }
-        earlier = earlier_attempts(calls.values())
+        earlier = _earlier_of_policies(calls)
         if not earlier:
             return
         continued = {node.step.step_id for node in self.nodes if self.children[node.position]}
@@ -194,7 +210,7 @@ def plant(chosen: Iterable[tuple[Step, Choice]], unplaced: tuple[tuple[Step, str
         index = None
     else:
         index = _index(placed)
-        parents = [next(index.prefixes.beginnings(spot), None) for spot in index.spots]
+        parents = [next(Prefixes.beginnings(spot), None) for spot in index.spots]
     nodes = []
     children: list[list[int]] = [[] for _ in placed]
     for position, ((step, choice), parent) in enumerate(zip(placed, parents, strict=True)):
@@ -208,6 +224,8 @@ def plant(chosen: Iterable[tuple[Step, Choice]], unplaced: tuple[tuple[Step, str
 def _is_path(placed: Sequence[tuple[Step, Choice]]) -> bool:
     """Return whether each prompt begins with the full ids of the choice before; False also if finding out takes the index."""
     for (step, choice), (later, following) in pairwise(placed):
+        if step.policy != later.policy:
+            return False
         before, prompt = step.prompts[choice.prompt], later.prompts[following.prompt]
         if not isinstance(prompt, SharedIds) or not isinstance(before, SharedIds):
             return False
@@ -218,19 +236,21 @@ def _is_path(placed: Sequence[tuple[Step, Choice]]) -> bool:
 
 
 def _index(placed: Sequence[tuple[Step, Choice]]) -> _Index:
-    prefixes = Prefixes()
-    located: dict[int, tuple[Spot, bytes]] = {}  # by id(): the choices of a step share their prompts
+    prefixes: defaultdict[str, Prefixes] = defaultdict(Prefixes)  # one for each policy
+    located: dict[tuple[str, int], tuple[Spot, bytes]] = {}  # by id(): the choices of a step share their prompts
     spots = []
     for step, choice in placed:
         prompt = step.prompts[choice.prompt]
-        if id(prompt) not in located:
-            located[id(prompt)] = prefixes.locate(prompt)
-        spots.append(located[id(prompt)])
+        key = step.policy, id(prompt)
+        if key not in located:
+            located[key] = prefixes[step.policy].locate(prompt)
+        spots.append(located[key])
     same = [0] * len(placed)
     # Of nodes with the same ids, the first one that is added may be a parent (rule 2).
     for position in sorted(range(len(placed)), key=lambda position: not placed[position][0].trainable):
-        same[position] = prefixes.add(spots[position], placed[position][1].ids, position)
-    return _Index(prefixes, spots, same)
+        step, choice = placed[position]
+        same[position] = prefixes[step.policy].add(spots[position], choice.ids, position)
+    return _Index(spots, same)
 
 
 def placeable(step: Step, choice: Choice) -> bool:

@@ -4,6 +4,7 @@ import pytest
 from turns import text_step, turns_of
 
 from proxy.continuation.completions import continue_text, match_text
+from proxy.continuation.matching import Sampler
 from proxy.continuation.types import Detokenize, LookupFailed, Tokenize
 
 FIRST = text_step("s1", "Once", " upon", [1, 2], [3, 4])
@@ -23,8 +24,8 @@ def run(turn, prompt, texts, tokens):
     raise AssertionError("another lookup")
 
 
-def found(prompt, **body):
-    return match_text(turns_of(FIRST), {"prompt": prompt, **body}, kind="vllm", model="policy")
+def found(prompt, *others, policy="default", **body):
+    return match_text(turns_of(FIRST, *others), {"prompt": prompt, **body}, Sampler("vllm", "policy", policy))
 
 
 def test_the_recorded_ids_are_kept_and_the_rest_is_tokenized():
@@ -49,6 +50,14 @@ def test_other_prompts_and_other_options_are_not_continued():
     assert found(["Once upon a"]) is None
     assert "options" == found("Once upon a", add_special_tokens=False)
     assert "echo" == found("Once upon a", echo=True)
+
+
+def test_a_prompt_continues_a_text_of_its_own_policy():
+    """Although one of another policy is longer."""
+    judged = text_step("s2", "Once", " upon a", [1, 2], [3, 4], policy="judge")
+
+    assert ["s1", "s2"] == [found("Once upon a time", judged, policy=policy).step_id for policy in ("default", "judge")]
+    assert "model" == found("Once upon a time", policy="judge")
 
 
 def test_an_engine_without_a_tokenizer_fails_the_lookup():

@@ -3,15 +3,16 @@
 import pytest
 from turns import STOP, USER, assistant, chat_step, tool_call, turns_of
 
-from proxy.continuation.matching import Match, match
+from proxy.continuation.matching import Match, Sampler, match
 
 MORE = {"role": "user", "content": "And then?"}
 REPLY = assistant("Hi there", reasoning="They greet.", refusal=None, tool_calls=[])
 FIRST = chat_step("s1", [USER], REPLY, [1, 2], [3, STOP], index=0)
 
 
-def found(turns, messages, mode="faithful", *, kind="vllm", model="policy", **body):
-    return match(turns, {"model": "policy", "messages": messages, **body}, mode=mode, kind=kind, model=model)
+def found(turns, messages, mode="faithful", *, kind="vllm", model="policy", policy="default", **body):
+    sampler = Sampler(kind, model, policy)
+    return match(turns, {"model": "policy", "messages": messages, **body}, sampler, mode=mode)
 
 
 def test_a_call_that_sends_the_reply_back_continues_its_turn():
@@ -117,6 +118,18 @@ def test_another_model_or_kind_of_engine_prevents_a_continuation():
 
     assert "model" == found(turns_of(FIRST), messages, kind="sglang")
     assert "model" == found(turns_of(FIRST), messages, model="other")
+
+
+def test_a_call_continues_turns_of_its_own_policy():
+    """Although the youngest turn with these messages and this reply is of another policy."""
+    judged = chat_step("s2", [USER], REPLY, [1, 2], [3, STOP], index=1, policy="judge")
+    longer = [USER, assistant("Hi there"), MORE, assistant("Later"), MORE]
+    other = chat_step("s3", longer[:3], longer[3], [1, 2], [3, STOP], index=2, policy="judge")
+    turns, messages = turns_of(FIRST, judged, other), [USER, assistant("Hi there"), MORE]
+
+    assert ["s1", "s2"] == [found(turns, messages, policy=policy).turn.step_id for policy in ("default", "judge")]
+    assert ["s1", "s3"] == [found(turns, longer, policy=policy).turn.step_id for policy in ("default", "judge")]
+    assert "model" == found(turns, messages, policy="planner")
 
 
 def test_content_that_is_not_text_prevents_a_continuation():

@@ -13,7 +13,7 @@ from forests import make_choice, make_step
 from template_engine import Reply, Sample, TemplateEngine
 
 from proxy.continuation.bridge import continue_turn
-from proxy.continuation.matching import Match, match
+from proxy.continuation.matching import Match, Sampler, match
 from proxy.continuation.turns import Turns
 from proxy.continuation.types import Continuation, Detokenize, LookupFailed, Mode, Render
 
@@ -173,7 +173,7 @@ class Rollout:
         return self.engine.sample(self.messages, reply, tools, self.random)
 
     def _continue(self, body: dict[str, Any], turn: Turn, tools: Any, is_linear: bool) -> Boundary:
-        found = match(self.turns, body, mode=self.plan.mode, kind="vllm", model=MODEL)
+        found = match(self.turns, body, Sampler("vllm", MODEL), mode=self.plan.mode)
         self._renderings = []
         day, result, reason = self.engine.day, None, found if isinstance(found, str) else None
         if isinstance(found, Match) and not turn.as_it_came:
