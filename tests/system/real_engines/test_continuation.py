@@ -11,6 +11,7 @@ from .test_conversation import TOLERANCE, check_rows, differences, rescored
 from .through import through_proxy
 
 ROLLOUTS, TURNS = 5, 6
+MAX_TOKENS = 80  # more than a tool call has characters: one that is cut has no message that shows what was sampled
 # It ends most turns before the limit, and never with 4087, an end token that the template does not write (`other_stop`).
 MESSAGE_END = {"4089": 8.0, "4087": -100.0}
 PLAIN = (
@@ -24,7 +25,7 @@ TEMPLATES = {"keeps": {"chat_template": PLAIN}, "strips": {}}
 
 async def reply(agent, messages, *, seed, stream, extra):
     """Return the message of one call as an agent sends it back: without reasoning, with formatted arguments."""
-    body = {"model": "tiny", "messages": messages, "seed": seed, "max_tokens": 60, "temperature": 1.5}
+    body = {"model": "tiny", "messages": messages, "seed": seed, "max_tokens": MAX_TOKENS, "temperature": 1.5}
     body |= {"logit_bias": MESSAGE_END, "tools": [TOOL]}
     extra = {"chat_template_kwargs": {"enable_thinking": False}} | extra
     if not stream:
