@@ -54,10 +54,14 @@ def served_as(model: str, models: Mapping[str, str]) -> str | None:
     return models[max(found, key=len)] if found else None
 
 
-def engine_model(body: Mapping[str, Any], models: Mapping[str, str]) -> str | None:
-    """Return the engine's name of the model that a body requests; None if it requests none."""
+def engine_model(body: Mapping[str, Any], models: Mapping[str, str], rules: Sampling) -> str | None:
+    """Return the engine's name of the model that is sent for a body; None if none is sent."""
     model = body.get("model")
-    return (served_as(model, models) or model) if isinstance(model, str) else None
+    named = (served_as(model, models) or model) if isinstance(model, str) else None
+    if model is None:
+        named = rules.default.get("model")
+    sent = rules.override.get("model", named)
+    return sent if isinstance(sent, str) else None
 
 
 def bound_of(sampling: Mapping[str, Any]) -> float | None:

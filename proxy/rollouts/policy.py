@@ -9,11 +9,14 @@ import orjson
 
 from proxy.errors import NotFound, UnprocessableRequest
 from proxy.rollouts.pause import Pause, announcement_name
+from proxy.telemetry.logs import LOG
 from proxy.trajectory.step import DEFAULT_POLICY
 from storage.store import Announcements
 from storage.types import Announcement, newer
 
 POLICY_ANNOUNCEMENT: Final = "policy"
+_MAX_LOGGED: Final = 100  # models that no policy lists
+_MAX_NAME: Final = 100  # characters of a model's name in the log
 
 
 def read_version(announcements: Mapping[str, Announcement], policy: str = DEFAULT_POLICY) -> str | None:
@@ -63,13 +66,17 @@ class Policy:
 
 
 class Policies:
-    """The configured policies and the default one, to which the models of no other policy belong."""
+    """The configured policies and the default one, to which the models of no other policy belong.
 
-    def __init__(self, policies: Iterable[Policy]) -> None:
+    `logs_unlisted`: whether calls of the default policy are unexpected, and each of their models is logged once.
+    """
+
+    def __init__(self, policies: Iterable[Policy], *, logs_unlisted: bool = False) -> None:
         self._policies = {policy.name: policy for policy in policies}
         self.default = self._policies[DEFAULT_POLICY]
         self.only = self.default if len(self._policies) == 1 else None  # no other policy is configured
         self._named = [policy for policy in self._policies.values() if policy.models]
+        self._unlisted: set[str | None] | None = set() if logs_unlisted else None
 
     def __repr__(self) -> str:
         return f"<Policies {', '.join(self._policies)}>"
@@ -89,6 +96,19 @@ class Policies:
                 if policy.has(model):
                     return policy
         return self.default
+
+    def of_call(self, model: str | None) -> Policy:
+        """Return the policy of a call as `of` does, and log a model that no policy lists once."""
+        policy = self.of(model)
+        if policy is self.default and self._unlisted is not None:
+            name = model and model[:_MAX_NAME]
+            if name not in self._unlisted and len(self._unlisted) < _MAX_LOGGED:  # clients choose the names
+                self._unlisted.add(name)
+                LOG.warning(
+                    "No policy lists the model of a call: its policy is default (policies.*.models)",
+                    extra={"fields": {"model": name}},
+                )
+        return policy
 
     def named(self, name: str) -> Policy:
         """Return the policy with this name. Raises NotFound."""

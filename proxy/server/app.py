@@ -50,6 +50,7 @@ from proxy.rollouts.recorder import Follower, Recorder
 from proxy.rollouts.renewals import Lifetimes, StepReservations
 from proxy.telemetry.metrics import Metrics, make_metrics
 from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
+from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream import Upstream
 from proxy.upstream.registry import EndpointRegistry
 from proxy.upstream.tokenizers import Tokenizers
@@ -246,7 +247,10 @@ def _policies(
         )
         return Policy(name, tuple(policy.models), policy.train, version, pause)
 
-    return Policies(new_policy(name, policy) for name, policy in with_default(settings.policies).items())
+    return Policies(
+        (new_policy(name, policy) for name, policy in with_default(settings.policies).items()),
+        logs_unlisted=bool(settings.policies) and DEFAULT_POLICY not in settings.policies,
+    )
 
 
 def _registry(

@@ -1,14 +1,19 @@
-"""The announced policy version, and pauses that abort calls."""
-
-import asyncio
+"""The policies: models, announced versions, and which of them exports and claims take."""
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from policies import policies_of
 
-from proxy.rollouts.pause import ABORT_ANNOUNCEMENT, Pause
+from proxy.errors import NotFound, UnprocessableRequest
 from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, PolicyVersion, read_version
 from storage.types import Announcement
+
+TWO = {"planner": {"models": ["planner", "planner-*"]}, "judge": {"models": ["judge"], "train": False}}
+NAMES = st.sampled_from(
+    ["planner", "planner-", "planner-1", "a-planner", "Planner", "judge", "judge-2", "", "p*", "x" * 999]
+)
 
 
 def notices(version, number):
@@ -32,40 +37,124 @@ def test_an_older_announcement_does_not_replace_a_newer_one():
     assert [None, None, "2", "2", "3", "3"] == versions
 
 
-class Shared:
-    """The announcements and heartbeats of a store, without its network."""
+def test_each_policy_has_its_own_version():
+    """That of the policy `default` is announced under the name that it had before policies had names."""
+    announcements = notices("7", 1) | {"policy:planner": Announcement(orjson.dumps("2"), 3)}
+    policies = policies_of(TWO)
+    policies.apply(announcements)
 
-    def __init__(self) -> None:
-        self.announced, self.beats = {}, {}
-
-    async def announce(self, name, value):
-        self.announced[name] = Announcement(value, self.announced[name].number + 1 if name in self.announced else 1)
-        return self.announced[name]
-
-    async def heartbeat(self, name, value, *, lifetime_ms):
-        self.beats[name] = value
-        return dict(self.announced), dict(self.beats)
+    assert ["2", None, "7"] == [policy.version.current for policy in policies]
+    assert ["2", None, "7"] == [read_version(announcements, policy.name) for policy in policies]
 
 
-@given(st.lists(st.sampled_from(["pause", "resume", "abort", "beat"]), max_size=12))
-def test_a_pause_stops_calls_if_it_is_aborted_and_no_other_pause_does(actions):
-    """Every heartbeat of a process stops calls while the pause that it knows is the aborted one."""
+@pytest.mark.parametrize(
+    ("model", "policy"),
+    [
+        ("planner", "planner"),
+        ("planner-7b", "planner"),
+        ("a-planner", "default"),
+        ("Planner", "default"),
+        ("judge", "judge"),
+        ("judge-2", "default"),
+        ("", "default"),
+        (None, "default"),
+    ],
+)
+def test_the_policy_of_a_model_is_the_one_that_lists_it(model, policy):
+    """A star is any characters, and case matters. Other models, and calls without a model, belong to `default`."""
+    assert policy == policies_of(TWO).of(model).name
 
-    async def run():
-        shared, stopped, aborted = Shared(), [], {0}
-        here, there = (Pause(shared, name, max_waiting=1, timeout_s=1) for name in "ab")
-        there.abort_calls = lambda: stopped.append(there.number) or 0
-        for action in actions:
-            if action == "abort" and here.number:
-                await shared.announce(ABORT_ANNOUNCEMENT, orjson.dumps(here.number))
-                aborted.add(here.number)
-            elif action == "beat":
-                stopped.clear()
-                await there.beat()
-                assert here.number == there.number
-                assert aborted.issuperset(stopped)
-                assert (here.number in aborted - {0}) == (here.number in stopped)
-            elif action in {"pause", "resume"}:
-                await here.announce("wait" if action == "pause" else None)
 
-    asyncio.run(run())
+def test_the_first_policy_in_the_settings_has_a_model_that_several_list():
+    both = {"narrow": {"models": ["m-1"]}, "wide": {"models": ["m-*"]}}
+
+    assert ["narrow", "wide"] == [policies_of(both).of(model).name for model in ("m-1", "m-2")]
+    assert "wide" == policies_of(dict(reversed(both.items()))).of("m-1").name
+
+
+@given(NAMES | st.none())
+def test_without_named_policies_every_model_belongs_to_the_default_policy(model):
+    """It is the only one, and trained."""
+    policies = policies_of()
+
+    assert policies.default is policies.only is policies.of(model) is policies.claimed(None)
+    assert (None, ("default",)) == (policies_of(TWO).only, policies.trained)
+
+
+@given(st.lists(NAMES | st.none(), max_size=10))
+def test_every_model_has_exactly_one_policy_whatever_was_called_before(models):
+    """Calls of models that no policy lists are logged once per model, and have the policy `default`."""
+    policies = policies_of(TWO, logs_unlisted=True)
+
+    for model in models:
+        owners = [policy for policy in policies if model is not None and policy.has(model)]
+        assert (owners or [policies.default]) == [policies.of_call(model)]
+
+
+def test_a_model_that_no_policy_lists_is_logged_once(caplog):
+    """The name is truncated, and at most 100 names are logged, because clients choose them."""
+    policies = policies_of(TWO, logs_unlisted=True)
+    for model in ("planner", "judge", "other", "other", None, None, "x" * 5000, "x" * 6000):
+        policies.of_call(model)
+    first = [record.fields["model"] for record in caplog.records]
+    for number in range(500):
+        policies.of_call(f"m{number}")
+
+    assert ["other", None, "x" * 100] == first
+    assert 100 == len(caplog.records)
+
+
+def test_no_model_is_logged_if_calls_of_the_default_policy_are_expected(caplog):
+    for policies in (policies_of(), policies_of({**TWO, "default": {}})):
+        policies.of_call("other")
+
+    assert [] == caplog.records
+
+
+def test_a_policy_has_a_name_or_is_not_found():
+    """The message lists the names."""
+    policies = policies_of(TWO)
+
+    assert ["planner", "judge", "default"] == [policies.named(policy.name).name for policy in policies]
+    with pytest.raises(NotFound, match="The policies are planner, judge, default"):
+        policies.named("critic")
+
+
+@pytest.mark.parametrize(
+    ("name", "exported"),
+    [
+        (None, ["planner", "gone"]),
+        ("planner", ["planner"]),
+        ("judge", ["judge"]),
+        ("default", ["default"]),
+        ("gone", ["gone"]),
+    ],
+)
+def test_an_export_has_the_steps_of_the_named_policy_or_of_those_not_excluded_from_training(name, exported):
+    """Steps of a policy that the settings no longer have are exported, too: no setting excludes them."""
+    policies = policies_of(TWO)
+
+    assert exported == [own for own in ("planner", "judge", "default", "gone") if policies.exports(name, own)]
+
+
+THREE = {**TWO, "critic": {"models": ["critic"]}}
+
+
+@pytest.mark.parametrize(("settings", "name", "policy"), [(TWO, None, "planner"), (THREE, "critic", "critic")])
+def test_a_claim_takes_groups_of_the_named_policy_or_of_the_only_trained_one(settings, name, policy):
+    assert policy == policies_of(settings).claimed(name).name
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "error", "message"),
+    [
+        (TWO, "judge", UnprocessableRequest, "'judge' is not trained"),
+        (TWO, "default", UnprocessableRequest, "'default' is not trained"),
+        (TWO, "gone", NotFound, "'gone' not found"),
+        (THREE, None, UnprocessableRequest, "trained: planner, critic. Name one"),
+        ({"judge": TWO["judge"]}, None, UnprocessableRequest, "No policy is trained"),
+    ],
+)
+def test_a_claim_without_exactly_one_trained_policy_is_refused(settings, name, error, message):
+    with pytest.raises(error, match=message):
+        policies_of(settings).claimed(name)

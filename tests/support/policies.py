@@ -8,9 +8,9 @@ from proxy.rollouts.pause import Pause
 from proxy.rollouts.policy import Policies, Policy, PolicyVersion
 
 
-def policies_of(policies: dict[str, Any] | None = None) -> Policies:
+def policies_of(policies: dict[str, Any] | None = None, *, logs_unlisted: bool = False) -> Policies:
     """Return the policies of this section of the settings."""
-    return Policies(
+    made = [
         Policy(
             name,
             tuple(settings.models),
@@ -19,4 +19,5 @@ def policies_of(policies: dict[str, Any] | None = None) -> Policies:
             Pause(None, "process", policy=name, max_waiting=1, timeout_s=1),
         )
         for name, settings in with_default(load(policies=policies or {}).policies).items()
-    )
+    ]
+    return Policies(made, logs_unlisted=logs_unlisted)

@@ -98,6 +98,7 @@ def steps(draw):
             status=st.sampled_from(["complete", "partial", "error"]),
             reason=MAYBE,
             delivered=st.booleans(),
+            policy=st.just("default") | TEXT,
             policy_version=MAYBE,
             policy_version_end=MAYBE,
             problems=st.lists(TEXT, max_size=2).map(tuple),

@@ -26,7 +26,13 @@ def head_json(step):
 CHOICE = make_choice(0, [10, 11], stop_reason=7, spans=(Span(0, 2, "v1"),))
 ROUTED = replace(CHOICE, index=1, routed_experts=pack_experts([[1]]), sampling_mask=pack_mask([[7], [8, 9]]))
 STEP = make_step(
-    "a", [1] * 300, CHOICE, ROUTED, usage={"prompt_tokens": 300}, extra={"attempt": 1, "x": [0.5, 2**64 - 1]}
+    "a",
+    [1] * 300,
+    CHOICE,
+    ROUTED,
+    usage={"prompt_tokens": 300},
+    extra={"attempt": 1, "x": [0.5, 2**64 - 1]},
+    policy="planner",
 )
 HEAD = head_json(STEP)
 
@@ -49,6 +55,15 @@ def with_value(path, value):
 def value_by_value(head):
     typed = Typed()
     return typed, typed.head(head)
+
+
+def test_the_policy_default_is_not_written():
+    """So the record of a step without named policies has no more bytes than before, and an old record has that policy."""
+    head = head_json(replace(STEP, policy="default"))
+
+    assert ("planner", False) == (HEAD["policy"], "policy" in head)
+    assert ["default"] * 2 == [read_head(orjson.dumps(head)).policy, value_by_value(head)[1].policy]
+    assert ["planner"] * 2 == [read_head(orjson.dumps(HEAD)).policy, value_by_value(HEAD)[1].policy]
 
 
 def test_a_head_of_this_version_is_read_in_one_pass():

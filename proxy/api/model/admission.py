@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
-from typing import Final
+from typing import Any, Final
 
 from proxy.api.context import Context
 from proxy.api.model.call import IncomingCall
@@ -58,7 +58,7 @@ async def admitted(context: Context, call: IncomingCall, step_id: str) -> AsyncI
         rollout = await context.opener.open(call.rollout_id, group_id, step_id)
         lifetime = context.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
         policies = context.policies
-        policy = policies.only or policies.of(engine_model(call.body, models_of(context, rollout)))
+        policy = policies.only or policies.of_call(model_of(context, rollout, call.body))
         activity = _NOT_KEPT if rollout.idle_s is None or rollout.is_finished else context.activity.kept(rollout)
         async with context.reservations.kept(rollout, step_id):
             with lifetime, activity:
@@ -72,6 +72,11 @@ async def admitted(context: Context, call: IncomingCall, step_id: str) -> AsyncI
 def models_of(context: Context, rollout: Rollout) -> Mapping[str, str]:
     """Return the engine's names of models: that of the rollout for any model, or the configured ones."""
     return {"*": rollout.model} if rollout.model else context.settings.models
+
+
+def model_of(context: Context, rollout: Rollout, body: Mapping[str, Any]) -> str | None:
+    """Return the engine's name of the model of a call; None if it names none."""
+    return engine_model(body, models_of(context, rollout), rollout.sampling.over(context.sampling))
 
 
 async def _started(context: Context, rollout: Rollout) -> Rollout:

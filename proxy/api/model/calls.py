@@ -18,7 +18,7 @@ from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.http import CLIENT_CLOSED_REQUEST
 from proxy.api.long_texts import LONG_TEXT, LongText, read_long
-from proxy.api.model.admission import admitted, guard, models_of
+from proxy.api.model.admission import admitted, guard, model_of, models_of
 from proxy.api.model.call import CallState, IncomingCall, ModelRequest
 from proxy.api.model.probes import is_probe
 from proxy.api.model.references import followed_rollout, with_references
@@ -32,7 +32,6 @@ from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import CallOptions, Plan, edit, make_plan
-from proxy.protocols.sampling import engine_model
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import TranslatedCall
 from proxy.rollouts.idempotency import COUNT, KEY, Attempt, StoredAnswer, retry_fields
@@ -247,7 +246,7 @@ async def _endpoints(context: Context, rollout: Rollout, body: Mapping[str, Any]
     upstream = context.upstream
     if not upstream.routes_by_model:
         return upstream.endpoints
-    return await upstream.endpoints_for(engine_model(body, models_of(context, rollout)))
+    return await upstream.endpoints_for(model_of(context, rollout, body))
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,9 @@ async def count_tokens(call: ModelRequest) -> web.Response:
         len(text), lambda: read_translated_call(_MESSAGES, {"max_tokens": 1, **read_body(text)}, context.translation)
     )
     assert translated is not None
-    endpoints = await context.upstream.endpoints_for(engine_model(translated.body, context.settings.models))
+    endpoints = await context.upstream.endpoints_for(
+        engine_model(translated.body, context.settings.models, context.sampling)
+    )
     endpoint, *_ = least_loaded(endpoints, COUNT)
     if (fault := await context.upstream.ensure_detected(endpoint)) is not None:
         raise fault
