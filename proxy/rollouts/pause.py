@@ -185,7 +185,8 @@ class Pause:
 
     def _refuse_if_rejecting(self) -> None:
         if self.mode == "reject":
-            raise Paused("Calls are paused while the weights change (POST /policy/pause). Try again later.")
+            path = "/policy" if self._policy == DEFAULT_POLICY else f"/policies/{self._policy}"
+            raise Paused(f"Calls are paused while the weights change (POST {path}/pause). Try again later.")
 
     async def _heartbeat_forever(self) -> None:
         while True:

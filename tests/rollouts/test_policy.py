@@ -82,7 +82,7 @@ def test_without_named_policies_every_model_belongs_to_the_default_policy(model)
 
 
 @given(st.lists(NAMES | st.none(), max_size=10))
-def test_every_model_has_exactly_one_policy_whatever_was_called_before(models):
+def test_every_model_has_exactly_one_policy_in_any_order_of_calls(models):
     """Calls of models that no policy lists are logged once per model, and have the policy `default`."""
     policies = policies_of(TWO, logs_unlisted=True)
 

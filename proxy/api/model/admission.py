@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
-from typing import Any, Final
+from typing import Final
 
 from proxy.api.context import Context
 from proxy.api.model.call import IncomingCall
 from proxy.errors import Conflict, LimitReached, RolloutClosed, StoreUnavailable
 from proxy.protocols.sampling import engine_model
+from proxy.protocols.translated_call import TranslatedCall
 from proxy.rollouts.due_times import is_past_deadline
 from proxy.rollouts.policy import Policy
 from proxy.rollouts.rollout import DEADLINE, Rollout, no_rollout, read_rollout, write_fields
@@ -58,7 +59,7 @@ async def admitted(context: Context, call: IncomingCall, step_id: str) -> AsyncI
         rollout = await context.opener.open(call.rollout_id, group_id, step_id)
         lifetime = context.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
         policies = context.policies
-        policy = policies.only or policies.of_call(model_of(context, rollout, call.body))
+        policy = policies.only or policies.of_call(model_of(context, rollout, call))
         activity = _NOT_KEPT if rollout.idle_s is None or rollout.is_finished else context.activity.kept(rollout)
         async with context.reservations.kept(rollout, step_id):
             with lifetime, activity:
@@ -74,9 +75,12 @@ def models_of(context: Context, rollout: Rollout) -> Mapping[str, str]:
     return {"*": rollout.model} if rollout.model else context.settings.models
 
 
-def model_of(context: Context, rollout: Rollout, body: Mapping[str, Any]) -> str | None:
+def model_of(context: Context, rollout: Rollout, call: IncomingCall) -> str | None:
     """Return the engine's name of the model of a call; None if it names none."""
-    return engine_model(body, models_of(context, rollout), rollout.sampling.over(context.sampling))
+    models, body, adapter = models_of(context, rollout), call.body, call.adapter
+    if adapter is not None and not isinstance(adapter, TranslatedCall):  # a translation does not change the model
+        body = adapter.native(models, None)
+    return engine_model(body, models, rollout.sampling.over(context.sampling))
 
 
 async def _started(context: Context, rollout: Rollout) -> Rollout:

@@ -152,7 +152,7 @@ async def _answer(context: Context, call: IncomingCall) -> web.StreamResponse:
     headers = call.request.headers
     async with admitted(context, call, step_id) as (rollout, policy):
         if (rollout.reply or TOKENS in headers or IDS in headers) and not isinstance(call.adapter, TranslatedCall):
-            endpoints = await _endpoints(context, rollout, call.body)
+            endpoints = await _endpoints(context, rollout, call)
             call = replace(
                 call,
                 tokens=await read_token_annotations(context, endpoints, rollout, headers, call.dialect, call.body),
@@ -215,7 +215,7 @@ async def _planned(
     if adapter is not call.adapter:
         call = replace(call, adapter=adapter)
     planner = CallPlanner(context, call, rollout, policy, attempt)
-    endpoints = await _endpoints(context, rollout, call.body)
+    endpoints = await _endpoints(context, rollout, call)
     # There is no await between this choice and the queue, so that concurrent calls are spread over the endpoints. Token texts
     # come from the tokenizer of the rollout's own endpoint.
     order = ranked if call.is_named or call.tokens is not None else least_loaded
@@ -241,12 +241,12 @@ async def _planned(
     )
 
 
-async def _endpoints(context: Context, rollout: Rollout, body: Mapping[str, Any]) -> Sequence[Endpoint]:
+async def _endpoints(context: Context, rollout: Rollout, call: IncomingCall) -> Sequence[Endpoint]:
     """Return the endpoints that serve the model of a call. Raises NotFound."""
     upstream = context.upstream
     if not upstream.routes_by_model:
         return upstream.endpoints
-    return await upstream.endpoints_for(model_of(context, rollout, body))
+    return await upstream.endpoints_for(model_of(context, rollout, call))
 
 
 @dataclass(frozen=True, slots=True)
