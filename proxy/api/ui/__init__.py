@@ -1,17 +1,17 @@
 """The web page at `/ui`, which shows rollouts, their steps and their tokens.
 
-The browser loads plain ES modules; there is no build step. The page reads everything from the control API, with the key
-that the user enters.
+The browser loads plain ES modules; there is no build step. Views are components of Preact and htm, charts are drawn by uPlot
+(`vendor/`). The page reads everything from the control API, with the key that the user enters.
 
 routes.py     HTTP routes, content types, security headers
 app.js        routes within the page, the key form, keyboard shortcuts, light and dark colours
 api.js        requests to the control API; the control key
-live.js       changes, streamed by GET /events
-dom.js        creation of elements, from text only
+live.js       changes, streamed by GET /events, and the data of a view
+html.js       templates, hooks, shortcuts; format.js: numbers, times and text; parts.js: small components
 virtual.js    lists that render only the part in view
-table.js      a table with filters, sorting and keyboard navigation
+table.js      a table with sorting and keyboard navigation
 list.js       rollouts; groups.js, group.js: groups
-rollout.js    a rollout: tree.js (its steps on a timeline), sequences.js, plots.js
+rollout.js    a rollout: steps.js with tree.js (its steps on a timeline), sequences.js, plots.js
 step.js       a step: messages.js, tokens.js with texts.js and colours.js
 overview.js   plots over rollouts; charts.js draws them
 raw.js        raw JSON

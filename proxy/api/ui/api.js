@@ -1,6 +1,6 @@
 // Requests to the control API, with the control key, which is kept for this tab only.
 
-import { keep, kept } from "./dom.js";
+import { keep, kept } from "./format.js";
 
 const BASE = new URL("../", import.meta.url); // also below a path that another proxy adds
 const KEY = "tokentape.key";

@@ -1,20 +1,36 @@
 // The page: routes between its views, the key form, light and dark colours, and keyboard shortcuts.
 //
-// Routes are URL hashes, so that links to steps can be shared. Every view returns an object with `end()`, and optionally
-// `back`, `table`, `filter`, `turn` (colours), `go` (neighbours) and `next` (marks), which keyboard shortcuts use.
+// Routes are URL hashes, so that links to steps can be shared. A view is a component; its properties are the decoded parts of
+// the hash and `shell`, which shows errors and whether live updates are connected.
 
 import { hasKey, setKey } from "./api.js";
-import { el, keep, kept, put, tick } from "./dom.js";
-import { show as showGroup } from "./group.js";
-import { show as showGroups } from "./groups.js";
-import { show as showRollouts } from "./list.js";
-import { show as showPlots } from "./overview.js";
-import { showRollout } from "./rollout.js";
-import { showStep } from "./step.js";
+import { hash, keep, kept } from "./format.js";
+import { Group } from "./group.js";
+import { Groups } from "./groups.js";
+import { html, render, runShortcut, useEffect, useMemo, useRef, useState } from "./html.js";
+import { Rollouts } from "./list.js";
+import { Plots } from "./overview.js";
+import { Rollout } from "./rollout.js";
+import { Step } from "./step.js";
 
-const byId = (id) => document.getElementById(id);
-const main = byId("main");
-let view = { end() {} };
+const TABS = { rollouts: ["Rollouts", "rollout"], groups: ["Groups", "group"], plots: ["Plots"] };
+const VIEWS = { rollouts: Rollouts, groups: Groups, plots: Plots };
+const GO_TO = { r: "rollouts", g: "groups", p: "plots" };
+const THEMES = ["auto", "light", "dark"];
+const KEYS = [
+  ["/", "filter the list"],
+  ["j, ↓", "the next row"],
+  ["k, ↑", "the previous row"],
+  ["Enter", "open the row"],
+  ["Esc", "back"],
+  ["[ ]", "the earlier step, the later step"],
+  ["c", "colour tokens by mask or by logprob"],
+  ["n", "in tokens: the next span or drift boundary"],
+  ["← →", "in tokens and plots: the previous, the next"],
+  ["g r, g g, g p", "go to rollouts, groups, plots"],
+  ["t", "light, dark or automatic colours"],
+  ["?", "this list"],
+];
 
 /** Return the decoded parts of the hash; `["?"]`, which no route matches, if they cannot be decoded. */
 function parts() {
@@ -25,184 +41,157 @@ function parts() {
   }
 }
 
-function route() {
-  view.end();
-  const found = parts();
-  const [name = "rollouts", id, inner, stepId] = found;
-  const place = el("div", {
-    class: `view v-${["rollouts", "groups", "plots", "group", "rollout"].includes(name) ? name : "none"}`,
-  });
-  put(main, place);
-  const tools = {
-    fail: (error) => main.contains(place) && failed(place, error),
-    showState: (state) => main.contains(place) && showLive(state, place),
+function viewOf([name = "rollouts", id, inner, stepId]) {
+  if (name in VIEWS) return [VIEWS[name], {}];
+  if (name === "group" && id) return [Group, { name: id }];
+  if (name === "rollout" && id && inner === "step" && stepId) return [Step, { rolloutId: id, stepId }];
+  if (name === "rollout" && id) return [Rollout, { rolloutId: id, tab: inner ?? "steps" }];
+  return [Missing, {}];
+}
+
+const Missing = () => html`<h1>Page not found</h1><p><a href="#/rollouts">All rollouts</a></p>`;
+
+function App() {
+  const [run, setRun] = useState(0); // the view is created again for each
+  const [error, setError] = useState(null);
+  const [live, setLive] = useState("not connected");
+  const [theme, setTheme] = useState(THEMES.find((name) => name === kept("tokentape.theme")) ?? "auto");
+  const [isHelp, setHelp] = useState(false);
+  const main = useRef(null);
+  const open = () => {
+    setError(null);
+    setLive("not connected");
+    setRun((before) => before + 1);
   };
-  showLive("not connected");
-  for (const link of document.querySelectorAll("[data-view]")) {
-    const isHere = link.dataset.view === { rollout: "rollouts", group: "groups" }[name] || link.dataset.view === name;
-    if (isHere) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
-  try {
-    view = opened(place, tools, name, id, inner, stepId);
-  } catch (error) {
-    view = { end() {} };
-    failed(place, error);
-  }
+  useEffect(() => {
+    const opened = () => {
+      open();
+      scrollTo(0, 0);
+      main.current.focus({ preventScroll: true });
+    };
+    addEventListener("hashchange", opened);
+    return () => removeEventListener("hashchange", opened);
+  }, []);
+  const turn = () => setTheme((before) => THEMES[(THEMES.indexOf(before) + 1) % THEMES.length]);
+  useEffect(() => {
+    if (theme === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    keep("tokentape.theme", theme);
+    dispatchEvent(new Event("theme"));
+  }, [theme]);
+  useGlobalKeys(turn, () => setHelp(true));
+  const place = parts();
+  const [name = "rollouts", id, , stepId] = place;
   document.title = `${[name, id, stepId].filter(Boolean).join(" ").slice(0, 80)} · TokenTape`;
-  byId("forget").hidden = !hasKey();
-  scrollTo(0, 0);
-  view.table?.element.focus({ preventScroll: true });
+  const shell = useMemo(() => {
+    const showState = (state) => {
+      setLive(state);
+      if (state === "live") setError(null); // everything is loaded again
+    };
+    return { fail: setError, showState };
+  }, [run]);
+  const [View, properties] = viewOf(place);
+  const needsKey = error?.status === 401 || error?.status === 403;
+  const forget = () => {
+    setKey(null);
+    open();
+  };
+  return html`
+    <a class="skip" href="#main" onclick=${skipTo(main)}>Skip to content</a>
+    <header class="top">
+      <a class="brand" href="#/rollouts">TokenTape</a>
+      <nav aria-label="Views">
+        ${Object.entries(TABS).map(([view, [title, inner]]) => {
+          const isHere = [view, inner].includes(name);
+          return html`<a href=${hash(view)} aria-current=${isHere ? "page" : null}>${title}</a>`;
+        })}
+      </nav>
+      <div class="tools">
+        <span id="live" class=${live === "live" ? "live on" : "live"} role="status">${live}</span>
+        <button id="theme" type="button" title="Light or dark colours (t)" onclick=${turn}>${theme}</button>
+        <button id="forget" type="button" hidden=${!hasKey()} onclick=${forget}>Forget key</button>
+        <button type="button" title="Keyboard shortcuts (?)" aria-label="Keyboard shortcuts"
+          onclick=${() => setHelp(true)}>?</button>
+      </div>
+    </header>
+    <main id="main" tabindex="-1" ref=${main}>
+      ${needsKey && html`<${KeyForm} why=${hasKey() ? keyError(error) : ""} opened=${open} />`}
+      ${!needsKey && html`
+        <div key=${run} class=${`view v-${name in VIEWS || ["group", "rollout"].includes(name) ? name : "none"}`}>
+          ${error && html`
+            <p class="failure" role="alert">
+              ${String(error.message ?? error)} <button type="button" onclick=${open}>Try again</button>
+            </p>`}
+          <${View} ...${properties} shell=${shell} />
+        </div>`}
+    </main>
+    ${isHelp && html`<${Help} close=${() => setHelp(false)} />`}`;
 }
 
-function opened(place, tools, name, id, inner, stepId) {
-  if (name === "rollouts") return showRollouts(place, tools);
-  if (name === "groups") return showGroups(place, tools);
-  if (name === "plots") return showPlots(place, tools);
-  if (name === "group" && id) return showGroup(place, id, tools);
-  if (name === "rollout" && id && inner === "step" && stepId) return showStep(place, id, stepId, tools);
-  if (name === "rollout" && id)
-    return showRollout(place, id, ["sequences", "plots"].includes(inner) ? inner : "steps", tools);
-  place.append(el("h1", {}, "Page not found"), el("p", {}, el("a", { href: "#/rollouts" }, "All rollouts")));
-  return { end() {} };
-}
-
-/** Show the key form if a key is required; otherwise show the error. */
-function failed(place, error) {
-  if (error.status === 401 || error.status === 403) return showKeyForm(hasKey() ? keyError(error) : "");
-  place.querySelector(".failure")?.remove();
-  place.prepend(
-    el(
-      "p",
-      { class: "failure", role: "alert" },
-      String(error.message ?? error),
-      " ",
-      el("button", { type: "button", onclick: route }, "Try again"),
-    ),
-  );
-}
+const skipTo = (main) => (event) => {
+  event.preventDefault(); // the hash is the route
+  main.current.focus();
+};
 
 const keyError = ({ status, message }) => (status === 401 ? "The control key is not valid." : message);
 
-function showKeyForm(why) {
-  view.end();
-  view = { end() {} };
-  const input = el("input", { type: "password", id: "key", autocomplete: "off", required: true, spellcheck: "false" });
-  const wrong = el("p", { class: "flagged", role: "alert" }, why);
-  const form = el(
-    "form",
-    {
-      class: "keyform",
-      onsubmit: (event) => {
-        event.preventDefault();
-        const key = input.value.trim();
-        if (!/^[\x21-\x7e]+$/.test(key)) {
-          wrong.textContent = "A key consists of ASCII characters without spaces.";
-          return;
-        }
-        setKey(key);
-        route();
-      },
-    },
-    el("h1", {}, "A control key is required"),
-    el("label", { for: "key" }, "Control key (one of control.api_keys)"),
-    input,
-    wrong,
-    el("button", { type: "submit" }, "Continue"),
-    el("p", { class: "dim" }, "The key is kept for this tab only and is deleted when the tab is closed."),
-  );
-  put(main, form);
-  input.focus();
+/** Request the control key; `why` is the problem with the one before. */
+function KeyForm({ why, opened }) {
+  const input = useRef(null);
+  const [wrong, setWrong] = useState(why);
+  useEffect(() => input.current.focus(), []);
+  const submit = (event) => {
+    event.preventDefault();
+    const key = input.current.value.trim();
+    if (!/^[\x21-\x7e]+$/.test(key)) return setWrong("A key consists of ASCII characters without spaces.");
+    setKey(key);
+    opened();
+  };
+  return html`
+    <form class="keyform" onsubmit=${submit}>
+      <h1>A control key is required</h1>
+      <label for="key">Control key (one of control.api_keys)</label>
+      <input type="password" id="key" autocomplete="off" required spellcheck="false" ref=${input} />
+      <p class="flagged" role="alert">${wrong}</p>
+      <button type="submit">Continue</button>
+      <p class="dim">The key is kept for this tab only and is deleted when the tab is closed.</p>
+    </form>`;
 }
 
-function showLive(state, place) {
-  byId("live").textContent = state;
-  byId("live").classList.toggle("on", state === "live");
-  if (state === "live") place.querySelector(".failure")?.remove(); // everything is loaded again
+function Help({ close }) {
+  const dialog = useRef(null);
+  useEffect(() => dialog.current.showModal(), []);
+  return html`
+    <dialog id="help" aria-labelledby="help-title" ref=${dialog} onclose=${close}>
+      <h2 id="help-title">Keyboard shortcuts</h2>
+      <dl class="keys">${KEYS.map(([key, what]) => html`<div><dt><kbd>${key}</kbd></dt><dd>${what}</dd></div>`)}</dl>
+      <button type="button" onclick=${() => dialog.current.close()}>Close</button>
+    </dialog>`;
 }
 
-const THEMES = ["auto", "light", "dark"];
-
-function theme(name) {
-  const chosen = THEMES.includes(name) ? name : "auto";
-  if (chosen === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = chosen;
-  byId("theme").textContent = chosen;
-  keep("tokentape.theme", chosen);
+/** Handle the keys that are pressed outside of fields: `g` and a letter, then the shortcuts of the components. */
+function useGlobalKeys(turn, help) {
+  useEffect(() => {
+    let last = "";
+    const pressed = (event) => {
+      if (event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey) return;
+      if (event.target.closest("dialog")) return;
+      if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) {
+        if (event.key === "Escape") event.target.blur();
+        return;
+      }
+      if (event.key === "Enter" && event.target.closest("button, a, summary")) return; // the element handles it
+      const view = last === "g" ? GO_TO[event.key] : undefined;
+      last = view ? "" : event.key;
+      if (view) location.hash = hash(view);
+      else if (event.key === "?") help();
+      else if (event.key === "t") turn();
+      else if (!runShortcut(event)) return;
+      event.preventDefault();
+    };
+    document.addEventListener("keydown", pressed);
+    return () => document.removeEventListener("keydown", pressed);
+  }, []);
 }
 
-const nextTheme = () => theme(THEMES[(THEMES.indexOf(byId("theme").textContent) + 1) % THEMES.length]);
-
-const KEYS = [
-  ["/", "filter the list"],
-  ["j, ↓", "the next row"],
-  ["k, ↑", "the previous row"],
-  ["Enter", "open the row"],
-  ["Esc", "back"],
-  ["[ ]", "the previous step, the next step"],
-  ["c", "colour tokens by mask or by logprob"],
-  ["n", "in tokens: the next span or drift boundary"],
-  ["← →", "in tokens and plots: the previous, the next"],
-  ["g r, g g, g p", "go to rollouts, groups, plots"],
-  ["t", "light, dark or automatic colours"],
-  ["?", "this list"],
-];
-
-function help() {
-  const dialog = byId("help");
-  put(
-    dialog,
-    el("h2", { id: "help-title" }, "Keyboard shortcuts"),
-    el(
-      "dl",
-      { class: "keys" },
-      KEYS.map(([key, what]) => el("div", {}, el("dt", {}, el("kbd", {}, key)), el("dd", {}, what))),
-    ),
-    el("button", { type: "button", onclick: () => dialog.close() }, "Close"),
-  );
-  if (!dialog.open) dialog.showModal();
-}
-
-let pressed = "";
-
-function key(event) {
-  if (event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey || byId("help").open) return;
-  if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) {
-    if (event.key === "Escape") {
-      event.target.blur();
-      view.table?.element.focus({ preventScroll: true });
-    }
-    return;
-  }
-  const where = pressed === "g" ? { r: "#/rollouts", g: "#/groups", p: "#/plots" }[event.key] : undefined;
-  pressed = where ? "" : event.key;
-  const does = {
-    "/": () => view.filter?.focus(),
-    "?": help,
-    t: nextTheme,
-    c: () => view.turn?.(),
-    n: () => view.next?.(),
-    "[": () => view.go?.(-1),
-    "]": () => view.go?.(1),
-    Escape: () => {
-      if (view.back) location.hash = view.back;
-    },
-  }[event.key];
-  if (where) location.hash = where;
-  else if (does) does();
-  else if (view.table?.key(event)) return;
-  else return;
-  event.preventDefault();
-}
-
-theme(kept("tokentape.theme"));
-byId("theme").addEventListener("click", nextTheme);
-byId("help-open").addEventListener("click", help);
-byId("forget").addEventListener("click", () => {
-  setKey(null);
-  route();
-});
-document.addEventListener("keydown", key);
-addEventListener("hashchange", route);
-setInterval(tick, 1000);
-route();
+render(html`<${App} />`, document.getElementById("app"));

@@ -2,7 +2,8 @@
 //
 // Each scale has a second sign beside its colour (see tokens.css). The choice is kept for the tab.
 
-import { el, keep, kept, put } from "./dom.js";
+import { keep, kept } from "./format.js";
+import { html, useState } from "./html.js";
 
 /** Upper ends of the bins, in nats: bin i holds logprobs above BINS[i + 1], up to BINS[i]. */
 export const BINS = [0, -0.05, -0.2, -0.5, -1, -2, -4, -8];
@@ -19,63 +20,42 @@ const WAYS = { mask: "by mask", logprob: "by logprob" };
 /** Return the bin of a logprob; null for none. */
 export function bin(logprob) {
   if (typeof logprob !== "number") return null;
-  let at = 0;
-  while (at + 1 < BINS.length && logprob <= BINS[at + 1]) at += 1;
-  return at;
+  return Math.max(0, BINS.findLastIndex((high) => logprob <= high));
 }
 
-export function way() {
-  const found = kept("tokentape.colours");
-  return found in WAYS ? found : "mask";
-}
-
-/** Return the switch and the legend of an element that shows tokens. */
-export function switcher(shown) {
-  const legend = el("ul", { class: "legend", "aria-label": "Legend" });
-  const buttons = Object.entries(WAYS).map(([name, title]) =>
-    el("button", { type: "button", "data-way": name, onclick: () => choose(name) }, title),
-  );
-  function choose(name) {
+/** Return the scale in use, and the function that switches to the other one. */
+export function useColours() {
+  const [way, setWay] = useState(kept("tokentape.colours") in WAYS ? kept("tokentape.colours") : "mask");
+  const choose = (name) => {
     keep("tokentape.colours", name);
-    shown.dataset.way = name;
-    for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.way === name));
-    put(legend, name === "mask" ? masks() : logprobs());
-  }
-  choose(way());
-  const turn = () => choose(shown.dataset.way === "mask" ? "logprob" : "mask");
-  const element = el(
-    "div",
-    { class: "switch" },
-    el("span", { class: "buttons", role: "group", "aria-label": "Colour tokens (c)" }, buttons),
-    legend,
-  );
-  return { element, turn };
+    setWay(name);
+  };
+  return { way, choose, turn: () => choose(way === "mask" ? "logprob" : "mask") };
 }
 
-function masks() {
-  const kinds = Object.entries(KINDS).map(([kind, meaning]) =>
-    el("li", {}, el("span", { class: `t k-${kind}` }, "token"), ` ${meaning}`),
-  );
-  return [
-    ...kinds,
-    el("li", {}, el("span", { class: "t k-sampled span-start" }, "token"), " a span begins"),
-    el("li", {}, el("span", { class: "t k-prompt drift" }, "token"), " drift: token ids differ from here"),
-  ];
-}
+/** Show the switch and the legend of a scale. */
+export const Colours = ({ way, choose }) => html`
+  <div class="switch">
+    <span class="buttons" role="group" aria-label="Colour tokens (c)">
+      ${Object.entries(WAYS).map(([name, title]) => html`
+        <button type="button" aria-pressed=${String(name === way)} onclick=${() => choose(name)}>${title}</button>`)}
+    </span>
+    <ul class="legend" aria-label="Legend">${way === "mask" ? masks() : logprobs()}</ul>
+  </div>`;
 
-function logprobs() {
-  const ends = BINS.map((high, at) => {
-    const low = BINS[at + 1];
-    const text = low === undefined ? `≤ ${high}` : `${high} … ${low}`;
-    const chance = `${percent(Math.exp(high))}`;
-    return el("li", { title: `probability up to ${chance}` }, el("span", { class: `t k-sampled l-${at}` }, text));
-  });
-  return [
-    el("li", { class: "unit" }, "logprob (nats), likely → unlikely:"),
-    ...ends,
-    el("li", {}, el("span", { class: "t k-prompt" }, "token"), " none: prompt"),
-  ];
-}
+const masks = () => html`
+  ${Object.entries(KINDS).map(([kind, meaning]) => html`<li><span class=${`t k-${kind}`}>token</span> ${meaning}</li>`)}
+  <li><span class="t k-sampled span-start">token</span> a span begins</li>
+  <li><span class="t k-prompt drift">token</span> drift: token ids differ from here</li>`;
+
+const logprobs = () => html`
+  <li class="unit">logprob (nats), likely → unlikely:</li>
+  ${BINS.map((high, at) => {
+    const text = at + 1 < BINS.length ? `${high} … ${BINS[at + 1]}` : `≤ ${high}`;
+    return html`
+      <li title=${`probability up to ${percent(Math.exp(high))}`}><span class=${`t k-sampled l-${at}`}>${text}</span></li>`;
+  })}
+  <li><span class="t k-prompt">token</span> none: prompt</li>`;
 
 export function percent(value) {
   return `${Number((100 * value).toPrecision(3))} %`;

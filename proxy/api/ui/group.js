@@ -1,48 +1,31 @@
 // One group: its facts, its rollouts with their totals, and its live updates.
 
 import { json } from "./api.js";
-import { clock, decimal, el, hash, line, put } from "./dom.js";
-import { driftOf, rolloutTable, status } from "./list.js";
-import { follow, gently } from "./live.js";
+import { clock, decimal, hash, line } from "./format.js";
+import { Facts, html, Path, useKeys, useMemo } from "./html.js";
+import { RolloutTable } from "./list.js";
+import { useLoaded } from "./live.js";
+import { driftOf, Status } from "./parts.js";
 
 /** Show a group and its rollouts. */
-export function show(main, name, { fail, showState }) {
-  const facts = el("dl", { class: "facts" });
-  const table = rolloutTable("Rollouts of this group", true);
-  main.append(
-    el("p", { class: "path" }, el("a", { href: "#/groups" }, "Groups"), " / "),
-    el("div", { class: "bar" }, el("h1", {}, line(name))),
-    facts,
-    table.element,
-  );
-  const members = new Set();
-  const update = gently(async () => {
-    try {
-      const group = await json(["groups", name]);
-      for (const rollout of group.rollouts) members.add(rollout.rollout_id);
-      put(
-        facts,
-        factsOf(group).map(([term, value]) => el("div", {}, el("dt", {}, term), el("dd", {}, value))),
-      );
-      table.fill(group.rollouts.map((rollout) => ({ ...rollout, counts: rollout })));
-    } catch (error) {
-      fail(error);
-    }
-  });
-  update();
-  const changed = (change) => {
-    if (change === null || members.has(change.rollout_id)) update();
-  };
-  return { end: follow(null, changed, showState), table, back: "#/groups" };
+export function Group({ name, shell }) {
+  const isRelevant = ({ rollout_id: id }) => !group || group.rollouts.some((rollout) => rollout.rollout_id === id);
+  const group = useLoaded(shell, () => json(["groups", name]), { follows: null, isRelevant });
+  const rows = useMemo(() => group?.rollouts.map((rollout) => ({ ...rollout, counts: rollout })) ?? [], [group]);
+  useKeys({ Escape: () => { location.hash = hash("groups"); } });
+  return html`
+    <${Path} links=${[[hash("groups"), "Groups"]]} />
+    <div class="bar"><h1>${line(name)}</h1></div>
+    ${group && html`<${Facts} of=${factsOf(group)} />`}
+    <${RolloutTable} label="Rollouts of this group" rows=${rows} isOfGroup=${true} />`;
 }
 
 /** Return the totals of a group's rollouts. The reward is their mean; drift is null until it is counted for one. */
 export function sumsOf(group) {
   const sum = (name) => group.rollouts.reduce((total, rollout) => total + rollout[name], 0);
-  const rewards = group.rewards.filter((reward) => reward !== null);
   const counted = group.rollouts.filter((rollout) => rollout.drift !== null);
   return {
-    reward: rewards.length ? rewards.reduce((total, reward) => total + reward, 0) / rewards.length : null,
+    reward: rewardOf(group).mean,
     steps: sum("steps"),
     sampled_tokens: sum("sampled_tokens"),
     exact: sum("exact"),
@@ -51,14 +34,21 @@ export function sumsOf(group) {
   };
 }
 
-function factsOf(group) {
+/** Return the mean and the standard deviation of a group's rewards; null without rewards. */
+function rewardOf(group) {
   const rewards = group.rewards.filter((reward) => reward !== null);
+  if (rewards.length === 0) return { mean: null, deviation: null };
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
-  const spread = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / rewards.length);
+  const deviation = Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / rewards.length);
+  return { mean, deviation };
+}
+
+function factsOf(group) {
+  const { mean, deviation } = rewardOf(group);
   return [
-    ["Status", status(group.status)],
+    ["Status", html`<${Status} of=${group.status} />`],
     ["Finished", `${group.finished} of ${group.size ?? group.members}`],
-    ["Reward", rewards.length ? `mean ${decimal(mean)}, standard deviation ${decimal(spread)}` : "none yet"],
+    ["Reward", mean === null ? "none yet" : `mean ${decimal(mean)}, standard deviation ${decimal(deviation)}`],
     ["Policy version", line(String(group.policy_version ?? "–"))],
     ["Opened", clock(group.created_ms)],
     ["Metadata", line(JSON.stringify(group.metadata ?? {}), 400)],

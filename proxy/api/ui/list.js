@@ -1,64 +1,40 @@
 // The list of rollouts: its columns, its filters and its live updates. A rollout that changes is requested individually.
 
 import { ApiError, json } from "./api.js";
-import { count, decimal, el, ended, hash, line, since } from "./dom.js";
+import { count, decimal, hash, line } from "./format.js";
+import { html, useEffect, useKeys, useMemo, useRef, useState } from "./html.js";
 import { follow, gently } from "./live.js";
+import { driftOf, Ended, Fidelity, Since, Status } from "./parts.js";
 import { Table } from "./table.js";
 
 const PAGE = 500;
 const MAX_INDIVIDUAL = 20; // changed rollouts requested individually; for more, the newest page is requested again
 const STATUSES = ["open", "limited", "completed", "failed", "aborted", "truncated"];
 
-export const status = (word) => el("span", { class: `status s-${word}` }, line(String(word), 20));
-
-export const driftOf = (rollout) =>
-  rollout.drift ? Object.values(rollout.drift).reduce((sum, number) => sum + number, 0) : null;
-
 const driftKinds = (rollout) =>
   Object.entries(rollout.drift ?? {})
     .map(([kind, n]) => `${kind}: ${n}`)
     .join(", ");
 
-/** Show the numbers of exact and flagged steps. */
-export function fidelity(exact, flagged) {
-  return el(
-    "span",
-    { class: flagged ? "flagged" : "exact", title: `${exact} exact, ${flagged} flagged` },
-    flagged ? `${count(exact)} / ⚑ ${count(flagged)}` : `${count(exact)} ✓`,
-  );
-}
+const drift = (r) => html`
+  <span title=${driftKinds(r) || (r.drift ? "none" : "counted when the rollout finishes")}>${count(driftOf(r))}</span>`;
+
+const number = (key, title, value) => ({ key, title, cell: (r) => count(value(r)), sort: value, first: "down" });
 
 const COLUMNS = [
-  { key: "id", title: "Rollout", cell: (r) => ended(r.rollout_id), sort: (r) => r.rollout_id },
-  { key: "status", title: "Status", cell: (r) => status(r.status), sort: (r) => r.status },
+  { key: "id", title: "Rollout", cell: (r) => html`<${Ended} text=${r.rollout_id} />`, sort: (r) => r.rollout_id },
+  { key: "status", title: "Status", cell: (r) => html`<${Status} of=${r.status} />`, sort: (r) => r.status },
   { key: "reward", title: "Reward", cell: (r) => decimal(r.reward), sort: (r) => r.reward, first: "down" },
-  { key: "steps", title: "Steps", cell: (r) => count(r.counts.steps), sort: (r) => r.counts.steps, first: "down" },
-  {
-    key: "tokens",
-    title: "Tokens",
-    cell: (r) => count(r.counts.sampled_tokens),
-    sort: (r) => r.counts.sampled_tokens,
-    first: "down",
-  },
+  number("steps", "Steps", (r) => r.counts.steps),
+  number("tokens", "Tokens", (r) => r.counts.sampled_tokens),
   {
     key: "fidelity",
     title: "Exact / flagged",
-    cell: (r) => fidelity(r.counts.exact, r.counts.flagged),
+    cell: ({ counts: { exact, flagged } }) => html`<${Fidelity} exact=${exact} flagged=${flagged} />`,
     sort: (r) => r.counts.flagged,
     first: "down",
   },
-  {
-    key: "drift",
-    title: "Drift",
-    sort: driftOf,
-    first: "down",
-    cell: (r) =>
-      el(
-        "span",
-        { title: driftKinds(r) || (r.drift ? "none" : "counted when the rollout finishes") },
-        count(driftOf(r)),
-      ),
-  },
+  { key: "drift", title: "Drift", cell: drift, sort: driftOf, first: "down" },
   {
     key: "group",
     title: "Group",
@@ -68,139 +44,129 @@ const COLUMNS = [
   {
     key: "age",
     title: "Changed",
+    cell: (r) => html`<${Since} ms=${r.touched_ms} />`,
     sort: (r) => r.touched_ms,
     first: "down",
-    cell: (r) => since(r.touched_ms),
   },
 ];
+const OF_MEMBERS = COLUMNS.filter(({ key }) => !["group", "age"].includes(key)); // equal for all members, or unknown
 
-/** Return a table of rollouts; of a group, without the columns that are equal for all members or that the group lacks. */
-export function rolloutTable(label, isOfGroup = false) {
-  return new Table({
-    name: isOfGroup ? "members" : "rollouts",
-    label,
-    columns: isOfGroup ? COLUMNS.filter(({ key }) => !["group", "age"].includes(key)) : COLUMNS,
-    height: 34,
-    identity: (r) => r.rollout_id,
-    open: (r) => {
-      location.hash = hash("rollout", r.rollout_id);
-    },
-    href: (r) => hash("rollout", r.rollout_id),
-  });
+/** Show a table of rollouts: all, or the members of a group. */
+export const RolloutTable = ({ label, rows, message, isOfGroup = false }) => html`
+  <${Table} name=${isOfGroup ? "members" : "rollouts"} label=${label} columns=${isOfGroup ? OF_MEMBERS : COLUMNS}
+    rows=${rows} message=${message} identity=${(r) => r.rollout_id} href=${(r) => hash("rollout", r.rollout_id)}
+    open=${(r) => { location.hash = hash("rollout", r.rollout_id); }} />`;
+
+/** Show the field that filters a list; `/` focuses it. */
+export function Filter({ label, value, choose }) {
+  const field = useRef(null);
+  useKeys({ "/": () => field.current.focus() });
+  return html`<input type="search" id="filter" placeholder="Filter ( / )" aria-label=${label} spellcheck="false"
+    ref=${field} value=${value} oninput=${(event) => choose(event.target.value)} />`;
 }
 
 /** Return the text that the filter searches. */
 const searched = (r) =>
   `${r.rollout_id} ${r.group_id ?? ""} ${r.model ?? ""} ${JSON.stringify(r.metadata)}`.toLowerCase();
 
-export function show(main, { fail, showState }) {
-  const rollouts = new Map();
-  let cursor = null;
-  const table = rolloutTable("Rollouts");
-  const filter = el("input", {
-    type: "search",
-    id: "filter",
-    placeholder: "Filter ( / )",
-    "aria-label": "Filter by id, group, model or metadata",
-    spellcheck: "false",
-    oninput: () => narrow(),
-  });
-  const chosen = el(
-    "select",
-    { "aria-label": "Status", onchange: () => narrow() },
-    el("option", { value: "" }, "any status"),
-    STATUSES.map((word) => el("option", { value: word }, word)),
-  );
-  const more = el("button", { type: "button", hidden: true, onclick: () => older() }, "Load older");
-  const sum = el("span", { class: "sum", role: "status" });
-  main.append(el("div", { class: "bar" }, el("h1", {}, "Rollouts"), filter, chosen, more, sum), table.element);
+export function Rollouts({ shell }) {
+  const [list, setList] = useState({ all: [], cursor: null, isLoaded: false });
+  const [text, setText] = useState("");
+  const [status, setStatus] = useState("");
+  const [isLoading, setLoading] = useState(false);
+  const known = useRef(new Map());
+  const { all, cursor, isLoaded } = list;
 
-  function narrow() {
-    const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const word = chosen.value;
-    table.filter(
-      (r) => (!word || r.status === word) && (words.length === 0 || words.every((text) => searched(r).includes(text))),
-    );
-    showSum();
-  }
+  const show = (change) =>
+    setList((before) => ({
+      ...before,
+      ...change,
+      isLoaded: true,
+      all: [...known.current.values()].sort((a, b) => b.created_ms - a.created_ms),
+    }));
 
-  function showSum() {
-    const of = table.rows.length === rollouts.size ? "" : `${count(table.rows.length)} of `;
-    sum.textContent = `${of}${count(rollouts.size)} loaded${cursor === null ? "" : "; older ones exist"}`;
-    more.hidden = cursor === null;
-    table.showMessage(
-      table.rows.length
-        ? null
-        : rollouts.size
-          ? "No rollout matches the filter."
-          : "No rollouts yet. Rollouts appear here when an agent calls this proxy.",
-    );
+  async function older() {
+    setLoading(true);
+    try {
+      const page = await json(["rollouts"], { limit: PAGE, cursor });
+      for (const rollout of page.rollouts)
+        if (!known.current.has(rollout.rollout_id)) known.current.set(rollout.rollout_id, rollout);
+      show({ cursor: page.cursor });
+    } catch (error) {
+      shell.fail(error);
+    }
+    setLoading(false);
   }
+  useEffect(() => following(known.current, show, shell), []);
 
-  function refill() {
-    table.fill([...rollouts.values()].sort((a, b) => b.created_ms - a.created_ms));
-    showSum();
-  }
+  const rows = useMemo(() => {
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    return all.filter((r) => (!status || r.status === status) && words.every((word) => searched(r).includes(word)));
+  }, [all, text, status]);
+  const of = rows.length === all.length ? "" : `${count(rows.length)} of `;
+  const rest = cursor === null ? "" : "; older ones exist";
+  const none = all.length
+    ? "No rollout matches the filter."
+    : "No rollouts yet. Rollouts appear here when an agent calls this proxy.";
+  return html`
+    <div class="bar">
+      <h1>Rollouts</h1>
+      <${Filter} label="Filter by id, group, model or metadata" value=${text} choose=${setText} />
+      <select aria-label="Status" value=${status} onchange=${(event) => setStatus(event.target.value)}>
+        <option value="">any status</option>${STATUSES.map((word) => html`<option value=${word}>${word}</option>`)}
+      </select>
+      <button type="button" hidden=${cursor === null} disabled=${isLoading} onclick=${older}>Load older</button>
+      <span class="sum" role="status">${isLoaded && `${of}${count(all.length)} loaded${rest}`}</span>
+    </div>
+    <${RolloutTable} label="Rollouts" rows=${rows} message=${isLoaded && rows.length === 0 ? none : null} />`;
+}
+
+/** Keep the newest rollouts in `known` current, and `show` them after each change. Return the function that ends it. */
+function following(known, show, shell) {
+  let isOver = false;
+  let isFirst = true;
+  let [changes, isLost] = [new Set(), true];
 
   async function newest() {
     const page = await json(["rollouts"], { limit: PAGE });
-    if (rollouts.size === 0) cursor = page.cursor;
     const oldest = page.cursor === null ? 0 : Math.min(...page.rollouts.map((rollout) => rollout.created_ms));
     const listed = new Set(page.rollouts.map((rollout) => rollout.rollout_id));
-    for (const { rollout_id: name, created_ms } of rollouts.values()) {
-      if (created_ms > oldest && !listed.has(name)) rollouts.delete(name); // deleted meanwhile
-    }
-    for (const rollout of page.rollouts) rollouts.set(rollout.rollout_id, rollout);
-    refill();
+    for (const { rollout_id: name, created_ms: created } of known.values())
+      if (created > oldest && !listed.has(name)) known.delete(name); // deleted meanwhile
+    for (const rollout of page.rollouts) known.set(rollout.rollout_id, rollout);
+    const cursor = isFirst ? { cursor: page.cursor } : {};
+    isFirst = false;
+    return cursor;
   }
-
-  async function older() {
-    more.disabled = true;
-    try {
-      const page = await json(["rollouts"], { limit: PAGE, cursor });
-      cursor = page.cursor;
-      for (const rollout of page.rollouts)
-        if (!rollouts.has(rollout.rollout_id)) rollouts.set(rollout.rollout_id, rollout);
-      refill();
-    } catch (error) {
-      fail(error);
-    } finally {
-      more.disabled = false;
-    }
-  }
-
   async function reload(name) {
     try {
-      rollouts.set(name, await json(["rollouts", name]));
+      known.set(name, await json(["rollouts", name]));
     } catch (error) {
-      if (error instanceof ApiError && error.status === 404) rollouts.delete(name);
-      else throw error;
+      if (!(error instanceof ApiError && error.status === 404)) throw error;
+      known.delete(name);
     }
   }
-
-  let changes = new Set();
-  let lost = true;
   const update = gently(async () => {
     const names = changes;
-    const isLost = lost || names.size > MAX_INDIVIDUAL;
-    [changes, lost] = [new Set(), false];
+    const isAll = isLost || names.size > MAX_INDIVIDUAL;
+    [changes, isLost] = [new Set(), false];
     try {
-      if (isLost) await newest();
+      const cursor = isAll ? await newest() : {};
       await Promise.all([...names].slice(0, MAX_INDIVIDUAL).map(reload));
-      refill();
+      if (!isOver) show(cursor);
     } catch (error) {
-      fail(error);
+      if (!isOver) shell.fail(error);
     }
   });
   update();
-  const end = follow(
-    null,
-    (change) => {
-      if (change === null) lost = true;
-      else changes.add(change.rollout_id);
-      update();
-    },
-    showState,
-  );
-  return { end, table, filter };
+  const changed = (change) => {
+    if (change === null) isLost = true;
+    else changes.add(change.rollout_id);
+    update();
+  };
+  const end = follow(null, changed, shell.showState);
+  return () => {
+    isOver = true;
+    end();
+  };
 }

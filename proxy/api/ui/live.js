@@ -4,6 +4,7 @@
 // `changed` is called with null, and the caller loads everything again.
 
 import { ApiError, chunks, get, path } from "./api.js";
+import { useEffect, useRef, useState } from "./html.js";
 
 const SILENT_MS = 40_000; // a comment comes every 15 s
 const FIRST_WAIT_MS = 500;
@@ -87,4 +88,33 @@ export function gently(work, leastMs = 300) {
     requested = true;
     if (!busy) void run();
   };
+}
+
+/** Load data at once, and again after each change of a rollout (`follows`: its ID, null for all, undefined for none).
+ *
+ * Return the newest data, null before. `isRelevant` selects changes; the page's `shell` shows errors and the connection.
+ */
+export function useLoaded(shell, load, { follows, isRelevant = () => true, leastMs } = {}) {
+  const [data, setData] = useState(null);
+  const newest = useRef();
+  newest.current = { load, isRelevant };
+  useEffect(() => {
+    let isOver = false;
+    const update = gently(async () => {
+      try {
+        const loaded = await newest.current.load();
+        if (!isOver) setData(loaded);
+      } catch (error) {
+        if (!isOver) shell.fail(error);
+      }
+    }, leastMs);
+    update();
+    const changed = (change) => (change === null || newest.current.isRelevant(change)) && update();
+    const end = follows === undefined ? () => {} : follow(follows, changed, shell.showState);
+    return () => {
+      isOver = true;
+      end();
+    };
+  }, []);
+  return data;
 }

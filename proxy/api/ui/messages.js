@@ -2,33 +2,29 @@
 //
 // Requests and responses are untrusted and may have any shape. All of it is shown as text; long texts are folded.
 
-import { el, line, visible } from "./dom.js";
+import { line, visible } from "./format.js";
+import { html, useState } from "./html.js";
 
 const MAX_FOLDED = 4000; // characters of a text that are shown before its button is pressed
 const MAX_UNSCROLLED = 1000; // characters that fit on every screen
 const MAX_MESSAGES = 40; // messages that are shown before the button for earlier ones is pressed
 
 /** Show the request and the response of a step. */
-export function conversation(step) {
+export function Conversation({ step }) {
+  const [isWhole, setWhole] = useState(false);
   const sent = requestMessages(step);
-  const hidden = Math.max(0, sent.length - MAX_MESSAGES);
-  const list = el("div", { class: "messages" });
-  if (hidden) {
-    const show = el(
-      "button",
-      { type: "button", onclick: () => show.replaceWith(...sent.slice(0, hidden).map(message)) },
-      `Show ${hidden} earlier messages`,
-    );
-    list.append(show);
-  }
-  list.append(...sent.slice(hidden).map(message), ...responseMessages(step).map(message));
+  const hidden = isWhole ? 0 : Math.max(0, sent.length - MAX_MESSAGES);
   const { tools } = sentBody(step);
-  return el(
-    "section",
-    { class: "conversation" },
-    Array.isArray(tools) && tools.length ? fold(`${tools.length} tools`, JSON.stringify(tools, null, 2)) : null,
-    list,
-  );
+  return html`
+    <section class="conversation">
+      ${Array.isArray(tools) && tools.length > 0 && html`
+        <${Fold} title=${`${tools.length} tools`} text=${JSON.stringify(tools, null, 2)} />`}
+      <div class="messages">
+        ${hidden > 0 && html`<button type="button" onclick=${() => setWhole(true)}>Show ${hidden} earlier messages</button>`}
+        ${sent.slice(hidden).map((each, at) => html`<${Message} key=${hidden + at} sent=${each} />`)}
+        ${responseMessages(step).map((each, at) => html`<${Message} key=${`answer-${at}`} sent=${each} />`)}
+      </div>
+    </section>`;
 }
 
 /** Return the body as it was sent to the engine; the client's own has another shape in translated dialects. */
@@ -67,27 +63,22 @@ function responseMessages(step) {
   });
 }
 
-function message(sent) {
-  const texts = contents(sent.content);
+function Message({ sent }) {
   const thoughts = sent.reasoning_content ?? sent.reasoning;
-  return el(
-    "article",
-    { class: `message${sent.answer ? " answer" : ""}`, "data-role": line(sent.role, 20) },
-    el(
-      "header",
-      {},
-      el("b", {}, line(sent.role, 40)),
-      sent.name ? ` ${line(String(sent.name), 80)}` : null,
-      sent.tool_call_id ? el("span", { class: "dim" }, ` of ${line(String(sent.tool_call_id), 80)}`) : null,
-      typeof sent.index === "number" ? el("span", { class: "dim" }, ` choice ${sent.index}`) : null,
-      sent.finish ? el("span", { class: "dim" }, ` finished: ${line(String(sent.finish), 40)}`) : null,
-    ),
-    typeof thoughts === "string" && thoughts ? fold("reasoning", thoughts) : null,
-    texts.map(body),
-    calls(sent).map(([name, args]) =>
-      el("div", { class: "toolcall" }, el("b", {}, `calls ${line(name, 120)}`), body(args)),
-    ),
-  );
+  const dim = (text) => html`<span class="dim"> ${text}</span>`;
+  return html`
+    <article class=${`message${sent.answer ? " answer" : ""}`} data-role=${line(sent.role, 20)}>
+      <header>
+        <b>${line(sent.role, 40)}</b>${sent.name && ` ${line(String(sent.name), 80)}`}
+        ${sent.tool_call_id && dim(`of ${line(String(sent.tool_call_id), 80)}`)}
+        ${typeof sent.index === "number" && dim(`choice ${sent.index}`)}
+        ${sent.finish && dim(`finished: ${line(String(sent.finish), 40)}`)}
+      </header>
+      ${typeof thoughts === "string" && thoughts && html`<${Fold} title="reasoning" text=${thoughts} />`}
+      ${contents(sent.content).map((text) => html`<${Body} text=${text} />`)}
+      ${calls(sent).map(([name, args]) => html`
+        <div class="toolcall"><b>calls ${line(name, 120)}</b><${Body} text=${args} /></div>`)}
+    </article>`;
 }
 
 /** Return the texts of a content: a string, a list of parts, or any other JSON value. */
@@ -107,28 +98,13 @@ function calls(sent) {
 }
 
 /** Show a text; a long one gets a button that shows the rest. */
-export function body(text) {
+function Body({ text }) {
+  const [isWhole, setWhole] = useState(text.length <= MAX_FOLDED);
   const isLong = text.length > MAX_UNSCROLLED; // a scrollable text must be reachable by keyboard
-  const shown = el(
-    "div",
-    { class: "text", dir: "auto", tabindex: isLong ? "0" : null },
-    visible(text.slice(0, MAX_FOLDED)),
-  );
-  if (text.length <= MAX_FOLDED) return shown;
-  const rest = el(
-    "button",
-    {
-      type: "button",
-      onclick: () => {
-        shown.textContent = visible(text);
-        rest.remove();
-      },
-    },
-    `Show all ${text.length.toLocaleString("en")} characters`,
-  );
-  return el("div", {}, shown, rest);
+  return html`
+    <div class="text" dir="auto" tabindex=${isLong ? "0" : null}>${visible(isWhole ? text : text.slice(0, MAX_FOLDED))}</div>
+    ${!isWhole && html`
+      <button type="button" onclick=${() => setWhole(true)}>Show all ${text.length.toLocaleString("en")} characters</button>`}`;
 }
 
-function fold(title, text) {
-  return el("details", { class: "fold" }, el("summary", {}, title), body(text));
-}
+const Fold = ({ title, text }) => html`<details class="fold"><summary>${title}</summary><${Body} text=${text} /></details>`;

@@ -1,7 +1,8 @@
-// The plots of one rollout: tokens per second, and logprobs.
+// The plots of calls: tokens per second, and logprobs.
 
-import { histogram, pointPlot } from "./charts.js";
-import { count, decimal, duration, el, line } from "./dom.js";
+import { Chart, Histogram } from "./charts.js";
+import { count, decimal, duration, line } from "./format.js";
+import { html, useMemo } from "./html.js";
 
 const WIDTH = 0.5; // as in the histogram of the tree
 const BINS = 20;
@@ -24,33 +25,24 @@ export function speed(row) {
     : null;
 }
 
-/** Return each call once, from rows of choices. */
-export function callsOf(rows) {
-  return [...new Map(rows.map((row) => [row.step_id, row])).values()];
-}
-
 function paceOf(call) {
   const took = duration(call.ended_ms - call.started_ms);
   return `${line(call.step_id, 40)}: ${decimal(speed(call), 1)} tokens/s (${count(call.sampled)} tokens in ${took})`;
 }
 
-export function speedPlot(calls, from) {
-  const points = calls
-    .filter((call) => speed(call) !== null)
-    .map((call) => ({
-      x: (call.started_ms - from) / 1000,
-      y: speed(call),
-      label: paceOf(call),
-    }));
-  return pointPlot(
-    "Completion tokens per second of each call",
-    { x: "seconds since the first call was sent", y: "tokens/s" },
-    points,
-  );
+/** Show the speed of calls over time; `rows` are choices of calls. */
+export function SpeedPlot({ rows }) {
+  const marks = useMemo(() => {
+    const calls = [...new Map(rows.map((row) => [row.step_id, row])).values()];
+    const from = calls.reduce((least, call) => Math.min(least, call.started_ms), Infinity);
+    return calls
+      .filter((call) => speed(call) !== null)
+      .map((call) => ({ x: (call.started_ms - from) / 1000, y: speed(call), label: paceOf(call) }));
+  }, [rows]);
+  return html`
+    <${Chart} title="Completion tokens per second of each call" marks=${marks}
+      axes=${{ x: "seconds since the first call was sent", y: "tokens/s" }} />`;
 }
 
-export function rolloutPlots(tree, rows) {
-  const calls = callsOf(rows);
-  const from = calls.reduce((least, call) => Math.min(least, call.started_ms), Infinity);
-  return el("div", { class: "plots" }, speedPlot(calls, from), histogram(tree.logprobs));
-}
+export const RolloutPlots = ({ tree, rows }) => html`
+  <div class="plots"><${SpeedPlot} rows=${rows} /><${Histogram} ...${tree.logprobs} /></div>`;

@@ -1,62 +1,54 @@
 // The raw JSON of a response: shown in lines, copied, downloaded. Only the lines in view are in the document.
 
-import { el, visible } from "./dom.js";
-import { Rows } from "./virtual.js";
+import { visible } from "./format.js";
+import { html, useMemo, useState } from "./html.js";
+import { useRows } from "./virtual.js";
 
 const LINE = 120; // characters of a line before an array of numbers is broken
 const MAX_SHOWN = 2000; // characters of a line; the copy and the file have all of it
+const HEIGHT = 18;
 
-/** Return buttons that show, copy and save the JSON. `text` is the body of the response. */
-export function raw(text, name) {
-  const status = el("span", { role: "status" });
-  const host = el("div", { class: "raw", hidden: true, tabindex: "0", role: "region", "aria-label": "Raw JSON" });
-  let rows = null;
-  const show = el(
-    "button",
-    {
-      type: "button",
-      "aria-expanded": "false",
-      class: "show-raw",
-      onclick: () => {
-        host.hidden = !host.hidden;
-        show.setAttribute("aria-expanded", String(!host.hidden));
-        if (rows === null) {
-          const found = lines(JSON.parse(text));
-          rows = new Rows(host, 18, (index) => el("div", { class: "rawline" }, cut(found[index])));
-          rows.update(found.length);
-        }
-      },
-    },
-    "Raw JSON",
-  );
-  const copy = el(
-    "button",
-    {
-      type: "button",
-      onclick: async () => {
-        try {
-          await navigator.clipboard.writeText(text);
-          status.textContent = "copied";
-        } catch {
-          status.textContent = "the browser does not allow copying; use Download";
-        }
-      },
-    },
-    "Copy",
-  );
-  const save = el(
-    "button",
-    {
-      type: "button",
-      onclick: () => {
-        const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-        el("a", { href: url, download: `${name.replace(/[^\w.-]/g, "_").slice(0, 100)}.json` }).click();
-        setTimeout(() => URL.revokeObjectURL(url), 60_000);
-      },
-    },
-    "Download",
-  );
-  return el("section", { class: "rawbox" }, el("div", { class: "bar small" }, show, copy, save, status), host);
+/** Show buttons that show, copy and save the JSON. `text` is the body of the response. */
+export function Raw({ text, name }) {
+  const [isOpen, setOpen] = useState(false);
+  const [status, setStatus] = useState("");
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      setStatus("copied");
+    } catch {
+      setStatus("the browser does not allow copying; use Download");
+    }
+  };
+  const save = () => {
+    const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+    const link = document.createElement("a");
+    Object.assign(link, { href: url, download: `${name.replace(/[^\w.-]/g, "_").slice(0, 100)}.json` }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 60_000);
+  };
+  return html`
+    <section class="rawbox">
+      <div class="bar small">
+        <button type="button" aria-expanded=${String(isOpen)} onclick=${() => setOpen(!isOpen)}>Raw JSON</button>
+        <button type="button" onclick=${copy}>Copy</button>
+        <button type="button" onclick=${save}>Download</button>
+        <span role="status">${status}</span>
+      </div>
+      ${isOpen && html`<${Lines} text=${text} />`}
+    </section>`;
+}
+
+function Lines({ text }) {
+  const found = useMemo(() => lines(JSON.parse(text)), [text]);
+  const list = useRows(found.length, HEIGHT);
+  return html`
+    <div class="raw" tabindex="0" role="region" aria-label="Raw JSON" ref=${list.host}>
+      <div class="virtual" style=${list.whole}>
+        <div style=${list.part}>
+          ${found.slice(list.from, list.to).map((one) => html`<div class="rawline">${cut(one)}</div>`)}
+        </div>
+      </div>
+    </div>`;
 }
 
 function cut(text) {

@@ -1,7 +1,7 @@
 """Routes that serve the files of the page, each with its content type, its ETag and the security headers.
 
-Only the files of the table are served. They contain no secrets and require no key: the page requests everything that it shows
-from the control API, which requires one.
+Only files of these types in its folder are served. They contain no secrets and require no key: the page requests everything
+that it shows from the control API, which requires one.
 """
 
 from functools import cache
@@ -13,37 +13,12 @@ from aiohttp import ETag, web
 
 from proxy.errors import NotFound
 
-_SCRIPT: Final = "text/javascript"
-_FILES: Final[dict[str, str]] = {
-    "index.html": "text/html",
-    "icon.svg": "image/svg+xml",
-    **dict.fromkeys(("lists.css", "style.css", "tokens.css", "views.css"), "text/css"),
-    **dict.fromkeys(
-        (
-            "api.js",
-            "app.js",
-            "charts.js",
-            "colours.js",
-            "dom.js",
-            "group.js",
-            "groups.js",
-            "list.js",
-            "live.js",
-            "messages.js",
-            "overview.js",
-            "plots.js",
-            "raw.js",
-            "rollout.js",
-            "sequences.js",
-            "step.js",
-            "table.js",
-            "texts.js",
-            "tokens.js",
-            "tree.js",
-            "virtual.js",
-        ),
-        _SCRIPT,
-    ),
+_FOLDER: Final = Path(__file__).parent
+_TYPES: Final = {".html": "text/html", ".svg": "image/svg+xml", ".css": "text/css", ".js": "text/javascript"}
+_FILES: Final[dict[str, str]] = {  # of this folder and of vendor/
+    path.relative_to(_FOLDER).as_posix(): _TYPES[path.suffix]
+    for path in (*_FOLDER.iterdir(), *(_FOLDER / "vendor").iterdir())
+    if path.suffix in _TYPES
 }
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -92,13 +67,13 @@ def _whole(name: str, body: bytes) -> web.Response:
 
 @cache
 def _file(name: str) -> tuple[bytes, str]:
-    """Return a file and its strong ETag, read once (about 10 kB)."""
-    body = (Path(__file__).parent / name).read_bytes()
+    """Return a file and its strong ETag, read once."""
+    body = (_FOLDER / name).read_bytes()
     return body, sha256(body).hexdigest()[:32]
 
 
 PAGE_ROUTES: list[web.RouteDef] = [
     web.get("/ui", show_page),
     web.get("/ui/", redirect_to_page),
-    web.get("/ui/{file:[^/]+}", show_file),
+    web.get("/ui/{file:(?:vendor/)?[^/]+}", show_file),
 ]

@@ -1,109 +1,88 @@
 // The sequences of a rollout: the rows of the export, each with its mask and, when opened, its tokens.
 
 import { json, lines } from "./api.js";
-import { count, decimal, el, hash, line, put, svg } from "./dom.js";
+import { count, decimal, hash, line } from "./format.js";
+import { html, useEffect, useMemo, useState } from "./html.js";
 import { Table } from "./table.js";
 import { TokenView } from "./tokens.js";
 
 const MAX_TOKENS = 3_000_000; // about 100 MB in the page
 const PIECES = 150; // of a mask strip
 
+const length = (r) => r.token_ids.length;
+
 const COLUMNS = [
-  { key: "branch", title: "Branch", cell: (r) => String(r.branch), sort: (r) => r.branch },
-  {
-    key: "length",
-    title: "Tokens",
-    cell: (r) => count(r.token_ids.length),
-    sort: (r) => r.token_ids.length,
-    first: "down",
-  },
+  { key: "branch", title: "Branch", cell: (r) => r.branch, sort: (r) => r.branch },
+  { key: "length", title: "Tokens", cell: (r) => count(length(r)), sort: length, first: "down" },
   { key: "trained", title: "Trained", cell: (r) => count(r.trained), sort: (r) => r.trained, first: "down" },
-  { key: "mask", title: "Mask", cell: strip },
+  { key: "mask", title: "Mask", cell: (r) => html`<${Strip} row=${r} />` },
   { key: "reward", title: "Reward", cell: (r) => decimal(r.reward), sort: (r) => r.reward, first: "down" },
   { key: "finish", title: "Finished", cell: (r) => line(r.finish_reason ?? "–", 20), sort: (r) => r.finish_reason },
 ];
 
-export function sequences(rolloutId, fail) {
-  const place = el("div", { class: "opened" });
-  const sum = el("span", { class: "sum", role: "status" }, "Loading…");
-  const element = el("div", { class: "sequences" });
-  const view = { element, table: null, turn() {}, next() {}, end: () => stopped.abort() };
-  let stopped = new AbortController();
-  const include = el(
-    "select",
-    {
-      "aria-label": "Which steps",
-      onchange: () => {
-        stopped.abort();
-        void load();
-      },
-    },
-    el("option", { value: "exact" }, "exact steps"),
-    el("option", { value: "flagged" }, "flagged steps too"),
-  );
-  const table = new Table({
-    name: "sequences",
-    label: "Sequences",
-    columns: COLUMNS,
-    height: 34,
-    identity: (r) => r.branch,
-    open: (r) => openRow(r),
-    href: null,
-  });
-  view.table = table;
-  element.append(el("div", { class: "bar small" }, include, sum), table.element, place);
-  void load();
-  return view;
-
-  async function load() {
-    stopped = new AbortController();
-    const rows = [];
-    let tokens = 0;
-    try {
-      const { nodes, drift } = await json(["rollouts", rolloutId, "tree"]);
-      const flagged = include.value === "flagged" ? untrained(nodes) : new Set();
-      const query = { format: "sequences", include: include.value, overlong: "keep" };
-      for await (const row of lines(["rollouts", rolloutId, "export"], query, { signal: stopped.signal })) {
-        row.trained = row.mask.reduce((total, value) => total + value, 0);
-        row.flagged = flagged;
-        row.drift = driftIn(row, drift);
-        rows.push(row);
-        tokens += row.token_ids.length;
-        if (tokens >= MAX_TOKENS) break;
-      }
-      table.fill(rows);
-      const isCut = tokens >= MAX_TOKENS ? "; the export has more rows than this page shows" : "";
-      sum.textContent = `${count(rows.length)} rows, ${count(tokens)} tokens${isCut}`;
-      table.showMessage(rows.length ? null : "No rows: no step of this kind has sampled tokens.");
-      if (rows.length === 1) openRow(rows[0]);
-    } catch (error) {
-      if (!stopped.signal.aborted) fail(error);
-    }
-  }
-
-  function openRow(row) {
-    const tokens = new TokenView(`Tokens of branch ${row.branch}`, rowOf(row), textsOf(rolloutId, row));
-    view.turn = tokens.turn;
-    view.next = () => {
-      tokens.host.focus();
-      tokens.next();
+export function Sequences({ rolloutId, shell }) {
+  const [include, setInclude] = useState("exact");
+  const [{ rows, tokens, isLoaded }, setLoaded] = useState({ rows: [], tokens: 0, isLoaded: false });
+  const [opened, setOpened] = useState(null);
+  useEffect(() => {
+    const stopped = new AbortController();
+    const load = async () => {
+      const found = await readRows(rolloutId, include, stopped.signal);
+      setLoaded({ ...found, isLoaded: true });
+      setOpened(found.rows.length === 1 ? found.rows[0] : null);
     };
-    const last = row.spans.at(-1);
-    put(
-      place,
-      el("h2", {}, `Branch ${row.branch}`),
-      last
-        ? el(
-            "p",
-            { class: "dim" },
-            "Ends with step ",
-            el("a", { href: hash("rollout", rolloutId, "step", last.step_id) }, line(last.step_id, 60)),
-          )
-        : null,
-      row.problems ? el("p", { class: "flagged" }, `⚑ ${line(row.problems.join(", "), 300)}`) : null,
-      tokens.element,
-    );
+    load().catch((error) => !stopped.signal.aborted && shell.fail(error));
+    return () => stopped.abort();
+  }, [include]);
+  const isCut = tokens >= MAX_TOKENS ? "; the export has more rows than this page shows" : "";
+  const none = isLoaded && rows.length === 0 ? "No rows: no step of this kind has sampled tokens." : null;
+  return html`
+    <div class="sequences">
+      <div class="bar small">
+        <select aria-label="Which steps" value=${include} onchange=${(event) => setInclude(event.target.value)}>
+          <option value="exact">exact steps</option>
+          <option value="flagged">flagged steps too</option>
+        </select>
+        <span class="sum" role="status"
+          >${isLoaded ? `${count(rows.length)} rows, ${count(tokens)} tokens${isCut}` : "Loading…"}</span>
+      </div>
+      <${Table} name="sequences" label="Sequences" columns=${COLUMNS} rows=${rows} identity=${(r) => r.branch}
+        open=${setOpened} message=${none} />
+      ${opened && html`<${Opened} key=${`${include} ${opened.branch}`} row=${opened} rolloutId=${rolloutId} />`}
+    </div>`;
+}
+
+/** Read the rows of the export, up to MAX_TOKENS. */
+async function readRows(rolloutId, include, signal) {
+  const rows = [];
+  let tokens = 0;
+  const { nodes, drift } = await json(["rollouts", rolloutId, "tree"], {}, { signal });
+  const flagged = include === "flagged" ? untrained(nodes) : new Set();
+  const query = { format: "sequences", include, overlong: "keep" };
+  for await (const row of lines(["rollouts", rolloutId, "export"], query, { signal })) {
+    row.trained = row.mask.reduce((total, value) => total + value, 0);
+    row.flagged = flagged;
+    row.drift = driftIn(row, drift);
+    rows.push(row);
+    tokens += row.token_ids.length;
+    if (tokens >= MAX_TOKENS) break;
   }
+  return { rows, tokens };
+}
+
+function Opened({ row, rolloutId }) {
+  const last = row.spans.at(-1);
+  const tokens = useMemo(() => rowOf(row), [row]);
+  return html`
+    <div>
+      <h2>Branch ${row.branch}</h2>
+      ${last && html`
+        <p class="dim">
+          Ends with step <a href=${hash("rollout", rolloutId, "step", last.step_id)}>${line(last.step_id, 60)}</a>
+        </p>`}
+      ${row.problems && html`<p class="flagged">⚑ ${line(row.problems.join(", "), 300)}</p>`}
+      <${TokenView} label=${`Tokens of branch ${row.branch}`} row=${tokens} of=${textsOf(rolloutId, row)} />
+    </div>`;
 }
 
 /** Return the steps whose tokens are in rows only because flagged steps are included. */
@@ -165,7 +144,7 @@ function textsOf(rolloutId, row) {
 }
 
 /** Draw the mask of a row; trained tokens are higher. */
-function strip(row) {
+function Strip({ row }) {
   const size = row.mask.length;
   const piece = Math.max(1, Math.ceil(size / PIECES));
   const runs = [];
@@ -174,23 +153,11 @@ function strip(row) {
     if (runs.length && runs.at(-1).isTrained === isTrained) runs.at(-1).to = Math.min(size, at + piece);
     else runs.push({ isTrained, from: at, to: Math.min(size, at + piece) });
   }
-  return svg(
-    "svg",
-    {
-      class: "strip",
-      viewBox: `0 0 ${size} 10`,
-      preserveAspectRatio: "none",
-      role: "img",
-      "aria-label": `${count(row.trained)} of ${count(size)} tokens are trained`,
-    },
-    runs.map((run) =>
-      svg("rect", {
-        class: run.isTrained ? "m-trained" : "m-prompt",
-        x: run.from,
-        width: run.to - run.from,
-        y: run.isTrained ? 0 : 4,
-        height: run.isTrained ? 10 : 4,
-      }),
-    ),
-  );
+  return html`
+    <svg class="strip" viewBox=${`0 0 ${size} 10`} preserveAspectRatio="none" role="img"
+      aria-label=${`${count(row.trained)} of ${count(size)} tokens are trained`}>
+      ${runs.map(({ isTrained, from, to }) => html`
+        <rect class=${isTrained ? "m-trained" : "m-prompt"} x=${from} width=${to - from} y=${isTrained ? 0 : 4}
+          height=${isTrained ? 10 : 4} />`)}
+    </svg>`;
 }

@@ -1,115 +1,88 @@
-// A step: its facts, its messages, and its tokens with their kinds, spans and drift.
+// A step: its facts, its messages, and beside them its tokens with their kinds, spans and drift.
 
 import { json, text } from "./api.js";
-import { histogram } from "./charts.js";
-import { count, decimal, duration, clock, el, hash, line, put } from "./dom.js";
-import { status } from "./list.js";
-import { conversation } from "./messages.js";
+import { Histogram } from "./charts.js";
+import { clock, count, decimal, duration, hash, line } from "./format.js";
+import { Facts, html, Path, useEffect, useKeys, useMemo, useState } from "./html.js";
+import { Conversation } from "./messages.js";
+import { Status } from "./parts.js";
 import { logprobCounts } from "./plots.js";
-import { raw } from "./raw.js";
+import { Raw } from "./raw.js";
 import { TokenView } from "./tokens.js";
 import { continuationText, layout, order } from "./tree.js";
 
 /** The tree that was shown last: it has the neighbours and the drift of a step. */
 export const memory = { rolloutId: null, tree: null };
 
-export function showStep(main, rolloutId, stepId, { fail }) {
-  const place = el("div", {}, el("p", { class: "empty" }, "Loading the step…"));
-  const around = el("span", { class: "buttons" });
-  const context = { back: hash("rollout", rolloutId), end() {}, turn() {}, go() {}, next() {} };
-  main.append(
-    el(
-      "p",
-      { class: "path" },
-      el("a", { href: "#/rollouts" }, "Rollouts"),
-      " / ",
-      el("a", { href: hash("rollout", rolloutId) }, line(rolloutId)),
-      " / ",
-    ),
-    el("div", { class: "bar" }, el("h1", {}, "Step ", el("small", {}, line(stepId))), around),
-    place,
-  );
-  void load();
-  return context;
-
-  async function load() {
-    try {
+export function Step({ rolloutId, stepId, shell }) {
+  const [loaded, setLoaded] = useState(null);
+  const [tree, setTree] = useState(null);
+  useEffect(() => {
+    let isOver = false;
+    const load = async () => {
       const source = await text(["rollouts", rolloutId, "steps", stepId]);
-      if (!main.contains(place)) return;
-      const step = JSON.parse(source);
-      const mark = draw(step, source);
-      if (memory.rolloutId !== rolloutId || !order(layout(memory.tree)).includes(stepId)) {
+      if (isOver) return;
+      setLoaded({ source, step: JSON.parse(source) });
+      if (memory.rolloutId !== rolloutId || !order(layout(memory.tree)).includes(stepId))
         Object.assign(memory, { rolloutId, tree: await json(["rollouts", rolloutId, "tree"]) });
-      }
-      const { nodes, unplaced } = memory.tree;
-      mark(
-        memory.tree.drift.filter((entry) => entry.step_id === stepId || entry.earlier_step_id === stepId),
-        [...nodes, ...unplaced].find((node) => node.step_id === stepId)?.continuation,
-      );
-      neighbours(order(layout(memory.tree)));
-    } catch (error) {
-      fail(error);
-    }
-  }
-
-  function neighbours(steps) {
-    const index = steps.indexOf(stepId);
-    context.go = (by) => {
-      if (steps[index + by] !== undefined) location.hash = hash("rollout", rolloutId, "step", steps[index + by]);
+      if (!isOver) setTree(memory.tree);
     };
-    put(
-      around,
-      el("button", { type: "button", disabled: index <= 0, title: "[", onclick: () => context.go(-1) }, "← earlier"),
-      el(
-        "button",
-        { type: "button", disabled: index + 1 >= steps.length, title: "]", onclick: () => context.go(1) },
-        "later →",
-      ),
-    );
-  }
-
-  /** Show the step; return the function that marks its drift and its continuation once the tree is loaded. */
-  function draw(step, source) {
-    const places = step.choices.map(() => new Map());
-    const views = step.choices.map((choice, at) => tokenView(step, choice, places[at]));
-    const continuationPlace = el("div");
-    const driftPlace = el("div");
-    context.next = () => {
-      views[0]?.next();
-      views[0]?.host.focus();
+    load().catch((error) => !isOver && shell.fail(error));
+    return () => {
+      isOver = true;
     };
-    context.turn = () => views.forEach((view) => view.turn());
-    put(
-      place,
-      facts(step),
-      continuationPlace,
-      driftPlace,
-      raw(source, `step-${stepId}`),
-      el("h2", {}, "Messages"),
-      conversation(step),
-      views
-        .map((view, at) => [el("h2", {}, views.length > 1 ? `Tokens of choice ${at}` : "Tokens"), view.element])
-        .flat(),
-      views.length ? null : el("p", { class: "empty" }, "The engine returned no token ids for this call."),
-      el("h2", {}, "Logprobs"),
-      histogram(logprobCounts(step.choices.map((choice) => choice.logprobs))),
-    );
-    return (drift, continuation) => {
-      if (continuation) put(continuationPlace, continued(continuation, rolloutId));
-      if (drift.length) put(driftPlace, drifts(drift, rolloutId, stepId));
-      step.choices.forEach((choice, at) => {
-        for (const entry of drift) {
-          const isOther = entry.step_id !== stepId && entry.earlier_choice !== choice.index;
-          if (!isOther) places[at].set(entry.index, entry.kind);
-        }
-        if (places[at].size) views[at].blocks.redraw();
-      });
-    };
-  }
+  }, []);
+  const steps = useMemo(() => (tree === null ? null : order(layout(tree))), [tree]);
+  const at = steps?.indexOf(stepId);
+  const target = (by) => steps?.[at + by];
+  const go = (by) => () => {
+    if (target(by) !== undefined) location.hash = hash("rollout", rolloutId, "step", target(by));
+  };
+  useKeys({ Escape: () => { location.hash = hash("rollout", rolloutId); }, "[": go(-1), "]": go(1) });
+  return html`
+    <${Path} links=${[[hash("rollouts"), "Rollouts"], [hash("rollout", rolloutId), line(rolloutId)]]} />
+    <div class="bar">
+      <h1>Step <small>${line(stepId)}</small></h1>
+      <span class="buttons">
+        ${steps && html`
+          <button type="button" disabled=${target(-1) === undefined} title="[" onclick=${go(-1)}>← earlier</button>
+          <button type="button" disabled=${target(1) === undefined} title="]" onclick=${go(1)}>later →</button>
+          <span class="dim">${count(at + 1)} of ${count(steps.length)} by time</span>`}
+      </span>
+    </div>
+    ${loaded === null ? html`<p class="empty">Loading the step…</p>` : html`<${Loaded} ...${loaded} tree=${tree} />`}`;
 }
 
-/** Return the row of a choice: its prompt, then its completion. `places` has the kinds of drift by index, once loaded. */
-function rowOf(step, choice, places) {
+/** Show a step; its drift and its continuation are shown once the tree is loaded. */
+function Loaded({ step, source, tree }) {
+  const { step_id: stepId, rollout_id: rolloutId } = step;
+  const drift = tree?.drift.filter((entry) => entry.step_id === stepId || entry.earlier_step_id === stepId) ?? [];
+  const continuation = tree && [...tree.nodes, ...tree.unplaced].find((node) => node.step_id === stepId)?.continuation;
+  const rows = useMemo(() => step.choices.map((choice) => rowOf(step, choice, drift)), [step, tree]);
+  return html`
+    <${Facts} of=${factsOf(step)} />
+    ${continuation && html`<${Continued} continuation=${continuation} rolloutId=${rolloutId} />`}
+    ${drift.length > 0 && html`<${Drifts} drift=${drift} rolloutId=${rolloutId} stepId=${stepId} />`}
+    <${Raw} text=${source} name=${`step-${stepId}`} />
+    <div class="beside">
+      <div><h2>Messages</h2><${Conversation} step=${step} /></div>
+      <div>
+        ${step.choices.map((choice, at) => html`
+          <h2>${rows.length > 1 ? `Tokens of choice ${at}` : "Tokens"}</h2>
+          <${TokenView} label=${`Tokens of choice ${choice.index}`} row=${rows[at]} hasKeys=${at === 0}
+            of=${{ rolloutId, stepId, choice: choice.index }} />`)}
+        ${rows.length === 0 && html`<p class="empty">The engine returned no token ids for this call.</p>`}
+      </div>
+    </div>
+    <h2>Logprobs</h2>
+    <${Histogram} ...${logprobCounts(step.choices.map((choice) => choice.logprobs))} />`;
+}
+
+/** Return the row of a choice: its prompt, then its completion. */
+function rowOf(step, choice, drift) {
+  const places = new Map();
+  for (const entry of drift)
+    if (entry.step_id === step.step_id || entry.earlier_choice === choice.index) places.set(entry.index, entry.kind);
   const prompt = step.prompts ? step.prompts[choice.prompt] : (step.prompt_ids ?? []);
   const ids = [...prompt, ...choice.ids];
   const from = prompt.length;
@@ -134,32 +107,20 @@ function rowOf(step, choice, places) {
   };
 }
 
-function tokenView(step, choice, places) {
-  const of = { rolloutId: step.rollout_id, stepId: step.step_id, choice: choice.index };
-  return new TokenView(`Tokens of choice ${choice.index}`, rowOf(step, choice, places), of);
-}
-
-function facts(step) {
-  const { timing } = step;
+function factsOf(step) {
+  const { timing, fidelity } = step;
   const ms = (name) => (timing[name] === null ? null : 1000 * timing[name]);
   const took = (until) => (timing[until] === null ? null : ms(until) - (ms("sent") ?? ms("received")));
   const sampled = step.choices.reduce((sum, choice) => sum + choice.ids.length, 0);
   const versions = [...new Set([step.policy_version, step.policy_version_end])].filter((version) => version !== null);
   const prompted = (step.prompts ?? [step.prompt_ids ?? []]).reduce((sum, ids) => sum + ids.length, 0);
-  const terms = [
-    ["Status", [status(step.status), step.reason ? ` ${line(step.reason, 200)}` : ""]],
-    [
-      "Fidelity",
-      step.fidelity.exact
-        ? el("span", { class: "exact" }, "exact ✓")
-        : el(
-            "span",
-            { class: "flagged" },
-            `⚑ ${line(step.fidelity.why.join(" ") || step.fidelity.problems.join(", "), 600)}`,
-          ),
-    ],
-    ["Delivered", step.delivered ? "yes" : el("span", { class: "flagged" }, "no")],
-    ...(step.late ? [["Late", el("span", { class: "flagged" }, "the call ended after the rollout finished")]] : []),
+  const flagged = (words) => html`<span class="flagged">${words}</span>`;
+  const problems = () => flagged(`⚑ ${line(fidelity.why.join(" ") || fidelity.problems.join(", "), 600)}`);
+  return [
+    ["Status", html`<${Status} of=${step.status} />${step.reason && ` ${line(step.reason, 200)}`}`],
+    ["Fidelity", fidelity.exact ? html`<span class="exact">exact ✓</span>` : problems()],
+    ["Delivered", step.delivered ? "yes" : flagged("no")],
+    ...(step.late ? [["Late", flagged("the call ended after the rollout finished")]] : []),
     ["Tokens", `${count(prompted)} prompt tokens, ${count(sampled)} completion tokens`],
     ["Took", `${duration(took("last_byte"))}, first byte after ${duration(took("first_byte"))}`],
     ["Speed", took("last_byte") ? `${decimal((1000 * sampled) / took("last_byte"), 1)} tokens/s` : "–"],
@@ -170,53 +131,36 @@ function facts(step) {
     ["Dialect", `${line(step.dialect, 40)}, index ${count(step.index)}`],
     ["Received", `${clock(ms("received"))} UTC`],
   ];
-  return el(
-    "dl",
-    { class: "facts" },
-    terms.map(([term, value]) => el("div", {}, el("dt", {}, term), el("dd", {}, value))),
-  );
 }
 
-function continued(continuation, rolloutId) {
+function Continued({ continuation, rolloutId }) {
   const { kept, step_id: earlier } = continuation;
-  return el(
-    "p",
-    { class: kept === undefined ? "continuation forked" : "continuation" },
-    line(continuationText(continuation), 400),
-    earlier === undefined
-      ? null
-      : [" (", el("a", { href: hash("rollout", rolloutId, "step", earlier) }, "earlier step"), ")"],
-  );
+  const link = () => html` (<a href=${hash("rollout", rolloutId, "step", earlier)}>earlier step</a>)`;
+  return html`
+    <p class=${kept === undefined ? "continuation forked" : "continuation"}
+      >${line(continuationText(continuation), 400)}${earlier !== undefined && link()}</p>`;
 }
 
-function drifts(drift, rolloutId, stepId) {
-  return el(
-    "section",
-    { class: "drifts" },
-    el("h2", {}, "Drift"),
-    drift.map((entry) => {
+const Drifts = ({ drift, rolloutId, stepId }) => html`
+  <section class="drifts">
+    <h2>Drift</h2>
+    ${drift.map((entry) => {
       const other = entry.step_id === stepId ? entry.earlier_step_id : entry.step_id;
-      return el(
-        "p",
-        {},
-        el("b", {}, `◆ ${line(entry.kind, 40)}`),
-        ` at token ${count(entry.index)}, compared with `,
-        el("a", { href: hash("rollout", rolloutId, "step", other) }, line(other, 60)),
-        el("br"),
-        "expected ",
-        el("code", {}, boundaryText(entry, "expected")),
-        el("br"),
-        "found ",
-        el("code", {}, boundaryText(entry, "found")),
-        entry.why === undefined || entry.step_id === stepId ? null : [el("br"), `not continued: ${line(entry.why, 400)}`],
-      );
-    }),
-  );
-}
+      const isOther = entry.why !== undefined && entry.step_id !== stepId;
+      return html`
+        <p>
+          <b>◆ ${line(entry.kind, 40)}</b> at token ${count(entry.index)}, compared with <a
+            href=${hash("rollout", rolloutId, "step", other)}>${line(other, 60)}</a><br />
+          expected <code>${boundaryText(entry, "expected")}</code><br />
+          found <code>${boundaryText(entry, "found")}</code>
+          ${isOther && html`<br />not continued: ${line(entry.why, 400)}`}
+        </p>`;
+    })}
+  </section>`;
 
 /** Return the text at a boundary; its ids if there is no text, and both if only the ids differ. */
-const boundaryText = (entry, name) => {
+function boundaryText(entry, name) {
   const [text, ids] = [entry[`${name}_text`], entry[`${name}_ids`].join(" ")];
   if (typeof text !== "string") return line(ids, 400);
   return line(entry.kind === "retokenized" ? `${JSON.stringify(text)} as ${ids}` : JSON.stringify(text), 400);
-};
+}

@@ -6,10 +6,9 @@ const WINDOW = 500;
 
 /** The texts of the whole row of a choice: `of` is `{rolloutId, stepId, choice}`, or null for a row without a choice. */
 export class Texts {
-  constructor(of, changed, showSources) {
+  constructor(of, changed) {
     this.of = of;
     this.changed = changed;
-    this.showSources = showSources;
     this.known = new Map();
     this.requested = new Set();
     this.sources = new Set();
@@ -34,11 +33,10 @@ export class Texts {
       const found = await json(["rollouts", rolloutId, "steps", stepId, "texts"], { choice, start, limit: WINDOW });
       found.texts.forEach((text, offset) => this.known.set(start + offset, text));
       for (const source of found.sources) this.sources.add(source);
-      this.changed();
     } catch {
       this.sources.add("none"); // the ids are shown instead
     }
-    this.showSources(this.sources);
+    this.changed();
   }
 }
 

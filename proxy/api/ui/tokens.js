@@ -3,209 +3,158 @@
 // `row` describes the tokens: `ids`, and functions of an index: `kind`, `logprob`, `version`, `span` (null or a text),
 // `spanStarts`, `drift` (null or a text). `opening` is the index of the token at which the view opens.
 
-import { bin, percent, switcher } from "./colours.js";
-import { count, decimal, el, put, visible } from "./dom.js";
+import { bin, Colours, percent, useColours } from "./colours.js";
+import { count, decimal, visible } from "./format.js";
+import { html, useEffect, useKeys, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { sourceOf, Texts } from "./texts.js";
-import { Blocks } from "./virtual.js";
+import { useBlocks } from "./virtual.js";
 
 const BLOCK = 100; // tokens per block, so that the numbers in the margin are round
 const ABOVE_PX = 70; // shown above the token at which a view opens
 const MAX_SHOWN = 200; // characters of a token; a hostile one may have a million
 
-export class TokenView {
-  constructor(label, row, of) {
-    this.row = row;
-    this.current = -1; // the token that keys act on
-    this.inspected = null; // the token that the inspector shows
-    this.opening = row.opening < row.ids.length ? row.opening : null; // until the user scrolls elsewhere
-    this.inspector = el(
-      "div",
-      { class: "inspector", "aria-live": "polite" },
-      "Point at a token or use the arrow keys.",
-    );
-    this.source = el("span", { class: "source" });
-    this.host = el("div", {
-      class: "tokens",
-      tabindex: "0",
-      role: "listbox",
-      "aria-label": label,
-      onkeydown: (event) => this.key(event),
-      onwheel: () => this.leave(),
-      onpointerdown: () => this.leave(),
-      onpointerover: (event) => this.point(event),
-      onclick: (event) => this.point(event, true),
-      onfocus: () => this.current < 0 && this.go(this.opening ?? 0, false),
-    });
-    const colours = switcher(this.host);
-    this.turn = colours.turn;
-    const jump = el("input", {
-      type: "number",
-      min: "0",
-      max: String(row.ids.length - 1),
-      class: "jump",
-      placeholder: "go to token",
-      "aria-label": "Go to token number",
-      onchange: () => jump.value !== "" && this.go(Number(jump.value)),
-    });
-    const next = el(
-      "button",
-      { type: "button", title: "The next span or drift boundary (n)", onclick: () => this.next() },
-      "next mark",
-    );
-    this.element = el(
-      "section",
-      { class: "tokenview" },
-      colours.element,
-      el("div", { class: "bar small" }, el("span", {}, `${count(row.ids.length)} tokens`), jump, next, this.source),
-      this.inspector,
-      this.host,
-    );
-    const changed = () => {
-      this.blocks.redraw();
-      this.open();
-      if (this.inspected !== null) this.inspect(this.inspected);
-    };
-    const showSources = (sources) => {
-      this.source.textContent = sourceOf(sources);
-    };
-    this.texts = new Texts(of, changed, showSources);
-    this.blocks = new Blocks(this.host, Math.ceil(row.ids.length / BLOCK), 90, (index) => this.block(index));
-    new ResizeObserver(() => this.open()).observe(this.host); // after the blocks have measured their heights again
-  }
-
-  /** Scroll to the token at which the view opens: the first sampled one, after a prompt that may be long. */
-  open() {
-    if (this.opening === null) return;
-    const token = this.blocks.reveal(Math.floor(this.opening / BLOCK))?.querySelector(`#t-${this.opening}`);
-    const top = (element) => element.getBoundingClientRect().top;
-    if (token) this.host.scrollTop += top(token) - top(this.host) - ABOVE_PX;
-  }
-
-  leave() {
-    this.opening = null;
-  }
-
-  block(index) {
-    const from = index * BLOCK;
-    const to = Math.min(from + BLOCK, this.row.ids.length);
-    this.texts.need(from, to);
-    const tokens = [];
-    for (let at = from; at < to; at += 1) tokens.push(this.token(at));
-    return el(
-      "div",
-      { class: "block", role: "presentation" },
-      el("span", { class: "gutter", "aria-hidden": "true" }, String(from)),
-      el("div", { class: "line", role: "presentation" }, tokens),
-    );
-  }
-
-  token(at) {
-    const { row } = this;
-    const text = this.texts.at(at);
-    const isText = typeof text === "string" && text !== "";
-    const place = bin(row.logprob(at));
-    const classes = ["t", `k-${row.kind(at)}`];
-    if (place !== null) classes.push(`l-${place}`);
-    if (row.spanStarts(at)) classes.push("span-start");
-    if (row.drift(at)) classes.push("drift");
-    if (!isText) classes.push("noid");
-    if (at === this.current) classes.push("current");
-    return el(
-      "span",
-      {
-        id: `t-${at}`,
-        class: classes.join(" "),
-        "data-i": at,
-        role: "option",
-        "aria-selected": String(at === this.current),
-      },
-      isText ? shown(text) : String(row.ids[at]),
-    );
-  }
-
-  point(event, isChosen = false) {
-    const token = event.target.closest("[data-i]");
+/** Show a row of tokens. `of` names the choice whose texts it has; `hasKeys`: shortcuts act on this view. */
+export function TokenView({ label, row, of, hasKeys = true }) {
+  const { way, choose, turn } = useColours();
+  const [current, setCurrent] = useState(-1); // the token that keys act on
+  const [inspected, setInspected] = useState(null);
+  const [version, setVersion] = useState(0); // of the texts
+  const texts = useMemo(() => new Texts(of, () => setVersion((before) => before + 1)), [of?.stepId, of?.choice]);
+  const isOpening = useRef(row.opening < row.ids.length); // until the user scrolls elsewhere
+  const goal = useRef(null); // the token to scroll to once it is in the document
+  const list = useBlocks(Math.ceil(row.ids.length / BLOCK), 90);
+  const { host, from, to } = list;
+  useEffect(() => texts.need(from * BLOCK, Math.min(to * BLOCK, row.ids.length)), [from, to, texts]);
+  useLayoutEffect(() => {
+    const at = isOpening.current ? row.opening : goal.current;
+    if (at === null) return;
+    list.reveal(Math.floor(at / BLOCK));
+    const token = host.current.querySelector(`#t-${at}`);
     if (token === null) return;
-    if (isChosen) this.go(Number(token.dataset.i));
-    else this.inspect(Number(token.dataset.i));
-  }
+    const top = (element) => element.getBoundingClientRect().top;
+    if (isOpening.current) host.current.scrollTop += top(token) - top(host.current) - ABOVE_PX;
+    else token.scrollIntoView({ block: "nearest", inline: "nearest" });
+    goal.current = null;
+  });
 
-  /** Show all facts of one token. */
-  inspect(at) {
-    const { row } = this;
-    this.inspected = at;
-    const text = this.texts.at(at);
-    const logprob = row.logprob(at);
-    const facts = [
-      ["token", count(at)],
-      ["id", String(row.ids[at])],
-      ["text", typeof text === "string" ? JSON.stringify(visible(text.slice(0, 500))) : "unknown"],
-      ["logprob", decimal(logprob, 4)],
-      ["probability", typeof logprob === "number" ? percent(Math.exp(logprob)) : "–"],
-      ["policy version", visible(String(row.version(at) ?? "–"))],
-      ["mask", row.kind(at)],
-      ["span", row.span(at) ?? "–"],
-    ];
-    const drift = row.drift(at);
-    if (drift) facts.push(["drift", drift]);
-    put(
-      this.inspector,
-      facts.map(([term, value]) =>
-        el("span", { class: "fact", "data-fact": term }, el("b", {}, term), " ", el("bdi", {}, value)),
-      ),
-    );
-  }
-
-  /** Make a token the current one and, with `reveal`, scroll it into view. */
-  go(index, reveal = true) {
-    const at = Math.max(0, Math.min(this.row.ids.length - 1, Math.trunc(index)));
-    if (!Number.isFinite(at) || this.row.ids.length === 0) return;
-    this.mark(this.current, false);
-    this.current = at;
-    this.leave();
-    if (reveal) {
-      const token = this.blocks.reveal(Math.floor(at / BLOCK))?.querySelector(`#t-${at}`);
-      token?.scrollIntoView({ block: "nearest", inline: "nearest" });
-    }
-    this.mark(at, true);
-    this.host.setAttribute("aria-activedescendant", `t-${at}`);
-    this.inspect(at);
-  }
-
-  mark(at, isCurrent) {
-    const token = this.host.querySelector(`#t-${at}`);
-    token?.classList.toggle("current", isCurrent);
-    token?.setAttribute("aria-selected", String(isCurrent));
-  }
-
+  const leave = () => {
+    isOpening.current = false;
+  };
+  const go = (index, isRevealed = true) => {
+    const at = Math.max(0, Math.min(row.ids.length - 1, Math.trunc(index)));
+    if (!Number.isFinite(at) || row.ids.length === 0) return;
+    leave();
+    if (isRevealed) goal.current = at;
+    setCurrent(at);
+    setInspected(at);
+  };
   /** Go to the next token where a span begins or drift is; after the last one, start again. */
-  next() {
-    const size = this.row.ids.length;
+  const next = () => {
+    const size = row.ids.length;
+    host.current.focus({ preventScroll: true });
     for (let step = 1; step <= size; step += 1) {
-      const at = (this.current + step) % size;
-      if (this.row.spanStarts(at) || this.row.drift(at)) return this.go(at);
+      const at = (current + step) % size;
+      if (row.spanStarts(at) || row.drift(at)) return go(at);
     }
-  }
-
-  key(event) {
+  };
+  const point = (isChosen) => (event) => {
+    const token = event.target.closest("[data-i]");
+    if (token !== null) (isChosen ? go : setInspected)(Number(token.dataset.i));
+  };
+  const key = (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
-    const at = this.current;
     const moves = {
-      ArrowRight: at + 1,
-      ArrowLeft: at - 1,
-      ArrowDown: at + 10,
-      ArrowUp: at - 10,
-      PageDown: at + BLOCK,
-      PageUp: at - BLOCK,
+      ArrowRight: current + 1,
+      ArrowLeft: current - 1,
+      ArrowDown: current + 10,
+      ArrowUp: current - 10,
+      PageDown: current + BLOCK,
+      PageUp: current - BLOCK,
       Home: 0,
-      End: this.row.ids.length - 1,
+      End: row.ids.length - 1,
     };
-    if (event.key in moves) this.go(moves[event.key]);
-    else if (event.key === "n") this.next();
-    else return;
+    if (!(event.key in moves)) return;
+    go(moves[event.key]);
     event.preventDefault();
     event.stopPropagation();
-  }
+  };
+  useKeys(hasKeys ? { c: turn, n: next } : {});
+  const blocks = useMemo(
+    () => Array.from({ length: to - from }, (_, at) => block(row, texts, from + at, current)),
+    [row, texts, from, to, version, current],
+  );
+  return html`
+    <section class="tokenview">
+      <${Colours} way=${way} choose=${choose} />
+      <div class="bar small">
+        <span>${count(row.ids.length)} tokens</span>
+        <input type="number" min="0" max=${row.ids.length - 1} class="jump" placeholder="go to token"
+          aria-label="Go to token number" onchange=${({ target: { value } }) => value !== "" && go(Number(value))} />
+        <button type="button" title="The next span or drift boundary (n)" onclick=${next}>next mark</button>
+        <span class="source">${sourceOf(texts.sources)}</span>
+      </div>
+      <${Inspector} row=${row} texts=${texts} at=${inspected} />
+      <div class="tokens" tabindex="0" role="listbox" aria-label=${label} data-way=${way} ref=${host}
+        aria-activedescendant=${current < 0 ? null : `t-${current}`} onkeydown=${key} onwheel=${leave}
+        onpointerdown=${leave} onpointerover=${point(false)} onclick=${point(true)}
+        onfocus=${() => current < 0 && go(isOpening.current ? row.opening : 0, false)}>
+        <div class="virtual" role="presentation" style=${list.whole}>
+          <div role="presentation" style=${list.part} ref=${list.inner}>${blocks}</div>
+        </div>
+      </div>
+    </section>`;
+}
+
+function block(row, texts, index, current) {
+  const from = index * BLOCK;
+  const size = Math.min(BLOCK, row.ids.length - from);
+  return html`
+    <div key=${index} class="block" role="presentation">
+      <span class="gutter" aria-hidden="true">${from}</span>
+      <div class="line" role="presentation">
+        ${Array.from({ length: size }, (_, at) => token(row, texts, from + at, from + at === current))}
+      </div>
+    </div>`;
+}
+
+function token(row, texts, at, isCurrent) {
+  const text = texts.at(at);
+  const isText = typeof text === "string" && text !== "";
+  const place = bin(row.logprob(at));
+  const classes = ["t", `k-${row.kind(at)}`];
+  if (place !== null) classes.push(`l-${place}`);
+  if (row.spanStarts(at)) classes.push("span-start");
+  if (row.drift(at)) classes.push("drift");
+  if (!isText) classes.push("noid");
+  if (isCurrent) classes.push("current");
+  return html`<span key=${at} id=${`t-${at}`} class=${classes.join(" ")} data-i=${at} role="option"
+    aria-selected=${String(isCurrent)}>${isText ? shown(text) : row.ids[at]}</span>`;
+}
+
+/** Show all facts of one token. */
+function Inspector({ row, texts, at }) {
+  const facts = at === null ? [] : factsOf(row, texts.at(at), at);
+  return html`
+    <div class="inspector" aria-live="polite">
+      ${at === null && "Point at a token or use the arrow keys."}
+      ${facts.map(([term, value]) => html`<span class="fact" data-fact=${term}><b>${term}</b> <bdi>${value}</bdi></span>`)}
+    </div>`;
+}
+
+function factsOf(row, text, at) {
+  const logprob = row.logprob(at);
+  const drift = row.drift(at);
+  return [
+    ["token", count(at)],
+    ["id", row.ids[at]],
+    ["text", typeof text === "string" ? JSON.stringify(visible(text.slice(0, 500))) : "unknown"],
+    ["logprob", decimal(logprob, 4)],
+    ["probability", typeof logprob === "number" ? percent(Math.exp(logprob)) : "–"],
+    ["policy version", visible(String(row.version(at) ?? "–"))],
+    ["mask", row.kind(at)],
+    ["span", row.span(at) ?? "–"],
+    ...(drift ? [["drift", drift]] : []),
+  ];
 }
 
 /** Return the text of a token; a line break is shown as a sign, and breaks the line. */

@@ -1,38 +1,30 @@
 // The layout of a rollout's tree as rows of a timeline: their order, depth and times.
 //
-// Only a branch increases the depth, so that a conversation of thousands of turns is one column.
+// Rows are in the order in which the calls were sent. Only a branch increases the depth, so that a conversation of thousands
+// of turns is one column.
 
-/** Return the rows of a tree: nodes below their parents, in recording order; steps outside of the tree come last. */
+/** Return the rows of a tree, also of steps outside of it, in the order of time. */
 export function layout(tree) {
-  const children = new Map();
-  for (const node of tree.nodes) {
-    if (!children.has(node.parent)) children.set(node.parent, []);
-    children.get(node.parent).push(node);
-  }
+  const children = Map.groupBy(tree.nodes, (node) => node.parent);
+  const drift = Map.groupBy(tree.drift, (entry) => entry.step_id);
+  const depths = new Map([[null, 0]]);
   const byNode = new Map(tree.nodes.map((node) => [node.node, node]));
-  const drift = new Map();
-  for (const entry of tree.drift) drift.set(entry.step_id, [...(drift.get(entry.step_id) ?? []), entry]);
-  const rows = [];
-  const waiting = (children.get(null) ?? []).map((node) => ({ node, depth: 0, begins: true })).reverse();
-  while (waiting.length) {
-    const { node, depth, begins } = waiting.pop();
-    const parent = byNode.get(node.parent);
-    rows.push({
+  const rows = tree.nodes.map((node) => {
+    const begins = node.parent === null || children.get(node.parent).length > 1; // other nodes have the same parent
+    const depth = depths.get(node.parent) + (node.parent !== null && begins);
+    depths.set(node.node, depth); // nodes come after their parents
+    return {
       ...node,
       key: `${node.step_id}/${node.choice}`,
       depth,
-      begins, // a branch: other nodes have the same parent
-      prompt: node.start,
-      fresh: node.start - (parent?.end ?? 0),
+      begins,
+      fresh: node.start - (byNode.get(node.parent)?.end ?? 0),
       drift: drift.get(node.step_id) ?? [],
-    });
-    const below = children.get(node.node) ?? [];
-    const parts = below.length > 1;
-    for (const child of below.slice().reverse()) waiting.push({ node: child, depth: depth + parts, begins: parts });
-  }
+    };
+  });
   for (const step of tree.unplaced)
     rows.push({ ...step, key: `${step.step_id}/-`, depth: 0, unplaced: true, drift: [] });
-  return rows;
+  return rows.sort((a, b) => a.started_ms - b.started_ms || a.index - b.index || a.choice - b.choice);
 }
 
 /** Return when the first call was sent and when the last one ended, in unix milliseconds. */
@@ -45,12 +37,8 @@ export function range(rows) {
   return rows.length ? { from, to: Math.max(to, from + 1) } : { from: 0, to: 1 };
 }
 
-/** Return the position and the width of a call's bar in that range, in percent. */
-export function bar(row, { from, to }) {
-  const left = (100 * (row.started_ms - from)) / (to - from);
-  const width = (100 * ((row.ended_ms ?? row.started_ms) - row.started_ms)) / (to - from);
-  return { left, width: Math.max(width, 0.4) };
-}
+/** Return the position of a time in that range, in percent. */
+export const position = (ms, { from, to }) => (100 * (ms - from)) / (to - from);
 
 /** Return how a call continues an earlier step by token ids, or the reason why it does not, as in `tokentape show`. */
 export function continuationText({ kept, bridge, why }) {
@@ -59,6 +47,4 @@ export function continuationText({ kept, bridge, why }) {
 }
 
 /** Return the step ids in the order of the rows, each once. */
-export function order(rows) {
-  return [...new Set(rows.map((row) => row.step_id))];
-}
+export const order = (rows) => [...new Set(rows.map((row) => row.step_id))];

@@ -1,6 +1,7 @@
 """The files of the web UI: their routes, headers, access, and contents."""
 
 import re
+from hashlib import sha256
 from pathlib import Path
 
 import aiohttp
@@ -11,13 +12,14 @@ from proxy.api.ui import routes as serving
 
 FOLDER = Path(serving.__file__).parent
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in {".js", ".css", ".html", ".svg"})
+VENDORED = sorted(path for path in (FOLDER / "vendor").iterdir() if path.suffix in {".js", ".css"})
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 KEYS = {"control": {"api_keys": ["control-key"]}, "agents": {"api_keys": ["agent-key"]}}
 
 # APIs that turn text into markup or code, and storage that outlives the tab.
 FORBIDDEN = re.compile(
-    r"innerHTML|outerHTML|insertAdjacentHTML|setHTML|createContextualFragment|DOMParser|document\.write|\beval\b"
+    r"dangerouslySetInnerHTML|innerHTML|outerHTML|insertAdjacentHTML|setHTML|createContextualFragment|DOMParser|document\.write|\beval\b"
     r"|new Function|javascript:|localStorage|document\.cookie|indexedDB|srcdoc|import\("
 )
 
@@ -28,16 +30,17 @@ def name_of(path: Path) -> str:
 
 async def test_every_file_of_the_folder_is_served_with_its_content_type_and_nothing_else(store, http):
     async with proxying(None, store) as served:
-        for path in FILES:
-            path_of_file = "/ui" if path.name == "index.html" else f"/ui/{path.name}"
+        for path in (*FILES, *VENDORED):
+            path_of_file = "/ui" if path.name == "index.html" else f"/ui/{path.relative_to(FOLDER)}"
             async with http.get(served.url + path_of_file) as response:
                 assert (200, TYPES[path.suffix], "utf-8") == (response.status, response.content_type, response.charset)
                 assert path.read_bytes() == await response.read()
-        for name in ("serving.py", "__init__.py", "none.js", "..%2fserving.py", "%2e%2e", "style.css%00", "a/b"):
+        scripts = ("serving.py", "__init__.py", "none.js", "..%2fserving.py", "vendor/..%2froutes.py")
+        for name in (*scripts, "%2e%2e", "style.css%00", "a/b", "vendor/LICENSE-htm"):
             async with http.get(f"{served.url}/ui/{name}") as response:
                 assert response.status in (401, 404), name
 
-    assert {path.name for path in FILES} == serving._FILES.keys()
+    assert {str(path.relative_to(FOLDER)) for path in (*FILES, *VENDORED)} == serving._FILES.keys()
 
 
 @pytest.mark.parametrize("path", ["/ui", "/ui/app.js"])
@@ -106,7 +109,7 @@ async def test_the_page_is_served_on_the_control_api_only(store):
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=name_of)
 def test_no_script_uses_markup_apis_or_persistent_storage(path):
-    """Elements are created from text in dom.js."""
+    """Templates insert values as text."""
     assert [] == FORBIDDEN.findall(path.read_text())
 
 
@@ -140,11 +143,21 @@ def test_a_file_has_at_most_300_lines_of_128_characters(path):
 @pytest.mark.parametrize("path", SCRIPTS, ids=name_of)
 def test_every_import_names_an_existing_file_and_export(path):
     """Without a build step only a browser would detect an error."""
-    for names, source in re.findall(r"import \{([^}]+)\} from \"\./([\w.]+)\"", path.read_text()):
+    for names, source in re.findall(r"(?:import|export) (.+?) from \"\./([\w./]+)\"", path.read_text(), re.DOTALL):
         source_text = (FOLDER / source).read_text()
-        for name in names.split(","):
-            plain = name.strip().split(" as ")[0]
-            assert re.search(rf"export (?:async )?(?:function\*?|const|class) {plain}\b", source_text), (
-                path.name,
-                plain,
-            )
+        for name in re.findall(r"\w+(?! as\b)(?=,|\s*\}|$)", names) if "vendor" not in source else ():
+            exported = rf"export (?:(?:async )?(?:function\*?|const|class) {name}\b|\{{[^}}]*\b{name}\b)"
+            assert re.search(exported, source_text), (path.name, name)
+
+
+def test_vendored_files_are_those_of_the_registry():
+    """README.md lists the version and the SHA-256 of each; one import is rewritten, because the page has no import map."""
+    readme = (FOLDER / "vendor/README.md").read_text()
+    table = re.findall(r"^\| `([\w.]+)` \|.*\| `([0-9a-f]{64})` \|$", readme, re.MULTILINE)
+    hashes = {path.name: sha256(path.read_bytes()).hexdigest() for path in VENDORED}
+
+    assert hashes == dict(table)
+    for path in VENDORED:
+        imported = set(re.findall(r"""^[^\n'"]*\bimport\b[^;'"]*\bfrom\s*["']([^"']+)["']""", path.read_text()))
+        assert imported <= {"./preact.js"}, path.name
+        assert not re.search(r"\beval\(|new Function\(", path.read_text()), path.name

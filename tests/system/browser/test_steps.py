@@ -265,33 +265,44 @@ async def test_texts_are_loaded_as_they_come_into_view(many, open_page):
     assert len(urls) < 12
 
 
+async def values_of(plot) -> list[str]:
+    """Return the values that a chart lists."""
+    await plot.locator("summary").click()
+    await expect(plot.locator(".values li").first).to_be_visible()
+    return await plot.locator(".values li").all_text_contents()
+
+
 async def test_plots_have_axes_units_and_values(contents, open_page):
-    """Reward by policy version, tokens per second, logprobs: each mark shows its value, by pointer and by keyboard."""
+    """Reward by policy version, tokens per second, logprobs: values are shown by pointer and by keyboard, and listed."""
     page = await open_page(f"{contents.url}/ui#/plots")
     await expect(page.locator(".sum")).to_have_text("20 of 20 rollouts with steps")
     plots = page.locator(".plot")
-    labels = [await plot.locator(".label").all_text_contents() for plot in await plots.all()]
-    assert ["policy version of the first reply (line: means)", "reward"] == labels[0]
-    assert ["seconds since the first call was sent", "tokens/s"] == labels[1]
-    assert "logprob (nats)" in labels[2][0]
-    assert {"1", "2", "3", "4"} <= set(await plots.nth(0).locator(".tick").all_text_contents())
-    assert 18 == await plots.nth(0).locator(".point-mark").count()  # the two open ones have none
-    await plots.nth(2).locator("svg").focus()
+    charts = plots.get_by_role("img")
+    labels = [await chart.get_attribute("aria-label") for chart in await charts.all()]
+    assert "Across: policy version of the first reply (line: means). Up: reward." in labels[0]
+    assert "Across: seconds since the first call was sent. Up: tokens/s." in labels[1]
+    assert "logprob (nats)" in labels[2]
+    await charts.nth(2).focus()
     await page.keyboard.press("ArrowRight")
     await expect(plots.nth(2).locator(".value")).to_contain_text("logprob below -10")
-    await plots.nth(0).locator(".point-mark").first.hover(force=True)
+    await page.keyboard.press("ArrowRight")
+    await expect(plots.nth(2).locator(".value")).to_contain_text("logprob -9.5 to -10")
+    await charts.nth(0).hover()
     await expect(plots.nth(0).locator(".value")).to_contain_text("reward")
+    rewards = await values_of(plots.nth(0))
+    assert 18 == len(rewards)  # the two open ones have none
+    assert {"1", "2", "3", "4"} <= {value.rsplit(" ", 1)[1] for value in rewards}
+    drawn = "(canvas) => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value)"
+    assert await plots.nth(0).locator("canvas").evaluate(drawn)
 
 
 async def test_a_rollout_has_its_own_plots(contents, open_page):
     """Speed over time, and its logprobs as the tree counts them."""
     page = await open_page(f"{contents.url}/ui#/rollout/conversation/plots")
     counts = (await contents.control("GET", "/rollouts/conversation/tree"))["logprobs"]["counts"]
-    bars = page.locator(".plot").nth(1).locator(".bar-mark title")
-    await expect(bars).to_have_count(len(counts))
-    shown_counts = await bars.evaluate_all(
-        "(all) => all.map((one) => Number(/: ([\\d,]+) tokens/.exec(one.textContent)[1].replaceAll(',', '')))"
-    )
+    plots = page.locator(".plot")
+    bars = await values_of(plots.nth(1))
+    shown_counts = [int(bar.partition(": ")[2].partition(" ")[0].replace(",", "")) for bar in bars]
 
     assert counts == shown_counts[::-1]
-    assert 4 == await page.locator(".point-mark").count()
+    assert 4 == len(await values_of(plots.nth(0)))

@@ -1,34 +1,4 @@
-// Creation of elements, and formatting of numbers, times and recorded text.
-//
-// Recorded text is untrusted: it becomes a text node or the value of an attribute, never markup.
-
-const SVG = "http://www.w3.org/2000/svg";
-
-/** Create an element. `props` are its attributes; a function under "on…" is a listener; null and false are skipped. */
-export function el(name, props, ...children) {
-  return filled(document.createElement(name), props, children);
-}
-
-/** Create an SVG element. */
-export function svg(name, props, ...children) {
-  return filled(document.createElementNS(SVG, name), props, children);
-}
-
-function filled(element, props, children) {
-  for (const [name, value] of Object.entries(props ?? {})) {
-    if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element.setAttribute(name, value === true ? "" : String(value));
-  }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
-  return element;
-}
-
-/** Replace all children of an element. */
-export function put(element, ...children) {
-  element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
-  return element;
-}
+// Formatting of numbers, times and recorded text.
 
 // Control characters, format characters (text direction, zero width, tags) and line separators, as in the terminal output.
 // Joiners stay, because many scripts need them.
@@ -46,15 +16,6 @@ export function visible(text) {
 export function line(text, most = 200) {
   const head = visible(text.length > most ? text.slice(0, most) : text).replace(/[\n\t]/g, " ");
   return text.length > most ? `${head}…` : head;
-}
-
-const TAIL = 6;
-
-/** Show an ID with both ends visible where space is short: many IDs begin alike. */
-export function ended(text) {
-  const shown = line(text, 120);
-  if (shown.length <= 2 * TAIL) return shown;
-  return el("span", { class: "ended" }, el("span", {}, shown.slice(0, -TAIL)), el("span", {}, shown.slice(-TAIL)));
 }
 
 /** Format a number with thousands separators; a dash for none. */
@@ -77,16 +38,6 @@ export function ago(ms) {
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
   if (seconds < 86400) return `${Math.floor(seconds / 3600)} h`;
   return `${Math.floor(seconds / 86400)} d`;
-}
-
-/** Show the age of a unix time in milliseconds; `tick` keeps it current. */
-export function since(ms) {
-  return el("time", { title: clock(ms), "data-since": ms }, ago(ms));
-}
-
-/** Update all ages on the page. */
-export function tick() {
-  for (const time of document.querySelectorAll("[data-since]")) time.textContent = ago(Number(time.dataset.since));
 }
 
 /** Format a unix time in milliseconds, to the second. */
