@@ -181,6 +181,7 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
     include: Annotated[str, typer.Option(help="exact; flagged or retokenized to include those steps too.")] = "exact",
     container: Annotated[str, typer.Option(help="ndjson, json, parquet, arrow, msgpack.")] = "ndjson",
+    policy: Annotated[str | None, typer.Option(help="Only this policy; default all trained ones.")] = None,
     query: Annotated[
         list[str] | None, typer.Option(help="Another GET /export parameter, e.g. branches=last; repeatable.")
     ] = None,
@@ -200,11 +201,12 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
 ) -> None:
     """Export rollouts as training rows."""
     from proxy.cli.export import ExportRequest, export_to  # noqa: PLC0415
-    from proxy.cli.push import push_all  # noqa: PLC0415
+    from proxy.cli.push import PushOptions, push_all  # noqa: PLC0415
 
     if (url is None) == (store is None):
         _usage_error("specify either --url (a running proxy) or --store (a store that no other process has open)")
-    more = tuple((name, value) for name, _, value in (parameter.partition("=") for parameter in query or ()))
+    parameters = [*(query or ()), *([f"policy={policy}"] if policy else ())]
+    more = tuple((name, value) for name, _, value in (parameter.partition("=") for parameter in parameters))
     request = ExportRequest(form, tuple(rollout or ()), group, include, container, more)
     settings = None if store is None else _settings(None, store=store, listen="127.0.0.1:0")
     if push is None:
@@ -212,8 +214,6 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
             _usage_error("--json prints a report to standard output; use --out FILE for the rows")
         _run(export_to(url, settings, request, out, api_key=api_key, as_json=as_json))
         return
-    from proxy.cli.push import PushOptions  # noqa: PLC0415
-
     if rollout or query or out is not None or form not in {"sequences", "scored_data"}:
         _usage_error(
             "--push exports groups as scored_data; it cannot be used with --rollout, --query, --out or another --format"

@@ -199,7 +199,7 @@ async def _groups(session: aiohttp.ClientSession, url: str, request: ExportReque
     names = [request.group] if request.group is not None else [name async for name in _names(session, url)]
     for name in names:
         group = await _request(session, "GET", f"{url}/groups/{quote(name, safe='')}")
-        members = [await _member(session, url, rollout, request.include) for rollout in group["rollouts"]]
+        members = [await _member(session, url, rollout, request) for rollout in group["rollouts"]]
         ended = group["status"] if request.group is None and group["status"] in {"done", "dropped"} else None
         yield GroupToPush(name, group["size"], members, ended)
 
@@ -215,10 +215,12 @@ async def _names(session: aiohttp.ClientSession, url: str) -> AsyncIterator[str]
         query["cursor"] = page["cursor"]
 
 
-async def _member(session: aiohttp.ClientSession, url: str, rollout: Mapping[str, Any], include: str) -> Member:
+async def _member(
+    session: aiohttp.ClientSession, url: str, rollout: Mapping[str, Any], request: ExportRequest
+) -> Member:
     """Return a rollout with its rows. A 409 (e.g. it has no reward) becomes its problem."""
     name = rollout["rollout_id"]
-    query = urlencode({"format": FORMAT, "include": include, "container": "ndjson"})
+    query = urlencode({"format": FORMAT, "include": request.include, "container": "ndjson", **dict(request.more)})
     export_url = f"{url}/rollouts/{quote(name, safe='')}/export?{query}"
     async with session.get(export_url) as response:
         body = await response.read()

@@ -7,16 +7,16 @@ from proxy.export.marin import MarinFormat
 from proxy.export.openrlhf import OpenRlhfExperienceFormat, OpenRlhfFormat
 from proxy.export.osmosis import OsmosisFormat
 from proxy.export.prime_rl import PrimeRlFormat
-from proxy.export.sequences import SequencesFormat
+from proxy.export.sequences import SequencesFormat, SequencesOfPolicies
 from proxy.export.skyrl import SkyRlFormat, SkyRlStepwiseFormat
 from proxy.export.slime import SlimeFormat
-from proxy.export.steps import StepsFormat
+from proxy.export.steps import StepsFormat, StepsOfPolicies
 from proxy.export.tinker import TinkerFormat
 from proxy.export.trl import TrlAsyncFormat, TrlFormat
 from proxy.export.verifiers import TrainingExamplesFormat, VerifiersFormat
 from proxy.export.verl import VerlDataProtoFormat, VerlFormat
 
-__all__ = ["FORMATS", "Fill", "Format", "Inexpressible", "Plan", "Rows"]
+__all__ = ["FORMATS", "OF_POLICIES", "Fill", "Format", "Inexpressible", "Plan", "Rows"]
 
 # To add a format, add its module and one line here.
 _ALL: tuple[Format, ...] = (
@@ -43,3 +43,4 @@ _ALL: tuple[Format, ...] = (
 )
 
 FORMATS: dict[str, Format] = {form.name: form for form in _ALL}
+OF_POLICIES: dict[str, Format] = {**FORMATS, "sequences": SequencesOfPolicies(), "steps": StepsOfPolicies()}

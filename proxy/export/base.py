@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
 from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.sequence import Options, Skipped
+from proxy.trajectory.sequence import Branch, Options, Skipped
 from proxy.trajectory.step import Step
 
 # Recursive type aliases need quotes before Python 3.12.
@@ -169,15 +169,21 @@ class Planned(ABC):
     reward_place: ClassVar[Place] = "rollout"
     advantage_place: ClassVar[Place] = "none"
 
-    def check_branches(self, facts: RolloutFacts, options: Options, count: int) -> None:
+    def check_branches(self, facts: RolloutFacts, options: Options, branches: Sequence[Branch]) -> None:
         """Raise Forked for a rollout with several sequences if the format or `branches` requires one."""
-        if count > 1 and "one" in (self.branches, options.branches):
-            given = "" if self.branches == "one" else " with branches=one"
-            raise Forked(
-                f"Format {self.name!r}{given} requires one sequence per rollout; rollout {facts.rollout_id!r} has {count} "
-                "sequences. Use branches=longest or branches=last, which drop the tokens of the others, or a format with "
-                "several sequences."
-            )
+        if len(branches) < 2 or "one" not in (self.branches, options.branches):
+            return
+        given = "" if self.branches == "one" else " with branches=one"
+        policies = sorted({branch.policy for branch in branches})
+        remedy = (
+            "Use branches=longest or branches=last, which drop the tokens of the others, or a format with several sequences."
+            if len(policies) == 1
+            else f"They are of the policies {', '.join(policies)}: export them one by one with policy=."
+        )
+        raise Forked(
+            f"Format {self.name!r}{given} requires one sequence per rollout; rollout {facts.rollout_id!r} has {len(branches)} "
+            f"sequences. {remedy}"
+        )
 
     @abstractmethod
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:

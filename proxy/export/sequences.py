@@ -2,6 +2,7 @@
 
 `truncated`: the model did not end the last turn (its limit, an abort, a lost connection), or `max_len` cut the row.
 `constrained` of a span: its logprobs are not those of the model alone, but include a grammar or a forced tool call.
+`policy` is only in rows of a named policy, not in those of `default`.
 """
 
 from collections.abc import Sequence
@@ -74,13 +75,19 @@ class SequencesFormat(Listed, Planned):
         Only an explicit `fill` replaces null where nothing was sampled.
         """
         found = sequences(steps, facts, options)
-        self.check_branches(facts, options, len(found.branches))
+        self.check_branches(facts, options, found.branches)
         return Plan(
             [branch.step_ids for branch in found.branches],
             skipped_rows(found.skipped),
             lambda: (_filled(row, fill.prompt_logprob) for row in found.each()),
             (lambda: (row.as_packed_row() for row in found.each())) if fill.prompt_logprob is None else None,
         )
+
+
+class SequencesOfPolicies(SequencesFormat):
+    """The format of a proxy with named policies, whose columns include the policy."""
+
+    columns: ClassVar[Columns] = {**SequencesFormat.columns, "policy": TEXT}
 
 
 def _filled(row: Row, value: float | None) -> dict[str, Any]:

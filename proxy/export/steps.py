@@ -1,7 +1,7 @@
 """Recorded steps: nothing is joined, so no mask is needed.
 
-Rare fields are only in the rows that have them: `spans` if the policy version changed during sampling, experts and masks
-if the engine returned them, and problems.
+Rare fields are only in the rows that have them: `policy` if it is not `default`, `spans` if the policy version changed during
+sampling, experts and masks if the engine returned them, and problems.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.record_values import number
 from proxy.trajectory.sequence import Options, select
-from proxy.trajectory.step import Choice, Step
+from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step
 
 
 class StepsFormat(Listed, Planned):
@@ -80,6 +80,12 @@ class StepsFormat(Listed, Planned):
         )
 
 
+class StepsOfPolicies(StepsFormat):
+    """The format of a proxy with named policies, whose columns include the policy."""
+
+    columns: ClassVar[Columns] = {**StepsFormat.columns, "policy": TEXT}
+
+
 def _row(facts: RolloutFacts, step: Step, choice: Choice, *, unlogged: bool) -> dict[str, Any]:
     row = {
         "rollout_id": facts.rollout_id,
@@ -117,6 +123,8 @@ def _rare(step: Step, choice: Choice) -> dict[str, Any]:
     Experts are encoded as the engine did; `form` is the format of their base64.
     """
     rare: dict[str, Any] = {}
+    if step.policy != DEFAULT_POLICY:
+        rare["policy"] = step.policy
     if len(choice.spans) > 1:
         rare["spans"] = [
             {"start": span.start, "end": span.end, "policy_version": span.policy_version} for span in choice.spans

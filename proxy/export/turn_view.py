@@ -87,7 +87,7 @@ class TurnView(Planned):
             Inexpressible: The format cannot represent the rollout.
         """
         found = sequences(steps, facts, replace(options, max_len=None, row_weight="full"))
-        self.check_branches(facts, options, len(found.branches))
+        self.check_branches(facts, options, found.branches)
         skipped = list(found.skipped)
         owned = {node.key: node for branch in found.branches for node in branch.owned_nodes}
         turns = [

@@ -10,6 +10,7 @@ Rule 3: nothing is padded, shifted or filled: arrays have one length, and the lo
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -20,7 +21,7 @@ from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.record_values import number
 from proxy.trajectory.retokenize import RETOKENIZED
-from proxy.trajectory.step import Choice, Ids, Logprobs, Span, Step
+from proxy.trajectory.step import DEFAULT_POLICY, Choice, Ids, Logprobs, Span, Step
 from proxy.trajectory.tree import Node, Tree, grow, plant
 
 _CUT: Final = frozenset({"length", "abort", "error"})
@@ -30,9 +31,9 @@ _CUT: Final = frozenset({"length", "abort", "error"})
 class Options:
     """Which rows are exported.
 
-    `branches`: every leaf, the longest one, or the youngest; `one` is every leaf, and formats refuse a rollout with several.
-    `include`: exact steps only, flagged ones too (whose rows then have the problems), or even `retokenized` ones, whose
-    logprobs are all null. `max_len`: the maximum number of tokens; a longer row is `cut` at a span boundary, dropped, or kept.
+    `branches`: every leaf, or the longest one or the youngest of each policy; `one` is every leaf, and formats refuse a rollout
+    with several. `include`: exact steps only, flagged ones too (whose rows then have the problems), or even `retokenized` ones,
+    all logprobs null. `max_len`: the maximum number of tokens; a longer row is `cut` at a span boundary, dropped, or kept.
     `row_weight`: whether each row has the rollout's whole reward and advantage, or an equal share.
     """
 
@@ -83,6 +84,7 @@ class Row:
     truncated: bool
     stop_token_sampled: bool | None
     problems: tuple[str, ...] = ()
+    policy: str = DEFAULT_POLICY
 
     @cached_property
     def token_ids(self) -> list[int]:
@@ -130,7 +132,8 @@ class Row:
             "owned": any(span.owned for span in self.spans),
             "metadata": dict(self.facts.metadata),
         }
-        return {**row, "problems": list(self.problems)} if self.problems else row
+        row |= {"problems": list(self.problems)} if self.problems else {}
+        return row if self.policy == DEFAULT_POLICY else {**row, "policy": self.policy}
 
 
 def _of_steps(values: Any, steps: set[str]) -> Any:
@@ -165,6 +168,11 @@ class Branch:
     def end(self) -> int:
         """The length of the row in tokens."""
         return self.path[-1].end
+
+    @property
+    def policy(self) -> str:
+        """The policy of its steps."""
+        return self.path[-1].step.policy
 
     @property
     def owned_nodes(self) -> list[Node]:
@@ -270,11 +278,16 @@ def _why_not(step: Step, choice: Choice, options: Options, *, unlogged: bool) ->
 
 
 def _wanted(leaves: list[Node], options: Options) -> list[Node]:
-    if options.branches in ("all", "one") or not leaves:
+    """Return the leaves that become rows, the oldest first."""
+    if options.branches in ("all", "one"):
         return leaves
-    if options.branches == "last":
-        return [max(leaves, key=lambda leaf: leaf.key)]
-    return [max(leaves, key=lambda leaf: leaf.end)]  # max returns the first of equals: the oldest
+    best: dict[str, Node] = {}
+    rank = attrgetter("key" if options.branches == "last" else "end")
+    for leaf in leaves:
+        best[leaf.step.policy] = max(
+            best.get(leaf.step.policy, leaf), leaf, key=rank
+        )  # of equals the first: the oldest
+    return sorted(best.values(), key=attrgetter("position"))
 
 
 def _fit(branch: Branch, options: Options) -> Branch | None:
@@ -334,6 +347,7 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
         truncated=branch.cut or is_cut(leaf.step, leaf.choice),
         stop_token_sampled=stop_token_sampled(leaf.choice),
         problems=tuple(problems),
+        policy=branch.policy,
     )
 
 

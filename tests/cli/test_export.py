@@ -1,12 +1,16 @@
 """`tokentape export`: files, options, reports, and posting to Atropos."""
 
+import asyncio
+
 import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from fakes import settings_for
+from fakes import proxying, settings_for
+from typer.testing import CliRunner
 
 from proxy.cli.export import ExportRequest, download, export_to
+from proxy.cli.main import app
 from proxy.cli.push import PushOptions, push_all
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
@@ -146,3 +150,21 @@ async def test_rollouts_that_the_format_cannot_express_are_skipped_with_the_reas
     assert ["Format 'trl' requires one sequence per rollout; rollout 'c' has 2 sequences"] == [
         why.partition(".")[0] for why in report.skipped
     ]
+
+
+async def test_policy_selects_the_steps_of_one_policy(store, http, tmp_path):
+    """Given as `--policy`; an unknown one is an error of the proxy, which lists the policies."""
+    policies = {"planner": {"models": ["planner"]}, "judge": {"models": ["judge"], "train": False}}
+    async with simulating("127.0.0.1:0", Options()) as engine, proxying(engine, store, policies=policies) as served:
+        for model in policies:
+            body = {"model": model, "prompt": "once", "max_tokens": 2}
+            async with http.post(f"{served.url}/rollouts/{model}/v1/completions", json=body) as response:
+                assert 200 == response.status
+        out = tmp_path / "rows"
+        assert ["planner"] == await rows(out, served.url)
+        for policy in policies:
+            options = ["--url", served.url, "--out", str(out), "--policy", policy]
+            done = await asyncio.to_thread(CliRunner().invoke, app, ["export", *options])
+            assert (0, policy) == (done.exit_code, orjson.loads(out.read_bytes())["policy"])
+        with pytest.raises(OSError, match="Policy 'critic' not found. The policies are planner, judge, default."):
+            await rows(out, served.url, more=(("policy", "critic"),))

@@ -111,6 +111,9 @@ async def test_exports_of_one_and_of_many_rollouts_are_rows(client, agent):
     assert len(rows[0]["token_ids"]) == len(rows[0]["mask"])
     assert {"r1", "r2"} == {row["rollout_id"] for row in await client.export()}
     assert ["r2"] == [row["rollout_id"] for row in await client.export(status="completed", max_len=10_000)]
+    assert 1 == len(await client.export_rollout("r1", policy="default"))
+    with pytest.raises(ClientError, match="Policy 'planner' not found"):
+        await client.export(policy="planner")
 
 
 async def test_a_deleted_rollout_is_not_found(client):

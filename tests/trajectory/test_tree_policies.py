@@ -109,10 +109,15 @@ def rows_of(steps, options):
     return sorted(rows, key=repr), sorted(found.skipped, key=repr)
 
 
-@given(of_policies(), st.sampled_from(["exact", "flagged"]), st.sampled_from([None, 3]))
-def test_the_rows_are_those_of_the_policies(steps, include, max_len):
+@given(
+    of_policies(),
+    st.sampled_from(["all", "longest", "last"]),
+    st.sampled_from(["exact", "flagged"]),
+    st.sampled_from([None, 3]),
+)
+def test_the_rows_are_those_of_the_policies(steps, branches, include, max_len):
     """Each policy's sampled tokens are trained as if its steps were exported alone."""
-    options = Options(include=include, max_len=max_len)
+    options = Options(branches, include, max_len)
     alone = [rows_of(part, options) for part in parts(steps)]
 
     assert rows_of(steps, options) == tuple(sorted(chain(*lists), key=repr) for lists in zip(*alone, strict=True))

@@ -13,7 +13,7 @@ from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import ClaimBatch
 from proxy.api.query import enum_param, int_param
 from proxy.errors import BadRequest, Conflict
-from proxy.export import FORMATS, Fill, Format, Inexpressible, Plan, Rows
+from proxy.export import FORMATS, OF_POLICIES, Fill, Format, Inexpressible, Plan, Rows
 from proxy.export.containers import CONTAINERS, Container, Writer, container_for
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import aside, facts_of, read_steps, weights_of
@@ -92,12 +92,19 @@ class ExportQuery:
         """Whether rewards or returns depend on the steps."""
         return self.is_by_turn or self.penalty is not None
 
-    async def read(self, context: Context, rollout: Rollout, *, whole: bool) -> list[Step]:
-        """Read the steps of a rollout. Raises as `plan` does."""
+    async def read(self, context: Context, rollout: Rollout, *, whole: bool) -> tuple[list[Step], list[dict[str, Any]]]:
+        """Return the steps of a rollout that are exported, and those of other policies as skipped. Raises as `plan` does."""
         is_retokenized = self.options.include == RETOKENIZED
-        steps = await read_steps(context.store, rollout, whole=whole or is_retokenized)
-        steps = [step for step in steps if context.policies.exports(self.policy, step.policy)]
-        return await _retokenized(context, steps) if is_retokenized else steps
+        steps: list[Step] = []
+        skipped: list[dict[str, Any]] = []
+        for step in await read_steps(context.store, rollout, whole=whole or is_retokenized):
+            if context.policies.exports(self.policy, step.policy):
+                steps.append(step)
+            else:
+                other = f"its policy is {step.policy}, not {self.policy}"
+                why = f"its policy {step.policy} is not trained" if self.policy is None else other
+                skipped.append({"step_id": step.step_id, "why": why})
+        return (await _retokenized(context, steps) if is_retokenized else steps), skipped
 
     async def plan(self, context: Context, rollout: Rollout, *, max_rendered: int = 0) -> Planned:
         """Plan the rows of one rollout, with the advantages that it has; render them if their weight is at most `max_rendered`.
@@ -105,7 +112,7 @@ class ExportQuery:
         Raises Conflict if the format cannot express it, DamagedStep if a step cannot be read, NotFound if the rollout was
         deleted meanwhile, or StorageError.
         """
-        steps = await self.read(context, rollout, whole=self.form.whole)
+        steps, others = await self.read(context, rollout, whole=self.form.whole)
         # Loading a tokenizer takes seconds and may fail: only for formats that have text.
         decode = await _decode(context, steps) if "full_text" in self.form.columns else None
         fill = self.fill if decode is None else replace(self.fill, decode=decode)
@@ -115,6 +122,8 @@ class ExportQuery:
             plan = await aside(weights.packed, lambda: self.form.plan(facts, steps, self.options, fill))
         except Inexpressible as error:
             raise refusal(error) from None
+        if others:
+            plan = replace(plan, skipped=[*others, *plan.skipped])
         planned = Planned(plan, weights.rows)
         if plan.pack is not None and not self.container.nests:
             planned = Planned(Plan(plan.trained, plan.skipped, plan.pack), weights.packed)
@@ -164,7 +173,8 @@ class ExportQuery:
 
 def export_query_from(request: web.Request, advantages: Sequence[str] = ALONE) -> ExportQuery:
     """Parse the options of a query. Raises BadRequest, which names the valid options."""
-    form = FORMATS[enum_param(request, "format", FORMATS, "sequences")]
+    policies = request.app[CONTEXT].policies
+    form = (FORMATS if policies.only else OF_POLICIES)[enum_param(request, "format", FORMATS, "sequences")]
     chosen = {
         "branches": enum_param(request, "branches", BRANCHES, form.branches),
         "row_weight": enum_param(request, "row_weight", ROW_WEIGHTS, "full"),
@@ -196,7 +206,7 @@ def export_query_from(request: web.Request, advantages: Sequence[str] = ALONE) -
         report=enum_param(request, "report", ("true", "false"), "false") == "true",
         discount=_discount_param(request),
         penalty=penalty,
-        policy=None if name is None else request.app[CONTEXT].policies.named(name).name,
+        policy=None if name is None else policies.named(name).name,
     )
     _check_advantages(query)
     return query

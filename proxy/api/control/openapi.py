@@ -70,6 +70,10 @@ _EXPORT = (
     ),
     ("advantage", {"enum": list(ALONE)}),
     ("discount", {"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
+    (
+        "policy",
+        {"type": "string", "description": "only steps of this policy; by default those of all trained policies"},
+    ),
     ("pad_id", {"type": "integer", "minimum": 0}),
     ("prompt_length", _COUNT),
     ("response_length", _COUNT),
@@ -178,7 +182,9 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("get", f"{_R}/tree", "Get the tree of a rollout's steps, with drift.", (_TREE,), statuses=(200, 400, 404)),
     Route("get", f"{_R}/export", "Export a rollout in a trainer's format.", _EXPORT, statuses=(200, 400, 404)),
-    Route("get", "/export", "Export many rollouts as a stream of rows.", (*_EXPORT, *_FILTER), statuses=(200, 400)),
+    Route(
+        "get", "/export", "Export many rollouts as a stream of rows.", (*_EXPORT, *_FILTER), statuses=(200, 400, 404)
+    ),
     Route("post", "/groups", "Open a group with its rollouts.", body=OpenGroup, statuses=(201, 200, 400, 409, 422)),
     Route("get", "/groups", "List groups, newest first.", _GROUP_FILTER, statuses=(200, 400)),
     Route("get", _G, "Get a group: its rollouts, their statuses and rewards.", statuses=(200, 404)),

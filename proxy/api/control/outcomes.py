@@ -100,7 +100,7 @@ async def _outcome(context: Context, query: ExportQuery, rollout: Rollout) -> Ou
 
 async def _played(context: Context, query: ExportQuery, rollout: Rollout) -> tuple[RolloutFacts, Episode]:
     """Return the facts of a rollout after the penalty, and what its rows train."""
-    steps = await query.read(context, rollout, whole=False)
+    steps, _ = await query.read(context, rollout, whole=False)
 
     def played() -> tuple[RolloutFacts, Episode]:
         facts = facts_of(rollout)

@@ -1,14 +1,25 @@
 """Export options, parsed from a query and from a claim."""
 
+from types import SimpleNamespace
+
 import orjson
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from policies import policies_of
 
+from proxy.api.context import CONTEXT
 from proxy.api.control.export_query import IN_GROUP, export_query_from, export_query_from_claim
 from proxy.api.control.schemas import ClaimBatch, read_as
 from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.trajectory.returns import SoftPenalty
 from proxy.trajectory.sequence import Options
+
+
+def request_for(method, path, **named):
+    """Return a request to a proxy without named policies."""
+    app = {CONTEXT: SimpleNamespace(policies=policies_of())}
+    return make_mocked_request(method, path, app=app, **named)
+
 
 OPTIONS = [
     {},
@@ -29,7 +40,7 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_claim_and_a_query_have_the_same_options(options):
     query = "&".join(f"{name}={value}" for name, value in options.items())
-    by_query = export_query_from(make_mocked_request("GET", f"/groups/g/export?{query}"), IN_GROUP)
+    by_query = export_query_from(request_for("GET", f"/groups/g/export?{query}"), IN_GROUP)
 
     assert by_query == export_query_from_claim(read_as(ClaimBatch, orjson.dumps({"consumer": "c", **options})))
 
@@ -48,7 +59,7 @@ def test_a_claim_and_a_query_have_the_same_options(options):
 )  # fmt: skip
 def test_an_invalid_option_is_named(query):
     with pytest.raises(BadRequest) as refused:
-        export_query_from(make_mocked_request("GET", f"/groups/g/export?{query}"), IN_GROUP)
+        export_query_from(request_for("GET", f"/groups/g/export?{query}"), IN_GROUP)
 
     assert query.partition("=")[0] == refused.value.param
 
@@ -56,11 +67,11 @@ def test_an_invalid_option_is_named(query):
 def test_the_penalty_requires_both_lengths():
     for query, missing in (("overlong_buffer=5", "max_len"), ("max_len=5", "overlong_buffer")):
         with pytest.raises(BadRequest, match=f"{missing} is missing"):
-            export_query_from(make_mocked_request("GET", f"/export?overlong=penalize&{query}"))
+            export_query_from(request_for("GET", f"/export?overlong=penalize&{query}"))
 
 
 def test_the_penalty_does_not_cut_rows():
-    request = make_mocked_request("GET", "/export?overlong=penalize&max_len=9&overlong_buffer=4")
+    request = request_for("GET", "/export?overlong=penalize&max_len=9&overlong_buffer=4")
     query = export_query_from(request)
 
     assert (Options(max_len=None, overlong="keep"), SoftPenalty(9, 4)) == (query.options, query.penalty)
@@ -68,12 +79,12 @@ def test_the_penalty_does_not_cut_rows():
 
 def test_a_format_without_a_place_for_advantages_of_turns_names_those_that_have_one():
     with pytest.raises(BadRequest, match="use one of sequences, scored_data, verifiers, tinker, prime_rl"):
-        export_query_from(make_mocked_request("GET", "/export?format=verl&advantage=step"))
+        export_query_from(request_for("GET", "/export?format=verl&advantage=step"))
 
 
 def test_an_export_cannot_be_normalized_over_a_batch():
     with pytest.raises(BadRequest, match=r"a claimed batch \(POST /batches/claim\)"):
-        export_query_from(make_mocked_request("GET", "/groups/g/export?advantage=reinforce_pp"), IN_GROUP)
+        export_query_from(request_for("GET", "/groups/g/export?advantage=reinforce_pp"), IN_GROUP)
     claim = read_as(ClaimBatch, b'{"consumer": "c", "advantage": "reinforce_pp"}')
     assert "reinforce_pp" == export_query_from_claim(claim).advantage
 
@@ -85,6 +96,6 @@ def test_a_claim_with_an_invalid_value_is_rejected(body):
 
 
 def test_the_accept_header_selects_the_container():
-    request = make_mocked_request("GET", "/export", headers={"Accept": "application/x-ndjson"})
+    request = request_for("GET", "/export", headers={"Accept": "application/x-ndjson"})
 
     assert "application/x-ndjson" == export_query_from(request).container.content_type

@@ -210,7 +210,8 @@ class NoBaseUrl(ProxyError):
 
 
 async def _nodes(context: Context, rollout: Rollout, terms: Mapping[str, Any]) -> list[dict[str, Any]]:
-    steps = await read_steps(context.store, rollout, whole=False)
+    read = await read_steps(context.store, rollout, whole=False)
+    steps = [step for step in read if context.policies.exports(None, step.policy)]
     as_tree = bool(terms.get("track_tree"))
     try:
         return await aside(len(steps), lambda: nodes_from(facts_of(rollout), steps, as_tree=as_tree))

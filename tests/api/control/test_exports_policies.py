@@ -1,0 +1,158 @@
+"""Exports of rollouts with several policies."""
+
+import io
+
+import orjson
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+from control_api import ProxyClient
+from fakes import settings_for
+
+from proxy.export import FORMATS
+from proxy.server.listener import running, simulating
+from proxy.simulator.options import Options
+
+POLICIES = {
+    "planner": {"models": ["planner"]},
+    "solver": {"models": ["solver-*"]},
+    "judge": {"models": ["judge"], "train": False},
+}
+JUDGED = "its policy judge is not trained"
+
+
+@pytest.fixture
+def sections():
+    return {"policies": POLICIES}
+
+
+async def record(proxy, rollout, *models):
+    """Record a call of each of these models, with the same messages and seed; return the step IDs."""
+    return [(await proxy.chat(rollout, model=model)).step_id for model in models]
+
+
+async def rows(proxy, path, **query):
+    """Return the rows and the skipped entries of an export."""
+    query = "&".join(f"{name}={value}" for name, value in {"report": "true", **query}.items())
+    answer = await proxy.get(f"{path}?{query}")
+    assert 200 == answer.status, answer.text
+    return answer.json["rows"], answer.json["report"]["skipped"]
+
+
+async def test_steps_of_policies_that_are_not_trained_are_skipped_with_the_reason(proxy):
+    planned, judged, solved = await record(proxy, "r1", "planner", "judge", "solver-1")
+    found, skipped = await rows(proxy, "/rollouts/r1/export")
+
+    assert [("planner", planned), ("solver", solved)] == [(row["policy"], row["spans"][0]["step_id"]) for row in found]
+    assert [{"step_id": judged, "why": JUDGED}] == skipped
+    answer = await proxy.get("/rollouts/r1/export")
+    assert f"1; {JUDGED} (1)" == answer.headers["X-Export-Skipped"]
+
+
+async def test_policy_selects_the_steps_of_one_policy(proxy):
+    """Also of one that is not trained, and of the policy `default`, whose rows do not name it."""
+    steps = await record(proxy, "r1", "planner", "judge", "other")
+    for policy, step in zip(("planner", "judge", "default"), steps, strict=True):
+        for form in ("sequences", "steps"):
+            (row,), skipped = await rows(proxy, "/rollouts/r1/export", policy=policy, format=form)
+
+            assert policy == row.get("policy", "default")
+            assert {other for other in steps if other != step} == {entry["step_id"] for entry in skipped}
+    assert {"its policy is planner, not default", "its policy is judge, not default"} == {e["why"] for e in skipped}
+
+
+async def test_many_rollouts_and_groups_are_exported_by_policy(proxy):
+    opened = await proxy.post("/groups", {"group_id": "g", "size": 1})
+    first = opened.json["rollouts"][0]["rollout_id"]
+    await record(proxy, first, "planner", "judge")
+    await proxy.finish(first, reward=1.0)
+    await record(proxy, "alone", "judge")
+    found, skipped = await rows(proxy, "/export", policy="judge")
+    assert {first, "alone"} == {row["rollout_id"] for row in found}
+    found, skipped = await rows(proxy, "/export")
+    assert ["planner"] == [row["policy"] for row in found if "policy" in row]
+    assert {"why": "none of its steps has a row", "rollout_id": "alone"} in skipped
+    answer = (await proxy.get("/groups/g/export?policy=judge&container=ndjson&report=true")).text.splitlines()
+
+    assert ["judge"] == [orjson.loads(row)["policy"] for row in answer[:-1]]
+    assert ["its policy is planner, not judge"] == [
+        entry["why"] for entry in orjson.loads(answer[-1])["report"]["skipped"]
+    ]
+
+
+@pytest.mark.parametrize("path", ["/rollouts/r1/export", "/export", "/groups/g/export"])
+async def test_an_unknown_policy_is_404(proxy, path):
+    await proxy.group("g", 1.0)
+    await record(proxy, "r1", "planner")
+    answer = await proxy.get(f"{path}?policy=critic")
+
+    assert (404, "policy") == (answer.status, answer.json["error"]["param"])
+    assert "The policies are planner, solver, judge, default." in answer.json["error"]["message"]
+
+
+async def test_a_format_with_one_row_names_policy_if_there_are_several(proxy):
+    """Also with branches=longest, which selects a branch of each policy."""
+    await record(proxy, "r1", "planner", "judge", "solver-1")
+    await proxy.finish("r1", reward=1.0)
+    for more in ("", "&branches=longest", "&branches=last"):
+        answer = await proxy.get(f"/rollouts/r1/export?format=trl{more}")
+
+        assert 409 == answer.status
+        assert (
+            "2 sequences. They are of the policies planner, solver: export them one by one with policy=."
+            in (answer.json["error"]["message"])
+        )
+    assert 1 == len((await rows(proxy, "/rollouts/r1/export", format="trl", policy="planner"))[0])
+    assert 2 == len((await rows(proxy, "/rollouts/r1/export", branches="longest"))[0])
+
+
+@pytest.mark.parametrize("form", [name for name in FORMATS if name not in {"verl_dataproto", "marin"}])
+async def test_rewards_and_advantages_of_steps_of_other_policies_change_nothing(proxy, form):
+    """The rows are those of a rollout in which the other policies have no call."""
+    planned, judged = await record(proxy, "r1", "planner", "judge")
+    await proxy.patch("/rollouts/r1", {"reward": 1.0, "metadata": {"env_name": "test"}})
+    await proxy.put("/policies/planner", {"version": 1})
+    values = {"step_rewards": {planned: 0.5}, "advantages": {planned: 0.25}}
+    assert 200 == (await proxy.patch("/rollouts/r1", values)).status
+    path = f"/rollouts/r1/export?format={form}&policy=planner"
+    before = await proxy.get(path)
+    values = {"step_rewards": {planned: 0.5, judged: [9.0]}, "advantages": {planned: 0.25, judged: [9.0] * 3}}
+    sampled = len((await proxy.get(f"/rollouts/r1/steps/{judged}")).json["choices"][0]["ids"])
+    values["step_rewards"][judged] *= sampled
+    assert 200 == (await proxy.patch("/rollouts/r1", values)).status
+    after = await proxy.get(path)
+
+    assert (before.status, before.text) == (after.status, after.text)
+
+
+@pytest.mark.parametrize(("container", "read"), [("arrow", "ipc"), ("parquet", "parquet")])
+@pytest.mark.parametrize("form", ["sequences", "steps"])
+async def test_columns_have_the_policy(proxy, container, read, form):
+    """It is null for the policy `default`."""
+    await record(proxy, "r1", "planner", "solver-1")
+    await record(proxy, "r2", "other")
+    found = []
+    for query in ("", "&policy=default"):
+        body = io.BytesIO((await proxy.get(f"/export?format={form}&container={container}{query}")).text)
+        table = pyarrow.ipc.open_stream(body).read_all() if read == "ipc" else pyarrow.parquet.read_table(body)
+        found.append(table.column("policy").to_pylist())
+
+    assert [["planner", "solver"], [None]] == found
+
+
+async def test_returns_of_turns_are_those_of_the_policy(proxy):
+    """The turns of other policies are not between its turns."""
+    await record(proxy, "r1", "planner", "judge", "planner")
+    await proxy.finish("r1", reward=1.0)
+    found, _ = await rows(proxy, "/rollouts/r1/export", advantage="step", discount=0.5, policy="planner")
+
+    assert [0.5, 1.0] == [value for row in found for value in row["advantages"].values()]
+
+
+async def test_a_step_of_a_policy_that_the_settings_no_longer_have_counts_as_trained(proxy, store):
+    """Rows name its policy, so that nothing is missing silently."""
+    await record(proxy, "r1", "judge")
+    async with simulating("127.0.0.1:0", Options()) as engine, running(settings_for(engine), store) as served:
+        (row,), skipped = await rows(ProxyClient(proxy.http, served.url), "/rollouts/r1/export")
+
+    assert ("judge", []) == (row["policy"], skipped)
