@@ -22,6 +22,10 @@ $ tokentape serve --engine http://127.0.0.1:8000
 $ tokentape tail                                      # in another terminal: follow new steps
 $ tokentape list --status completed --since 2h
 $ tokentape show ROLLOUT --logprobs
+$ tokentape rollout finish ROLLOUT --reward 1
+$ tokentape group show GROUP
+$ tokentape policy pause --drain-s 60 && tokentape policy set 7 && tokentape policy resume
+$ tokentape open ROLLOUT                              # its page in the browser
 $ tokentape export --url http://127.0.0.1:8400 --out rows.ndjson
 ```
 
@@ -51,6 +55,36 @@ A fault prevents or loses recorded steps or allows unintended access; a note is 
 ![tokentape audit](images/cli-audit.svg)
 
 Not tested: completion in zsh and fish.
+
+## A script for the simulator
+
+`tokentape simulate --script FILE` replies from a YAML or JSON file to chats. Of several conversations, the first
+one applies whose `when` occurs in the first user message:
+
+<!-- checked by tests/simulator/test_script.py -->
+```yaml
+- when: Oslo
+  turns:
+    - think: The user wants the weather.                   # reasoning
+      say: I look that up.                                 # content
+      call: [{name: weather, arguments: {city: Oslo}}]     # tool calls; arguments that are a string are sent unchanged
+    - say: It rains.
+- when: ""                                                 # any other chat
+  turns:
+    - say: Which city?
+      fail: {status: 503, times: 1}                        # the first attempt gets this error,
+      cut: 2                                               # and the next one, if streamed, ends after two tokens
+```
+
+- Every field of a turn is optional. A file may also be a single list of turns, for every chat.
+- The turn is the number of assistant messages in the request, so each rollout, retry and branch gets its own. A chat with more
+  turns, or without a conversation, gets 400.
+- Replies are sampled as token ids with logprobs, and parsed as vLLM's and SGLang's parsers do. Completions are not scripted.
+
+```console
+$ tokentape simulate --listen 127.0.0.1:8000 --script script.yaml
+$ tokentape serve --engine http://127.0.0.1:8000
+```
 """
 
 
@@ -62,10 +96,10 @@ class _Option(NamedTuple):
 def cli_page(made: str) -> str:
     """Return docs/cli.md. `made` is the comment on how the page is generated."""
     codes = [f"| {code.value} | {code.meaning} |" for code in Exit]
-    commands = [command for command in app.registered_commands if not command.hidden]
-    occurrences = Counter(row for command in commands for row in _options(command))
+    commands = {name: command for name, command in _commands() if not command.hidden}
+    occurrences = Counter(row for command in commands.values() for row in _options(command))
     common = [row for row, count in occurrences.items() if count > 1]
-    sections = [line for command in commands for line in _command(command, common)]
+    sections = [line for name, command in commands.items() for line in _command(name, command, common)]
     return (
         "# The command line\n\n"
         + made
@@ -82,13 +116,22 @@ def cli_page(made: str) -> str:
     )
 
 
-def _command(command: CommandInfo, common: Sequence[_Option]) -> Iterator[str]:
+def _commands() -> Iterator[tuple[str, CommandInfo]]:
+    """Yield the commands with their names, and those of groups as `GROUP COMMAND`."""
+    for command in app.registered_commands:
+        yield command.name or command.callback.__name__, command
+    for group in app.registered_groups:
+        inner = group.typer_instance
+        yield from ((f"{inner.info.name} {command.name}", command) for command in inner.registered_commands)
+
+
+def _command(name: str, command: CommandInfo, common: Sequence[_Option]) -> Iterator[str]:
     """Yield a command's heading and description, a table of its own options, and the names of the common ones."""
     function = command.callback
     params, defaults = _parameters(command)
-    arguments = [name for name, param in params.items() if isinstance(param, ArgumentInfo)]
-    usage = "".join(f" {name.upper()}" if defaults[name] is _REQUIRED else f" [{name.upper()}]" for name in arguments)
-    yield f"### `tokentape {command.name or function.__name__}{usage}`\n\n{inspect.getdoc(function)}\n"
+    arguments = [argument for argument, param in params.items() if isinstance(param, ArgumentInfo)]
+    usage = "".join(f" {each.upper()}" if defaults[each] is _REQUIRED else f" [{each.upper()}]" for each in arguments)
+    yield f"### `tokentape {name}{usage}`\n\n{inspect.getdoc(function)}\n"
     options = list(_options(command))
     if own := [option for option in options if option not in common]:
         yield from _table(own)
@@ -124,7 +167,8 @@ def _options(command: CommandInfo) -> Iterator[_Option]:
             kind = get_args(hints[name])[0]
             # typer reads the first name of an annotated option as its default.
             flags = [flag for flag in (param.default, *(param.param_decls or ())) if str(flag).startswith("-")]
-            names = ", ".join(f"`{flag}{_value(kind)}`" for flag in flags or [f"--{name.replace('_', '-')}"])
+            value = f" {param.metavar}" if param.metavar else _value(kind)
+            names = ", ".join(f"`{flag}{value}`" for flag in flags or [f"--{name.replace('_', '-')}"])
             yield _Option(names, _meaning(param, defaults[name]))
 
 

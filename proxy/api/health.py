@@ -86,17 +86,21 @@ async def show_health(_request: web.Request) -> web.Response:
 
 
 async def show_ready(request: web.Request) -> web.Response:
-    """`GET /ready`: 200 if the store is reachable and at least one engine is healthy, otherwise 503 with the state of each.
+    """`GET /ready`: 200 if the store is reachable, otherwise 503 with the state of the store and of each engine.
 
-    A journal replaces an unreachable store (store.on_failure: spool): `spooled` is the number of steps in it. It returns 503
-    from the first SIGTERM on: for `shutdown_delay_s`, or with a separate port of the control API until the process ends.
+    With `ready_requires_engine`, an engine must pass a health check too; otherwise no engine can delay the response. A journal
+    replaces an unreachable store (store.on_failure: spool): `spooled` is the number of steps in it. It returns 503 from the
+    first SIGTERM on: for `shutdown_delay_s`, or with a separate port of the control API until the process ends.
     """
     context = request.app[CONTEXT]
     if context.stopping.is_set():
         return json_response({"status": "stopping", "in_flight": context.in_flight.total()}, status=503)
-    store, engines = await asyncio.gather(_store(context), healthy_engines(context))
+    is_strict = context.settings.ready_requires_engine
+    store, engines = await asyncio.gather(
+        _store(context), healthy_engines(context) if is_strict else _engines_in_use(context)
+    )
     spooled = context.recorder.journaled
-    is_ready = (store == "ok" or spooled is not None) and any(engines.values())
+    is_ready = (store == "ok" or spooled is not None) and (any(engines.values()) or not is_strict)
     state: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
     if spooled is not None:
         state["spooled"] = spooled
@@ -122,8 +126,13 @@ async def _store(context: Context) -> str:
     return "ok"
 
 
+async def _engines_in_use(context: Context) -> dict[str, bool]:
+    """Return whether each endpoint gets calls, by name: it is not ejected."""
+    return {endpoint.label: not endpoint.health.is_ejected for endpoint in context.upstream.endpoints}
+
+
 async def healthy_engines(context: Context) -> dict[str, bool]:
-    """Return whether each endpoint is healthy, by name."""
+    """Check each endpoint and return whether it is healthy, by name."""
     endpoints = context.upstream.endpoints
     found = await asyncio.gather(*map(context.upstream.health_checker.check, endpoints))
     return {endpoint.label: healthy for endpoint, healthy in zip(endpoints, found, strict=True)}

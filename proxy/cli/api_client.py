@@ -7,10 +7,12 @@ from urllib.parse import quote, urlencode
 import aiohttp
 import orjson
 
-from proxy.cli.export import Refused, iter_bytes
+from proxy.cli.export import Refused, error_message
 from proxy.cli.render.step import recorded_texts
+from proxy.upstream.failure_text import failure_text
 
 MAX_TEXTS: Final = 2000  # token texts per request
+_JSON: Final = {"Content-Type": "application/json"}
 
 
 class ControlClient:
@@ -23,15 +25,26 @@ class ControlClient:
         self.url = url.rstrip("/")
 
     async def get(self, path: str, **query: Any) -> Any:
-        """Return the JSON body of a GET request.
+        """Return the JSON body of a GET request. Raises what `send` raises."""
+        return await self.send("GET", path, **query)
+
+    async def send(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        """Return the JSON body of the response; None if it has no body.
 
         Raises:
-            OSError: The request failed, or the status is not 200 (`Refused`), or the body is not JSON.
+            OSError: The request failed, or the status is 300 or more (`Refused`), or the body is not JSON.
         """
         url = self.url + path + _query(query)
-        body = b"".join([chunk async for chunk in iter_bytes(self.session, url)])
+        data = None if body is None else orjson.dumps(body)
         try:
-            return orjson.loads(body)
+            async with self.session.request(method, url, data=data, headers=_JSON if data else {}) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise OSError(f"request to {url} failed: {failure_text(error)}") from error
+        if response.status >= 300:
+            raise Refused(f"{url} returned {response.status}: {error_message(content)}", response.status)
+        try:
+            return orjson.loads(content) if content else None
         except orjson.JSONDecodeError as error:
             raise OSError(f"{url} did not return JSON; check that it is the control API of a proxy") from error
 

@@ -19,6 +19,7 @@ from proxy.rollouts.audit.report import NOT_SCORED, NOTHING, TOO_LONG, Result, i
 from proxy.rollouts.audit.runner import AuditLog, AuditOptions, audit_rows
 from proxy.rollouts.audit.sample import LogprobsMode
 from proxy.rollouts.audit.scoring import NotScored, Send, find_scorer
+from proxy.upstream.failure_text import failure_text
 
 _COLUMNS = (
     "rollout",
@@ -168,7 +169,7 @@ def sender(session: aiohttp.ClientSession, url: str) -> Send:
             async with session.request(method, root + path, json=body) as response:
                 return response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise OSError(f"request to the engine at {root} failed: {str(error) or type(error).__name__}") from error
+            raise OSError(f"request to the engine at {root} failed: {failure_text(error)}") from error
 
     return send
 

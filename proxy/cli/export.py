@@ -16,6 +16,7 @@ from proxy.cli.console import ExportProgress, export_bar, notes, print_json, pri
 from proxy.config.sections import ListenTlsSettings
 from proxy.config.settings import Settings
 from proxy.server.listener import running
+from proxy.upstream.failure_text import failure_text
 
 MAX_ERROR_CHARACTERS = 500  # of an error body that is not the control API's JSON
 
@@ -166,7 +167,7 @@ async def iter_bytes(
             async for chunk in response.content.iter_any():
                 yield chunk
     except aiohttp.ClientError as error:
-        raise OSError(f"request to {url} failed: {error}") from error
+        raise OSError(f"request to {url} failed: {failure_text(error)}") from error
 
 
 def error_message(body: bytes) -> str:

@@ -1,18 +1,20 @@
-"""The commands and options of `tokentape`: serve, simulate, list, show, tail, export, audit, check.
+"""The commands and options of `tokentape`: serve, simulate, list, show, tail, export, audit, check, and those of `resources`.
 
 Each command imports its implementation when it runs, so that `--help` and shell completion are fast.
 """
 
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
+from proxy.cli import resources
 from proxy.cli.exit_codes import Exit
+from proxy.cli.invoke import address_of, run, settings_of, usage_error
 from proxy.cli.options import (
     DEFAULT_URL,
     AsJson,
+    Commands,
     ConfigFile,
     OptionalRolloutId,
     ProxyKey,
@@ -22,11 +24,7 @@ from proxy.cli.options import (
     tokentape,
 )
 
-if TYPE_CHECKING:
-    from proxy.cli.show import ControlAddress
-    from proxy.config.settings import Settings
-
-app = typer.Typer(name="tokentape", callback=tokentape, no_args_is_help=True, pretty_exceptions_enable=False)
+app = Commands(name="tokentape", callback=tokentape, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.command()
@@ -43,11 +41,11 @@ def serve(
 ) -> None:
     """Run the proxy. If no engine is configured, it starts the simulator."""
     overrides = {"listen": listen, "workers": workers}
-    settings = _settings(config, engine=engine, store=store, insecure=insecure, **overrides)
+    settings = settings_of(config, engine=engine, store=store, insecure=insecure, **overrides)
     from proxy.cli.console import notes  # noqa: PLC0415 - keeps `--help` fast
     from proxy.cli.serve import serve as serve_until_signal  # noqa: PLC0415
 
-    _run(serve_until_signal(settings, notes()))
+    run(serve_until_signal(settings, notes()))
 
 
 @app.command(hidden=True)
@@ -55,7 +53,7 @@ def worker() -> None:
     """Run one worker process of `serve --workers`, configured through standard input."""
     from proxy.server.worker import work  # noqa: PLC0415 - keeps `--help` fast
 
-    _run(work())
+    run(work(), on_value_error=Exit.REFUSED)  # the supervisor passes it on if the worker cannot start
 
 
 @app.command()
@@ -96,11 +94,11 @@ def simulate(  # noqa: PLR0913, PLR0917 - each parameter is a named option
         call_eos=call_eos,
         noncanonical_rate=noncanonical_rate,
     )
-    _run(simulate_until_signal(listen, options, notes(), script=script, template=template, as_json=as_json))
+    run(simulate_until_signal(listen, options, notes(), script=script, template=template, as_json=as_json))
 
 
 @app.command("list")
-def list_(  # noqa: PLR0913, PLR0917 - each parameter is a named option
+def list_(  # noqa: PLR0917 - each parameter is a named option
     url: ProxyUrl = DEFAULT_URL,
     store: StoreUrl = None,
     status: Annotated[str | None, typer.Option(help="Only rollouts with this status: open, completed, …")] = None,
@@ -109,21 +107,17 @@ def list_(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
     api_key: ProxyKey = None,
     *,
-    groups: Annotated[bool, typer.Option("--groups", help="List groups instead of rollouts.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List rollouts, or groups, newest first."""
-    if groups and (group or since):
-        _usage_error("--group and --since cannot be used with --groups")
+    """List rollouts, newest first."""
     from proxy.cli.console import output  # noqa: PLC0415 - keeps `--help` fast
     from proxy.cli.show import ago, print_list  # noqa: PLC0415
 
     try:
         filters = {"status": status, "group_id": group, "since": None if since is None else ago(since)}
     except ValueError as error:
-        _usage_error(str(error))
-    noun = "groups" if groups else "rollouts"
-    _run(print_list(_address(url, store, api_key), output(), noun, limit, as_json=as_json, **filters))
+        usage_error(str(error))
+    run(print_list(address_of(url, store, api_key), output(), "rollouts", limit, as_json=as_json, **filters))
 
 
 @app.command()
@@ -144,12 +138,12 @@ def show(  # noqa: PLR0913 - each parameter is a named option
     from proxy.cli.render.rollout import StepView  # noqa: PLC0415
     from proxy.cli.show import print_rollout, print_step  # noqa: PLC0415
 
-    address, out = _address(url, store, api_key), output()
+    address, out = address_of(url, store, api_key), output()
     view = StepView(ids, logprobs, whole, with_values=not out.is_terminal or out.no_color)
     if step is None:
-        _run(print_rollout(address, out, rollout, view, as_json=as_json))
+        run(print_rollout(address, out, rollout, view, as_json=as_json))
     else:
-        _run(print_step(address, out, rollout, step, view, as_json=as_json))
+        run(print_step(address, out, rollout, step, view, as_json=as_json))
 
 
 @app.command()
@@ -167,7 +161,7 @@ def tail(
     from proxy.cli.console import output  # noqa: PLC0415 - keeps `--help` fast
     from proxy.cli.tail import tail as follow  # noqa: PLC0415
 
-    _run(follow(_address(url, None, api_key), rollout, last, output(), as_json=as_json))
+    run(follow(address_of(url, None, api_key), rollout, last, output(), as_json=as_json))
 
 
 @app.command()
@@ -204,22 +198,22 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     from proxy.cli.push import PushOptions, push_all  # noqa: PLC0415
 
     if (url is None) == (store is None):
-        _usage_error("specify either --url (a running proxy) or --store (a store that no other process has open)")
+        usage_error("specify either --url (a running proxy) or --store (a store that no other process has open)")
     parameters = [*(query or ()), *([f"policy={policy}"] if policy else ())]
     more = tuple((name, value) for name, _, value in (parameter.partition("=") for parameter in parameters))
     request = ExportRequest(form, tuple(rollout or ()), group, include, container, more)
-    settings = None if store is None else _settings(None, store=store, listen="127.0.0.1:0")
+    settings = None if store is None else settings_of(None, store=store, listen="127.0.0.1:0")
     if push is None:
         if as_json and out is None:
-            _usage_error("--json prints a report to standard output; use --out FILE for the rows")
-        _run(export_to(url, settings, request, out, api_key=api_key, as_json=as_json))
+            usage_error("--json prints a report to standard output; use --out FILE for the rows")
+        run(export_to(url, settings, request, out, api_key=api_key, as_json=as_json))
         return
     if rollout or query or out is not None or form not in {"sequences", "scored_data"}:
-        _usage_error(
+        usage_error(
             "--push exports groups as scored_data; it cannot be used with --rollout, --query, --out or another --format"
         )
     options = PushOptions(push, group_size, env_id, force_partial, max_len)
-    if not _run(push_all(url, settings, request, options, api_key=api_key, as_json=as_json)):
+    if not run(push_all(url, settings, request, options, api_key=api_key, as_json=as_json)):
         raise typer.Exit(Exit.FAILED)
 
 
@@ -256,7 +250,7 @@ def audit(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     from proxy.cli.export import ExportRequest  # noqa: PLC0415
 
     if (url is None) == (file is None):
-        _usage_error("specify either --url (a running proxy) or --file (exported rows)")
+        usage_error("specify either --url (a running proxy) or --file (exported rows)")
     request = command.Request(
         source=file or command.ServerAddress(str(url), api_key),
         export=ExportRequest("sequences", tuple(rollout or ()), group, "exact", "ndjson"),
@@ -269,7 +263,7 @@ def audit(  # noqa: PLR0913, PLR0917 - each parameter is a named option
         journal=resume,
         as_json=as_json,
     )
-    if not _run(command.audit(request, output(), notes())):
+    if not run(command.audit(request, output(), notes())):
         raise typer.Exit(Exit.FOUND)
 
 
@@ -286,48 +280,21 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check configuration, machine, store and engines; report problems and how to fix them."""
-    from proxy.cli.check import Finding, findings, print_findings, single  # noqa: PLC0415 - keeps `--help` fast
+    from proxy.cli.check import findings, print_findings, refused  # noqa: PLC0415 - keeps `--help` fast
     from proxy.cli.console import output  # noqa: PLC0415
     from proxy.cli.settings import InvalidSettings, load_settings  # noqa: PLC0415
 
     try:
         found = findings(load_settings(config, engine=engine, store=store, insecure=insecure, listen=listen))
     except InvalidSettings as error:
-        found = single(Finding("configuration", "fault", str(error), "see docs/settings.md for all settings"))
-    if not _run(print_findings(found, output(), as_json=as_json)):
-        raise typer.Exit(Exit.FOUND)
+        found = refused(error)
+    raise typer.Exit(run(print_findings(found, output(), as_json=as_json)))
 
 
-def _address(url: str, store: str | None, api_key: str | None) -> "ControlAddress":
-    from proxy.cli.show import ControlAddress  # noqa: PLC0415 - keeps `--help` fast
-
-    if store is None:
-        return ControlAddress(url, None, api_key)
-    return ControlAddress(None, _settings(None, store=store, listen="127.0.0.1:0"), None)
-
-
-def _settings(config: Path | None, **overrides: Any) -> "Settings":
-    """Load the settings; exit with an error message if they are invalid."""
-    from proxy.cli.settings import InvalidSettings, load_settings  # noqa: PLC0415 - keeps `--help` fast
-
-    try:
-        return load_settings(config, **overrides)
-    except InvalidSettings as error:
-        from proxy.cli.runner import fail  # noqa: PLC0415
-
-        fail(str(error))
-
-
-def _run(work: Coroutine[Any, Any, Any]) -> Any:
-    from proxy.cli.runner import run  # noqa: PLC0415 - keeps `--help` fast
-
-    return run(work)
-
-
-def _usage_error(sentence: str) -> NoReturn:
-    from proxy.cli.runner import fail  # noqa: PLC0415 - keeps `--help` fast
-
-    fail(sentence, code=Exit.MISUSED)
+for group in resources.GROUPS:
+    app.add_typer(group)
+app.command("engines")(resources.engines)
+app.command("open")(resources.open_page)
 
 
 def main() -> None:

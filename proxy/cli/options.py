@@ -1,17 +1,19 @@
-"""Options that several commands share, and shell completion of rollout IDs.
+"""Options that several commands share, their class, and shell completion of rollout IDs.
 
 `--help` and completion import this module, so it imports nothing slow.
 """
 
 import re
+from collections.abc import Callable
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, TypeVar
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import orjson
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 
 def complete_rollout_id(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -30,10 +32,45 @@ StoreUrl = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 RolloutId = Annotated[str, typer.Argument(help="Rollout ID.", autocompletion=complete_rollout_id)]
+GroupId = Annotated[str, typer.Argument(help="Group ID.")]
+PolicyName = Annotated[str, typer.Option("--policy", help="Name of the policy.")]
 OptionalRolloutId = Annotated[
     str | None,
     typer.Argument(help="Follow only this rollout, starting with its last steps.", autocompletion=complete_rollout_id),
 ]
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _without_values(params: list[Any]) -> list[Any]:
+    """Let the help show flags as `--json`; typer (0.29) shows `--json <bool>`, also for its own flags."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_values(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_values(super().get_params(ctx))
+
+
+class Commands(typer.Typer):
+    """A typer application whose help shows flags without values."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cls=_Group, **options)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[_F], _F]:
+        """Return the decorator of a command."""
+        return super().command(name, **{"cls": _Command, **options})
+
 
 DEFAULT_URL = "http://127.0.0.1:8400"
 

@@ -1,15 +1,17 @@
 """`tokentape serve` and `tokentape simulate`: run until a signal and print the addresses."""
 
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
+from proxy.cli.banner import banner, read_engines
 from proxy.cli.console import print_json
-from proxy.config.addresses import without_secrets
+from proxy.cli.settings import InvalidSettings
 from proxy.config.settings import Settings
-from proxy.server.listener import running, simulating, with_an_engine
+from proxy.server.listener import RunningServer, running, simulating, with_an_engine
 from proxy.server.shutdown import stopped_by_signals
 from proxy.server.supervisor import refuse_left_journals, working
 from proxy.simulator.markers import read_template
@@ -21,22 +23,32 @@ from proxy.telemetry.logs import set_up
 async def serve(settings: Settings, notes: Console) -> None:
     """Run the proxy until SIGINT or SIGTERM."""
     set_up(settings.log.level, settings.log.format)
-    refuse_left_journals(settings)
-    serving = running if settings.workers == 1 else working
     with stopped_by_signals() as stop:
-        async with with_an_engine(settings) as (complete, is_simulated), serving(complete) as served:
+        async with AsyncExitStack() as stack:
+            complete, is_simulated, served = await _started(stack, settings)
             if is_simulated:
                 notes.print("[bold yellow]No engine is configured; the built-in SIMULATOR generates the responses.[/]")
                 notes.print("  Its text is meaningless. To use a real engine: --engine http://127.0.0.1:8000")
-            for endpoint in complete.engines.endpoints:
-                notes.print(f"engine    {escape(endpoint.url)} ({endpoint.kind})", soft_wrap=True)
-            notes.print(f"store     {escape(without_secrets(complete.store.url))}", soft_wrap=True)
-            if served.control_url != served.url:
-                notes.print(f"control   {escape(served.control_url)}", soft_wrap=True)
-            url, agents_url = escape(served.url), escape(complete.agents.url or served.url)
-            notes.print(f"[bold]listening {url}[/]   OPENAI_BASE_URL={agents_url}/v1", soft_wrap=True)
+            for line in banner(complete, served, await read_engines(complete, served)):
+                notes.print(line, soft_wrap=True)
             await stop.wait()
             notes.print("stopping: waiting for calls in flight")
+
+
+async def _started(stack: AsyncExitStack, settings: Settings) -> tuple[Settings, bool, RunningServer]:
+    """Start the proxy; return its settings, whether the simulator is its engine, and its addresses.
+
+    Raises:
+        InvalidSettings: A start with these settings cannot succeed.
+        OSError, StorageError: The start failed for another reason.
+    """
+    serving = running if settings.workers == 1 else working
+    try:
+        refuse_left_journals(settings)
+        complete, is_simulated = await stack.enter_async_context(with_an_engine(settings))
+        return complete, is_simulated, await stack.enter_async_context(serving(complete))
+    except ValueError as error:
+        raise InvalidSettings(str(error)) from error
 
 
 async def simulate(

@@ -1,6 +1,6 @@
 """Loads the settings of a command from the file and the environment, with command line overrides."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +8,22 @@ import yaml
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from proxy.config.sections import EnginesSettings, StoreSettings
 from proxy.config.settings import Settings, load
+from proxy.upstream.failure_text import failure_text
 
 _IN_JSON = """lists and objects must be JSON, e.g. TOKENTAPE_AGENTS__API_KEYS='["a-key"]'"""
 
 
 class InvalidSettings(ValueError):
-    """The settings are invalid. The message has one line per error."""
+    """The settings are invalid. `faults` are the names of settings with the problems; the message has one line for each.
+
+    A name is empty if the file or the environment cannot be read.
+    """
+
+    def __init__(self, message: str, faults: Sequence[tuple[str, str]] = ()) -> None:
+        lines = [f"  {name}: {problem}" if name else f"  {problem}" for name, problem in faults]
+        super().__init__("\n".join([message, *lines]))
+        self.faults = faults or [("", message)]
 
 
 def load_settings(
@@ -34,21 +42,22 @@ def load_settings(
     try:
         _validate_file(config)
         values = {name: value for name, value in overrides.items() if value is not None}
-        settings = load(config, **values, **({"insecure": True} if insecure else {}))
-        changes: dict[str, Any] = {}
+        if insecure:
+            values["insecure"] = True
         if engine:
-            endpoints = [{"url": url} for url in engine]
-            changes["engines"] = EnginesSettings(**{**settings.engines.model_dump(), "endpoints": endpoints})
+            values["engines"] = {"endpoints": [{"url": url} for url in engine]}
         if store:
-            changes["store"] = StoreSettings(**{**dict(settings.store), "url": store})
-        return settings.model_copy(update=changes)
+            values["store"] = {"url": store}
+        return load(config, **values)  # sections are merged with those of the environment and the file
     except ValidationError as error:
-        raise InvalidSettings("invalid configuration:\n" + "\n".join(_errors(error))) from None
+        raise InvalidSettings("invalid configuration:", list(_faults(error))) from None
     except SettingsError as error:
         raise InvalidSettings(f"cannot read an environment variable ({error}): {_IN_JSON}") from error
     except yaml.YAMLError as error:
         raise InvalidSettings(f"{config} is not valid YAML: {error}") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InvalidSettings(f"cannot read the configuration: {failure_text(error)}") from error
+    except ValueError as error:
         raise InvalidSettings(f"cannot read the configuration: {error}") from error
 
 
@@ -64,8 +73,9 @@ def _validate_file(config: Path | None) -> None:
                 raise ValueError(message)  # noqa: TRY004 - about the user's input, not about a type
 
 
-def _errors(error: ValidationError) -> Iterator[str]:
+def _faults(error: ValidationError) -> Iterator[tuple[str, str]]:
+    """Yield the name of each setting that is invalid, and the problem."""
     for detail in error.errors():
-        name = ".".join(map(str, detail["loc"])) or "settings"
+        name = ".".join(map(str, detail["loc"])) or detail.get("ctx", {}).get("setting", "")
         message = "unknown setting" if detail["type"] == "extra_forbidden" else detail["msg"]
-        yield f"  {name}: {message.removeprefix('Value error, ')}"
+        yield name, message.removeprefix("Value error, ")

@@ -1,15 +1,18 @@
-"""`tokentape list` and `tokentape show`: fetch rollouts, groups and steps and print them."""
+"""Commands that fetch rollouts, groups, steps, policies and engines and print them."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from urllib.parse import quote
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from proxy.cli.api_client import ControlClient, rollout_path
 from proxy.cli.console import print_json, print_lines, print_note, print_table
 from proxy.cli.export import connected
 from proxy.cli.render.rollout import RolloutView, StepView, step_lines
-from proxy.cli.render.tables import groups_table, rollouts_table
+from proxy.cli.render.tables import engines_table, groups_table, members_table, policies_table, rollouts_table
 from proxy.clock import SystemClock
 from proxy.config.settings import Settings
 
@@ -38,12 +41,49 @@ async def print_list(
         print_note(f"no {noun}" + (" match the filters" if any(filters.values()) else ""))
         return
     build = rollouts_table if noun == "rollouts" else groups_table
-    table, hidden = build(found, out.width, SystemClock().now_ms())
+    _print_table(out, *build(found, out.width, SystemClock().now_ms()))
+    if cursor is not None:
+        print_note(f"more than {limit} {noun}; use --limit to list more", "dim")
+
+
+async def print_group(address: ControlAddress, out: Console, group_id: str, *, as_json: bool) -> None:
+    """Print a group and its rollouts. Raises OSError if the request fails."""
+    group = await _fetched(address, f"/groups/{quote(group_id, safe='')}")
+    if as_json:
+        print_json(group)
+        return
+    _print_table(out, *groups_table([group], out.width, SystemClock().now_ms()))
+    print_lines(out, [Text()])
+    _print_table(out, *members_table(group["rollouts"], out.width))
+
+
+async def print_policies(address: ControlAddress, out: Console, *, as_json: bool) -> None:
+    """Print all policies. Raises OSError if the request fails."""
+    found = await _fetched(address, "/policies")
+    if as_json:
+        print_json(found)
+        return
+    _print_table(out, *policies_table(found["policies"], out.width))
+
+
+async def print_engines(address: ControlAddress, out: Console, *, as_json: bool) -> None:
+    """Print the engines, which are checked for it. Raises OSError if the request fails."""
+    found = await _fetched(address, "/engines")
+    if as_json:
+        print_json(found)
+        return
+    _print_table(out, *engines_table(found["engines"], out.width))
+
+
+async def _fetched(address: ControlAddress, path: str) -> Any:
+    async with connected(address.url, address.settings, address.api_key) as (session, url):
+        return await ControlClient(session, url).get(path)
+
+
+def _print_table(out: Console, table: Table, hidden: list[str]) -> None:
     print_table(out, table)
     if hidden:
         print_note(f"columns not shown: {', '.join(hidden)}", "dim")
-    if cursor is not None:
-        print_note(f"more than {limit} {noun}; use --limit to list more", "dim")
 
 
 async def print_rollout(

@@ -26,6 +26,7 @@ from proxy.cli.render.step import counts, latency, summary, verdict
 from proxy.cli.show import ControlAddress
 from proxy.protocols.sse import EventParser
 from proxy.server.shutdown import stopped_by_signals
+from proxy.upstream.failure_text import failure_text
 
 MAX_REMEMBERED: Final = 10_000  # rollouts and step IDs; a forgotten rollout continues with its next event
 READ_TIMEOUT_S: Final = 40  # the proxy sends a comment every 15 s
@@ -125,7 +126,7 @@ class Tail:
                         if event.name == b"changed":
                             yield orjson.loads(event.payload)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise OSError(f"cannot follow {self._client.url}: {str(error) or type(error).__name__}") from error
+            raise OSError(f"cannot follow {self._client.url}: {failure_text(error)}") from error
 
     async def _catch_up(self) -> None:
         """Print the steps that were stored while not connected."""

@@ -15,13 +15,21 @@ from pydantic import (
     model_validator,
 )
 
-from proxy.config.addresses import base_url
+from proxy.config.addresses import base_url, split_listen
 
 
 class Section(BaseModel):
     """A section of the settings. Unknown names are rejected, so that a typo does not go unnoticed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _check_listen(listen: str) -> str:
+    split_listen(listen)
+    return listen
+
+
+Listen: TypeAlias = Annotated[str, AfterValidator(_check_listen)]
 
 
 def _check_caps(cap: dict[str, Any]) -> dict[str, Any]:
@@ -318,7 +326,7 @@ class ControlSettings(Section):
     """The control API."""
 
     api_keys: list[Key] = Field([], description="API keys for the control API. Without any, it requires no key.")
-    listen: str | None = Field(
+    listen: Listen | None = Field(
         None, description="Separate HOST:PORT of the control API. Default: the port of the model API."
     )
 

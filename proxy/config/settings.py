@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import orjson
 from pydantic import Field, SecretStr, model_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from proxy.config.addresses import is_loopback, split_listen
@@ -21,6 +22,7 @@ from proxy.config.sections import (
     ControlSettings,
     DialectSettings,
     EnginesSettings,
+    Listen,
     ListenTlsSettings,
     LogSettings,
     OsmosisSettings,
@@ -39,7 +41,7 @@ class Settings(BaseSettings):
         env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
     )
 
-    listen: str = Field("127.0.0.1:8400", description="Address to listen on, as HOST:PORT.")
+    listen: Listen = Field("127.0.0.1:8400", description="Address to listen on, as HOST:PORT.")
     listen_tls: ListenTlsSettings = Field(ListenTlsSettings(), description="TLS for the addresses of both APIs.")
     insecure: bool = Field(default=False, description="Allow a non-loopback address without API keys.")
     workers: int = Field(
@@ -49,6 +51,10 @@ class Settings(BaseSettings):
         0,
         ge=0,
         description="Seconds after SIGTERM in which calls are still accepted and /ready returns 503, for load balancers.",
+    )
+    ready_requires_engine: bool = Field(
+        default=False,
+        description="Whether /ready returns 503 while no engine passes a health check. By default, the store decides.",
     )
     drain_timeout_s: float = Field(
         60, ge=0, description="Maximum seconds for calls in flight to finish on shutdown; then they are aborted."
@@ -85,10 +91,12 @@ class Settings(BaseSettings):
         ):
             host, _ = split_listen(listen)
             if not keys and not self.insecure and not is_loopback(host):
-                raise ValueError(
-                    f"{listen} is not a loopback address, and {section}.api_keys is empty. Set {section}.api_keys, "
-                    "listen on 127.0.0.1, or pass --insecure if the network is closed"
+                setting = f"{section}.api_keys"
+                sentence = (
+                    f"{listen} is not a loopback address, and {setting} is empty. Set {setting}, listen on 127.0.0.1, or "
+                    "pass --insecure if the network is closed"
                 )
+                raise PydanticCustomError("no_keys", "{sentence}", {"sentence": sentence, "setting": setting})
         return self
 
     @classmethod

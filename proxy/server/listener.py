@@ -25,6 +25,7 @@ from proxy.server.standby import StandbyApp
 from proxy.simulator.options import Options
 from proxy.telemetry.logs import WIRE_LOG
 from proxy.telemetry.multiprocess import WorkerSlot
+from proxy.upstream.failure_text import failure_text
 from storage.errors import StoreUnreachable
 from storage.store import Store
 
@@ -161,7 +162,7 @@ def _tls(settings: ListenTlsSettings) -> ssl.SSLContext | None:
         )  # empty, to prevent a prompt in the terminal
     except OSError as error:  # ssl.SSLError is one
         raise ValueError(
-            f"listen_tls: invalid certificate {settings.cert_file} or key {settings.key_file}: {error}"
+            f"listen_tls: invalid certificate {settings.cert_file} or key {settings.key_file}: {failure_text(error)}"
         ) from error
     return context
 
@@ -198,6 +199,9 @@ async def _listen(
         await HandedOver(runner, channel, listen, tls).start()
         bound = port
     else:
-        await web.TCPSite(runner, host, port, backlog=4096, ssl_context=tls).start()
+        try:
+            await web.TCPSite(runner, host, port, backlog=4096, ssl_context=tls).start()
+        except OSError as error:
+            raise OSError(f"Cannot listen on {listen}: {failure_text(error)}") from error
         bound = runner.addresses[0][1]
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{bound}"

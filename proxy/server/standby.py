@@ -32,8 +32,9 @@ class StandbyApp:
     def make_app(self) -> web.Application:
         """Return the application for one port."""
         app = web.Application(middlewares=[answer_failures])
-        app.router.add_get("/health", self._show_health)
-        app.router.add_get("/ready", self._show_ready)
+        for suffix in ("", "z"):
+            app.router.add_get(f"/health{suffix}", self._show_health)
+            app.router.add_get(f"/ready{suffix}", self._show_ready)
         app.router.add_route("*", r"/{path:[\s\S]*}", self._refuse)
         return app
 

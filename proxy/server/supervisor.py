@@ -24,6 +24,7 @@ from proxy.server.app import store_options
 from proxy.server.handover import Acceptor
 from proxy.server.listener import RunningServer
 from proxy.telemetry.logs import LOG
+from proxy.upstream.failure_text import failure_text
 from storage import start_shared
 
 # The worker gets our sys.path, so that it does not import modules from the working directory.
@@ -39,6 +40,7 @@ async def working(settings: Settings) -> AsyncIterator[RunningServer]:
 
     Raises:
         OSError: The workers cannot start, or one did not stop cleanly.
+        ValueError: The configuration is invalid.
         StorageError: The embedded store cannot start.
     """
     async with AsyncExitStack() as stack:
@@ -78,7 +80,10 @@ class Workers:
         return f"<Workers {[process.pid for process in self._processes.values()]}>"
 
     async def start(self) -> RunningServer:
-        """Start the workers; return when all listen. Raises OSError; the worker has logged the reason."""
+        """Start the workers; return when all listen.
+
+        Raises OSError, or ValueError if the configuration is invalid; the worker has logged the reason.
+        """
         served = await self._launch(0)  # alone: errors of settings or store are logged once
         await asyncio.gather(*map(self._launch, range(1, self._settings.workers)))
         create_task = asyncio.get_running_loop().create_task  # referenced in _tasks until stop awaits them
@@ -109,11 +114,11 @@ class Workers:
             LOG.error("Worker %d exited (%s); restarting in %g s", number, code, delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(_MAX_DELAY_S, delay_s * 2 or 0.1)
-            with suppress(OSError):  # it exited before it listened; the loop handles that
+            with suppress(OSError, ValueError):  # it exited before it listened; the loop handles that
                 await self._launch(number)
 
     async def _launch(self, number: int) -> RunningServer:
-        """Start a worker; return when it listens. Raises OSError."""
+        """Start a worker; return when it listens. Raises what `start` raises."""
         with ExitStack() as channels:
             descriptors = [channels.enter_context(acceptor.add_worker()).fileno() for acceptor in self._acceptors]
             process = self._processes[number] = await asyncio.create_subprocess_exec(
@@ -129,7 +134,9 @@ class Workers:
         assert process.stdout is not None
         answer = await process.stdout.readline()
         if not answer:
-            raise OSError(f"Worker {number} exited before it listened (exit code {await process.wait()})")
+            code = await process.wait()
+            error = ValueError if code == os.EX_CONFIG else OSError
+            raise error(f"Worker {number} exited before it listened (exit code {code})")
         return RunningServer(**orjson.loads(answer))
 
 
@@ -175,7 +182,7 @@ def _accept(stack: AsyncExitStack, listen: str) -> tuple[str, Acceptor]:
             port = opened.getsockname()[1]
             listening.append(opened)
     except OSError as error:
-        raise OSError(error.errno, f"Cannot listen on {host}:{port}: {error.strerror}") from error
+        raise OSError(f"Cannot listen on {listen}: {failure_text(error)}") from error
     acceptor = Acceptor(listening)
     stack.callback(acceptor.close)
     return f"{f'[{host}]' if ':' in host else host}:{port}", acceptor

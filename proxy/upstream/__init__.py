@@ -8,6 +8,7 @@ failover          the endpoints of one call, and when the next one is tried
 queue             the limit of concurrent calls, fair between rollouts
 lora              loads and unloads LoRA adapters
 client            requests to endpoints, and their errors
+failure_text      sentences for failed connections
 http_client       HTTP/1.1 on aiohttp's connections; http_response and decoding read what engines return
 
 aiohttp's exceptions are translated here: callers see only those of `proxy.errors`. Nothing in this package interprets a

@@ -18,6 +18,7 @@ from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import BackgroundTasks, off_loop
 from proxy.upstream.detection import detect
 from proxy.upstream.endpoint import Endpoint, make_endpoint
+from proxy.upstream.failure_text import failure_text
 from proxy.upstream.headers import upstream as upstream_headers
 from proxy.upstream.health import HealthChecker
 from proxy.upstream.http_client import HttpClient
@@ -273,10 +274,10 @@ class Upstream:
 
     def _engine_error(self, label: str, error: Exception) -> EngineError:
         if isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientConnectorError):
-            return EngineUnreachable(f"Engine {label} is unreachable: {_error_text(error)}")
+            return EngineUnreachable(f"Engine {label} is unreachable: {failure_text(error)}")
         if isinstance(error, TimeoutError):
             return EngineTimeout(f"Engine {label} timed out after {self._settings.read_timeout_s} s")
-        return EngineDisconnected(f"Engine {label} disconnected: {_error_text(error)}")
+        return EngineDisconnected(f"Engine {label} disconnected: {failure_text(error)}")
 
     async def detect_all(self) -> None:
         """Detect the engine type of every endpoint. An unreachable endpoint keeps its last known type."""
@@ -379,8 +380,3 @@ class Upstream:
             await asyncio.wait(tasks)
         await self._client.close()
         await self._unpooled.close()
-
-
-def _error_text(error: BaseException) -> str:
-    """Return an exception's message, or its type if the message is empty."""
-    return str(error) or type(error).__name__

@@ -1,29 +1,62 @@
 """Liveness, readiness and metrics."""
 
+import asyncio
+
+import pytest
+from aiohttp import web
 from fakes import proxying
 
 
 async def test_health_is_200_while_the_process_runs(proxy):
     """The state of the engines does not matter."""
-    assert {"status": "ok"} == (await proxy.get("/health")).json
+    assert {"status": "ok"} == (await proxy.get("/health")).json == (await proxy.get("/healthz")).json
 
 
 async def test_ready_requires_the_store(proxy, store):
-    """The 503 response names the failing part."""
+    """The 503 response names the failing part; /readyz is the same."""
     ready = await proxy.get("/ready")
     store.failing.add("ping")
     unavailable = await proxy.get("/ready")
+    assert (503, unavailable.json) == ((again := await proxy.get("/readyz")).status, again.json)
 
     assert (200, "ready", "ok") == (ready.status, ready.json["status"], ready.json["store"])
     assert (503, "the test took the store away") == (unavailable.status, unavailable.json["store"])
 
 
-async def test_ready_requires_a_reachable_engine(store, proxy):
-    async with proxying("http://127.0.0.1:9", store) as served:
-        response = await proxy.http.get(served.url + "/ready")
+@pytest.mark.parametrize(("is_strict", "status", "word"), [(False, 200, "ready"), (True, 503, "not ready")])
+async def test_ready_requires_an_engine_only_with_ready_requires_engine(store, http, is_strict, status, word):
+    """While the only engine reloads, a load balancer keeps the replica, whose calls are 503 with Retry-After."""
+    engines = {"eject_after": 1, "health_interval_s": 0.01}
+    sections = {"ready_requires_engine": is_strict, "engines": engines}
+    async with proxying("http://127.0.0.1:9", store, **sections) as served:
+        while (
+            b'tokentape_engine_healthy{engine="fake"} 0.0' not in await (await http.get(f"{served.url}/metrics")).read()
+        ):
+            pass
+        response = await http.get(served.url + "/ready")
         payload = await response.json()
+        async with http.get(f"{served.url}/engines") as listed:
+            (engine,) = (await listed.json())["engines"]
 
-    assert (503, {"fake": False}) == (response.status, payload["engines"])
+    assert (status, word, {"fake": False}) == (response.status, payload["status"], payload["engines"])
+    assert (False, True) == (engine["healthy"], "unreachable" in engine["last_fault"])
+
+
+async def test_an_engine_that_does_not_respond_does_not_delay_ready(store, http, engine):
+    """Kubernetes' probe has a timeout of its own, so a slow response would remove the replica."""
+    responds = asyncio.Event()
+
+    async def respond(request, body):
+        await responds.wait()
+        return web.Response()
+
+    engine.respond = respond
+    async with proxying(engine.url, store) as served, http.get(served.url + "/ready") as response:
+        payload = await response.json()
+        assert not responds.is_set()
+        responds.set()
+
+    assert (200, "ready", {"fake": True}) == (response.status, payload["status"], payload["engines"])
 
 
 async def test_metrics_count_calls_steps_and_fidelity_problems(proxy):

@@ -1,5 +1,7 @@
 """The command line, run as processes."""
 
+import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from urllib.request import Request, urlopen
 
 import orjson
 import pytest
+from aiohttp import web
 from commands import TOKENTAPE, run, started
 from typer.testing import CliRunner
 
@@ -161,7 +164,7 @@ def test_an_error_is_a_message_without_a_traceback_and_a_nonzero_status(monkeypa
     monkeypatch.setattr("proxy.cli.serve.set_up", lambda *_: None)  # it would log to this command's standard error
     done = CliRunner().invoke(app, words, env=environment)
 
-    assert done.exit_code in (1, 2)
+    assert done.exit_code in (Exit.FAILED, Exit.MISUSED, Exit.REFUSED)
     assert isinstance(done.exception, SystemExit)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -209,7 +212,16 @@ def test_list_show_and_tail_print_a_recorded_rollout(tmp_path):
     ("words", "message"),
     [
         ("list --since 2w", "invalid duration"),
-        ("list --groups --group g", "cannot be used with --groups"),
+        ("rollout reward r", "specify the reward"),
+        ("rollout reward r nan", "not a finite number"),
+        ("rollout reward r --step s1", "STEP_ID=NUMBER"),
+        ("rollout reward r --step s1=inf", "STEP_ID=NUMBER"),
+        ("rollout reward r 1 2", "2"),
+        ("rollout finish r --metadata 7", "must be a JSON object"),
+        ("rollout finish r --metadata {", "is not JSON"),
+        ("rollout finish r --status open", "--status"),
+        ("policy pause --drain-s -1", "--drain-s"),
+        ("open r --group g", "either a rollout or --group"),
         ("export --url http://127.0.0.1:9 --json", "--out"),
         ("export", "either --url"),
         ("audit --engine http://127.0.0.1:9", "either --url"),
@@ -230,7 +242,11 @@ def test_a_wrong_command_line_has_exit_status_2(words, message):
         "list --url http://127.0.0.1:9",
         "show r --url http://127.0.0.1:9",
         "tail --url http://127.0.0.1:9",
-        "serve --config no",
+        "engines --url http://127.0.0.1:9",
+        "open --url http://127.0.0.1:9",
+        "group show g --url http://127.0.0.1:9",
+        "policy list --url http://127.0.0.1:9",
+        "rollout delete r --url http://127.0.0.1:9",
     ],
 )
 def test_a_failed_command_has_exit_status_1_and_a_message_on_standard_error(words):
@@ -238,15 +254,78 @@ def test_a_failed_command_has_exit_status_1_and_a_message_on_standard_error(word
 
     assert (Exit.FAILED, "") == (done.exit_code, done.stdout)
     assert done.stderr.startswith("tokentape: ")
+    assert "127.0.0.1:9: Connection refused" in done.stderr
+    assert not re.search(r"Errno|ssl:", done.stderr)
 
 
-def test_invalid_settings_are_a_finding_of_check():
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("serve --config no", "No such file or directory: no"),
+        ("serve --listen 0.0.0.0:0", "agents.api_keys is empty"),
+        ("serve --listen 127.0.0.1:0 --store mysql://x", "mysql"),
+        ("serve --listen 127.0.0.1:0 --store mysql://x --workers 2", "mysql"),
+        ("list --store embedded:x", "unknown setting"),
+    ],
+)
+def test_a_refused_configuration_has_exit_status_78(words, message):
+    """systemd does not restart a service with this status."""
+    environment = {"TOKENTAPE_NO_SUCH": "1", "TOKENTAPE_STORE__NO_SUCH": "1"} if "--store embedded" in words else {}
+    done = run(*words.split(), **environment)
+
+    assert (78, "") == (done.returncode, done.stdout)
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize("command", ["serve --store embedded:{}", "serve --store embedded:{} --workers 2", "simulate"])
+def test_a_port_in_use_is_a_sentence_and_exit_status_1(tmp_path, engine, command):
+    """A restart can succeed later."""
+    address = engine.url.removeprefix("http://")
+    done = run(*command.format(tmp_path).split(), "--listen", address)
+
+    assert (1, f"tokentape: Cannot listen on {address}: Address already in use\n") == (done.returncode, done.stderr)
+
+
+def test_invalid_settings_are_findings_of_check_by_the_names_of_settings():
     """The exit status is 3."""
     done = CliRunner().invoke(app, ["check", "--listen", "0.0.0.0:1", "--json"])
     report = orjson.loads(done.stdout)
 
-    assert Exit.FOUND == done.exit_code
+    assert Exit.FOUND == done.exit_code == report["exit_code"]
+    assert ["agents.api_keys"] == [finding["subject"] for finding in report["findings"]]
     assert "agents.api_keys is empty" in report["findings"][0]["seen"]
+
+    report = orjson.loads(CliRunner().invoke(app, ["check", "--listen", "1", "--engine", "x", "--json"]).stdout)
+    assert ["listen", "engines.endpoints.0.url"] == [finding["subject"] for finding in report["findings"]]
+
+
+async def test_check_has_exit_statuses_for_a_port_in_use_and_for_an_engine_without_token_ids(tmp_path, engine):
+    """An unreachable engine beside it is 3. The store is not created."""
+    taken = ("--listen", engine.url.removeprefix("http://"))
+    free, store = ("--listen", "127.0.0.1:0"), ("--store", f"embedded:{tmp_path / 'data'}")
+
+    async def respond(request, body):
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "m"}]})
+        if request.path == "/v1/chat/completions":
+            return web.json_response({"choices": [{"message": {"content": "hi"}}]})
+        return web.Response(status=404)
+
+    engine.fixed_responses, engine.respond = {}, respond
+    chats = ("--engine", engine.url)
+    codes = [
+        (await asyncio.to_thread(run, "check", *options, *store)).returncode
+        for options in (
+            free,
+            taken,
+            (*free, *chats),
+            (*taken, *chats),
+            (*free, *chats, "--engine", "http://127.0.0.1:9"),
+        )
+    ]
+
+    assert [Exit.DONE, Exit.ADDRESS_IN_USE, Exit.UNTRAINABLE, Exit.FOUND, Exit.FOUND] == codes
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_help_imports_neither_the_server_nor_the_settings():

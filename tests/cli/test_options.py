@@ -52,6 +52,16 @@ def test_version_prints_the_version_of_the_package():
     assert (Exit.DONE, f"tokentape {version('tokentape')}\n") == (done.exit_code, done.stdout)
 
 
+@pytest.mark.parametrize("words", ["serve --help", "rollout finish --help", "--help"])
+def test_flags_have_no_value_in_the_help(words):
+    """An option such as --listen has one."""
+    shown = CliRunner().invoke(app, words.split(), env={"COLUMNS": "200"}).stdout
+
+    assert "--help" in shown
+    assert "bool" not in shown
+    assert (words == "--help") == ("<str>" not in shown)
+
+
 def test_without_a_command_the_help_is_printed():
     """The exit status is that of a wrong command line."""
     done = CliRunner().invoke(app, [])

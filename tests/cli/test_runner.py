@@ -7,6 +7,7 @@ import typer
 
 from proxy.cli.exit_codes import Exit
 from proxy.cli.runner import fail, run
+from proxy.cli.settings import InvalidSettings
 from storage.errors import StoreUnreachable
 
 
@@ -30,6 +31,25 @@ def test_a_failure_is_an_escaped_message_and_exit_status_1(error, capsys):
 
     assert Exit.FAILED == ended.value.exit_code
     assert "tokentape: no \\x1b store\n" == capsys.readouterr().err
+
+
+def test_a_failed_connection_is_a_sentence(capsys):
+    with pytest.raises(typer.Exit):
+        run(work(ConnectionRefusedError(111, "Connect call failed")))
+
+    assert "tokentape: Connection refused\n" == capsys.readouterr().err
+
+
+def test_invalid_settings_have_exit_status_78_and_other_values_a_chosen_one(capsys):
+    """The commands that start servers choose 78 too."""
+    codes = []
+    for error, chosen in ((InvalidSettings("no"), Exit.FAILED), (ValueError("no"), Exit.REFUSED)):
+        with pytest.raises(typer.Exit) as ended:
+            run(work(error), on_value_error=chosen)
+        codes.append(ended.value.exit_code)
+
+    assert [78, 78] == codes
+    assert "tokentape: no\n" * 2 == capsys.readouterr().err
 
 
 def test_a_broken_pipe_has_exit_status_0(capfd):

@@ -22,11 +22,11 @@ def test_options_replace_single_settings_of_the_file(tmp_path):
     ("text", "options", "message"),
     [
         ("lissten: x", {}, "lissten: unknown setting"),
-        ("", {"engine": ["nowhere"]}, "endpoints.0.url: invalid URL 'nowhere'"),
+        ("", {"engine": ["nowhere"]}, "engines.endpoints.0.url: invalid URL 'nowhere'"),
         (
             "",
             {"listen": "0.0.0.0:1"},
-            "settings: 0.0.0.0:1 is not a loopback address, and agents.api_keys is empty",
+            "agents.api_keys: 0.0.0.0:1 is not a loopback address, and agents.api_keys is empty",
         ),
         ("listen: [", {}, "config.yaml is not valid YAML: while parsing"),
         ("- listen", {}, "config.yaml is not a mapping of settings"),

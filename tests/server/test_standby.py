@@ -66,6 +66,8 @@ async def test_a_start_without_a_store_is_alive_and_not_ready_and_calls_are_503(
     async with starting(settings, store):
         alive = await wait_for_status(http, control + "/health", 200)
         ready = await wait_for_status(http, control + "/ready", 503)
+        assert {"status": "ok"} == await wait_for_status(http, control + "/healthz", 200)
+        assert ready == await wait_for_status(http, control + "/readyz", 503)
         async with http.post(model + CHAT, json=BODY) as refused:
             error = await refused.json()
         requests_before = len(engine.requests)

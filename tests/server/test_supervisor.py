@@ -227,7 +227,7 @@ def test_an_error_of_the_workers_at_the_start_is_printed_once(tmp_path):
     config.write_text("workers: 2\nlisten: 127.0.0.1:0\nlisten_tls: {cert_file: no-cert.pem, key_file: no-key.pem}\n")
     done = run("serve", "--config", str(config), "--store", f"embedded:{tmp_path / 'store'}")
 
-    assert 1 == done.returncode
+    assert 78 == done.returncode
     assert 1 == done.stderr.count("invalid certificate no-cert.pem or key no-key.pem")
     assert "Traceback" not in done.stderr
 

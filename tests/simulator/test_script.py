@@ -1,5 +1,8 @@
 """Scripted replies."""
 
+import re
+from pathlib import Path
+
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -115,3 +118,29 @@ def test_an_invalid_script_is_an_error(tmp_path, text):
 
     with pytest.raises(ValueError, match=r"s\.yaml"):
         read_script(tmp_path / "s.yaml")
+
+
+async def test_the_script_of_the_page_on_the_command_line_does_what_its_comments_state(tmp_path):
+    """It is the block of docs/cli.md: a tool call, then a reply; elsewhere an error, a disconnect and a reply."""
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    (text,) = re.findall(r"```yaml\n(- when: Oslo\n.*?)```", page, re.DOTALL)
+    (tmp_path / "script.yaml").write_text(text)
+    options = Options(script=read_script(tmp_path / "script.yaml"))
+    oslo, other = ([{"role": "user", "content": content}] for content in ("Is it dry in Oslo?", "Is it dry?"))
+    async with (
+        simulating("127.0.0.1:0", options) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        first = (await reply(client, oslo, tools=TOOLS)).message
+        second = (await reply(client, [*oslo, {"role": "assistant", "content": "I look that up."}])).message
+        with pytest.raises(openai.InternalServerError):
+            await reply(client, other)
+        with pytest.raises(openai.APIError):
+            async for _ in await client.chat.completions.create(model="simulated", messages=other, stream=True):
+                pass
+        third = (await reply(client, other)).message
+        with pytest.raises(openai.BadRequestError, match="1 turns, and this is turn 2"):
+            await reply(client, [*other, {"role": "assistant", "content": "Which city?"}, *other])
+
+    assert ["weather"] == [call.function.name for call in first.tool_calls]
+    assert ["It rains.", "Which city?"] == [second.content, third.content]

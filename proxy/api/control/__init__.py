@@ -66,8 +66,8 @@ CONTROL_ROUTES: list[web.RouteDef] = [
     web.get("/engines", engines.show_engines),
     web.put("/engines", engines.put_engines),
     web.get("/events", events.show_events),
-    web.get("/health", health.show_health),
-    web.get("/ready", health.show_ready),
+    *(web.get(path, health.show_health) for path in ("/health", "/healthz")),
+    *(web.get(path, health.show_ready) for path in ("/ready", "/readyz")),
     web.get("/metrics", health.show_metrics),
     web.get("/openapi.json", openapi.show_openapi),
 ]

@@ -218,10 +218,14 @@ ROUTES: tuple[Route, ...] = (
         (("rollout_id", _TEXT),),
         statuses=(200, 400, 503),
     ),
-    Route("get", "/health", "Check that the process is alive."),
-    Route("get", "/ready", "Check that the store and an engine are reachable.", statuses=(200, 503)),
+    *(Route("get", path, "Check that the process is alive.") for path in ("/health", "/healthz")),
+    *(
+        Route("get", path, "Check that the process accepts calls: the store is reachable.", statuses=(200, 503))
+        for path in ("/ready", "/readyz")
+    ),
     Route("get", "/metrics", "Get metrics in Prometheus' text format."),
     Route("get", "/openapi.json", "Get this description."),
+    Route("get", "/", "Redirect a browser to the web page.", statuses=(302, 404)),
     Route("get", "/ui", "Get the web page.", statuses=(200, 304)),
     Route("get", "/ui/", "Redirect to the web page.", statuses=(308,)),
     Route("get", "/ui/{file}", "Get a file of the web page.", statuses=(200, 304, 404)),
@@ -293,6 +297,7 @@ _MEANINGS = {
     201: "created",
     202: "accepted",
     204: "deleted, or did not exist",
+    302: "redirect",
     304: "not modified",
     308: "permanent redirect",
     400: "malformed request",

@@ -34,6 +34,13 @@ _HEADERS: Final = {
 }
 
 
+async def redirect_browser(request: web.Request) -> web.Response:
+    """`GET /`: redirects a browser to the page. Raises NotFound for other clients."""
+    if "text/html" not in request.headers.get("Accept", ""):
+        raise NotFound("GET / is no endpoint; the model API is below /v1, and the web UI is at /ui.")
+    return web.Response(status=302, headers={"Location": "ui", "Vary": "Accept"})
+
+
 async def show_page(request: web.Request) -> web.Response:
     """`GET /ui`."""
     return _served(request, "index.html")
@@ -73,6 +80,7 @@ def _file(name: str) -> tuple[bytes, str]:
 
 
 PAGE_ROUTES: list[web.RouteDef] = [
+    web.get("/", redirect_browser),
     web.get("/ui", show_page),
     web.get("/ui/", redirect_to_page),
     web.get("/ui/{file:(?:vendor/)?[^/]+}", show_file),

@@ -19,20 +19,22 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.text import Text
 
-from proxy.cli.check.engines import check_engine
+from proxy.cli.check.engines import check_engine, untrainable
 from proxy.cli.check.finding import Finding
 from proxy.cli.check.keys import check_keys
 from proxy.cli.check.models import check_aliases, check_tokenizer
 from proxy.cli.check.network import check_listening, proxy_runs
 from proxy.cli.check.store import check_store
 from proxy.cli.console import print_json, print_lines, visible, visible_lines
+from proxy.cli.exit_codes import Exit
+from proxy.cli.settings import InvalidSettings
 from proxy.clock import SystemClock
 from proxy.config.settings import Settings
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import make_metrics
 from proxy.upstream import Upstream
 
-__all__ = ["Finding", "findings", "print_findings", "single"]
+__all__ = ["Finding", "findings", "print_findings", "refused"]
 
 
 async def findings(settings: Settings) -> AsyncIterator[Finding]:
@@ -46,15 +48,19 @@ async def findings(settings: Settings) -> AsyncIterator[Finding]:
         yield Finding("engines", "ok", "none configured; `serve` starts the simulator")
         return
     listed: dict[str, list[str]] = {}
+    graded: list[Finding] = []
     upstream = Upstream(settings.engines, make_metrics(CollectorRegistry()))
     try:
         for endpoint in upstream.endpoints:
             async for finding in check_engine(upstream, endpoint, settings, listed):
+                graded.append(finding)
                 yield finding
             if endpoint.settings.tokenizer:
                 yield await check_tokenizer(endpoint.settings)
     finally:
         await upstream.close()
+    if (fault := untrainable(graded, len(upstream.endpoints))) is not None:
+        yield fault
     for finding in check_aliases(settings.models, listed):
         yield finding
 
@@ -62,23 +68,25 @@ async def findings(settings: Settings) -> AsyncIterator[Finding]:
 _MARKS: Final = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "fault": ("FAIL", "bold red")}
 
 
-async def print_findings(found: AsyncIterator[Finding], out: Console, *, as_json: bool) -> bool:
-    """Print the findings and return whether none is a fault."""
+async def print_findings(found: AsyncIterator[Finding], out: Console, *, as_json: bool) -> Exit:
+    """Print the findings and return the exit code: that of all faults if it is the same, else FOUND."""
     LOG.addHandler(NullHandler())  # findings repeat its messages about unreachable engines
     collected: list[Finding] = []
     async for finding in found:
         collected.append(finding)
         if not as_json:
             _print(finding, out)
-    is_well = all(finding.grade != "fault" for finding in collected)
+    codes = {finding.exit_code for finding in collected if finding.grade == "fault"}
+    code = Exit.FOUND if len(codes) > 1 else next(iter(codes), Exit.DONE)
     if as_json:
-        print_json({"well": is_well, "findings": [asdict(finding) for finding in collected]})
-    return is_well
+        print_json({"well": not codes, "exit_code": code, "findings": [asdict(finding) for finding in collected]})
+    return code
 
 
-async def single(finding: Finding) -> AsyncIterator[Finding]:
-    """Yield one finding."""
-    yield finding
+async def refused(error: InvalidSettings) -> AsyncIterator[Finding]:
+    """Yield a fault for each invalid setting."""
+    for name, problem in error.faults:
+        yield Finding(name or "configuration", "fault", problem, "see docs/settings.md for all settings")
 
 
 def _print(finding: Finding, out: Console) -> None:

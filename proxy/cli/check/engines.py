@@ -1,6 +1,6 @@
 """Checks that an engine returns token IDs and logprobs, its clock, and flags that it was started without."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -9,6 +9,7 @@ import orjson
 
 from proxy.cli.check.finding import Finding
 from proxy.cli.check.network import find_engine, is_tokentape
+from proxy.cli.exit_codes import Exit
 from proxy.clock import SystemClock
 from proxy.config.settings import Settings
 from proxy.errors import EngineError
@@ -37,6 +38,7 @@ def read_date(header: str | None) -> float | None:
 
 
 _COMPLETIONS: Final = "/v1/completions"
+_CHAT: Final = "/v1/chat/completions"
 _GENERATE: Final = "/inference/v1/generate"
 MAX_LOGPROBS: Final = 20  # OpenAI's maximum of top_logprobs, and the default of vLLM's --max-logprobs
 _JSON: Final = (("Content-Type", "application/json"),)
@@ -106,30 +108,54 @@ async def _no_models(subject: str, endpoint: Endpoint, models: Response) -> Find
 
 
 async def _check_tokens(upstream: Upstream, endpoint: Endpoint, subject: str, model: str) -> Finding:
-    """Generate one token with the parameters that the proxy would inject."""
-    body = {"model": model, "prompt": "hi", "max_tokens": 1}
-    dialect = DIALECTS[_COMPLETIONS]
-    injection = endpoint.engine.inject(EngineCall(dialect.name, body, dialect.response_options(body), endpoint.known))
-    response = await _request(upstream, endpoint, "POST", _COMPLETIONS, {**body, **injection.fields})
+    """Generate one token with the parameters that the proxy would inject: a completion, or if that fails a chat."""
     name = f"{endpoint.kind} {endpoint.version or 'of unknown version'}"
+    path, body, injected, response = await _generate(upstream, endpoint, _COMPLETIONS, model)
+    only_chat = ""
     if response.status != 200:
-        seen = f"{name}: a completion of {model!r} returned {response.status}: {_error_message(response.body)}"
-        return Finding(subject, "fault", seen, "request a completion with curl; agents get the same error")
+        chat = await _generate(upstream, endpoint, _CHAT, model)
+        if chat[-1].status != 200:
+            seen = f"{name}: a completion of {model!r} returned {response.status}: {_error_message(response.body)}"
+            return Finding(subject, "fault", seen, "request a completion with curl; agents get the same error")
+        only_chat = f" (chat only: a completion returned {response.status})"
+        path, body, injected, response = chat
     if endpoint.kind == "plain":
         fix = "its steps cannot be exported for training; serve the policy with vLLM or SGLang"
-        return Finding(subject, "note", f"unknown engine type: {model!r} returns text without token IDs", fix)
+        seen = f"unknown engine type: {model!r} returns text without token IDs{only_chat}"
+        return Finding(subject, "note", seen, fix, Exit.UNTRAINABLE)
     try:
-        tokens = endpoint.engine.tokens(dialect.name, body, response.body if isinstance(response.body, dict) else {})
+        content = response.body if isinstance(response.body, dict) else {}
+        tokens = endpoint.engine.tokens(DIALECTS[path].name, body, content)
     except (TypeError, KeyError, AttributeError):
         tokens = Tokens(None, ())
     if not tokens.choices or not all(choice.ids for choice in tokens.choices):
-        ignored = ", ".join(sorted(injection.fields))
+        ignored = ", ".join(sorted(injected))
         fix = f"update the engine: old versions ignore {ignored}; no step is exact without token IDs"
-        return Finding(subject, "fault", f"{name}: {model!r} returns no token IDs", fix)
+        return Finding(subject, "fault", f"{name}: {model!r} returns no token IDs", fix, Exit.UNTRAINABLE)
     if not all(choice.logprobs for choice in tokens.choices):
         fix = "update the engine, or set record.logprobs: off if the trainer computes logprobs itself"
         return Finding(subject, "fault", f"{name}: {model!r} returns token IDs but no logprobs", fix)
-    return Finding(subject, "ok", f"{name}: {model!r} returns token IDs and logprobs")
+    return Finding(subject, "ok", f"{name}: {model!r} returns token IDs and logprobs{only_chat}")
+
+
+async def _generate(
+    upstream: Upstream, endpoint: Endpoint, path: str, model: str
+) -> tuple[str, Mapping[str, Any], Mapping[str, Any], Response]:
+    """Generate one token; return the path, the body without injected fields, those fields, and the response."""
+    prompt = {"prompt": "hi"} if path == _COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
+    body: dict[str, Any] = {"model": model, **prompt, "max_tokens": 1}
+    dialect = DIALECTS[path]
+    injection = endpoint.engine.inject(EngineCall(dialect.name, body, dialect.response_options(body), endpoint.known))
+    return path, body, injection.fields, await _request(upstream, endpoint, "POST", path, {**body, **injection.fields})
+
+
+def untrainable(findings: Sequence[Finding], engines: int) -> Finding | None:
+    """Return a fault if no engine returns token IDs and no finding reports that as a fault."""
+    without_ids = [finding for finding in findings if finding.exit_code is Exit.UNTRAINABLE]
+    if len(without_ids) < engines or any(finding.grade == "fault" for finding in without_ids):
+        return None
+    seen = "no engine returns token IDs: calls are recorded as text, and no step can be exported for training"
+    return Finding("training", "fault", seen, "serve the policy with vLLM, SGLang or llama.cpp", Exit.UNTRAINABLE)
 
 
 async def _check_flags(upstream: Upstream, endpoint: Endpoint, subject: str, model: str) -> AsyncIterator[Finding]:

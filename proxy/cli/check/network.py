@@ -1,5 +1,6 @@
 """Checks listen addresses (by binding them), the open file limit and the journal; finds engines at similar URLs."""
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ import aiohttp
 import orjson
 
 from proxy.cli.check.finding import Finding
+from proxy.cli.exit_codes import Exit
 from proxy.config.addresses import is_loopback, split_listen
 from proxy.config.settings import Settings
+from proxy.upstream.failure_text import failure_text
 
 FILES_PER_CALL: Final = 2  # the agent's connection and the one to the engine
 OTHER_FILES: Final = 128  # the process itself, and connections to the control API
@@ -51,10 +54,11 @@ def _address(name: str, listen: str, *, runs: bool) -> Finding:
         fix = "no action is needed if it is the expected proxy"
         return Finding(name, "note", f"{listen} is in use by a running TokenTape proxy", fix)
     fix = f"stop the program that uses the port, or choose another address of this machine ({name})"
-    return Finding(name, "fault", f"cannot listen on {listen}: {error}", fix)
+    code = Exit.ADDRESS_IN_USE if error.errno == errno.EADDRINUSE else Exit.FOUND
+    return Finding(name, "fault", f"cannot listen on {listen}: {failure_text(error)}", fix, code)
 
 
-def _bind_error(host: str, port: int) -> str | None:
+def _bind_error(host: str, port: int) -> OSError | None:
     try:
         kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(kind, socket.SOCK_STREAM) as probe:
@@ -62,7 +66,7 @@ def _bind_error(host: str, port: int) -> str | None:
             probe.bind(address)
             probe.listen(1)
     except OSError as error:
-        return str(error.strerror or error)
+        return error
     return None
 
 

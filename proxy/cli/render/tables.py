@@ -1,4 +1,4 @@
-"""Tables of rollouts and groups that fit a given width by omitting the least important columns."""
+"""Tables of rollouts, groups, policies and engines that fit a given width by omitting the least important columns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +60,50 @@ def groups_table(groups: Sequence[Mapping[str, Any]], width: int, now_ms: int) -
     return _fit(columns, groups, width)
 
 
+def members_table(rollouts: Sequence[Mapping[str, Any]], width: int) -> tuple[Table, list[str]]:
+    """Return the rollouts of a group as a table, and the names of the omitted columns."""
+    columns = (
+        Column("rollout", lambda row: visible(row["rollout_id"])),
+        Column("status", _status),
+        Column("reward", lambda row: number(row["reward"]), 1, is_number=True),
+        Column("steps", lambda row: str(row["steps"]), 2, is_number=True),
+        Column("flagged", lambda row: _warning(row["flagged"], "yellow"), 4, is_number=True),
+        Column("drift", lambda row: visible(drift(row["drift"])), 5),
+        Column("ended by", lambda row: visible(row.get("reason") or ""), 6),
+        Column("replaced by", lambda row: visible(row.get("replaced_by") or ""), 3),
+    )
+    return _fit(columns, rollouts, width)
+
+
+def policies_table(policies: Sequence[Mapping[str, Any]], width: int) -> tuple[Table, list[str]]:
+    """Return the policies as a table, and the names of the omitted columns."""
+    columns = (
+        Column("policy", lambda row: visible(row["name"])),
+        Column("version", lambda row: visible("" if row["version"] is None else row["version"])),
+        Column("new calls", lambda row: _pause(row["mode"])),
+        Column("trained", lambda row: "yes" if row["train"] else "no", 1),
+        Column("models", lambda row: visible(", ".join(row["models"])), 2),
+    )
+    return _fit(columns, policies, width)
+
+
+def engines_table(engines: Sequence[Mapping[str, Any]], width: int) -> tuple[Table, list[str]]:
+    """Return the engines as a table, and the names of the omitted columns."""
+    columns = (
+        Column("engine", lambda row: visible(row["name"])),
+        Column("state", _engine_state),
+        Column("kind", lambda row: visible(row["kind"]), 1),
+        Column("version", lambda row: visible(row["version"] or ""), 4),
+        Column("in flight", lambda row: str(row["in_flight"]), 2, is_number=True),
+        Column("queued", lambda row: str(row["queued"]), 3, is_number=True),
+        Column("faults", lambda row: _warning(row["faults"], "yellow"), 5, is_number=True),
+        Column("models", lambda row: visible(", ".join(row["models"])), 6),
+        Column("url", lambda row: visible(row["url"]), 7),
+        Column("last failure", lambda row: visible(row["last_fault"] or ""), 8),
+    )
+    return _fit(columns, engines, width)
+
+
 def number(value: float | None) -> str:
     """Format a number; None is empty."""
     return "" if value is None else f"{value:g}"
@@ -83,6 +127,18 @@ def status_style(status: str) -> str:
 
 def _status(row: Mapping[str, Any]) -> Text:
     return Text(visible(row["status"]), status_style(row["status"]))
+
+
+def _pause(mode: str | None) -> Text:
+    if mode is None:
+        return Text("sent")
+    return Text({"wait": "wait", "reject": "rejected"}.get(mode, visible(mode)), "yellow")
+
+
+def _engine_state(row: Mapping[str, Any]) -> Text:
+    if row["healthy"]:
+        return Text("healthy", "green")
+    return Text("ejected" if row["ejected_until"] else "UNREACHABLE", "red")
 
 
 def _warning(count: int, style: str) -> Text:

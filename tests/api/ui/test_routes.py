@@ -69,6 +69,27 @@ async def test_a_trailing_slash_redirects_to_the_page(store, http):
             assert (200, f"{served.url}/ui") == (response.status, str(response.url))
 
 
+async def test_the_root_redirects_browsers_to_the_page_and_is_404_for_others(store, http):
+    """Without a key, also with the control API on its own port; other methods of `/` are the model API's."""
+    chrome = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+    async with proxying(None, store, **KEYS) as served:
+        async with http.get(served.url, headers={"Accept": chrome}, allow_redirects=False) as response:
+            assert (302, "ui", "Accept") == (response.status, *map(response.headers.get, ("Location", "Vary")))
+        async with http.get(served.url, headers={"Accept": chrome}) as response:
+            assert (200, f"{served.url}/ui") == (response.status, str(response.url))
+        for accept in ("*/*", "application/json"):
+            async with http.get(served.url, headers={"Accept": accept}) as response:
+                assert (404, True) == (response.status, "the web UI is at /ui" in await response.text())
+        async with http.post(served.url) as response:
+            assert 401 == response.status
+    separate = {**KEYS, "control": {**KEYS["control"], "listen": "127.0.0.1:0"}}
+    async with (
+        proxying(None, store, **separate) as served,
+        http.get(served.control_url, headers={"Accept": chrome}) as response,
+    ):
+        assert (200, f"{served.control_url}/ui") == (response.status, str(response.url))
+
+
 async def test_a_matching_etag_is_304(store, http):
     """The ETag is strong; a different one gets the file."""
     async with proxying(None, store) as served:

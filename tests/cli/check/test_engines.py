@@ -64,6 +64,41 @@ async def test_an_unusable_engine_is_a_fault_with_a_specific_fix(engine, models,
     assert fix in fault
 
 
+async def test_an_engine_that_only_chats_is_checked_by_a_chat(engine):
+    """With token IDs it is ok; the finding has the status of completions."""
+    play_by_path(engine, {**IDS, "/v1/completions": "err_404", "/v1/chat/completions": "chat_ids_lp"})
+    found = graded(await engine_findings(engine.url))
+
+    assert [] == found["fault"]
+    assert any("returns token IDs and logprobs (chat only: a completion returned 404)" in line for line in found["ok"])
+
+
+@pytest.mark.parametrize("completions", ["cmpl_plain", "err_404"])
+async def test_a_fault_reports_that_no_engine_returns_token_ids(engine, tmp_path, completions):
+    """Each engine of an unknown type is a note, also if it only chats; beside one with token IDs there is no fault."""
+    plays = {"/v1/completions": completions, "/v1/chat/completions": "chat_plain"}
+
+    async def respond(request, body):
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "m"}]})
+        cassette = load(plays.get(request.path, "err_404"))
+        return web.Response(status=cassette.status, body=cassette.response, content_type=cassette.content_type)
+
+    engine.fixed_responses, engine.respond = {}, respond
+    store = {"url": f"embedded:{tmp_path / 'store'}"}
+    alone = graded(await all_findings(settings_for(engine.url, store=store)))
+    async with simulating("127.0.0.1:0", Options()) as other:
+        both = {"endpoints": [{"url": engine.url}, {"url": other}]}
+        beside = graded(await all_findings(settings_for(None, engines=both, store=store)))
+
+    (fault,) = alone["fault"]
+    assert fault.startswith("training: no engine returns token IDs")
+    assert [True, True] == [
+        any("text without token IDs" in note for note in found["note"]) for found in (alone, beside)
+    ]
+    assert [] == beside["fault"]
+
+
 async def test_an_engine_with_ids_and_without_logprobs_is_a_fault(engine):
     """The fix names the setting for training without logprobs."""
     play_by_path(engine, {**IDS, "/v1/completions": "cmpl_ids"})

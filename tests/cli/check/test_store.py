@@ -118,3 +118,25 @@ async def open_embedded(path):
         yield f"embedded:{path}"
     finally:
         await store.close()
+
+
+@pytest.mark.parametrize("path", ["data", "new/deeper/data"])
+async def test_a_check_does_not_create_an_embedded_store(tmp_path, path):
+    """It opens a temporary one beside it, and leaves nothing."""
+    url = f"embedded:{tmp_path / path}"
+    found = [finding async for finding in check_store(StoreSettings(url=url), SystemClock())]
+
+    assert ["ok"] == [finding.grade for finding in found]
+    assert f"store {url}" == found[0].subject
+    assert "not created yet" in found[0].seen
+    assert [] == list(tmp_path.iterdir())
+
+
+async def test_an_embedded_store_below_a_file_is_a_fault_without_errno(tmp_path):
+    (tmp_path / "file").touch()
+    url = f"embedded:{tmp_path / 'file' / 'data'}"
+    (fault,) = graded([finding async for finding in check_store(StoreSettings(url=url), SystemClock())])["fault"]
+
+    assert "Not a directory" in fault
+    assert "Errno" not in fault
+    assert "(store.url)" in fault

@@ -3,7 +3,16 @@
 import pytest
 
 from proxy.cli.console import output
-from proxy.cli.render.tables import age, drift, groups_table, number, rollouts_table
+from proxy.cli.render.tables import (
+    age,
+    drift,
+    engines_table,
+    groups_table,
+    members_table,
+    number,
+    policies_table,
+    rollouts_table,
+)
 
 
 def rollout(name: str, **fields) -> dict:
@@ -90,3 +99,48 @@ def test_a_table_in_a_file_has_all_columns(tmp_path):
         _, hidden = rollouts_table([rollout("x" * 256)], output(file).width, now_ms=0)
 
     assert [] == hidden
+
+
+def engine(**fields) -> dict:
+    values = {"name": "e", "kind": "vllm", "version": "0.32", "in_flight": 3, "queued": 0, "faults": 1, "models": ["m"]}
+    return {**values, "url": "http://e", "healthy": True, "ejected_until": None, "last_fault": None, **fields}
+
+
+def test_an_engine_is_healthy_ejected_or_unreachable(make_console):
+    engines = [engine(), engine(healthy=False, ejected_until=1.5), engine(healthy=False, last_fault="no\x1b")]
+    table, hidden = engines_table(engines, 4096)
+    _, *rows = lines(table, make_console())
+
+    assert [] == hidden
+    assert ["e", "healthy", "vllm", "0.32", "3", "0", "1", "m", "http://e"] == rows[0].split()
+    assert ["ejected", "UNREACHABLE"] == [row.split()[1] for row in rows[1:]]
+    assert rows[2].rstrip().endswith("no\\x1b")
+
+
+def test_a_policy_shows_what_its_new_calls_do(make_console):
+    values = {"name": "p", "version": None, "train": True, "models": ["a", "b"]}
+    table, _ = policies_table([{**values, "mode": mode} for mode in (None, "wait", "reject")], 4096)
+    _, *rows = lines(table, make_console())
+
+    assert [["p", state, "yes", "a,", "b"] for state in ("sent", "wait", "rejected")] == [row.split() for row in rows]
+
+
+def test_a_member_of_a_group_shows_why_it_ended_and_what_replaces_it(make_console):
+    member = {"rollout_id": "r", "status": "failed", "reward": 0.5, "steps": 2, "flagged": 1, "drift": None}
+    table, _ = members_table([member, {**member, "reason": "deadline", "replaced_by": "r~1"}], 4096)
+    _, *rows = lines(table, make_console())
+
+    assert ["r", "failed", "0.5", "2", "1"] == rows[0].split()
+    assert ["deadline", "r~1"] == rows[1].split()[-2:]
+
+
+@pytest.mark.parametrize("width", [30, 60, 120])
+def test_tables_of_engines_and_policies_fit_into_any_width(make_console, width):
+    made = [
+        engines_table([engine(last_fault="x" * 200, url="http://" + "e" * 60)], width),
+        policies_table([{"name": "p", "version": "7", "mode": None, "train": True, "models": ["m" * 80]}], width),
+    ]
+    for table, hidden in made:
+        shown = lines(table, make_console(width, is_terminal=True))
+        assert hidden
+        assert all(len(plain(line)) <= width for line in shown)

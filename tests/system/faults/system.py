@@ -106,6 +106,7 @@ class System:
             self.store_url, durability = f"redis://127.0.0.1:{await self.address.listen()}", "replicated"
         (self.folder / "proxy.yaml").write_text(
             f"listen: {self._listen}\nworkers: {self.workers}\ndrain_timeout_s: 5\nlog: {{level: warning}}\n"
+            "ready_requires_engine: true\n"
             f"engines: {{endpoints: [{{url: '{self.engine_url}', kind: vllm}}], read_timeout_s: 0.5}}\n"
             f"store: {{url: '{self.store_url}', timeout_s: 2, durability: {durability}, "
             f"on_failure: {self._on_failure}, spool_path: '{self.spool}'}}\n"

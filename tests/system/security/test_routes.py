@@ -14,7 +14,7 @@ MODEL = re.compile(
     r"|/v1/responses(/\{response_id\}(/input_items)?)?)"
 )
 BODIES = {"/v1/messages": CHAT, "/v1/responses": {"model": "policy", "input": "hi"}, "/v1/chat/completions": CHAT}
-OPEN = {"/health", "/ready"}
+OPEN = {"/health", "/healthz", "/ready", "/readyz"}
 
 
 def is_health(path):
@@ -23,7 +23,7 @@ def is_health(path):
 
 def is_page(path):
     """Return whether this is a file of the page: they contain no data, and the page itself has a form for the key."""
-    return path.startswith("/ui")
+    return path.startswith("/ui") or path == "/"
 
 
 CONTROLLING = [
