@@ -50,14 +50,22 @@ def process(metric: str) -> str:
     return f'process_{metric}{{job=~"$job", instance=~"$instance"}}'
 
 
-def count_rate(metric: str) -> str:
+def count_rate(metric: str, by: str = "") -> str:
     """Return the query of the rate per second of a histogram's observations."""
-    return f"sum(rate(tokentape_{metric}_count{{{ALL}}}[$__rate_interval]))"
+    inner = f"rate(tokentape_{metric}_count{{{ALL}}}[$__rate_interval])"
+    return f"sum by ({by}) ({inner})" if by else f"sum({inner})"
+
+
+def mean_reward(by: str = "") -> str:
+    """Return the query of the mean of rewards, which may be negative."""
+    amount = f"{rate('reward_amount', by, POSITIVE)} - {rate('reward_amount', by, NEGATIVE)}"
+    return f"({amount}) / ({count_rate('reward', by)} > 0)"
 
 
 QUANTILES: Final = ((0.1, "p10"), (0.5, "p50"), (0.9, "p90"))
 POSITIVE: Final = ', sign="positive"'
 NEGATIVE: Final = ', sign="negative"'
+VERSIONS: Final = "policy, versions"
 EQUAL: Final = ', rewards="equal"'
 COMPLETE: Final = ', status="complete"'
 FLAGGED: Final = f'{COMPLETE}, fidelity="flagged"'
@@ -210,8 +218,9 @@ ROLLOUTS = Row("Rollouts", [
 
 REWARDS = Row("Rewards", [
     graph("Mean reward", "Of the rollouts in claimed groups; a group counts once.", "none",
-          (f"({rate('reward_amount', more=POSITIVE)} - {rate('reward_amount', more=NEGATIVE)}) / ({count_rate('reward')} > 0)",
-           "mean"), signed=True),
+          (mean_reward(), "mean"), signed=True),
+    graph("Mean reward by policy version", "Of windows of ten versions of the oldest token of each group.", "none",
+          (mean_reward(VERSIONS), "{{policy}} {{versions}}"), signed=True),
     heatmap("Distribution of rewards", "Number of rollouts by reward.", "none",
             f"sum by (le) (increase(tokentape_reward_bucket{{{ALL}}}[$__rate_interval]))"),
     graph("Mean reward of groups", "Quantiles over groups, from the bounds of the buckets.", "none",
@@ -223,7 +232,7 @@ REWARDS = Row("Rewards", [
     graph("Tokens per rollout", "Tokens that were sampled in the rollouts of claimed groups.", "short",
           *((quantile(share, "rollout_tokens"), legend) for share, legend in QUANTILES)),
     graph("Staleness at the claim", "Announced policy version minus the oldest of a group's tokens.", "short",
-          *((quantile(share, "claim_staleness"), legend) for share, legend in QUANTILES), width=24),
+          *((quantile(share, "claim_staleness"), legend) for share, legend in QUANTILES)),
 ])  # fmt: skip
 
 PROCESS = Row("Process", [

@@ -164,7 +164,7 @@ async def _make_context(
     recorder = _kept(stack, Recorder(opened, metrics, clock, _journal(settings.store), lifetimes.origin, followers))
     tokenizers = Tokenizers(settings.engines.endpoints)
     registry = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
-    policies, stopping = _policies(opened, clock, settings, registry.apply), asyncio.Event()
+    policies, stopping = _policies(opened, clock, metrics, settings, registry.apply), asyncio.Event()
     for policy in policies:
         await _kept(stack, policy.pause).start()
     reporter = DriftReporter(opened, clock, metrics, upstream, tokenizers)
@@ -231,7 +231,11 @@ def _finisher(store: Store, clock: Clock, metrics: Metrics, drift_totals: DriftT
 
 
 def _policies(
-    store: Store, clock: Clock, settings: Settings, follower: Callable[[Mapping[str, Announcement]], None]
+    store: Store,
+    clock: Clock,
+    metrics: Metrics,
+    settings: Settings,
+    follower: Callable[[Mapping[str, Announcement]], None],
 ) -> Policies:
     process_id, agents = new_id(clock), settings.agents
 
@@ -247,10 +251,14 @@ def _policies(
         )
         return Policy(name, tuple(policy.models), policy.train, version, pause)
 
-    return Policies(
+    policies = Policies(
         (new_policy(name, policy) for name, policy in with_default(settings.policies).items()),
         logs_unlisted=bool(settings.policies) and DEFAULT_POLICY not in settings.policies,
     )
+    metrics.reward_windows.announced = lambda: {policy.name: policy.version.current for policy in policies}
+    for policy in policies:
+        metrics.begin_policy(policy.name)
+    return policies
 
 
 def _registry(

@@ -9,7 +9,7 @@ would not see the first increase of a series that appears with the value 1.
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import prometheus_client
@@ -19,6 +19,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from proxy.continuation.types import REASONS
 from proxy.errors import EngineError, ProxyError
 from proxy.protocols.engines.quirks import QUIRK_CODES
+from proxy.telemetry.version_windows import OLDER, UNKNOWN, VersionWindows
 from proxy.trajectory.drift_kinds import KINDS
 from proxy.trajectory.fidelity import PROBLEMS
 from proxy.trajectory.step import DEFAULT_POLICY
@@ -30,6 +31,8 @@ _SPREADS = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2, 5, 10, 100)
 _TOKENS = (0, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 _VERSIONS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)
 _LOGPROB_DIFFERENCES = (1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+
+_SIGNS: Final = ("positive", "negative")
 
 # Why claims refuse or drop groups: the codes of their responses.
 _STALE: Final = ("stale", "unknown_version")
@@ -66,7 +69,7 @@ class Histogram(_WithCachedLabels, prometheus_client.Histogram):
     """A histogram with cached labels."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Metrics:
     """The metrics of one process.
 
@@ -130,6 +133,39 @@ class Metrics:
     def all(self) -> list[Counter | Gauge | Histogram]:
         """Return every metric."""
         return [getattr(self, field.name) for field in fields(self)]
+
+    @cached_property
+    def reward_windows(self) -> VersionWindows:
+        """The windows of policy versions that rewards have."""
+        signed = [(self.reward_amount, (sign,)) for sign in _SIGNS]
+        families: list[tuple[Counter | Histogram, tuple[str, ...]]] = [(self.reward, ()), *signed]
+
+        def begin(policy: str, versions: str) -> None:
+            for metric, more in families:
+                metric.labels(policy, versions, *more)
+
+        def end(policy: str, versions: str) -> None:
+            for metric, more in families:
+                metric.remove(policy, versions, *more)
+
+        return VersionWindows(begin, end)
+
+    def begin_policy(self, name: str) -> None:
+        """Start the metrics of a policy at 0, rewards in the window of the first versions."""
+        for metric in (
+            self.group_reward_mean,
+            self.group_reward_spread,
+            self.rollout_tokens,
+            self.claim_staleness,
+        ):
+            metric.labels(name)
+        for rewards in ("equal", "different"):
+            self.compared_groups.labels(name, rewards)
+        for versions in (UNKNOWN, OLDER):
+            self.reward.labels(name, versions)
+            for sign in _SIGNS:
+                self.reward_amount.labels(name, versions, sign)
+        self.reward_windows.of(name, "0")
 
     def begin_engine(self, name: str) -> None:
         """Start the counters of an engine's failures at 0."""
@@ -213,11 +249,13 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     ),
     "group_events": (Counter, "Groups that became complete, claimed, released, done or dropped.", ("event",)),
     "reward": (
-        _REWARDS, "Rewards of the rollouts in claimed groups; a group counts once. The sum is `reward_amount`.", ("policy",)
+        _REWARDS,
+        "Rewards of claimed groups, each once, by windows of the version of the oldest token. The sum is `reward_amount`.",
+        ("policy", "versions"),
     ),
     "reward_amount": (
         Counter, "Sum of the positive rewards of the rollouts in claimed groups, and of the negative ones without their sign.",
-        ("policy", "sign"),
+        ("policy", "versions", "sign"),
     ),
     "group_reward_mean": (_REWARDS, "Mean reward of claimed groups.", ("policy",)),
     "group_reward_spread": (
@@ -251,8 +289,6 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "workers_missing": (Counter, "Workers that did not respond to a collection of metrics within a second.", ()),
 }  # fmt: skip
 
-_DEFAULT: Final = ((DEFAULT_POLICY,),)
-
 # Metrics whose labels are known in advance. A step with an error has no tokens that could be exact or flagged.
 _INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "steps": (
@@ -262,13 +298,6 @@ _INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "store_operation_failures": (("open",), ("append",), ("mark",), ("renew",), ("deadlines",)),
     "continuations": (("continued", "none"), ("unchanged", "none"), *(("refused", reason) for reason in REASONS)),
     "drift_boundaries": tuple((kind,) for kind in KINDS if kind != "unexplained"),
-    "reward": _DEFAULT,
-    "reward_amount": ((DEFAULT_POLICY, "positive"), (DEFAULT_POLICY, "negative")),
-    "group_reward_mean": _DEFAULT,
-    "group_reward_spread": _DEFAULT,
-    "rollout_tokens": _DEFAULT,
-    "claim_staleness": _DEFAULT,
-    "compared_groups": ((DEFAULT_POLICY, "equal"), (DEFAULT_POLICY, "different")),
     "group_events": (("complete",), ("claimed",), ("released",), ("done",), ("dropped",)),
     "refused_groups": tuple((reason,) for reason in REFUSAL_REASONS),
     "dropped_groups": tuple((reason,) for reason in DROP_REASONS),
@@ -305,7 +334,9 @@ def make_metrics(registry: CollectorRegistry) -> Metrics:
     for field, initial_labels in _INITIAL_LABELS.items():
         for values in initial_labels:
             made[field].labels(*values)
-    return Metrics(**made)
+    metrics = Metrics(**made)
+    metrics.begin_policy(DEFAULT_POLICY)
+    return metrics
 
 
 def _subclasses(kind: type[ProxyError]) -> Iterator[Any]:

@@ -8,9 +8,9 @@ another one adds it to its own counters: Prometheus would interpret a lower sum 
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -20,8 +20,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from proxy.telemetry.metrics import AGGREGATION, START_TIME, Metrics
+from proxy.telemetry.version_windows import newest
 
 _TIMEOUT_S: Final = 1.0
+_WINDOWED: Final = ("tokentape_reward", "tokentape_reward_amount")
 _Sample: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]  # name and labels
 
 
@@ -61,6 +63,8 @@ class WorkerMetrics:
         if self._slot is not None:
             path = _socket(self._slot)
             self._inherited = _last_response(path)
+            for policy, versions in _windows(self._inherited):
+                self._metrics.reward_windows.adopt(policy, versions)
             path.unlink(missing_ok=True)
             self._server = await asyncio.start_unix_server(self._respond, path)
 
@@ -72,6 +76,7 @@ class WorkerMetrics:
     async def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         if self._slot is None:
+            self._settle()
             return generate_latest(self._registry)
         own = _socket(self._slot)
         paths = sorted(path for path in self._slot.folder.glob("*.sock") if path != own)
@@ -83,12 +88,21 @@ class WorkerMetrics:
             else:
                 workers.append(_store(path, response))
         workers.append(_store(own, self._dump()))
-        return _text(summed(workers))
+        families = summed(workers)
+        windows = _windows(families)
+        newest_of = {policy: newest(versions for name, versions in windows if name == policy) for policy, _ in windows}
+        return _text(_with_windows(families, lambda policy, versions: versions in newest_of[policy]))
 
     def _dump(self) -> bytes:
         """Return the metrics of this worker, with the counters that it took over, as JSON."""
-        families = summed([families_from(self._registry), self._inherited])
+        self._settle()
+        inherited = _with_windows(self._inherited, self._metrics.reward_windows.has)
+        families = summed([families_from(self._registry), inherited])
         return orjson.dumps([[family.name, family.kind, family.help, [*family.samples.items()]] for family in families])
+
+    def _settle(self) -> None:
+        with self._metrics.reward_windows.lock:
+            self._metrics.reward_windows.settle()
 
     async def _respond(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -124,6 +138,27 @@ def summed(workers: Iterable[Iterable[Family]]) -> list[Family]:
             else:
                 samples[sample] += value
     return list(combined.values())
+
+
+def _windows(families: Iterable[Family]) -> set[tuple[str, str]]:
+    """Return the policies and windows of versions that metrics have."""
+    labels = (dict(sample[1]) for family in families if family.name in _WINDOWED for sample in family.samples)
+    return {(found["policy"], found["versions"]) for found in labels}
+
+
+def _with_windows(families: Iterable[Family], has: Callable[[str, str], bool]) -> list[Family]:
+    """Return the metrics without the windows of versions that are over."""
+
+    def kept(sample: _Sample) -> bool:
+        labels = dict(sample[1])
+        return has(labels["policy"], labels["versions"])
+
+    return [
+        replace(family, samples={sample: value for sample, value in family.samples.items() if kept(sample)})
+        if family.name in _WINDOWED
+        else family
+        for family in families
+    ]
 
 
 def _socket(slot: WorkerSlot) -> Path:

@@ -79,7 +79,8 @@ def test_counters_with_known_labels_start_at_zero():
     assert 'tokentape_engine_faults_total{engine="e",fault="timeout"} 0.0' in text
     assert 'tokentape_unexpected_losses_total{code="no_prompt_ids",engine="e"} 0.0' in text
     assert 'tokentape_audits_total{engine="e",verdict="wrong tokens"} 0.0' in text
-    assert 'tokentape_reward_count{policy="default"} 0.0' in text
+    for versions in ("0-9", "10-19", "older", "unknown"):
+        assert f'tokentape_reward_count{{policy="default",versions="{versions}"}} 0.0' in text
     assert 'tokentape_compared_groups_total{policy="default",rewards="equal"} 0.0' in text
 
 

@@ -153,3 +153,57 @@ async def test_workers_expose_the_same_format_as_a_single_process(tmp_path):
 
     alone = await WorkerMetrics(registry, metrics).exposition()
     assert without_process_values(alone) == without_process_values(await worker.exposition())
+
+
+def windows_of(exposition):
+    """Return the values of the counts of rewards of the default policy by window."""
+    found = re.findall(
+        r'^tokentape_reward_count\{policy="default",versions="(\d+)-\d+"\} (\S+)$', exposition, re.MULTILINE
+    )
+    return {int(version): float(value) for version, value in found}
+
+
+def reward(metrics, version, times=1):
+    for _ in range(times):
+        metrics.reward.labels("default", metrics.reward_windows.of("default", str(version))).observe(1)
+
+
+async def test_old_windows_of_versions_end_in_the_sum_of_all_workers(workers):
+    """Although one worker still has them; a sum never falls before its series ends."""
+    (first, totals), (second, _) = await workers(0), await workers(1)
+    reward(first, 5)
+    reward(second, 5, 3)
+    assert 4 == windows_of((await totals.exposition()).decode())[0]
+    for version in range(100, 190, 10):
+        reward(first, version)
+    shown = windows_of((await totals.exposition()).decode())
+
+    assert (0 in shown, len(shown), shown[100]) == (False, 10, 1)
+
+
+async def test_a_worker_takes_over_the_windows_of_the_previous_one_and_ends_them(workers):
+    """So that restarts do not add windows."""
+    before, totals = await workers(0)
+    reward(before, 120, 2)
+    await totals.exposition()
+    await totals.close()
+    after, totals = await workers(0)
+    reward(after, 120)
+    assert 3 == windows_of((await totals.exposition()).decode())[120]
+    for version in range(200, 300, 10):
+        reward(after, version)
+    shown = windows_of((await totals.exposition()).decode())
+
+    assert (False, 10) == (120 in shown, len(shown))
+
+
+async def test_the_windows_of_an_earlier_run_end_in_every_worker(workers):
+    """When a lower version is announced, also in a worker that handles no claims."""
+    (first, totals), (second, _) = await workers(0), await workers(1)
+    for metrics in (first, second):
+        for version in range(900, 1000, 10):
+            reward(metrics, version)
+        metrics.reward_windows.announced = lambda: {"default": "2"}
+    reward(first, 2)
+
+    assert {0: 1, 10: 0} == windows_of((await totals.exposition()).decode())

@@ -37,9 +37,11 @@ def observe_claimed(metrics: Metrics, policy: str, earned: Earned, oldest: str |
     rewards = earned.rewards
     for count in earned.tokens:
         metrics.rollout_tokens.labels(policy).observe(count)
-    for reward in rewards:
-        metrics.reward.labels(policy).observe(reward)
-        metrics.reward_amount.labels(policy, "negative" if reward < 0 else "positive").inc(abs(reward))
+    with metrics.reward_windows.lock:
+        versions = metrics.reward_windows.of(policy, oldest)
+        for reward in rewards:
+            metrics.reward.labels(policy, versions).observe(reward)
+            metrics.reward_amount.labels(policy, versions, "negative" if reward < 0 else "positive").inc(abs(reward))
     if rewards:
         metrics.group_reward_mean.labels(policy).observe(mean := fmean(rewards))
         if len(rewards) >= _COMPARED:

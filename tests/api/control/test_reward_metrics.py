@@ -10,14 +10,15 @@ from proxy.telemetry.metrics import make_metrics
 
 
 def observed(*groups, oldest=None, announced=None):
-    """Return a reader of the metrics of groups with these rewards."""
+    """Return a reader of the metrics of groups with these rewards; `versions` of rewards is unknown unless given."""
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
     for rewards in groups:
         observe_claimed(metrics, "default", Earned(tuple(rewards), (3,) * len(rewards)), oldest, announced)
 
     def read(name, **labels):
-        return registry.get_sample_value(f"tokentape_{name}", {"policy": "default", **labels})
+        windowed = {"versions": "unknown"} if name.startswith("reward") else {}
+        return registry.get_sample_value(f"tokentape_{name}", {"policy": "default", **windowed, **labels})
 
     return read
 
@@ -44,6 +45,20 @@ def test_one_reward_is_neither_equal_nor_different():
     assert 0.0 == read("compared_groups_total", rewards="equal")
 
 
+def test_rewards_are_counted_by_the_window_of_the_oldest_version_of_their_policy():
+    registry = CollectorRegistry()
+    metrics = make_metrics(registry)
+    for policy, oldest, reward in (("planner", "129", 1.0), ("planner", "120", -2.0), ("solver", "3", 4.0)):
+        observe_claimed(metrics, policy, Earned((reward,), (3,)), oldest, None)
+
+    def count(policy, versions):
+        return registry.get_sample_value("tokentape_reward_count", {"policy": policy, "versions": versions})
+
+    assert (2.0, 0.0, 1.0) == (count("planner", "120-129"), count("planner", "130-139"), count("solver", "0-9"))
+    labels = {"policy": "planner", "versions": "120-129", "sign": "negative"}
+    assert 2.0 == registry.get_sample_value("tokentape_reward_amount_total", labels)
+
+
 @pytest.mark.parametrize(
     ("oldest", "announced", "expected"),
     [("3", "5", (1, 2)), ("5", "5", (1, 0)), ("7", "5", (1, 0)), (None, "5", (0, 0)), ("3", "main", (0, 0))],
@@ -67,10 +82,11 @@ def test_rollouts_without_a_reward_have_tokens():
 
 
 async def count(proxy, name="reward_count"):
-    """Return a metric of the default policy in /metrics."""
+    """Return the sum of a metric of the default policy in /metrics."""
     lines = (await proxy.get("/metrics")).text.decode().splitlines()
-    (line,) = [line for line in lines if line.startswith(f'tokentape_{name}{{policy="default"}} ')]
-    return float(line.split()[-1])
+    found = [line for line in lines if line.startswith(f'tokentape_{name}{{policy="default"')]
+    assert found
+    return sum(float(line.split()[-1]) for line in found)
 
 
 async def test_a_group_counts_when_it_is_claimed_and_not_again(proxy):
