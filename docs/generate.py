@@ -25,7 +25,7 @@ from docs.generate_sync_client import SOURCES as SYNC_MODULES
 from docs.generate_sync_client import sync_module
 from docs.routes import api_page
 from proxy import errors
-from proxy.api.health import GAUGE_FACTS, make_info_metrics
+from proxy.api.health import STORE_GAUGES, make_info_metrics
 from proxy.config.settings import Settings
 from proxy.telemetry.metrics import make_metrics
 from proxy.trajectory.fidelity import PROBLEMS
@@ -99,7 +99,7 @@ def metrics_page() -> str:
     """Return docs/metrics.md."""
     collectors = [
         *make_metrics(CollectorRegistry()).all(),
-        *make_info_metrics(CollectorRegistry(), (), dict.fromkeys(GAUGE_FACTS, "0")),
+        *make_info_metrics(CollectorRegistry(), (), dict.fromkeys(STORE_GAUGES, "0"), {}),
     ]
     rows = [
         f"| `{metric.name}{'_total' if metric.type == 'counter' else ''}` | {metric.type} "

@@ -2,7 +2,7 @@
 
     types      the values that the protocols take and return
     errors     the errors
-    queue      protocol: the queue of groups
+    queue      protocol: the queues of groups
     timers     protocol: the timers of rollouts
     store      protocol: the store
     options    options of a store, and its URL

@@ -1,17 +1,20 @@
-"""The protocol of the queue of groups.
+"""The protocol of the queues of groups.
 
-A group in the queue is available until a holder claims it for the time of a lease. When the lease expires, it is available
-again. The queue has names, bytes and milliseconds; it does not interpret them.
+A group in a queue is available until a holder claims it for the time of a lease. When the lease expires, it is available
+again. A group can be in several queues, and is claimed in each of them independently. The queues have names, bytes and
+milliseconds; they do not interpret them.
 """
 
 from collections.abc import Mapping
 from typing import Protocol
 
-from storage.types import QueueCounts, QueuedGroup, StoredEntity
+from storage.types import DEFAULT_QUEUE, QueueCounts, QueuedGroup, StoredEntity
 
 
 class Queue(Protocol):
-    """Groups, each with at most one holder at a time. Every method raises `StoreUnreachable` as those of `Store` do.
+    """Queues of groups; in each queue a group has at most one holder at a time.
+
+    Every method raises `StoreUnreachable` as those of `Store` do.
 
     Each method moves a group and sets fields of it (None removes a field) in one transaction, and is safe to repeat if its
     response was lost. A holder name must be used for one claim only.
@@ -20,24 +23,25 @@ class Queue(Protocol):
     async def enqueue(
         self,
         group: str,
-        note: bytes,
+        notes: Mapping[str, bytes],
         fields: Mapping[str, bytes | None],
         *,
         expect: Mapping[str, bytes | None],
         now_ms: int,
     ) -> StoredEntity | None:
-        """Set fields as `Store.update_if` does and add the group to the queue, if all fields have the expected values.
+        """Set fields as `Store.update_if` does and add the group to the queues, if all fields have the expected values.
 
+        `notes`: the queues by name, each with the note of its entry.
         Returns None if the group does not exist. Raises `FieldsChanged` if a field does not have the expected value.
         """
         ...
 
-    async def list_available(self, limit: int) -> list[QueuedGroup]:
-        """Return groups that have no holder, oldest first (to the millisecond): at least the first `limit` of them."""
+    async def list_available(self, limit: int, queue: str = DEFAULT_QUEUE) -> list[QueuedGroup]:
+        """Return groups of a queue without a holder, oldest first (to the millisecond): at least the first `limit` of them."""
         ...
 
-    async def counts(self) -> QueueCounts:
-        """Return how many groups have no holder, how many have one, and the age of the oldest one without a holder."""
+    async def counts(self, queue: str = DEFAULT_QUEUE) -> QueueCounts:
+        """Return how many groups of a queue have no holder, how many have one, and the age of the oldest one without one."""
         ...
 
     async def claim(
@@ -55,9 +59,9 @@ class Queue(Protocol):
     async def release(
         self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int
     ) -> bool:
-        """Return the group to its old position in the queue; return False if this holder does not have it."""
+        """Return the group to its old position in its queue; return False if this holder does not have it."""
         ...
 
     async def remove(self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int) -> bool:
-        """Remove the group from the queue; return False if this holder does not have it (also on a repeated call)."""
+        """Remove the group from its queue; return False if this holder does not have it (also on a repeated call)."""
         ...

@@ -125,7 +125,7 @@ class Store(Protocol):
 
     @property
     def queue(self) -> Queue:
-        """The queue of groups."""
+        """The queues of groups."""
         ...
 
     @property

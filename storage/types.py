@@ -11,6 +11,7 @@ from msgspec import Struct
 
 LATE_MARK: Final = "late:"  # prefix of a record name; append.lua contains the same literal
 MAX_LEASE_MS: Final = 86_400_000  # one day; queue_pending.lua contains the same number
+DEFAULT_QUEUE: Final = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +128,16 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class QueuedGroup:
-    """A group in the queue that is not claimed: its name, its entry ID (ordered by age), and the note it was enqueued with."""
+    """An entry of a queue: the name of its group, its ID (ordered by age), the note it was enqueued with, and its queue."""
 
     group: str
     entry_id: str
     note: bytes
+    queue: str = DEFAULT_QUEUE
 
 
 class QueueCounts(NamedTuple):
-    """The number of groups in the queue without and with a holder, and the age of the oldest one without a holder (0: none).
+    """The number of groups in a queue without and with a holder, and the age of the oldest one without a holder (0: none).
 
     Groups that were deleted are included until they are claimed.
     """

@@ -161,18 +161,24 @@ class AsyncClient:
         """Delete the group and its rollouts; one that does not exist is no error."""
         await self._request(requests.group(group_id, "DELETE"))
 
-    async def claim_batch(self, *, consumer: str, groups: int, **options: Any) -> dict[str, Any]:
+    async def claim_batch(
+        self, *, consumer: str, groups: int, policy: str | None = None, **options: Any
+    ) -> dict[str, Any]:
         """Claim up to `groups` complete groups that no other consumer has claimed: {batch_id, groups, rows, …}.
 
+        `policy` is required if several policies are trained; each of them claims a group independently of the others.
         Options: `format`, `wait_s`, `lease_s`, `exact`, `members`, `min_group`, `max_staleness` and the other fields of the
         route. Acknowledge the batch or extend its lease before the lease expires; otherwise another consumer can claim its
         groups. `waiting`, `refused`, `dropped` and `reasons` of the response are the groups that are not in the batch.
         """
-        body = {"consumer": consumer, "groups": groups, **options}
+        body = {"consumer": consumer, "groups": groups, "policy": policy, **options}
         return cast("dict[str, Any]", await self._request(requests.claim_batch(body)))
 
     async def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> BatchResult:
-        """Acknowledge a batch; `delete` deletes its rollouts. `lost` lists groups that another consumer has claimed."""
+        """Acknowledge a batch; `delete` deletes its rollouts. `lost` lists groups that another consumer has claimed.
+
+        `kept` lists groups that are not deleted because another policy still has them in its queue.
+        """
         return cast("BatchResult", await self._request(requests.ack_batch(batch_id, delete=delete)))
 
     async def release_batch(self, batch_id: str) -> BatchResult:
@@ -188,12 +194,15 @@ class AsyncClient:
         *,
         consumer: str,
         groups: int,
+        policy: str | None = None,
         wait_s: float | None = None,
         lease_s: float = 60.0,
         stall_s: float | None = 60.0,
         **options: Any,
     ) -> AsyncGenerator[Batch, None]:
         """Iterate over batches of up to `groups` complete groups; the lease of each is extended while the body runs.
+
+        `policy` is required if several policies are trained.
 
             async for batch in client.batches(consumer="trainer-0", groups=4, format="trl"):
                 train(batch.groups)
@@ -206,6 +215,7 @@ class AsyncClient:
         Raises ClientError (`code` is `groups_refused`) if claims refuse every complete group for `stall_s`, or at once if the
         reason is `branches=one` or the format; never if `stall_s` is None.
         """
+        options = {**options, "policy": policy}
         return claim_batches(
             self, consumer=consumer, groups=groups, wait_s=wait_s, lease_s=lease_s, stall_s=stall_s, **options
         )

@@ -150,11 +150,15 @@ class ClaimedGroup(TypedDict):
 
 
 class BatchResult(TypedDict):
-    """The groups of a batch after an ack, a release or an extension; `lost` lists those that another consumer has claimed."""
+    """The groups of a batch after an ack, a release or an extension; `lost` lists those that another consumer has claimed.
+
+    `kept` lists those that an ack did not delete because another policy still has them in its queue.
+    """
 
     batch_id: str
     lost: list[str]
     acked: NotRequired[list[str]]
+    kept: NotRequired[list[str]]
     released: NotRequired[list[str]]
     held: NotRequired[list[str]]
     lease_ms: NotRequired[int]

@@ -10,8 +10,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, gen
 
 from proxy.api.context import CONTEXT, Context
 from proxy.api.http import json_response
+from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream import Endpoint
 from storage.errors import StorageError
+from storage.types import QueueCounts
 
 _STORE_TIMEOUT_S = 1.0
 _VERSION: Final = version("tokentape")
@@ -27,20 +29,22 @@ QUEUE_GAUGES: Final = {
     "claimed_groups": "Groups that consumers have claimed and not acknowledged.",
     "oldest_complete_group_age_seconds": "Time since the oldest unclaimed group is complete; 0 if there is none.",
 }
-GAUGE_FACTS: Final = (*STORE_GAUGES, *QUEUE_GAUGES)
 
 
 async def info_metrics(context: Context) -> bytes:
     """Return the gauges in Prometheus' text format."""
     registry = CollectorRegistry()
-    make_info_metrics(registry, context.upstream.endpoints, await _facts(context))
+    make_info_metrics(registry, context.upstream.endpoints, *await _facts(context))
     return generate_latest(registry)
 
 
 def make_info_metrics(
-    registry: CollectorRegistry, endpoints: Collection[Endpoint], facts: Mapping[str, str]
+    registry: CollectorRegistry,
+    endpoints: Collection[Endpoint],
+    facts: Mapping[str, str],
+    queues: Mapping[str, QueueCounts],
 ) -> list[Gauge]:
-    """Create the gauges and register them. Facts that the store does not report have no gauge."""
+    """Create the gauges and register them. Facts that the store does not report have no gauge. `queues`: those of policies."""
     build = Gauge(
         "tokentape_build_info", "Always 1; the label is the version of TokenTape.", ("version",), registry=registry
     )
@@ -53,28 +57,30 @@ def make_info_metrics(
     store_is = Gauge("tokentape_store_info", text, ("version", "durability"), registry=registry)
     if "version" in facts:
         store_is.labels(facts["version"], facts["durability"]).set(1)
-    named = {
-        **{fact: f"tokentape_store_{fact}" for fact in STORE_GAUGES},
-        **{fact: f"tokentape_{fact}" for fact in QUEUE_GAUGES},
-    }
-    texts = STORE_GAUGES | QUEUE_GAUGES
-    gauges = {fact: Gauge(named[fact], texts[fact], registry=registry) for fact in GAUGE_FACTS if fact in facts}
-    for fact, gauge in gauges.items():
-        gauge.set(float(facts[fact]))
-    return [build, engines, store_is, *gauges.values()]
+    gauges = []
+    for fact, text in STORE_GAUGES.items():
+        if fact in facts:
+            gauges.append(Gauge(f"tokentape_store_{fact}", text, registry=registry))
+            gauges[-1].set(float(facts[fact]))
+    for position, (name, text) in enumerate(QUEUE_GAUGES.items()):
+        gauges.append(Gauge(f"tokentape_{name}", text, ("policy",), registry=registry))
+        for policy, counts in queues.items():
+            values = counts.available, counts.claimed, counts.oldest_age_ms / 1000
+            gauges[-1].labels(policy).set(values[position])
+    return [build, engines, store_is, *gauges]
 
 
-async def _facts(context: Context) -> dict[str, str]:
-    """Return the facts about the store and its queue of groups; nothing if it is unreachable or slow."""
+async def _facts(context: Context) -> tuple[dict[str, str], dict[str, QueueCounts]]:
+    """Return the facts about the store and the queues of its policies; nothing if it is unreachable or slow."""
     if context.recorder.store_health.unreachable is not None:
-        return {}
+        return {}, {}
+    queue, policies = context.store.queue, list(dict.fromkeys([*context.policies.trained, DEFAULT_POLICY]))
     try:
         async with asyncio.timeout(_STORE_TIMEOUT_S):
-            facts, counts = await asyncio.gather(context.store.info(), context.store.queue.counts())
+            facts, counts = await asyncio.gather(context.store.info(), asyncio.gather(*map(queue.counts, policies)))
     except (TimeoutError, StorageError):
-        return {}
-    values = counts.available, counts.claimed, counts.oldest_age_ms / 1000
-    return {**facts, **{name: str(value) for name, value in zip(QUEUE_GAUGES, values, strict=True)}}
+        return {}, {}
+    return facts, dict(zip(policies, counts, strict=True))
 
 
 _READY_TIMEOUT_S = 2

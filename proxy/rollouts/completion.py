@@ -1,11 +1,11 @@
-"""Completion of groups: a group whose members are all finished is put into the queue of batches.
+"""Completion of groups: a group whose members are all finished is put into the queue of each policy that is trained with it.
 
 Every operation is idempotent. A repeated finish, and the scan of all groups when a process starts, complete what a crash left
 unfinished.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,13 +14,13 @@ import orjson
 from proxy.clock import Clock
 from proxy.errors import DamagedStep, NotFound
 from proxy.rollouts.due_times import first_due_ms
-from proxy.rollouts.group import Group, find_group, mark_finished, member_fields
+from proxy.rollouts.group import Group, find_group, mark_finished, member_fields, state_fields
 from proxy.rollouts.rollout import SURPLUS, Rollout, read_rollout, write_fields
 from proxy.rollouts.steps import aside, read_steps
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.facts import number_of
-from proxy.trajectory.step import Step
+from proxy.trajectory.step import DEFAULT_POLICY, Step
 from storage.errors import FieldsChanged
 from storage.store import Store
 
@@ -31,11 +31,12 @@ FAILED: Final = ("failed", "aborted")  # statuses after which a member is replac
 
 @dataclass(frozen=True, slots=True)
 class GroupCompletion:
-    """Put groups into the queue once all their rollouts are finished."""
+    """Put groups into the queues of the policies that are `trained` once all their rollouts are finished."""
 
     store: Store
     clock: Clock
     metrics: Metrics
+    trained: Sequence[str] = (DEFAULT_POLICY,)
 
     async def member_finished(self, rollout: Rollout) -> Group | None:
         """Mark a rollout as finished in its group, or replace it, and enqueue the group if it is complete now.
@@ -57,7 +58,7 @@ class GroupCompletion:
         for rollout in finished:
             if rollout.status in FAILED and rollout.reason != SURPLUS and rollout.rollout_id not in group.replaced:
                 attempts = group.attempts(rollout.rollout_id)
-                if attempts < group.replace and group.status == "open":
+                if attempts < group.replace and group.is_open:
                     replaced[rollout.rollout_id] = await self._replacement(group, rollout, attempts + 1)
         await mark_finished(self.store, self.clock, group, [rollout.rollout_id for rollout in finished], replaced)
 
@@ -69,23 +70,36 @@ class GroupCompletion:
         now_ms = self.clock.now_ms()
         timer_ms = first_due_ms({"deadline_s": rollout.deadline_s, "idle_s": rollout.idle_s}, now_ms)
         await self.store.open(name, fields, now_ms=now_ms, timer_ms=timer_ms)
-        self.metrics.group_events.labels("replaced").inc()
+        self.metrics.group_events.labels("", "replaced").inc()
         return name
 
     async def complete_if_full(self, group_id: str) -> None:
         """Enqueue a group if it is open and all its members are finished; concurrent calls enqueue it once."""
         group = await find_group(self.store, group_id)
-        if group is None or group.status != "open" or not group.is_full:
+        if group is None or not group.is_open or not group.is_full:
             return
-        oldest = await _oldest_version(self.store, group)
+        queued = await self._queued(group)
         now_ms = self.clock.now_ms()
-        fields = write_fields({"status": "complete", "complete_ms": now_ms, "oldest": oldest})
+        fields: dict[str, bytes | None] = {**write_fields({"complete_ms": now_ms})}
+        for policy, oldest in queued.items():
+            fields |= state_fields(policy, status="complete", oldest=oldest)
+        notes = {policy: orjson.dumps({"oldest": oldest}) for policy, oldest in queued.items()}
+        expect = {"status": None, "complete_ms": None}  # a group of other policies has no field status
         try:
-            note = orjson.dumps({"oldest": oldest})
-            await self.store.queue.enqueue(group_id, note, fields, expect={"status": None}, now_ms=now_ms)
-            self.metrics.group_events.labels("complete").inc()
+            await self.store.queue.enqueue(group_id, notes, fields, expect=expect, now_ms=now_ms)
         except FieldsChanged:
             return  # another process has enqueued it
+        for policy in queued:
+            self.metrics.group_events.labels(policy, "complete").inc()
+
+    async def _queued(self, group: Group) -> dict[str, str | None]:
+        """Return the policies in whose queues a group is put, each with its oldest version that sampled a token.
+
+        They are the trained ones that have steps in the group, or all of them if that is none or unknown.
+        """
+        trained = self.trained or (DEFAULT_POLICY,)
+        oldest = await _oldest_versions(self.store, group)
+        return {policy: oldest[policy] for policy in trained if policy in oldest} or dict.fromkeys(trained)
 
     async def settle(self, group: Group) -> None:
         """Mark finished members of an open group that a crash left unmarked, and enqueue the group if it is complete."""
@@ -124,9 +138,12 @@ def counted(group: Group, rollouts: Sequence[Rollout]) -> tuple[Group, list[Roll
     return replace(group, members=members, unneeded=unneeded), kept
 
 
-async def _oldest_version(store: Store, group: Group) -> str | None:
-    """Return the oldest policy version that sampled a token of the group; None unless all versions are numbers."""
-    oldest: int | None = None
+async def _oldest_versions(store: Store, group: Group) -> dict[str, str | None]:
+    """Return for each policy with steps in the group its oldest version that sampled a token.
+
+    It is None unless all versions of the policy are numbers. If a step is unreadable, nothing is known.
+    """
+    found: dict[str, set[str | None]] = {}
     for rollout in await members_of(store, group):
         try:
             steps = await read_steps(store, rollout, whole=False)
@@ -134,15 +151,23 @@ async def _oldest_version(store: Store, group: Group) -> str | None:
             continue  # deleted meanwhile
         except DamagedStep as damage:
             LOG.error("Oldest policy version of a group is unknown", extra={"fields": {"why": damage.message}})
-            return None
-        for version in await aside(len(steps), lambda steps=steps: versions_of(steps)):  # type: ignore[misc]
-            number = number_of(version)
-            if number is None:
-                return None
-            oldest = number if oldest is None else min(oldest, number)
-    return None if oldest is None else str(oldest)
+            return {}
+        for policy, versions in (await aside(len(steps), lambda steps=steps: versions_of(steps))).items():  # type: ignore[misc]
+            found.setdefault(policy, set()).update(versions)
+    return {policy: _oldest(versions) for policy, versions in found.items()}
 
 
-def versions_of(steps: list[Step]) -> set[str | None]:
-    """Return the policy versions that sampled tokens of these steps; None is among them if one is unknown."""
-    return {span.policy_version for step in steps for choice in step.choices for span in choice.spans}
+def _oldest(versions: Iterable[str | None]) -> str | None:
+    numbers = [number_of(version) for version in versions]
+    known = [number for number in numbers if number is not None]
+    return str(min(known)) if known and len(known) == len(numbers) else None
+
+
+def versions_of(steps: list[Step]) -> dict[str, set[str | None]]:
+    """Return by policy the versions that sampled tokens of these steps; None is among them if one is unknown."""
+    found: dict[str, set[str | None]] = {}
+    for step in steps:
+        found.setdefault(step.policy, set()).update(
+            span.policy_version for choice in step.choices for span in choice.spans
+        )
+    return found

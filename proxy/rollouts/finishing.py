@@ -90,7 +90,7 @@ class Finisher:
     async def finish_surplus(self, group_id: str) -> None:
         """Finish the open members of an over-sampled group if `size` of the others have a reward."""
         group = await find_group(self.store, group_id)
-        if group is None or group.status != "open" or not group.over_sample or group.size is None:
+        if group is None or not group.is_open or not group.over_sample or group.size is None:
             return
         rollouts = [
             rollout for rollout in await members_of(self.store, group) if rollout.rollout_id not in group.replaced
@@ -113,7 +113,7 @@ class Finisher:
         try:
             async for group_id in self.store.groups.names():
                 group = await find_group(self.store, group_id)
-                if group is not None and group.status == "open" and group.size is not None:
+                if group is not None and group.is_open and group.size is not None:
                     await self.settle(group)
         except (StorageError, ProxyError) as error:
             LOG.error("Groups not checked for completion", extra={"fields": {"why": str(error)}})

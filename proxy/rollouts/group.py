@@ -4,7 +4,7 @@ A group that is created by calls has no size, and never becomes complete.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
 import orjson
@@ -12,6 +12,7 @@ import orjson
 from proxy.clock import Clock
 from proxy.errors import Conflict
 from proxy.rollouts.rollout import write_fields
+from proxy.trajectory.step import DEFAULT_POLICY
 from storage.errors import RolloutDeleted
 from storage.store import Store
 from storage.types import QueuedGroup, StoredEntity
@@ -19,16 +20,40 @@ from storage.types import QueuedGroup, StoredEntity
 MEMBER_MARK: Final = "member:"
 FINISHED_MARK: Final = "finished:"
 REPLACED_MARK: Final = "replaced:"  # its value is the ID of the rollout in place of this member
-STATUSES: Final = ("open", "complete", "claimed", "done", "dropped")
+_OPEN: Final = "open"
+STATUSES: Final = (_OPEN, "complete", "claimed", "done", "dropped")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """A complete group as one policy's consumers have it. Times are Unix milliseconds.
+
+    `status`: complete while the group is queued; claimed while `batch_id` leases it to `consumer`, until `lease_ms`; done once
+    the batch is acknowledged; dropped if it left the queue untrained, with the reason in `why` and its kind in `code`.
+    `oldest` is the oldest version of the policy that sampled a token of the group, None if unknown.
+    """
+
+    status: str
+    oldest: str | None = None
+    batch_id: str | None = None
+    consumer: str | None = None
+    lease_ms: int | None = None
+    why: str | None = None
+    code: str | None = None
+
+    def status_at(self, now_ms: int) -> str:
+        """Return the status; a claimed group with an expired lease is complete."""
+        return "complete" if self.status == "claimed" and (self.lease_ms or 0) <= now_ms else self.status
+
+
+_STATE_FIELDS: Final = tuple(entry.name for entry in fields(PolicyState))
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """A group. Times are Unix milliseconds.
 
-    `status`: open until `size` members are finished; complete while the group is queued; claimed while `batch_id` leases it to
-    `consumer`, until `lease_ms`; done once the batch is acknowledged; dropped if it left the queue untrained, with the reason
-    in `why` and its kind in `code`. `oldest` is the oldest policy version that sampled a token of the group, None if unknown.
+    `states`: the state of the group for each policy that has it in its queue or had it, once it is complete.
 
     `over_sample`: how many more rollouts than `size` it was opened with; it is complete once `size` of them have a reward.
     `replace`: how often each member that fails is opened again; `replaced` has the rollouts in place of those members.
@@ -45,14 +70,8 @@ class Group:
     replaced: Mapping[str, str] = field(default_factory=dict)
     unneeded: Mapping[str, str] = field(default_factory=dict)
     finished: frozenset[str] = frozenset()
-    status: str = "open"
     complete_ms: int | None = None
-    oldest: str | None = None
-    batch_id: str | None = None
-    consumer: str | None = None
-    lease_ms: int | None = None
-    why: str | None = None
-    code: str | None = None
+    states: Mapping[str, PolicyState] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -79,23 +98,34 @@ class Group:
             name = self.replaced[name]
         return name
 
+    @property
+    def is_open(self) -> bool:
+        """Whether not all of its members are finished."""
+        return not self.states
+
     def status_at(self, now_ms: int) -> str:
-        """Return the status; a claimed group with an expired lease is complete."""
-        return "complete" if self.status == "claimed" and (self.lease_ms or 0) <= now_ms else self.status
+        """Return the first of `STATUSES` that the group has for a policy."""
+        return min((state.status_at(now_ms) for state in self.states.values()), key=STATUSES.index, default=_OPEN)
+
+    def status_for(self, policy: str, now_ms: int) -> str | None:
+        """Return the status for a policy; None if the group is complete and not for this policy."""
+        if self.is_open:
+            return _OPEN
+        return self.states[policy].status_at(now_ms) if policy in self.states else None
 
 
 def read_group(stored: StoredEntity, marks: Mapping[str, bytes] | None = None) -> Group:
     """Return the group from its stored fields, with joined and finished members from its marks."""
-    fields = {name: orjson.loads(value) for name, value in stored.fields.items() if name != "opened_with"}
-    initial: list[str] = fields.get("members") or []
+    known = {name: orjson.loads(value) for name, value in stored.fields.items() if name != "opened_with"}
+    initial: list[str] = known.get("members") or []
     joined = _named(marks or {}, MEMBER_MARK) - set(initial)
     return Group(
         group_id=stored.name,
         incarnation=stored.incarnation,
         created_ms=stored.created_ms,
-        size=fields.get("size"),
-        over_sample=fields.get("over_sample", 0),
-        replace=fields.get("replace", 0),
+        size=known.get("size"),
+        over_sample=known.get("over_sample", 0),
+        replace=known.get("replace", 0),
         members=(*initial, *sorted(joined)),
         replaced={
             name.removeprefix(REPLACED_MARK): value.decode()
@@ -103,16 +133,26 @@ def read_group(stored: StoredEntity, marks: Mapping[str, bytes] | None = None) -
             if name.startswith(REPLACED_MARK)
         },
         finished=_named(marks or {}, FINISHED_MARK),
-        status=fields.get("status", "open"),
-        complete_ms=fields.get("complete_ms"),
-        oldest=fields.get("oldest"),
-        batch_id=fields.get("batch_id"),
-        consumer=fields.get("consumer"),
-        lease_ms=fields.get("lease_ms"),
-        why=fields.get("why"),
-        code=fields.get("code"),
-        metadata=fields.get("metadata") or {},
+        complete_ms=known.get("complete_ms"),
+        states=_read_states(known),
+        metadata=known.get("metadata") or {},
     )
+
+
+def _read_states(known: Mapping[str, Any]) -> dict[str, PolicyState]:
+    """Return the state for each policy; its fields have the name of the policy as a suffix, except those of the default one."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in known.items():
+        kind, _, policy = name.partition(":")
+        if kind in _STATE_FIELDS:
+            found.setdefault(policy or DEFAULT_POLICY, {})[kind] = value
+    return {policy: PolicyState(**values) for policy, values in sorted(found.items()) if "status" in values}
+
+
+def state_fields(policy: str, **values: Any) -> dict[str, bytes | None]:
+    """Return the stored fields of a group's state for a policy; None removes a field."""
+    suffix = "" if policy == DEFAULT_POLICY else f":{policy}"
+    return {f"{name}{suffix}": None if value is None else orjson.dumps(value) for name, value in values.items()}
 
 
 def _named(marks: Mapping[str, bytes], kind: str) -> frozenset[str]:
@@ -184,10 +224,11 @@ Ending = Literal["acked", "released"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch with its groups as they were queued. `ended` and `answer` are set once it is acknowledged or released."""
+    """A batch of groups for a policy, as they were queued. `ended` and `answer` are set once it is acknowledged or released."""
 
     batch_id: str
     consumer: str
+    policy: str
     held: tuple[QueuedGroup, ...]
     ended: Ending | None = None
     answer: Mapping[str, Any] | None = None
@@ -195,19 +236,19 @@ class Batch:
 
 def read_batch(stored: StoredEntity) -> Batch:
     """Return the batch from its stored fields."""
-    fields = {name: orjson.loads(value) for name, value in stored.fields.items()}
+    known = {name: orjson.loads(value) for name, value in stored.fields.items()}
+    policy = known.get("policy", DEFAULT_POLICY)
     return Batch(
         batch_id=stored.name,
-        consumer=fields["consumer"],
-        held=tuple(QueuedGroup(group, entry_id, b"") for group, entry_id in fields["held"]),
-        ended=fields.get("ended"),
-        answer=fields.get("answer"),
+        consumer=known["consumer"],
+        policy=policy,
+        held=tuple(QueuedGroup(group, entry_id, b"", policy) for group, entry_id in known["held"]),
+        ended=known.get("ended"),
+        answer=known.get("answer"),
     )
 
 
-def write_batch(consumer: str, held: list[QueuedGroup]) -> dict[str, bytes]:
+def write_batch(consumer: str, policy: str, held: list[QueuedGroup]) -> dict[str, bytes]:
     """Return the stored fields of a new batch."""
-    return {
-        "consumer": orjson.dumps(consumer),
-        "held": orjson.dumps([(waiting.group, waiting.entry_id) for waiting in held]),
-    }
+    entries = [(waiting.group, waiting.entry_id) for waiting in held]
+    return write_fields({"consumer": consumer, "held": entries, "policy": None if policy == DEFAULT_POLICY else policy})

@@ -85,6 +85,11 @@ class Policies:
         return iter(self._policies.values())
 
     @property
+    def has_named(self) -> bool:
+        """Whether there are other policies than the default one."""
+        return bool(self._named)
+
+    @property
     def trained(self) -> tuple[str, ...]:
         """The names of the policies that are trained."""
         return tuple(policy.name for policy in self if policy.is_trained)

@@ -3,7 +3,7 @@
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 from msgspec import Struct
@@ -11,6 +11,7 @@ from msgspec import Struct
 from proxy.continuation.types import Mode
 from proxy.errors import BadRequest, NotFound
 from proxy.protocols.sampling import Sampling
+from proxy.trajectory.step import DEFAULT_POLICY
 from storage.types import LATE_MARK, Origin, StoredEntity
 
 UNDELIVERED_MARK = "undelivered:"
@@ -59,6 +60,13 @@ class CountedDrift:
         return {kind: count for kind, count in more.items() if count > 0}
 
 
+class ClaimId(NamedTuple):
+    """A claim of groups for a policy, and the ID of its batch."""
+
+    policy: str
+    batch_id: str
+
+
 _NO_LIMITS: Final = Limits()
 _NO_SAMPLING: Final = Sampling()
 
@@ -66,9 +74,9 @@ _NO_SAMPLING: Final = Sampling()
 class Rollout(Struct, frozen=True):
     """A rollout. Times are Unix milliseconds.
 
-    `step_rewards` are by step ID: a number, or one for each sampled token. `claimed_by` is the first batch of its group; since
-    then its rewards are frozen. `reason` is why TokenTape
-    finished the rollout itself. `deadline_s` counts from its creation, `idle_s` from its last call (see `deadlines`).
+    `step_rewards` are by step ID: a number, or one for each sampled token. `claims` rely on its rewards, which are frozen then
+    (see `freezing`). `reason` is why TokenTape finished the rollout itself. `deadline_s` counts from its creation, `idle_s`
+    from its last call (see `deadlines`).
     """
 
     rollout_id: str
@@ -83,7 +91,7 @@ class Rollout(Struct, frozen=True):
     reward: float | None = None
     step_rewards: Mapping[str, float | Sequence[float]] = {}
     advantages: Any = None
-    claimed_by: str | None = None
+    claims: tuple[ClaimId, ...] = ()
     metadata: Mapping[str, Any] = {}
     sampling: Sampling = _NO_SAMPLING
     tools: tuple[dict[str, Any], ...] = ()
@@ -104,6 +112,11 @@ class Rollout(Struct, frozen=True):
     def is_finished(self) -> bool:
         """Whether the rollout is finished."""
         return self.status in FINISHED
+
+    @property
+    def claimed_by(self) -> str | None:
+        """The batch of the first claim that relies on its rewards."""
+        return self.claims[0].batch_id if self.claims else None
 
     @property
     def is_drift_known(self) -> bool:
@@ -141,7 +154,7 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         reward=fields.get("reward"),
         step_rewards=fields.get("step_rewards") or {},
         advantages=fields.get("advantages"),
-        claimed_by=fields.get("claimed_by"),
+        claims=_claims(fields["claimed_by"]) if "claimed_by" in fields else (),
         metadata=fields.get("metadata") or {},
         sampling=Sampling(**{name: rules or {} for name, rules in sampling.items()}) if sampling else _NO_SAMPLING,
         tools=tuple(fields.get("tools") or ()),
@@ -180,6 +193,20 @@ def read_marks(marks: Mapping[str, bytes]) -> Marks:
         undelivered=_named(marks, UNDELIVERED_MARK) - _named(marks, DELIVERED_MARK),
         late=_named(marks, LATE_MARK),
     )
+
+
+def _claims(stored: str | list[list[str]]) -> tuple[ClaimId, ...]:
+    if isinstance(stored, str):
+        return (ClaimId(DEFAULT_POLICY, stored),)
+    return tuple(ClaimId(policy, batch_id) for policy, batch_id in stored)
+
+
+def write_claims(claims: Sequence[ClaimId]) -> dict[str, bytes | None]:
+    """Return the stored field of the claims: absent without any, and the ID of its batch for one of the default policy."""
+    if not claims:
+        return {"claimed_by": None}
+    is_plain = len(claims) == 1 and claims[0].policy == DEFAULT_POLICY
+    return {"claimed_by": orjson.dumps(claims[0].batch_id if is_plain else list(map(list, claims)))}
 
 
 def _limits(stored: Mapping[str, Any]) -> Limits:

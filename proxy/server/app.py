@@ -195,7 +195,7 @@ async def _make_context(
         },
         opener=RolloutOpener(opened, clock, metrics, recorder, [policies, registry]),
         continuation=_continuation(stack, settings, opened, upstream, clock, metrics, recorder),
-        finisher=_finisher(opened, clock, metrics, DriftTotals(reporter, recorder.tasks, stopping)),
+        finisher=_finisher(opened, clock, metrics, policies, DriftTotals(reporter, recorder.tasks, stopping)),
         stopping=stopping,
     )
 
@@ -226,8 +226,8 @@ def _continuation(  # noqa: PLR0917 - the services that it uses
     return continuation
 
 
-def _finisher(store: Store, clock: Clock, metrics: Metrics, drift_totals: DriftTotals) -> Finisher:
-    return Finisher(store, clock, drift_totals, GroupCompletion(store, clock, metrics))
+def _finisher(store: Store, clock: Clock, metrics: Metrics, policies: Policies, drift_totals: DriftTotals) -> Finisher:
+    return Finisher(store, clock, drift_totals, GroupCompletion(store, clock, metrics, policies.trained))
 
 
 def _policies(

@@ -34,6 +34,8 @@ _LOGPROB_DIFFERENCES = (1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 _SIGNS: Final = ("positive", "negative")
 
+_GROUP_EVENTS: Final = ("complete", "claimed", "released", "done", "dropped")
+
 # Why claims refuse or drop groups: the codes of their responses.
 _STALE: Final = ("stale", "unknown_version")
 REFUSAL_REASONS: Final = (*_STALE, "forked", "format", "no_reward", "no_advantage", "no_rows", "damaged_step")
@@ -157,10 +159,17 @@ class Metrics:
             self.group_reward_spread,
             self.rollout_tokens,
             self.claim_staleness,
+            self.claim_wait_seconds,
         ):
             metric.labels(name)
-        for rewards in ("equal", "different"):
-            self.compared_groups.labels(name, rewards)
+        for counter, values in (
+            (self.compared_groups, ("equal", "different")),
+            (self.group_events, _GROUP_EVENTS),
+            (self.refused_groups, REFUSAL_REASONS),
+            (self.dropped_groups, DROP_REASONS),
+        ):
+            for value in values:
+                counter.labels(name, value)
         for versions in (UNKNOWN, OLDER):
             self.reward.labels(name, versions)
             for sign in _SIGNS:
@@ -247,7 +256,7 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         Counter, "Boundaries in finished rollouts where the messages continue and the token ids do not, by kind of drift.",
         ("kind",),
     ),
-    "group_events": (Counter, "Groups that became complete, claimed, released, done or dropped.", ("event",)),
+    "group_events": (Counter, "Groups that became complete, claimed, released, done or dropped.", ("policy", "event")),
     "reward": (
         _REWARDS,
         "Rewards of claimed groups, each once, by windows of the version of the oldest token. The sum is `reward_amount`.",
@@ -271,10 +280,10 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     ),
     "refused_groups": (
         Counter, "Groups that claims refused, by reason (docs/http-api.md); they remain in the queue, and count in each claim.",
-        ("reason",),
+        ("policy", "reason"),
     ),
-    "dropped_groups": (Counter, "Groups that claims dropped, by reason (docs/http-api.md).", ("reason",)),
-    "claim_wait_seconds": (_SECONDS, "Time that claims of batches waited for groups.", ()),
+    "dropped_groups": (Counter, "Groups that claims dropped, by reason (docs/http-api.md).", ("policy", "reason")),
+    "claim_wait_seconds": (_SECONDS, "Time that claims of batches waited for groups.", ("policy",)),
     "audits": (Counter, "Steps scored again by their engine (audit.sample_rate), by verdict.", ("engine", "verdict")),
     "audit_logprob_difference": (
         _LOGPROB_DIFFERENCES, "Absolute difference of recorded and scored logprob, for each audited token.", ("engine",)
@@ -298,9 +307,6 @@ _INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "store_operation_failures": (("open",), ("append",), ("mark",), ("renew",), ("deadlines",)),
     "continuations": (("continued", "none"), ("unchanged", "none"), *(("refused", reason) for reason in REASONS)),
     "drift_boundaries": tuple((kind,) for kind in KINDS if kind != "unexplained"),
-    "group_events": (("complete",), ("claimed",), ("released",), ("done",), ("dropped",)),
-    "refused_groups": tuple((reason,) for reason in REFUSAL_REASONS),
-    "dropped_groups": tuple((reason,) for reason in DROP_REASONS),
 }  # fmt: skip
 
 START_TIME: Final = "process_start_time_seconds"

@@ -1,7 +1,7 @@
 """The store on a Redis or Valkey server or cluster.
 
     store          RedisStore
-    queue          the queue of groups
+    queue          the queues of groups
     announcements  announcements, heartbeats, reservations
     changes        notifications, by Pub/Sub
     listing        the listing of names

@@ -10,7 +10,8 @@ ID is the percent-encoded name of a rollout; B is one of the sixteen `BUCKETS`, 
 Keys of a bucket:
     {prefix}:{B}:listing        zset   created_ms (15 digits) + ID, all with score 0: sorted by age as text
     {prefix}:{B}:expiry         zset   the same members -> Unix ms at which the rollout expires; only with a TTL
-    {prefix}:{B}:queue          stream only for groups: the queue, with a note in each entry
+    {prefix}:{B}:queue          stream only for groups: the queue `default`, with a note in each entry
+    {prefix}:{B}:queue:NAME     stream only for groups: any other queue
     {prefix}:{B}:notices        hash   announcements: NAME -> bytes, number:NAME -> integer; the same in each bucket
     {prefix}:{B}:beats          hash   heartbeats: NAME -> Unix ms at which it expires (15 digits) + bytes; first bucket only
     {prefix}:{B}:timers         zset   ID, space, incarnation -> Unix ms at which a process looks at the rollout
@@ -40,6 +41,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
+
+from storage.types import DEFAULT_QUEUE
 
 BUCKETS: Final = (
     "18", "5x", "dj", "3r", "d2", "pv", "uh", "iy", "ly", "h9", "uv", "q6", "9s", "5f", "dt", "ha",
@@ -107,9 +110,10 @@ def bucket_keys(prefix: str, bucket: str) -> tuple[bytes, bytes]:
     return f"{prefix}:{{{bucket}}}:listing".encode(), f"{prefix}:{{{bucket}}}:expiry".encode()
 
 
-def queue_key(prefix: str, bucket: str) -> bytes:
-    """Return the key of the queue of the groups of a bucket."""
-    return f"{prefix}{GROUPS}:{{{bucket}}}:queue".encode()
+def queue_key(prefix: str, bucket: str, queue: str = DEFAULT_QUEUE) -> bytes:
+    """Return the key of a queue of the groups of a bucket."""
+    suffix = "" if queue == DEFAULT_QUEUE else f":{_encoded(queue)}"
+    return f"{prefix}{GROUPS}:{{{bucket}}}:queue{suffix}".encode()
 
 
 def announcements_key(prefix: str, bucket: str) -> bytes:

@@ -1,7 +1,7 @@
-"""The queue of groups on Redis: each method is one script in the bucket of its group."""
+"""The queues of groups on Redis: each method is one script in the bucket of its group."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import unquote
 
@@ -11,14 +11,14 @@ from storage.redis.keys import BUCKETS, GROUPS, bucket_for, queue_key, rollout_k
 from storage.redis.multiplexed import Reply
 from storage.redis.replies import decode_entity, encode_optional
 from storage.redis.scripts import RunScript, Script
-from storage.types import MAX_LEASE_MS, QueueCounts, QueuedGroup, StoredEntity
+from storage.types import DEFAULT_QUEUE, MAX_LEASE_MS, QueueCounts, QueuedGroup, StoredEntity
 
 _NO_HOLDER: Final = "-"
 _REMOVED: Final = ""
 
 
 class RedisQueue:
-    """The queue of the groups under `prefix`. `run` waits for durability."""
+    """The queues of the groups under `prefix`. `run` waits for durability."""
 
     def __init__(self, run: RunScript, prefix: str, ttl_s: int) -> None:
         self._run = run
@@ -28,15 +28,15 @@ class RedisQueue:
     async def enqueue(
         self,
         group: str,
-        note: bytes,
+        notes: Mapping[str, bytes],
         fields: Mapping[str, bytes | None],
         *,
         expect: Mapping[str, bytes | None],
         now_ms: int,
     ) -> StoredEntity | None:
-        """Set fields and add the group to the queue, if all fields have the expected values."""
-        arguments = (note, len(expect), *encode_optional(expect), *encode_optional(fields))
-        reply = await self._write(scripts.ENQUEUE, group, now_ms, *arguments)
+        """Set fields and add the group to the queues, if all fields have the expected values."""
+        arguments = (len(notes), *notes.values(), len(expect), *encode_optional(expect), *encode_optional(fields))
+        reply = await self._write(scripts.ENQUEUE, group, notes, now_ms, *arguments)
         if reply is None:
             return None
         is_enqueued, state = reply
@@ -44,20 +44,20 @@ class RedisQueue:
             raise FieldsChanged(decode_entity(group, state))
         return decode_entity(group, state)
 
-    async def list_available(self, limit: int) -> list[QueuedGroup]:
-        """Return groups that have no holder, oldest first: at least the first `limit` of them."""
-        keys = [queue_key(self._prefix, bucket) for bucket in BUCKETS]
+    async def list_available(self, limit: int, queue: str = DEFAULT_QUEUE) -> list[QueuedGroup]:
+        """Return groups of a queue that have no holder, oldest first: at least the first `limit` of them."""
+        keys = [queue_key(self._prefix, bucket, queue) for bucket in BUCKETS]
         parts = await asyncio.gather(*(self._run(scripts.QUEUE_AVAILABLE, [key], [max(1, limit)]) for key in keys))
         found = [
-            QueuedGroup(unquote(group.decode(), errors="surrogatepass"), entry_id.decode(), note)
+            QueuedGroup(unquote(group.decode(), errors="surrogatepass"), entry_id.decode(), note, queue)
             for part in parts
             for entry_id, group, note in part
         ]
         return sorted(found, key=lambda queued: _age(queued.entry_id))
 
-    async def counts(self) -> QueueCounts:
-        """Return how many groups have no holder, how many have one, and the age of the oldest one without a holder."""
-        keys = [queue_key(self._prefix, bucket) for bucket in BUCKETS]
+    async def counts(self, queue: str = DEFAULT_QUEUE) -> QueueCounts:
+        """Return how many groups of a queue have no holder, how many have one, and the age of the oldest one without one."""
+        keys = [queue_key(self._prefix, bucket, queue) for bucket in BUCKETS]
         parts = await asyncio.gather(*(self._run(scripts.QUEUE_COUNTS, [key], []) for key in keys))
         available, claimed, ages = zip(*parts, strict=True)
         return QueueCounts(sum(available), sum(claimed), max(ages))
@@ -77,22 +77,24 @@ class RedisQueue:
     async def release(
         self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int
     ) -> bool:
-        """Return the group to its old position in the queue; return False if this holder does not have it."""
+        """Return the group to its old position in its queue; return False if this holder does not have it."""
         return await self._move(group, holder, _NO_HOLDER, MAX_LEASE_MS, fields, now_ms)
 
     async def remove(self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int) -> bool:
-        """Remove the group from the queue; return False if this holder does not have it."""
+        """Remove the group from its queue; return False if this holder does not have it."""
         return await self._move(group, holder, _REMOVED, 0, fields, now_ms)
 
     async def _move(
         self, group: QueuedGroup, source: str, to: str, idle_ms: int, fields: Mapping[str, bytes | None], now_ms: int
     ) -> bool:
         arguments = (source, to, group.entry_id, idle_ms, *encode_optional(fields))
-        return bool(await self._write(scripts.QUEUE_MOVE, group.group, now_ms, *arguments))
+        return bool(await self._write(scripts.QUEUE_MOVE, group.group, [group.queue], now_ms, *arguments))
 
-    async def _write(self, script: Script, group: str, now_ms: int, *arguments: bytes | str | int) -> Reply:
-        keys = rollout_keys(self._prefix + GROUPS, group)
-        all_keys = (*keys.all(), queue_key(self._prefix, bucket_for(group)))
+    async def _write(
+        self, script: Script, group: str, queues: Iterable[str], now_ms: int, *arguments: bytes | str | int
+    ) -> Reply:
+        keys, bucket = rollout_keys(self._prefix + GROUPS, group), bucket_for(group)
+        all_keys = (*keys.all(), *(queue_key(self._prefix, bucket, queue) for queue in queues))
         return await self._run(script, all_keys, (keys.encoded, now_ms, self._ttl_s, *arguments))
 
 

@@ -67,6 +67,7 @@ async def test_metrics_have_the_number_and_the_age_of_groups_in_the_queue(proxy)
     full = [await metric_lines(proxy, name) for name in ("complete_groups", "claimed_groups")]
     ((_, age),) = await metric_lines(proxy, "oldest_complete_group_age_seconds")
 
-    assert [[("", "1.0")], [("", "0.0")]] == empty
-    assert [[("", "1.0")], [("", "1.0")]] == full
+    policy = '{policy="default"}'
+    assert [[(policy, "1.0")], [(policy, "0.0")]] == empty
+    assert [[(policy, "1.0")], [(policy, "1.0")]] == full
     assert 0 < float(age) < 60

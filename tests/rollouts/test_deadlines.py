@@ -133,12 +133,12 @@ async def test_a_process_that_dies_after_the_finish_leaves_the_group_to_another(
     store.groups.mark = marking
     finished = await ending(store, member)
     await processes[1].deadlines.sweep()
-    waiting = (await find_group(store, "g")).status
+    waiting = (await find_group(store, "g")).status_at(0)
     clock.ms += LEASE_MS
     await processes[1].deadlines.sweep()
 
     assert ("aborted", "deadline", 3000) == finished == await ending(store, member)
-    assert ("open", "complete") == (waiting, (await find_group(store, "g")).status)
+    assert ("open", "complete") == (waiting, (await find_group(store, "g")).status_at(0))
     assert [1, 0, 0] == [process.counted for process in processes]
     assert [[member], [], []] == [process.settled for process in processes]
 
@@ -161,7 +161,7 @@ async def test_a_finish_at_the_same_moment_wins_or_loses_as_a_whole(store, proce
     await processes[1].deadlines.sweep()
 
     assert ("completed", None, 2999) == await ending(store, member)
-    assert ("open", "complete") == (before.status, (await find_group(store, "g")).status)
+    assert ("open", "complete") == (before.status_at(0), (await find_group(store, "g")).status_at(0))
     assert 0 == sum(process.counted for process in processes)
     assert 0 == await timer_count(store)
 

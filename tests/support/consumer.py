@@ -1,7 +1,7 @@
 """A consumer process that claims two groups at a time, exactly or at most, and acknowledges them, until there are none left.
 
-Arguments: the log and the proxies' URLs. If a proxy does not respond, it tries the next one. It uses the standard
-library only.
+Arguments: the log, the policy ("": none) and the proxies' URLs. If a proxy does not respond, it tries the next one. It uses
+the standard library only.
 """
 
 import json
@@ -15,10 +15,10 @@ import urllib.request
 LEASE_S = 0.6
 
 
-def main(log: str, *urls: str) -> None:
+def main(log: str, policy: str, *urls: str) -> None:
     written = os.open(log, os.O_WRONLY | os.O_APPEND)
     name = f"consumer-{os.getpid()}"
-    claim = {"consumer": name, "groups": 2, "lease_s": LEASE_S}
+    claim = {"consumer": name, "groups": 2, "lease_s": LEASE_S, **({"policy": policy} if policy else {})}
     while True:
         batch = post(urls, "/batches/claim", {**claim, "exact": True, "wait_s": 0.3})
         note(written, ["exact", len(batch["groups"])])
@@ -28,11 +28,12 @@ def main(log: str, *urls: str) -> None:
             return
         now = round(time.time() * 1000)
         for group in batch["groups"]:
-            note(written, ["claimed", now, batch["batch_id"], group["group_id"], batch["lease_ms"]])
+            note(written, ["claimed", now, batch["batch_id"], f"{policy}{group['group_id']}", batch["lease_ms"]])
+            note(written, ["rewards", group["group_id"], group["rewards"]])
         time.sleep(random.choice((0.01, 0.1, LEASE_S * 1.5)))
         response = post(urls, f"/batches/{batch['batch_id']}/ack", {})
         for group in response["acked"] if response else ():
-            note(written, ["acked", batch["batch_id"], group])
+            note(written, ["acked", batch["batch_id"], f"{policy}{group}"])
 
 
 def post(urls, path, body):

@@ -45,7 +45,7 @@ async def open_groups(http, url, count, **terms):
 async def all_complete(store, count):
     async with asyncio.timeout(TIMEOUT_S):
         for number in range(count):
-            while (await find_group(store, f"g{number}")).status != "complete":
+            while (await find_group(store, f"g{number}")).is_open:
                 await asyncio.sleep(0.05)
 
 

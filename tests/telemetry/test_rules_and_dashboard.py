@@ -9,7 +9,7 @@ from pages import anchors_of
 from prometheus_client import CollectorRegistry
 
 from deploy.grafana.dashboard import dashboard
-from proxy.api.health import GAUGE_FACTS, make_info_metrics
+from proxy.api.health import STORE_GAUGES, make_info_metrics
 from proxy.telemetry.metrics import make_metrics
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,7 +34,7 @@ def exposed_names() -> set[str]:
     names = set()
     for collector in [
         *make_metrics(CollectorRegistry()).all(),
-        *make_info_metrics(CollectorRegistry(), (), dict.fromkeys(GAUGE_FACTS, "0")),
+        *make_info_metrics(CollectorRegistry(), (), dict.fromkeys(STORE_GAUGES, "0"), {}),
     ]:
         (family,) = collector.describe()
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum"), "gauge": ("",)}[family.type]

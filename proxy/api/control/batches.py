@@ -6,13 +6,26 @@ A batch can be acknowledged or released through any process that shares the stor
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import compress
+from operator import not_
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.claims import Claim, fill, held_fields, normalize, observe, put_back, release, undo
+from proxy.api.control.claims import (
+    Claim,
+    fill,
+    held_fields,
+    normalize,
+    observe,
+    put_back,
+    release,
+    supersede_earlier,
+    undo,
+)
 from proxy.api.control.export_query import export_query_from_claim
 from proxy.api.control.group_rows import Reason
 from proxy.api.control.groups import drop_group
@@ -21,8 +34,8 @@ from proxy.api.http import CLIENT_CLOSED_REQUEST, json_response
 from proxy.api.query import rollout_id_from
 from proxy.clock import new_id
 from proxy.errors import Conflict, LeaseLost, NotFound
-from proxy.rollouts.group import Batch, Ending, read_batch, write_batch
-from proxy.rollouts.rollout import write_fields
+from proxy.rollouts.group import Batch, Ending, read_batch, read_group, state_fields, write_batch
+from proxy.rollouts.rollout import ClaimId, write_fields
 from storage.types import QueueCounts, QueuedGroup
 
 _POLL_INTERVAL_S: Final = 0.2
@@ -32,24 +45,28 @@ async def claim_batch(request: web.Request) -> web.Response:
     """`POST /batches/claim`: lease up to `groups` complete groups, or exactly as many; wait up to `wait_s` for them."""
     context = request.app[CONTEXT]
     body = await body_from(request, ClaimBatch)
-    claim = Claim(new_id(context.clock), body, export_query_from_claim(body))
+    policy = context.policies.claimed(body.policy)
+    query = replace(export_query_from_claim(body), policy=policy.name)
+    claim = Claim(new_id(context.clock), body, query, policy)
     started = context.clock.monotonic()
     deadline = started + body.wait_s
     try:
         await _fill_in_time(request, context, claim, deadline)
         lease_ms = await _record(context, claim)
-        waiting = await context.store.queue.counts()
+        waiting = await context.store.queue.counts(policy.name)
     except BaseException:
         await undo(context, claim, claim.held)
         raise
     for reason in claim.refused.values():
-        context.metrics.refused_groups.labels(reason.code).inc()
+        context.metrics.refused_groups.labels(policy.name, reason.code).inc()
     if _is_disconnected(request):
         await undo(context, claim, claim.held)
         return web.Response(status=CLIENT_CLOSED_REQUEST)
-    context.metrics.claim_wait_seconds.observe(context.clock.monotonic() - started)
+    await supersede_earlier(context, claim)
+    context.metrics.claim_wait_seconds.labels(policy.name).observe(context.clock.monotonic() - started)
     await observe(context, claim)
-    return web.Response(body=_batch_json(claim, lease_ms, waiting), content_type="application/json")
+    shown = {"policy": policy.name} if context.policies.has_named else {}
+    return web.Response(body=_batch_json(claim, shown, lease_ms, waiting), content_type="application/json")
 
 
 async def _fill_in_time(request: web.Request, context: Context, claim: Claim, deadline: float) -> None:
@@ -83,30 +100,33 @@ async def _record(context: Context, claim: Claim) -> int | None:
     while True:
         await normalize(context, claim)
         now_ms = context.clock.now_ms()
-        fields = held_fields(context, claim.batch_id, claim.body.consumer, claim.body.lease_s)
-        held = [
-            held
+        fields = held_fields(context, claim.id, claim.body.consumer, claim.body.lease_s)
+        has = [
+            await context.store.queue.extend(held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
             for held in claim.held
-            if await context.store.queue.extend(held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
         ]
-        if len(held) == len(claim.held):
+        if all(has):
             break
-        claim.held = held  # advantages over the batch change without the lost groups
+        await undo(context, claim, list(compress(claim.held, map(not_, has))))
+        claim.held = list(compress(claim.held, has))  # advantages over the batch change without the lost groups
     if claim.body.exact and claim.missing:
         await put_back(context, claim)
     if not claim.held:
         return None
     entries = [held.waiting for held in claim.held]
-    await context.store.batches.open(claim.batch_id, write_batch(claim.body.consumer, entries), now_ms=now_ms)
+    await context.store.batches.open(
+        claim.batch_id, write_batch(claim.body.consumer, claim.policy.name, entries), now_ms=now_ms
+    )
     return now_ms + lease_ms
 
 
-def _batch_json(claim: Claim, lease_ms: int | None, waiting: QueueCounts) -> bytes:
+def _batch_json(claim: Claim, shown: Mapping[str, str], lease_ms: int | None, waiting: QueueCounts) -> bytes:
     """Return the batch as JSON, around groups that are JSON already. `waiting` counts groups that are not in the batch."""
     fields = {
         "batch_id": claim.batch_id if claim.held else None,
         "consumer": claim.body.consumer,
         "format": claim.body.format,
+        **shown,
         "policy_version": claim.policy_version,
         "lease_ms": lease_ms,
         "waiting": {"available": waiting.available, "claimed": max(0, waiting.claimed - len(claim.held))},
@@ -132,18 +152,31 @@ async def ack_batch(request: web.Request) -> web.Response:
     batch = await _batch_from(request, ending="acked")
     if batch.answer is not None:
         return json_response(batch.answer)
-    fields = write_fields({"status": "done", "batch_id": batch.batch_id})
+    fields = state_fields(batch.policy, status="done", batch_id=batch.batch_id)
     done: list[str] = []
     lost: list[str] = []
     for waiting in batch.held:
         removed = await context.store.queue.remove(waiting, batch.batch_id, fields, now_ms=context.clock.now_ms())
         (done if removed or await _was_done(context, batch, waiting) else lost).append(waiting.group)
     _check_any(batch, done)
-    if ack.delete:
-        for group_id in done:
-            await drop_group(context, group_id)
-    context.metrics.group_events.labels("done").inc(len(done))
-    return await _end(context, batch, "acked", {"batch_id": batch.batch_id, "acked": done, "lost": lost})
+    kept = [name for name in done if not await _delete(context, name)] if ack.delete else []
+    context.metrics.group_events.labels(batch.policy, "done").inc(len(done))
+    answer = {"batch_id": batch.batch_id, "acked": done, "lost": lost, **({"kept": kept} if kept else {})}
+    return await _end(context, batch, "acked", answer)
+
+
+async def _delete(context: Context, group_id: str) -> bool:
+    """Delete a group, unless a policy still has it in its queue; return whether it is deleted.
+
+    Each acknowledgement removes its own entry before, so that the last one deletes the group.
+    """
+    stored = await context.store.groups.get(group_id)
+    if stored is not None:
+        statuses = {state.status for state in read_group(stored).states.values()}
+        if statuses & {"complete", "claimed"}:
+            return False
+        await drop_group(context, group_id)
+    return True
 
 
 async def _was_done(context: Context, batch: Batch, waiting: QueuedGroup) -> bool:
@@ -151,7 +184,7 @@ async def _was_done(context: Context, batch: Batch, waiting: QueuedGroup) -> boo
     stored = await context.store.groups.get(waiting.group)
     if stored is None:
         return True  # deleted: no other consumer can claim it
-    fields = write_fields({"status": "done", "batch_id": batch.batch_id})
+    fields = state_fields(batch.policy, status="done", batch_id=batch.batch_id)
     return all(stored.fields.get(name) == value for name, value in fields.items())
 
 
@@ -164,7 +197,7 @@ async def release_batch(request: web.Request) -> web.Response:
         return json_response(batch.answer)
     released = [entry.group for entry in batch.held if await release(context, batch.batch_id, entry)]
     lost = [entry.group for entry in batch.held if entry.group not in released]
-    context.metrics.group_events.labels("released").inc(len(released))
+    context.metrics.group_events.labels(batch.policy, "released").inc(len(released))
     return await _end(context, batch, "released", {"batch_id": batch.batch_id, "released": released, "lost": lost})
 
 
@@ -173,7 +206,8 @@ async def extend_batch(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     extend = await body_from(request, ExtendBatch)
     batch = await _batch_from(request, ending=None)
-    fields = held_fields(context, batch.batch_id, batch.consumer, extend.lease_s)
+    claim = ClaimId(batch.policy, batch.batch_id)
+    fields = held_fields(context, claim, batch.consumer, extend.lease_s)
     lease_ms, now_ms = max(1, round(extend.lease_s * 1000)), context.clock.now_ms()
     held = [
         waiting.group

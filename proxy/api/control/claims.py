@@ -1,8 +1,8 @@
 """Claims: selection, lease and rendering of complete groups for a consumer.
 
-Each considered group is leased, refused or dropped, with the reason. The rewards of a group are frozen before they are read,
-so that they are the same in the batch and afterwards. If a claim is interrupted, its groups are released and the rewards that
-it froze can be changed again.
+A claim is for one policy, and considers the groups in its queue. Each of them is leased, refused or dropped, with the reason.
+The rewards of a group are frozen before they are read, so that they are the same in the batch, afterwards, and in batches of
+other policies. If a claim is interrupted, its groups are released and its freeze is undone.
 
 An exact claim never waits while it holds groups, so that two of them cannot wait for each other: it examines groups one by
 one, and once enough are available it leases as many as it needs before it renders them, or releases them all.
@@ -27,16 +27,17 @@ from proxy.api.control.schemas import ClaimBatch
 from proxy.errors import Conflict
 from proxy.export.base import MissingReward
 from proxy.rollouts.completion import counted, members_of
-from proxy.rollouts.group import Group, find_group
-from proxy.rollouts.policy import read_version
-from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
+from proxy.rollouts.freezing import Claims, freeze, supersede, unfreeze
+from proxy.rollouts.group import Group, find_group, state_fields
+from proxy.rollouts.policy import Policy, read_version
+from proxy.rollouts.rollout import ClaimId, Rollout
 from proxy.rollouts.steps import aside
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.advantages import BATCH
 from proxy.trajectory.facts import number_of
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.step import DEFAULT_POLICY
-from storage.errors import FieldsChanged, StorageError
+from storage.errors import StorageError
 from storage.types import QueuedGroup
 
 _MAX_CONSIDERED: Final = 1000  # entries of each bucket, the longest waiting ones
@@ -48,14 +49,17 @@ _UNKNOWN: Final = -1  # a policy version that is not a number counts as older th
 
 @dataclass(slots=True)
 class Held:
-    """A leased group: its entry in the queue, the rollouts whose rewards the claim froze, and its JSON once rendered.
+    """A leased group: its entry in the queue, the freeze of its rewards, and its JSON once rendered.
 
-    `outcomes` are those of its rollouts, if the advantages of the batch depend on them. `earned` is None if another claim has
-    frozen rewards of the group before.
+    `members` are those whose rewards the claim froze or `freezing` freezes; `earlier` has the claims of those that other claims
+    of the policy froze before. `outcomes` are those of its rollouts, if the advantages of the batch depend on them. `earned` is
+    None if there were earlier claims.
     """
 
     waiting: QueuedGroup
-    frozen: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    freezing: asyncio.Task[list[Rollout]] | None = None
+    earlier: Mapping[str, Claims] = field(default_factory=dict)
     rendered: bytes = b""
     outcomes: Sequence[Outcome] = ()
     earned: Earned | None = None
@@ -71,6 +75,7 @@ class Claim:
     batch_id: str
     body: ClaimBatch
     query: ExportQuery
+    policy: Policy
     policy_version: str | None = None
     held: list[Held] = field(default_factory=list)
     dropped: dict[str, Reason] = field(default_factory=dict)
@@ -84,6 +89,11 @@ class Claim:
         return self.body.groups - len(self.held)
 
     @property
+    def id(self) -> ClaimId:
+        """What the rewards that it freezes have of it."""
+        return ClaimId(self.policy.name, self.batch_id)
+
+    @property
     def conditions(self) -> GroupFilter:
         """The conditions on its groups."""
         return GroupFilter(self.body.members, self.body.min_group, self.body.only_mixed)
@@ -91,8 +101,8 @@ class Claim:
 
 async def fill(context: Context, claim: Claim) -> None:
     """Lease waiting groups in the order of the claim, until it is full or none is left; an exact claim is full or empty."""
-    claim.policy_version = read_version(await context.store.announcements.read())
-    waiting = await context.store.queue.list_available(_MAX_CONSIDERED)
+    claim.policy_version = read_version(await context.store.announcements.read(), claim.policy.name)
+    waiting = await context.store.queue.list_available(_MAX_CONSIDERED, claim.policy.name)
     refused = _still_refused(context, claim)
     found = [entry for entry in waiting if entry.group not in refused]
     entries = iter(sorted(found, key=lambda entry: _rank(entry, claim.body.order)))
@@ -128,12 +138,12 @@ def _still_refused(context: Context, claim: Claim) -> set[str]:
 
 async def release(context: Context, batch_id: str, waiting: QueuedGroup) -> bool:
     """Return a leased group to the queue; return whether it was leased."""
-    fields = {**dict.fromkeys(_UNHELD), **write_fields({"status": "complete"})}
+    fields = state_fields(waiting.queue, status="complete", **dict.fromkeys(_UNHELD))
     return await context.store.queue.release(waiting, batch_id, fields, now_ms=context.clock.now_ms())
 
 
 async def undo(context: Context, claim: Claim, held: Iterable[Held]) -> None:
-    """Release groups that were not returned to the client, and unfreeze their rewards. Finishes even if it is cancelled."""
+    """Release groups that were not returned to the client, and undo their freeze. Finishes even if it is cancelled."""
 
     async def undone() -> None:
         for group in held:
@@ -149,10 +159,10 @@ async def undo(context: Context, claim: Claim, held: Iterable[Held]) -> None:
     await asyncio.shield(context.recorder.tasks.start(undone()))
 
 
-def held_fields(context: Context, batch_id: str, consumer: str, lease_s: float) -> dict[str, bytes]:
+def held_fields(context: Context, claim: ClaimId, consumer: str, lease_s: float) -> dict[str, bytes | None]:
     """Return the fields of a group that is leased from now on."""
     until = context.clock.now_ms() + round(lease_s * 1000)
-    return write_fields({"status": "claimed", "batch_id": batch_id, "consumer": consumer, "lease_ms": until})
+    return state_fields(claim.policy, status="claimed", batch_id=claim.batch_id, consumer=consumer, lease_ms=until)
 
 
 def _rank(waiting: QueuedGroup, order: str) -> int:
@@ -196,7 +206,7 @@ async def _lease(context: Context, claim: Claim, waiting: QueuedGroup) -> bool:
         claim.refused[waiting.group] = kept
         return False
     lease_ms, now_ms = max(1, round(claim.body.lease_s * 1000)), context.clock.now_ms()
-    fields = held_fields(context, claim.batch_id, claim.body.consumer, claim.body.lease_s)
+    fields = held_fields(context, claim.id, claim.body.consumer, claim.body.lease_s)
     if not await context.store.queue.claim(waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms):
         return False  # claimed by another consumer, or deleted
     claim.held.append(Held(waiting))
@@ -239,7 +249,8 @@ def why_stale(claim: Claim, waiting: QueuedGroup) -> Reason | None:
         return None
     now, oldest = number_of(claim.policy_version), _version(waiting)
     if now is None or oldest == _UNKNOWN:
-        why = "the policy version of its tokens or the announced one (PUT /policy) is not a number"
+        path = "/policy" if claim.policy.name == DEFAULT_POLICY else f"/policies/{claim.policy.name}"
+        why = f"the policy version of its tokens or the announced one (PUT {path}) is not a number"
         return Reason("unknown_version", why)
     behind = now - oldest
     if behind <= max_staleness:
@@ -256,22 +267,29 @@ async def _rendered(context: Context, claim: Claim, held: Held) -> Reason | None
     if group is None:
         return None  # its entry in the queue is removed when it is claimed next
     rollouts = await members_of(context.store, group)
-    held.frozen = tuple(rollout.rollout_id for rollout in rollouts if rollout.claimed_by is None)
-    frozen = await _freeze(context, rollouts, claim.batch_id)
-    is_first = len(held.frozen) == len(rollouts)
+    held.members = tuple(rollout.rollout_id for rollout in rollouts)
+    held.freezing = context.recorder.tasks.start(_freeze(context, claim, rollouts))
+    frozen = await asyncio.shield(held.freezing)
+    held.freezing, policy = None, claim.policy.name
+    held.earlier = {
+        rollout.rollout_id: rollout.claims
+        for rollout in frozen
+        if any(other.policy == policy and other != claim.id for other in rollout.claims)
+    }
     group, frozen = counted(group, frozen)
-    held.earned = earned_by(frozen) if is_first else None
+    held.earned = None if held.earlier else earned_by(frozen)
     return await _render_frozen(context, claim, held, group, frozen)
 
 
 async def observe(context: Context, claim: Claim) -> None:
     """Count the groups that are returned to the client, and the rewards of those that no other claim returned before."""
-    context.metrics.group_events.labels("claimed").inc(len(claim.held))
+    policy = claim.policy.name
+    context.metrics.group_events.labels(policy, "claimed").inc(len(claim.held))
     first = [(held.earned, _oldest(held.waiting)) for held in claim.held if held.earned is not None]
 
     def observe_first() -> None:
         for earned, oldest in first:
-            observe_claimed(context.metrics, DEFAULT_POLICY, earned, oldest, claim.policy_version)
+            observe_claimed(context.metrics, policy, earned, oldest, claim.policy_version)
 
     await aside(sum(len(earned.tokens) for earned, _ in first) // _ROLLOUTS_OF_A_STEP, observe_first)
 
@@ -333,7 +351,7 @@ async def _render_frozen(
     whole = await gathered.whole(query)
     described = {
         "group_id": group.group_id,
-        "policy_version": group.oldest,
+        "policy_version": _oldest(held.waiting),
         "complete_ms": group.complete_ms,
         "metadata": group.metadata,
         **gathered.described(query),
@@ -343,46 +361,40 @@ async def _render_frozen(
     return None
 
 
-async def _freeze(context: Context, rollouts: list[Rollout], batch_id: str) -> list[Rollout]:
-    """Freeze the rewards of rollouts, and return the frozen rollouts."""
-    fields = write_fields({"claimed_by": batch_id})
-    now_ms = context.clock.now_ms()
-    stored = await asyncio.gather(
-        *(
-            context.store.update_if(rollout.rollout_id, {} if rollout.claimed_by else fields, expect={}, now_ms=now_ms)
-            for rollout in rollouts
-        ),
-        return_exceptions=True,  # all updates end before any is undone
+async def _freeze(context: Context, claim: Claim, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Freeze the rewards of a group's rollouts; return those that exist, as they are since then."""
+    found = await asyncio.gather(
+        *(freeze(context.store, context.clock, rollout, claim.id) for rollout in rollouts),
+        return_exceptions=True,  # all of them end before any is undone
     )
-    for result in stored:
+    for result in found:
         if isinstance(result, BaseException):
             raise result
-    return [read_rollout(result) for result in stored if result is not None and not isinstance(result, BaseException)]
+    return [result for result in found if isinstance(result, Rollout)]
 
 
 async def _unfreeze(context: Context, claim: Claim, held: Held) -> None:
-    """Unfreeze the rewards that this claim froze.
+    """Undo the freeze of a group's rewards, once it has ended."""
+    if held.freezing is not None:
+        await asyncio.wait([held.freezing])
+    for name in held.members:
+        await unfreeze(context.store, context.clock, name, claim.id)
 
-    Not if the lease has expired and another consumer has the group: that claim relies on the same marks.
-    """
-    fields = held_fields(context, claim.batch_id, claim.body.consumer, claim.body.lease_s)
-    lease_ms, now_ms = max(1, round(claim.body.lease_s * 1000)), context.clock.now_ms()
-    if not held.frozen or not await context.store.queue.extend(
-        held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms
-    ):
-        return
-    expect = write_fields({"claimed_by": claim.batch_id})
-    for rollout_id in held.frozen:
-        with suppress(FieldsChanged):
-            await context.store.update_if(rollout_id, {"claimed_by": None}, expect=expect, now_ms=now_ms)
+
+async def supersede_earlier(context: Context, claim: Claim) -> None:
+    """Let the rewards of the groups depend on this claim instead of earlier ones of its policy: it is never undone."""
+    with suppress(StorageError):  # the earlier ones remain, until the next claim
+        for held in claim.held:
+            for name, known in held.earlier.items():
+                await supersede(context.store, context.clock, name, known, claim.id)
 
 
 async def _drop(context: Context, claim: Claim, held: Held, reason: Reason) -> None:
     """Remove a group from the queue for good. It can still be read and exported."""
     await _unfreeze(context, claim, held)
-    status = {"status": "dropped", "why": reason.why, "code": reason.code}
-    fields: Mapping[str, bytes | None] = {**dict.fromkeys(_UNHELD), **write_fields(status)}
+    policy, unheld = claim.policy.name, dict.fromkeys(_UNHELD)
+    fields = state_fields(policy, status="dropped", why=reason.why, code=reason.code, **unheld)
     if await context.store.queue.remove(held.waiting, claim.batch_id, fields, now_ms=context.clock.now_ms()):
         claim.dropped[held.waiting.group] = reason
-        context.metrics.group_events.labels("dropped").inc()
-        context.metrics.dropped_groups.labels(reason.code).inc()
+        context.metrics.group_events.labels(policy, "dropped").inc()
+        context.metrics.dropped_groups.labels(policy, reason.code).inc()

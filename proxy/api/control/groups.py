@@ -20,7 +20,7 @@ from proxy.errors import BadRequest, Conflict, NotFound, RequestTooLarge
 from proxy.export.containers import Json
 from proxy.rollouts.completion import counted, members_of
 from proxy.rollouts.due_times import first_due_ms
-from proxy.rollouts.group import STATUSES, Group, find_group, member_fields, read_group
+from proxy.rollouts.group import STATUSES, Group, PolicyState, find_group, member_fields, read_group
 from proxy.rollouts.rollout import Rollout, write_fields
 from proxy.rollouts.steps import aside
 from proxy.trajectory.json_bytes import to_json_bytes
@@ -94,19 +94,27 @@ async def _opened(request: web.Request, context: Context, stored: StoredEntity) 
 
 
 async def list_groups(request: web.Request) -> web.Response:
-    """`GET /groups?status=&limit=&cursor=`: newest first; with a filter, a page may have fewer groups than its limit."""
+    """`GET /groups?status=&policy=&limit=&cursor=`: newest first; with a filter, a page may have fewer groups than its limit.
+
+    With `policy`, the groups that are open or for this policy; `status` is then that for the policy.
+    """
     context = request.app[CONTEXT]
-    reject_unknown_params(request, ("status", "limit", "cursor"))
+    reject_unknown_params(request, ("status", "policy", "limit", "cursor"))
     limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
-    status = enum_param(request, "status", STATUSES, "open") if "status" in request.query else None
+    statuses = (enum_param(request, "status", STATUSES, "open"),) if "status" in request.query else STATUSES
+    policy = context.policies.named(request.query["policy"]).name if "policy" in request.query else None
     try:
         page = await context.store.groups.list(cursor=request.query.get("cursor"), limit=limit)
     except ValueError as error:
         raise BadRequest(str(error), param="cursor") from None
     found = await asyncio.gather(*(find_group(context.store, name) for name in page.names))
     now_ms = context.clock.now_ms()
-    groups = [group for group in found if group is not None]
-    shown = [_terms(group, now_ms) for group in groups if status in (None, group.status_at(now_ms))]
+    shown = [
+        _terms(context, group, now_ms)
+        for group in found
+        if group is not None
+        and (group.status_at(now_ms) if policy is None else group.status_for(policy, now_ms)) in statuses
+    ]
     return json_response({"groups": shown, "cursor": page.cursor})
 
 
@@ -114,11 +122,11 @@ async def show_group(request: web.Request) -> web.Response:
     """`GET /groups/{id}`: the group with its members, their statuses, rewards, counts and drift."""
     context = request.app[CONTEXT]
     group = await group_from(request)
-    if group.status == "open":
+    if group.is_open:
         await context.finisher.settle(group)  # a crash may have interrupted its completion
         group = await group_from(request)
     rollouts = await members_of(context.store, group)
-    shown = shown_group(group, rollouts, context.clock.now_ms())
+    shown = shown_group(context, group, rollouts, context.clock.now_ms())
     for entry, rollout in zip(shown["rollouts"], rollouts, strict=True):
         if rollout.rollout_id in group.replaced.values():  # no other response has its key
             entry.update(credentials(request, context, rollout))
@@ -189,10 +197,10 @@ async def group_from(request: web.Request) -> Group:
     return group
 
 
-def shown_group(group: Group, rollouts: Sequence[Rollout], now_ms: int) -> dict[str, Any]:
+def shown_group(context: Context, group: Group, rollouts: Sequence[Rollout], now_ms: int) -> dict[str, Any]:
     """Return the JSON of a group. `rewards` are in the order of its rollouts."""
     return {
-        **_terms(group, now_ms),
+        **_terms(context, group, now_ms),
         "rollouts": [
             {
                 "rollout_id": rollout.rollout_id,
@@ -214,20 +222,33 @@ def _ending(group: Group, rollout: Rollout) -> dict[str, str]:
     return {name: value for name, value in ending.items() if value is not None}
 
 
-def _terms(group: Group, now_ms: int) -> dict[str, Any]:
-    status = group.status_at(now_ms)
-    held = {"batch_id": group.batch_id, "consumer": group.consumer, "lease_ms": group.lease_ms}
+def _terms(context: Context, group: Group, now_ms: int) -> dict[str, Any]:
+    """Return the JSON of a group without its rollouts. With named policies, it has the state for each of them."""
+    of_all = [(policy, _state(state, now_ms)) for policy, state in group.states.items()]
+    alone = of_all[0][1] if len(of_all) == 1 else {}
     return {
         "group_id": group.group_id,
         "size": group.size,
-        "status": status,
+        "status": group.status_at(now_ms),
         "members": len(group.members),
         "finished": len(group.finished & set(group.members)),
-        "policy_version": group.oldest,
+        "policy_version": None,
         "metadata": group.metadata,
         "created_ms": group.created_ms,
         "complete_ms": group.complete_ms,
         **({"over_sample": group.over_sample} if group.over_sample else {}),
+        **alone,
+        **({"policies": dict(of_all)} if context.policies.has_named else {}),
+    }
+
+
+def _state(state: PolicyState, now_ms: int) -> dict[str, Any]:
+    """Return the JSON of a group's state for a policy."""
+    status = state.status_at(now_ms)
+    held = {"batch_id": state.batch_id, "consumer": state.consumer, "lease_ms": state.lease_ms}
+    return {
+        "status": status,
+        "policy_version": state.oldest,
         **(held if status == "claimed" else {}),
-        **({"why": group.why, "code": group.code} if status == "dropped" else {}),
+        **({"why": state.why, "code": state.code} if status == "dropped" else {}),
     }

@@ -85,7 +85,12 @@ _GROUP_EXPORT = (
     ("min_group", _COUNT),
     ("only_mixed", {"type": "boolean"}),
 )
-_GROUP_FILTER = (("status", {"enum": list(GROUP_STATUSES)}), ("limit", _COUNT), ("cursor", _TEXT))
+_GROUP_FILTER = (
+    ("status", {"enum": list(GROUP_STATUSES)}),
+    ("policy", _TEXT),
+    ("limit", _COUNT),
+    ("cursor", _TEXT),
+)
 _TEXTS = (
     ("choice", {"type": "integer", "minimum": 0}),
     (
@@ -186,11 +191,11 @@ ROUTES: tuple[Route, ...] = (
         "get", "/export", "Export many rollouts as a stream of rows.", (*_EXPORT, *_FILTER), statuses=(200, 400, 404)
     ),
     Route("post", "/groups", "Open a group with its rollouts.", body=OpenGroup, statuses=(201, 200, 400, 409, 422)),
-    Route("get", "/groups", "List groups, newest first.", _GROUP_FILTER, statuses=(200, 400)),
+    Route("get", "/groups", "List groups, newest first.", _GROUP_FILTER, statuses=(200, 400, 404)),
     Route("get", _G, "Get a group: its rollouts, their statuses and rewards.", statuses=(200, 404)),
     Route("delete", _G, "Delete a group and its rollouts.", statuses=(204,)),
     Route("get", f"{_G}/export", "Export a group in a trainer's format.", _GROUP_EXPORT, statuses=(200, 400, 404, 409)),
-    Route("post", "/batches/claim", "Claim complete groups.", body=ClaimBatch, statuses=(200, 400, 422)),
+    Route("post", "/batches/claim", "Claim complete groups.", body=ClaimBatch, statuses=(200, 400, 404, 422)),
     Route(
         "post",
         f"{_B}/ack",

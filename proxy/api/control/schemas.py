@@ -124,10 +124,11 @@ class OpenGroup(_Deadlines):
 class ClaimBatch(_Body):
     """`POST /batches/claim`. The export options have the same names as in export queries.
 
-    `exact`: exactly `groups` groups or none.
+    `exact`: exactly `groups` groups or none. `policy`: the policy that is trained; default: the only one that is.
     """
 
     consumer: Id
+    policy: str | None = None
     groups: Annotated[int, Field(ge=1, le=1000)] = 1
     wait_s: Annotated[FiniteFloat, Field(ge=0, le=600)] = 0
     lease_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)] = 600

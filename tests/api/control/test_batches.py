@@ -1,22 +1,12 @@
 """Batches: claim, ack, release, extend; several consumers and processes, some of which are killed."""
 
 import asyncio
-import os
-import random
-import re
-import signal
-import subprocess
-import sys
 from collections import Counter
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
-import orjson
 from fakes import settings_for
+from killed_consumers import check_leases, consume, events
 
 from proxy.server.listener import running
-
-CONSUMER = Path(__file__).parent.parent.parent / "support" / "consumer.py"
 
 
 async def settle(proxy, batch, verb, **body):
@@ -203,24 +193,6 @@ async def test_a_batch_can_be_acked_at_any_process(proxy, store):
         assert ["g"] == (await response.json())["acked"]
 
 
-@contextmanager
-def serving(server, prefix):
-    """Run a proxy in a separate process."""
-    words = [sys.executable, "-m", "proxy", "serve", "--listen", "127.0.0.1:0", "--store", f"unix:{server.socket}"]
-    environment = {**os.environ, "TOKENTAPE_STORE__PREFIX": prefix}
-    process = started(words, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        body = ""
-        while not (found := re.search(r"listening (http://\S+)", body)):
-            body += process.stderr.readline()
-            assert process.poll() is None, body
-        yield process, found[1]
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
-
-
 async def test_when_consumers_and_a_proxy_are_killed_no_group_is_lost_or_claimed_twice_at_once(
     proxy, store, server, tmp_path
 ):
@@ -228,44 +200,21 @@ async def test_when_consumers_and_a_proxy_are_killed_no_group_is_lost_or_claimed
     groups = {f"g{number}" for number in range(24)}
     for name in groups:
         await proxy.group(name, 1, 0)
+
+    async def done():
+        return len(await names_done(proxy))
+
     log = tmp_path / "log"
-    log.touch()
-    chance = random.Random(7)
-    with ExitStack() as stack:
-        (dying, first), (_, second) = (stack.enter_context(serving(server, store._store._prefix)) for _ in range(2))
-        consumers = []
-        stack.callback(lambda: [consumer.kill() or consumer.wait() for consumer in consumers])
-        while len(done := await names_done(proxy)) < len(groups):
-            while len([consumer for consumer in consumers if consumer.poll() is None]) < 4:
-                urls = [first, second] if len(consumers) % 2 else [second, first]
-                consumers.append(started([sys.executable, "-I", str(CONSUMER), str(log), *urls]))
-            await asyncio.sleep(0.1)
-            if len(consumers) < 16:
-                chance.choice(consumers).send_signal(signal.SIGKILL)
-            if len(done) > 8:
-                dying.kill()
+    await consume(server, store._store._prefix, log, done, len(groups))
 
     holds, acked = events(log, "claimed"), Counter(group for _, group in events(log, "acked"))
-    assert groups == done
+    assert groups == await names_done(proxy)
     assert {1} == set(acked.values())
     assert {0, 2} >= {count for (count,) in events(log, "exact")} >= {2}
     assert len(holds) > len(groups)  # consumers that were killed lost some of theirs
-    ends = {}
-    for start, batch, group, until in sorted(holds):
-        assert ends.get(group, 0) <= start, f"{group} was claimed in {batch} while another consumer held it"
-        ends[group] = until
-
-
-def started(words, **named):
-    return subprocess.Popen(words, **named)
+    check_leases(holds)
 
 
 async def names_done(proxy):
     listed = (await proxy.get("/groups?status=done")).json
     return {group["group_id"] for group in listed["groups"]}
-
-
-def events(log, kind):
-    """Return the entries of a kind in the consumers' log, which has one per line."""
-    lines = [orjson.loads(line) for line in log.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-    return [line[1:] for line in lines if line[0] == kind]

@@ -184,8 +184,8 @@ async def test_groups_with_equal_rewards_or_too_few_rows_are_dropped_with_the_re
         listed[name] for name in ("group_id", "code", "why")
     )
     metrics = (await proxy.get("/metrics")).text.decode()
-    assert 'tokentape_dropped_groups_total{reason="equal_rewards"} 1.0' in metrics
-    assert "tokentape_claim_wait_seconds_count 2.0" in metrics
+    assert 'tokentape_dropped_groups_total{policy="default",reason="equal_rewards"} 1.0' in metrics
+    assert 'tokentape_claim_wait_seconds_count{policy="default"} 2.0' in metrics
 
 
 async def test_a_deleted_group_is_not_claimed(proxy, store):

@@ -106,7 +106,10 @@ async def test_concurrent_finishes_complete_a_group_once(proxy):
     claimed = await proxy.claim(groups=5)
 
     assert ["g"] == [group["group_id"] for group in claimed["groups"]]
-    assert 'tokentape_group_events_total{event="complete"} 1.0' in (await proxy.get("/metrics")).text.decode()
+    assert (
+        'tokentape_group_events_total{event="complete",policy="default"} 1.0'
+        in (await proxy.get("/metrics")).text.decode()
+    )
 
 
 async def test_a_group_created_by_calls_has_no_size_and_is_never_complete(proxy):

@@ -4,7 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from storage.redis.keys import BUCKETS, bucket_keys, constants_key, name_from_member, rollout_keys
+from storage.redis.keys import (
+    BUCKETS,
+    bucket_for,
+    bucket_keys,
+    constants_key,
+    name_from_member,
+    queue_key,
+    rollout_keys,
+)
+from storage.types import DEFAULT_QUEUE
 
 # All characters, including lone surrogates, and short texts of characters with a meaning in keys.
 names = st.text(min_size=1, max_size=256) | st.text(st.sampled_from("{}:%a\n/\ud800"), min_size=1, max_size=6)
@@ -45,6 +54,17 @@ def test_keys_are_plain_ascii(name):
 def test_a_member_of_a_listing_decodes_to_its_name(name, created_ms):
     """The name is unchanged."""
     assert name == name_from_member(f"{created_ms:015}{rollout_keys('tt', name).encoded.decode()}")
+
+
+@given(names, names)
+def test_each_queue_has_a_key_in_the_slot_of_its_groups(group, queue):
+    """The key of the default one has no name."""
+    bucket = bucket_for(group)
+    keys = [queue_key("tt", bucket), queue_key("tt", bucket, DEFAULT_QUEUE), queue_key("tt", bucket, queue)]
+
+    assert keys[0] == keys[1] == f"tt.groups:{{{bucket}}}:queue".encode()
+    assert (queue == DEFAULT_QUEUE) == (keys[0] == keys[2])
+    assert 1 == len({key_slot(key) for key in (*keys, rollout_keys("tt.groups", group).rollout)})
 
 
 def test_buckets_are_distributed_evenly_over_a_cluster():

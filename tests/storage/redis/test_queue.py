@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from storage.errors import FieldsChanged
-from storage.types import MAX_LEASE_MS
+from storage.types import DEFAULT_QUEUE, MAX_LEASE_MS
 
 LONG = {"lease_ms": 60_000, "now_ms": 9}
 SHORT = {"lease_ms": 30, "now_ms": 9}
@@ -22,7 +22,8 @@ async def enqueued(store, *names):
     """Create and enqueue groups; return all available groups by name."""
     for name in names:
         await store.open_group(name, {}, {}, now_ms=1)
-        await store.queue.enqueue(name, b"note " + name.encode(), {"status": b"1"}, expect={"status": None}, now_ms=2)
+        notes = {DEFAULT_QUEUE: b"note " + name.encode()}
+        await store.queue.enqueue(name, notes, {"status": b"1"}, expect={"status": None}, now_ms=2)
     return {queued.group: queued for queued in await store.queue.list_available(1000)}
 
 
@@ -36,7 +37,7 @@ async def test_enqueue_adds_a_group_with_its_note_and_sets_fields(store):
 
     assert b"note g" == queued.note
     assert b"1" == await field(store, "status")
-    assert await store.queue.enqueue("none", b"", {}, expect={}, now_ms=1) is None
+    assert await store.queue.enqueue("none", {DEFAULT_QUEUE: b""}, {}, expect={}, now_ms=1) is None
 
 
 async def test_one_of_concurrent_enqueues_with_the_same_expected_value_succeeds(store):
@@ -45,7 +46,7 @@ async def test_one_of_concurrent_enqueues_with_the_same_expected_value_succeeds(
 
     async def enqueue():
         try:
-            await store.queue.enqueue("g", b"", {"status": b"1"}, expect={"status": None}, now_ms=2)
+            await store.queue.enqueue("g", {"a": b"", "b": b""}, {"status": b"1"}, expect={"status": None}, now_ms=2)
         except FieldsChanged as changed:
             return changed.rollout.fields
         return "enqueued"
@@ -54,7 +55,7 @@ async def test_one_of_concurrent_enqueues_with_the_same_expected_value_succeeds(
 
     assert 1 == results.count("enqueued")
     assert 9 == results.count({"status": b"1"})
-    assert 1 == len(await store.queue.list_available(10))
+    assert [1, 1] == [len(await store.queue.list_available(10, name)) for name in ("a", "b")]
 
 
 async def test_groups_are_listed_in_the_order_in_which_they_were_enqueued(store):

@@ -1,0 +1,321 @@
+"""Claims of several policies: each takes a group once, independently of the others."""
+
+import asyncio
+from collections import Counter
+
+import aiohttp
+import orjson
+import pytest
+from control_api import ProxyClient
+from fakes import settings_for
+from killed_consumers import check_leases, consume, events
+
+from proxy.server.listener import running, simulating
+from proxy.simulator.options import Options
+
+POLICIES = {
+    "planner": {"models": ["planner", "planner-*"]},
+    "coder": {"models": ["coder"]},
+    "judge": {"models": ["judge"], "train": False},
+}
+
+
+@pytest.fixture
+def sections():
+    return {"policies": POLICIES}
+
+
+async def record(proxy, name, *members, rewards=(1, 0, 0.5, 2)):
+    """Record a group; each member is a list of the models of its calls."""
+    opened = (await proxy.post("/groups", {"group_id": name, "size": len(members)})).json["rollouts"]
+    names = [rollout["rollout_id"] for rollout in opened]
+    for rollout, models, reward in zip(names, members, rewards, strict=False):
+        for model in models:
+            await proxy.chat(rollout, model=model)
+        await proxy.finish(rollout, reward=reward)
+    return names
+
+
+async def settle(proxy, batch, verb, **body):
+    return await proxy.post(f"/batches/{batch['batch_id']}/{verb}", body)
+
+
+def groups_of(claimed):
+    return [group["group_id"] for group in claimed["groups"]]
+
+
+BOTH = ["planner-1", "coder", "judge"]
+
+
+async def test_a_group_is_claimed_once_for_each_policy_with_its_own_steps(proxy):
+    members = await record(proxy, "g", BOTH, BOTH)
+    planner = await proxy.claim(policy="planner")
+    again = await proxy.claim(policy="planner")
+    coder = await proxy.claim(policy="coder")
+    models = {}
+    for claimed in (planner, coder):
+        steps = [step for row in claimed["groups"][0]["rows"] for step in row["step_ids"]]
+        shown = [(await proxy.get(f"/rollouts/{member}/steps")).json["steps"] for member in members]
+        asked = {step["step_id"]: step["request"]["model"] for found in shown for step in found}
+        models[claimed["policy"]] = [asked[step] for step in steps]
+    rewards = [claimed["groups"][0]["rewards"] for claimed in (planner, coder)]
+
+    assert {"planner": ["planner-1"] * 2, "coder": ["coder"] * 2} == models
+    assert [[1.0, 0.0]] * 2 == rewards
+    assert ([], "planner", {"available": 0, "claimed": 1}) == (again["groups"], again["policy"], again["waiting"])
+
+
+async def test_the_state_of_a_group_is_shown_for_each_policy(proxy):
+    """The status of the group is the first one that it has in: open, complete, claimed, done, dropped."""
+    opened = (await proxy.post("/groups", {"group_id": "open", "size": 1})).json
+    await record(proxy, "g", BOTH, BOTH)
+    seen = [(await proxy.get("/groups/g")).json]
+    planner = await proxy.claim(policy="planner")
+    seen.append((await proxy.get("/groups/g")).json)
+    coder = await proxy.claim(policy="coder", min_group=3)
+    seen.append((await proxy.get("/groups/g")).json)
+    await settle(proxy, planner, "ack")
+    seen.append((await proxy.get("/groups/g")).json)
+
+    assert ["complete", "complete", "claimed", "done"] == [group["status"] for group in seen]
+    assert [
+        {"coder": "complete", "planner": "complete"},
+        {"coder": "complete", "planner": "claimed"},
+        {"coder": "dropped", "planner": "claimed"},
+        {"coder": "dropped", "planner": "done"},
+    ] == [{name: state["status"] for name, state in group["policies"].items()} for group in seen]
+    assert (planner["batch_id"], "trainer") == tuple(
+        seen[1]["policies"]["planner"][name] for name in ("batch_id", "consumer")
+    )
+    assert ["g"] == [group["group_id"] for group in coder["dropped"]]
+    assert "too_few_members" == seen[3]["policies"]["coder"]["code"]
+    assert ("open", {}) == ("open" if opened else "", (await proxy.get("/groups/open")).json["policies"])
+
+
+async def test_groups_are_listed_by_their_status_for_a_policy(proxy):
+    """Open groups have none yet; a policy without steps in a complete group does not have it."""
+    await record(proxy, "both", BOTH, BOTH)
+    await record(proxy, "coder", ["coder"], ["coder"])
+    await proxy.post("/groups", {"group_id": "open", "size": 1})
+    await settle(proxy, await proxy.claim(policy="planner"), "ack")
+
+    async def listed(query):
+        return sorted(group["group_id"] for group in (await proxy.get(f"/groups?{query}")).json["groups"])
+
+    assert ["both", "coder"] == await listed("status=complete") == await listed("status=complete&policy=coder")
+    assert ([], ["both"]) == (
+        await listed("status=complete&policy=planner"),
+        await listed("status=done&policy=planner"),
+    )
+    assert ["both", "open"] == await listed("policy=planner")
+    assert ["open"] == await listed("status=open&policy=planner")
+    assert 404 == (await proxy.get("/groups?policy=writer")).status
+
+
+async def test_a_claim_names_one_policy_that_is_trained(proxy):
+    """A policy is required if several are trained."""
+    await record(proxy, "g", BOTH, BOTH)
+    bodies = [{}, {"policy": "judge"}, {"policy": "writer"}, {"policy": 5}, {"policy": "default"}]
+    responses = [await proxy.post("/batches/claim", {"consumer": "t", **body}) for body in bodies]
+
+    assert [422, 422, 404, 422, 422] == [response.status for response in responses]
+    assert ["policy"] * 5 == [response.json["error"]["param"] for response in responses]
+    assert "planner, coder" in responses[0].json["error"]["message"]
+    assert "complete" == await proxy.status("g")
+
+
+async def test_a_claim_for_a_policy_that_no_group_has_is_empty(proxy):
+    """The counts of groups that wait are those of the policy."""
+    await record(proxy, "g", ["coder"], ["coder"])
+    claimed = await proxy.claim(policy="planner")
+
+    assert (None, [], "planner") == tuple(claimed[name] for name in ("batch_id", "groups", "policy"))
+    assert ({"available": 0, "claimed": 0}, [], []) == tuple(
+        claimed[name] for name in ("waiting", "dropped", "refused")
+    )
+
+
+async def test_a_group_without_steps_of_a_trained_policy_is_for_all_of_them(proxy):
+    """Each drops it with the reason, so that no group is lost silently."""
+    names = await record(proxy, "g", ["judge"], [])
+    claims = [await proxy.claim(policy=policy) for policy in ("planner", "coder")]
+    kept = await proxy.claim(policy="planner", members="all")
+
+    assert [["too_few_members"]] * 2 == [[group["code"] for group in claimed["dropped"]] for claimed in claims]
+    assert ("dropped", []) == (await proxy.status("g"), kept["refused"])
+    assert 200 == (await proxy.patch(f"/rollouts/{names[0]}", {"reward": 5})).status
+
+
+async def test_a_member_without_steps_of_the_policy_is_skipped_with_the_reason(proxy):
+    """Its steps are, too, as those of other policies of all members. With members=all its group is refused."""
+    first, second, last = await record(proxy, "g", BOTH, ["coder"], ["planner", "coder"])
+    refused = await proxy.claim(policy="planner", members="all")
+    (group,) = (await proxy.claim(policy="planner"))["groups"]
+    (other,) = (await proxy.claim(policy="coder", members="all"))["groups"]
+
+    assert ["no_rows"] == [entry["code"] for entry in refused["refused"]]
+    assert {(first, "coder"), (first, "judge"), (second, "coder"), (last, "coder")} == {
+        (entry["rollout_id"], entry["why"].removeprefix("its policy is ").removesuffix(", not planner"))
+        for entry in group["skipped"]
+        if "step_id" in entry
+    }
+    assert [{"rollout_id": second, "why": "none of its steps has a row"}] == [
+        entry for entry in group["skipped"] if "step_id" not in entry
+    ]
+    assert ([first, last], [1.0, 0.5]) == (group["rollouts"], group["rewards"])
+    assert [first, second, last] == other["rollouts"]
+
+
+async def test_the_version_and_the_staleness_are_those_of_the_policy(proxy):
+    await proxy.put("/policies/planner", {"version": 3})
+    await proxy.put("/policies/coder", {"version": 10})
+    await record(proxy, "g", BOTH, BOTH)
+    await proxy.put("/policies/coder", {"version": 12})
+    stale = await proxy.claim(policy="coder", max_staleness=1, stale="keep")
+    coder = await proxy.claim(policy="coder", max_staleness=2)
+    planner = await proxy.claim(policy="planner", max_staleness=0)
+    shown = (await proxy.get("/groups/g")).json
+
+    assert ["stale"] == [group["code"] for group in stale["refused"]]
+    assert ("12", "10", "3", "3") == tuple(
+        value
+        for claimed in (coder, planner)
+        for value in (claimed["policy_version"], claimed["groups"][0]["policy_version"])
+    )
+    assert (None, "10", "3") == (
+        shown["policy_version"], *(shown["policies"][name]["policy_version"] for name in ("coder", "planner"))
+    )  # fmt: skip
+
+
+async def test_an_exact_claim_counts_the_groups_of_its_policy(proxy):
+    """Groups of another policy do not complete it."""
+    await record(proxy, "one", BOTH, BOTH)
+    await record(proxy, "two", ["coder"], ["coder"])
+    few = await proxy.claim(policy="planner", exact=True, groups=2)
+    both = await proxy.claim(policy="coder", exact=True, groups=2)
+
+    assert (None, ["one", "two"]) == (few["batch_id"], sorted(groups_of(both)))
+    assert ["one"] == groups_of(await proxy.claim(policy="planner", exact=True))
+
+
+@pytest.mark.parametrize("first", ["planner", "coder"])
+async def test_the_last_acknowledgement_that_deletes_a_group_deletes_it(proxy, first):
+    """The response of the others names it in `kept`; a retry has the same response."""
+    members = await record(proxy, "g", BOTH, BOTH)
+    last = {"planner": "coder", "coder": "planner"}[first]
+    batches = {policy: await proxy.claim(policy=policy) for policy in (first, last)}
+    acks = [await settle(proxy, batches[first], "ack", delete=True) for _ in range(2)]
+    kept = await proxy.status("g")
+    ended = await settle(proxy, batches[last], "ack", delete=True)
+
+    assert [{"batch_id": batches[first]["batch_id"], "acked": ["g"], "lost": [], "kept": ["g"]}] * 2 == [
+        ack.json for ack in acks
+    ]
+    assert ("claimed", {"batch_id": batches[last]["batch_id"], "acked": ["g"], "lost": []}) == (kept, ended.json)
+    assert [404] * 3 == [
+        (await proxy.get(f"/{path}")).status for path in ("groups/g", *(f"rollouts/{name}" for name in members))
+    ]
+
+
+async def test_concurrent_acknowledgements_delete_a_group_once_the_last_is_done(proxy):
+    for number in range(5):
+        await record(proxy, f"g{number}", BOTH, BOTH)
+        batches = [await proxy.claim(policy=policy) for policy in ("planner", "coder")]
+        await asyncio.gather(*(settle(proxy, batch, "ack", delete=True) for batch in batches))
+
+        assert 404 == (await proxy.get(f"/groups/g{number}")).status
+
+
+async def test_a_group_that_is_dropped_for_a_policy_does_not_keep_it_from_being_deleted(proxy):
+    await record(proxy, "g", BOTH, BOTH)
+    await proxy.claim(policy="coder", min_group=3)
+    acked = await settle(proxy, await proxy.claim(policy="planner"), "ack", delete=True)
+
+    assert (200, 404) == (acked.status, (await proxy.get("/groups/g")).status)
+
+
+async def test_release_and_extend_work_on_the_queue_of_the_policy(proxy):
+    await record(proxy, "g", BOTH, BOTH)
+    planner, coder = await proxy.claim(policy="planner"), await proxy.claim(policy="coder")
+    extended = await settle(proxy, planner, "extend", lease_s=99)
+    released = await settle(proxy, planner, "release")
+    other = await proxy.claim(policy="planner", consumer="other")
+    states = (await proxy.get("/groups/g")).json["policies"]
+
+    assert (["g"], ["g"], ["g"]) == (extended.json["held"], released.json["released"], groups_of(other))
+    assert (coder["batch_id"], other["batch_id"]) == tuple(states[name]["batch_id"] for name in ("coder", "planner"))
+
+
+async def test_deleting_a_group_removes_it_from_all_queues(proxy, store):
+    await record(proxy, "g", BOTH, BOTH)
+    await proxy.delete("/groups/g")
+    claims = [await proxy.claim(policy=policy) for policy in ("planner", "coder")]
+
+    assert [[], []] == [claimed["groups"] for claimed in claims]
+    assert [(0, 0)] * 2 == [(await store.queue.counts(policy))[:2] for policy in ("planner", "coder")]
+
+
+async def test_metrics_have_the_policy(proxy):
+    await record(proxy, "one", BOTH, BOTH)
+    await record(proxy, "two", BOTH, BOTH)
+    await proxy.claim(policy="planner", max_staleness=1, stale="keep")
+    await proxy.claim(policy="planner", min_group=3)
+    await settle(proxy, await proxy.claim(policy="coder"), "ack")
+    lines = (await proxy.get("/metrics")).text.decode().splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if line.startswith("tokentape_"))
+    expected = {
+        'complete_groups{policy="coder"}': 1,
+        'complete_groups{policy="planner"}': 0,
+        'complete_groups{policy="default"}': 0,
+        'claimed_groups{policy="coder"}': 0,
+        'group_events_total{event="complete",policy="planner"}': 2,
+        'group_events_total{event="claimed",policy="coder"}': 1,
+        'group_events_total{event="done",policy="coder"}': 1,
+        'group_events_total{event="done",policy="planner"}': 0,
+        'group_events_total{event="dropped",policy="planner"}': 2,
+        'refused_groups_total{policy="planner",reason="unknown_version"}': 2,
+        'dropped_groups_total{policy="planner",reason="too_few_members"}': 2,
+        'claim_wait_seconds_count{policy="planner"}': 2,
+    }
+
+    assert expected == {name: float(values[f"tokentape_{name}"]) for name in expected}
+
+
+async def test_the_only_policy_that_is_trained_needs_no_name(store):
+    """The response names it."""
+    policies = {"default": {"train": True}, "judge": {"models": ["judge"], "train": False}}
+    async with (
+        simulating("127.0.0.1:0", Options()) as engine,
+        aiohttp.ClientSession() as http,
+        running(settings_for(engine, policies=policies), store) as served,
+    ):
+        proxy = ProxyClient(http, served.url)
+        await record(proxy, "g", ["other", "judge"], ["other"])
+        claimed = await proxy.claim()
+
+        assert (["g"], "default") == (groups_of(claimed), claimed["policy"])
+
+
+async def test_two_policies_take_each_group_once_although_consumers_and_a_proxy_are_killed(
+    proxy, store, server, tmp_path
+):
+    """Consumers of two policies use two proxies; both policies get the same rewards."""
+    names = {f"g{number}" for number in range(12)}
+    for name in names:
+        await record(proxy, name, BOTH, BOTH)
+    of_both = {policy + name for policy in ("planner", "coder") for name in names}
+
+    async def done():
+        listed = [(await proxy.get(f"/groups?status=done&policy={policy}")).json for policy in ("planner", "coder")]
+        return sum(len(found["groups"]) for found in listed)
+
+    settings = {"TOKENTAPE_POLICIES": orjson.dumps(POLICIES).decode()}
+    log = tmp_path / "log"
+    await consume(
+        server, store._store._prefix, log, done, len(of_both), policies=("planner", "coder"), settings=settings
+    )
+
+    assert dict.fromkeys(names, "done") == {name: await proxy.status(name) for name in names}
+    assert dict.fromkeys(of_both, 1) == {**dict.fromkeys(of_both, 1), **Counter(g for _, g in events(log, "acked"))}
+    assert {(1.0, 0.0)} == {tuple(rewards) for _, rewards in events(log, "rewards")}
+    check_leases(events(log, "claimed"))
