@@ -104,32 +104,43 @@ def extend_batch(batch_id: str, lease_s: float) -> Request:
     return Request("POST", f"/batches/{quote_id(batch_id)}/extend", {"lease_s": lease_s})
 
 
-def policy() -> Request:
-    """`GET /policy`."""
-    return Request("GET", "/policy")
+def policies() -> Request:
+    """`GET /policies`."""
+    return Request("GET", "/policies")
 
 
-def put_policy(version: str | int) -> Request:
-    """`PUT /policy`."""
-    return Request("PUT", "/policy", {"version": version})
+def policy(policy: str | None) -> Request:
+    """`GET /policies/{policy}`."""
+    return Request("GET", _policy_path(policy))
 
 
-def pause(mode: str, drain_s: float, in_flight: str = "keep") -> Request:
-    """`POST /policy/pause`, which waits for up to `drain_s`, and then until aborted calls have ended."""
+def put_policy(version: str | int, policy: str | None) -> Request:
+    """`PUT /policies/{policy}`."""
+    return Request("PUT", _policy_path(policy), {"version": version})
+
+
+def pause(mode: str, drain_s: float, in_flight: str, policy: str | None) -> Request:
+    """`POST /policies/{policy}/pause`, which waits for up to `drain_s`, and then until aborted calls have ended."""
     is_kept = in_flight == "keep"
     body = {"mode": mode} if is_kept else {"mode": mode, "in_flight": in_flight}
     wait_s = drain_s if is_kept else drain_s + ABORT_TIMEOUT_S
-    return Request("POST", "/policy/pause", body, query_from(drain_s=drain_s or None), wait_s=wait_s)
+    return Request("POST", f"{_policy_path(policy)}/pause", body, query_from(drain_s=drain_s or None), wait_s=wait_s)
 
 
-def load_adapter(body: Mapping[str, Any]) -> Request:
-    """`POST /policy/adapter`, which waits for up to `drain_s`, and then until all engines have loaded the adapter."""
-    return Request("POST", "/policy/adapter", body, wait_s=body["drain_s"] + LOAD_TIMEOUT_S)
+def load_adapter(body: Mapping[str, Any], policy: str | None) -> Request:
+    """`POST /policies/{policy}/adapter`, which waits for up to `drain_s`, and then until all engines loaded the adapter."""
+    path = f"{_policy_path(policy)}/adapter"
+    return Request("POST", path, without_none(body), wait_s=body["drain_s"] + LOAD_TIMEOUT_S)
 
 
-def resume() -> Request:
-    """`POST /policy/resume`."""
-    return Request("POST", "/policy/resume")
+def resume(policy: str | None) -> Request:
+    """`POST /policies/{policy}/resume`."""
+    return Request("POST", f"{_policy_path(policy)}/resume")
+
+
+def _policy_path(policy: str | None) -> str:
+    """Return the path of a policy; None is the policy `default`."""
+    return "/policy" if policy is None else f"/policies/{quote_id(policy)}"
 
 
 def check_float32(name: str, signal: Any) -> None:

@@ -11,7 +11,7 @@ from tokentape import requests
 from tokentape.sync_batches import Batch, claim_batches
 from tokentape.transport import ClientError, Request, error_from_response, parse_line, require, retry_delay
 from tokentape.types import BatchResult, FinishStatus, OpenedRollout, Rollout, Step
-from tokentape.updates import NOT_ANNOUNCED, STILL_PAUSED, InFlight, check_drained, check_update, finished
+from tokentape.updates import NOT_ANNOUNCED, NOT_FOUND, STILL_PAUSED, InFlight, check_drained, check_update, finished
 
 with suppress(ImportError):  # `import tokentape` works without httpx2; the constructor raises
     import httpx2 as httpx
@@ -216,13 +216,17 @@ class Client:
             self, consumer=consumer, groups=groups, wait_s=wait_s, lease_s=lease_s, stall_s=stall_s, **options
         )
 
-    def policy(self) -> dict[str, Any]:
-        """Return the policy version that is recorded in steps whose engine reports none."""
-        return cast("dict[str, Any]", self._request(requests.policy()))
+    def policies(self) -> dict[str, Any]:
+        """Return the policies with their models, announced versions and pauses."""
+        return cast("dict[str, Any]", self._request(requests.policies()))
 
-    def put_policy(self, version: str | int) -> dict[str, Any]:
-        """Announce the policy version that the engines serve from now on."""
-        return cast("dict[str, Any]", self._request(requests.put_policy(version)))
+    def policy(self, policy: str | None = None) -> dict[str, Any]:
+        """Return the version of a policy (None: `default`), which is recorded in steps whose engine reports none."""
+        return cast("dict[str, Any]", self._request(requests.policy(policy)))
+
+    def put_policy(self, version: str | int, *, policy: str | None = None) -> dict[str, Any]:
+        """Announce the version of a policy (None: `default`) that the engines serve from now on."""
+        return cast("dict[str, Any]", self._request(requests.put_policy(version, policy)))
 
     def pause(
         self,
@@ -230,16 +234,17 @@ class Client:
         *,
         drain_s: float = 0,
         in_flight: Literal["keep", "abort"] = "keep",
+        policy: str | None = None,
     ) -> dict[str, Any]:
-        """Pause new calls while the weights change, and wait up to `drain_s` until no call is in flight.
+        """Pause new calls of a policy while its weights change, and wait up to `drain_s` until no call is in flight.
 
         `in_flight="abort"` then stops those that are left at their engines; their steps are partial.
         """
-        return cast("dict[str, Any]", self._request(requests.pause(mode, drain_s, in_flight)))
+        return cast("dict[str, Any]", self._request(requests.pause(mode, drain_s, in_flight, policy)))
 
-    def resume(self) -> dict[str, Any]:
-        """Resume paused calls."""
-        return cast("dict[str, Any]", self._request(requests.resume()))
+    def resume(self, *, policy: str | None = None) -> dict[str, Any]:
+        """Resume paused calls of a policy."""
+        return cast("dict[str, Any]", self._request(requests.resume(policy)))
 
     def update_policy(
         self,
@@ -249,8 +254,11 @@ class Client:
         drain_s: float = 60.0,
         mode: Literal["wait", "reject"] = "wait",
         in_flight: InFlight = "drain",
+        policy: str | None = None,
     ) -> dict[str, Any]:
-        """Pause calls, drain, call `update`, announce `version`, resume; return {version, in_flight} at the update.
+        """Pause calls of a policy (None: `default`), drain, call `update`, announce `version`, resume.
+
+        Return {version, in_flight} at the update. Calls of other policies are neither paused nor waited for.
 
         `update` loads the weights into the engines; the asynchronous client awaits its result. `in_flight` is what happens
         to calls that do not end within `drain_s`: "drain" raises ClientError (code `not_drained`) without an update; "abort"
@@ -262,40 +270,43 @@ class Client:
         check_update(version, in_flight)
         drains, choice = in_flight != "continue", "abort" if in_flight == "abort" else "keep"
         try:
-            paused = self._request(requests.pause(mode, drain_s if drains else 0, choice))
+            paused = self._request(requests.pause(mode, drain_s if drains else 0, choice, policy))
             if drains:
                 check_drained(paused, drain_s)
             finished(update())
         except BaseException as error:
             try:
-                self.resume()
-            except ClientError:
-                error.add_note(STILL_PAUSED)
+                self.resume(policy=policy)
+            except ClientError as failure:
+                if failure.status != NOT_FOUND:  # an unknown policy is not paused
+                    error.add_note(STILL_PAUSED.format(path=requests.resume(policy).path))
             raise
         try:
-            announced = self.put_policy(version)
+            announced = self.put_policy(version, policy=policy)
         except BaseException as error:
             error.add_note(NOT_ANNOUNCED)
             raise
-        self.resume()
+        self.resume(policy=policy)
         return {**announced, "in_flight": paused["in_flight"]}
 
     def load_adapter(
         self,
-        name: str,
+        name: str | None,
         path: str,
         version: str | int,
         *,
         drain_s: float = 60.0,
         mode: Literal["wait", "reject"] = "wait",
         in_flight: Literal["drain", "abort"] = "drain",
+        policy: str | None = None,
     ) -> dict[str, Any]:
-        """Load a LoRA adapter into every vLLM as the model `name`, under a pause, and announce its version.
+        """Load a LoRA adapter of a policy into every vLLM as the model `name`, under a pause, and announce its version.
 
+        `name` None is the only model of the policy.
         `path` is a folder at the engines, another one for each version. If an engine fails, all keep the adapter of before.
         """
         pause = {"drain_s": drain_s, "mode": mode, "in_flight": in_flight}
-        request = requests.load_adapter({"name": name, "path": path, "version": version, **pause})
+        request = requests.load_adapter({"name": name, "path": path, "version": version, **pause}, policy)
         return cast("dict[str, Any]", self._request(request))
 
     def _list_pages(self, noun: str, filters: Mapping[str, Any]) -> Iterator[Any]:

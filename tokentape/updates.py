@@ -9,7 +9,8 @@ from tokentape.transport import NOT_VALID, ClientError
 InFlight = Literal["drain", "abort", "continue"]
 MAX_VERSION: Final = 256  # characters
 NOT_DRAINED: Final = "not_drained"
-STILL_PAUSED: Final = "Calls are still paused; POST /policy/resume ends the pause."
+NOT_FOUND: Final = 404
+STILL_PAUSED: Final = "Calls are still paused; POST {path} ends the pause."
 NOT_ANNOUNCED: Final = (
     "The update was made and its version was not announced: calls stay paused until put_policy(version) and resume()."
 )

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 from proxy.config.sections import Section
 
 _DEFAULT: Final = "default"
+_MAX_POLICIES: Final = 32  # every process sends a heartbeat for each, and reads those of all
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -26,6 +27,8 @@ class PolicySettings(Section):
 
 def _check(policies: dict[str, PolicySettings]) -> dict[str, PolicySettings]:
     """Raise ValueError for names and lists of models that are ambiguous."""
+    if len(policies) > _MAX_POLICIES:
+        raise ValueError(f"{len(policies)} policies are configured; at most {_MAX_POLICIES} are supported")
     listed: dict[str, str] = {}
     for name, policy in policies.items():
         if not _NAME.fullmatch(name):

@@ -314,7 +314,9 @@ class AgentsSettings(Section):
         "engine, within about a second.",
     )
     max_paused: int = Field(
-        10_000, ge=0, description="Maximum number of calls that wait during a pause in one process; more return 429."
+        10_000,
+        ge=0,
+        description="Maximum number of calls of a policy that wait during its pause in one process; more return 429.",
     )
     pause_timeout_s: float = Field(
         600, gt=0, description="Maximum seconds that a call waits during a pause; then it returns 429."

@@ -34,6 +34,7 @@ def test_a_policy_name_has_letters_digits_and_three_signs(name):
         ({"planner": {**PLANNER, "trained": True}}, "trained"),
         ({"planner": PLANNER, "judge": {"models": ["j", "planner-*"]}}, "'planner-\\*' is listed by the policies 'planner' "),
         (["planner"], "valid dictionary"),
+        ({f"p{number}": {"models": [f"m{number}"]} for number in range(33)}, "at most 32"),
     ],
 )  # fmt: skip
 def test_an_invalid_policy_is_named(policies, named):

@@ -295,3 +295,94 @@ async def test_all_endpoints_have_the_adapter_of_the_announced_version(fleet, up
 
         assert (502 if failing else 200) == response.status
         assert [version and f"/v{version}"] * 2 == fleet.paths
+
+
+TWO = {"planner": {"models": ["planner"]}, "judge": {"models": ["judge-*"]}}
+
+
+class TwoPolicies(Fleet):
+    """A proxy with two named policies."""
+
+    async def load_of(self, policy, version, **fields):
+        body = {"path": f"/{policy}{version}", "version": version, "drain_s": 0, **fields}
+        return await self.call("POST", f"/policies/{policy}/adapter", body)
+
+    async def policies(self):
+        listed = (await self.call("GET", "/policies")).json["policies"]
+        return {policy["name"]: (policy["version"], policy["mode"]) for policy in listed}
+
+
+@pytest.fixture
+async def two(store, http):
+    """Two named policies before two engines."""
+    async with fake_engine() as first, fake_engine() as second:
+        routes = [LoraRoutes(engine, answer) for engine in (first, second)]
+        async with running(fleet_settings((first, second), policies=TWO), store) as served:
+            yield TwoPolicies(served, http, (first, second), routes)
+
+
+async def test_the_only_model_of_a_policy_is_the_name_of_its_adapter(two):
+    """A policy with several models, or a pattern, requires the name."""
+    planner = await two.load_of("planner", 1)
+    unnamed, judge = await two.load_of("judge", 1), await two.load_of("judge", 1, name="judge-a")
+
+    assert ("planner", "judge-a") == (planner.json["name"], judge.json["name"])
+    assert (422, "name") == (unnamed.status, unnamed.json["error"]["param"])
+    assert [{"planner": "/planner1", "judge-a": "/judge1"}] * 2 == [routes.adapters for routes in two.routes]
+    assert {"planner": ("1", None), "judge": ("1", None), "default": (None, None)} == await two.policies()
+
+
+async def test_two_policies_are_updated_at_the_same_time(two):
+    """While the engines load one, calls of the other continue; a second update of the same policy is 409."""
+    for routes in two.routes:
+        routes.waiting = asyncio.Event()
+    planner = asyncio.create_task(two.load_of("planner", 1))
+    await two.routes[0].reached.wait()
+    during = await two.policies()
+    judge = asyncio.create_task(two.load_of("judge", 7, name="judge-a"))
+    async with asyncio.timeout(50):
+        while (await two.policies())["judge"][1] is None:
+            await asyncio.sleep(0.01)
+    other = await two.call("POST", "/rollouts/r/v1/chat/completions", {**BODY, "model": "other"})
+    again = await two.load_of("planner", 2)
+    for routes in two.routes:
+        routes.waiting.set()
+
+    assert {"planner": (None, "wait"), "judge": (None, None), "default": (None, None)} == during
+    assert (200, 409, 200, 200) == (other.status, again.status, (await planner).status, (await judge).status)
+    assert {"planner": ("1", None), "judge": ("7", None), "default": (None, None)} == await two.policies()
+
+
+async def test_a_failed_update_leaves_the_other_policy(two):
+    """The adapter of before is restored for its policy only, and the same path is free for another policy."""
+    await two.load_of("planner", 1)
+    await two.load_of("judge", 1, name="judge-a", path="/shared")
+    two.routes[1].failing = {"/planner2"}
+    failed = await two.load_of("planner", 2)
+    shared = await two.load_of("planner", 3, path="/shared")
+
+    assert (502, 200) == (failed.status, shared.status)
+    assert [{"planner": "/shared", "judge-a": "/shared"}] * 2 == [routes.adapters for routes in two.routes]
+    assert {"planner": ("3", None), "judge": ("1", None), "default": (None, None)} == await two.policies()
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    updates=st.lists(
+        st.tuples(st.sampled_from(["planner", "judge"]), st.sampled_from([None, 0, 1])), min_size=1, max_size=6
+    )
+)
+async def test_all_endpoints_have_the_adapters_of_the_announced_version_of_each_policy(two, updates):
+    """Some updates fail at one endpoint."""
+    names = {"planner": "planner", "judge": "judge-a"}
+    for policy, failing in updates:
+        number = 1 + max(int(version or 0) for version, _ in (await two.policies()).values())
+        for index, routes in enumerate(two.routes):
+            routes.failing = {f"/{policy}{number}"} if index == failing else set()
+        response = await two.load_of(policy, number, name=names[policy])
+
+        assert (200 if failing is None else 502) == response.status
+        versions = await two.policies()
+        announced = {names[name]: f"/{name}{versions[name][0]}" for name in names if versions[name][0]}
+        assert [announced] * 2 == [routes.adapters for routes in two.routes]
+        assert {None} == {mode for _, mode in versions.values()}

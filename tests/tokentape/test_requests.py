@@ -178,6 +178,14 @@ GROUPS = [
     (("load_adapter", "policy", "/adapters/7", 7), {"drain_s": 5, "in_flight": "abort"}, "POST", "/policy/adapter",
      {"name": "policy", "path": "/adapters/7", "version": 7, "drain_s": 5, "mode": "wait", "in_flight": "abort"}),
     (("resume",), {}, "POST", "/policy/resume", None),
+    (("policies",), {}, "GET", "/policies", None),
+    (("policy", "p/1"), {}, "GET", "/policies/p%2F1", None),
+    (("policy", ".."), {}, "GET", "/policies/%2E%2E", None),
+    (("put_policy", 7), {"policy": "planner"}, "PUT", "/policies/planner", {"version": 7}),
+    (("pause",), {"policy": "planner", "drain_s": 2.5}, "POST", "/policies/planner/pause?drain_s=2.5", {"mode": "wait"}),
+    (("load_adapter", None, "/adapters/7", 7), {"policy": "planner"}, "POST", "/policies/planner/adapter",
+     {"path": "/adapters/7", "version": 7, "drain_s": 60.0, "mode": "wait", "in_flight": "drain"}),
+    (("resume",), {"policy": "a b"}, "POST", "/policies/a%20b/resume", None),
 ]  # fmt: skip
 
 

@@ -52,6 +52,29 @@ async def test_an_update_pauses_drains_updates_announces_and_resumes(client_at, 
     assert {"version": "2", "mode": "wait", "in_flight": 0, "drained": True} == result
 
 
+async def test_an_update_of_a_named_policy_uses_its_routes(client_at, engine, requests):
+    client = client_at(engine.url)
+    await client.update_policy(2, lambda: requests.append("update"), policy="planner")
+    await client.close()
+
+    assert [
+        ("POST", "/policies/planner/pause?drain_s=60.0", {"mode": "wait"}),
+        "update",
+        ("PUT", "/policies/planner", {"version": 2}),
+        ("POST", "/policies/planner/resume", {"raw": b""}),
+    ] == requests
+
+
+async def test_an_update_of_an_unknown_policy_is_an_error_without_an_update(client_at, served):
+    """Nothing is paused, and no note claims it."""
+    client, updates = client_at(served.url), []
+    with pytest.raises(ClientError, match="'planner' not found") as caught:
+        await client.update_policy(2, lambda: updates.append(2), policy="planner")
+    await client.close()
+
+    assert (404, [], []) == (caught.value.status, updates, getattr(caught.value, "__notes__", []))
+
+
 @pytest.mark.parametrize(
     ("in_flight", "path", "body"),
     [

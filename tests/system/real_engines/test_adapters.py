@@ -1,4 +1,6 @@
-"""Updates of the policy by LoRA adapters of a real vLLM."""
+"""Updates of policies by LoRA adapters of a real vLLM."""
+
+import asyncio
 
 import pytest
 
@@ -9,6 +11,7 @@ from .adapters import write_adapter
 from .conftest import start_vllm
 from .through import through_proxy
 
+LORA = ("--enable-lora", "--max-loras=2", "--max-lora-rank=8")
 QUESTION = [{"role": "user", "content": "Count to three."}]
 
 
@@ -16,7 +19,7 @@ QUESTION = [{"role": "user", "content": "Count to three."}]
 def lora_engine(tmp_path_factory):
     """A vLLM with the tiny model and without an adapter."""
     log = tmp_path_factory.mktemp("engine") / "vllm.log"
-    with start_vllm(environment.ensure().model, "tiny", log, "--enable-lora", "--max-lora-rank=8") as engine:
+    with start_vllm(environment.ensure().model, "tiny", log, *LORA) as engine:
         yield engine
 
 
@@ -47,3 +50,47 @@ async def test_calls_sample_from_the_adapter_of_the_announced_version(lora_engin
     assert (first, second) == (last, repeated)
     assert first != second
     assert "policy" in listed["models"]
+
+
+TWO = {"planner": {"models": ["planner"]}, "critic": {"models": ["critic"]}}
+
+
+async def test_two_policies_are_adapters_of_one_engine_with_their_own_versions(lora_engine, tmp_path):
+    """Both are loaded at once, and the base model is the policy `default`. An update of one leaves the tokens of the others."""
+    adapters = [str(write_adapter(tmp_path / f"a{seed}", seed)) for seed in (1, 2, 3)]
+    async with (
+        through_proxy(lora_engine.url, tmp_path, policies=TWO) as through,
+        AsyncClient(through.url) as client,
+        through.agent("r") as agent,
+    ):
+
+        async def ids_of_all():
+            for model in ("planner", "critic", "tiny"):
+                await agent.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=12)
+            return [step["choices"][0]["ids"] for step in (await through.steps("r"))[-3:]]
+
+        await asyncio.gather(
+            client.load_adapter(None, adapters[0], 1, policy="planner"),
+            client.load_adapter(None, adapters[1], "c1", policy="critic"),
+        )
+        planner, critic, base = await ids_of_all()
+        stream = await agent.chat.completions.create(
+            model="critic", messages=QUESTION, temperature=0, max_tokens=400, stream=True,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        await anext(stream)  # the engine samples it during the update of the other policy
+        await client.load_adapter(None, adapters[2], 2, policy="planner", drain_s=0)
+        async for _ in stream:
+            pass
+        updated = await ids_of_all()
+        policies = {policy["name"]: policy["version"] for policy in (await client.policies())["policies"]}
+        steps = await through.steps("r")
+
+    assert 3 == len({tuple(ids) for ids in (planner, critic, base)})
+    assert (True, [critic, base]) == (updated[0] != planner, updated[1:])
+    assert {"planner": "2", "critic": "c1", "default": None} == policies
+    critic_and_base = [("critic", "c1"), ("tiny", None)]
+    assert [("planner", "1"), *critic_and_base, critic_and_base[0], ("planner", "2"), *critic_and_base] == [
+        (step["model"]["served"], step["policy_version"]) for step in steps
+    ]
+    assert [[]] * 7 == [step["fidelity"]["problems"] for step in steps]
