@@ -37,6 +37,15 @@ async def test_a_batch_is_acknowledged_when_the_loop_continues(client, server):
     )
 
 
+async def test_the_policy_of_the_batches_is_that_of_each_claim(client, server):
+    server.ready = [[group("g1")]]
+    await client.claim_batch(consumer="c", groups=1, policy="coder", wait_s=0)
+    seen = [batch async for batch in client.batches(consumer="c", groups=1, policy="planner", wait_s=0)]
+
+    assert [] == seen
+    assert ["coder", "planner"] == [request[1]["policy"] for request in server.requests if request[0] == "claim"]
+
+
 async def test_a_batch_is_released_when_the_body_raises(client, server):
     """The exception of the body propagates."""
     server.ready = [[group("g1")]]

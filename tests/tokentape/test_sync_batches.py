@@ -131,3 +131,14 @@ async def test_a_forked_group_is_reported_and_claimed_with_branches_longest(in_t
     (((skipped,)),) = await in_thread(work)
 
     assert skipped["dropped_tokens"] > 0
+
+
+async def test_the_policy_of_the_batches_is_that_of_each_claim(in_thread, batch_server):
+    batch_server.ready = [[group("g1")]]
+
+    def work(client):
+        client.claim_batch(consumer="c", groups=1, policy="coder", wait_s=0)
+        return list(client.batches(consumer="c", groups=1, policy="planner", wait_s=0))
+
+    assert [] == await in_thread(work)
+    assert ["coder", "planner"] == [request[1]["policy"] for request in batch_server.requests if request[0] == "claim"]
