@@ -22,7 +22,7 @@ from rich.text import Text
 from proxy.cli.api_client import ControlClient, rollout_path
 from proxy.cli.console import print_json, print_lines, print_note, visible
 from proxy.cli.export import Refused, connected, error_message
-from proxy.cli.render.step import counts, latency, summary, verdict
+from proxy.cli.render.step import counts, latency, policy, summary, verdict
 from proxy.cli.show import ControlAddress
 from proxy.protocols.sse import EventParser
 from proxy.server.shutdown import stopped_by_signals
@@ -58,13 +58,13 @@ async def tail(address: ControlAddress, rollout_id: str | None, last: int, out: 
 def line(row: dict[str, Any], *, with_rollout: bool) -> Text:
     """Return a step summary as one line."""
     time = datetime.fromtimestamp(row["time"]).astimezone()
-    policy = "" if row["policy_version"] is None else f"  policy {visible(row['policy_version'])}"
+    named = policy(row)
     return Text.assemble(
         (f"{time:%H:%M:%S}.{time.microsecond // 1000:03d}", "dim"),
         *(("  ", (f"{visible(row['rollout_id']):<26}", "bold")) if with_rollout else ()),
         (f"  #{row['index']:<4}", "cyan"),
         f"  {visible(row['dialect']):<11}  {visible(row['model'] or '?')}",
-        f"  {counts(row):<46}  {latency(row):>7}{policy}  ",
+        f"  {counts(row):<46}  {latency(row):>7}{named and '  ' + named}  ",
         verdict(row),
         ("" if row["delivered"] else "  not delivered") + ("  late" if row.get("late") else ""),
     )

@@ -1,7 +1,7 @@
 """The outline of a rollout's tree, which `GET /rollouts/{id}/tree` returns."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from typing import Any, Final
@@ -9,7 +9,7 @@ from typing import Any, Final
 from proxy.trajectory.drift import Drift
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import sequences
-from proxy.trajectory.step import Choice, Step, answers_of
+from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step, answers_of
 from proxy.trajectory.tree import Node, Tree, grow
 
 _CONTINUATION: Final = ("step_id", "choice", "kept", "bridge", "rendered", "reason")  # of the recorded facts
@@ -19,15 +19,20 @@ _BINS: Final = 20  # down to -10; lower logprobs are rare
 
 
 def outline(
-    steps: Sequence[Step], facts: RolloutFacts, drift: Sequence[Drift] = (), *, reasons: Mapping[Any, str] | None = None
+    steps: Sequence[Step],
+    facts: RolloutFacts,
+    drift: Sequence[Drift] = (),
+    *,
+    reasons: Mapping[Any, str] | None = None,
+    exports: Callable[[str], bool] | None = None,
 ) -> dict[str, Any]:
     """Return the tree of all steps, including flagged ones, and the drift that was found in it.
 
-    `branches` and `owner` are those of the default export of sequences. `reasons` are the sentences for the reasons why steps
-    were not continued (docs/continuation.md), by code.
+    `branches` and `owner` are those of the default export of sequences; `exports` returns whether it has the steps of a policy.
+    `reasons` are the sentences for the reasons why steps were not continued (docs/continuation.md), by code.
     """
     tree = grow(steps)
-    exported = sequences(steps, facts, tree=tree)
+    exported = sequences([step for step in steps if exports is None or exports(step.policy)], facts, tree=tree)
     branches: dict[tuple[str, int], list[int]] = {}
     owners: dict[tuple[str, int], int] = {}
     for number, branch in enumerate(exported.branches):
@@ -88,6 +93,7 @@ def _call(step: Step, continuation: Mapping[str, Any] | None) -> dict[str, Any]:
         "started_ms": round((timing.sent or timing.received) * 1000),
         "ended_ms": None if ended is None else round(ended * 1000),
         "sampled": step.sampled,
+        **({} if step.policy == DEFAULT_POLICY else {"policy": step.policy, "model": step.model_served}),
         "policy_version": step.policy_version,
         "status": step.status,
         "delivered": step.delivered,

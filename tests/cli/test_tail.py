@@ -144,6 +144,7 @@ def test_a_line_has_the_steps_values_escaped():
         "  7 prompt tokens, 2 completion tokens  stop       12.3 s  policy 9  echo no_logprobs  not delivered"
     )
     assert "m\\u202e" in shown
+    assert "  policy planner 9  echo" in line({**received, "policy": "planner"}, with_rollout=True).plain
     assert "r\\x1b" not in line(received, with_rollout=False).plain
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from math import isfinite
 from typing import Any
 from urllib.parse import unquote
@@ -20,7 +21,7 @@ from proxy.rollouts.steps import decode_records, facts_of, read_steps
 from proxy.trajectory import fidelity
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.outline import outline
-from proxy.trajectory.step import Choice, Step
+from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step
 from storage.errors import StorageError
 
 _DEFAULT_LIMIT = 100
@@ -82,7 +83,8 @@ async def show_tree(request: web.Request) -> web.Response:
     if texts and rollout.is_finished:
         with suppress(StorageError):  # a later request counts it
             await context.drift.count(rollout, drift, len(steps))
-    body = await asyncio.to_thread(lambda: to_json_bytes(outline(steps, facts_of(rollout), drift, reasons=REASONS)))
+    shown = partial(outline, reasons=REASONS, exports=partial(context.policies.exports, None))
+    body = await asyncio.to_thread(lambda: to_json_bytes(shown(steps, facts_of(rollout), drift)))
     return web.Response(body=body, content_type="application/json")
 
 
@@ -111,6 +113,7 @@ def step_json(step: Step, rollout: Rollout) -> dict[str, Any]:
         "delivered": step.delivered,
         "late": step.late,
         "reward": rollout.step_rewards.get(step.step_id),
+        **({} if step.policy == DEFAULT_POLICY else {"policy": step.policy}),
         "policy_version": step.policy_version,
         "policy_version_end": step.policy_version_end,
         "fidelity": {

@@ -73,3 +73,7 @@ export function kept(name) {
     return null;
   }
 }
+
+/** Return a policy version, after the name of the policy unless that is `default`; null if there is neither. */
+export const versionOf = ({ policy = null, policy_version: version }) =>
+  [policy, version].filter((part) => part !== null).join(" ") || null;

@@ -2,7 +2,7 @@
 
 import { json } from "./api.js";
 import { Chart, Histogram } from "./charts.js";
-import { count, decimal, keep, kept, line } from "./format.js";
+import { count, decimal, keep, kept, line, versionOf } from "./format.js";
 import { html, useEffect, useMemo, useState } from "./html.js";
 import { SpeedPlot } from "./plots.js";
 
@@ -82,7 +82,7 @@ function Rewards({ found }) {
 function rewardsOf(found) {
   const rewarded = found
     .filter(({ rollout }) => rollout.reward !== null)
-    .map(({ rollout, tree }) => ({ rollout, version: tree.nodes[0]?.policy_version ?? UNKNOWN }));
+    .map(({ rollout, tree }) => ({ rollout, version: (tree.nodes[0] && versionOf(tree.nodes[0])) ?? UNKNOWN }));
   const names = [...new Set(rewarded.map(({ version }) => version))].sort(byNumber);
   const marks = rewarded.map(({ rollout, version }, at) => ({
     x: names.indexOf(version) + (((at * 0.618) % 1) - 0.5) * 0.4, // spread out, at the same place after each redraw
@@ -99,5 +99,5 @@ function rewardsOf(found) {
 
 function byNumber(one, other) {
   const [a, b] = [Number(one), Number(other)];
-  return Number.isNaN(a) || Number.isNaN(b) ? one.localeCompare(other) : a - b;
+  return Number.isNaN(a) || Number.isNaN(b) ? one.localeCompare(other, undefined, { numeric: true }) : a - b;
 }

@@ -1,7 +1,7 @@
 // The sequences of a rollout: the rows of the export, each with its mask and, when opened, its tokens.
 
 import { json, lines } from "./api.js";
-import { count, decimal, hash, line } from "./format.js";
+import { count, decimal, hash, line, versionOf } from "./format.js";
 import { html, useEffect, useMemo, useState } from "./html.js";
 import { Table } from "./table.js";
 import { TokenView } from "./tokens.js";
@@ -114,7 +114,7 @@ function rowOf(row) {
       return row.mask[at] === 1 ? "sampled" : "context";
     },
     logprob: (at) => row.logprobs[at],
-    version: (at) => spanAt(at)?.policy_version ?? null,
+    version: (at) => (spanAt(at) ? versionOf({ policy: row.policy, ...spanAt(at) }) : null),
     span: (at) => {
       const span = spanAt(at);
       return span ? `${span.start}–${span.end} of step ${line(span.step_id, 60)}, choice ${span.choice}` : "prompt";

@@ -2,7 +2,7 @@
 
 import { json, text } from "./api.js";
 import { Histogram } from "./charts.js";
-import { clock, count, decimal, duration, hash, line } from "./format.js";
+import { clock, count, decimal, duration, hash, line, versionOf } from "./format.js";
 import { Facts, html, Path, useEffect, useKeys, useMemo, useState } from "./html.js";
 import { Conversation } from "./messages.js";
 import { Status } from "./parts.js";
@@ -97,7 +97,7 @@ function rowOf(step, choice, drift) {
     opening: from,
     kind: (at) => (at < from ? "prompt" : isFlagged ? "flagged" : "sampled"),
     logprob: (at) => (at < from ? null : (choice.logprobs[at - from] ?? null)),
-    version: (at) => (at < from ? null : (spanAt(at)?.policy_version ?? step.policy_version)),
+    version: (at) => (at < from ? null : versionOf({ ...step, ...spanAt(at) })),
     span: (at) => {
       const span = at < from ? null : spanAt(at);
       return span ? `${from + span.start}–${from + span.end} (completion)` : `0–${from} (prompt)`;
@@ -124,6 +124,7 @@ function factsOf(step) {
     ["Tokens", `${count(prompted)} prompt tokens, ${count(sampled)} completion tokens`],
     ["Took", `${duration(took("last_byte"))}, first byte after ${duration(took("first_byte"))}`],
     ["Speed", took("last_byte") ? `${decimal((1000 * sampled) / took("last_byte"), 1)} tokens/s` : "–"],
+    ...(step.policy === undefined ? [] : [["Policy", line(step.policy)]]),
     ["Policy version", line(versions.join(" → ") || "–")],
     ["Reward", Array.isArray(step.reward) ? `${step.reward.length} rewards, one per token` : decimal(step.reward)],
     ["Engine", line(`${step.engine.name} (${step.engine.kind} ${step.engine.version ?? ""})`)],

@@ -1,6 +1,6 @@
 // The steps of a rollout on a timeline: their tree, times and marks.
 
-import { count, decimal, duration, hash, line } from "./format.js";
+import { count, decimal, duration, hash, line, versionOf } from "./format.js";
 import { html, useMemo } from "./html.js";
 import { Status } from "./parts.js";
 import { speed } from "./plots.js";
@@ -48,8 +48,8 @@ const columnsOf = (span) => [
   {
     key: "policy",
     title: "Version",
-    cell: (r) => line(String(r.policy_version ?? "–"), 30),
-    sort: (r) => r.policy_version,
+    cell: (r) => html`<span title=${r.model ? line(`model ${r.model}`) : null}>${line(versionOf(r) ?? "–", 30)}</span>`,
+    sort: versionOf,
   },
   {
     key: "opening",

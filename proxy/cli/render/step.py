@@ -96,6 +96,7 @@ def summary(step: Mapping[str, Any]) -> dict[str, Any]:
         "status": step["status"],
         "delivered": step["delivered"],
         "late": step.get("late", False),
+        **({"policy": step["policy"]} if "policy" in step else {}),
         "policy_version": step["policy_version"],
         "exact": step["fidelity"]["exact"],
         "problems": step["fidelity"]["problems"],
@@ -115,6 +116,12 @@ def latency(row: Mapping[str, Any]) -> str:
     return "" if seconds is None else f"{seconds * 1000:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
 
+def policy(row: Mapping[str, Any]) -> str:
+    """Format the policy of a step summary, unless it is the default one, and its version."""
+    parts = [row.get("policy"), row["policy_version"]]
+    return " ".join(["policy", *(visible(part) for part in parts if part is not None)]) if any(parts) else ""
+
+
 def verdict(row: Mapping[str, Any]) -> Text:
     """Return "error", "exact", or the problem codes of a step."""
     if row["status"] == "error":
@@ -127,7 +134,6 @@ def verdict(row: Mapping[str, Any]) -> Text:
 def headline(step: Mapping[str, Any]) -> Text:
     """Return the heading line of a step."""
     row = summary(step)
-    policy = f"policy {row['policy_version']}" if row["policy_version"] is not None else ""
     reward = f"reward {step['reward']}" if step["reward"] is not None else ""
     parts = (
         row["step_id"],
@@ -135,7 +141,7 @@ def headline(step: Mapping[str, Any]) -> Text:
         row["model"] or "",
         counts(row),
         latency(row),
-        policy,
+        policy(row),
         reward,
     )
     undelivered = ("" if row["delivered"] else "  not delivered") + ("  late" if row.get("late") else "")

@@ -156,3 +156,18 @@ async def test_a_step_of_a_policy_that_the_settings_no_longer_have_counts_as_tra
         (row,), skipped = await rows(ProxyClient(proxy.http, served.url), "/rollouts/r1/export")
 
     assert ("judge", []) == (row["policy"], skipped)
+
+
+async def test_steps_and_nodes_of_the_tree_name_their_policy_and_model(proxy):
+    """Unless it is the policy `default`; branches and owners are those of the default export."""
+    await record(proxy, "r1", "planner", "judge", "other")
+    steps = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    nodes = (await proxy.get("/rollouts/r1/tree")).json["nodes"]
+
+    assert [("planner", "planner"), ("judge", "judge"), (None, "other")] == [
+        (step.get("policy"), step["model"]["served"]) for step in steps
+    ]
+    assert [("planner", "planner"), ("judge", "judge"), (None, None)] == [
+        (node.get("policy"), node.get("model")) for node in nodes
+    ]
+    assert [0, None, None] == [node["owner"] for node in nodes]

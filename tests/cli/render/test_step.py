@@ -73,6 +73,8 @@ def test_a_headline_has_policy_version_reward_and_delivery_if_present():
     )
     line = show.headline(step(policy_version="v\x1b", reward=0.5, delivered=False)).plain
     assert "policy v\\x1b  reward 0.5  not delivered" in line
+    assert "policy planner 9  reward 0.5" in show.headline(step(policy="planner", policy_version="9", reward=0.5)).plain
+    assert "policy planner  reward 0.5" in show.headline(step(policy="planner", reward=0.5)).plain
     assert "not delivered  late" in show.headline(step(delivered=False) | {"late": True}).plain
 
 
