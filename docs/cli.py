@@ -24,7 +24,9 @@ $ tokentape list --status completed --since 2h
 $ tokentape show ROLLOUT --logprobs
 $ tokentape rollout finish ROLLOUT --reward 1
 $ tokentape group show GROUP
-$ tokentape policy pause --drain-s 60 && tokentape policy set 7 && tokentape policy resume
+$ tokentape policy pause --drain-s 60
+$ tokentape policy set 7
+$ tokentape policy resume
 $ tokentape open ROLLOUT                              # its page in the browser
 $ tokentape export --url http://127.0.0.1:8400 --out rows.ndjson
 ```
