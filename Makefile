@@ -25,8 +25,8 @@ $(READY): $(RUNNABLE) tests/system/trainers/requirements.txt
 	@rm -rf .trainers && $(BIN)/python -m pip install --quiet --no-deps --target .trainers -r tests/system/trainers/requirements.txt
 	@touch $(READY)
 
-run: $(RUNNABLE)  ## run the proxy on 127.0.0.1:8400, with the simulator or ENGINE=http://…; CONFIG=file
-	@$(BIN)/tokentape serve $(if $(ENGINE),--engine $(ENGINE)) $(if $(CONFIG),--config $(CONFIG))
+run: $(RUNNABLE)  ## run the proxy on LISTEN=127.0.0.1:8400, with the simulator or ENGINE=http://…; CONFIG=file
+	@$(BIN)/tokentape serve $(if $(LISTEN),--listen $(LISTEN)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(CONFIG),--config $(CONFIG))
 
 # Bytecode of the sources and of the tests is cached, also where PYTHONDONTWRITEBYTECODE is set: without, each process that a
 # test starts would compile the sources again, which doubles the time.

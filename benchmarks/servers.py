@@ -123,7 +123,7 @@ async def _bare(engine: str) -> None:
 
 
 class _WithoutPandas:
-    """Hides pandas, as in an installation of tokentape[arrow]: pyarrow loads pandas (50 MB) if it is installed."""
+    """Hides pandas, as in an installation with the extra `arrow`: pyarrow loads pandas (50 MB) if it is installed."""
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
         if name == "pandas":

@@ -15,7 +15,7 @@
     __main__         the `tokentape` command, which starts the server's command line
 
 `import tokentape` loads nothing else; a name is imported when it is first used. The clients require httpx2
-(`pip install 'tokentape[client]'`), ManagedServer also requires openai.
+(`pip install '.[client]'` in a clone), ManagedServer also requires openai.
 
 >>> from openai import OpenAI
 >>> from tokentape import Client

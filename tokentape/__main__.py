@@ -14,7 +14,7 @@ from typing import Final
 
 PACKAGES: Final = ("proxy", "storage")
 MARK: Final = 'DISTRIBUTION = "tokentape"'
-REINSTALL: Final = "pip install --force-reinstall --no-deps tokentape"
+REINSTALL: Final = "`pip install --force-reinstall --no-deps .` in a clone of TokenTape"
 
 
 def main() -> None:
@@ -29,18 +29,16 @@ def package_problem(package: str) -> str | None:
     """Return what is wrong with an installed package and how to fix it, or None if it is TokenTape's."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:  # None for a folder without __init__.py
-        return f"Package {package!r} is incomplete: it has no __init__.py. Run `{REINSTALL}`."
+        return f"Package {package!r} is incomplete: it has no __init__.py. Run {REINSTALL}."
     path = Path(spec.origin)
     if MARK in path.read_text(encoding="utf-8", errors="replace").splitlines():
         return None
     others = sorted(set(packages_distributions().get(package, ())) - {"tokentape"})
     if not others:
-        return (
-            f"Package {package!r} at {path} is not TokenTape's: remove it from the import path, or run `{REINSTALL}`."
-        )
+        return f"Package {package!r} at {path} is not TokenTape's: remove it from the import path, or run {REINSTALL}."
     fixes = [f"`pip uninstall {name}`" for name in others]
     if path.parent.parent == Path(__file__).parent.parent:  # it was installed over our files
-        fixes.append(f"`{REINSTALL}`")
+        fixes.append(REINSTALL)
     return f"Package {package!r} at {path} belongs to another distribution ({', '.join(others)}): run {', then '.join(fixes)}."
 
 

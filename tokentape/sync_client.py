@@ -26,7 +26,7 @@ class Client:
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0, attempts: int = 5) -> None:
-        require("httpx2", user="Client", requirement="tokentape[client]")
+        require("httpx2", user="Client", requirement="httpx2>=2")
         self.url = url.rstrip("/")
         self._max_attempts = attempts
         self._timeout_s = timeout_s

@@ -180,7 +180,7 @@ def _pyarrow(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise ValueError("Containers arrow and parquet require pyarrow; install tokentape[arrow].") from None
+        raise ValueError("Containers arrow and parquet require pyarrow: pip install 'pyarrow>=18'.") from None
 
 
 def _type(arrow: Any, column: Column) -> Any:

@@ -178,5 +178,5 @@ def _jinja_template(source: str, eos: str) -> "JinjaTemplate":
     try:
         from proxy.simulator.jinja_template import JinjaTemplate  # noqa: PLC0415 - jinja2 is optional
     except ModuleNotFoundError:
-        raise ValueError("A chat template requires jinja2; install tokentape[tokenizer].") from None
+        raise ValueError("A chat template requires jinja2: pip install jinja2.") from None
     return JinjaTemplate(source, eos)

@@ -96,7 +96,7 @@ def load(path: str) -> Tokenizer:
         from transformers import AutoTokenizer  # noqa: PLC0415 - optional, and slow to import
     except ImportError:
         raise UnprocessableRequest(
-            f"Tokenizer {path!r} requires transformers; install tokentape[tokenizer].",
+            f"Tokenizer {path!r} requires transformers: pip install 'transformers>=4.57,<6' jinja2.",
             param="tokenizer",
         ) from None
     try:

@@ -182,7 +182,7 @@ def test_a_template_requires_jinja2(monkeypatch):
     """Without jinja2 the error names the extra to install."""
     monkeypatch.delitem(sys.modules, "proxy.simulator.jinja_template", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ValueError, match=r"^A chat template requires jinja2; install tokentape\[tokenizer\]\.$"):
+    with pytest.raises(ValueError, match=r"^A chat template requires jinja2: pip install jinja2\.$"):
         load_model("without jinja2")
 
 

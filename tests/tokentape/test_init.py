@@ -48,8 +48,8 @@ def test_without_httpx2_every_public_name_is_importable():
 @pytest.mark.parametrize(
     ("constructor", "sentence"),
     [
-        ("Client('http://127.0.0.1:8400')", "Client requires httpx2: pip install 'tokentape[client]'"),
-        ("AsyncClient('http://127.0.0.1:8400')", "AsyncClient requires httpx2: pip install 'tokentape[client]'"),
+        ("Client('http://127.0.0.1:8400')", "Client requires httpx2: pip install 'httpx2>=2'"),
+        ("AsyncClient('http://127.0.0.1:8400')", "AsyncClient requires httpx2: pip install 'httpx2>=2'"),
         ("ManagedServer(None)", "ManagedServer requires openai: pip install 'openai>=2'"),
     ],
 )

@@ -78,7 +78,7 @@ def test_a_package_that_another_distribution_overwrote_is_not_imported(site, com
     assert (1, "") == (done.returncode, done.stdout)
     assert (
         f"tokentape: Package 'proxy' at {site}/proxy/__init__.py belongs to another distribution (proxy.py): run "
-        "`pip uninstall proxy.py`, then `pip install --force-reinstall --no-deps tokentape`.\n"
+        "`pip uninstall proxy.py`, then `pip install --force-reinstall --no-deps .` in a clone of TokenTape.\n"
     ) == done.stderr
 
 
@@ -91,7 +91,7 @@ def test_a_package_without_its_init_file_is_incomplete(site):
     assert 1 == done.returncode
     assert (
         "tokentape: Package 'proxy' is incomplete: it has no __init__.py. Run "
-        "`pip install --force-reinstall --no-deps tokentape`.\n"
+        "`pip install --force-reinstall --no-deps .` in a clone of TokenTape.\n"
     ) == done.stderr
 
 
@@ -117,5 +117,5 @@ def test_a_folder_of_the_same_name_is_not_imported(tmp_path, monkeypatch):
 
     assert package_problem("storage") == (
         f"Package 'storage' at {tmp_path}/storage/__init__.py is not TokenTape's: remove it from the import path, or run "
-        "`pip install --force-reinstall --no-deps tokentape`."
+        "`pip install --force-reinstall --no-deps .` in a clone of TokenTape."
     )

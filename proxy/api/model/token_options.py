@@ -56,7 +56,7 @@ async def read_token_annotations(
     if tokenizer is None:
         raise UnprocessableRequest(
             f"{TOKENS} requires a tokenizer for {endpoint.settings.public_label}: set "
-            "engines.endpoints[].tokenizer, and install tokentape[tokenizer].",
+            "engines.endpoints[].tokenizer, and install transformers.",
             param=TOKENS,
         )
     return TokenAnnotations(tokenizer.pieces, ids=ids is not None)

@@ -90,7 +90,7 @@ async def test_a_stream_with_token_ids_and_prompt_logprobs_is_422(store, engine,
         ({"headers": IDS, "endpoint": {"kind": "plain"}}, "fake is plain"),
         ({"headers": PIECES, "endpoint": {"kind": "llamacpp"}}, "fake is llamacpp"),
         ({"headers": PIECES, "endpoint": {"kind": "sglang"}, "top_logprobs": 2}, "alternatives as text only"),
-        ({"opening": {"reply": {"tokens": "pieces"}}}, "install tokentape[tokenizer]"),
+        ({"opening": {"reply": {"tokens": "pieces"}}}, "install transformers"),
     ],
 )
 async def test_an_unsupported_token_option_is_422_before_anything_is_sent(store, engine, http, options, message):

@@ -42,7 +42,7 @@ def test_aliases_are_not_checked_without_lists_of_models():
     ("refusal", "fix"),
     [
         ("it cannot be loaded: no such folder", "a folder that contains tokenizer.json"),
-        ("pip install 'tokentape[tokenizer]'", ""),
+        ("pip install transformers", ""),
     ],
 )
 async def test_a_tokenizer_that_cannot_be_loaded_is_a_fault(monkeypatch, refusal, fix):

@@ -104,7 +104,7 @@ def test_it_does_not_start_without_keys(image):
     """An image listens on all interfaces, so keys are required."""
     code, errors = Container(image).ends(image.command)
 
-    assert 1 == code
+    assert 78 == code
     assert "agents.api_keys is empty" in errors
 
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from proxy.cli.exit_codes import Exit
 from proxy.config.settings import Settings
 
 from .conftest import DEPLOY
@@ -63,3 +64,11 @@ def test_calls_have_time_to_finish():
 
     assert "mixed" == unit["KillMode"]
     assert int(unit["TimeoutStopSec"]) >= Settings().shutdown_delay_s + Settings().drain_timeout_s + 30
+
+
+def test_a_refused_configuration_is_not_restarted_and_a_failure_is():
+    """The exit code is that of `serve` for invalid settings (tests/cli/test_main.py)."""
+    unit = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if re.match(r"\w+=", line))
+
+    assert "on-failure" == unit["Restart"]
+    assert str(int(Exit.REFUSED)) == unit["RestartPreventExitStatus"]
