@@ -39,8 +39,9 @@ test: $(READY)  ## run the tests of all modules, of the laws and of the pages
 test-system: $(READY)  ## run the tests of whole processes: faults, fuzzing, security, costs, replicas, examples
 	$(PYTEST) tests/system
 
-test-faults: $(READY)  ## kill, freeze and fill up processes under load for about 8 minutes; SECONDS_LONG=, SEED=
+test-faults: $(READY)  ## kill, freeze and fill up processes under load, 8 minutes, and a training loop, 5; SECONDS_LONG=, GROUPS_LONG=, SEED=
 	$(BIN)/python -m tests.system.faults.run --seconds $(or $(SECONDS_LONG),420) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.system.faults.training.run --groups $(or $(GROUPS_LONG),200) $(if $(SEED),--seed $(SEED))
 
 test-engine: $(READY)  ## test with a real vLLM and a real llama.cpp on this CPU, built once in the user's cache directory
 	$(BIN)/python tests/system/real_engines/environment.py

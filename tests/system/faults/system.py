@@ -73,7 +73,37 @@ def valkey(folder: Path, name: str, port: int) -> Part:
     )
 
 
-class System:
+class WithStore:
+    """A system with a store that is restarted, and whose address does not change unless a replica takes over."""
+
+    store: Part
+    store_port: int
+
+    async def ask_store(self, *words: str) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.store_port)
+        writer.write((" ".join(words) + "\r\n").encode())
+        reply = await asyncio.wait_for(reader.read(2**16), 5)
+        writer.close()
+        return reply
+
+    async def store_says(self, *words: str) -> None:
+        """Wait until the store's INFO contains this text."""
+        async with asyncio.timeout(30):
+            info = b""
+            while not all(word.encode() in info for word in words):
+                await asyncio.sleep(0.02)
+                info = await self.ask_store("INFO")
+
+    async def store_answers(self) -> None:
+        async with asyncio.timeout(30):
+            while True:
+                with suppress(OSError):
+                    if await self.ask_store("PING") == b"+PONG\r\n":
+                        return
+                await asyncio.sleep(0.02)
+
+
+class System(WithStore):
     """Engine, store and proxy in a folder. `keeping` restarts the proxy whenever it has ended, as a supervisor does.
 
     `replicated`: the store has a replica, every write waits for it, and the proxy reaches the current primary at a
@@ -147,29 +177,6 @@ class System:
         self.store_port, self.replica_port = self.replica_port, self.store_port
         assert await self.ask_store("REPLICAOF", "NO", "ONE") == b"+OK\r\n"
         self.address.lead_to(self.store_port)
-
-    async def ask_store(self, *words: str) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.store_port)
-        writer.write((" ".join(words) + "\r\n").encode())
-        reply = await asyncio.wait_for(reader.read(2**16), 5)
-        writer.close()
-        return reply
-
-    async def store_says(self, *words: str) -> None:
-        """Wait until the store's INFO contains this text."""
-        async with asyncio.timeout(30):
-            info = b""
-            while not all(word.encode() in info for word in words):
-                await asyncio.sleep(0.02)
-                info = await self.ask_store("INFO")
-
-    async def store_answers(self) -> None:
-        async with asyncio.timeout(30):
-            while True:
-                with suppress(OSError):
-                    if await self.ask_store("PING") == b"+PONG\r\n":
-                        return
-                await asyncio.sleep(0.02)
 
     async def is_alive(self) -> None:
         """Wait until the proxy answers, ready or not."""
