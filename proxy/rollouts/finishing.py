@@ -1,9 +1,10 @@
 """The finish of a rollout: its status, reward, drift count and group."""
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from proxy.clock import Clock
 from proxy.errors import Conflict, NotFound, ProxyError
@@ -15,6 +16,8 @@ from proxy.telemetry.logs import LOG
 from storage.errors import FieldsChanged, StorageError
 from storage.store import Store
 from storage.types import StoredEntity, Timer
+
+_SETTLE_AGAIN_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +112,24 @@ class Finisher:
             await self.finish_surplus(group.group_id)
 
     async def settle_all(self) -> None:
-        """Settle every group that is open because a process died."""
+        """Settle every group that is open because a process died; from the start again if the store fails meanwhile."""
+        while True:
+            try:
+                async for group_id in self.store.groups.names():
+                    await self._settle_named(group_id)
+            except StorageError as error:
+                LOG.error("Groups not checked for completion", extra={"fields": {"why": str(error)}})
+                await asyncio.sleep(_SETTLE_AGAIN_S)
+            else:
+                return
+
+    async def _settle_named(self, group_id: str) -> None:
         try:
-            async for group_id in self.store.groups.names():
-                group = await find_group(self.store, group_id)
-                if group is not None and group.is_open and group.size is not None:
-                    await self.settle(group)
-        except (StorageError, ProxyError) as error:
-            LOG.error("Groups not checked for completion", extra={"fields": {"why": str(error)}})
+            group = await find_group(self.store, group_id)
+            if group is not None and group.is_open and group.size is not None:
+                await self.settle(group)
+        except ProxyError as error:  # of this group only
+            LOG.error("Group not checked for completion", extra={"fields": {"group_id": group_id, "why": str(error)}})
 
     async def after_finish(self, rollout: Rollout, *, again: bool = False) -> None:
         """Count the drift of a finished rollout, complete its group if it was the last one, and remove its timer.

@@ -8,6 +8,7 @@ import pytest
 from fakes import settings_for
 from forests import make_choice, make_step
 
+from proxy.rollouts import finishing
 from proxy.server.listener import running
 from proxy.trajectory.codec import encode
 from proxy.trajectory.step import Span
@@ -43,6 +44,24 @@ async def test_a_starting_process_completes_groups_after_a_crash(proxy, store):
     await crash_before_completion(proxy, store)
     async with running(settings_for(None), store):
         assert ["g"] == [group["group_id"] for group in (await proxy.claim(wait_s=20))["groups"]]
+
+
+async def test_a_starting_process_completes_groups_although_the_store_fails_meanwhile(proxy, store, monkeypatch):
+    """It checks all groups again."""
+    await crash_before_completion(proxy, store)
+    monkeypatch.setattr(finishing, "_SETTLE_AGAIN_S", 0)
+    names, failures = store.groups.names, iter([True, True])
+
+    async def failing():
+        if next(failures, False):
+            await unreachable()
+        async for name in names():
+            yield name
+
+    monkeypatch.setattr(store.groups, "names", failing)
+    async with running(settings_for(None), store):
+        assert ["g"] == [group["group_id"] for group in (await proxy.claim(wait_s=20))["groups"]]
+        assert None is next(failures, None)
 
 
 async def test_a_finish_that_cannot_be_marked_in_the_group_is_503(proxy, store):
