@@ -21,7 +21,7 @@ $(RUNNABLE): pyproject.toml constraints.txt
 $(READY): $(RUNNABLE) tests/system/trainers/requirements.txt
 	@echo "Installing the packages of the tests into .venv (about 1 GB)"
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[arrow,client,tokenizer]" --group dev
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[arrow,client,otel,tokenizer]" --group dev
 	@rm -rf .trainers && $(BIN)/python -m pip install --quiet --no-deps --target .trainers -r tests/system/trainers/requirements.txt
 	@touch $(READY)
 
@@ -101,7 +101,7 @@ docs: $(READY)  ## generate pages, the blocking client and the site, build/docs/
 
 lock:  ## update constraints.txt within the ranges of pyproject.toml
 	rm -rf .venv && $(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[arrow,client,tokenizer]" --group dev --group docs --group ui
+	$(BIN)/python -m pip install --quiet --editable ".[arrow,client,otel,tokenizer]" --group dev --group docs --group ui
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 
 clean:  ## remove generated files, but not recorded steps (./data)

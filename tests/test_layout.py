@@ -311,8 +311,8 @@ def test_no_file_or_folder_has_a_meaningless_name():
     assert [] == [relative_name(path) for path in SOURCES if path.stem in BANNED or path.parent.name in BANNED]
 
 
-def test_except_exception_is_in_four_kinds_of_places_only():
-    """The outermost middleware, the relay of a call, its continuation, and chat templates, which are programs."""
+def test_except_exception_is_in_five_kinds_of_places_only():
+    """The outermost middleware, the relay of a call, its continuation, its trace, and chat templates, which are programs."""
     places = [
         relative_name(path)
         for path in SOURCES
@@ -322,7 +322,7 @@ def test_except_exception_is_in_four_kinds_of_places_only():
 
     templates = ["proxy/simulator/jinja_template.py", "proxy/upstream/tokenizers.py"]
 
-    calls = ["proxy/api/model/relay.py", "proxy/rollouts/prompt_continuation.py"]
+    calls = ["proxy/api/model/relay.py", "proxy/api/model/call_trace.py", "proxy/rollouts/prompt_continuation.py"]
 
     assert {"proxy/api/failures.py", *calls, *templates} == set(places)
 

@@ -114,6 +114,8 @@ OVERHEAD = Row("Overhead", [
             f"sum by (le) (increase(tokentape_proxy_overhead_seconds_bucket{{{ALL}}}[$__rate_interval]))"),
     quantiles("Time in queue", "Of the calls that were queued because their endpoint reached max_in_flight.",
               "queue_duration_seconds"),
+    graph("Dropped spans", "Spans that were not exported: the collector did not accept them, or too many were waiting.",
+          "suffix: /s", (f"{rate('dropped_spans', 'reason')} > 0", "{{reason}}"), width=24),
 ])  # fmt: skip
 
 TOKENS = Row("Tokens", [

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
@@ -43,7 +44,8 @@ class Context:
 
     `translation`: the options of the dialects that are translated to chat.
     `secret` is the store's secret, which verifies minted keys. `in_flight` counts the calls in flight of each rollout.
-    `stopping` is set when the shutdown begins: no new call is accepted from then on.
+    `stopping` is set when the shutdown begins: no new call is accepted from then on. `start_trace` returns the trace of a call
+    (`model.call_trace`); None if traces are not exported.
     """
 
     settings: Settings
@@ -71,6 +73,7 @@ class Context:
     finisher: Finisher
     continuation: PromptContinuation
     stopping: asyncio.Event
+    start_trace: Callable[[Any], Any] | None = None
     in_flight: Counter[str] = field(default_factory=Counter)
     token_texts: TokenTexts = field(default_factory=TokenTexts)
     known_prompts: KnownPrompts = field(default_factory=KnownPrompts)

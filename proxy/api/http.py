@@ -11,6 +11,7 @@ from proxy.protocols.dialects.base import ErrorDialect
 RESPONSE_STARTED = web.RequestKey(
     "shown", bool
 )  # set when the first byte of a response is written: its status is final then
+PAUSES = web.RequestKey("pauses", tuple)  # when a call waited during a pause, as monotonic times (start, end)
 CLIENT_CLOSED_REQUEST = 499  # in the log only, as in nginx
 ERROR_DIALECT: Final = web.RequestKey("spoken", ErrorDialect)  # the dialect of a request, set once its path is parsed
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import orjson
 from pydantic import Field, SecretStr, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
@@ -30,8 +31,20 @@ from proxy.config.sections import (
     SamplingSettings,
     StoreSettings,
 )
+from proxy.config.tracing import StandardVariables, TracingSettings
 
 ENVIRONMENT_PREFIX = "TOKENTAPE_"
+
+
+class _StandardSource(PydanticBaseSettingsSource):
+    """OpenTelemetry's environment variables, as defaults of `tracing`."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, False  # `__call__` returns the values
+
+    def __call__(self) -> dict[str, Any]:
+        found = StandardVariables().tracing()
+        return {"tracing": found} if found else {}
 
 
 class Settings(BaseSettings):
@@ -81,6 +94,7 @@ class Settings(BaseSettings):
     osmosis: OsmosisSettings = Field(OsmosisSettings(), description="Rollout servers of Osmosis.")
     atropos: AtroposSettings = Field(AtroposSettings(), description="Routes of the Atropos proxy.")
     audit: AuditSettings = Field(AuditSettings(), description="Automatic audit of recorded steps.")
+    tracing: TracingSettings = Field(TracingSettings(), description="OpenTelemetry traces.")
     log: LogSettings = Field(LogSettings(), description="Logging.")
 
     @model_validator(mode="after")
@@ -108,8 +122,8 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources in the order of precedence: command line, environment, file."""
-        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+        """Return the sources in the order of precedence: command line, environment, file, OpenTelemetry's variables."""
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls), _StandardSource(settings_cls)
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON, including secrets. Send it to child processes by a pipe, and nowhere else.

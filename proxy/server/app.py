@@ -23,6 +23,7 @@ from proxy.api.context import CONTEXT, Context
 from proxy.api.control import CONTROL_ROUTES
 from proxy.api.failures import answer_failures
 from proxy.api.memory_limit import InFlightBytes
+from proxy.api.model.call import CallState, Trace
 from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
 from proxy.api.surplus_calls import SurplusCalls
 from proxy.api.ui.routes import PAGE_ROUTES
@@ -30,6 +31,7 @@ from proxy.clock import Clock, SystemClock, new_id
 from proxy.config.policies import PolicySettings, with_default
 from proxy.config.sections import AgentsSettings, EndpointSettings, SamplingSettings, StoreSettings
 from proxy.config.settings import Settings
+from proxy.config.tracing import TracingSettings
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.adapter_updates import AdapterUpdates
@@ -152,8 +154,7 @@ async def _make_context(
     stack: AsyncExitStack, settings: Settings, store: Store | None, clock: Clock, slot: WorkerSlot | None
 ) -> Context:
     """Make the services in the order of their dependencies; the stack closes them in reverse."""
-    collectors = CollectorRegistry()
-    metrics = make_metrics(collectors)
+    metrics = make_metrics(collectors := CollectorRegistry())
     worker_metrics = _kept(stack, WorkerMetrics(collectors, metrics, slot))
     await worker_metrics.start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
@@ -197,7 +198,29 @@ async def _make_context(
         continuation=_continuation(stack, settings, opened, upstream, clock, metrics, recorder),
         finisher=_finisher(opened, clock, metrics, policies, DriftTotals(reporter, recorder.tasks, stopping)),
         stopping=stopping,
+        start_trace=_start_trace(stack, settings.tracing, metrics, clock),
     )
+
+
+def _start_trace(
+    stack: AsyncExitStack, settings: TracingSettings, metrics: Metrics, clock: Clock
+) -> Callable[[CallState], Trace] | None:
+    """Start the export of traces, if a collector is configured. Raises ValueError if its packages are not installed."""
+    if settings.endpoint is None:
+        return None
+    try:
+        from proxy.api.model.call_trace import CallTracer  # noqa: PLC0415 - optional packages
+        from proxy.telemetry.tracing import start_tracing  # noqa: PLC0415
+
+        tracing = start_tracing(settings.endpoint, settings.protocol, metrics, content=settings.content)
+    except ImportError as error:
+        grpc = ", opentelemetry-exporter-otlp-proto-grpc" if settings.protocol == "grpc" else ""
+        raise ValueError(
+            "tracing.endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) is set, and a package is missing: install "
+            f"tokentape[otel]{grpc}, or set OTEL_TRACES_EXPORTER=none ({error})"
+        ) from error
+    _kept(stack, tracing)
+    return CallTracer(tracing.tracer, clock, content=settings.content)
 
 
 def _continuation(  # noqa: PLR0917 - the services that it uses

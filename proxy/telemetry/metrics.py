@@ -129,6 +129,7 @@ class Metrics:
     in_flight_bytes: Gauge
     in_flight_limit_bytes: Gauge
     stalled_clients: Counter
+    dropped_spans: Counter
     workers: Gauge
     workers_missing: Counter
 
@@ -294,6 +295,10 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         Gauge, "Limit of bytes held by calls in flight (agents.max_bytes_in_flight); above it new calls get 429.", ()
     ),
     "stalled_clients": (Counter, "Clients disconnected because they stopped reading (agents.client_stall_timeout_s).", ()),
+    "dropped_spans": (
+        Counter, "Spans of traces that were not exported, because too many were waiting or the collector did not accept them.",
+        ("reason",),
+    ),
     "workers": (Gauge, "Worker processes included in these metrics.", ()),
     "workers_missing": (Counter, "Workers that did not respond to a collection of metrics within a second.", ()),
 }  # fmt: skip
@@ -307,6 +312,7 @@ _INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "store_operation_failures": (("open",), ("append",), ("mark",), ("renew",), ("deadlines",)),
     "continuations": (("continued", "none"), ("unchanged", "none"), *(("refused", reason) for reason in REASONS)),
     "drift_boundaries": tuple((kind,) for kind in KINDS if kind != "unexplained"),
+    "dropped_spans": (("queue_full",), ("export_failed",)),
 }  # fmt: skip
 
 START_TIME: Final = "process_start_time_seconds"

@@ -1,8 +1,10 @@
 """The composition root, and error responses of the whole application."""
 
 import logging
+import sys
 
 import aiohttp
+import pytest
 from fakes import fake_engine, proxying
 
 
@@ -37,3 +39,12 @@ async def test_processes_with_one_store_mint_the_same_keys(store):
             second = (await reopened.json())["api_key"]
 
     assert first == second
+
+
+async def test_a_start_with_traces_and_without_their_packages_is_refused(store, monkeypatch):
+    """The message names what to install, and how to do without."""
+    monkeypatch.setitem(sys.modules, "proxy.telemetry.tracing", None)
+    async with fake_engine() as engine:
+        with pytest.raises(ValueError, match=r"tokentape\[otel\].*OTEL_TRACES_EXPORTER=none"):
+            async with proxying(engine.url, store, tracing={"endpoint": "http://127.0.0.1:4318"}):
+                pass

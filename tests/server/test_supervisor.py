@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 import pytest
+from collector import collecting
 from commands import children_of, is_alive, run, started
 
 from proxy.config.settings import load
@@ -300,3 +301,22 @@ def test_fewer_workers_than_journals_with_steps_are_an_error(tmp_path):
     with pytest.raises(ValueError, match="steps.2 has steps .* --workers 3"):
         refuse_left_journals(settings)
     refuse_left_journals(load(workers=3, store={"spool_path": str(tmp_path / "steps")}))
+
+
+def instances(collector):
+    return {resource["service.instance.id"] for resource in collector.resources}
+
+
+async def test_each_worker_exports_its_spans_before_it_ends(serve):
+    """By the standard variables of OpenTelemetry; workers are instances of one service."""
+    async with collecting() as collector, aiohttp.ClientSession() as http:
+        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+        with started(*serve, **variables) as (process, url, _):
+            agents = Agents(url, http, 4)
+            await wait_until(lambda: 2 == len(instances(collector)))
+            await agents.stop()
+            process.send_signal(signal.SIGTERM)
+            assert 0 == await asyncio.to_thread(process.wait, 60)
+
+    assert sorted(agents.delivered) == sorted(span.attributes["tokentape.step.id"] for span in collector.named("chat"))
+    assert {"tokentape"} == {resource["service.name"] for resource in collector.resources}

@@ -22,9 +22,11 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def started(*words: str):
+def started(*words: str, **environment: str):
     """Start a command that runs until it is terminated; yield its process and the URL that it prints."""
-    process = subprocess.Popen([*TOKENTAPE, *words], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*TOKENTAPE, *words], stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    )
     try:
         output = ""
         while not (found := re.search(r"listening (http://\S+)", output)):

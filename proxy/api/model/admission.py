@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import Final
 
 from proxy.api.context import Context
+from proxy.api.http import PAUSES
 from proxy.api.model.call import IncomingCall
 from proxy.errors import Conflict, LimitReached, RolloutClosed, StoreUnavailable
 from proxy.protocols.sampling import engine_model
@@ -63,11 +64,19 @@ async def admitted(context: Context, call: IncomingCall, step_id: str) -> AsyncI
         activity = _NOT_KEPT if rollout.idle_s is None or rollout.is_finished else context.activity.kept(rollout)
         async with context.reservations.kept(rollout, step_id):
             with lifetime, activity:
-                if await policy.pause.passed():
+                if policy.pause.mode is not None and await _paused(context, call, policy):
                     continue  # open it again: the policy version has changed
                 with policy.pause.counted():
                     yield await _started(context, rollout), policy
                     return
+
+
+async def _paused(context: Context, call: IncomingCall, policy: Policy) -> bool:
+    """Wait for the end of a pause, and note the wait for the trace of the call; return whether it waited. Raises Paused."""
+    began = context.clock.monotonic()
+    has_waited = await policy.pause.passed()
+    call.request[PAUSES] = (*call.request.get(PAUSES, ()), (began, context.clock.monotonic()))
+    return has_waited
 
 
 def models_of(context: Context, rollout: Rollout) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from proxy.api.adapters import CallAdapter
 from proxy.api.auth import Caller
 from proxy.api.context import Context
 from proxy.api.http import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED
-from proxy.errors import EngineError
+from proxy.errors import EngineError, ProxyError
 from proxy.protocols.dialects import Dialect
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.plan import Plan
@@ -40,6 +40,30 @@ class Planner(Protocol):
 
     def reshape(self, outcome: Outcome) -> Outcome:
         """Return the end of the call as its client reads it."""
+        ...
+
+
+class Trace(Protocol):
+    """The spans of a call: see `CallTrace`. No method raises an exception."""
+
+    def queued(self, call: "CallState") -> None:
+        """Note that the call waits for a slot of its engine."""
+        ...
+
+    def sending(self, call: "CallState", headers: list[tuple[str, str]]) -> list[tuple[str, str]] | None:
+        """Note that the call is sent; return the headers to send, or None to send these."""
+        ...
+
+    def failed(self, call: "CallState", fault: ProxyError) -> None:
+        """Note an error of the engine or of the store."""
+        ...
+
+    def stored(self, call: "CallState") -> None:
+        """Note that the step is stored."""
+        ...
+
+    def ended(self, call: "CallState", status: int) -> None:
+        """End the spans; `status` is that of the response."""
         ...
 
 
@@ -93,6 +117,8 @@ class CallState:
     received: float
     started: float
     body_bytes: int
+    group_id: str | None = None
+    trace: Trace | None = None
     fault: EngineError | None = None  # known before anything is sent
     over_sampled: tuple[str, str] | None = None  # its rollout and the incarnation, if its group may not need it
     stored: asyncio.Event = field(default_factory=asyncio.Event)  # set once the step is stored
@@ -111,6 +137,11 @@ class CallState:
         if self.task is not None and self.cut is None:
             self.cut = reason
             self.task.cancel()
+
+    def note_fault(self, fault: ProxyError) -> None:
+        """Note an error in the trace of the call, if it has one."""
+        if self.trace is not None:
+            self.trace.failed(self, fault)
 
     def timing(self, stored: float | None = None) -> Timing:
         """Return the times for the step, in Unix seconds. `stored`: when it is passed to the recorder, if that is now."""

@@ -232,6 +232,7 @@ async def _planned(
         endpoint=endpoint,
         policy=policy,
         incarnation=rollout.incarnation,
+        group_id=rollout.group_id,
         received=call.received,
         started=call.started,
         body_bytes=call.body_bytes,

@@ -43,6 +43,8 @@ async def relay(context: Context, call: CallState) -> web.StreamResponse:
     """Send a call, stream its response, record its step, and end the response."""
     client = ClientStream(call)
     call.task = asyncio.current_task()
+    if context.start_trace is not None:
+        call.trace = context.start_trace(call)
     context.metrics.in_flight_calls.inc()
     context.in_flight[call.plan.rollout_id] += 1
     context.memory_limit.calls.add(call)
@@ -51,16 +53,20 @@ async def relay(context: Context, call: CallState) -> web.StreamResponse:
         call.step = outcome.step
         try:
             await context.recorder.record(outcome.step, call.incarnation, body_bytes=call.body_bytes)
-        except StoreUnavailable:
+        except StoreUnavailable as fault:
+            call.note_fault(fault)
             if not client.headers_sent:
                 raise
             return client.cut()  # a response whose step is not stored must not look complete
         call.stored.set()
+        if call.trace is not None:
+            call.trace.stored(call)
         return await _end(context, call, client, outcome)
     except ClientConnectionResetError:
         return web.Response(status=CLIENT_CLOSED_REQUEST)  # the client disconnected
     except EngineBusy as busy:
         client.status = busy.status  # for the metrics and the log; nothing was sent or recorded
+        call.note_fault(busy)
         raise
     finally:
         context.metrics.in_flight_calls.dec()
@@ -108,6 +114,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         return None
     except EngineError as fault:
         fault.__traceback__ = None  # `call.fault` and this frame refer to each other
+        call.note_fault(fault)
         if not client.body_started and call.failover.can_retry(fault):
             _note_failed(context, call, fault)
             return None
@@ -168,13 +175,14 @@ async def _slot(context: Context, call: CallState, client: ClientStream) -> Abst
         EngineBusy: The queue is full or timed out, and the client can still receive the status 429.
         EngineUnreachable: The same, after another endpoint failed or a keep-alive comment was sent.
     """
+    if call.trace is not None and not call.endpoint.queue.is_free:
+        call.trace.queued(call)
     try:
         return await context.upstream.slot(call.endpoint, call.plan.rollout_id, can_fail_over=call.failover.has_next)
     except EngineBusy as busy:
         if call.failed or client.only_keepalives_sent:
             public = f"The engine is busy: {busy.message}"
-            label = call.endpoint.label
-            raise EngineUnreachable(f"Engine {label} is busy: {busy.message}", public=public) from busy
+            raise EngineUnreachable(f"Engine {call.endpoint.label} is busy: {busy.message}", public=public) from busy
         raise
 
 
@@ -185,6 +193,8 @@ async def _sent(context: Context, call: CallState) -> EngineResponse:
     body = await _in_thread_if_large(size, partial(orjson.dumps, plan.body))
     call.sent = context.clock.monotonic()
     headers = [*call.request.headers.items(), *plan.headers.items()]
+    if call.trace is not None:
+        headers = call.trace.sending(call, headers) or headers
     return await context.upstream.send(call.endpoint, "POST", plan.endpoint, headers=headers, body=body)
 
 
@@ -351,6 +361,8 @@ async def _end(context: Context, call: CallState, client: ClientStream, outcome:
 
 def _report(context: Context, call: CallState, client: ClientStream) -> None:
     """Count the call and log its line: names, counts and durations, never content or keys."""
+    if call.trace is not None:
+        call.trace.ended(call, client.status)
     metrics, plan, step = context.metrics, call.plan, call.step
     labels = (plan.error_dialect.name, call.endpoint.label, str(client.status))
     total_s = context.clock.monotonic() - call.started

@@ -1,0 +1,260 @@
+"""The trace of a call: a span by OpenTelemetry's GenAI conventions, with children for pauses, the queue, each request to an
+engine, and the store.
+
+It is imported only if traces are exported. The spans have the times that the call notes anyway.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from urllib.parse import urlsplit
+
+from multidict import CIMultiDictProxy
+from opentelemetry import propagate
+from opentelemetry.context import Context
+from opentelemetry.propagators.textmap import Getter
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+
+from proxy.api.http import PAUSES
+from proxy.api.model.call import CallState
+from proxy.clock import Clock
+from proxy.errors import ProxyError, StoreUnavailable
+from proxy.telemetry.logs import LOG
+from proxy.telemetry.span_attributes import (
+    error_of_step,
+    first_attributes,
+    request_attributes,
+    span_name,
+    step_attributes,
+)
+from proxy.trajectory.step import Step
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class CallTracer:
+    """Starts the traces of calls. `content`: whether messages are exported."""
+
+    def __init__(self, tracer: Tracer, clock: Clock, *, content: bool) -> None:
+        self._tracer = tracer
+        self._clock = clock
+        self._content = content
+
+    def __call__(self, call: CallState) -> "CallTrace":
+        """Start the trace of a planned call, as a child of the span that its `traceparent` names."""
+        trace = CallTrace(self._tracer, self._clock, content=self._content)
+        trace.start(call)
+        return trace
+
+
+def _harmless(
+    method: Callable[Concatenate["CallTrace", _P], _R],
+) -> Callable[Concatenate["CallTrace", _P], _R | None]:
+    """Log exceptions: samplers and propagators may be plugins, and a call does not fail because of its trace."""
+
+    def guarded(trace: "CallTrace", /, *args: _P.args, **named: _P.kwargs) -> _R | None:
+        if trace.is_broken:
+            return None
+        try:
+            return method(trace, *args, **named)
+        except Exception:  # noqa: BLE001 - a plugin can raise any exception
+            trace.is_broken = True
+            LOG.exception("The trace of a call is incomplete")
+            return None
+
+    return guarded
+
+
+class CallTrace:
+    """The trace of one call. A call that is not sampled has no spans, and passes the decision on to its engine."""
+
+    def __init__(self, tracer: Tracer, clock: Clock, *, content: bool) -> None:
+        self.is_broken = False
+        self._tracer = tracer
+        self._clock = clock
+        self._content = content
+        self._span: Span
+        self._context: Context
+        self._queue: Span | None = None
+        self._attempt: Span | None = None
+        self._fault: ProxyError | None = None
+        self._stored: float | None = None
+
+    @_harmless
+    def start(self, call: CallState) -> None:
+        """Start the span of the call, when the call was received."""
+        parent = propagate.extract(call.request.headers, getter=_HEADERS)
+        self._span = self._tracer.start_span(
+            span_name(call.plan),
+            parent,
+            kind=SpanKind.CLIENT,
+            attributes=first_attributes(call.plan),
+            start_time=_ns(call.received),
+        )
+        self._context = set_span_in_context(self._span, parent)
+
+    @_harmless
+    def queued(self, call: CallState) -> None:
+        """Start the span of the queue: the call waits for a slot of its engine."""
+        self._queue = self._child("queue", self._now(call), {"tokentape.engine": call.endpoint.label})
+
+    @_harmless
+    def sending(self, call: CallState, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Start the span of a request to an engine; return its headers, by which the engine's span is a child of it."""
+        self._fault = None
+        if self._span.is_recording():
+            started = _ns(_time(call, call.sent))
+            self._end_queue(started)
+            self._end_attempt(call, started, error=("prompt_ids_refused", None))  # which is sent again without ids
+            name = f"POST {call.plan.endpoint}"
+            self._attempt = self._child(name, started, _engine_attributes(call), SpanKind.CLIENT)
+        carrier: dict[str, str] = {}
+        context = self._context if self._attempt is None else set_span_in_context(self._attempt, self._context)
+        propagate.inject(carrier, context)
+        replaced = {name.lower() for name in propagate.get_global_textmap().fields}
+        return [*(pair for pair in headers if pair[0].lower() not in replaced), *carrier.items()]
+
+    @_harmless
+    def failed(self, call: CallState, fault: ProxyError) -> None:
+        """Note an error; the request to the engine has ended, unless the error is that of the store."""
+        self._fault = fault
+        now = self._now(call)
+        if isinstance(fault, StoreUnavailable):
+            self._end_attempt(call, now)
+            return
+        self._end_queue(now, fault)
+        if self._attempt is not None:
+            _set_error(self._attempt, fault.code, fault.message)
+            self._attempt.end(now)
+            self._attempt = None
+
+    @_harmless
+    def stored(self, call: CallState) -> None:
+        """Note the time: the step is stored."""
+        self._stored = self._clock.monotonic()
+
+    @_harmless
+    def ended(self, call: CallState, status: int) -> None:
+        """End all spans. `status` is that of the response to the client."""
+        now = self._now(call)
+        if not self._span.is_recording():
+            return
+        step, fault = call.step, self._fault
+        self._end_queue(now, fault)
+        error = (fault.code, fault.message) if fault is not None else error_of_step(step, status)
+        self._end_attempt(call, now, status, error)
+        self._add_pauses(call)
+        self._add_store(call, now)
+        self._span.set_attributes(request_attributes(call.plan) | _server_attributes(call))
+        if call.group_id is not None:
+            self._span.set_attribute("tokentape.group.id", call.group_id)
+        if step is not None:
+            self._span.set_attributes(step_attributes(step, content=self._content))
+        if call.plan.framing == "live" and call.first_byte is not None and call.sent is not None:
+            self._span.set_attribute("gen_ai.response.time_to_first_chunk", call.first_byte - call.sent)
+        if error is not None:
+            _set_error(self._span, *error)
+        self._span.end(now)
+
+    def _child(
+        self, name: str, start: int, attributes: Mapping[str, Any], kind: SpanKind = SpanKind.INTERNAL
+    ) -> Span | None:
+        if not self._span.is_recording():
+            return None
+        return self._tracer.start_span(name, self._context, kind=kind, attributes=attributes, start_time=start)
+
+    def _end_queue(self, now: int, fault: ProxyError | None = None) -> None:
+        if self._queue is None:
+            return
+        if fault is not None:
+            _set_error(self._queue, fault.code, fault.message)
+        self._queue.end(now)
+        self._queue = None
+
+    def _end_attempt(
+        self, call: CallState, now: int, status: int | None = None, error: tuple[str, str | None] | None = None
+    ) -> None:
+        """End the span of the last request at its last byte."""
+        if self._attempt is None:
+            return
+        if status is not None and call.first_byte is not None:
+            self._attempt.set_attribute("http.response.status_code", status)
+        if error is not None:
+            _set_error(self._attempt, *error)
+        self._attempt.end(now if call.last_byte is None else _ns(_time(call, call.last_byte)))
+        self._attempt = None
+
+    def _add_pauses(self, call: CallState) -> None:
+        for began, ended in call.request.get(PAUSES, ()):
+            span = self._child("pause", _ns(_time(call, began)), {"tokentape.policy": call.plan.policy})
+            if span is not None:
+                span.end(_ns(_time(call, ended)))
+
+    def _add_store(self, call: CallState, now: int) -> None:
+        """Add the span of the store, for a step that the call waited for."""
+        is_failed = isinstance(self._fault, StoreUnavailable)
+        if call.step is None or (self._stored is None and not is_failed):
+            return
+        began = _began_to_store(call, call.step)
+        ended = now if self._stored is None else _ns(_time(call, self._stored))
+        span = self._child("store", min(began, ended), {"db.operation.name": "append"})
+        if span is not None:
+            if self._fault is not None and is_failed:
+                _set_error(span, self._fault.code, self._fault.message)
+            span.end(ended)
+
+    def _now(self, call: CallState) -> int:
+        return _ns(_time(call, self._clock.monotonic()))
+
+
+class _Headers(Getter[CIMultiDictProxy[str]]):
+    """Reads the headers of a request."""
+
+    def get(self, carrier: CIMultiDictProxy[str], key: str) -> list[str] | None:
+        """Return the values of a header."""
+        return carrier.getall(key, None)
+
+    def keys(self, carrier: CIMultiDictProxy[str]) -> list[str]:
+        """Return the names of the headers."""
+        return list(carrier)
+
+
+_HEADERS: Final = _Headers()
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def _time(call: CallState, stamp: float | None) -> float:
+    """Return a monotonic time in Unix seconds."""
+    return call.received if stamp is None else call.received + (stamp - call.started)
+
+
+def _began_to_store(call: CallState, step: Step) -> int:
+    return _ns(step.timing.stored or step.timing.last_byte or call.received)
+
+
+def _server_attributes(call: CallState) -> dict[str, Any]:
+    """Return host and port of the engine; its URL has no credentials."""
+    parts = urlsplit(call.endpoint.settings.url)
+    return {"server.address": parts.hostname or "", "server.port": parts.port or _PORTS.get(parts.scheme, 80)}
+
+
+def _engine_attributes(call: CallState) -> dict[str, Any]:
+    """Return the attributes of a request by the conventions of HTTP clients."""
+    resent = {"http.request.resend_count": len(call.failed)} if call.failed else {}
+    url = call.endpoint.settings.url + call.plan.endpoint
+    return {
+        "http.request.method": "POST",
+        "url.full": url,
+        "tokentape.engine": call.endpoint.label,
+        **_server_attributes(call),
+        **resent,
+    }
+
+
+def _set_error(span: Span, kind: str, description: str | None) -> None:
+    span.set_attribute("error.type", kind)
+    span.set_status(Status(StatusCode.ERROR, description))

@@ -1,0 +1,435 @@
+"""The traces of calls, as a collector on a real socket receives them."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import aiohttp
+import openai
+import orjson
+import pytest
+from collector import collecting
+from fakes import fake_engine, proxying
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry import propagate
+from opentelemetry.instrumentation.httpx import HTTPX2ClientInstrumentor
+from opentelemetry.sdk.trace import TracerProvider
+from recorded import load
+from stored import stored_steps, wait_for_steps
+
+from proxy.api.model import admission
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
+from proxy.telemetry.logs import LOG
+
+WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
+CHAT = "/rollouts/r1/v1/chat/completions"
+POST = "POST /v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
+CLIENT, INTERNAL, ERROR = 3, 1, 2
+
+
+@asynccontextmanager
+async def tracing(engine_url, store, *, content=False, **sections):
+    """Yield a running proxy and the collector of its traces, whose spans are complete once the block has ended."""
+    async with collecting() as collector:
+        trace = {"endpoint": collector.url, "content": content}
+        async with proxying(engine_url, store, tracing=trace, **sections) as served:
+            yield served, collector
+
+
+async def post(http, url, body=BODY, path=CHAT, **headers):
+    async with http.post(url + path, json=body, headers=headers) as response:
+        return response.status, await response.read()
+
+
+async def metrics(http, url):
+    async with http.get(url + "/metrics") as response:
+        return await response.text()
+
+
+async def test_a_call_has_one_span_by_the_genai_conventions(store, engine, http):
+    engine.plays(WHOLE)
+    body = {**BODY, "temperature": 1, "top_p": 0.5, "max_tokens": 24, "seed": 7, "stop": ["END"]}
+    async with tracing(engine.url, store) as (served, collector):
+        await http.post(served.url + "/rollouts", json={"rollout_id": "r1", "group_id": "g1"})
+        await post(http, served.url, body)
+
+    (step,) = await stored_steps(store, "r1")
+    span = collector.one("chat tiny")
+    port = int(engine.url.rpartition(":")[2])
+    usage = orjson.loads(WHOLE.response)["usage"]
+    assert (CLIENT, 0, "") == (span.kind, span.status, span.parent)
+    assert {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.conversation.id": "r1",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.request.temperature": 1.0,
+        "gen_ai.request.top_p": 0.5,
+        "gen_ai.request.max_tokens": 24,
+        "gen_ai.request.seed": 7,
+        "gen_ai.response.id": step.response["id"],
+        "gen_ai.response.model": step.response["model"],
+        "gen_ai.response.finish_reasons": ["length"],
+        "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+        "gen_ai.usage.output_tokens": usage["completion_tokens"],
+        "server.address": "127.0.0.1",
+        "server.port": port,
+        "tokentape.step.id": step.step_id,
+        "tokentape.step.status": "complete",
+        "tokentape.step.exact": True,
+        "tokentape.step.problems": [],
+        "tokentape.group.id": "g1",
+        "tokentape.policy": "default",
+        "tokentape.dialect": "chat",
+        "tokentape.engine": "fake",
+    } == span.attributes
+
+
+async def test_the_request_to_the_engine_and_the_store_are_children_within_its_time(store, engine, http):
+    engine.plays(WHOLE)
+    async with tracing(engine.url, store) as (served, collector):
+        await post(http, served.url)
+
+    span, sent, stored = collector.one("chat tiny"), collector.one(POST), collector.one("store")
+    assert {span.span_id} == {sent.parent, stored.parent}
+    assert {span.trace_id} == {sent.trace_id, stored.trace_id}
+    assert (CLIENT, INTERNAL) == (sent.kind, stored.kind)
+    assert span.start <= sent.start <= sent.end <= stored.start <= stored.end <= span.end
+    assert 200 == sent.attributes["http.response.status_code"]
+    assert f"{engine.url}/v1/chat/completions" == sent.attributes["url.full"]
+    assert {"tokentape"} == set(collector.scopes)
+    assert "tokentape" == collector.resources[0]["service.name"]
+
+
+async def test_a_streamed_call_has_the_time_to_the_first_chunk(store, engine, http):
+    engine.plays(STREAM)
+    async with tracing(engine.url, store) as (served, collector):
+        await post(http, served.url, {**BODY, "stream": True})
+
+    span = collector.one("chat tiny")
+    assert span.attributes["gen_ai.request.stream"]
+    assert 0 < span.attributes["gen_ai.response.time_to_first_chunk"] < (span.end - span.start) / 1e9
+
+
+async def test_the_call_is_a_child_of_the_agents_span_and_the_engines_span_one_of_the_request(store, engine, http):
+    engine.plays(WHOLE)
+    async with tracing(engine.url, store) as (served, collector):
+        await post(http, served.url, traceparent=SAMPLED, tracestate="vendor=1", baggage="team=a")
+
+    span, sent = collector.one("chat tiny"), collector.one(POST)
+    assert (TRACE, PARENT, "vendor=1") == (span.trace_id, span.parent, span.state)
+    assert f"00-{TRACE}-{sent.span_id}-01" == engine.headers[-1]["traceparent"]
+    assert ("vendor=1", "team=a") == (engine.headers[-1]["tracestate"], engine.headers[-1]["baggage"])
+
+
+async def test_an_agent_with_opentelemetry_has_its_calls_in_its_own_trace(store, engine, sdk):
+    """OpenAI's client over httpx2, with the instrumentation of OpenTelemetry."""
+    engine.plays(WHOLE)
+    provider = TracerProvider(shutdown_on_exit=False)
+    async with tracing(engine.url, store) as (served, collector):
+        client = sdk(openai.AsyncOpenAI, served.url + "/rollouts/r1/v1")
+        HTTPX2ClientInstrumentor.instrument_client(client._client, tracer_provider=provider)
+        with provider.get_tracer("agent").start_as_current_span("agent") as agent:
+            await client.chat.completions.create(**BODY)
+
+    span = collector.one("chat tiny")
+    assert format(agent.context.trace_id, "032x") == span.trace_id
+    assert span.parent not in ("", format(agent.context.span_id, "016x"))  # the span of the HTTP request is between
+
+
+async def test_a_call_without_sampling_has_no_spans_and_its_engine_receives_the_decision(store, engine, http):
+    engine.plays(WHOLE)
+    async with tracing(engine.url, store) as (served, collector):
+        status, _ = await post(http, served.url, traceparent=UNSAMPLED)
+        await post(http, served.url, path="/rollouts/r2/v1/chat/completions")
+
+    assert 200 == status
+    assert ["r2"] == [span.attributes["gen_ai.conversation.id"] for span in collector.named("chat tiny")]
+    assert {TRACE} != {span.trace_id for span in collector.spans}
+    assert engine.headers[0]["traceparent"].startswith(f"00-{TRACE}-")
+    assert engine.headers[0]["traceparent"].endswith("-00")
+
+
+async def test_without_an_endpoint_the_agents_headers_are_forwarded_unchanged(store, engine, http):
+    engine.plays(WHOLE)
+    async with proxying(engine.url, store) as served:
+        await post(http, served.url, traceparent=SAMPLED)
+
+    assert SAMPLED == engine.headers[-1]["traceparent"]
+
+
+@pytest.mark.parametrize("parent", ["", "00-0-0-01", "x" * 5000, f"00-{'0' * 32}-{PARENT}-01"])
+async def test_an_invalid_traceparent_starts_a_new_trace(store, engine, http, parent):
+    engine.plays(WHOLE)
+    async with tracing(engine.url, store) as (served, collector):
+        status, _ = await post(http, served.url, traceparent=parent)
+
+    assert (200, "") == (status, collector.one("chat tiny").parent)
+
+
+async def test_each_attempt_of_a_failover_is_a_span_and_the_failed_one_has_the_error(store, engine, http):
+    engine.plays(WHOLE)
+    async with fake_engine() as broken:
+        broken.streams([], then="die")
+        endpoints = [{"url": broken.url, "name": "broken"}, {"url": engine.url, "name": "fake"}]
+        async with tracing(engine.url, store, engines={"endpoints": endpoints}) as (served, collector):
+            for number in range(40):  # the endpoint of a rollout depends on its id
+                await post(http, served.url, path=f"/rollouts/f{number}/v1/chat/completions", traceparent=SAMPLED)
+                if broken.requests:
+                    break
+
+    sent = collector.named(POST)[-2:]
+    call = collector.named("chat tiny")[-1]
+    assert [call.span_id] * 2 == [span.parent for span in sent]
+    assert ["broken", "fake"] == [span.attributes["tokentape.engine"] for span in sent]
+    assert [ERROR, 0] == [span.status for span in sent]
+    assert ["engine_disconnected", None] == [span.attributes.get("error.type") for span in sent]
+    assert [None, 1] == [span.attributes.get("http.request.resend_count") for span in sent]
+    assert sent[0].end <= sent[1].start
+    assert (0, "fake") == (call.status, call.attributes["tokentape.engine"])
+    assert broken.headers[-1]["traceparent"].split("-")[2] == sent[0].span_id
+
+
+async def test_a_call_to_an_engine_that_is_unreachable_is_an_error(store, http):
+    async with tracing("http://127.0.0.1:1", store) as (served, collector):
+        status, _ = await post(http, served.url)
+
+    span = collector.one("chat tiny")
+    assert (503, ERROR, "engine_unreachable") == (status, span.status, span.attributes["error.type"])
+    assert "unreachable" in span.description
+    assert "error" == span.attributes["tokentape.step.status"]
+
+
+async def test_the_status_of_an_engines_error_is_the_type_of_the_error(store, engine, http):
+    """Its text, which may quote the request, is not exported."""
+    engine.plays(load("err_badmodel"))
+    async with tracing(engine.url, store) as (served, collector):
+        await post(http, served.url)
+
+    span, sent = collector.one("chat tiny"), collector.one(POST)
+    assert [(ERROR, "404", "")] * 2 == [
+        (one.status, one.attributes["error.type"], one.description) for one in (span, sent)
+    ]
+    assert 404 == sent.attributes["http.response.status_code"]
+    assert not span.attributes["tokentape.step.exact"]
+
+
+async def test_a_call_whose_client_disconnects_is_aborted(store, engine):
+    events = [event + b"\n\n" for event in STREAM.response.split(b"\n\n") if event]
+    engine.streams(events[:3], then="hang")
+    async with tracing(engine.url, store) as (served, collector):
+        async with aiohttp.ClientSession() as http:
+            response = await http.post(served.url + CHAT, json={**BODY, "stream": True})
+            await response.content.readuntil(b"\n\n")
+            response.close()
+        await wait_for_steps(store, "r1")
+
+    span = collector.one("chat tiny")
+    assert (ERROR, "aborted") == (span.status, span.attributes["error.type"])
+    assert "the client disconnected" == span.description
+    assert "partial" == span.attributes["tokentape.step.status"]
+    assert ERROR == collector.one(POST).status
+    assert [] == collector.named("store")  # the call did not wait for it
+
+
+async def test_a_step_that_is_not_stored_is_an_error_of_the_store(store, engine, http):
+    engine.plays(WHOLE)
+    async with tracing(engine.url, store) as (served, collector):
+        store.failing.add("append")
+        status, _ = await post(http, served.url)
+
+    span, stored, sent = collector.one("chat tiny"), collector.one("store"), collector.one(POST)
+    assert (503, "store_unavailable", "store_unavailable") == (
+        status,
+        span.attributes["error.type"],
+        stored.attributes["error.type"],
+    )
+    assert 0 == sent.status
+
+
+async def test_a_call_that_waits_for_a_slot_has_a_span_of_the_queue(store, engine, http):
+    proceed = asyncio.Event()
+    engine.streams([STREAM.response[:100]], then="end", after=proceed)
+    endpoints = [{"url": engine.url, "name": "fake", "max_in_flight": 1}]
+
+    async with tracing(None, store, engines={"endpoints": endpoints}) as (served, collector):
+        first = asyncio.create_task(post(http, served.url, {**BODY, "stream": True}))
+        await engine.reached.wait()
+        second = asyncio.create_task(post(http, served.url, {**BODY, "stream": True}))
+        async with asyncio.timeout(50):
+            while 'tokentape_queued_calls{engine="fake"} 1.0' not in await metrics(http, served.url):
+                pass
+        proceed.set()
+        await asyncio.gather(first, second)
+
+    queue = collector.one("queue")
+    sent = collector.named(POST)[1]
+    assert (INTERNAL, sent.parent, "fake") == (queue.kind, queue.parent, queue.attributes["tokentape.engine"])
+    assert queue.end == sent.start
+
+
+async def test_a_call_that_times_out_in_the_queue_has_a_span_without_a_step(store, engine, http):
+    engine.hangs()
+    endpoints = [{"url": engine.url, "name": "fake", "max_in_flight": 1}]
+    engines = {"endpoints": endpoints, "max_queued": 0}
+    async with tracing(None, store, engines=engines, drain_timeout_s=0.1) as (served, collector):
+        first = asyncio.create_task(post(http, served.url))
+        await engine.reached.wait()
+        status, _ = await post(http, served.url, path="/rollouts/r2/v1/chat/completions")
+        first.cancel()
+
+    (refused,) = [span for span in collector.named("chat tiny") if span.attributes["gen_ai.conversation.id"] == "r2"]
+    assert (429, "engine_busy") == (status, refused.attributes["error.type"])
+    assert "tokentape.step.status" not in refused.attributes
+    assert [ERROR] == [span.status for span in collector.named("queue")]
+
+
+async def test_a_pause_is_a_span(store, engine, http, monkeypatch):
+    engine.plays(WHOLE)
+    waiting, wait = asyncio.Event(), admission._paused
+
+    async def noted(*args):
+        waiting.set()
+        return await wait(*args)
+
+    monkeypatch.setattr(admission, "_paused", noted)
+    async with tracing(engine.url, store) as (served, collector):
+        async with http.post(served.url + "/policy/pause?drain_s=0", json={"mode": "wait"}) as response:
+            assert 200 == response.status
+        call = asyncio.create_task(post(http, served.url))
+        await waiting.wait()
+        await http.post(served.url + "/policy/resume")
+        assert 200 == (await call)[0]
+
+    span, pause = collector.one("chat tiny"), collector.one("pause")
+    assert (span.span_id, "default") == (pause.parent, pause.attributes["tokentape.policy"])
+    assert span.start <= pause.start < pause.end <= collector.one(POST).start
+
+
+async def test_a_replayed_response_has_no_span_since_nothing_is_sampled(store, engine, http):
+    engine.plays(WHOLE)
+    async with tracing(engine.url, store) as (served, collector):
+        answers = [await post(http, served.url, **{"Idempotency-Key": "k"}) for _ in range(2)]
+
+    assert answers[0] == answers[1]
+    assert 1 == len(collector.named("chat tiny"))
+
+
+async def test_an_unrecorded_call_has_no_span_and_keeps_its_parent(store, engine, http):
+    engine.plays(WHOLE)
+    async with tracing(engine.url, store, agents={"unnamed_rollouts": "pass"}) as (served, collector):
+        await post(http, served.url, path="/v1/chat/completions", traceparent=SAMPLED)
+
+    assert [] == collector.spans
+    assert SAMPLED == engine.headers[-1]["traceparent"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name", "dialect"),
+    [
+        ("/v1/completions", {"prompt": "hi"}, "text_completion", "completions"),
+        ("/v1/messages", {"messages": BODY["messages"], "max_tokens": 4}, "chat", "messages"),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 4}, "chat", "responses"),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1, 2], "sampling_params": {"max_tokens": 4}},
+            "text_completion",
+            "generate",
+        ),
+    ],
+)
+async def test_every_dialect_has_the_operation_and_the_tokens(store, http, path, body, name, dialect):
+    async with (
+        simulating("127.0.0.1:0", Options()) as engine,
+        tracing(engine, store) as (served, collector),
+    ):
+        status, text = await post(http, served.url, {"model": "simulated", **body}, path=f"/rollouts/r1{path}")
+
+    span = collector.one(f"{name} simulated")
+    assert 200 == status, text
+    assert (dialect, name) == (span.attributes["tokentape.dialect"], span.attributes["gen_ai.operation.name"])
+    (step,) = await stored_steps(store, "r1")
+    assert step.sampled == span.attributes["gen_ai.usage.output_tokens"]
+    if dialect != "generate":
+        assert 4 == span.attributes.get("gen_ai.request.max_tokens", 4)
+
+
+async def test_messages_are_exported_only_if_content_is_enabled(store, engine, http):
+    engine.plays(WHOLE)
+    body = {**BODY, "tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]}
+    async with tracing(engine.url, store, content=True) as (served, collector):
+        await post(http, served.url, body)
+
+    found = collector.one("chat tiny").attributes
+    content = orjson.loads(WHOLE.response)["choices"][0]["message"]["content"]
+    assert [{"role": "user", "parts": [{"type": "text", "content": "hi"}]}] == orjson.loads(
+        found["gen_ai.input.messages"]
+    )
+    assert content == orjson.loads(found["gen_ai.output.messages"])[0]["parts"][0]["content"]
+    assert [{"type": "function", "name": "look", "parameters": {"type": "object"}}] == orjson.loads(
+        found["gen_ai.tool.definitions"]
+    )
+
+
+SECRET = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=20).map(lambda text: f"SECRET{text}")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(SECRET, min_size=9, max_size=9), st.sampled_from([200, 400, 500]), st.booleans())
+async def test_by_default_no_exported_byte_is_of_a_message(store, texts, status, is_cut):
+    """Neither of the request, nor of the response, nor of an engine's error."""
+    content, thought, called, *given = texts
+    answer = orjson.loads(WHOLE.response)
+    answer["choices"][0]["message"] |= {
+        "content": content,
+        "reasoning": thought,
+        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": f'{{"x":"{called}"}}'}}],
+    }
+    response = orjson.dumps(
+        answer if status == 200 else {"error": {"message": content, "code": thought, "type": called}}
+    )
+    body = {
+        **BODY,
+        "messages": [
+            {"role": "system", "content": given[0]},
+            {"role": "user", "content": [{"type": "text", "text": given[1]}]},
+        ],
+        "tools": [
+            {"type": "function", "function": {"name": "f", "description": given[2], "parameters": {"title": given[3]}}}
+        ],
+        "stop": [given[4]],
+        "user": given[5],
+        "temperature": given[0],
+        "max_tokens": [given[1]],
+    }
+    async with fake_engine() as engine, aiohttp.ClientSession() as http:
+        engine.plays(replace(WHOLE, status=status, response=response[:-40] if is_cut else response))
+        async with tracing(engine.url, store) as (served, collector):
+            await post(http, served.url, body)
+
+    exported = b"".join(collector.bodies)
+    assert exported
+    assert b"SECRET" not in exported
+
+
+async def test_a_plugin_that_raises_does_not_fail_a_call(store, engine, http, monkeypatch, caplog):
+    """Samplers, propagators and id generators of OTEL_* variables may be plugins."""
+    engine.plays(WHOLE)
+
+    def extract(*args, **named):
+        raise RuntimeError("a defect of a plugin")
+
+    monkeypatch.setattr(propagate, "extract", extract)
+    monkeypatch.setattr(LOG, "propagate", True)
+    async with tracing(engine.url, store) as (served, collector):
+        answers = [await post(http, served.url, traceparent=SAMPLED) for _ in range(2)]
+
+    assert [200, 200] == [status for status, _ in answers]
+    assert SAMPLED == engine.headers[-1]["traceparent"]
+    assert [] == collector.spans
+    assert ["The trace of a call is incomplete"] * 2 == [record.message for record in caplog.records if record.exc_info]

@@ -1,0 +1,133 @@
+"""The attributes of a call's span have the names of the conventions, and any value of a client or an engine can be encoded."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from any_json import JSON, odd_steps
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from recorded import load, plan_of, play
+
+from proxy.telemetry import span_attributes
+from proxy.telemetry.span_attributes import (
+    error_of_step,
+    first_attributes,
+    provider,
+    request_attributes,
+    span_name,
+    step_attributes,
+)
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hi"}]
+TRACER = TracerProvider(shutdown_on_exit=False).get_tracer("test")
+VALUES = JSON | st.sampled_from([2**70, -(2**70), float("inf"), float("nan"), "\ud800", "x" * 9999, True])
+
+
+def encoded(attributes) -> dict:
+    """Return the attributes as a collector reads them."""
+    span = TRACER.start_span("span", attributes=attributes)
+    span.end()
+    assert isinstance(span, ReadableSpan)
+    text = encode_spans([span]).SerializePartialToString()
+    found = type(encode_spans([])).FromString(text).resource_spans[0].scope_spans[0].spans[0].attributes
+    return {pair.key: pair.value for pair in found}
+
+
+def test_the_names_of_attributes_are_those_of_the_conventions():
+    source = Path(span_attributes.__file__).read_text()
+    names = set(re.findall(r'"(gen_ai\.[\w.]+)"', source))
+    known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+
+    assert 20 < len(names)
+    assert set() == names - known
+
+
+@given(st.dictionaries(st.sampled_from(["temperature", "top_p", "top_k", "seed", "n", "max_tokens", "stream", "stop", "model",
+    "max_completion_tokens", "frequency_penalty", "presence_penalty"]), VALUES))  # fmt: skip
+def test_any_value_of_a_request_is_encoded_or_omitted(fields):
+    body = {"messages": HELLO, **fields}
+    try:
+        plan = plan_of(CHAT, body)
+    except (TypeError, ValueError, OverflowError):
+        return  # such a call is rejected before it has a trace
+    attributes = first_attributes(plan) | request_attributes(plan)
+
+    assert attributes.keys() == encoded(attributes).keys()
+    assert encoded({"name": span_name(plan)})
+    assert all(len(value) <= 1024 for value in attributes.values() if isinstance(value, str))
+
+
+@given(odd_steps(), st.booleans())
+def test_any_value_of_a_step_is_encoded_or_omitted(steps, content):
+    for step in steps:
+        attributes = step_attributes(step, content=content)
+
+        assert attributes.keys() == encoded(attributes).keys()
+        assert error_of_step(step, 200) is None or error_of_step(step, 200)[0]
+
+
+@given(VALUES, VALUES, VALUES)
+def test_any_value_of_a_response_is_encoded_or_omitted(first, second, third):
+    _, _, step = play(plan_of(CHAT, {"model": "tiny", "messages": HELLO}), load("chat_ids_lp"))
+    usage = {"prompt_tokens": first, "completion_tokens": second, "prompt_tokens_details": third}
+    response = {**step.response, "id": first, "model": second, "choices": third}
+    for odd in (replace(step, usage=usage), replace(step, response=response), replace(step, policy_version=first)):
+        attributes = step_attributes(odd, content=True)
+
+        assert attributes.keys() == encoded(attributes).keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (CHAT, {"model": "m", "messages": HELLO}, "chat m"),
+        (CHAT, {"messages": HELLO}, "chat"),
+        ("/v1/completions", {"model": "m", "prompt": "hi"}, "text_completion m"),
+    ],
+)
+def test_the_name_of_a_span_is_the_operation_and_the_model(path, body, name):
+    assert name == span_name(plan_of(path, body))
+
+
+def test_only_what_was_sent_is_an_attribute_of_the_request():
+    """The engine's own defaults are in the step, not in the span."""
+    found = request_attributes(plan_of(CHAT, {"messages": HELLO, "n": 1, "max_tokens": 5, "max_completion_tokens": 4}))
+
+    assert {"gen_ai.provider.name": "vllm", "tokentape.engine": "e", "gen_ai.request.max_tokens": 4} == found
+
+
+def test_an_engine_of_an_unknown_type_is_a_provider_of_openais_api():
+    assert ["vllm", "sglang", "llamacpp", "openai", "openai"] == list(
+        map(provider, ["vllm", "sglang", "llamacpp", "plain", "auto"])
+    )
+
+
+def test_tokens_are_those_of_the_usage_or_else_the_recorded_ones():
+    _, _, step = play(plan_of(CHAT, {"model": "tiny", "messages": HELLO}), load("chat_ids_lp"))
+    without = step_attributes(replace(step, usage=None), content=False)
+
+    assert (len(step.prompts[0]), step.sampled) == (
+        without["gen_ai.usage.input_tokens"],
+        without["gen_ai.usage.output_tokens"],
+    )
+    details = {"prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 2}}
+    found = step_attributes(replace(step, usage={"prompt_tokens": 9, **details}), content=False)
+    assert (9, 3, 2) == tuple(
+        found[f"gen_ai.usage.{name}"] for name in ("input_tokens", "cache_read.input_tokens", "reasoning.output_tokens")
+    )
+
+
+def test_the_error_of_a_step():
+    _, _, step = play(plan_of(CHAT, {"model": "tiny", "messages": HELLO}), load("chat_ids_lp"))
+
+    assert ("429", None) == error_of_step(None, 429)
+    assert ("404", None) == error_of_step(replace(step, status="error", response={"status": 404}), 200)
+    assert ("502", None) == error_of_step(replace(step, status="error", response=None), 502)
+    assert ("aborted", "why") == error_of_step(replace(step, status="partial", reason="why"), 200)
+    assert error_of_step(step, 200) is None
