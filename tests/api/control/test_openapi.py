@@ -1,5 +1,7 @@
 """/openapi.json, which describes every route."""
 
+import re
+
 from proxy.api.compat import COMPAT_ROUTES
 from proxy.api.compat.atropos.calls import SESSION_CALL_ROUTES
 from proxy.api.compat.atropos.generate import GENERATE
@@ -14,7 +16,7 @@ from proxy.protocols.dialects import DIALECTS, TRANSLATORS
 async def test_exactly_the_served_routes_are_described(proxy):
     """The model API's dialects and callbacks are described with every prefix."""
     routes = (*CONTROL_ROUTES, *COMPAT_ROUTES, *SESSION_ROUTES, *SESSION_CALL_ROUTES, *PAGE_ROUTES)
-    control = {(route.method.lower(), route.path.replace(":[^/]+", "")) for route in routes}
+    control = {(route.method.lower(), re.sub(r":[^{}]+\}", "}", route.path)) for route in routes}
     described = {(route.method, route.path) for route in ROUTES}
     calls = {
         ("post", prefix + path)
