@@ -82,7 +82,7 @@ class StepWrite(Struct, frozen=True):
     `blocks` are new blocks (name -> bytes); `required_blocks` are the names of blocks that must already be stored; `counts`
     are added to the rollout's counts. `late_if` is the name of a field: if the rollout has that field when the record is
     stored, the record is marked as late (mark `late:NAME`) and the count `late` is incremented. `origin` restores the rollout
-    if it has expired.
+    if it has expired. `first` are fields that the rollout gets unless it has them.
     """
 
     rollout: str
@@ -94,6 +94,7 @@ class StepWrite(Struct, frozen=True):
     counts: Mapping[str, int] = {}
     late_if: str | None = None
     origin: Origin | None = None
+    first: Mapping[str, bytes] = {}
 
 
 @dataclass(frozen=True, slots=True)

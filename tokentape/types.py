@@ -57,6 +57,7 @@ class Rollout(TypedDict):
     step_rewards: dict[str, float | list[float]]
     advantages: Any
     created_ms: int
+    began_ms: int | None
     touched_ms: int
     finished_ms: int | None
     claimed_by: str | None

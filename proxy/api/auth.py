@@ -88,7 +88,7 @@ OTHER_PATHS: Final = "/{path}"
 MODEL_API: Final = (*CALL_PATHS, OTHER_PATHS)
 SESSION_API: Final = "/{uuid}/v1"  # the sessions of Atropos' proxy, which agents call
 # For load balancers, which have no keys; and the files of the page, which contain no data.
-_OPEN: Final = ("/health", "/healthz", "/ready", "/readyz", "/", "/ui", "/ui/", "/ui/{file}")
+_OPEN: Final = ("/health", "/healthz", "/ready", "/readyz", "/", "/ui", "/ui/", "/ui/{file}", "/ui/vendor/{file}")
 
 
 @web.middleware

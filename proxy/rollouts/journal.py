@@ -14,7 +14,7 @@ import asyncio
 import os
 import sys
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -155,6 +155,7 @@ def pack(entry: StepWrite) -> bytes:
             "counts": dict(entry.counts),
             "late_if": entry.late_if,
             "origin": None if entry.origin is None else _origin_json(entry.origin),
+            "first": _fields_json(entry.first),
         }
     )
     body = b"".join((len(head).to_bytes(4, "little"), head, entry.record, *entry.blocks.values()))
@@ -174,8 +175,9 @@ def unpack(frame: bytes) -> StepWrite:
         blocks[bytes.fromhex(name)], offset = body[offset : offset + size], offset + size
     leans_on = tuple(map(bytes.fromhex, head["leans_on"]))
     origin_fields = head.get("origin")  # a journal of an earlier version has none
-    fields = {name: value.encode("latin-1") for name, value in (origin_fields or {}).get("fields", {}).items()}
-    origin = None if origin_fields is None else Origin(origin_fields["created_ms"], fields)
+    origin = None
+    if origin_fields is not None:
+        origin = Origin(origin_fields["created_ms"], _fields_of(origin_fields.get("fields", {})))
     return StepWrite(
         head["rollout"],
         head["birth"],
@@ -186,13 +188,23 @@ def unpack(frame: bytes) -> StepWrite:
         head["counts"],
         head.get("late_if"),
         origin,
+        _fields_of(head.get("first", {})),
     )
 
 
 def _origin_json(origin: Origin) -> dict[str, Any]:
-    """Return the origin as JSON; each byte is a Latin-1 character."""
-    fields = {name: value.decode("latin-1") for name, value in origin.fields.items()}
-    return {"created_ms": origin.created_ms, "fields": fields}
+    """Return the origin as JSON."""
+    return {"created_ms": origin.created_ms, "fields": _fields_json(origin.fields)}
+
+
+def _fields_json(fields: Mapping[str, bytes]) -> dict[str, str]:
+    """Return fields as JSON; each byte is a Latin-1 character."""
+    return {name: value.decode("latin-1") for name, value in fields.items()}
+
+
+def _fields_of(found: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the fields that `_fields_json` returned as JSON."""
+    return {name: value.encode("latin-1") for name, value in found.items()}
 
 
 def _whole_frames(text: bytes) -> Iterator[tuple[int, int]]:

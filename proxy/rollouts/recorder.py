@@ -25,7 +25,7 @@ from proxy.clock import Clock
 from proxy.errors import ProxyError, StoreUnavailable
 from proxy.rollouts.journal import Journal
 from proxy.rollouts.newest import Newest
-from proxy.rollouts.rollout import DELIVERED_MARK, UNDELIVERED_MARK
+from proxy.rollouts.rollout import BEGAN_FIELD, DELIVERED_MARK, HTTP_COUNT, TASK_FIELD, UNDELIVERED_MARK
 from proxy.rollouts.store_health import StoreHealth
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
@@ -46,6 +46,7 @@ _CHAIN_BYTES = 2**26  # of the newest long chains, of all rollouts
 
 
 _FIDELITIES = ("exact", "flagged", "error")  # under which a step is counted
+_TASK_CHARACTERS = 120
 FINISHED_FIELD = "finished_ms"  # of a rollout: steps stored from then on are late
 CLAIMED_FIELD = "claimed_by"
 
@@ -195,12 +196,13 @@ class Recorder:
             )  # behind the entries in the journal, to keep the order
             return
         known = self._known_blocks(step.rollout_id, incarnation)
+        is_first = not known  # of this process: the store knows whether it is the rollout's first one
         step, record = await _encoded(step, known, body_bytes)
         if known.chain_bytes:
             self._chains.put((step.rollout_id, incarnation), known, known.chain_bytes)
         started = self._clock.monotonic()
         try:
-            entry = _entry(step, incarnation, record)
+            entry = _entry(step, incarnation, record, is_first=is_first)
             try:
                 appended = await self._store.append(entry, now_ms=self._clock.now_ms())
             except (MissingBlocks, RolloutExpired):
@@ -318,7 +320,9 @@ async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step
     return await asyncio.to_thread(encode_leniently, step, known)
 
 
-def _entry(step: Step, incarnation: str, record: Record, origin: Origin | None = None) -> StepWrite:
+def _entry(
+    step: Step, incarnation: str, record: Record, origin: Origin | None = None, *, is_first: bool = True
+) -> StepWrite:
     counts = {
         "steps": 1,
         _fidelity(step): 1,
@@ -327,6 +331,8 @@ def _entry(step: Step, incarnation: str, record: Record, origin: Origin | None =
     }
     if "mask_mismatch" in step.extra:
         counts["mask_mismatches"] = 1
+    if step.status == "error" and isinstance(step.response, dict) and isinstance(step.response.get("status"), int):
+        counts[f"{HTTP_COUNT}{step.response['status']}"] = 1
     return StepWrite(
         step.rollout_id,
         incarnation,
@@ -337,7 +343,25 @@ def _entry(step: Step, incarnation: str, record: Record, origin: Origin | None =
         counts,
         late_if=FINISHED_FIELD,
         origin=origin,
+        first=_first_fields(step) if is_first else {},
     )
+
+
+def _first_fields(step: Step) -> dict[str, bytes]:
+    """Return the fields that the first step sets: when its call was received, and the first words of the task."""
+    fields = {BEGAN_FIELD: b"%d" % round(step.timing.received * 1000)}
+    body = {**step.request, **(step.sent.get("set") or {})}
+    texts: list[object] = [body.get("prompt"), body.get("input")]
+    if isinstance(messages := body.get("messages"), list):
+        users = (message for message in messages if isinstance(message, dict) and message.get("role") == "user")
+        content = next(users, {}).get("content")
+        parts = content if isinstance(content, list) else [content]
+        texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    text = next((text for text in texts if isinstance(text, str) and text), None)
+    if text is not None:
+        words = " ".join(text[: 4 * _TASK_CHARACTERS].split())[:_TASK_CHARACTERS]
+        fields[TASK_FIELD] = orjson.dumps(words.encode(errors="replace").decode())
+    return fields
 
 
 def _late_if(entry: StepWrite, stored: StoredEntity | None) -> str:

@@ -24,6 +24,9 @@ RESULT: Final = "osmosis"  # in the metadata: the result that a rollout server o
 DEADLINE: Final = "deadline"  # the reason of rollouts that exceeded `deadline_s` or `idle_s`
 SURPLUS: Final = "surplus"  # the reason of rollouts that their over-sampled group does not need
 DRIFT_FIELD: Final = "drift"  # counted when the rollout is finished, and completed later
+TASK_FIELD: Final = "task"  # the first words of the first call
+BEGAN_FIELD: Final = "began_ms"  # when the first call was received
+HTTP_COUNT: Final = "http_"  # and an HTTP status: the number of failed calls with it
 UNEXPLAINED: Final = "unexplained"
 FINISHED: Final = ("completed", "failed", "aborted", "truncated")
 STATUSES: Final = ("open", "limited", *FINISHED)
@@ -103,10 +106,17 @@ class Rollout(Struct, frozen=True):
     result: Mapping[str, Any] | None = None  # reported by its rollout server: status, reward
     reply: Mapping[str, str] = {}  # which token fields responses have
     continuation: Mode | None = None  # None: the configured mode
+    task: str | None = None  # the first words of its first call
+    began_ms: int | None = None  # when its first call was received
     counts: Mapping[str, int] = {}
     drift: CountedDrift | None = None  # None until it is counted
     has_reservation: bool | None = None  # of the call that opened it; None without a limit of steps
     origin: Origin = Origin(0)  # its fields in the store when it was read
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """The number of failed calls by the HTTP status that the engine responded with."""
+        return {name[len(HTTP_COUNT) :]: count for name, count in self.counts.items() if name.startswith(HTTP_COUNT)}
 
     @property
     def is_finished(self) -> bool:
@@ -166,6 +176,8 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         result=fields.get("result"),
         reply=fields.get("reply") or {},
         continuation=fields.get("continuation"),
+        task=fields.get(TASK_FIELD),
+        began_ms=fields.get(BEGAN_FIELD),
         counts=stored.counts,
         drift=_drift(fields.get(DRIFT_FIELD), stored.counts.get("steps", 0)),
         has_reservation=stored.has_reservation,

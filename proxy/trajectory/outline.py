@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from proxy.trajectory.drift import Drift
 from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.forks import KINDS, Fork, find_forks
 from proxy.trajectory.sequence import sequences
 from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step, answers_of
 from proxy.trajectory.tree import Node, Tree, grow
@@ -41,6 +42,7 @@ def outline(
             if node.position in branch.owned:
                 owners[node.key] = number
     superseded = tree.superseded()
+    forks = find_forks(tree, {boundary.step_id for boundary in drift})
     continuations = {step.step_id: found for step in steps if (found := _continuation(step, reasons or {}))}
     calls = {step.step_id: (_call(step, continuations.get(step.step_id)), answers_of(step)) for step in steps}
     return {
@@ -51,6 +53,7 @@ def outline(
                 "superseded": node.position in superseded,
                 "branches": branches.get(node.key, []),
                 "owner": owners.get(node.key),
+                **({"fork": _shown_fork(fork)} if (fork := forks.get(node.key)) else {}),
             }
             for node in tree.nodes
         ],
@@ -74,6 +77,11 @@ def _node(node: Node, call: Mapping[str, Any], answers: Mapping[int, Mapping[str
     }
 
 
+def _shown_fork(fork: Fork) -> dict[str, Any]:
+    """Return why a step is a fork, with the sentence for its kind."""
+    return {**{name: value for name, value in asdict(fork).items() if value is not None}, "why": KINDS[fork.kind]}
+
+
 def _boundary(boundary: Drift, continuation: Mapping[str, Any]) -> dict[str, Any]:
     """Return a drift boundary, with the reason why its step was not continued, if there is one."""
     return {**asdict(boundary), **{name: continuation[name] for name in ("reason", "why") if name in continuation}}
@@ -91,6 +99,7 @@ def _call(step: Step, continuation: Mapping[str, Any] | None) -> dict[str, Any]:
         "index": step.index,
         "dialect": step.dialect,
         "started_ms": round((timing.sent or timing.received) * 1000),
+        "first_byte_ms": None if timing.first_byte is None else round(timing.first_byte * 1000),
         "ended_ms": None if ended is None else round(ended * 1000),
         "sampled": step.sampled,
         **({} if step.policy == DEFAULT_POLICY else {"policy": step.policy, "model": step.model_served}),

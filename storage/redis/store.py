@@ -182,6 +182,7 @@ class RedisStore:
             *[part for block in entry.blocks.items() for part in block],
             *[part for name, value in fields.items() for part in (f"f:{name}", value)],
             *[part for name, number in entry.counts.items() for part in (f"n:{name}", number)],
+            *[part for name, value in entry.first.items() for part in (f"f:{name}", value)],
             with_timers=entry.origin is not None,
         )
         if reply[0] == _MISSING:

@@ -15,10 +15,14 @@ from golden_files import check, load
 from golden_reads import read_all
 from golden_session import play
 from golden_store import OLD, dump_store, load_store, read_block, read_record, readable, records_of
+from msgspec import structs
 
-from proxy.api.control import batches
+from proxy.api.control import batches, groups, rollouts
 from proxy.api.control.export_query import ExportQuery
 from proxy.export import verl
+from proxy.rollouts import recorder
+from proxy.rollouts.rollout import HTTP_COUNT
+from proxy.trajectory import outline
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode, encode
 from storage import StoreOptions, open_store
@@ -26,7 +30,7 @@ from storage import StoreOptions, open_store
 
 @pytest.fixture(autouse=True)
 def as_recorded(monkeypatch):
-    """Omit what is newer than the files: fields of described rows and of claims, rewards by token of `verl_dataproto`."""
+    """Omit what is newer than the files: fields of rows, claims, rollouts and trees, rewards by token of `verl_dataproto`."""
     about = ExportQuery.about
 
     def without_weight(*args):
@@ -44,6 +48,29 @@ def as_recorded(monkeypatch):
         return re.sub(rb'"waiting":{[^}]*},|,"reasons":{"dropped":{[^}]*},"refused":{[^}]*}}', b"", write(*args))
 
     monkeypatch.setattr(batches, "_batch_json", without_counts)
+    entry_of = recorder._entry
+
+    def without_first(*args, **named):
+        entry = entry_of(*args, **named)
+        counts = {name: count for name, count in entry.counts.items() if not name.startswith(HTTP_COUNT)}
+        return structs.replace(entry, counts=counts, first={})
+
+    monkeypatch.setattr(recorder, "_entry", without_first)
+    show, group_json = rollouts._shown, groups.shown_group
+
+    async def without_task(*args):
+        return _without(await show(*args), "task", "errors", "began_ms")
+
+    def of_group(*args):
+        shown = group_json(*args)
+        members = [_without(entry, "task", "errors", "error", *groups._TIMES) for entry in shown["rollouts"]]
+        return {**shown, "rollouts": members}
+
+    monkeypatch.setattr(rollouts, "_shown", without_task)
+    monkeypatch.setattr(groups, "shown_group", of_group)
+    call, find_forks = outline._call, outline.find_forks
+    monkeypatch.setattr(outline, "_call", lambda *args: _without(call(*args), "first_byte_ms"))
+    monkeypatch.setattr(outline, "find_forks", lambda *args: find_forks(*args) and {})
 
 
 @pytest.fixture
@@ -92,6 +119,10 @@ def test_a_stored_record_that_is_encoded_again_has_the_same_bytes():
                 check({rollout: shown(record)}, {rollout: shown(again.record)})
         before = {name.hex(): read_block(block) for name, block in blocks.items()}
         check({rollout: before}, {rollout: {name.hex(): read_block(block) for name, block in written.items()}})
+
+
+def _without(shown: dict, *names: str) -> dict:
+    return {name: value for name, value in shown.items() if name not in names}
 
 
 def _with_deadlines(value: Any) -> Any:

@@ -31,7 +31,8 @@ def append_to(taken: list):
 def test_an_unpacked_entry_equals_the_packed_one(record, blocks, name):
     fields = {f"f{number}": block for number, block in enumerate(blocks.values())}
     plain = StepWrite("r/ö", "b", name, record, blocks, tuple(blocks), {"steps": 1, "exact": 1})
-    for before in (plain, replace(plain, late_if="closed", origin=Origin(5, fields)), replace(plain, origin=Origin(0))):
+    whole = replace(plain, late_if="closed", origin=Origin(5, fields), first=fields)
+    for before in (plain, whole, replace(plain, origin=Origin(0))):
         assert before == unpack(pack(before))
 
 
@@ -42,7 +43,7 @@ def test_an_entry_of_an_earlier_version_is_read():
     body = frame[24:]
     length = int.from_bytes(body[:4], "little")
     head = orjson.loads(body[4 : 4 + length])
-    old = orjson.dumps({name: value for name, value in head.items() if name not in ("late_if", "origin")})
+    old = orjson.dumps({name: value for name, value in head.items() if name not in ("late_if", "origin", "first")})
     body = len(old).to_bytes(4, "little") + old + body[4 + length :]
 
     assert before == unpack(frame[:4] + len(body).to_bytes(4, "little") + blake2b(body, digest_size=16).digest() + body)

@@ -18,6 +18,7 @@ from proxy.rollouts.journal import Journal
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.rollout import read_marks, write_fields
 from proxy.telemetry.metrics import make_metrics
+from proxy.trajectory.step import Timing
 from storage import StoreOptions, open_store
 from storage.redis.keys import rollout_keys
 from storage.types import Origin, StepWrite
@@ -49,6 +50,41 @@ async def test_a_recorded_step_is_stored_with_its_counts(recorder, store, incarn
         await stored_rollout(store, "r1")
     ).counts
     assert kept.timing.stored is not None
+
+
+USER = {"role": "user", "content": [{"type": "text", "text": "  What is\n17 times 23? " + "x" * 500}]}
+
+
+@pytest.mark.parametrize(
+    ("request_body", "task"),
+    [
+        ({"messages": [{"role": "system", "content": "Be brief."}, USER]}, ("What is 17 times 23? " + "x" * 120)[:120]),
+        ({"prompt": "Complete this"}, "Complete this"),
+        ({"input": "A question"}, "A question"),
+        ({"messages": [7, {"role": "user"}, {"role": "user", "content": {}}], "prompt": 3}, None),
+    ],
+)
+async def test_the_first_step_sets_the_first_words_of_the_task(recorder, store, incarnation, request_body, task):
+    """Later ones do not change them, also those that another process records as its first."""
+    other = Recorder(store, make_metrics(CollectorRegistry()), SystemClock())
+    await recorder.record(step(1, request=request_body, timing=Timing(5.0)), incarnation, body_bytes=10)
+    await recorder.record(step(2, request={"prompt": "later"}), incarnation, body_bytes=10)
+    if task is not None:
+        await other.record(step(3, request={"prompt": "of another process"}), incarnation, body_bytes=10)
+    rollout = await stored_rollout(store, "r1")
+
+    assert (task, 5000) == (rollout.task, rollout.began_ms)
+
+
+async def test_failed_calls_are_counted_by_http_status(recorder, store, incarnation):
+    """A call without a response has no status."""
+    for number, response in enumerate([{"status": 400}, {"status": 503}, {"status": 400}, None]):
+        failed = make_step(f"S{number}", (), rollout_id="r1", status="error", response=response)
+        await recorder.record(failed, incarnation, body_bytes=10)
+    rollout = await stored_rollout(store, "r1")
+
+    assert {"400": 2, "503": 1} == rollout.errors
+    assert 4 == rollout.counts["error"]
 
 
 async def test_shared_blocks_are_sent_once(recorder, store, incarnation):

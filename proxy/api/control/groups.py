@@ -29,7 +29,8 @@ from storage.types import StoredEntity
 _DEFAULT_LIMIT: Final = 100
 _MAX_LIMIT: Final = 1000
 _MAX_TERMS_BYTES: Final = 2**23  # written in one script, and read again for the response
-_COUNTS: Final = ("steps", "exact", "flagged", "sampled_tokens")
+_COUNTS: Final = ("steps", "exact", "flagged", "error", "sampled_tokens")
+_TIMES: Final = ("created_ms", "began_ms", "touched_ms", "finished_ms")
 
 
 async def open_group(request: web.Request) -> web.Response:
@@ -208,6 +209,9 @@ def shown_group(context: Context, group: Group, rollouts: Sequence[Rollout], now
                 "reward": rollout.reward,
                 **{name: rollout.counts.get(name, 0) for name in _COUNTS},
                 "drift": None if rollout.drift is None else rollout.drift.kinds,
+                "task": rollout.task,
+                "errors": rollout.errors,
+                **{name: getattr(rollout, name) for name in _TIMES},
                 **_ending(group, rollout),
             }
             for rollout in rollouts

@@ -234,6 +234,7 @@ ROUTES: tuple[Route, ...] = (
     Route("get", "/ui", "Get the web page.", statuses=(200, 304)),
     Route("get", "/ui/", "Redirect to the web page.", statuses=(308,)),
     Route("get", "/ui/{file}", "Get a file of the web page.", statuses=(200, 304, 404)),
+    Route("get", "/ui/vendor/{file}", "Get a file of a library of the web page.", statuses=(200, 304, 404)),
     *(
         Route("post", prefix + path, summary, statuses=(200, 400, 401, 403, 408, 409, 413, 422, 429, 502, 503, 504))
         for path, summary in _CALLS

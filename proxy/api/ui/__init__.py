@@ -10,7 +10,7 @@ live.js       changes, streamed by GET /events, and the data of a view
 html.js       templates, hooks, shortcuts; format.js: numbers, times and text; parts.js: small components
 virtual.js    lists that render only the part in view
 table.js      a table with sorting and keyboard navigation
-list.js       rollouts; groups.js, group.js: groups
+list.js       rollouts; groups.js, group.js, side_by_side.js: groups
 rollout.js    a rollout: steps.js with tree.js (its steps on a timeline), sequences.js, plots.js
 step.js       a step: messages.js, tokens.js with texts.js and colours.js
 overview.js   plots over rollouts; charts.js draws them

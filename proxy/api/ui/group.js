@@ -4,6 +4,7 @@ import { json } from "./api.js";
 import { clock, decimal, hash, line } from "./format.js";
 import { Facts, html, Path, useKeys, useMemo } from "./html.js";
 import { RolloutTable } from "./list.js";
+import { SideBySide } from "./side_by_side.js";
 import { useLoaded } from "./live.js";
 import { driftOf, Status } from "./parts.js";
 
@@ -17,7 +18,8 @@ export function Group({ name, shell }) {
     <${Path} links=${[[hash("groups"), "Groups"]]} />
     <div class="bar"><h1>${line(name)}</h1></div>
     ${group && html`<${Facts} of=${factsOf(group)} />`}
-    <${RolloutTable} label="Rollouts of this group" rows=${rows} isOfGroup=${true} />`;
+    <${RolloutTable} label="Rollouts of this group" rows=${rows} isOfGroup=${true} />
+    ${group && html`<${SideBySide} members=${group.rollouts} shell=${shell} />`}`;
 }
 
 /** Return the totals of a group's rollouts. The reward is their mean; drift is null until it is counted for one. */

@@ -1,7 +1,7 @@
 // The list of rollouts: its columns, its filters and its live updates. A rollout that changes is requested individually.
 
 import { ApiError, json } from "./api.js";
-import { count, decimal, hash, line } from "./format.js";
+import { count, decimal, duration, hash, line } from "./format.js";
 import { html, useEffect, useKeys, useMemo, useRef, useState } from "./html.js";
 import { follow, gently } from "./live.js";
 import { driftOf, Ended, Fidelity, Since, Status } from "./parts.js";
@@ -21,11 +21,28 @@ const drift = (r) => html`
 
 const number = (key, title, value) => ({ key, title, cell: (r) => count(value(r)), sort: value, first: "down" });
 
+const task = (r) => (r.task === null ? "–" : line(r.task, 120));
+
+/** Show the number of failed calls, and their HTTP statuses. */
+function failed({ counts, errors }) {
+  if (!counts.error) return counts.error === 0 ? "0" : "–";
+  const statuses = Object.entries(errors).map(([status, n]) => `${n} × ${line(status, 3)}`);
+  return html`
+    <span class="flagged" title=${statuses.join(", ") || "no response"}>
+      ${count(counts.error)}${statuses.length > 0 && ` (${Object.keys(errors).map((status) => line(status, 3)).join(", ")})`}
+    </span>`;
+}
+
+/** Return the time from the first call of a rollout to its end, or to its last change. */
+const tookOf = (r) => (r.began_ms === null ? null : Math.max(0, (r.finished_ms ?? r.touched_ms) - r.began_ms));
+
 const COLUMNS = [
   { key: "id", title: "Rollout", cell: (r) => html`<${Ended} text=${r.rollout_id} />`, sort: (r) => r.rollout_id },
+  { key: "task", title: "Task", cell: (r) => html`<span title=${task(r)}>${task(r)}</span>`, sort: (r) => r.task },
   { key: "status", title: "Status", cell: (r) => html`<${Status} of=${r.status} />`, sort: (r) => r.status },
   { key: "reward", title: "Reward", cell: (r) => decimal(r.reward), sort: (r) => r.reward, first: "down" },
   number("steps", "Steps", (r) => r.counts.steps),
+  { key: "failed", title: "Failed", cell: failed, sort: (r) => r.counts.error, first: "down" },
   number("tokens", "Tokens", (r) => r.counts.sampled_tokens),
   {
     key: "fidelity",
@@ -35,6 +52,7 @@ const COLUMNS = [
     first: "down",
   },
   { key: "drift", title: "Drift", cell: drift, sort: driftOf, first: "down" },
+  { key: "took", title: "Took", cell: (r) => duration(tookOf(r)), sort: tookOf, first: "down" },
   {
     key: "group",
     title: "Group",
@@ -67,7 +85,7 @@ export function Filter({ label, value, choose }) {
 
 /** Return the text that the filter searches. */
 const searched = (r) =>
-  `${r.rollout_id} ${r.group_id ?? ""} ${r.model ?? ""} ${JSON.stringify(r.metadata)}`.toLowerCase();
+  `${r.rollout_id} ${r.task ?? ""} ${r.group_id ?? ""} ${r.model ?? ""} ${JSON.stringify(r.metadata)}`.toLowerCase();
 
 export function Rollouts({ shell }) {
   const [list, setList] = useState({ all: [], cursor: null, isLoaded: false });
@@ -111,7 +129,7 @@ export function Rollouts({ shell }) {
   return html`
     <div class="bar">
       <h1>Rollouts</h1>
-      <${Filter} label="Filter by id, group, model or metadata" value=${text} choose=${setText} />
+      <${Filter} label="Filter by id, task, group, model or metadata" value=${text} choose=${setText} />
       <select aria-label="Status" value=${status} onchange=${(event) => setStatus(event.target.value)}>
         <option value="">any status</option>${STATUSES.map((word) => html`<option value=${word}>${word}</option>`)}
       </select>

@@ -53,13 +53,18 @@ async def redirect_to_page(_request: web.Request) -> web.Response:
 
 async def show_file(request: web.Request) -> web.Response:
     """`GET /ui/{file}`: a script, a style, the icon."""
-    name = request.match_info["file"]
-    if name not in _FILES:
-        raise NotFound(f"File {name[:100]!r} not found; the web UI is at /ui.", param="file")
-    return _served(request, name)
+    return _served(request, request.match_info["file"])
+
+
+async def show_vendored(request: web.Request) -> web.Response:
+    """`GET /ui/vendor/{file}`: a file of a library."""
+    return _served(request, f"vendor/{request.match_info['file']}")
 
 
 def _served(request: web.Request, name: str) -> web.Response:
+    """Raises NotFound."""
+    if name not in _FILES:
+        raise NotFound(f"File {name[:100]!r} not found; the web UI is at /ui.", param="file")
     body, tag = _file(name)
     known = request.if_none_match or ()
     is_known = any(etag.value in (tag, "*") for etag in known)  # a weak one too: RFC 9110, section 13.1.2
@@ -83,5 +88,6 @@ PAGE_ROUTES: list[web.RouteDef] = [
     web.get("/", redirect_browser),
     web.get("/ui", show_page),
     web.get("/ui/", redirect_to_page),
-    web.get("/ui/{file:(?:vendor/)?[^/]+}", show_file),
+    web.get("/ui/{file}", show_file),
+    web.get("/ui/vendor/{file}", show_vendored),
 ]

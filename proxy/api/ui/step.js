@@ -57,11 +57,12 @@ export function Step({ rolloutId, stepId, shell }) {
 function Loaded({ step, source, tree }) {
   const { step_id: stepId, rollout_id: rolloutId } = step;
   const drift = tree?.drift.filter((entry) => entry.step_id === stepId || entry.earlier_step_id === stepId) ?? [];
-  const continuation = tree && [...tree.nodes, ...tree.unplaced].find((node) => node.step_id === stepId)?.continuation;
+  const { continuation, fork } = (tree && [...tree.nodes, ...tree.unplaced].find((node) => node.step_id === stepId)) ?? {};
   const rows = useMemo(() => step.choices.map((choice) => rowOf(step, choice, drift)), [step, tree]);
   return html`
     <${Facts} of=${factsOf(step)} />
     ${continuation && html`<${Continued} continuation=${continuation} rolloutId=${rolloutId} />`}
+    ${fork && html`<${Forked} fork=${fork} rolloutId=${rolloutId} />`}
     ${drift.length > 0 && html`<${Drifts} drift=${drift} rolloutId=${rolloutId} stepId=${stepId} />`}
     <${Raw} text=${source} name=${`step-${stepId}`} />
     <div class="beside">
@@ -141,6 +142,16 @@ function Continued({ continuation, rolloutId }) {
     <p class=${kept === undefined ? "continuation forked" : "continuation"}
       >${line(continuationText(continuation), 400)}${earlier !== undefined && link()}</p>`;
 }
+
+/** Show why a step is a fork: its kind, the earlier step, and the texts of the first message that differs. */
+const Forked = ({ fork, rolloutId }) => html`
+  <p class="fork">
+    <b>⑂ ${fork.kind}</b>: ${fork.why}, compared with <a href=${hash("rollout", rolloutId, "step", fork.step_id)}
+      >${line(fork.step_id, 60)}</a>
+    ${fork.message !== undefined && html`
+      <br />message ${count(fork.message)} before <code>${line(fork.expected ?? "no message", 240)}</code>
+      <br />here <code>${line(fork.found ?? "no message", 240)}</code>`}
+  </p>`;
 
 const Drifts = ({ drift, rolloutId, stepId }) => html`
   <section class="drifts">

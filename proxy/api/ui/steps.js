@@ -21,6 +21,7 @@ export function Steps({ rolloutId, rows }) {
 
 const sampledOf = (r) => (r.unplaced ? r.sampled : r.end - r.start);
 const took = (r) => (r.ended_ms === null ? null : r.ended_ms - r.started_ms);
+const firstByte = (r) => (r.first_byte_ms === null ? null : r.first_byte_ms - r.started_ms);
 
 const columnsOf = (span) => [
   {
@@ -34,6 +35,13 @@ const columnsOf = (span) => [
     title: html`<${Axis} span=${span} />`,
     cell: (r) => html`<${Bar} row=${r} span=${span} />`,
     sort: (r) => r.started_ms,
+  },
+  {
+    key: "first",
+    title: "1st byte",
+    cell: (r) => html`<span title="from the request to the first byte of the response">${duration(firstByte(r))}</span>`,
+    sort: firstByte,
+    first: "down",
   },
   { key: "took", title: "Took", cell: (r) => duration(took(r)), sort: took, first: "down" },
   { key: "kind", title: "Status", cell: (r) => marks(r), sort: (r) => (r.exact ? 0 : 1), first: "down" },
@@ -62,7 +70,8 @@ function Branch({ row }) {
   if (row.depth === 0) return html`<span class="branch"></span>`;
   const number = row.depth > MAX_INDENT ? row.depth : "";
   return html`
-    <span class=${`branch d-${Math.min(row.depth, MAX_INDENT)}`} title=${`branch level ${row.depth}`}
+    <span class=${`branch d-${row.depth}`} title=${`branch level ${row.depth}`}
+      style=${`padding-left: ${0.2 + 0.2 * Math.min(row.depth, MAX_INDENT)}rem`}
       >${`${number}${row.begins ? "└" : "│"} `}</span>`;
 }
 
@@ -71,14 +80,17 @@ const Axis = ({ span }) => html`<span class="axis"><span>Time 0 s</span><span>${
 
 function Bar({ row, span }) {
   const left = Math.min(position(row.started_ms, span), 99.6);
-  const width = Math.max(position(span.from + (took(row) ?? 0), span), 0.4);
+  const widthOf = (ms) => Math.min(100 - left, Math.max(position(span.from + (ms ?? 0), span), 0));
   const fast = speed(row);
   const pace = fast === null ? "" : `, ${decimal(fast, 1)} tokens/s`;
-  const label = `started after ${duration(row.started_ms - span.from)}, took ${duration(took(row))}${pace}`;
+  const first = firstByte(row) === null ? "" : `, first byte after ${duration(firstByte(row))}`;
+  const label = `started after ${duration(row.started_ms - span.from)}, took ${duration(took(row))}${first}${pace}`;
   const isOff = !row.exact || row.status !== "complete";
   return html`
     <span class="timeline" title=${label} role="img" aria-label=${label}>
-      <span class=${`timebar${isOff ? " off" : ""}`} style=${`left: ${left}%; width: ${Math.min(width, 100 - left)}%`}></span>
+      <span class=${`timebar${isOff ? " off" : ""}`}
+        style=${`left: ${left}%; width: ${Math.max(0.4, widthOf(took(row)))}%`}></span>
+      ${!isOff && html`<span class="timebar wait" style=${`left: ${left}%; width: ${widthOf(firstByte(row))}%`}></span>`}
     </span>`;
 }
 
@@ -91,6 +103,7 @@ function marks(row) {
     row.status !== "error" && !row.exact && mark("flagged", row.problems.join(", "), `⚑ ${line(row.problems[0] ?? "", 30)}`),
     row.continuation && !isNamedByDrift && continuationMark(row.continuation),
     row.drift.length > 0 && mark("driftmark", row.drift.map(driftTitle).join(", "), `◆ ${line(row.drift[0].kind, 20)}`),
+    row.fork && row.fork.kind !== "drift" && mark("forkmark", forkTitle(row.fork), `⑂ ${row.fork.kind}`),
     row.delivered === false && mark("flagged", "the client did not receive the response", "undelivered"),
     row.late && mark("flagged", "the call ended after the rollout finished", "late"),
     row.superseded && mark("dim", "a retry replaces it", "superseded"),
@@ -104,5 +117,9 @@ function continuationMark(continuation) {
     return html`<span class="continued" title=${title} role="img" aria-label=${title}>»</span>`;
   return html`<span class="forked" title=${title}>≠ ${line(continuation.reason, 20)}</span>`;
 }
+
+/** Return why a step is a fork, with the texts that differ. */
+const forkTitle = ({ why, expected, found }) =>
+  `fork: ${why}${found === undefined ? "" : `. Before: ${expected ?? "no message"} | Here: ${found}`}`;
 
 const driftTitle = ({ kind, why }) => (why === undefined ? kind : `${kind} (not continued: ${why})`);

@@ -7,7 +7,7 @@
 -- KEYS: the seven keys of the rollout, the deleted incarnations; with an origin the timers.
 -- ARGV: incarnation, name, record, number of required blocks, number of new blocks, late_if ('': none), created_ms of
 -- the origin ('': no origin), number of its fields; then the names of the required blocks, name and bytes of each new
--- block, name and value of each field, and count, number, ...
+-- block, name and value of each field, and count, number, ..., field that is set unless the rollout has it, value, ...
 -- Returns {position, is late, was restored}; {-1} if the rollout was deleted; {-2} if it has expired; {-3, missing
 -- block, ...}.
 local incarnation = redis.call('HGET', KEYS[1], 'birth')
@@ -36,7 +36,9 @@ if not position then
   for i = first_block, first_field - 1, 2 do redis.call('HSETNX', KEYS[4], ARGV[i], ARGV[i + 1]) end
   position = redis.call('RPUSH', KEYS[2], ARGV[6]) - 1
   redis.call('HSET', KEYS[3], ARGV[5], position)
-  for i = first_count, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1]) end
+  for i = first_count, #ARGV, 2 do
+    redis.call(ARGV[i]:sub(1, 2) == 'f:' and 'HSETNX' or 'HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1])
+  end
   if redis.call('HEXISTS', KEYS[1], 'held') == 1 then set_lease(reservations_of_others(ARGV[5]), ARGV[5], 0) end
   if ARGV[9] ~= '' and redis.call('HEXISTS', KEYS[1], 'f:' .. ARGV[9]) == 1 then
     redis.call('HSET', KEYS[5], 'late:' .. ARGV[5], '1')

@@ -1,5 +1,8 @@
 """The lists of rollouts, groups and steps: contents, filters, order, keyboard navigation."""
 
+import re
+
+import pytest
 from playwright.async_api import expect
 
 from proxy.continuation.types import REASONS
@@ -204,3 +207,58 @@ async def test_the_theme_is_chosen_and_kept_for_the_tab(contents, open_page):
     await page.reload()
 
     assert (dark, light, light) == ("rgb(20, 23, 28)", "rgb(255, 255, 255)", await page.evaluate(back))
+
+
+async def test_a_list_has_the_task_the_failed_calls_and_the_duration(contents, open_page):
+    """The first words of the first call, and the HTTP statuses of those that failed."""
+    page = await open_page(f"{contents.url}/ui")
+    row = page.locator(".row.g-rollouts", has=page.locator("a[href='#/rollout/branching']"))
+    await expect(row.locator(".c-task")).to_have_text("turn 0")
+    await expect(row.locator(".c-failed")).to_have_text("1 (400)")
+    await expect(row.locator(".c-took")).to_have_text(re.compile("[0-9] s"))
+    await page.locator("#filter").fill("17 times 23")
+    await expect(page.locator(".row.g-rollouts", has=page.locator("a[href='#/rollout/conversation']"))).to_be_visible()
+
+
+async def test_a_fork_shows_its_kind_and_both_texts(contents, open_page):
+    """In the tree and on the step's page; the timeline has an axis and the time to the first byte."""
+    page = await open_page(f"{contents.url}/ui#/rollout/branching")
+    await expect(page.locator("#steps-2 .forkmark")).to_contain_text("⑂")
+    await expect(page.locator(".c-time .axis")).to_contain_text("Time 0 s")
+    await expect(page.locator("#steps-0 .c-first")).to_have_text("100 ms")
+    await expect(page.locator("#steps-0 .timeline")).to_have_attribute("title", re.compile("first byte after 100 ms"))
+    await page.locator("#steps-2").click()
+    await expect(page.locator(".fork")).to_contain_text("compared with")
+
+
+async def test_members_of_a_group_are_compared(contents, open_page):
+    """One column for each member with its reward; the first reply that differs is marked."""
+    page = await open_page(f"{contents.url}/ui#/group/math-1")
+    await page.get_by_role("button", name="Compare replies").click()
+    await expect(page.locator(".compared thead th")).to_have_count(5)
+    await expect(page.locator(".compared .parting")).to_have_count(1)
+    await expect(page.locator(".compared thead")).to_contain_text("reward")
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("where", ["#/rollouts", "#/groups", "#/group/math-1", "#/rollout/branching"])
+async def test_no_value_is_cut_off(contents, open_page, where, width):
+    """Only texts of any length end in an ellipsis: ids, tasks, replies, groups, and names of problems."""
+    page = await open_page(f"{contents.url}/ui{where}", viewport={"width": width, "height": 900})
+    await page.locator(".row:not(.head)").first.wait_for()
+    await expect(page.locator(".row:not(.head)").first).to_be_visible()
+    free = ".c-id, .c-task, .c-group, .c-opening, .c-held, .c-step, .c-time, .c-kind"
+    cut = f"[...document.querySelectorAll('.cell:not({free})')].filter((cell) => cell.scrollWidth > cell.clientWidth)"
+
+    assert [] == await page.evaluate(f"{cut}.map((cell) => `${{cell.className}} ${{cell.textContent}}`)")
+
+
+async def test_no_focus_ring_is_shown_before_a_key_is_pressed(contents, open_page):
+    """Neither after loading nor after a click on a row."""
+    page = await open_page(f"{contents.url}/ui")
+    await page.locator("#rollouts-0").wait_for()
+    rings = "document.querySelectorAll(':focus-visible:not(main)').length"
+    assert 0 == await page.evaluate(rings)
+    await page.locator("#rollouts-0").click()
+    await page.locator("#steps-0").wait_for()
+    assert 0 == await page.evaluate(rings)
