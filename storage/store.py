@@ -239,8 +239,11 @@ class Store(Protocol):
         """Iterate over all rollout names, newest first, in constant memory."""
         ...
 
-    async def delete(self, rollout: str) -> bool:
-        """Delete all data of a rollout; return whether it existed. Appends to its incarnation fail from then on."""
+    async def delete(self, rollout: str, *, touched_ms: int | None = None) -> bool:
+        """Delete all data of a rollout; return whether it was deleted. Appends to its incarnation fail from then on.
+
+        If `touched_ms` is given, a rollout that was touched at another time is not deleted.
+        """
         ...
 
     async def set_once(self, name: str, value: bytes) -> bytes:

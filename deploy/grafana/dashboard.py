@@ -217,6 +217,11 @@ ROLLOUTS = Row("Rollouts", [
           (rate("restored_rollouts"), "expired"), width=12),
     graph("Rollouts past their deadline", "Rollouts finished as aborted because they exceeded deadline_s or idle_s.",
           "suffix: /s", (rate("deadline_rollouts"), "aborted"), width=12),
+    graph("Archived rollouts", "Versions of rollouts written to the archive, and sweeps that failed (docs/datasets.md).",
+          "suffix: /s", (rate("archived_rollouts"), "archived"), (rate("archive_failures"), "failed"), width=8),
+    graph("Archived bytes", "Bytes of files written to the archive.", "Bps", (rate("archived_bytes"), "bytes"), width=8),
+    graph("Age of the archive's backlog", "Time since the oldest rollout was finished that is not archived yet.", "s",
+          (f"max(tokentape_archive_oldest_age_seconds{{{ALL}}})", "oldest"), width=8),
 ])  # fmt: skip
 
 REWARDS = Row("Rewards", [

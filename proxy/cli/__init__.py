@@ -15,6 +15,7 @@ show        `list`, `show`, `group`, `policy list` and `engines`
 tail        `tail`
 export      `export`
 push        `export --push`
+archive     `archive` and `import`
 audit       `audit`
 check/      `check`
 """

@@ -1,4 +1,4 @@
-"""The commands and options of `tokentape`: serve, simulate, list, show, tail, export, audit, check, and those of `resources`.
+"""The commands of `tokentape`: serve, simulate, list, show, tail, export, archive, import, audit, check, and `resources`.
 
 Each command imports its implementation when it runs, so that `--help` and shell completion are fast.
 """
@@ -215,6 +215,50 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     options = PushOptions(push, group_size, env_id, force_partial, max_len)
     if not run(push_all(url, settings, request, options, api_key=api_key, as_json=as_json)):
         raise typer.Exit(Exit.FAILED)
+
+
+@app.command()
+def archive(
+    to: Annotated[str | None, typer.Option(help="Path or URL (s3://…, hf://…); default archive.url.")] = None,
+    config: ConfigFile = None,
+    store: StoreUrl = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Only rollouts unchanged for this time: 0s, 15m, 2h, 3d.")
+    ] = None,
+    when: Annotated[
+        Literal["acknowledged", "finished"] | None, typer.Option(help="Which rollouts; default archive.when.")
+    ] = None,
+    *,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete archived rollouts from the store.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Exit after one sweep.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write finished rollouts to a dataset of Parquet files; repeat until Ctrl-C."""
+    from proxy.cli import archive as command  # noqa: PLC0415 - keeps `--help` fast
+    from proxy.cli.show import seconds_of  # noqa: PLC0415
+
+    settings = settings_of(config, store=store, listen="127.0.0.1:0")
+    try:
+        chosen = {"url": to, "when": when, "older_than_s": None if older_than is None else seconds_of(older_than)}
+    except ValueError as error:
+        usage_error(str(error))
+    changes = {name: value for name, value in chosen.items() if value is not None}
+    archived = settings.archive.model_copy(update={**changes, **({"delete": True} if delete else {})})
+    run(command.archive(settings.model_copy(update={"archive": archived}), once=once, as_json=as_json))
+
+
+@app.command("import")
+def import_(
+    url: Annotated[str, typer.Argument(help="Path or URL of a dataset, or of one of its files.")],
+    config: ConfigFile = None,
+    store: StoreUrl = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Bring the rollouts of an archive back into a store."""
+    from proxy.cli import archive as command  # noqa: PLC0415 - keeps `--help` fast
+
+    run(command.import_dataset(settings_of(config, store=store, listen="127.0.0.1:0"), url, as_json=as_json))
 
 
 @app.command()

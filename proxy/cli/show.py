@@ -122,10 +122,15 @@ async def _with_texts(client: ControlClient, steps: list[Any], view: StepView, *
 
 def ago(duration: str) -> int:
     """Return the unix time in seconds of `90s`, `15m`, `2h` or `3d` ago. Raises ValueError."""
+    return max(int(SystemClock().now()) - seconds_of(duration), 0)
+
+
+def seconds_of(duration: str) -> int:
+    """Return the seconds of `90s`, `15m`, `2h` or `3d`. Raises ValueError."""
     number, unit = duration[:-1], duration[-1:]
     if unit not in _UNITS or not number.isdecimal():
         raise ValueError(f"invalid duration {duration!r}; use e.g. 90s, 15m, 2h or 3d")
-    return max(int(SystemClock().now()) - int(number) * _UNITS[unit], 0)
+    return int(number) * _UNITS[unit]
 
 
 async def _step(client: ControlClient, rollout_id: str, step_ref: str) -> Any:

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from proxy.config.addresses import is_loopback, split_listen
+from proxy.config.archive import ArchiveSettings
 from proxy.config.policies import PolicyTable
 from proxy.config.sections import (
     AgentsSettings,
@@ -95,6 +96,7 @@ class Settings(BaseSettings):
     atropos: AtroposSettings = Field(AtroposSettings(), description="Routes of the Atropos proxy.")
     audit: AuditSettings = Field(AuditSettings(), description="Automatic audit of recorded steps.")
     tracing: TracingSettings = Field(TracingSettings(), description="OpenTelemetry traces.")
+    archive: ArchiveSettings = Field(ArchiveSettings(), description="The archive of finished rollouts.")
     log: LogSettings = Field(LogSettings(), description="Logging.")
 
     @model_validator(mode="after")

@@ -28,6 +28,7 @@ from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
 from proxy.api.surplus_calls import SurplusCalls
 from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.clock import Clock, SystemClock, new_id
+from proxy.config.archive import ArchiveSettings
 from proxy.config.policies import PolicySettings, with_default
 from proxy.config.sections import AgentsSettings, EndpointSettings, SamplingSettings, StoreSettings
 from proxy.config.settings import Settings
@@ -35,6 +36,9 @@ from proxy.config.tracing import TracingSettings
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.adapter_updates import AdapterUpdates
+from proxy.rollouts.archive.archiver import ArchiveOptions, Archiver
+from proxy.rollouts.archive.background import BackgroundArchive
+from proxy.rollouts.archive.dataset import Dataset
 from proxy.rollouts.audit.background import BackgroundAudit
 from proxy.rollouts.completion import GroupCompletion
 from proxy.rollouts.deadlines import Activity, Deadlines
@@ -143,6 +147,8 @@ def _context_lifespan(
             app.on_shutdown.append(_begin_shutdown)
             if settings.agents.cut_surplus_calls:
                 _kept(stack, SurplusCalls(context.store, context.memory_limit.calls).start())
+            if settings.archive.url is not None:
+                _kept(stack, _archive(context, settings.archive, settings.archive.url)).start()
             settling = context.recorder.tasks.start(context.finisher.settle_all())
             yield
             settling.cancel()  # the next start completes what is left
@@ -282,6 +288,13 @@ def _policies(
     for policy in policies:
         metrics.begin_policy(policy.name)
     return policies
+
+
+def _archive(context: Context, settings: ArchiveSettings, url: str) -> BackgroundArchive:
+    options = ArchiveOptions(settings.when, settings.older_than_s, settings.delete, settings.rollouts_per_file)
+    services = context.store, context.clock, context.metrics
+    archiver = Archiver(*services, Dataset(url), options)
+    return BackgroundArchive(archiver, *services, process_id=new_id(context.clock), interval_s=settings.interval_s)
 
 
 def _registry(

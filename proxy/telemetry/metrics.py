@@ -130,6 +130,10 @@ class Metrics:
     in_flight_limit_bytes: Gauge
     stalled_clients: Counter
     dropped_spans: Counter
+    archived_rollouts: Counter
+    archived_bytes: Counter
+    archive_failures: Counter
+    archive_oldest_age_seconds: Gauge
     workers: Gauge
     workers_missing: Counter
 
@@ -299,6 +303,12 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         Counter, "Spans of traces that were not exported, because too many were waiting or the collector did not accept them.",
         ("reason",),
     ),
+    "archived_rollouts": (Counter, "Versions of rollouts written to the archive (docs/datasets.md).", ()),
+    "archived_bytes": (Counter, "Bytes of files written to the archive.", ()),
+    "archive_failures": (Counter, "Sweeps of the archive that failed; the next one continues.", ()),
+    "archive_oldest_age_seconds": (
+        Gauge, "Time since the oldest rollout was finished that is not archived yet; 0 if there is none.", ()
+    ),
     "workers": (Gauge, "Worker processes included in these metrics.", ()),
     "workers_missing": (Counter, "Workers that did not respond to a collection of metrics within a second.", ()),
 }  # fmt: skip
@@ -323,6 +333,7 @@ AGGREGATION: Final[dict[str, Callable[[float, float], float]]] = {
     "tokentape_store_up": min,
     "tokentape_engine_healthy": max,
     "tokentape_oldest_call_age_seconds": max,
+    "tokentape_archive_oldest_age_seconds": max,
     START_TIME: max,
 }
 

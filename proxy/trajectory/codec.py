@@ -34,7 +34,7 @@ SCHEMA: Final = 2
 _MAGIC: Final = b"TT"
 _WRAPPINGS: Final = 24  # levels around a response in the control API; orjson writes 254 in total
 _HEADER: Final = 11  # magic, schema, checksum
-_LENGTHS: Final = Struct("<4I")
+LENGTHS: Final = Struct("<4I")
 _FACTS: Final = (  # fields that the head contains unchanged
     "step_id", "rollout_id", "dialect", "endpoint", "engine", "model_asked", "model_served", "usage",
     "sampling", "timing", "status", "reason", "delivered", "policy_version", "policy_version_end", "problems",
@@ -76,10 +76,10 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
     """
     writer = BlockWriter(known)
     chains = {}
-    request, chains["request"] = _chain_fields(step.request, step.prompts, writer)
+    request, chains["request"] = chain_fields(step.request, step.prompts, writer)
     sent = dict(step.sent)
     if isinstance(sent.get("set"), dict):
-        sent["set"], chains["sent"] = _chain_fields(sent["set"], step.prompts, writer)
+        sent["set"], chains["sent"] = chain_fields(sent["set"], step.prompts, writer)
     prompts, arrays = [], []
     for prompt in step.prompts:
         pieces, tail = blocks.cut(to_little_endian(prompt))
@@ -103,9 +103,8 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
     if step.policy != DEFAULT_POLICY:
         head["policy"] = step.policy
     texts = [orjson.dumps(head), orjson.dumps(request), orjson.dumps(sent), _bounded(response)]
-    packed = writer.compress(b"".join([_LENGTHS.pack(*map(len, texts)), *texts, *arrays]))
-    frame = b"".join((_MAGIC, bytes([SCHEMA]), _checksum(SCHEMA, packed), packed))
-    return Record(frame, writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
+    packed = writer.compress(b"".join([LENGTHS.pack(*map(len, texts)), *texts, *arrays]))
+    return Record(frame(SCHEMA, packed), writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
 
 
 def encode_leniently(step: Step, known: Container[bytes] = frozenset()) -> tuple[Step, Record]:
@@ -132,6 +131,22 @@ def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whol
     Raises:
         UnreadableRecord: The record is damaged, incomplete or of an unknown version.
     """
+    schema, packed = open_frame(record)
+    try:
+        return DECODERS[schema](packed, reader, index, whole=whole)
+    except blocks.BrokenChain as error:
+        raise UnreadableRecord(f"the record is unreadable: {error}") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UnreadableRecord(f"the record does not match schema {schema}: {error!r}") from error
+
+
+def frame(schema: int, packed: bytes) -> bytes:
+    """Return the record of a compressed payload."""
+    return b"".join((_MAGIC, bytes([schema]), _checksum(schema, packed), packed))
+
+
+def open_frame(record: bytes) -> tuple[int, bytes]:
+    """Return the schema and the compressed payload of a record. Raises UnreadableRecord."""
     if len(record) < _HEADER or not record.startswith(_MAGIC):
         raise UnreadableRecord(f"{len(record)} bytes are not a record")
     schema, packed = record[2], record[_HEADER:]
@@ -141,12 +156,7 @@ def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whol
         )
     if record[3:_HEADER] != _checksum(schema, packed):
         raise UnreadableRecord("the record is damaged: checksum mismatch")
-    try:
-        return DECODERS[schema](packed, reader, index, whole=whole)
-    except blocks.BrokenChain as error:
-        raise UnreadableRecord(f"the record is unreadable: {error}") from error
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise UnreadableRecord(f"the record does not match schema {schema}: {error!r}") from error
+    return schema, packed
 
 
 def _bounded(response: Any) -> bytes:
@@ -189,7 +199,7 @@ def _has_experts_or_mask(choice: Choice) -> bool:
     return choice.routed_experts is not None or choice.sampling_mask is not None
 
 
-def _chain_fields(
+def chain_fields(
     fields: Mapping[str, Any], prompts: tuple[Prompt, ...], writer: BlockWriter
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Return the fields with null for values that are stored in chains, and the chain of each."""
@@ -223,10 +233,10 @@ def _chain_value(name: str, value: Any, prompts: tuple[Prompt, ...], writer: Blo
     return ["json", writer.write(blocks.JSON, pieces).hex(), tail.decode("latin-1")]
 
 
-def _join_fields(
+def join_fields(
     left: dict[str, Any], chains: dict[str, list[str]], prompts: tuple[Prompt, ...], reader: BlockReader
 ) -> dict[str, Any]:
-    """Undo `_chain_fields`."""
+    """Undo `chain_fields`."""
     for name, (kind, *where) in chains.items():
         match kind:
             case "messages":
@@ -243,22 +253,22 @@ def _join_fields(
 
 def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: bool) -> Step:
     raw = reader.expand(packed)
-    if len(raw) < _LENGTHS.size:
+    if len(raw) < LENGTHS.size:
         raise ValueError("missing bytes")
-    lengths = _LENGTHS.unpack_from(raw)
-    head_text = raw[_LENGTHS.size : _LENGTHS.size + lengths[0]]
+    lengths = LENGTHS.unpack_from(raw)
+    head_text = raw[LENGTHS.size : LENGTHS.size + lengths[0]]
     head = read_head(head_text) or Typed().head(orjson.loads(head_text))
-    prompts, choices = _arrays(head, raw, _LENGTHS.size + sum(lengths), reader)
+    prompts, choices = _arrays(head, raw, LENGTHS.size + sum(lengths), reader)
     request: dict[str, Any] = {}
     sent: dict[str, Any] = {}
     response = None
     if whole:
-        ends = accumulate(lengths, initial=_LENGTHS.size)
+        ends = accumulate(lengths, initial=LENGTHS.size)
         _, request_text, sent_text, response_text = [raw[start:end] for start, end in pairwise(ends)]
-        request = _join_fields(_object(request_text), head.chains["request"], prompts, reader)
+        request = join_fields(_object(request_text), head.chains["request"], prompts, reader)
         sent = sent_of(_object(sent_text))
         if "sent" in head.chains:
-            sent["set"] = _join_fields(sent["set"], head.chains["sent"], prompts, reader)
+            sent["set"] = join_fields(sent["set"], head.chains["sent"], prompts, reader)
         response = orjson.loads(response_text)
         if response is not None and not isinstance(response, dict):
             response = None

@@ -257,9 +257,10 @@ class RedisStore:
         """Iterate over all rollout names, newest first, in constant memory."""
         return self._listing.names()
 
-    async def delete(self, rollout: str) -> bool:
-        """Delete all data of a rollout; return whether it existed."""
-        return bool(await self._write_unless_deleted(scripts.DELETE, rollout, 0, with_timers=True))
+    async def delete(self, rollout: str, *, touched_ms: int | None = None) -> bool:
+        """Delete all data of a rollout, unless it was touched since `touched_ms`; return whether it was deleted."""
+        expected = () if touched_ms is None else (touched_ms,)
+        return bool(await self._write_unless_deleted(scripts.DELETE, rollout, 0, *expected, with_timers=True))
 
     async def set_once(self, name: str, value: bytes) -> bytes:
         """Set a constant of the whole store unless it has a value; return its value."""

@@ -362,6 +362,13 @@ async def test_hostile_names_do_not_touch_each_other(store, key_count):
     assert 0 == await key_count(store)
 
 
+async def test_a_delete_may_expect_the_time_of_the_last_write(store):
+    """A rollout that was touched since remains."""
+    await store.open("r", {}, now_ms=5)
+
+    assert [False, True, False] == [await store.delete("r", touched_ms=touched_ms) for touched_ms in (4, 5, 5)]
+
+
 async def test_delete_leaves_no_key(store, key_count):
     """`delete` removes all keys of a rollout and returns whether it existed."""
     for name in ("r", "q"):

@@ -1,7 +1,9 @@
 -- Delete all keys of a rollout and its member of the listing in one transaction. With a TTL, keep the incarnation for
 -- a while, because a late append would restore the rollout otherwise.
 -- KEYS: the seven keys of the rollout, the deleted incarnations, the timers.
+-- ARGV: the expected touched_ms, if a rollout that was touched since must remain.
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+if ARGV[4] and redis.call('HGET', KEYS[1], 'touched_ms') ~= ARGV[4] then return 0 end
 local incarnation, kept_ms = redis.call('HGET', KEYS[1], 'birth'), ARGV[3] * 1000
 if kept_ms > 0 then
   kept_ms = math.max(kept_ms, 86400000)

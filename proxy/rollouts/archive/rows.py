@@ -1,0 +1,225 @@
+"""Rows of archived rollouts, one for each step: made from the records of the store, and turned into records again.
+
+Numbers in a row are little-endian bytes, or None. A record that is not equal to its columns is in the row itself
+(`record_parts.take_apart`), so that every record returns from the archive unchanged, also a damaged one.
+"""
+
+from array import array
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import orjson
+
+from proxy.rollouts.rollout import Rollout, read_marks, read_rollout
+from proxy.trajectory.arrays import ids_from_little_endian, to_little_endian
+from proxy.trajectory.blocks import ROOT, BlockReader, KnownBlocks
+from proxy.trajectory.codec import Record, UnreadableRecord
+from proxy.trajectory.record_parts import Parts, chains_of, put_together, take_apart
+from proxy.trajectory.step import DEFAULT_POLICY
+from storage.types import StoredEntity
+
+Row: TypeAlias = dict[str, Any]
+
+CLAIM: Final = "archive"  # the field of a rollout with the file that it is written to; no part of what is archived
+_LATEST_S: Final = 2**38  # later than any call, and a time of Arrow
+_LARGEST: Final = 1e300
+_PARENT_BYTES: Final = 16  # of a block: the name of the one before it
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A rollout or a group as it was archived. The names of fields, counts and marks are those of the store."""
+
+    name: str
+    created_ms: int
+    touched_ms: int
+    fields: Mapping[str, bytes]
+    counts: Mapping[str, int]
+    marks: Mapping[str, bytes]
+
+
+def saved_json(stored: StoredEntity, marks: Mapping[str, bytes]) -> bytes:
+    """Return the JSON of a rollout or group, in which latin-1 represents the bytes of fields and marks."""
+    fields = {name: value.decode("latin-1") for name, value in stored.fields.items() if name != CLAIM}
+    texts = {name: value.decode("latin-1") for name, value in marks.items()}
+    return orjson.dumps(
+        {
+            "name": stored.name,
+            "created_ms": stored.created_ms,
+            "touched_ms": stored.touched_ms,
+            "fields": fields,
+            "counts": stored.counts,
+            "marks": texts,
+        }
+    )
+
+
+def read_saved(text: str) -> Saved:
+    """Return what `saved_json` wrote."""
+    saved = orjson.loads(text)
+    for part in ("fields", "marks"):
+        saved[part] = {name: value.encode("latin-1") for name, value in saved[part].items()}
+    return Saved(**saved)
+
+
+class RolloutRows:
+    """Makes the rows of one rollout, in the order of its steps. Not thread-safe.
+
+    `group`: the JSON of its group, if the file has none yet.
+    """
+
+    def __init__(
+        self,
+        stored: StoredEntity,
+        marks: Mapping[str, bytes],
+        blocks: Mapping[bytes, bytes],
+        group: bytes | None = None,
+    ) -> None:
+        rollout = read_rollout(stored)
+        self._marks = read_marks(marks)
+        self._blocks = blocks
+        self._known = KnownBlocks(blocks)
+        self._reader = BlockReader(blocks)
+        self._written: set[bytes] = set()  # blocks that are in earlier rows as they are
+        self._facts = _facts(rollout)
+        self._first: Row = {"rollout": saved_json(stored, marks), "group": group}
+        self.count = 0
+
+    def row(self, record: bytes) -> Row:
+        """Return the row of the next record."""
+        row = {**self._facts, **self._first, "index": self.count}
+        self._first = {}
+        self.count += 1
+        try:
+            parts, is_equal = take_apart(record, self._reader, self._known)
+            columns = _columns_of(parts)
+        except (UnreadableRecord, TypeError):  # TypeError: joined, a request has more levels than orjson writes
+            return {**row, "record": record, "blocks": self._copied(self._blocks)}
+        head = orjson.loads(parts.head)
+        row |= {**self._step(head), **columns}
+        if is_equal:
+            return row
+        return {**row, "record_schema": None, "record": record, "blocks": self._copied(chains_of(head))}
+
+    def empty(self) -> Row:
+        """Return the only row of a rollout without steps."""
+        return {**self._facts, **self._first}
+
+    def _step(self, head: Mapping[str, Any]) -> Row:
+        """Return the columns of facts in the head that have the usual type."""
+        name = _typed(head.get("step_id"), str)
+        timing, engine, sampling = (_object(head.get(part)) for part in ("timing", "engine", "sampling"))
+        received, last = _number(timing.get("received")), _number(timing.get("last_byte"))
+        choices, problems = _list(head.get("choices")), _list(head.get("problems"))
+        return {
+            "step_id": name,
+            "received_at": None if received is None or not 0 <= received < _LATEST_S else round(1000 * received),
+            "duration_s": None if received is None or last is None else last - received,
+            "status": _typed(head.get("status"), str),
+            "delivered": head.get("delivered") is True and name not in self._marks.undelivered,
+            "late": name in self._marks.late,
+            "exact": not problems,
+            "problems": [code for code in problems if isinstance(code, str)],
+            "dialect": _typed(head.get("dialect"), str),
+            "model": _typed(head.get("model_served"), str),
+            "engine": _typed(engine.get("name"), str),
+            "policy": _typed(head.get("policy", DEFAULT_POLICY), str),
+            "policy_version": _typed(head.get("policy_version"), str),
+            "temperature": _number(sampling.get("temperature")),
+            "finish_reason": _typed(choices[0].get("finish_reason"), str) if choices else None,
+        }
+
+    def _copied(self, ends: Iterable[bytes]) -> list[dict[str, bytes]]:
+        """Return the blocks of the chains with these ends that no earlier row has."""
+        copied = []
+        for end in ends:
+            name = end
+            while name != ROOT and name not in self._written and name in self._blocks:
+                self._written.add(name)
+                copied.append({"name": name, "block": self._blocks[name]})
+                name = self._blocks[name][:_PARENT_BYTES]
+        return copied
+
+
+def record_of(row: Mapping[str, Any], known: Container[bytes]) -> Record:
+    """Return the record of a row, with the blocks that are not `known` to be stored.
+
+    Raises:
+        ValueError: The row is not one of an archive.
+    """
+    if row["record_schema"] is None:
+        blocks = {entry["name"]: entry["block"] for entry in row["blocks"] or () if entry["name"] not in known}
+        return Record(row["record"], blocks, (), ())
+    ids = [row["completion_ids"]] if row["completion_ids"] is not None else []
+    logprobs = [row["logprobs"]] if row["logprobs"] is not None else []
+    for choice in row["more_choices"] or ():
+        ids.append(array("i", choice["ids"]).tobytes())
+        logprobs.append(array("f", choice["logprobs"]).tobytes())
+    prompts = [] if row["prompt_ids"] is None else [ids_from_little_endian(row["prompt_ids"])]
+    prompts += [array("i", prompt) for prompt in row["more_prompts"] or ()]
+    parts = Parts(
+        schema=row["record_schema"],
+        head=row["head"].encode(),
+        request=orjson.loads(row["request"]),
+        sent=orjson.loads(row["sent"]),
+        response=row["response"].encode(),
+        prompts=tuple(prompts),
+        ids=tuple(ids),
+        logprobs=tuple(logprobs),
+        rest=row["rest"] or b"",
+    )
+    return put_together(parts, known)
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """Return the name under which the record of a row is stored; a damaged record has a name by its position."""
+    return row["step_id"] if row["step_id"] is not None else f"unreadable-{row['index']}"
+
+
+def _columns_of(parts: Parts) -> Row:
+    prompts, choices = parts.prompts, list(zip(parts.ids, parts.logprobs, strict=True))
+    return {
+        "prompt_ids": to_little_endian(prompts[0]) if prompts else None,
+        "completion_ids": parts.ids[0] if choices else None,
+        "logprobs": parts.logprobs[0] if choices else None,
+        "more_prompts": [prompt.tolist() for prompt in prompts[1:]] or None,
+        "more_choices": [{"ids": array("i", ids), "logprobs": array("f", found)} for ids, found in choices[1:]] or None,
+        "request": orjson.dumps(parts.request),
+        "sent": orjson.dumps(parts.sent),
+        "response": parts.response,
+        "head": parts.head,
+        "record_schema": parts.schema,
+        "rest": parts.rest or None,
+    }
+
+
+def _facts(rollout: Rollout) -> Row:
+    """Return the columns that are equal in all rows of a rollout."""
+    return {
+        "rollout_id": rollout.rollout_id,
+        "group_id": rollout.group_id,
+        "rollout_status": rollout.status,
+        "reward": rollout.reward,
+        "advantages": None if rollout.advantages is None else orjson.dumps(rollout.advantages),
+        "metadata": orjson.dumps(rollout.metadata),
+        "created_at": rollout.created_ms,
+        "finished_at": rollout.finished_ms,
+        "touched_ms": rollout.touched_ms,
+    }
+
+
+def _typed(value: Any, kind: type) -> Any:
+    return value if type(value) is kind else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and abs(value) < _LARGEST else None
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,178 @@
+"""The archiver: every version of a rollout is in one file, whenever processes die, and none leaves the store before."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from archives import Died, archived_versions, archiver, dying, finished
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sweeping import Process, SetClock, open_group
+
+from proxy.rollouts.archive.archiver import Archived
+from proxy.rollouts.archive.dataset import ArchiveError, Dataset
+from proxy.rollouts.rollout import read_rollout
+from storage.errors import StorageError, StoreUnreachable
+
+
+async def names_of(store):
+    return sorted([name async for name in store.names()])
+
+
+async def test_finished_rollouts_are_archived_once(store, tmp_path):
+    """By date; open ones are not. A second sweep, and one of another process, write nothing. The version does not change."""
+    touched = await finished(store, "a", "b", steps=3)
+    await store.open("open", {}, now_ms=1)
+    first = await archiver(store, tmp_path).sweep()
+    again = [await archiver(store, tmp_path).sweep() for _ in range(2)]
+
+    assert (2, 1) == (first.rollouts, first.files)
+    assert [Archived(), Archived()] == again
+    assert touched == await archived_versions(tmp_path)
+    assert ["date=1970-01-01"] == [path.parent.name for path in tmp_path.rglob("*.parquet")]
+    assert touched == {name: (await store.get(name)).touched_ms for name in touched}
+
+
+async def test_a_rollout_is_archived_again_when_it_was_changed(store, tmp_path):
+    """In a new file, with a higher `touched_ms`; the others are not."""
+    await finished(store, "a", "b")
+    await archiver(store, tmp_path).sweep()
+    await store.update_if("a", {"reward": b"1"}, expect={}, now_ms=9000)
+    second = await archiver(store, tmp_path).sweep()
+
+    assert 1 == second.rollouts
+    versions = [Dataset(str(tmp_path)).versions(name) for name in Dataset(str(tmp_path)).names()]
+    assert 9000 == versions[1]["a"] > versions[0]["a"]
+
+
+async def test_rollouts_are_archived_after_their_age(store, tmp_path):
+    """The oldest one that waits is reported."""
+    await finished(store, "a", now_ms=5000)
+    clock = SetClock(14_999)
+    early = await archiver(store, tmp_path, clock=clock, older_than_s=10).sweep()
+    clock.ms = 15_000
+    due = await archiver(store, tmp_path, clock=clock, older_than_s=10).sweep()
+
+    assert (0, 5000) == (early.rollouts, early.oldest_ms)
+    assert (1, None) == (due.rollouts, due.oldest_ms)
+
+
+async def test_members_of_a_group_wait_until_it_is_done_or_dropped(store, tmp_path):
+    """With `finished`, they do not; but they stay in the store until then, and leave it with their group."""
+    clock = SetClock()
+    members = await open_group(store, "g", 2)
+    for name in members:
+        await Process(store, clock).finisher.finish(read_rollout(await store.get(name)), "completed", reward=1)
+    clock.ms = 5000
+    waiting = await archiver(store, tmp_path, clock=clock, when="acknowledged").sweep()
+    kept = await archiver(store, tmp_path / "f", clock=clock, delete=True).sweep()
+    await store.groups.update_if("g", {"status": b'"done"'}, expect={}, now_ms=5000)
+    left = await archiver(store, tmp_path / "f", clock=clock, delete=True).sweep()
+
+    assert (0, 2, 0) == (waiting.rollouts, kept.rollouts, kept.deleted)
+    assert (0, 2) == (left.rollouts, left.deleted)
+    assert ([], None) == (await names_of(store), await store.groups.get("g"))
+
+
+async def test_a_rollout_that_changes_while_it_is_deleted_remains(store, tmp_path):
+    await finished(store, "a", "b")
+    await archiver(store, tmp_path).sweep()
+    delete = store._store.delete
+
+    async def changed_before(name, **options):
+        if name == "a":
+            await store.update_if("a", {"reward": b"1"}, expect={}, now_ms=9000)
+        return await delete(name, **options)
+
+    store.delete = changed_before
+    result = await archiver(store, tmp_path, delete=True).sweep()
+
+    assert (1, ["a"]) == (result.deleted, await names_of(store))
+
+
+async def test_a_rollout_that_changes_while_its_file_is_written_is_in_a_later_file(store, tmp_path):
+    await finished(store, "a", "b", steps=1)
+    read_all, changed = store._store.read_all, []
+
+    async def changing(name, limit):
+        if name == "a" and not changed:
+            changed.append(name)
+            await store.update_if("a", {"reward": b"1"}, expect={}, now_ms=9000)
+        return await read_all(name, limit)
+
+    store.read_all = changing
+    first = await archiver(store, tmp_path).sweep()
+    second = await archiver(store, tmp_path).sweep()
+
+    assert (1, 1) == (first.rollouts, second.rollouts)
+    assert 9000 == (await archived_versions(tmp_path))["a"]
+
+
+async def test_files_have_a_bounded_number_of_rollouts(store, tmp_path):
+    await finished(store, *"abcde")
+    result = await archiver(store, tmp_path, rollouts_per_file=2).sweep()
+
+    assert (5, 3) == (result.rollouts, result.files)
+    assert 5 == len(await archived_versions(tmp_path))
+
+
+async def test_a_rollout_of_hundreds_of_steps_is_read_in_pages(store, tmp_path):
+    await finished(store, "long", steps=450)
+    await archiver(store, tmp_path).sweep()
+    dataset = Dataset(str(tmp_path))
+
+    assert list(range(450)) == [row["index"] for row in dataset.read(dataset.names()[0], ["index"])]
+
+
+async def test_several_processes_archive_one_store(store, tmp_path):
+    """Every rollout is in one file."""
+    touched = await finished(store, *(f"r{number}" for number in range(40)))
+    sweeps = [archiver(store, tmp_path, rollouts_per_file=7, delete=True).sweep() for _ in range(3)]
+    results = await asyncio.gather(*sweeps)
+    last = await archiver(store, tmp_path, delete=True).sweep()
+
+    assert touched == await archived_versions(tmp_path)
+    assert 40 == sum(result.deleted for result in [*results, last])
+
+
+WRITES = ("update_if", "delete", "publish", "versions", "read_all")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(WRITES), st.integers(0, 6), st.booleans()), max_size=4), st.booleans())
+async def test_every_version_is_in_one_file_whenever_processes_die(store, tmp_path_factory, deaths, deletes):
+    """Before or after each write to the store or the dataset, and each read; the last sweep completes."""
+    url = tmp_path_factory.mktemp("archive")
+    async for name in store.names():
+        await store.delete(name)
+    touched = await finished(store, *"abcd", steps=1)
+    for at, (verb, number, is_after) in enumerate(deaths):
+        process = archiver(store, url, rollouts_per_file=2 + at, delete=deletes)
+        dying(process, verb, number, is_after=is_after)
+        with suppress(Died, StorageError):
+            await process.sweep()
+        remaining, safe = await names_of(store), await archived_versions(url)
+        assert {name: touched[name] for name in touched if name not in remaining}.items() <= safe.items()
+    await archiver(store, url, delete=deletes).sweep()
+
+    assert touched == await archived_versions(url)
+    assert ([] if deletes else list("abcd")) == await names_of(store)
+    assert not list(url.rglob("*.part"))
+
+
+async def test_a_dataset_that_cannot_be_written_leaves_the_store_as_it_is(store, tmp_path):
+    """The next sweep, once it can, archives all; a store that fails raises StoreUnreachable."""
+    touched = await finished(store, "a")
+    target = tmp_path / "file"
+    target.write_text("in the way")
+    with pytest.raises(ArchiveError, match="Cannot write"):
+        await archiver(store, target, delete=True).sweep()
+    assert ["a"] == await names_of(store)
+    target.unlink()
+    store.failing.add("update_if")
+    with pytest.raises(StoreUnreachable):
+        await archiver(store, tmp_path / "other").sweep()
+    store.failing.clear()
+    await archiver(store, target).sweep()
+
+    assert touched == await archived_versions(target)

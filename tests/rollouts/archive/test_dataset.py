@@ -1,0 +1,110 @@
+"""Files of an archive on a local path: created once, complete, and listed."""
+
+import re
+import sys
+from io import BytesIO
+
+import pytest
+from archives import archiver, finished
+
+from proxy.rollouts.archive.card import card
+from proxy.rollouts.archive.columns import COLUMNS
+from proxy.rollouts.archive.dataset import ArchiveError, Dataset
+from proxy.rollouts.archive.tables import ArchiveWriter
+
+
+def parquet(*names):
+    """Return a file with a row for each rollout."""
+    file = BytesIO()
+    writer = ArchiveWriter(file)
+    for name in names:
+        writer.write({"rollout_id": name, "touched_ms": 7})
+    writer.close()
+    return file.getvalue()
+
+
+def publish(dataset, name, content):
+    with dataset.staged(name) as (file, path):
+        file.write(content)
+        file.flush()
+        return dataset.publish(path, name)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://", "memory://"])
+def test_a_file_is_created_once(tmp_path, scheme):
+    """The second content is refused, and the first remains."""
+    dataset = Dataset(f"{scheme}{tmp_path}/new")
+
+    assert None is dataset.versions("date=1/a.parquet")
+    assert [True, False] == [publish(dataset, "date=1/a.parquet", parquet(name)) for name in ("r1", "r2")]
+    assert {"r1": 7} == dataset.versions("date=1/a.parquet")
+    assert ["date=1/a.parquet"] == dataset.names()
+
+
+def test_an_interrupted_file_leaves_nothing(tmp_path):
+    dataset = Dataset(str(tmp_path))
+    with pytest.raises(KeyboardInterrupt), dataset.staged("date=1/a.parquet") as (file, _):
+        file.write(b"PAR1")
+        raise KeyboardInterrupt
+
+    assert ([], []) == (dataset.names(), [path for path in tmp_path.rglob("*") if path.is_file()])
+
+
+def test_one_file_is_a_dataset(tmp_path):
+    publish(Dataset(str(tmp_path)), "a.parquet", parquet("r1"))
+    one = Dataset(f"{tmp_path}/a.parquet")
+
+    assert [{"r1": 7}] == [one.versions(name) for name in one.names()]
+
+
+@pytest.mark.parametrize("content", [b"no Parquet", b""])
+def test_another_file_is_refused(tmp_path, content):
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(ValueError, match="not a Parquet file"):
+        Dataset(str(tmp_path)).versions("a.parquet")
+
+
+def test_the_card_is_written_once(tmp_path):
+    """It names every column; a card that was edited remains."""
+    dataset = Dataset(str(tmp_path))
+    dataset.write_card()
+    written = (tmp_path / "README.md").read_bytes()
+    (tmp_path / "README.md").write_text("edited")
+    dataset.write_card()
+
+    assert card() == written
+    assert COLUMNS.keys() == set(re.findall(r"^\| `(\w+)` \|", written.decode(), re.MULTILINE))
+    assert "edited" == (tmp_path / "README.md").read_text()
+
+
+async def test_the_query_of_the_card_returns_the_newest_versions(store, tmp_path, monkeypatch):
+    import duckdb
+
+    await finished(store, "a", "b", steps=2)
+    await archiver(store, tmp_path).sweep()
+    await store.update_if("a", {"reward": b"1"}, expect={}, now_ms=9000)
+    await archiver(store, tmp_path).sweep()
+    monkeypatch.chdir(tmp_path)
+    (query,) = re.findall(r"```sql\n(.*?)```", card().decode(), re.DOTALL)
+    rows = duckdb.sql(query).fetchall()
+
+    assert [("a", 1.0)] * 2 + [("b", 0.5)] * 2 == [row[:2] for row in rows]
+    assert [*range(301)] == rows[1][3]
+
+
+@pytest.mark.parametrize("missing", ["fsspec", "pyarrow"])
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ValueError, match=r"tokentape\[archive\]"):
+        publish(Dataset(str(tmp_path)), "a.parquet", parquet("r1"))
+
+
+def test_an_unknown_scheme_is_refused():
+    with pytest.raises(ValueError, match="nowhere"):
+        Dataset("nowhere://bucket")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArchiveError, match="Cannot write"):
+        publish(Dataset(f"{tmp_path}/file"), "date=1/a.parquet", b"")

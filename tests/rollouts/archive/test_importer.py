@@ -1,0 +1,151 @@
+"""Imports: a store that is archived and imported reads the same."""
+
+import re
+from contextlib import suppress
+from functools import partial
+from secrets import token_hex
+
+import pytest
+import redis
+from archives import Died, archiver, dying, finished, importer
+from golden_files import check, load
+from golden_reads import AFTER, read_all
+from golden_session import SteppedClock
+from golden_store import load_store
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from stored import stored_rollout
+from sweeping import Process, SetClock, open_group
+
+from proxy.rollouts.archive.archiver import Archived
+from proxy.rollouts.archive.rows import CLAIM
+from proxy.rollouts.group import find_group
+from storage import StoreOptions, open_store
+
+
+@pytest.fixture
+async def stores(server):
+    """Two empty stores, and a function that loads a recorded one into the first."""
+    prefixes = token_hex(8), token_hex(8)
+    opened = [await open_store(f"unix:{server.socket}", StoreOptions(prefix=prefix)) for prefix in prefixes]
+    with redis.Redis(unix_socket_path=str(server.socket)) as client:
+        yield *opened, partial(load_store, client, prefixes[0])
+    for store in opened:
+        await store.close()
+
+
+async def finish_all(store):
+    """Finish the open rollouts of the store."""
+    async for name in store.names():
+        stored = await store.get(name)
+        if stored.fields.get("status", b'"limited"') in (b'"limited"', b'"open"'):
+            ending = {"status": b'"completed"', "finished_ms": b"1800000099000"}
+            await store.update_if(name, ending, expect={}, now_ms=stored.touched_ms)
+
+
+async def test_every_read_of_an_imported_store_is_equal(stores, tmp_path):
+    """Rollouts, steps, trees, drift, groups, and every format in every container, with late and undelivered steps.
+
+    The recorded store has records of all versions and dialects, failed and partial steps, several choices and prompts.
+    """
+    store, other, load_into = stores
+    reads = load("reads")
+    load_into(load("store"))
+    await finish_all(store)
+    requests = [request for request in reads["requests"] if request[0] == "GET" and request[1] != "/policy"]
+    settling = [request for request in requests if "?" not in request[1]]  # a shown rollout completes its drift
+    await read_all(store, reads["exchanges"], settling)
+    result = await archiver(store, tmp_path, clock=SteppedClock(2 * AFTER)).sweep()
+    imported = await importer(other, tmp_path).run()
+    before, after = [await read_all(each, reads["exchanges"], requests) for each in (store, other)]
+    check(without_queue(before["calls"]), without_queue(after["calls"]))
+
+    assert result.rollouts == imported.rollouts > 20
+
+
+async def test_an_import_can_be_repeated_and_changes_no_other_rollout(stores, tmp_path):
+    """A rollout that exists is not changed; of several versions the newest is imported."""
+    store, other, _ = stores
+    await finished(store, "a", "b", steps=2)
+    await archiver(store, tmp_path).sweep()
+    await store.update_if("a", {"reward": b"1"}, expect={}, now_ms=9000)
+    await archiver(store, tmp_path).sweep()
+    await other.open("b", {}, now_ms=5)
+    results = [await importer(other, tmp_path).run() for _ in range(2)]
+    found, kept = await other.get("a"), await other.get("b")
+
+    assert [(1, 2, 1), (0, 0, 2)] == [(each.rollouts, each.steps, each.existing) for each in results]
+    assert (b"1", 9000, {"steps": 2, "sampled_tokens": 4}) == (found.fields["reward"], found.touched_ms, found.counts)
+    assert ({}, 5) == (kept.fields, kept.touched_ms)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["open", "append", "mark", "update_if"]), st.integers(0, 5), st.booleans())
+async def test_an_import_that_died_is_completed_by_the_next(store, tmp_path_factory, verb, number, is_after):
+    """A rollout is open until all its steps are stored."""
+    url = tmp_path_factory.mktemp("archive")
+    async for name in store.names():
+        await store.delete(name)
+    await finished(store, "a", "b", steps=2)
+    before = {name: await snapshot(store, name) for name in "ab"}
+    await archiver(store, url, delete=True).sweep()
+    importing = importer(store, url)
+    dying(importing, verb, number, is_after=is_after)
+    with suppress(Died):
+        await importing.run()
+    for name in "ab":
+        stored = await store.get(name)
+        assert stored is None or "status" not in stored.fields or before[name] == await snapshot(store, name)
+    await importer(store, url).run()
+
+    assert before == {name: await snapshot(store, name) for name in "ab"}
+
+
+async def snapshot(store, name):
+    """Return what a rollout has, without its incarnation and its claim."""
+    full = await store.read_all(name, 99)
+    kept = {field: value for field, value in full.rollout.fields.items() if field != CLAIM}
+    stored = full.rollout
+    return full.records, full.blocks, full.marks, kept, stored.counts, stored.created_ms, stored.touched_ms
+
+
+async def test_groups_return_to_the_queue_unless_they_had_left_it(stores, tmp_path):
+    """A claim's holder is forgotten; an acknowledged group is not claimed again."""
+    store, other, _ = stores
+    clock = SetClock()
+    for group, status in (("g1", b'"claimed"'), ("g2", b'"done"'), ("g3", b'"dropped"')):
+        for name in await open_group(store, group, 2):
+            await Process(store, clock).finisher.finish(await stored_rollout(store, name), "completed", reward=1)
+        await store.groups.update_if(group, {"status": status, "consumer": b'"c"'}, expect={}, now_ms=2000)
+    await archiver(store, tmp_path).sweep()
+    result = await importer(other, tmp_path).run()
+    again = await importer(other, tmp_path).run()
+    statuses = [(await find_group(other, name)).status_at(9000) for name in ("g1", "g2", "g3")]
+
+    assert (6, 3, 0) == (result.rollouts, result.groups, again.groups)
+    assert ["complete", "done", "dropped"] == statuses
+    assert ["g1"] == [queued.group for queued in await other.queue.list_available(9)]
+    assert (await find_group(store, "g1")).members == (await find_group(other, "g1")).members
+
+
+async def test_imported_rollouts_are_neither_archived_again_nor_deleted(store, tmp_path):
+    """By an archive to the same dataset."""
+    await finished(store, "a")
+    await archiver(store, tmp_path, delete=True).sweep()
+    await importer(store, tmp_path).run()
+    result = await archiver(store, tmp_path, delete=True).sweep()
+
+    assert Archived() == result
+    assert None is not await store.get("a")
+
+
+async def test_another_file_is_refused(store, tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match="not a Parquet file"):
+        await importer(store, tmp_path).run()
+
+
+def without_queue(calls):
+    """Omit the claims of groups."""
+    omitted = r',"(batch_id|consumer|lease_ms)":[^,}]*'
+    return [{**call, "body": re.sub(omitted, "", call["body"].replace('"claimed"', '"complete"'))} for call in calls]

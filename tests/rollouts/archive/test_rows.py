@@ -1,0 +1,136 @@
+"""Rows of archived rollouts: through Parquet and back, each record is equal to the one that was stored."""
+
+from array import array
+from contextlib import suppress
+from io import BytesIO
+
+from any_json import deep, odd_steps
+from forests import make_choice, make_step, rollouts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.rollouts.archive.rows import RolloutRows, name_of, read_saved, record_of, saved_json
+from proxy.rollouts.archive.tables import ArchiveWriter, read_rows
+from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.codec import UnreadableRecord, encode, open_frame
+from storage.types import StoredEntity
+
+DAMAGED = (b"", b"TT\x02" + bytes(40), b"TT\x09" + bytes(40))
+FIELDS = {"status": b'"completed"', "reward": b"0.5", "finished_ms": b"1800000000000", "archive": b'{"file":"f"}'}
+
+
+def stored(steps):
+    """Return the records of steps in one rollout, and their blocks."""
+    found, records = {}, []
+    for step in steps:
+        with suppress(TypeError, ValueError, AttributeError):  # a failed write stores nothing
+            record = encode(step, found.keys())
+            found |= record.blocks
+            records.append(record.record)
+    return records, found
+
+
+def entity(fields=FIELDS, **counts):
+    return StoredEntity("r1", "i", 1_700_000_000_000, 1_700_000_000_001, fields, counts)
+
+
+def through_parquet(rows):
+    """Write rows to a file and read them."""
+    file = BytesIO()
+    writer = ArchiveWriter(file)
+    for row in rows:
+        writer.write(row)
+    writer.close()
+    file.seek(0)
+    return list(read_rows(file))
+
+
+def content(record, blocks):
+    """Return what a record has; compression may differ."""
+    try:
+        schema, packed = open_frame(record)
+        return schema, BlockReader(blocks).expand(packed)
+    except (UnreadableRecord, ValueError):
+        return record
+
+
+def archived(records, blocks, marks=None):
+    rows = RolloutRows(entity(steps=len(records)), marks or {}, blocks)
+    return through_parquet([rows.row(record) for record in records] or [rows.empty()])
+
+
+def restored(rows):
+    """Return the records and blocks of rows, as an import stores them."""
+    made, records = {}, []
+    for row in rows:
+        record = record_of(row, made)
+        assert not made.keys() & record.blocks.keys()
+        made |= record.blocks
+        records.append(record.record)
+    return records, made
+
+
+@given(rollouts() | odd_steps(), st.lists(st.sampled_from(DAMAGED), max_size=2))
+def test_each_record_returns_from_its_row(steps, damaged):
+    """Also of steps with values of any type, and damaged records; blocks that the steps share are stored once."""
+    records, blocks = stored(steps)
+    records += damaged
+    rows = archived(records, blocks)
+    again, made = restored(rows if records else [])
+
+    assert [content(record, blocks) for record in records] == [content(record, made) for record in again]
+    assert all(made[name] == block for name, block in blocks.items())
+
+
+def test_logprobs_of_float64_return_exactly_and_are_readable_as_float32():
+    long = list(range(600))
+    records, blocks = stored([make_step("1", long, make_choice(0, [7], logprobs=array("d", [-0.1])))])
+    rows = archived(records, blocks)
+    again, made = restored(rows)
+
+    assert (records, blocks) == (again, made)
+    assert array("f", [-0.1]).tobytes() == rows[0]["logprobs"]
+    assert array("i", long).tobytes() == rows[0]["prompt_ids"]
+
+
+def test_a_request_of_the_maximum_depth_returns():
+    """Joined with its messages, it has more levels than JSON can be written with."""
+    records, blocks = stored([make_step("1", [1], [7], request={"messages": [{"content": [[deep(None)]]}]})])
+    again, made = restored(archived(records, blocks))
+
+    assert 1 == len(records)
+    assert [content(record, blocks) for record in records] == [content(record, made) for record in again]
+
+
+def test_columns_have_the_facts_of_the_step_and_its_rollout():
+    step = make_step("s1", [1, 2], [7, 8], [9])
+    records, blocks = stored([step])
+    (row,) = archived(records, blocks, {"late:s1": b"1", "undelivered:s1": b"1"})
+
+    assert ("r1", "completed", 0.5, 0) == tuple(
+        row[name] for name in ("rollout_id", "rollout_status", "reward", "index")
+    )
+    assert ("s1", True, False, "default") == tuple(row[name] for name in ("step_id", "late", "delivered", "policy"))
+    assert array("i", [1, 2]).tobytes() == row["prompt_ids"]
+    assert array("i", [7, 8]).tobytes() == row["completion_ids"]
+    assert [[9]] == [choice["ids"] for choice in row["more_choices"]]
+    assert "2027-01-15" == row["finished_at"].date().isoformat()
+    assert "s1" == name_of(row)
+
+
+def test_a_rollout_without_steps_has_one_row():
+    (row,) = archived([], {})
+
+    assert (None, "completed") == (row["index"], row["rollout_status"])
+
+
+@given(
+    st.dictionaries(st.text(max_size=5), st.binary(max_size=9)), st.dictionaries(st.text(max_size=5), st.integers(0, 9))
+)
+def test_fields_counts_and_marks_of_any_bytes_return(marks, counts):
+    """The field with the claim of the archive does not."""
+    saved = read_saved(saved_json(entity(**counts), marks).decode())
+
+    assert (marks, counts) == (saved.marks, saved.counts)
+    assert FIELDS.keys() - {"archive"} == saved.fields.keys()
+    assert ("r1", 1_700_000_000_000, 1_700_000_000_001) == (saved.name, saved.created_ms, saved.touched_ms)

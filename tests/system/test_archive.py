@@ -1,0 +1,148 @@
+"""The archive in an S3 bucket (moto's server), and read by datasets, DuckDB and Polars."""
+
+import asyncio
+
+import boto3
+import datasets
+import duckdb
+import fsspec
+import polars as pl
+import pytest
+from archives import archived_versions, archiver, finished, importer
+from fakes import proxying
+from moto.server import ThreadedMotoServer
+from pages import ROOT, blocks_of
+
+from proxy.rollouts.archive.dataset import Dataset
+
+IDS = list(range(301))
+
+
+@pytest.fixture(scope="module")
+def s3():
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3, monkeypatch):
+    """The URL of an empty bucket."""
+    for name, value in (
+        ("ENDPOINT_URL", s3),
+        ("ACCESS_KEY_ID", "a"),
+        ("SECRET_ACCESS_KEY", "s"),
+        ("DEFAULT_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    boto3.client("s3").create_bucket(Bucket="rollouts")
+    yield "s3://rollouts/recorded"
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    resource = boto3.resource("s3").Bucket("rollouts")
+    resource.objects.all().delete()
+    resource.delete()
+
+
+async def test_an_s3_bucket_is_archived_and_imported(store, bucket):
+    """Rollouts leave the store, and return."""
+    touched = await finished(store, "a", "b", steps=2)
+    result = await archiver(store, bucket, delete=True).sweep()
+    left = [name async for name in store.names()]
+    imported = await importer(store, bucket).run()
+
+    assert (2, 1, 2, []) == (result.rollouts, result.files, result.deleted, left)
+    assert (2, 4) == (imported.rollouts, imported.steps)
+    assert touched == await archived_versions(bucket)
+    assert touched == {name: (await store.get(name)).touched_ms for name in touched}
+
+
+async def test_s3_creates_a_file_once(store, bucket, monkeypatch):
+    """Also if it was created after this process looked whether it exists."""
+    await finished(store, "a")
+    await archiver(store, bucket).sweep()
+    dataset = Dataset(bucket)
+    (name,) = dataset.names()
+    before = dataset.versions(name)
+    monkeypatch.setattr(type(dataset._fs), "exists", lambda *_args, **_named: False)
+    with dataset.staged(name) as (file, path):
+        file.write(b"another content")
+        file.flush()
+        assert not dataset.publish(path, name)
+
+    assert before == dataset.versions(name)
+
+
+async def test_a_bucket_that_does_not_exist_is_an_error(store, bucket):
+    await finished(store, "a")
+    with pytest.raises(OSError, match="Cannot write s3://none"):
+        await archiver(store, "s3://none/x").sweep()
+
+    assert None is not await store.get("a")
+
+
+@pytest.fixture
+async def archived(store, tmp_path):
+    """The path of an archive with two rollouts of two steps each."""
+    await finished(store, "a", "b", steps=2)
+    await archiver(store, tmp_path).sweep()
+    return tmp_path
+
+
+def test_datasets_loads_it(archived, tmp_path_factory):
+    """By the card, without further arguments."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+    rows = datasets.load_dataset(str(archived), split="train", cache_dir=cache)
+
+    assert 4 == len(rows)
+    assert {("a", 0.5, 301), ("b", 0.5, 301)} == {
+        (row["rollout_id"], row["reward"], len(row["prompt_ids"])) for row in rows if row["index"] == 1
+    }
+    assert IDS == rows[1]["prompt_ids"]
+
+
+def test_duckdb_reads_it(archived):
+    rows = duckdb.sql(
+        f"SELECT rollout_id, len(prompt_ids), completion_ids, date FROM read_parquet('{archived}/*/*.parquet') "
+        "WHERE index = 1 ORDER BY rollout_id"
+    ).fetchall()
+
+    assert [("a", 301, [7, 1]), ("b", 301, [7, 1])] == [row[:3] for row in rows]
+    assert ["1970-01-01"] * 2 == [str(row[3]) for row in rows]
+
+
+def test_polars_reads_it(archived):
+    frame = pl.scan_parquet(f"{archived}/*/*.parquet", hive_partitioning=True)
+    found = (
+        frame.filter(pl.col("index") == 1).sort("rollout_id").select("rollout_id", "prompt_ids", "logprobs").collect()
+    )
+
+    assert ["a", "b"] == found["rollout_id"].to_list()
+    assert IDS == found["prompt_ids"].to_list()[0]
+    assert pl.List(pl.Float32) == found.schema["logprobs"]
+
+
+def test_the_readers_of_the_page_run(archived, monkeypatch, tmp_path_factory):
+    """The Python block of docs/datasets.md, in a folder with the archive `rollouts`."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "rollouts").symlink_to(archived)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+    (block,) = (block for block in blocks_of(ROOT / "docs" / "datasets.md") if block.language == "python")
+    names = {}
+    exec(compile(block.text, "docs/datasets.md", "exec"), names)
+
+    assert [4, 4, 4] == [len(names["rows"]), names["exact"].collect().height, len(names["steps"])]
+
+
+async def test_a_proxy_archives_finished_rollouts(store, engine, tmp_path):
+    """With `archive.url`, in the background, and deletes them if that is set."""
+    touched = await finished(store, "a", "b", steps=1)
+    options = {"url": str(tmp_path / "archive"), "older_than_s": 0, "interval_s": 0.05, "delete": True}
+    async with proxying(engine.url, store, archive=options), asyncio.timeout(50):
+        while [name async for name in store.names()]:
+            await asyncio.sleep(0.01)
+
+    assert touched == await archived_versions(options["url"])
