@@ -18,7 +18,7 @@ _SECTIONS = {
     "Rollouts": ("/rollouts", "/export"),
     "Groups": ("/groups",),
     "Batches": ("/batches",),
-    "Policies": ("/policy", "/policies"),
+    "Policies": ("/policy", "/policies", "/training"),
     "Engines and the process": (
         "/engines",
         "/health",

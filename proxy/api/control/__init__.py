@@ -19,7 +19,19 @@ openapi       OpenAPI description of every route of both APIs
 from aiohttp import web
 
 from proxy.api import health
-from proxy.api.control import batches, engines, events, exports, groups, openapi, policy, rollouts, steps, token_texts
+from proxy.api.control import (
+    batches,
+    engines,
+    events,
+    exports,
+    groups,
+    openapi,
+    policy,
+    rollouts,
+    steps,
+    token_texts,
+    training,
+)
 
 _ROLLOUT = "/rollouts/{rollout_id:[^/]+}"  # any ID: it is decoded from the raw path
 _GROUP = "/groups/{group_id:[^/]+}"
@@ -60,6 +72,7 @@ CONTROL_ROUTES: list[web.RouteDef] = [
     web.post(f"{_BATCH}/ack", batches.ack_batch),
     web.post(f"{_BATCH}/release", batches.release_batch),
     web.post(f"{_BATCH}/extend", batches.extend_batch),
+    web.get("/training", training.show_training),
     web.get("/policies", policy.list_policies),
     *_policy_routes(_POLICY),
     *_policy_routes("/policy"),

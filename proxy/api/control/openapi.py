@@ -211,6 +211,13 @@ ROUTES: tuple[Route, ...] = (
         statuses=_SETTLED,
     ),
     Route("post", f"{_B}/extend", "Extend the lease of a batch.", body=ExtendBatch, statuses=_SETTLED),
+    Route(
+        "get",
+        "/training",
+        "Get what the newest groups of a policy earned.",
+        (("policy", _TEXT), ("limit", {**_COUNT, "maximum": 1000})),
+        statuses=(200, 400, 404),
+    ),
     Route("get", "/policies", "List the policies with their models and versions."),
     *_policy_routes("/policies/{policy}", "a policy", (404,)),
     *_policy_routes("/policy", "the policy `default`"),

@@ -12,10 +12,11 @@ import { Rollouts } from "./list.js";
 import { Plots } from "./overview.js";
 import { Rollout } from "./rollout.js";
 import { Step } from "./step.js";
+import { Training } from "./training.js";
 
-const TABS = { rollouts: ["Rollouts", "rollout"], groups: ["Groups", "group"], plots: ["Plots"] };
-const VIEWS = { rollouts: Rollouts, groups: Groups, plots: Plots };
-const GO_TO = { r: "rollouts", g: "groups", p: "plots" };
+const TABS = { rollouts: ["Rollouts", "rollout"], groups: ["Groups", "group"], training: ["Training"], plots: ["Plots"] };
+const VIEWS = { rollouts: Rollouts, groups: Groups, training: Training, plots: Plots };
+const GO_TO = { r: "rollouts", g: "groups", e: "training", p: "plots" };
 const THEMES = ["auto", "light", "dark"];
 const KEYS = [
   ["/", "filter the list"],
@@ -27,7 +28,7 @@ const KEYS = [
   ["c", "colour tokens by mask or by logprob"],
   ["n", "in tokens: the next span or drift boundary"],
   ["← →", "in tokens and plots: the previous, the next"],
-  ["g r, g g, g p", "go to rollouts, groups, plots"],
+  ["g r, g g, g e, g p", "go to rollouts, groups, training, plots"],
   ["t", "light, dark or automatic colours"],
   ["?", "this list"],
 ];

@@ -45,7 +45,7 @@ function Turns({ members }) {
         <tbody>
           ${rows.map((at) => html`
             <tr key=${at} class=${at === parting ? "parting" : ""}>
-              <th scope="row">${at}${at === parting && " ⑂ they part here"}</th>
+              <th scope="row">${at}${at === parting && " ↳ they part here"}</th>
               ${members.map(({ rollout_id: id, turns }) => html`
                 <td>${turns[at] && html`<a href=${hash("rollout", id, "step", turns[at].step_id)}
                   >${line(turns[at].opening ?? "no text", 80)}</a>`}</td>`)}

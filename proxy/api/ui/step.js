@@ -146,7 +146,7 @@ function Continued({ continuation, rolloutId }) {
 /** Show why a step is a fork: its kind, the earlier step, and the texts of the first message that differs. */
 const Forked = ({ fork, rolloutId }) => html`
   <p class="fork">
-    <b>⑂ ${fork.kind}</b>: ${fork.why}, compared with <a href=${hash("rollout", rolloutId, "step", fork.step_id)}
+    <b>↳ ${fork.kind}</b>: ${fork.why}, compared with <a href=${hash("rollout", rolloutId, "step", fork.step_id)}
       >${line(fork.step_id, 60)}</a>
     ${fork.message !== undefined && html`
       <br />message ${count(fork.message)} before <code>${line(fork.expected ?? "no message", 240)}</code>

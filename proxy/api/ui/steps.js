@@ -103,7 +103,7 @@ function marks(row) {
     row.status !== "error" && !row.exact && mark("flagged", row.problems.join(", "), `⚑ ${line(row.problems[0] ?? "", 30)}`),
     row.continuation && !isNamedByDrift && continuationMark(row.continuation),
     row.drift.length > 0 && mark("driftmark", row.drift.map(driftTitle).join(", "), `◆ ${line(row.drift[0].kind, 20)}`),
-    row.fork && row.fork.kind !== "drift" && mark("forkmark", forkTitle(row.fork), `⑂ ${row.fork.kind}`),
+    row.fork && row.fork.kind !== "drift" && mark("forkmark", forkTitle(row.fork), `↳ ${row.fork.kind}`),
     row.delivered === false && mark("flagged", "the client did not receive the response", "undelivered"),
     row.late && mark("flagged", "the call ended after the rollout finished", "late"),
     row.superseded && mark("dim", "a retry replaces it", "superseded"),

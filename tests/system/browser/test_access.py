@@ -4,7 +4,15 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import expect
 
-PLAIN = ["#/rollouts", "#/groups", "#/group/math-1", "#/plots", "#/rollout/branching", "#/rollout/drifting/plots"]
+PLAIN = [
+    "#/rollouts",
+    "#/groups",
+    "#/group/math-1",
+    "#/plots",
+    "#/training",
+    "#/rollout/branching",
+    "#/rollout/drifting/plots",
+]
 TOKENS = ["#/rollout/branching/sequences", "#/rollout/branching/step/branchin-2", "#/rollout/branching/step/branchin-3"]
 
 

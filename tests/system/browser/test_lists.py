@@ -223,7 +223,7 @@ async def test_a_list_has_the_task_the_failed_calls_and_the_duration(contents, o
 async def test_a_fork_shows_its_kind_and_both_texts(contents, open_page):
     """In the tree and on the step's page; the timeline has an axis and the time to the first byte."""
     page = await open_page(f"{contents.url}/ui#/rollout/branching")
-    await expect(page.locator("#steps-2 .forkmark")).to_contain_text("⑂")
+    await expect(page.locator("#steps-2 .forkmark")).to_contain_text("↳")
     await expect(page.locator(".c-time .axis")).to_contain_text("Time 0 s")
     await expect(page.locator("#steps-0 .c-first")).to_have_text("100 ms")
     await expect(page.locator("#steps-0 .timeline")).to_have_attribute("title", re.compile("first byte after 100 ms"))

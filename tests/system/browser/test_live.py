@@ -94,3 +94,24 @@ async def test_the_page_catches_up_when_the_proxy_returns(server, contents, open
         await expect(page.locator("#live")).to_have_text("live")
         await expect(page.locator(".failure")).to_have_count(0)
         await page.goto("about:blank")
+
+
+async def test_training_follows_groups_with_one_request_for_each_change(contents, open_page):
+    """It has what the newest groups earned, without a request for each rollout; a new group appears."""
+    page = await open_page(f"{contents.url}/ui#/training", expected=GONE)
+    urls = []
+    page.on("request", lambda request: urls.append(request.url))
+    await expect(page.locator("#live")).to_have_text("live")
+    await expect(page.locator(".plot canvas")).to_have_count(6)
+    await page.locator(".plot summary").first.click()
+    values = page.locator(".plot").first.locator(".values li")
+    await expect(values.first).to_be_visible()
+    before = await values.count()
+    opened = await contents.control("POST", "/groups", {"group_id": "trained", "size": 2})
+    for reward, rollout in enumerate(opened["rollouts"]):
+        await contents.finish(rollout["rollout_id"], float(reward))
+    await expect(values).to_have_count(before + 1)
+    await expect(values.filter(has_text="trained: mean reward 0.5")).to_have_count(1)
+    assert {"training", "events"} >= {url.rpartition("/")[2].partition("?")[0] for url in urls if "/ui" not in url}
+    async with contents.http.delete(f"{contents.url}/groups/trained") as response:
+        assert 204 == response.status

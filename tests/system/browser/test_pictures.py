@@ -102,6 +102,22 @@ async def test_pictures_of_sequences(contents, open_page, take):
     await take(page, "sequences")
 
 
+async def test_pictures_of_training(contents, open_page, take):
+    """Reward by policy version and by time, spread, advantages, lengths, staleness."""
+    page = await open_page(f"{contents.url}/ui#/training", viewport=TALL)
+    await expect(page.locator("#live")).to_have_text("live")
+    await expect(page.locator(".plot canvas")).to_have_count(6)
+    await take(page, "training")
+
+
+async def test_pictures_of_members(contents, open_page, take):
+    """A group's members side by side."""
+    page = await open_page(f"{contents.url}/ui#/group/math-2", viewport=DESK)
+    await page.get_by_role("button", name="Compare replies").click()
+    await expect(page.locator(".compared .parting")).to_be_visible()
+    await take(page, "members")
+
+
 async def test_pictures_of_plots(contents, open_page, take):
     """Reward by policy version, tokens per second, logprobs."""
     page = await open_page(f"{contents.url}/ui#/plots", viewport=DESK)

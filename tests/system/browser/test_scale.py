@@ -88,8 +88,9 @@ async def test_plots_of_many_calls_draw_a_sample(many, open_page):
 @pytest.mark.parametrize(
     "where",
     [
-        "#/rollouts", "#/groups", "#/group/math-1", "#/plots", "#/rollout/branching", "#/rollout/branching/sequences",
-        "#/rollout/branching/plots", "#/rollout/branching/step/branchin-2", "#/rollout/branching/step/branching-4",
+        "#/rollouts", "#/groups", "#/group/math-1", "#/plots", "#/training", "#/rollout/branching",
+        "#/rollout/branching/sequences", "#/rollout/branching/plots", "#/rollout/branching/step/branchin-2",
+        "#/rollout/branching/step/branching-4",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,0 +1,96 @@
+"""The route of `/training`: rewards, advantages, lengths and staleness of the newest groups of a policy, in one response."""
+
+import asyncio
+from collections import Counter
+from statistics import fmean
+from typing import Any, Final
+
+from aiohttp import web
+
+from proxy.api.context import CONTEXT
+from proxy.api.control.reward_metrics import earned_by
+from proxy.api.http import json_response
+from proxy.api.query import int_param, reject_unknown_params
+from proxy.rollouts.completion import counted, members_of
+from proxy.rollouts.group import Group, find_group
+from proxy.rollouts.policy import read_version
+from proxy.rollouts.rollout import Rollout
+from proxy.trajectory.advantages import normalized
+from proxy.trajectory.facts import number_of
+
+_DEFAULT_LIMIT: Final = 200
+_MAX_LIMIT: Final = 1000
+_MAX_ROLLOUTS: Final = 8000  # that one response reads: about a second
+_AT_ONCE: Final = 16
+
+
+async def show_training(request: web.Request) -> web.Response:
+    """`GET /training?policy=&limit=`: one entry for each of the newest groups, newest first, and their totals.
+
+    Groups are read until `limit` of them or 8,000 of their rollouts were read; `covered` has how many.
+    """
+    context = request.app[CONTEXT]
+    reject_unknown_params(request, ("policy", "limit"))
+    limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
+    names = [policy.name for policy in context.policies]
+    policy = context.policies.named(request.query.get("policy") or next(iter(context.policies.trained), names[0])).name
+    version = read_version(await context.store.announcements.read(), policy)
+    page = await context.store.groups.list(limit=limit)
+    entries: list[dict[str, Any]] = []
+    rollouts = read = 0
+
+    async def members(name: str) -> tuple[Group, list[Rollout]] | None:
+        group = await find_group(context.store, name)
+        return None if group is None else (group, await members_of(context.store, group))
+
+    while read < len(page.names) and rollouts < _MAX_ROLLOUTS:
+        names_read = page.names[read : read + _AT_ONCE]
+        read += len(names_read)
+        for found in filter(None, await asyncio.gather(*map(members, names_read))):
+            rollouts += len(found[1])
+            entries.append(_entry(*found, policy, version, context.clock.now_ms()))
+    return json_response(
+        {
+            "policy": policy,
+            "policies": names,
+            "version": version,
+            "groups": entries,
+            "statuses": Counter(entry["status"] for entry in entries),
+            "dropped": Counter(entry["code"] for entry in entries if entry["status"] == "dropped"),
+            "equal": _share([entry["equal"] for entry in entries]),
+            "covered": {"groups": len(entries), "rollouts": rollouts},
+            "older": page.cursor is not None or read < len(page.names),
+        }
+    )
+
+
+def _entry(group: Group, rollouts: list[Rollout], policy: str, version: str | None, now_ms: int) -> dict[str, Any]:
+    """Return what a group earned; values are null where they are unknown. Its version is that of its oldest token."""
+    state = group.states.get(policy)
+    earned = earned_by(counted(group, rollouts)[1])
+    rewards = earned.rewards
+    advantages = [value for (value,) in normalized([[reward] for reward in rewards])] if len(rewards) > 1 else []
+    mean = fmean(rewards) if rewards else None
+    oldest = None if state is None else state.oldest
+    first, last = number_of(oldest), number_of(version)
+    return {
+        "group_id": group.group_id,
+        "status": group.status_for(policy, now_ms) or "open",
+        "code": None if state is None else state.code,
+        "version": oldest,
+        "staleness": None if first is None or last is None else last - first,
+        "created_ms": group.created_ms,
+        "complete_ms": group.complete_ms,
+        "members": len(rollouts),
+        "rewards": len(rewards),
+        "reward": mean,
+        "spread": None if mean is None else fmean((reward - mean) ** 2 for reward in rewards) ** 0.5,
+        "equal": len(set(rewards)) == 1 if len(rewards) > 1 else None,
+        "advantages": [min(advantages), max(advantages)] if advantages else None,
+        "tokens": fmean(earned.tokens) if earned.tokens else None,
+    }
+
+
+def _share(values: list[bool | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

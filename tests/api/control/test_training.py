@@ -1,0 +1,52 @@
+"""`GET /training`: what the newest groups of a policy earned."""
+
+import pytest
+
+from proxy.api.control import training
+
+
+async def opened(proxy, name: str, rewards: list[float | None], version: int) -> None:
+    """Open a group at a policy version, and finish its rollouts with these rewards after one call each."""
+    await proxy.put("/policy", {"version": version})
+    group = (await proxy.post("/groups", {"group_id": name, "size": len(rewards)})).json
+    for rollout, reward in zip(group["rollouts"], rewards, strict=True):
+        body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+        assert 200 == (await proxy.post(f"/rollouts/{rollout['rollout_id']}/v1/chat/completions", body)).status
+        await proxy.post(f"/rollouts/{rollout['rollout_id']}/finish", {"status": "completed", "reward": reward})
+
+
+async def test_each_group_has_what_it_earned(proxy):
+    """Mean, spread and extreme advantages of its rewards, tokens, and how far its oldest token is behind."""
+    await opened(proxy, "mixed", [0, 1], 3)
+    await opened(proxy, "equal", [0.5, 0.5], 5)
+    await proxy.post("/groups", {"group_id": "waiting", "size": 2})
+    found = (await proxy.get("/training")).json
+    waiting, equal, mixed = found["groups"]
+    fields = ("group_id", "status", "rewards", "reward", "spread", "equal", "advantages", "version", "staleness")
+
+    assert ["mixed", "complete", 2, 0.5, 0.5, False, [-1, 1], "3", 2] == [mixed[name] for name in fields]
+    assert ["equal", "complete", 2, 0.5, 0, True, [0, 0], "5", 0] == [equal[name] for name in fields]
+    assert ["waiting", "open", 0, None, None, None, None, None, None] == [waiting[name] for name in fields]
+    assert mixed["tokens"] > 0 == waiting["tokens"]
+    assert ("default", "5", 0.5) == (found["policy"], found["version"], found["equal"])
+    assert {"open": 1, "complete": 2} == found["statuses"]
+    assert ({"groups": 3, "rollouts": 6}, False) == (found["covered"], found["older"])
+
+
+async def test_a_response_covers_a_bounded_number_of_groups_and_rollouts(proxy, monkeypatch):
+    """And has how many; `older` is whether there are more."""
+    for number in range(5):
+        await proxy.post("/groups", {"group_id": f"g{number}", "size": 2})
+    found = (await proxy.get("/training?limit=3")).json
+    assert (["g4", "g3", "g2"], True) == ([group["group_id"] for group in found["groups"]], found["older"])
+    monkeypatch.setattr(training, "_AT_ONCE", 1)
+    monkeypatch.setattr(training, "_MAX_ROLLOUTS", 3)
+    found = (await proxy.get("/training")).json
+    assert ({"groups": 2, "rollouts": 4}, True) == (found["covered"], found["older"])
+
+
+@pytest.mark.parametrize(
+    ("query", "status"), [("limit=0", 400), ("limit=1001", 400), ("policy=other", 404), ("policies=a", 400)]
+)
+async def test_wrong_parameters_are_refused(proxy, query, status):
+    assert status == (await proxy.get(f"/training?{query}")).status
