@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from itertools import accumulate, islice
 from statistics import fmean
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ _AT_ONCE: Final = 16
 async def show_training(request: web.Request) -> web.Response:
     """`GET /training?policy=&limit=`: one entry for each of the newest groups, newest first, and their totals.
 
-    Groups are read until `limit` of them or 8,000 of their rollouts were read; `covered` has how many.
+    At most `limit` groups and 8,000 of their rollouts are read; `covered` has how many.
     """
     context = request.app[CONTEXT]
     reject_unknown_params(request, ("policy", "limit"))
@@ -38,17 +39,19 @@ async def show_training(request: web.Request) -> web.Response:
     page = await context.store.groups.list(limit=limit)
     entries: list[dict[str, Any]] = []
     rollouts = read = 0
-
-    async def members(name: str) -> tuple[Group, list[Rollout]] | None:
-        group = await find_group(context.store, name)
-        return None if group is None else (group, await members_of(context.store, group))
-
-    while read < len(page.names) and rollouts < _MAX_ROLLOUTS:
+    is_cut = False
+    while read < len(page.names) and not is_cut:
         names_read = page.names[read : read + _AT_ONCE]
         read += len(names_read)
-        for found in filter(None, await asyncio.gather(*map(members, names_read))):
-            rollouts += len(found[1])
-            entries.append(_entry(*found, policy, version, context.clock.now_ms()))
+        stored = await asyncio.gather(*(find_group(context.store, name) for name in names_read))
+        found = [group for group in stored if group is not None and _is_of(group, policy)]
+        sizes = accumulate((len(group.members) for group in found), initial=rollouts)
+        groups = [group for group, size in zip(found, islice(sizes, 1, None), strict=True) if size <= _MAX_ROLLOUTS]
+        is_cut = len(groups) < len(found)
+        rollouts_of = await asyncio.gather(*(members_of(context.store, group) for group in groups))
+        for group, members in zip(groups, rollouts_of, strict=True):
+            rollouts += len(members)
+            entries.append(_entry(group, members, policy, version, context.clock.now_ms()))
     return json_response(
         {
             "policy": policy,
@@ -59,9 +62,14 @@ async def show_training(request: web.Request) -> web.Response:
             "dropped": Counter(entry["code"] for entry in entries if entry["status"] == "dropped"),
             "equal": _share([entry["equal"] for entry in entries]),
             "covered": {"groups": len(entries), "rollouts": rollouts},
-            "older": page.cursor is not None or read < len(page.names),
+            "older": page.cursor is not None or is_cut,
         }
     )
+
+
+def _is_of(group: Group, policy: str) -> bool:
+    """Return whether a policy has steps in a group, or may get some: the group is open."""
+    return group.is_open or policy in group.states
 
 
 def _entry(group: Group, rollouts: list[Rollout], policy: str, version: str | None, now_ms: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import pytest
 
 from proxy.api.control import training
+from proxy.rollouts.group import Group, PolicyState
 
 
 async def opened(proxy, name: str, rewards: list[float | None], version: int) -> None:
@@ -39,8 +40,7 @@ async def test_a_response_covers_a_bounded_number_of_groups_and_rollouts(proxy, 
         await proxy.post("/groups", {"group_id": f"g{number}", "size": 2})
     found = (await proxy.get("/training?limit=3")).json
     assert (["g4", "g3", "g2"], True) == ([group["group_id"] for group in found["groups"]], found["older"])
-    monkeypatch.setattr(training, "_AT_ONCE", 1)
-    monkeypatch.setattr(training, "_MAX_ROLLOUTS", 3)
+    monkeypatch.setattr(training, "_MAX_ROLLOUTS", 5)
     found = (await proxy.get("/training")).json
     assert ({"groups": 2, "rollouts": 4}, True) == (found["covered"], found["older"])
 
@@ -50,3 +50,12 @@ async def test_a_response_covers_a_bounded_number_of_groups_and_rollouts(proxy, 
 )
 async def test_wrong_parameters_are_refused(proxy, query, status):
     assert status == (await proxy.get(f"/training?{query}")).status
+
+
+@pytest.mark.parametrize(
+    ("states", "is_of"),
+    [({}, True), ({"solver": PolicyState("complete")}, True), ({"critic": PolicyState("done")}, False)],
+)
+def test_a_complete_group_belongs_to_the_policies_that_have_steps_in_it(states, is_of):
+    """An open one may still get some."""
+    assert is_of == training._is_of(Group("g1", "1", 1, states=states), "solver")
