@@ -51,7 +51,9 @@ class Rollout(TypedDict):
     metadata: dict[str, Any]
     status: str
     reason: str | None
+    task: str | None
     counts: dict[str, int]
+    errors: dict[str, int]
     drift: dict[str, Any]
     reward: float | None
     step_rewards: dict[str, float | list[float]]
