@@ -81,9 +81,11 @@ class GroupCompletion:
         queued = await self._queued(group)
         now_ms = self.clock.now_ms()
         fields: dict[str, bytes | None] = {**write_fields({"complete_ms": now_ms})}
-        for policy, oldest in queued.items():
+        notes = {}
+        for policy, versions in queued.items():
+            oldest = _oldest(versions)
             fields |= state_fields(policy, status="complete", oldest=oldest)
-        notes = {policy: orjson.dumps({"oldest": oldest}) for policy, oldest in queued.items()}
+            notes[policy] = orjson.dumps({"oldest": oldest, "empty": not versions})
         expect = {"status": None, "complete_ms": None}  # a group of other policies has no field status
         try:
             await self.store.queue.enqueue(group_id, notes, fields, expect=expect, now_ms=now_ms)
@@ -92,14 +94,18 @@ class GroupCompletion:
         for policy in queued:
             self.metrics.group_events.labels(policy, "complete").inc()
 
-    async def _queued(self, group: Group) -> dict[str, str | None]:
-        """Return the policies in whose queues a group is put, each with its oldest version that sampled a token.
+    async def _queued(self, group: Group) -> dict[str, set[str | None]]:
+        """Return the policies in whose queues a group is put, each with the versions that sampled its tokens.
 
         They are the trained ones that have steps in the group, or all of them if that is none or unknown.
         """
         trained = self.trained or (DEFAULT_POLICY,)
-        oldest = await _oldest_versions(self.store, group)
-        return {policy: oldest[policy] for policy in trained if policy in oldest} or dict.fromkeys(trained)
+        try:
+            found = await _versions(self.store, group)
+        except DamagedStep as damage:
+            LOG.error("Oldest policy version of a group is unknown", extra={"fields": {"why": damage.message}})
+            return {policy: {None} for policy in trained}
+        return {policy: found[policy] for policy in trained if policy in found} or {policy: set() for policy in trained}
 
     async def settle(self, group: Group) -> None:
         """Mark finished members of an open group that a crash left unmarked, and enqueue the group if it is complete."""
@@ -138,26 +144,21 @@ def counted(group: Group, rollouts: Sequence[Rollout]) -> tuple[Group, list[Roll
     return replace(group, members=members, unneeded=unneeded), kept
 
 
-async def _oldest_versions(store: Store, group: Group) -> dict[str, str | None]:
-    """Return for each policy with steps in the group its oldest version that sampled a token.
-
-    It is None unless all versions of the policy are numbers. If a step is unreadable, nothing is known.
-    """
+async def _versions(store: Store, group: Group) -> dict[str, set[str | None]]:
+    """Return for each policy with steps in the group the versions that sampled its tokens. Raises DamagedStep."""
     found: dict[str, set[str | None]] = {}
     for rollout in await members_of(store, group):
         try:
             steps = await read_steps(store, rollout, whole=False)
         except NotFound:
             continue  # deleted meanwhile
-        except DamagedStep as damage:
-            LOG.error("Oldest policy version of a group is unknown", extra={"fields": {"why": damage.message}})
-            return {}
         for policy, versions in (await aside(len(steps), lambda steps=steps: versions_of(steps))).items():  # type: ignore[misc]
             found.setdefault(policy, set()).update(versions)
-    return {policy: _oldest(versions) for policy, versions in found.items()}
+    return found
 
 
 def _oldest(versions: Iterable[str | None]) -> str | None:
+    """Return the oldest version; None unless all versions are numbers."""
     numbers = [number_of(version) for version in versions]
     known = [number for number in numbers if number is not None]
     return str(min(known)) if known and len(known) == len(numbers) else None

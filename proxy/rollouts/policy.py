@@ -1,5 +1,6 @@
 """The policies: the models whose calls belong to each, its announced version, and the pause of its calls."""
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -83,6 +84,15 @@ class Policies:
 
     def __iter__(self) -> Iterator[Policy]:
         return iter(self._policies.values())
+
+    async def start(self) -> "Policies":
+        """Read versions and pauses, and start the heartbeats. Raises StorageError."""
+        await asyncio.gather(*(policy.pause.start() for policy in self))
+        return self
+
+    async def close(self) -> None:
+        """Stop the heartbeats."""
+        await asyncio.gather(*(policy.pause.close() for policy in self))
 
     @property
     def has_named(self) -> bool:

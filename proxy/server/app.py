@@ -172,8 +172,7 @@ async def _make_context(
     tokenizers = Tokenizers(settings.engines.endpoints)
     registry = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
     policies, stopping = _policies(opened, clock, metrics, settings, registry.apply), asyncio.Event()
-    for policy in policies:
-        await _kept(stack, policy.pause).start()
+    await _kept(stack, policies).start()
     reporter = DriftReporter(opened, clock, metrics, upstream, tokenizers)
     return Context(
         settings=settings,

@@ -1,6 +1,7 @@
 """`tokentape export --push`: posting scored groups to Atropos' service."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -47,32 +48,33 @@ async def proxy(store):
         yield served.url
 
 
-async def record_group(http, proxy, rewards, *, group="g", max_tokens=16, **finish):
-    """Record a group of finished rollouts of one step each, with these rewards."""
+async def record_group(http, proxy, rewards, *, group="g", max_tokens=16, models=("simulated",), **finish):
+    """Record a group of finished rollouts of one step for each model, with these rewards."""
     for number, reward in enumerate(rewards):
         name = f"{group}-{number}"
         headers = {"X-Rollout-Id": name, "X-Rollout-Group": group}
-        body = {"messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": max_tokens}
-        async with http.post(proxy + "/v1/chat/completions", json=body, headers=headers) as response:
-            assert 200 == response.status
+        messages = [{"role": "user", "content": f"hi {number}"}]
+        for model in models:
+            body = {"model": model, "messages": messages, "max_tokens": max_tokens}
+            async with http.post(proxy + "/v1/chat/completions", json=body, headers=headers) as response:
+                assert 200 == response.status
         end = {"status": "completed", "reward": reward, **finish}
         await call_proxy(http, "POST", f"{proxy}/rollouts/{name}/finish", end)
 
 
-async def push_to(proxy, service, **options) -> tuple[bool, str]:
+async def push_to(proxy, service, request=SCORED_DATA, **options) -> tuple[bool, str]:
     url, env_id = service
     output = io.StringIO()
     to = PushOptions(**{"service": url, "group_size": 4, "env_id": env_id, **options})
-    groups = await push(proxy, None, SCORED_DATA, to, api_key=None, notes=Console(file=output, width=1000))
+    groups = await push(proxy, None, request, to, api_key=None, notes=Console(file=output, width=1000))
     received = all(group.is_received for group in groups)
     return received, output.getvalue()
 
 
-async def exported(http, proxy, group, size):
+async def exported(http, proxy, group, size, more=""):
     """Return the rows of the rollouts' exports as one group."""
-    rows = [
-        await call_proxy(http, "GET", f"{proxy}/rollouts/{group}-{n}/export?format=scored_data") for n in range(size)
-    ]
+    query = f"format=scored_data{more}"
+    rows = [await call_proxy(http, "GET", f"{proxy}/rollouts/{group}-{n}/export?{query}") for n in range(size)]
     flat = [row for body in rows for row in (body["rows"] if isinstance(body, dict) and "rows" in body else [body])]
     flat = [row for item in flat for row in (item if isinstance(item, list) else [item])]
     return {name: [row[name][0] for row in flat] for name in ("tokens", "masks", "scores", "inference_logprobs")}
@@ -111,6 +113,20 @@ async def test_an_opened_group_needs_no_group_size(http, proxy, service):
     assert (True, "group 'opened': received\ngroups: 1 received\n") == complete
     assert (False, True) == (partial[0], "it has 3 sequences to post; a complete group has 4" in partial[1])
     assert "group 'made': its size is unknown because calls created it" in created_by_calls[1]
+
+
+async def test_only_the_sequences_of_the_named_policy_are_posted(http, store, service):
+    policies = {"planner": {"models": ["planner"]}, "coder": {"models": ["coder"]}}
+    async with simulating("127.0.0.1:0", Options()) as engine, proxying(engine, store, policies=policies) as served:
+        await record_group(http, served.url, [0.0, 1.0, 0.5, 0.25], models=("planner", "coder"))
+        request = replace(SCORED_DATA, more=(("policy", "planner"),))
+        received, output = await push_to(served.url, service, request)
+        ours = await exported(http, served.url, "g", 4, "&policy=planner")
+    batch = (await call_proxy(http, "GET", service[0] + "/batch"))["batch"]
+
+    assert received, output
+    assert 1 == len(batch)
+    assert ours == {name: batch[0][name] for name in ours}
 
 
 @pytest.mark.parametrize("compressed_from", [1, 1 << 30])

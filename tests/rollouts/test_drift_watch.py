@@ -116,3 +116,15 @@ async def test_a_retry_reuses_the_texts_of_the_first_attempt(store, drifting, ht
         await rollout.counted(retokenized=2)
 
         assert 2 == len(drifting.detokenized)
+
+
+async def test_a_call_of_another_policy_does_not_continue_an_earlier_one(store, drifting, http):
+    """Its prompt has the reply as its own chat template renders it: there is no drift and nothing to look up."""
+    drifting.detokenize = same
+    async with proxying(drifting.url, store, policies={"judge": {"models": ["judge"]}}) as served:
+        rollout = Drifting(http, served.url)
+        await rollout.chat(ASK)
+        await rollout.post("/v1/chat/completions", {"model": "judge", "messages": [ASK, REPLY, MORE]})
+        await rollout.finish()
+
+        assert ([], []) == (drifting.detokenized, (await rollout.get("/tree"))["drift"])

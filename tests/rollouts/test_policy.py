@@ -1,5 +1,7 @@
 """The policies: models, announced versions, and which of them exports and claims take."""
 
+import asyncio
+
 import orjson
 import pytest
 from hypothesis import given
@@ -158,3 +160,23 @@ def test_a_claim_takes_groups_of_the_named_policy_or_of_the_only_trained_one(set
 def test_a_claim_without_exactly_one_trained_policy_is_refused(settings, name, error, message):
     with pytest.raises(error, match=message):
         policies_of(settings).claimed(name)
+
+
+async def test_heartbeats_of_all_policies_stop_at_once():
+    """A store that does not answer delays the shutdown by the time of one policy."""
+    policies = policies_of({f"p{number}": {"models": [f"m{number}"]} for number in range(8)})
+    closing, gate = [], asyncio.Event()
+
+    class Hanging:
+        async def close(self) -> None:
+            closing.append(self)
+            if len(closing) == 9:
+                gate.set()
+            await gate.wait()
+
+    for policy in policies:
+        object.__setattr__(policy, "pause", Hanging())
+    async with asyncio.timeout(50):
+        await policies.close()
+
+    assert 9 == len(closing)

@@ -8,11 +8,14 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from importlib.metadata import distributions
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import orjson
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"proxy", "storage", "tokentape"}
@@ -139,3 +142,23 @@ def test_no_page_and_no_message_installs_tokentape_from_a_registry():
     assert NAMES_THE_REGISTRY.search("pip install 'tokentape[client]'")
     assert NAMES_THE_REGISTRY.search("pip install --no-deps tokentape\n")
     assert {} == found
+
+
+def test_every_pinned_version_satisfies_the_requirements_of_the_installed_packages():
+    """A pin that contradicts another package would be found by the next fresh installation only."""
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    pinned = {canonicalize_name(name): version for name, version in pins.items()}
+    installed = {
+        canonicalize_name(found.name): found for found in distributions(path=[sysconfig.get_paths()["purelib"]])
+    }
+    wrong = [
+        f"{name}=={pinned[name]} requires {requirement}"
+        for name in pinned.keys() & installed.keys()
+        for requirement in map(Requirement, installed[name].requires or ())
+        if (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
+        and (version := pinned.get(canonicalize_name(requirement.name)))
+        and not requirement.specifier.contains(version, prereleases=True)
+    ]
+
+    assert len(pinned.keys() & installed.keys()) > 100
+    assert [] == sorted(wrong)

@@ -243,9 +243,12 @@ async def _render(context: Context, claim: Claim, held: Held) -> bool:
 
 
 def why_stale(claim: Claim, waiting: QueuedGroup) -> Reason | None:
-    """Return why a group is too old for the claim; None if it is not. A group of unknown age is too old."""
+    """Return why a group is too old for the claim; None if it is not. A group of unknown age is too old.
+
+    A group without sampled tokens has no age: it has too few members.
+    """
     max_staleness = claim.body.max_staleness
-    if max_staleness is None:
+    if max_staleness is None or orjson.loads(waiting.note).get("empty"):
         return None
     now, oldest = number_of(claim.policy_version), _version(waiting)
     if now is None or oldest == _UNKNOWN:

@@ -246,6 +246,18 @@ async def test_release_and_extend_work_on_the_queue_of_the_policy(proxy):
     assert (coder["batch_id"], other["batch_id"]) == tuple(states[name]["batch_id"] for name in ("coder", "planner"))
 
 
+async def test_a_group_without_sampled_tokens_has_too_few_members_and_no_age(proxy):
+    """Its agents made no calls, or none of a trained policy."""
+    await proxy.put("/policies/planner", {"version": 3})
+    await record(proxy, "idle", [], [])
+    await record(proxy, "judged", ["judge"], ["judge"])
+    claimed = await proxy.claim(policy="planner", max_staleness=1)
+
+    assert {"idle": "too_few_members", "judged": "too_few_members"} == {
+        dropped["group_id"]: dropped["code"] for dropped in claimed["dropped"]
+    }
+
+
 async def test_deleting_a_group_removes_it_from_all_queues(proxy, store):
     await record(proxy, "g", BOTH, BOTH)
     await proxy.delete("/groups/g")
