@@ -20,8 +20,8 @@ tokens are not.
 
 With [named policies](policies.md), rows are of one policy each: steps of different policies never join. `policy=planner`
 exports the steps of one policy; without it, those of all trained policies, each with its own `longest` or `last` row. Rows of
-`sequences` and `steps` have the `policy`, except those of `default`. Arrow and Parquet have this column if `policies` are configured;
-it is null for `default`.
+`sequences` and `steps` have the `policy`, except those of `default`. Arrow and Parquet have this column if `policies` are
+configured; it is null for `default`.
 
 A *batch* is an object of lists with one entry per row; other formats return lists of rows.
 """

@@ -243,10 +243,7 @@ async def _render(context: Context, claim: Claim, held: Held) -> bool:
 
 
 def why_stale(claim: Claim, waiting: QueuedGroup) -> Reason | None:
-    """Return why a group is too old for the claim; None if it is not. A group of unknown age is too old.
-
-    A group without sampled tokens has no age: it has too few members.
-    """
+    """Return why a group is too old for the claim; None if it is not, or has no tokens. A group of unknown age is too old."""
     max_staleness = claim.body.max_staleness
     if max_staleness is None or orjson.loads(waiting.note).get("empty"):
         return None
