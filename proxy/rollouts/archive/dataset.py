@@ -35,7 +35,8 @@ class Dataset:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:
             raise ValueError(
-                f"{url}: {error}; install tokentape[archive], and for s3:// s3fs, for gs:// gcsfs."
+                f"{url}: {error}. Install fsspec, and the package of the URL: s3fs, gcsfs or huggingface_hub "
+                "(pip install 'fsspec>=2024.6' s3fs)."
             ) from None
         protocols = {self._fs.protocol} if isinstance(self._fs.protocol, str) else set(self._fs.protocol)
         self._is_local = not protocols.isdisjoint(_LOCAL)

@@ -115,7 +115,9 @@ def arrow() -> Any:
     try:
         return import_module("pyarrow")
     except ImportError:
-        raise ValueError("The archive requires pyarrow and fsspec; install tokentape[archive].") from None
+        raise ValueError(
+            "The archive requires pyarrow and fsspec: pip install 'pyarrow>=18' 'fsspec>=2024.6'."
+        ) from None
 
 
 def arrow_schema(library: Any) -> Any:
