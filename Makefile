@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 RUNNABLE := .venv/.runnable
 
-.PHONY: all install run test test-system test-faults test-engine test-trainers test-agents test-deploy test-monitoring test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
+.PHONY: all install run test test-system test-faults test-engine test-trainers test-agents test-deploy test-monitoring test-trackers test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
 
 all: lint types test test-system  ## the checks that every change must pass
 
@@ -66,6 +66,10 @@ test-monitoring: $(READY)  ## check rules, alerts and the dashboard's queries wi
 examples: $(READY)  ## run each of examples/ in full with the simulator, and print its output
 	$(BIN)/python -m pytest -n 0 tests/system/examples --whole --timeout 600
 
+test-trackers: $(READY)  ## log rollouts to W&B (offline) and to MLflow, which it installs (100 MB)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group trackers
+	$(BIN)/python -m pytest tests/system/trackers
+
 test-ui: $(READY)  ## test /ui in a headless Chromium; PICTURES=docs/images updates the screenshots
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group ui
 	$(BIN)/python -m pytest tests/system/browser $(if $(PICTURES),--pictures $(PICTURES))
@@ -101,7 +105,7 @@ docs: $(READY)  ## generate pages, the blocking client and the site, build/docs/
 
 lock:  ## update constraints.txt within the ranges of pyproject.toml
 	rm -rf .venv && $(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[arrow,client,otel,tokenizer]" --group dev --group docs --group ui
+	$(BIN)/python -m pip install --quiet --editable ".[arrow,client,otel,tokenizer]" --group dev --group docs --group trackers --group ui
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 
 clean:  ## remove generated files, but not recorded steps (./data)

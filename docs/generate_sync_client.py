@@ -14,17 +14,18 @@ FOLDER: Final = Path(__file__).parent.parent / "tokentape"
 SOURCES: Final = {
     FOLDER / "sync_client.py": FOLDER / "async_client.py",
     FOLDER / "sync_batches.py": FOLDER / "batches.py",
+    FOLDER / "sync_events.py": FOLDER / "events.py",
 }
 HEADER: Final = "# Generated from tokentape/{source} by `python -m docs.generate`; edit {source} instead.\n"
 WORDS: Final = (
-    (r"\bAsyncGenerator\[(\w+), None\]", r"Generator[\1, None, None]"),
-    (r"\btokentape\.batches\b", "tokentape.sync_batches"),
+    (r"\bAsyncGenerator\[([\w |]+), None\]", r"Generator[\1, None, None]"),
+    (r"\btokentape\.(batches|events)\b", r"tokentape.sync_\1"),
     (r"\basync (def|for|with)\b", r"\1"),
     (r"\bawait ", ""),
     (r"\bAsync(Client|Generator|Heartbeat|Iterator)\b", r"\1"),
     (r"\bfrom asyncio import sleep\b", "from time import sleep"),
     (r"\b__a(enter|exit)__\b", r"__\1__"),
-    (r"\ba(close|read|iter_lines|finished)\b", r"\1"),
+    (r"\ba(close|closing|read|iter_bytes|finished)\b", r"\1"),
 )
 
 

@@ -4,6 +4,8 @@
     sync_client      Client, generated from async_client
     batches          batches as an async iterator that keeps their leases alive
     sync_batches     the same for Client, generated from batches
+    events           changes of rollouts, followed across lost connections
+    sync_events      the same for Client, generated from events
     heartbeat        the task or the thread that extends leases
     managed_server   ManagedServer with the names, arguments and results of Atropos' own
     openai_adapter   ManagedServerAdapter: a ManagedServer with the methods of an OpenAI client

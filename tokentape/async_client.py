@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from tokentape import requests
 from tokentape.batches import Batch, claim_batches
-from tokentape.transport import ClientError, Request, error_from_response, parse_line, require, retry_delay
-from tokentape.types import BatchResult, FinishStatus, OpenedRollout, Rollout, Step
+from tokentape.events import follow_events
+from tokentape.transport import ClientError, LineBuffer, Request, error_from_response, parse_line, require, retry_delay
+from tokentape.types import BatchResult, Change, FinishStatus, OpenedRollout, Rollout, Step
 from tokentape.updates import NOT_ANNOUNCED, NOT_FOUND, STILL_PAUSED, InFlight, afinished, check_drained, check_update
 
 with suppress(ImportError):  # `import tokentape` works without httpx2; the constructor raises
@@ -103,9 +104,16 @@ class AsyncClient:
             if after is None:
                 return
 
-    async def tree(self, rollout_id: str) -> dict[str, Any]:
-        """Return the tree of steps: parents, spans, drift, and the branch in which each token is trained."""
-        return cast("dict[str, Any]", await self._request(requests.tree(rollout_id)))
+    async def tree(self, rollout_id: str, *, texts: bool | None = None) -> dict[str, Any]:
+        """Return the tree of steps, their spans and drift; with `texts=False` no tokenizer is waited for to explain drift."""
+        return cast("dict[str, Any]", await self._request(requests.tree(rollout_id, texts=texts)))
+
+    def events(self, rollout_id: str | None = None) -> AsyncGenerator[Change | None, None]:
+        """Follow the changes of all rollouts or of one, without end; None after each connection.
+
+        Changes are not repeated: at None, read the rollouts. A lost connection is opened again.
+        """
+        return follow_events(lambda: self._stream(requests.events(rollout_id), bytes))
 
     def export_rollout(
         self,
@@ -114,15 +122,15 @@ class AsyncClient:
         **options: Any,
     ) -> AsyncIterator[dict[str, Any]]:
         """Stream the rows of one rollout in a trainer's format. Options are the query parameters of the route."""
-        return self._stream_rows(requests.export_rollout(rollout_id, {"format": format, **options}))
+        return self._stream(requests.export_rollout(rollout_id, {"format": format, **options}), parse_line)
 
     def export_group(self, group_id: str, format: str = "sequences", **options: Any) -> AsyncIterator[dict[str, Any]]:  # noqa: A002
         """Stream the rows of one group in a trainer's format."""
-        return self._stream_rows(requests.export_group(group_id, {"format": format, **options}))
+        return self._stream(requests.export_group(group_id, {"format": format, **options}), parse_line)
 
     def export(self, format: str = "sequences", **options: Any) -> AsyncIterator[dict[str, Any]]:  # noqa: A002
         """Stream the rows of many rollouts, newest rollout first. Options include `status`, `group_id`, `since`, `limit`."""
-        return self._stream_rows(requests.export({"format": format, **options}))
+        return self._stream(requests.export({"format": format, **options}), parse_line)
 
     async def open_group(
         self,
@@ -346,13 +354,18 @@ class AsyncClient:
         response = await self._send_with_retries(request, stream=False)
         return response.json() if response.content else None
 
-    async def _stream_rows(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+    async def _stream(self, request: Request, parse: Callable[[bytes], Any]) -> AsyncGenerator[Any, None]:
+        """Yield the parsed lines of the response."""
+        lines = LineBuffer()
         response = await self._send_with_retries(request, stream=True)
         try:
-            async for line in response.aiter_lines():
-                yield parse_line(line)
+            async for received in response.aiter_bytes():
+                for line in lines.feed(received):
+                    yield parse(line)
+            if rest := lines.rest():
+                yield parse(rest)
         except httpx.TransportError as error:
-            raise ClientError(f"connection lost during the export: {error}", code="connection_lost") from error
+            raise ClientError(f"connection lost during {request.path}: {error}", code="connection_lost") from error
         finally:
             await response.aclose()
 

@@ -49,9 +49,9 @@ def steps(rollout_id: str, after: int | None, limit: int) -> Request:
     return Request("GET", f"/rollouts/{quote_id(rollout_id)}/steps", query=query_from(after=after, limit=limit))
 
 
-def tree(rollout_id: str) -> Request:
+def tree(rollout_id: str, *, texts: bool | None) -> Request:
     """`GET /rollouts/{id}/tree`."""
-    return Request("GET", f"/rollouts/{quote_id(rollout_id)}/tree")
+    return Request("GET", f"/rollouts/{quote_id(rollout_id)}/tree", query=query_from(texts=texts))
 
 
 def listing(noun: str, filters: Mapping[str, Any], cursor: str | None) -> Request:
@@ -82,6 +82,11 @@ def open_group(group_id: str | None, options: Mapping[str, Any]) -> Request:
 def group(group_id: str, method: str = "GET") -> Request:
     """`GET` or `DELETE /groups/{id}`."""
     return Request(method, f"/groups/{quote_id(group_id)}")
+
+
+def events(rollout_id: str | None) -> Request:
+    """`GET /events`, whose response does not end."""
+    return Request("GET", "/events", query=query_from(rollout_id=rollout_id))
 
 
 def claim_batch(body: Mapping[str, Any]) -> Request:

@@ -9,8 +9,9 @@ from typing import Any, Literal, Self, cast
 
 from tokentape import requests
 from tokentape.sync_batches import Batch, claim_batches
-from tokentape.transport import ClientError, Request, error_from_response, parse_line, require, retry_delay
-from tokentape.types import BatchResult, FinishStatus, OpenedRollout, Rollout, Step
+from tokentape.sync_events import follow_events
+from tokentape.transport import ClientError, LineBuffer, Request, error_from_response, parse_line, require, retry_delay
+from tokentape.types import BatchResult, Change, FinishStatus, OpenedRollout, Rollout, Step
 from tokentape.updates import NOT_ANNOUNCED, NOT_FOUND, STILL_PAUSED, InFlight, check_drained, check_update, finished
 
 with suppress(ImportError):  # `import tokentape` works without httpx2; the constructor raises
@@ -101,9 +102,16 @@ class Client:
             if after is None:
                 return
 
-    def tree(self, rollout_id: str) -> dict[str, Any]:
-        """Return the tree of steps: parents, spans, drift, and the branch in which each token is trained."""
-        return cast("dict[str, Any]", self._request(requests.tree(rollout_id)))
+    def tree(self, rollout_id: str, *, texts: bool | None = None) -> dict[str, Any]:
+        """Return the tree of steps, their spans and drift; with `texts=False` no tokenizer is waited for to explain drift."""
+        return cast("dict[str, Any]", self._request(requests.tree(rollout_id, texts=texts)))
+
+    def events(self, rollout_id: str | None = None) -> Generator[Change | None, None, None]:
+        """Follow the changes of all rollouts or of one, without end; None after each connection.
+
+        Changes are not repeated: at None, read the rollouts. A lost connection is opened again.
+        """
+        return follow_events(lambda: self._stream(requests.events(rollout_id), bytes))
 
     def export_rollout(
         self,
@@ -112,15 +120,15 @@ class Client:
         **options: Any,
     ) -> Iterator[dict[str, Any]]:
         """Stream the rows of one rollout in a trainer's format. Options are the query parameters of the route."""
-        return self._stream_rows(requests.export_rollout(rollout_id, {"format": format, **options}))
+        return self._stream(requests.export_rollout(rollout_id, {"format": format, **options}), parse_line)
 
     def export_group(self, group_id: str, format: str = "sequences", **options: Any) -> Iterator[dict[str, Any]]:  # noqa: A002
         """Stream the rows of one group in a trainer's format."""
-        return self._stream_rows(requests.export_group(group_id, {"format": format, **options}))
+        return self._stream(requests.export_group(group_id, {"format": format, **options}), parse_line)
 
     def export(self, format: str = "sequences", **options: Any) -> Iterator[dict[str, Any]]:  # noqa: A002
         """Stream the rows of many rollouts, newest rollout first. Options include `status`, `group_id`, `since`, `limit`."""
-        return self._stream_rows(requests.export({"format": format, **options}))
+        return self._stream(requests.export({"format": format, **options}), parse_line)
 
     def open_group(
         self,
@@ -324,13 +332,18 @@ class Client:
         response = self._send_with_retries(request, stream=False)
         return response.json() if response.content else None
 
-    def _stream_rows(self, request: Request) -> Iterator[dict[str, Any]]:
+    def _stream(self, request: Request, parse: Callable[[bytes], Any]) -> Generator[Any, None, None]:
+        """Yield the parsed lines of the response."""
+        lines = LineBuffer()
         response = self._send_with_retries(request, stream=True)
         try:
-            for line in response.iter_lines():
-                yield parse_line(line)
+            for received in response.iter_bytes():
+                for line in lines.feed(received):
+                    yield parse(line)
+            if rest := lines.rest():
+                yield parse(rest)
         except httpx.TransportError as error:
-            raise ClientError(f"connection lost during the export: {error}", code="connection_lost") from error
+            raise ClientError(f"connection lost during {request.path}: {error}", code="connection_lost") from error
         finally:
             response.close()
 

@@ -51,6 +51,11 @@ class ClientError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may succeed later: the connection failed, or the status is 429 or 500 and above."""
+        return self.status is None or self.status == 429 or self.status >= 500
+
 
 def require(package: str, *, user: str, requirement: str) -> None:
     """Raise ImportError with the command that installs an optional package, unless it can be imported."""
@@ -94,7 +99,27 @@ def retry_delay(error: ClientError, attempt: int, max_attempts: int) -> float | 
     return delay if delay <= MAX_RETRY_DELAY_S else None
 
 
-def parse_line(line: str) -> Any:
+class LineBuffer:
+    """Cuts a response into lines at line feeds only; JSON may have other line separators, such as U+2028, in strings."""
+
+    def __init__(self) -> None:
+        self._pending: list[bytes] = []
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """Return the lines that are complete now."""
+        first, *others = received.split(b"\n")
+        self._pending.append(first)
+        if not others:
+            return []
+        line, self._pending = b"".join(self._pending), [others.pop()]
+        return [line, *others]
+
+    def rest(self) -> bytes:
+        """Return what follows the last line feed."""
+        return b"".join(self._pending)
+
+
+def parse_line(line: bytes) -> Any:
     """Parse one line of NDJSON."""
     return json.loads(line)  # noqa: TID251 - the client requires httpx2 only
 

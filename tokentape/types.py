@@ -31,6 +31,14 @@ class OpenedRollout(TypedDict):
     created_ms: int
 
 
+class Change(TypedDict):
+    """A change of a rollout: a stored step, or another change, for which `index` and `step_id` are null."""
+
+    rollout_id: str
+    index: int | None
+    step_id: str | None
+
+
 class Rollout(TypedDict):
     """A rollout: open, completed, failed, aborted, truncated or limited; `counts` of steps and tokens.
 

@@ -117,6 +117,17 @@ async def test_a_request_whose_connection_is_lost_is_not_retried(client_at, engi
     assert ([], 1) == (delays, len(engine.requests))
 
 
+async def test_rows_end_at_line_feeds_only(client_at, engine):
+    """Texts of agents have other line separators, which JSON does not escape."""
+    row = {"text": "a\x85b\u2028c\u2029d"}
+    engine.streams([b'{"text": "a\xc2\x85b\xe2\x80', b'\xa8c\xe2\x80\xa9d"}\n{"row"', b": 2}"], then="end")
+    client = client_at(engine.url)
+    rows = await client.export()
+    await client.close()
+
+    assert [row, {"row": 2}] == rows
+
+
 async def test_an_export_whose_connection_is_lost_raises(client_at, engine):
     """After the rows that arrived."""
     engine.streams([b'{"row": 1}\n'], then="die")

@@ -94,7 +94,8 @@ async def test_two_turns_are_two_nodes_of_the_tree(client, agent):
     """The second is the child of the first."""
     steps = await agent.send_turns(await client.open_rollout("r1"), "one", "two")
 
-    nodes = (await client.tree("r1"))["nodes"]
+    tree = await client.tree("r1")
+    nodes = tree["nodes"]
 
     assert [(steps[0], None), (steps[1], 0)] == [(node["step_id"], node["parent"]) for node in nodes]
 

@@ -1,9 +1,19 @@
 """Errors from responses, and the retry policy."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy import errors
-from tokentape.transport import NOT_VALID, ROLLOUT_LIMIT, ClientError, error_from_response, parse_line, retry_delay
+from tokentape.transport import (
+    NOT_VALID,
+    ROLLOUT_LIMIT,
+    ClientError,
+    LineBuffer,
+    error_from_response,
+    parse_line,
+    retry_delay,
+)
 
 BODY = b'{"error": {"message": "no such rollout", "type": "not_found", "param": "rollout_id", "code": "unknown"}}'
 
@@ -77,3 +87,18 @@ def test_the_names_of_errors_are_those_of_the_proxy():
 def test_a_line_is_json():
     """One row of an export."""
     assert {"a": [1, None]} == parse_line('{"a": [1, null]}')
+
+
+@given(st.lists(st.sampled_from([b"a", b"\n", b"\r", "\u2028".encode(), b"\x85"])), st.integers(1, 4))
+def test_lines_do_not_depend_on_how_the_response_is_cut(pieces, size):
+    text = b"".join(pieces)
+    lines = LineBuffer()
+    found = [line for start in range(0, len(text), size) for line in lines.feed(text[start : start + size])]
+
+    assert text.split(b"\n") == [*found, lines.rest()]
+
+
+@pytest.mark.parametrize(("status", "may_pass"), [(None, True), (429, True), (503, True), (401, False), (409, False)])
+def test_only_errors_of_requests_last(status, may_pass):
+    """A proxy that restarts, or a store that is unreachable, comes back; a wrong key does not become right."""
+    assert may_pass == ClientError("no", status=status).may_pass

@@ -1,0 +1,167 @@
+"""examples/follow_rollouts.py: each finished rollout is logged once."""
+
+import asyncio
+import json
+
+import follow_rollouts
+import pytest
+from aiohttp import web
+from fakes import proxying
+from follow_rollouts import Log, is_over
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai import AsyncOpenAI
+
+from tokentape import AsyncClient, Client, ClientError
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+async def played(client, name, *, reward=1.0, status="completed"):
+    """Record a turn of a rollout, and finish it."""
+    opened = await client.open_rollout(name)
+    async with AsyncOpenAI(base_url=opened["base_url"], api_key=opened["api_key"]) as agent:
+        await agent.chat.completions.create(model="policy", messages=HELLO, max_tokens=8)
+    await client.finish_rollout(name, status, reward=reward)
+
+
+def names_in(path):
+    return [json.loads(line)["rollout_id"] for line in path.read_text().splitlines()]
+
+
+async def test_what_is_over_is_logged_with_its_versions(simulated, run, tmp_path):
+    """A completed rollout waits for its reward; the staleness is that of its oldest token when it is logged."""
+    path, (url, _) = tmp_path / "log", simulated
+    async with AsyncClient(url) as client:
+        await client.put_policy(3)
+        await played(client, "old", reward=0.5)
+        await client.put_policy(5)
+        await played(client, "failed", reward=None, status="failed")
+        await played(client, "waits", reward=None)
+        await client.open_rollout("open")
+        await run(follow_rollouts.main, "--url", url, "--file", path, "--once")
+        await client.patch_rollout("waits", reward=2.0)
+        await run(follow_rollouts.main, "--url", url, "--file", path, "--once")
+        counts = (await client.rollout("old"))["counts"]
+
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    assert ["old", "failed", "waits"] == [entry["rollout_id"] for entry in entries]
+    assert {
+        **{name: counts[name] for name in ("steps", "prompt_tokens", "sampled_tokens", "flagged")},
+        "completed": 1,
+        "reward": 0.5,
+        "drift": 0,
+        "policy_version": 3,
+        "staleness": 2,
+    } == entries[0]["values"]
+    assert [(None, 0, 0), (2.0, 1, 0)] == [
+        tuple(entry["values"].get(name) for name in ("reward", "completed", "staleness")) for entry in entries[1:]
+    ]
+
+
+async def test_rollouts_that_end_while_the_proxy_is_away_are_logged(simulated, store, tmp_path, unused_tcp_port):
+    """Each once, and those that end later as well."""
+    logged, loop = asyncio.Queue(), asyncio.get_running_loop()
+
+    def put(name):
+        loop.call_soon_threadsafe(logged.put_nowait, name)
+        if name == "last":
+            raise KeyboardInterrupt
+
+    def follow():
+        with Client(listening) as client, (tmp_path / "log").open("a+b") as file, pytest.raises(KeyboardInterrupt):
+            log = Log(file, 0, lambda number, entry: put(entry["rollout_id"]))
+            follow_rollouts.follow(client, log, None, once=False)
+
+    url, engine = simulated
+    listen, listening = f"127.0.0.1:{unused_tcp_port}", f"http://127.0.0.1:{unused_tcp_port}"
+    async with AsyncClient(url) as client:  # a replica
+        async with proxying(engine, store, listen=listen):
+            await played(client, "before")
+            following = asyncio.create_task(asyncio.to_thread(follow))
+            seen = [await logged.get()]
+            await played(client, "meanwhile")
+            seen.append(await logged.get())
+        await played(client, "away")
+        async with proxying(engine, store, listen=listen):
+            seen.append(await logged.get())
+            await played(client, "last")
+            await following
+
+    assert ["before", "meanwhile", "away"] == seen
+    assert [*seen, "last"] == names_in(tmp_path / "log")
+
+
+class Died(Exception):
+    """The process died."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["written", "torn", "logged", "tracked"]), st.integers(0, 5)), max_size=6))
+def test_a_tracker_has_each_rollout_once_wherever_the_process_dies(tmp_path_factory, deaths):
+    """Before or after a line is written, while it is written, and before the tracker kept what it got."""
+    path = tmp_path_factory.mktemp("log") / "log"
+    kept: dict[int, str] = {}
+
+    def attempt(kind, alive):
+        lines = 0
+
+        def track(number, entry):
+            nonlocal lines
+            lines += 1
+            if lines > alive and kind == "written":
+                raise Died
+            if not (lines > alive and kind == "tracked"):
+                assert kept.setdefault(number, entry["rollout_id"]) == entry["rollout_id"]
+            if lines > alive and kind in ("tracked", "logged"):
+                raise Died
+
+        start = next(number for number in range(len(kept) + 1) if number not in kept)
+        with path.open("a+b") as file:
+            log = Log(file, start, track)
+            for name in ("a", "b", "c", "d"):
+                if name not in log.known:
+                    if lines >= alive and kind == "torn":
+                        file.write(b'{"rollout_id": "')
+                        raise Died
+                    log.add({"rollout_id": name, "values": {}})
+
+    for kind, alive in deaths:
+        try:
+            attempt(kind, alive)
+        except Died:
+            continue
+    attempt("ends", 99)
+
+    assert ["a", "b", "c", "d"] == names_in(path) == [kept[number] for number in range(4)]
+
+
+def test_a_file_belongs_to_one_process_and_one_run(tmp_path):
+    """A second process, or a run with more rollouts than the file, is refused."""
+    with (tmp_path / "log").open("a+b") as first, (tmp_path / "log").open("a+b") as second:
+        Log(first, 0, print)
+        with pytest.raises(BlockingIOError):
+            Log(second, 0, print)
+    with (tmp_path / "log").open("a+b") as third, pytest.raises(SystemExit, match="use another --run"):
+        Log(third, 1, print)
+
+
+@pytest.mark.parametrize(("status", "without", "rewarded"), [("open", 0, 0), ("completed", 0, 1), ("aborted", 1, 1)])
+def test_only_rollouts_that_failed_are_logged_without_a_reward(status, without, rewarded):
+    assert [without, rewarded] == [is_over({"status": status, "reward": reward}) for reward in (None, 0.0)]
+
+
+async def test_a_wrong_key_ends_the_program_and_another_failure_does_not(engine, tmp_path, monkeypatch, capsys):
+    """Errors that may pass are printed; the rollouts are read again afterwards."""
+    answers = iter([503, 401])
+
+    async def respond(request, body):
+        return web.json_response({}, status=next(answers))
+
+    engine.respond = respond
+    monkeypatch.setattr(follow_rollouts, "RETRY_S", 0.0)
+    monkeypatch.setattr(follow_rollouts, "Client", lambda url, **options: Client(url, attempts=1, **options))
+    with pytest.raises(ClientError, match="401"):
+        await asyncio.to_thread(follow_rollouts.main, ["--url", engine.url, "--file", str(tmp_path / "log")])
+
+    assert "503" in capsys.readouterr().err

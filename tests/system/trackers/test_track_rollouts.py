@@ -1,0 +1,109 @@
+"""examples/track_rollouts.py with W&B (offline) and MLflow (a database): `make test-trackers` installs them."""
+
+import asyncio
+import json
+import os
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+from fakes import proxying
+from mlflow import MlflowClient
+from wandb.proto.wandb_internal_pb2 import Record
+
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
+from tokentape import AsyncClient
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow, for SQLAlchemy
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.fixture
+async def url(store):
+    """A proxy in front of the simulator."""
+    async with simulating("127.0.0.1:0", Options()) as engine, proxying(engine, store) as served:
+        yield served.url
+
+
+@pytest.fixture
+def run(url, tmp_path, monkeypatch):
+    """Run an example in a process of its own; return the lines of its file."""
+    for name, value in (
+        ("WANDB_MODE", "offline"),
+        ("WANDB_DIR", tmp_path / "wandb"),
+        ("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}"),
+    ):
+        monkeypatch.setenv(name, str(value))
+    (tmp_path / "wandb").mkdir()
+
+    async def run(program, *options):
+        arguments = (str(EXAMPLES / program), "--url", url, "--file", str(tmp_path / "log"), "--once", *options)
+        process = await asyncio.create_subprocess_exec(sys.executable, *arguments, env=os.environ)
+        assert 0 == await process.wait()
+        return [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+
+    return run
+
+
+async def finish(url, version, *names):
+    """Announce a version, and finish rollouts of it with their position as reward."""
+    body = {"model": "policy", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    async with AsyncClient(url) as client:
+        await client.put_policy(version)
+        for number, name in enumerate(names):
+            await client.open_rollout(name)
+            (await client._http.post(f"/rollouts/{name}/v1/chat/completions", json=body)).raise_for_status()
+            await client.finish_rollout(name, reward=float(number))
+
+
+def logged_in(path):
+    """Return the steps and values in a file of W&B: a log of LevelDB with protobufs of wandb 0.31."""
+    data, position, record, found = path.read_bytes(), 7, b"", []
+    while position + 7 <= len(data):
+        if (rest := 32768 - position % 32768) < 7:
+            position += rest
+            continue
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            row, record = Record.FromString(record).history, b""
+            values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in row.item}
+            found += (
+                [(row.step.num, {name: value for name, value in values.items() if name[0] != "_"})] if values else []
+            )
+    return found
+
+
+async def test_wandb_has_each_rollout_once(url, run, tmp_path):
+    """A process that continues an offline run logs all steps again: W&B ignores those that it has."""
+    await finish(url, 3, "a", "b")
+    await run("track_rollouts.py", "--wandb", "project")
+    await finish(url, 4, "c")
+    lines = await run("track_rollouts.py", "--wandb", "project")
+
+    runs = [logged_in(path) for path in sorted((tmp_path / "wandb").glob("wandb/offline-run-*/*.wandb"))]
+    expected = [{f"rollout/{name}": value for name, value in line["values"].items()} for line in lines]
+    assert [list(enumerate(expected[:2])), list(enumerate(expected))] == sorted(runs, key=len)
+    assert {"reward": 1.0, "policy_version": 3, "staleness": 0} == {
+        name: lines[1]["values"][name] for name in ("reward", "policy_version", "staleness")
+    }
+
+
+async def test_mlflow_has_each_rollout_once_at_its_policy_version(url, run):
+    """Also those that were written to the file by a process that died before it logged them."""
+    await finish(url, 3, "a", "b")
+    await run("track_rollouts.py", "--mlflow", "project", "--run", "first")
+    await finish(url, 4, "c")
+    await run("follow_rollouts.py")
+    lines = await run("track_rollouts.py", "--mlflow", "project", "--run", "first")
+
+    client = await asyncio.to_thread(MlflowClient)
+    (kept,) = client.search_runs([client.get_experiment_by_name("project").experiment_id])
+    rewards = client.get_metric_history(kept.info.run_id, "rollout/reward")
+    assert ("first", 3.0) == (kept.info.run_name, kept.data.metrics["rollouts"])
+    assert [(line["values"]["reward"], line["values"]["policy_version"], line["finished_ms"]) for line in lines] == [
+        (metric.value, metric.step, metric.timestamp) for metric in rewards
+    ]

@@ -1,0 +1,106 @@
+"""Changes of rollouts are followed across lost connections."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+from aiohttp import web
+
+from tokentape import AsyncClient, ClientError
+from tokentape.events import CONNECTED
+
+
+def change(number):
+    return {"rollout_id": f"r\u2028{number}", "index": None, "step_id": None}
+
+
+def event(number):
+    return f'event: changed\ndata: {{"rollout_id": "r\u2028{number}", "index": null, "step_id": null}}\n\n'.encode()
+
+
+def streaming(*streams):
+    """Respond to each request with one of these: reads and how the response ends, or a status."""
+    pending = list(streams)
+
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
+        stream = pending.pop(0)
+        if isinstance(stream, int):
+            return web.json_response({"error": {"message": "no"}}, status=stream)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for read in stream[:-1]:
+            await response.write(read)
+        if stream[-1] == "die":
+            request.transport.close()
+        return response
+
+    return respond
+
+
+@pytest.fixture
+def delays(monkeypatch):
+    """The delays between connections, which take no time."""
+    recorded = []
+
+    async def record(seconds):
+        recorded.append(seconds)
+
+    monkeypatch.setattr("tokentape.events.sleep", record)
+    monkeypatch.setattr("tokentape.async_client.sleep", record)
+    return recorded
+
+
+async def followed(client, count):
+    async with aclosing(client.events()) as events:
+        return [await anext(events) for _ in range(count)]
+
+
+OPENED = CONNECTED + b"\n\n"
+
+
+async def test_changes_follow_the_connection_and_none_each_other_one(engine, delays):
+    """Whether the response ends or breaks; comments are skipped, and the delay is short again after a change."""
+    engine.respond = streaming(
+        (OPENED, event(1), b": quiet\n\n", event(2), "end"), (OPENED, "die"), (OPENED, event(3), "die"), (OPENED, "end")
+    )
+    async with AsyncClient(engine.url) as client:
+        seen = await followed(client, 7)
+
+    assert [None, change(1), change(2), None, None, change(3), None] == seen
+    assert [0.25, 0.5, 0.25] == delays
+
+
+async def test_a_proxy_that_is_away_is_waited_for(engine, delays):
+    """Longer than for another request: here one with a single attempt, which finds an unready proxy three times."""
+    engine.respond = streaming((OPENED, "end"), 503, 502, 429, (OPENED, event(1), "end"))
+    async with AsyncClient(engine.url, attempts=1) as client:
+        assert [None, None, change(1)] == await followed(client, 3)
+
+    assert [0.25, 0.5, 1.0, 2.0] == delays
+
+
+@pytest.mark.parametrize("streams", [(503,), (404,), ((OPENED, "end"), 401)])
+async def test_the_first_failure_and_lasting_errors_are_raised(engine, delays, streams):
+    """A wrong URL is noticed at once, and a key that is not valid any more later."""
+    engine.respond = streaming(*streams)
+    async with AsyncClient(engine.url, attempts=1) as client:
+        with pytest.raises(ClientError, match="no"):
+            await followed(client, 2)
+
+
+async def test_the_changes_of_a_proxy_are_followed(url):
+    """Those of one rollout, or of all."""
+    async with (
+        AsyncClient(url) as client,
+        aclosing(client.events()) as every,
+        aclosing(client.events("r2")) as one,
+    ):
+        assert [None, None] == [await anext(every), await anext(one)]
+        for name in ("r1", "r2"):
+            await client.open_rollout(name)
+            await client.finish_rollout(name, reward=1.0)
+        named = set()
+        while named != {"r1", "r2"}:
+            named.add((await asyncio.wait_for(anext(every), 60))["rollout_id"])
+
+        assert {"rollout_id": "r2", "index": None, "step_id": None} == await asyncio.wait_for(anext(one), 60)

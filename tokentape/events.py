@@ -1,0 +1,38 @@
+"""Changes of rollouts, followed across lost connections."""
+
+from asyncio import sleep
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Final
+
+from tokentape.transport import ClientError, parse_line
+from tokentape.types import Change
+
+CONNECTED: Final = b": following"  # the first line of the response
+DATA: Final = b"data: "
+MIN_DELAY_S: Final = 0.25  # between two connections; it doubles until a change is received
+MAX_DELAY_S: Final = 10.0
+
+
+async def follow_events(connect: Callable[[], AsyncGenerator[bytes, None]]) -> AsyncGenerator[Change | None, None]:
+    """Yield None after each connection, and the changes that follow; `connect` opens one and yields its lines.
+
+    Raises ClientError if the first connection fails, or for an error that no repetition passes, such as 401.
+    """
+    delay_s = MIN_DELAY_S
+    was_connected = False
+    while True:
+        try:
+            async with aclosing(connect()) as lines:
+                async for line in lines:
+                    if line == CONNECTED:
+                        was_connected = True
+                        yield None
+                    elif line.startswith(DATA):
+                        delay_s = MIN_DELAY_S
+                        yield parse_line(line.removeprefix(DATA))
+        except ClientError as error:
+            if not was_connected or not error.may_pass:
+                raise
+        await sleep(delay_s)
+        delay_s = min(2 * delay_s, MAX_DELAY_S)
