@@ -66,6 +66,7 @@ class Scene:
             "agents": {"probes": {"user_agents": ["kube-probe"]}},
             "audit": {"sample_rate": 0.5},
             "log": {"level": "warning"},
+            "tracing": {"endpoint": f"http://127.0.0.1:{self.gone}"},  # no collector: spans are dropped
         }
 
     def write_rules(self) -> None:
