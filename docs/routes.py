@@ -15,7 +15,7 @@ Routes of the model API, except those of Atropos' proxy, are also available belo
 """
 _PREFIXES = ("/rollouts/{rollout_id}", "/sessions/{rollout_id}")
 _SECTIONS = {
-    "Rollouts": ("/rollouts", "/export"),
+    "Rollouts": ("/rollouts", "/export", "/search"),
     "Groups": ("/groups",),
     "Batches": ("/batches",),
     "Policies": ("/policy", "/policies", "/training"),

@@ -9,12 +9,14 @@ a flag, and the piece, compressed if that saves space.
 from collections.abc import Callable, Container, Iterable, Mapping
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 import zstandard
 
 from proxy.trajectory.shared_ids import Link
+
+T = TypeVar("T")
 
 ROOT: Final = bytes(16)
 IDS: Final = b"ids"
@@ -94,7 +96,7 @@ def names_of(kind: bytes, pieces: list[bytes], name: bytes = ROOT) -> list[bytes
     return names
 
 
-def count_equal(before: list[bytes], pieces: list[bytes]) -> int:
+def count_equal(before: list[T], pieces: list[T]) -> int:
     """Return how many pieces at the beginning are equal."""
     length = min(len(before), len(pieces))
     if before[:length] == pieces[:length]:

@@ -12,6 +12,8 @@ batches       claim, acknowledge, extend, release
 claims        selection of the groups of a claim
 policy        the policies: their versions, the pause while weights change, and LoRA adapters
 engines       state and replacement of endpoints
+training      what the newest groups of a policy earned
+search        rollouts whose prompts, replies or errors have a text
 events        changes of rollouts as server-sent events
 openapi       OpenAPI description of every route of both APIs
 """
@@ -28,6 +30,7 @@ from proxy.api.control import (
     openapi,
     policy,
     rollouts,
+    search,
     steps,
     token_texts,
     training,
@@ -72,6 +75,7 @@ CONTROL_ROUTES: list[web.RouteDef] = [
     web.post(f"{_BATCH}/ack", batches.ack_batch),
     web.post(f"{_BATCH}/release", batches.release_batch),
     web.post(f"{_BATCH}/extend", batches.extend_batch),
+    web.get("/search", search.search_rollouts),
     web.get("/training", training.show_training),
     web.get("/policies", policy.list_policies),
     *_policy_routes(_POLICY),

@@ -218,6 +218,18 @@ ROUTES: tuple[Route, ...] = (
         (("policy", _TEXT), ("limit", {**_COUNT, "maximum": 1000})),
         statuses=(200, 400, 404),
     ),
+    Route(
+        "get",
+        "/search",
+        "Search for a text in prompts, replies and errors, newest rollouts first.",
+        (
+            ("q", {**_TEXT, "minLength": 1, "maxLength": 500}),
+            *_FILTER[:2],
+            ("limit", {**_COUNT, "maximum": 200}),
+            ("cursor", _TEXT),
+        ),
+        statuses=(200, 400),
+    ),
     Route("get", "/policies", "List the policies with their models and versions."),
     *_policy_routes("/policies/{policy}", "a policy", (404,)),
     *_policy_routes("/policy", "the policy `default`"),

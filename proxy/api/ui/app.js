@@ -11,12 +11,15 @@ import { html, render, runShortcut, useEffect, useMemo, useRef, useState } from 
 import { Rollouts } from "./list.js";
 import { Plots } from "./overview.js";
 import { Rollout } from "./rollout.js";
+import { Search } from "./search.js";
 import { Step } from "./step.js";
 import { Training } from "./training.js";
 
-const TABS = { rollouts: ["Rollouts", "rollout"], groups: ["Groups", "group"], training: ["Training"], plots: ["Plots"] };
+const TABS = {
+  rollouts: ["Rollouts", "rollout"], groups: ["Groups", "group"], training: ["Training"], plots: ["Plots"], search: ["Search"],
+};
 const VIEWS = { rollouts: Rollouts, groups: Groups, training: Training, plots: Plots };
-const GO_TO = { r: "rollouts", g: "groups", e: "training", p: "plots" };
+const GO_TO = { r: "rollouts", g: "groups", e: "training", p: "plots", s: "search" };
 const THEMES = ["auto", "light", "dark"];
 const KEYS = [
   ["/", "filter the list"],
@@ -28,7 +31,7 @@ const KEYS = [
   ["c", "colour tokens by mask or by logprob"],
   ["n", "in tokens: the next span or drift boundary"],
   ["← →", "in tokens and plots: the previous, the next"],
-  ["g r, g g, g e, g p", "go to rollouts, groups, training, plots"],
+  ["g r, g g, g e, g p, g s", "go to rollouts, groups, training, plots, search"],
   ["t", "light, dark or automatic colours"],
   ["?", "this list"],
 ];
@@ -44,6 +47,7 @@ function parts() {
 
 function viewOf([name = "rollouts", id, inner, stepId]) {
   if (name in VIEWS) return [VIEWS[name], {}];
+  if (name === "search") return [Search, { text: id ?? "" }];
   if (name === "group" && id) return [Group, { name: id }];
   if (name === "rollout" && id && inner === "step" && stepId) return [Step, { rolloutId: id, stepId }];
   if (name === "rollout" && id) return [Rollout, { rolloutId: id, tab: inner ?? "steps" }];
@@ -118,7 +122,7 @@ function App() {
     <main id="main" tabindex="-1" ref=${main}>
       ${needsKey && html`<${KeyForm} why=${hasKey() ? keyError(error) : ""} opened=${open} />`}
       ${!needsKey && html`
-        <div key=${run} class=${`view v-${name in VIEWS || ["group", "rollout"].includes(name) ? name : "none"}`}>
+        <div key=${run} class=${`view v-${name in VIEWS || ["group", "rollout", "search"].includes(name) ? name : "none"}`}>
           ${error && html`
             <p class="failure" role="alert">
               ${String(error.message ?? error)} <button type="button" onclick=${open}>Try again</button>

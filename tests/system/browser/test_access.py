@@ -13,6 +13,7 @@ PLAIN = [
     "#/rollout/branching",
     "#/rollout/drifting/plots",
 ]
+SEARCH = "#/search/reckon"
 TOKENS = ["#/rollout/branching/sequences", "#/rollout/branching/step/branchin-2", "#/rollout/branching/step/branchin-3"]
 
 
@@ -22,11 +23,11 @@ async def violations(page) -> list[str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("where", PLAIN)
+@pytest.mark.parametrize("where", [*PLAIN, SEARCH])
 async def test_lists_and_plots_are_accessible(contents, open_page, where, scheme):
     """Names, roles and contrasts satisfy WCAG."""
     page = await open_page(f"{contents.url}/ui{where}", scheme=scheme)
-    await page.locator(".row:not(.head), .plot").first.wait_for()
+    await page.locator(".row:not(.head), .plot, .found > li").first.wait_for()
 
     assert [] == await violations(page)
 

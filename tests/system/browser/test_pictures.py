@@ -110,6 +110,13 @@ async def test_pictures_of_training(contents, open_page, take):
     await take(page, "training")
 
 
+async def test_pictures_of_search(contents, open_page, take):
+    """Rollouts with a text."""
+    page = await open_page(f"{contents.url}/ui#/search/sentence", viewport=DESK)
+    await expect(page.locator(".sum")).to_contain_text("all there are")
+    await take(page, "search")
+
+
 async def test_pictures_of_members(contents, open_page, take):
     """A group's members side by side."""
     page = await open_page(f"{contents.url}/ui#/group/math-2", viewport=DESK)
