@@ -3,7 +3,7 @@
 Those of each call are structs, which are created several times faster than frozen dataclasses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -90,7 +90,7 @@ class StepWrite(Struct, frozen=True):
     name: str
     record: bytes
     blocks: Mapping[bytes, bytes] = {}
-    required_blocks: Sequence[bytes] = ()
+    required_blocks: tuple[bytes, ...] = ()
     counts: Mapping[str, int] = {}
     late_if: str | None = None
     origin: Origin | None = None

@@ -13,6 +13,7 @@ from unicodedata import category
 
 import orjson
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -166,7 +167,7 @@ def export_bar(notes: Console, rollouts: int) -> Iterator[ExportProgress]:
         def advance(count: int, done: int) -> None:
             nonlocal received
             received += count
-            progress.update(task, advance=done, size=_size(received))
+            progress.update(task, advance=done, size=decimal(received))
 
         yield advance
 
@@ -189,11 +190,3 @@ def audit_bar(notes: Console, sequences: int | None) -> Iterator[AuditProgress]:
 
 def _show_progress(notes: Console, *columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=notes, transient=True, disable=notes.quiet or not notes.is_terminal)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

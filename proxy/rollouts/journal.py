@@ -1,7 +1,7 @@
 """The journal of steps on disk, for the time when the store is unreachable.
 
-The journal is one file of frames, locked by its process. A frame is `TTSP`, its length (u32), a checksum of 16 bytes, and the
-entry: the length of a JSON head (u32), the head, the record, the blocks.
+The journal is one file of frames, locked by its process. A frame is `TTJ2`, its length (u32), a checksum of 16 bytes, and the
+entry as MessagePack.
 
 Rule 1: an entry is on disk (fsync) when `write` returns.
 Rule 2: entries of a rollout are replayed in the order in which they were written; different rollouts concurrently, because
@@ -14,21 +14,23 @@ import asyncio
 import os
 import sys
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import orjson
+import msgspec
 
 from proxy.telemetry.logs import LOG
-from storage.types import Origin, StepWrite
+from storage.types import StepWrite
 
-_MAGIC: Final = b"TTSP"
+_MAGIC: Final = b"TTJ2"
+_EARLIER_MAGIC: Final = b"TTSP"  # of entries with a JSON head
 _CHECKSUM_BYTES: Final = 16
 _REPLAY_BATCH: Final = 64  # entries in memory during a replay
 _HEAD_BYTES: Final = len(_MAGIC) + 4 + _CHECKSUM_BYTES
+_DECODER: Final = msgspec.msgpack.Decoder(StepWrite)
 
 
 class Journal:
@@ -131,6 +133,11 @@ class Journal:
     def _read_frames(self) -> tuple[deque[tuple[int, int]], int]:
         """Return the complete frames of the file, and the end of the last one."""
         text = self._path.read_bytes()
+        if text.startswith(_EARLIER_MAGIC):
+            raise OSError(
+                f"Journal {self._path} has steps in the format of an earlier version: start that version until it has stored "
+                "them, or set a different store.spool_path"
+            )
         frames = deque(_whole_frames(text))
         end = frames[-1][0] + frames[-1][1] if frames else 0
         gaps = end - sum(length for _, length in frames)
@@ -144,67 +151,16 @@ class Journal:
 
 def pack(entry: StepWrite) -> bytes:
     """Return an entry as a frame."""
-    head = orjson.dumps(
-        {
-            "rollout": entry.rollout,
-            "birth": entry.incarnation,
-            "name": entry.name,
-            "record": len(entry.record),
-            "blocks": [(name.hex(), len(block)) for name, block in entry.blocks.items()],
-            "leans_on": [name.hex() for name in entry.required_blocks],
-            "counts": dict(entry.counts),
-            "late_if": entry.late_if,
-            "origin": None if entry.origin is None else _origin_json(entry.origin),
-            "first": _fields_json(entry.first),
-        }
-    )
-    body = b"".join((len(head).to_bytes(4, "little"), head, entry.record, *entry.blocks.values()))
+    body = msgspec.msgpack.encode(entry)
     return b"".join((_MAGIC, len(body).to_bytes(4, "little"), _checksum(body), body))
 
 
 def unpack(frame: bytes) -> StepWrite:
-    """Return the entry of a frame. Raises ValueError for a damaged frame."""
+    """Return the entry of a frame; fields that it lacks have their defaults. Raises ValueError for a damaged frame."""
     body = frame[_HEAD_BYTES:]
     if _checksum(body) != frame[_HEAD_BYTES - _CHECKSUM_BYTES : _HEAD_BYTES]:
         raise ValueError("checksum mismatch")
-    length = int.from_bytes(body[:4], "little")
-    head, offset = orjson.loads(body[4 : 4 + length]), 4 + length
-    record, offset = body[offset : offset + head["record"]], offset + head["record"]
-    blocks = {}
-    for name, size in head["blocks"]:
-        blocks[bytes.fromhex(name)], offset = body[offset : offset + size], offset + size
-    leans_on = tuple(map(bytes.fromhex, head["leans_on"]))
-    origin_fields = head.get("origin")  # a journal of an earlier version has none
-    origin = None
-    if origin_fields is not None:
-        origin = Origin(origin_fields["created_ms"], _fields_of(origin_fields.get("fields", {})))
-    return StepWrite(
-        head["rollout"],
-        head["birth"],
-        head["name"],
-        record,
-        blocks,
-        leans_on,
-        head["counts"],
-        head.get("late_if"),
-        origin,
-        _fields_of(head.get("first", {})),
-    )
-
-
-def _origin_json(origin: Origin) -> dict[str, Any]:
-    """Return the origin as JSON."""
-    return {"created_ms": origin.created_ms, "fields": _fields_json(origin.fields)}
-
-
-def _fields_json(fields: Mapping[str, bytes]) -> dict[str, str]:
-    """Return fields as JSON; each byte is a Latin-1 character."""
-    return {name: value.decode("latin-1") for name, value in fields.items()}
-
-
-def _fields_of(found: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the fields that `_fields_json` returned as JSON."""
-    return {name: value.encode("latin-1") for name, value in found.items()}
+    return _DECODER.decode(body)
 
 
 def _whole_frames(text: bytes) -> Iterator[tuple[int, int]]:

@@ -5,11 +5,11 @@ import os
 import resource
 from hashlib import blake2b
 
-import orjson
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from proxy.rollouts.journal import Journal, pack, unpack
 from storage.errors import StoreUnreachable
@@ -36,17 +36,34 @@ def test_an_unpacked_entry_equals_the_packed_one(record, blocks, name):
         assert before == unpack(pack(before))
 
 
-def test_an_entry_of_an_earlier_version_is_read():
-    """Its head lacks the fields of later versions."""
-    before = entry(1)
-    frame = pack(before)
-    body = frame[24:]
-    length = int.from_bytes(body[:4], "little")
-    head = orjson.loads(body[4 : 4 + length])
-    old = orjson.dumps({name: value for name, value in head.items() if name not in ("late_if", "origin", "first")})
-    body = len(old).to_bytes(4, "little") + old + body[4 + length :]
+def framed(fields: dict) -> bytes:
+    """Return an entry with these fields as a frame."""
+    body = msgspec.msgpack.encode(fields)
+    return b"TTJ2" + len(body).to_bytes(4, "little") + blake2b(body, digest_size=16).digest() + body
 
-    assert before == unpack(frame[:4] + len(body).to_bytes(4, "little") + blake2b(body, digest_size=16).digest() + body)
+
+def test_an_entry_of_another_version_is_read():
+    """It lacks fields of later versions, or has some that this one does not know."""
+    before = entry(1)
+    fields = {name: value for name, value in asdict(before).items() if name not in ("late_if", "origin", "first")}
+
+    assert [before, before] == [unpack(framed(fields)), unpack(framed({**fields, "later": 1}))]
+
+
+def test_an_entry_of_another_shape_is_damaged():
+    """Although its checksum is right."""
+    with pytest.raises(ValueError, match="name"):
+        unpack(framed({**asdict(entry(1)), "name": 7}))
+
+
+def test_a_journal_of_the_format_before_is_not_opened(tmp_path):
+    """It remains as it is, so that the version that wrote it can store its steps."""
+    path = tmp_path / "spool"
+    path.write_bytes(b"TTSP" + bytes(40))
+    with pytest.raises(OSError, match="start that version"):
+        Journal(path)
+
+    assert b"TTSP" + bytes(40) == path.read_bytes()
 
 
 async def test_the_next_process_replays_entries_in_order(tmp_path):

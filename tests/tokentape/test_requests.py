@@ -94,9 +94,9 @@ async def test_two_turns_are_two_nodes_of_the_tree(client, agent):
     """The second is the child of the first."""
     steps = await agent.send_turns(await client.open_rollout("r1"), "one", "two")
 
-    tree = await client.tree("r1")
-    nodes = tree["nodes"]
+    nodes = (await client.tree("r1"))["nodes"]
 
+    assert nodes == (await client.tree("r1", texts=False))["nodes"]
     assert [(steps[0], None), (steps[1], 0)] == [(node["step_id"], node["parent"]) for node in nodes]
 
 
