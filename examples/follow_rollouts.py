@@ -24,7 +24,7 @@ RETRY_S = 5.0
 CLOCKS_MS = 60_000  # between replicas
 
 
-def values_of(client: Client, rollout: Rollout, policy: str | None) -> dict[str, float]:
+def values_of(client: Client, rollout: Rollout, policy: str) -> dict[str, float]:
     """Return what is logged of a rollout. The version is that of its oldest token; what is unknown is absent."""
     values: dict[str, float] = {
         name: rollout["counts"][name] for name in ("steps", "prompt_tokens", "sampled_tokens", "flagged")
@@ -34,7 +34,7 @@ def values_of(client: Client, rollout: Rollout, policy: str | None) -> dict[str,
         values["reward"] = rollout["reward"]
     tree = client.tree(rollout["rollout_id"], texts=False)
     values["drift"] = tree["counts"]["drift"]
-    versions = [node["policy_version"] or "" for node in tree["nodes"] if node.get("policy") == policy]
+    versions = [node["policy_version"] or "" for node in tree["nodes"] if node.get("policy", "default") == policy]
     numbers = [int(version) for version in versions if version.isdecimal()]
     announced = client.policy(policy)["version"] or ""
     if numbers:
@@ -88,7 +88,7 @@ def missed(client: Client, log: Log, since_ms: int) -> tuple[list[str], int]:
     return [rollout["rollout_id"] for rollout in over], min([newest_ms, *pending_ms])
 
 
-def add(client: Client, log: Log, name: str, policy: str | None) -> None:
+def add(client: Client, log: Log, name: str, policy: str) -> None:
     """Log a rollout if it is over. One that was deleted meanwhile, or with a damaged step, is not logged."""
     try:
         rollout = client.rollout(name)
@@ -100,7 +100,7 @@ def add(client: Client, log: Log, name: str, policy: str | None) -> None:
             raise
 
 
-def follow(client: Client, log: Log, policy: str | None, *, once: bool) -> None:
+def follow(client: Client, log: Log, policy: str, *, once: bool) -> None:
     """Log the rollouts that are over, then each that ends; what changes in them afterwards is not logged."""
     since_ms = 0
     for change in client.events():
@@ -118,7 +118,7 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     """Return a parser of the options of `run`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8400", help="URL of the proxy (default: %(default)s)")
-    parser.add_argument("--policy", help="named policy whose versions are logged")
+    parser.add_argument("--policy", default="default", help="policy whose versions are logged (default: %(default)s)")
     parser.add_argument("--file", type=Path, default=Path("rollouts.ndjson"), help="the file (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="log the rollouts that are finished, and end")
     return parser

@@ -17,11 +17,12 @@ from tokentape import AsyncClient, Client, ClientError
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-async def played(client, name, *, reward=1.0, status="completed"):
-    """Record a turn of a rollout, and finish it."""
+async def played(client, name, *, reward=1.0, status="completed", models=("policy",)):
+    """Record a turn of each model in a rollout, and finish it."""
     opened = await client.open_rollout(name)
     async with AsyncOpenAI(base_url=opened["base_url"], api_key=opened["api_key"]) as agent:
-        await agent.chat.completions.create(model="policy", messages=HELLO, max_tokens=8)
+        for model in models:
+            await agent.chat.completions.create(model=model, messages=HELLO, max_tokens=8)
     await client.finish_rollout(name, status, reward=reward)
 
 
@@ -59,6 +60,22 @@ async def test_what_is_over_is_logged_with_its_versions(simulated, run, tmp_path
     ]
 
 
+@pytest.mark.parametrize(("policy", "version"), [("coder", 8), ("default", 4), ("other", None)])
+async def test_the_versions_are_those_of_one_policy(simulated, store, run, tmp_path, policy, version):
+    """Of a rollout with calls of several policies; without one of its calls, or with versions that are no numbers, none."""
+    policies = {name: {"models": [name]} for name in ("coder", "other")}
+    async with proxying(simulated[1], store, policies=policies) as served, AsyncClient(served.url) as client:
+        for name, announced in (("coder", 8), ("default", 4), ("other", "first")):
+            await client.put_policy(announced, policy=name)
+        await played(client, "r1", models=("coder", "policy", "other"))
+        await client.put_policy(10, policy="coder")
+        await run(follow_rollouts.main, "--url", served.url, "--file", tmp_path / "log", "--once", "--policy", policy)
+
+    values = json.loads((tmp_path / "log").read_text())["values"]
+    staleness = {"coder": 2, "default": 0}.get(policy)
+    assert (version, staleness) == (values.get("policy_version"), values.get("staleness"))
+
+
 async def test_rollouts_that_end_while_the_proxy_is_away_are_logged(simulated, store, tmp_path, unused_tcp_port):
     """Each once, and those that end later as well."""
     logged, loop = asyncio.Queue(), asyncio.get_running_loop()
@@ -71,7 +88,7 @@ async def test_rollouts_that_end_while_the_proxy_is_away_are_logged(simulated, s
     def follow():
         with Client(listening) as client, (tmp_path / "log").open("a+b") as file, pytest.raises(KeyboardInterrupt):
             log = Log(file, 0, lambda number, entry: put(entry["rollout_id"]))
-            follow_rollouts.follow(client, log, None, once=False)
+            follow_rollouts.follow(client, log, "default", once=False)
 
     url, engine = simulated
     listen, listening = f"127.0.0.1:{unused_tcp_port}", f"http://127.0.0.1:{unused_tcp_port}"
