@@ -1,8 +1,9 @@
-"""examples/track_rollouts.py with W&B (offline) and MLflow (a database): `make test-trackers` installs them."""
+"""examples/track_rollouts.py with W&B (offline) and MLflow's tracking server: `make test-trackers` installs them."""
 
 import asyncio
 import json
 import os
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -33,7 +34,6 @@ def run(url, tmp_path, monkeypatch):
     for name, value in (
         ("WANDB_MODE", "offline"),
         ("WANDB_DIR", tmp_path / "wandb"),
-        ("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}"),
     ):
         monkeypatch.setenv(name, str(value))
     (tmp_path / "wandb").mkdir()
@@ -45,6 +45,27 @@ def run(url, tmp_path, monkeypatch):
         return [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
 
     return run
+
+
+@pytest.fixture
+async def mlflow(tmp_path, unused_tcp_port, monkeypatch):
+    """A tracking server with a database."""
+    arguments = ("--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}", "--port", str(unused_tcp_port))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mlflow", "server", *arguments, "--workers", "1"),
+        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        cwd=tmp_path,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    while b"startup complete" not in (line := await process.stderr.readline()):
+        assert line, "the server ended"
+    rest = asyncio.create_task(process.stderr.read())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{unused_tcp_port}")
+    yield
+    os.killpg(process.pid, signal.SIGKILL)
+    await rest
+    await process.wait()
 
 
 async def finish(url, version, *names):
@@ -92,6 +113,7 @@ async def test_wandb_has_each_rollout_once(url, run, tmp_path):
     }
 
 
+@pytest.mark.usefixtures("mlflow")
 async def test_mlflow_has_each_rollout_once_at_its_policy_version(url, run):
     """Also those that were written to the file by a process that died before it logged them."""
     await finish(url, 3, "a", "b")
