@@ -38,7 +38,7 @@ async def test_filters_are_those_of_the_list(recorded, query, expected):
 
 
 async def test_a_response_ends_after_some_time_and_its_cursor_continues_it(recorded, monkeypatch):
-    """It says what it searched."""
+    """Its `searched` has what it read."""
     monkeypatch.setattr(search, "_BUDGET_S", 0)
     cursor, pages = "", []
     while cursor is not None:

@@ -3,7 +3,7 @@
 from playwright.async_api import expect
 
 
-async def test_a_search_lists_rollouts_with_their_matches_and_says_what_it_searched(contents, open_page):
+async def test_a_search_lists_rollouts_with_their_matches_and_what_it_searched(contents, open_page):
     """A match leads to its step, with the keyboard as well; the URL has the text."""
     page = await open_page(f"{contents.url}/ui")
     await page.keyboard.press("g")
@@ -20,7 +20,7 @@ async def test_a_search_lists_rollouts_with_their_matches_and_says_what_it_searc
     await expect(page.locator("h1")).to_contain_text("Step")
 
 
-async def test_nothing_found_is_said_with_what_was_searched(contents, open_page):
+async def test_without_a_match_the_page_has_what_was_searched(contents, open_page):
     page = await open_page(f"{contents.url}/ui#/search/no%20such%20text")
     await expect(page.locator(".sum")).to_contain_text("all there are; 0 have the text")
     await expect(page.locator(".found > li")).to_have_count(0)
