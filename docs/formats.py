@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 
 from proxy.export import FORMATS, Format
-from proxy.export.base import Batched, Column, Fill
+from proxy.export.base import Batched, Column, Columns, Fill
 from proxy.export.containers import CONTAINERS
 
 _OPENING = """Look up here the fields of each export format, and the containers of rows.
@@ -30,7 +30,11 @@ A *batch* is an object of lists with one entry per row; other formats return lis
 def formats_page(made: str) -> str:
     """Return the page."""
     sections = "\n".join("\n".join(_format(form, _first_of_module(form))) for form in FORMATS.values())
-    return f"# Export formats\n\n{made}{_OPENING}\n{sections}\n" + "\n".join([*_places(), *_containers()]) + "\n"
+    return (
+        f"# Export formats\n\n{made}{_OPENING}\n{sections}\n"
+        + "\n".join([*_places(), *_scores(), *_containers()])
+        + "\n"
+    )
 
 
 def _first_of_module(form: Format) -> Format:
@@ -90,6 +94,37 @@ def _places() -> Iterator[str]:
     for name, form in FORMATS.items():
         yield f"| `{name}` | {_REWARD_PLACES[form.reward_place]} | {_ADVANTAGE_PLACES[form.advantage_place]} |"
     yield ""
+
+
+_SCORES = """## Scores of another engine
+
+The fields that rows have with [`rescore`](http-api.md#scores-of-another-engine): the logprobs of `policy`, those of another
+scorer, and with `rescore_top_k` its most likely tokens. Formats that are not listed have no place for them and are rejected.
+Only trained tokens have values; others have null in `sequences`, zeros (`ref_logprobs` of `scored_data`: 1.0) elsewhere.
+
+| format | `rescore=policy` | another scorer | `rescore_top_k` |
+|---|---|---|---|"""
+
+
+def _scores() -> Iterator[str]:
+    yield _SCORES
+    for name, form in FORMATS.items():
+        if form.scored:
+            places = (form.scored.get("proximal"), form.scored.get("teacher"), form.likely.get("teacher"))
+            yield f"| `{name}` | {' | '.join(_fields(place, form) for place in places)} |"
+    yield ""
+
+
+def _fields(columns: "Columns | None", form: Format) -> str:
+    """Return the names of the columns that scores add."""
+    names = []
+    for name, column in (columns or {}).items():
+        plain = form.columns.get(name)
+        if isinstance(column, dict) and isinstance(plain, dict):
+            names += [f"`{name}.{inner}`" for inner in column if inner not in plain]
+        else:
+            names.append(f"`{name}`")
+    return ", ".join(names) or "none"
 
 
 def _containers() -> Iterator[str]:

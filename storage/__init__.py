@@ -2,6 +2,7 @@
 
     types      the values that the protocols take and return
     errors     the errors
+    cache      protocol: the cache
     queue      protocol: the queues of groups
     timers     protocol: the timers of rollouts
     store      protocol: the store

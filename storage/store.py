@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from storage.cache import Cache
 from storage.queue import Queue
 from storage.timers import Timers
 from storage.types import (
@@ -131,6 +132,11 @@ class Store(Protocol):
     @property
     def timers(self) -> Timers:
         """The timers of rollouts."""
+        ...
+
+    @property
+    def cache(self) -> Cache:
+        """The cache of values that can be computed again."""
         ...
 
     def same_slot(self, group: str, rollout: str) -> bool:

@@ -64,7 +64,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("model", "control", "ui"),
         ("compat",),
     ),
-    "storage": (("types", "errors"), ("queue", "timers", "options"), ("store",), ("redis", "embedded")),
+    "storage": (("types", "errors"), ("cache", "queue", "timers", "options"), ("store",), ("redis", "embedded")),
 }
 INDEPENDENT = {"model", "control", "ui"}  # in one row of `api`, and they never import each other
 SERVERS = ("api", "server", "simulator")  # layers that may import aiohttp.web
@@ -94,6 +94,7 @@ UNTESTED = {
     "storage/redis/listing.py": "asserted by the contract suite, on every kind of server",
     "storage/redis/announcements.py": "asserted by the contract suite, on every kind of server",
     "storage/timers.py": "a protocol; tests/storage/redis/test_timers.py is its contract suite",
+    "storage/cache.py": "a protocol; tests/storage/redis/test_cache.py is its contract suite",
     "storage/queue.py": "a protocol; tests/storage/redis/test_queue.py is its contract suite",
 }
 BANNED = {

@@ -123,12 +123,20 @@ class Step(TypedDict):
     extra: dict[str, Any]
 
 
+class Rescored(TypedDict):
+    """The engine that scored a row, the name of its model, and the version of its weights if it is known."""
+
+    engine: str
+    model: str | None
+    policy_version: str | None
+
+
 class RowFacts(TypedDict):
     """The rollout and the steps of one row of a batch.
 
     `step_ids` are the steps whose completion tokens are trained in the row. `reward` is the rollout's; `advantage` is null
     unless the rollout has exactly one (not one per step or per token). `weight` is 1/n for a rollout of n rows.
-    `raw_reward` is the reward before the penalty of `overlong=penalize`.
+    `raw_reward` is the reward before the penalty of `overlong=penalize`. `rescored` is what scored the row, with `rescore`.
     """
 
     rollout_id: str
@@ -137,6 +145,7 @@ class RowFacts(TypedDict):
     advantage: float | None
     weight: float
     raw_reward: NotRequired[float | None]
+    rescored: NotRequired[Rescored]
 
 
 class ClaimedGroup(TypedDict):

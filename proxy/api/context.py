@@ -28,6 +28,7 @@ from proxy.rollouts.policy import Policies
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.renewals import Lifetimes, StepReservations
+from proxy.rollouts.scoring.rescoring import Rescorers
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.multiprocess import WorkerMetrics
 from proxy.upstream import Upstream
@@ -72,6 +73,7 @@ class Context:
     opener: RolloutOpener
     finisher: Finisher
     continuation: PromptContinuation
+    rescorers: Rescorers
     stopping: asyncio.Event
     start_trace: Callable[[Any], Any] | None = None
     in_flight: Counter[str] = field(default_factory=Counter)

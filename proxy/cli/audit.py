@@ -18,7 +18,7 @@ from proxy.cli.export import ExportRequest, iter_bytes
 from proxy.rollouts.audit.report import NOT_SCORED, NOTHING, TOO_LONG, Result, is_well, summary
 from proxy.rollouts.audit.runner import AuditLog, AuditOptions, audit_rows
 from proxy.rollouts.audit.sample import LogprobsMode
-from proxy.rollouts.audit.scoring import NotScored, Send, find_scorer
+from proxy.rollouts.scoring.requests import NotScored, Send, find_scorer
 from proxy.upstream.failure_text import failure_text
 
 _COLUMNS = (

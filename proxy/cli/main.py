@@ -3,6 +3,7 @@
 Each command imports its implementation when it runs, so that `--help` and shell completion are fast.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -164,6 +165,12 @@ def tail(
     run(follow(address_of(url, None, api_key), rollout, last, output(), as_json=as_json))
 
 
+def _parameters(query: Iterable[str], **named: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the parameters NAME=VALUE of `--query`, and those of other options."""
+    given = [(name, value) for name, _, value in (parameter.partition("=") for parameter in query)]
+    return (*given, *((name, value) for name, value in named.items() if value))
+
+
 @app.command()
 def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     url: Annotated[str | None, typer.Option(help="Control API of a running proxy.")] = None,
@@ -176,6 +183,7 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     include: Annotated[str, typer.Option(help="exact; flagged or retokenized to include those steps too.")] = "exact",
     container: Annotated[str, typer.Option(help="ndjson, json, parquet, arrow, msgpack.")] = "ndjson",
     policy: Annotated[str | None, typer.Option(help="Only this policy; default all trained ones.")] = None,
+    rescore: Annotated[str | None, typer.Option(help="Also the logprobs by this scorer now, e.g. policy.")] = None,
     query: Annotated[
         list[str] | None, typer.Option(help="Another GET /export parameter, e.g. branches=last; repeatable.")
     ] = None,
@@ -199,8 +207,7 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
 
     if (url is None) == (store is None):
         usage_error("specify either --url (a running proxy) or --store (a store that no other process has open)")
-    parameters = [*(query or ()), *([f"policy={policy}"] if policy else ())]
-    more = tuple((name, value) for name, _, value in (parameter.partition("=") for parameter in parameters))
+    more = _parameters(query or (), policy=policy, rescore=rescore)
     request = ExportRequest(form, tuple(rollout or ()), group, include, container, more)
     settings = None if store is None else settings_of(None, store=store, listen="127.0.0.1:0")
     if push is None:
@@ -208,9 +215,9 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
             usage_error("--json prints a report to standard output; use --out FILE for the rows")
         run(export_to(url, settings, request, out, api_key=api_key, as_json=as_json))
         return
-    if rollout or query or out is not None or form not in {"sequences", "scored_data"}:
+    if rollout or query or rescore or out is not None or form not in {"sequences", "scored_data"}:
         usage_error(
-            "--push exports groups as scored_data; it cannot be used with --rollout, --query, --out or another --format"
+            "--push exports groups as scored_data; it excludes --rollout, --query, --rescore, --out and another --format"
         )
     options = PushOptions(push, group_size, env_id, force_partial, max_len)
     if not run(push_all(url, settings, request, options, api_key=api_key, as_json=as_json)):

@@ -9,7 +9,7 @@ from proxy.config.sections import Section
 
 _DEFAULT: Final = "default"
 _MAX_POLICIES: Final = 32  # every process sends a heartbeat for each, and reads those of all
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+POLICY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class PolicySettings(Section):
@@ -31,7 +31,7 @@ def _check(policies: dict[str, PolicySettings]) -> dict[str, PolicySettings]:
         raise ValueError(f"{len(policies)} policies are configured; at most {_MAX_POLICIES} are supported")
     listed: dict[str, str] = {}
     for name, policy in policies.items():
-        if not _NAME.fullmatch(name):
+        if not POLICY_NAME.fullmatch(name):
             raise ValueError(
                 f"invalid policy name {name!r}: use up to 64 letters, digits, '.', '_' and '-', and no sign first"
             )

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from proxy.config.addresses import is_loopback, split_listen
 from proxy.config.archive import ArchiveSettings
 from proxy.config.policies import PolicyTable
+from proxy.config.rescore import RescoreSettings
 from proxy.config.sections import (
     AgentsSettings,
     AtroposSettings,
@@ -95,6 +96,7 @@ class Settings(BaseSettings):
     osmosis: OsmosisSettings = Field(OsmosisSettings(), description="Rollout servers of Osmosis.")
     atropos: AtroposSettings = Field(AtroposSettings(), description="Routes of the Atropos proxy.")
     audit: AuditSettings = Field(AuditSettings(), description="Automatic audit of recorded steps.")
+    rescore: RescoreSettings = Field(RescoreSettings(), description="Scores of exported rows.")
     tracing: TracingSettings = Field(TracingSettings(), description="OpenTelemetry traces.")
     archive: ArchiveSettings = Field(ArchiveSettings(), description="The archive of finished rollouts.")
     log: LogSettings = Field(LogSettings(), description="Logging.")

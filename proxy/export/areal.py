@@ -1,12 +1,15 @@
 """AReaL's tensor dict of an interaction (areal 1.0.4, `to_tensor_dict`), as lists of one sequence.
 
-AReaL counts a missing reward as 0.0, so this format requires a reward.
+AReaL counts a missing reward as 0.0, so this format requires a reward. Scores are shifted as `compute_logp` returns them:
+position i has that of token i + 1.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROBS, REWARD, Columns, Listed, RewardUse
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs
+from proxy.trajectory.scores import Role, Scores
 from proxy.trajectory.sequence import Row
 
 NOT_SAMPLED: Final = -1
@@ -17,6 +20,10 @@ class ArealFormat(Listed, SequenceView):
 
     name = "areal"
     reward: ClassVar[RewardUse] = "required"
+    scored: ClassVar[Mapping[Role, Columns]] = {
+        "proximal": {"prox_logp": [LOGPROBS]},
+        "teacher": {"teacher_logp": [LOGPROBS]},
+    }
     columns: ClassVar[Columns] = {
         "input_ids": [IDS],
         "loss_mask": [BITS],
@@ -41,3 +48,8 @@ class ArealFormat(Listed, SequenceView):
             "attention_mask": [[True] * len(row.token_ids)],
             "rewards": [source.reward()],
         }
+
+    def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
+        """Return the dict with `prox_logp` or `teacher_logp`, 0.0 where nothing is trained."""
+        name = "prox_logp" if source.fill.role == "proximal" else "teacher_logp"
+        return {**view, name: [[*scores.filled(row.mask, 0.0)[1:], 0.0]]}

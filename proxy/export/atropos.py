@@ -3,10 +3,12 @@
 The text of a node requires a tokenizer (`Fill.decode`); without one, `full_text` is null.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from proxy.export.base import IDS, LOGPROBS, REWARD, TEXT, Batched, Columns, Listed, Place, RewardUse
-from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_logprobs
+from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_likely, filled_logprobs
+from proxy.trajectory.scores import Role, Scores
 from proxy.trajectory.sequence import Row
 
 IGNORED: Final = -100
@@ -45,13 +47,18 @@ def masked(row: Row) -> list[int]:
 class ScoredDataFormat(Batched, SequenceView):
     """One ScoredDataGroup of one sequence for each sequence; groups combine them.
 
-    Advantages are included if there are any.
+    Advantages are included if there are any. The scores of a teacher are `ref_logprobs`, 1.0 where nothing is trained, and its
+    most likely tokens are `distill_token_ids` and `distill_logprobs`, zeros where nothing is trained.
     """
 
     name = "scored_data"
     advantage_place: ClassVar[Place] = "token"
     reward: ClassVar[RewardUse] = "required"
     keeps_first = False
+    scored: ClassVar[Mapping[Role, Columns]] = {"teacher": {"ref_logprobs": [LOGPROBS]}}
+    likely: ClassVar[Mapping[Role, Columns]] = {
+        "teacher": {"distill_token_ids": [[IDS]], "distill_logprobs": [[LOGPROBS]]}
+    }
     columns: ClassVar[Columns] = {
         "tokens": [IDS],
         "masks": [IDS],
@@ -69,3 +76,11 @@ class ScoredDataFormat(Batched, SequenceView):
             "inference_logprobs": [filled_logprobs(row, source, NOT_SAMPLED)],
         }
         return fields if source.facts.advantages is None else {**fields, "advantages": [advantages_from(row, source)]}
+
+    def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
+        """Return the object with the logprobs of a teacher."""
+        fields = {**view, "ref_logprobs": [scores.filled(row.mask, NOT_SAMPLED)]}
+        if not scores.top_k:
+            return fields
+        ids, logprobs = filled_likely(row, scores)
+        return {**fields, "distill_token_ids": [ids], "distill_logprobs": [logprobs]}

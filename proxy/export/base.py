@@ -5,10 +5,12 @@ A format is a pure view: the same rollout gives the same rows.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
 from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.scores import Role, Scores
 from proxy.trajectory.sequence import Branch, Options, Skipped
 from proxy.trajectory.step import Step
 
@@ -65,18 +67,19 @@ class Plan:
     row that trains nothing). `skipped` lists the steps that no row trains. `render` yields the rows in the same order,
     so that only one of them is in memory; it raises `Inexpressible` at a row that the format cannot represent. `pack` does the
     same for columnar containers, with arrays of ids (`array`), of masks (`bytearray`) and of logprobs (`Floats`) instead of
-    lists; None for formats that have lists only.
+    lists; None for formats that have lists only. `rescored` describes what scored each row, if rows have scores.
     """
 
     trained: Sequence[tuple[str, ...]]
     skipped: list[dict[str, Any]]
     render: Callable[[], Iterator[Any]]
     pack: Callable[[], Iterator[Any]] | None = None
+    rescored: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one rollout as JSON values; `trained` and `skipped` are those of its `Plan`.
+    """The rows of one rollout as JSON values; `trained`, `skipped` and `rescored` are those of its `Plan`.
 
     A row is an object; `prime_rl`'s is an array.
     """
@@ -84,6 +87,7 @@ class Rows:
     rows: list[Any]
     skipped: list[dict[str, Any]]
     trained: Sequence[tuple[str, ...]] = ()
+    rescored: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,8 @@ class Fill:
     """Values for what is not recorded.
 
     `prompt_logprob` replaces the format's own value for tokens that were not sampled. `pad_id` and the two lengths are
-    for formats that pad. `decode` returns the text of ids, if a tokenizer is configured.
+    for formats that pad. `decode` returns the text of ids, if a tokenizer is configured. `scores` are those of each row, by
+    its number, if they were requested, and `role` is what they are for.
     """
 
     prompt_logprob: float | None = None
@@ -99,6 +104,8 @@ class Fill:
     prompt_length: int | None = None
     response_length: int | None = None
     decode: Callable[[Sequence[int]], str] | None = None
+    scores: Sequence[Scores] = ()
+    role: Role = "teacher"
 
 
 PLAIN: Final = Fill()
@@ -111,7 +118,8 @@ class Format(Protocol):
     containers. `reward`: whether each rollout needs a reward, unless its steps have the rewards that the rows need; or all
     rollouts of a group if one has a reward (`uniform`). `branches`: `one` if the trainer takes one row for each rollout.
     `repeats_reward`: false if only one row of a rollout has its reward. `reward_place`, `advantage_place`: the smallest unit
-    with a place in its rows for its own reward, and for its own advantage.
+    with a place in its rows for its own reward, and for its own advantage. `scored`: the columns of scores, by what they are
+    for, and `likely` those of the most likely tokens; there are none if the trainer has no place for them.
     """
 
     name: str
@@ -122,6 +130,8 @@ class Format(Protocol):
     repeats_reward: ClassVar[bool]
     reward_place: ClassVar[Place]
     advantage_place: ClassVar[Place]
+    scored: ClassVar[Mapping[Role, Columns]]
+    likely: ClassVar[Mapping[Role, Columns]]
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
         """Choose the rows of one rollout.
@@ -168,6 +178,8 @@ class Planned(ABC):
     repeats_reward: ClassVar[bool] = True
     reward_place: ClassVar[Place] = "rollout"
     advantage_place: ClassVar[Place] = "none"
+    scored: ClassVar[Mapping[Role, Columns]] = {}
+    likely: ClassVar[Mapping[Role, Columns]] = {}
 
     def check_branches(self, facts: RolloutFacts, options: Options, branches: Sequence[Branch]) -> None:
         """Raise Forked for a rollout with several sequences if the format or `branches` requires one."""
@@ -200,7 +212,7 @@ class Planned(ABC):
             Inexpressible: The format cannot represent the rollout.
         """
         plan = self.plan(facts, steps, options, fill)
-        return Rows(list(plan.render()), plan.skipped, plan.trained)
+        return Rows(list(plan.render()), plan.skipped, plan.trained, plan.rescored)
 
 
 class Listed:
@@ -245,6 +257,14 @@ class Batched(Listed):
             key: None if value is None else [entry for row in rows for entry in row[key]]
             for key, value in rows[0].items()
         }
+
+
+def with_columns(form: Format, role: Role, *, likely: bool) -> Format:
+    """Return a format whose columns include those of scores."""
+    more = {**form.scored[role], **(form.likely[role] if likely else {})}
+    scored = copy(form)
+    vars(scored)["columns"] = {**form.columns, **more}
+    return scored
 
 
 def skipped_rows(skipped: Sequence[Skipped]) -> list[dict[str, Any]]:

@@ -1,8 +1,10 @@
 """OpenRLHF 0.11.2's two inputs: the response of an agent, and the Experience that is made from it.
 
-The agent's response is not shifted. The action arrays of an Experience start at position 1: position i is token i + 1.
+The agent's response is not shifted. The action arrays of an Experience start at position 1: position i is token i + 1. It has
+places for scores: those of the policy are `action_log_probs`, those of another scorer `base_action_log_probs`.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from proxy.export.base import (
@@ -19,6 +21,7 @@ from proxy.export.base import (
     RowsPerRollout,
 )
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, turns
+from proxy.trajectory.scores import Role, Scores
 from proxy.trajectory.sequence import Row
 
 
@@ -56,6 +59,10 @@ class OpenRlhfExperienceFormat(Listed, SequenceView):
     reward: ClassVar[RewardUse] = "required"
     branches: ClassVar[RowsPerRollout] = "one"
     keeps_first = False
+    scored: ClassVar[Mapping[Role, Columns]] = {
+        "proximal": {"action_log_probs": [LOGPROBS]},
+        "teacher": {"base_action_log_probs": [LOGPROBS]},
+    }
     columns: ClassVar[Columns] = {
         "sequences": [IDS],
         "attention_mask": [BITS],
@@ -85,3 +92,8 @@ class OpenRlhfExperienceFormat(Listed, SequenceView):
             "truncated": [row.truncated],
             "total_length": [float(len(row.token_ids))],
         }
+
+    def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
+        """Return the experience with the logprobs, 0.0 where nothing is trained."""
+        name = "action_log_probs" if source.fill.role == "proximal" else "base_action_log_probs"
+        return {**view, name: [scores.filled(row.mask, 0.0)[1:]]}

@@ -1,12 +1,14 @@
 """prime-rl's TrainingSample (559b447): an array without field names, encoded as msgpack.
 
-`columns` names the 13 positions.
+`columns` names the 13 positions. The scores of a teacher are `ref_logprobs`.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from proxy.export.base import FLAG, IDS, JSON, LOGPROBS, TEXT, Columns, Listed, Place
 from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_logprobs, turns
+from proxy.trajectory.scores import Role, Scores
 from proxy.trajectory.sequence import Row
 
 
@@ -16,6 +18,7 @@ class PrimeRlFormat(Listed, SequenceView):
     name = "prime_rl"
     reward_place: ClassVar[Place] = "none"
     advantage_place: ClassVar[Place] = "token"
+    scored: ClassVar[Mapping[Role, Columns]] = {"teacher": {"ref_logprobs": LOGPROBS}}
     columns: ClassVar[Columns] = {
         "token_ids": IDS,
         "mask": [FLAG],
@@ -45,6 +48,11 @@ class PrimeRlFormat(Listed, SequenceView):
             name,
         ]
         return [*required, *[None] * 7, advantages_from(row, source)]
+
+    def with_scores(self, view: list[Any], row: Row, source: RowSource, scores: Scores) -> list[Any]:
+        """Return the array with the logprobs of a teacher, 0.0 where nothing is trained."""
+        at = list(self.columns).index("ref_logprobs")
+        return [*view[:at], scores.filled(row.mask, 0.0), *view[at + 1 :]]
 
 
 def _temperatures(row: Row, source: RowSource) -> list[float]:

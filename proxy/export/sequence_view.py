@@ -20,6 +20,7 @@ from proxy.export.base import (
     skipped_rows,
 )
 from proxy.trajectory.facts import RolloutFacts, number_of
+from proxy.trajectory.scores import Scores
 from proxy.trajectory.sequence import Options, Row, SequenceSpan, sequences
 from proxy.trajectory.step import Step
 
@@ -109,8 +110,14 @@ class SequenceView(Planned):
         return Plan(
             [branch.step_ids for branch in found.branches],
             skipped_rows(found.skipped),
-            lambda: (self.view(row, source) for row in found.each()),
+            lambda: (self._viewed(row, source) for row in found.each()),
+            rescored=[scores.described() for scores in fill.scores],
         )
+
+    def _viewed(self, row: Row, source: RowSource) -> Any:
+        scores = source.fill.scores
+        view = self.view(row, source)
+        return self.with_scores(view, row, source, scores[row.branch]) if scores else view
 
     @abstractmethod
     def view(self, row: Row, source: RowSource) -> Any:
@@ -119,6 +126,10 @@ class SequenceView(Planned):
         Raises:
             Inexpressible: The format cannot represent the row.
         """
+
+    def with_scores(self, view: Any, row: Row, source: RowSource, scores: Scores) -> Any:
+        """Return the row with its scores, in the columns of `scored` and `likely`."""
+        raise NotImplementedError
 
 
 def filled_logprobs(row: Row, source: RowSource, fill: float = 0.0) -> list[float]:
@@ -130,6 +141,18 @@ def filled_logprobs(row: Row, source: RowSource, fill: float = 0.0) -> list[floa
             raise source.refuse_unlogged("some sampled tokens")
         filled.append(value if logprob is None else logprob)
     return filled
+
+
+def filled_likely(row: Row, scores: Scores) -> tuple[list[list[int]], list[list[float]]]:
+    """Return the most likely ids of all positions and their logprobs, zeros where nothing is trained.
+
+    Without them, the token itself is the only one.
+    """
+    width = max(1, scores.top_k)
+    if scores.top_k:
+        return scores.filled_top(row.mask, [0] * width)
+    ids = [[token if bit else 0] for token, bit in zip(row.token_ids, row.mask, strict=True)]
+    return ids, [[value] for value in scores.filled(row.mask, 0.0)]
 
 
 def advantage_from(source: RowSource) -> float:

@@ -2,10 +2,11 @@
 
 `truncated`: the model did not end the last turn (its limit, an abort, a lost connection), or `max_len` cut the row.
 `constrained` of a span: its logprobs are not those of the model alone, but include a grammar or a forced tool call.
-`policy` is only in rows of a named policy, not in those of `default`.
+`policy` is only in rows of a named policy, not in those of `default`. With `rescore`, `rescored` is what scored the row, and
+`rescored_logprobs` are its logprobs beside the recorded ones, null where nothing is trained.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from proxy.export.base import (
@@ -28,8 +29,15 @@ from proxy.export.base import (
     skipped_rows,
 )
 from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.scores import Role
 from proxy.trajectory.sequence import Options, Row, sequences
 from proxy.trajectory.step import Step
+
+_SCORED: Columns = {
+    "rescored": {"engine": TEXT, "model": TEXT, "policy_version": TEXT},
+    "rescored_logprobs": LOGPROBS,
+}
+_LIKELY: Columns = {"rescored_top_ids": [IDS], "rescored_top_logprobs": [LOGPROBS]}
 
 
 class SequencesFormat(Listed, Planned):
@@ -38,6 +46,8 @@ class SequencesFormat(Listed, Planned):
     name = "sequences"
     reward_place: ClassVar[Place] = "token"
     advantage_place: ClassVar[Place] = "token"
+    scored: ClassVar[Mapping[Role, Columns]] = {"proximal": _SCORED, "teacher": _SCORED}
+    likely: ClassVar[Mapping[Role, Columns]] = {"proximal": _LIKELY, "teacher": _LIKELY}
     columns: ClassVar[Columns] = {
         "rollout_id": TEXT,
         "group_id": TEXT,
@@ -79,8 +89,11 @@ class SequencesFormat(Listed, Planned):
         return Plan(
             [branch.step_ids for branch in found.branches],
             skipped_rows(found.skipped),
-            lambda: (_filled(row, fill.prompt_logprob) for row in found.each()),
-            (lambda: (row.as_packed_row() for row in found.each())) if fill.prompt_logprob is None else None,
+            lambda: (_filled(row, fill) for row in found.each()),
+            None
+            if fill.scores or fill.prompt_logprob is not None
+            else lambda: (row.as_packed_row() for row in found.each()),
+            [scores.described() for scores in fill.scores],
         )
 
 
@@ -90,9 +103,17 @@ class SequencesOfPolicies(SequencesFormat):
     columns: ClassVar[Columns] = {**SequencesFormat.columns, "policy": TEXT}
 
 
-def _filled(row: Row, value: float | None) -> dict[str, Any]:
-    shown = row.as_row()
-    if value is None:
+def _filled(row: Row, fill: Fill) -> dict[str, Any]:
+    shown, value = row.as_row(), fill.prompt_logprob
+    if value is not None:
+        shown["logprobs"] = [
+            value if not mask else logprob for mask, logprob in zip(row.mask, row.logprobs, strict=True)
+        ]
+    if not fill.scores:
         return shown
-    logprobs = [value if not mask else logprob for mask, logprob in zip(row.mask, row.logprobs, strict=True)]
-    return {**shown, "logprobs": logprobs}
+    scores = fill.scores[row.branch]
+    shown |= {"rescored": scores.described(), "rescored_logprobs": scores.filled(row.mask, value)}
+    if not scores.top_k:
+        return shown
+    ids, logprobs = scores.filled_top(row.mask, None)
+    return {**shown, "rescored_top_ids": ids, "rescored_top_logprobs": logprobs}

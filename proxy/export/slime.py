@@ -1,13 +1,16 @@
 """slime's Sample (624b824): all tokens, with arrays of the response only.
 
 Sequences of one rollout share its `rollout_id`, over which the trainer sums loss masks (`rollout_mask_sums`).
-`rollout_id`, `index` and `group_index` are derived from the ids of the rollout and the group, so they are distinct.
+`rollout_id`, `index` and `group_index` are derived from the ids of the rollout and the group, so they are distinct. The scores
+of a teacher are `teacher_log_probs` (`--use-opd`; read in 0d234f3).
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed, RewardUse
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, id_number
+from proxy.trajectory.scores import Role, Scores
 from proxy.trajectory.sequence import Row
 
 
@@ -16,6 +19,7 @@ class SlimeFormat(Listed, SequenceView):
 
     name = "slime"
     reward: ClassVar[RewardUse] = "required"
+    scored: ClassVar[Mapping[Role, Columns]] = {"teacher": {"teacher_log_probs": LOGPROBS}}
     columns: ClassVar[Columns] = {
         "group_index": COUNT,
         "index": COUNT,
@@ -44,6 +48,10 @@ class SlimeFormat(Listed, SequenceView):
             "status": _status(row, source),
             "weight_versions": _versions(row, source),
         }
+
+    def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
+        """Return the sample with the logprobs of a teacher, 0.0 where nothing is trained."""
+        return {**view, "teacher_log_probs": scores.filled(row.mask, 0.0)[row.prompt_len :]}
 
 
 def _status(row: Row, source: RowSource) -> str:

@@ -3,6 +3,10 @@
 The batch has fixed lengths: prompts are padded on the left, responses on the right. Rollouts that do not fit are
 refused, not cut. `position_ids` are the running sum of the attention mask minus one, so that padding on the right
 repeats the last one: verl's formula, which differs from its comment.
+
+The scores of a teacher are `teacher_logprobs` and `teacher_ids`, as verl's own teachers return them: the most likely tokens of
+each position of the prompt and the response, or the token itself, shifted, so that position i has those of token i + 1. Those
+of the policy are `old_log_probs` of the batch; an AgentLoopOutput has no place for them.
 """
 
 from collections.abc import Mapping
@@ -17,6 +21,7 @@ from proxy.export.base import (
     LOGPROBS,
     REWARD,
     Batched,
+    Column,
     Columns,
     Listed,
     Place,
@@ -26,12 +31,18 @@ from proxy.export.base import (
 from proxy.export.sequence_view import (
     RowSource,
     SequenceView,
+    filled_likely,
     filled_logprobs,
     policy_versions_from,
     step_reward_ends,
     turns,
 )
+from proxy.trajectory.scores import Role, Scores
 from proxy.trajectory.sequence import Row
+
+_VERSIONS: dict[str, Column] = {"min_global_steps": COUNT, "max_global_steps": COUNT}
+_TEACHER: dict[str, Column] = {"teacher_ids": [IDS], "teacher_logprobs": [LOGPROBS]}
+_BATCHED_TEACHER: Columns = {"teacher_ids": [[IDS]], "teacher_logprobs": [[LOGPROBS]]}
 
 
 class VerlFormat(Listed, SequenceView):
@@ -40,6 +51,8 @@ class VerlFormat(Listed, SequenceView):
     name = "verl"
     branches: ClassVar[RowsPerRollout] = "one"
     whole = True
+    scored: ClassVar[Mapping[Role, Columns]] = {"teacher": {"extra_fields": {**_VERSIONS, **_TEACHER}}}
+    likely: ClassVar[Mapping[Role, Columns]] = scored
     columns: ClassVar[Columns] = {
         "prompt_ids": IDS,
         "response_ids": IDS,
@@ -48,7 +61,7 @@ class VerlFormat(Listed, SequenceView):
         "reward_score": REWARD,
         "num_turns": COUNT,
         "metrics": JSON,
-        "extra_fields": {"min_global_steps": COUNT, "max_global_steps": COUNT},
+        "extra_fields": _VERSIONS,
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
@@ -65,6 +78,12 @@ class VerlFormat(Listed, SequenceView):
             "extra_fields": _versions(row, source),
         }
 
+    def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
+        """Return the output with the logprobs of a teacher, as lists, which the caller converts to tensors."""
+        ids, logprobs = _shifted_likely(row, scores)
+        fields = {**view["extra_fields"], "teacher_ids": ids, "teacher_logprobs": logprobs}
+        return {**view, "extra_fields": fields}
+
 
 class VerlDataProtoFormat(Batched, SequenceView):
     """The tensors of a DataProto of one rollout, as lists; groups combine them.
@@ -77,6 +96,11 @@ class VerlDataProtoFormat(Batched, SequenceView):
     reward_place: ClassVar[Place] = "token"
     reward: ClassVar[RewardUse] = "uniform"
     branches: ClassVar[RowsPerRollout] = "one"
+    scored: ClassVar[Mapping[Role, Columns]] = {
+        "proximal": {"old_log_probs": [LOGPROBS]},
+        "teacher": _BATCHED_TEACHER,
+    }
+    likely: ClassVar[Mapping[Role, Columns]] = {"teacher": _BATCHED_TEACHER}
     columns: ClassVar[Columns] = {
         "prompts": [IDS],
         "responses": [IDS],
@@ -106,6 +130,26 @@ class VerlDataProtoFormat(Batched, SequenceView):
         if source.facts.reward is None and not any(turn.step_id in source.facts.step_rewards for turn in turns(row)):
             return fields
         return {**fields, "rm_scores": [step_reward_ends(row, source) + [0.0] * right]}
+
+    def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
+        """Return the tensors with the logprobs of the policy now, or of a teacher."""
+        left, right = _padding(row, source)
+        if source.fill.role == "proximal":
+            return {**view, "old_log_probs": [scores.filled(row.mask, 0.0)[row.prompt_len :] + [0.0] * right]}
+        ids, logprobs = _shifted_likely(row, scores)
+        width, pad = len(ids[0]), source.fill.pad_id
+        return {
+            **view,
+            "teacher_ids": [[[pad] * width] * left + ids + [[pad] * width] * right],
+            "teacher_logprobs": [[[0.0] * width] * left + logprobs + [[0.0] * width] * right],
+        }
+
+
+def _shifted_likely(row: Row, scores: Scores) -> tuple[list[list[int]], list[list[float]]]:
+    """Return the most likely ids and their logprobs, those of token i + 1 at position i; zeros where nothing is trained."""
+    (_, *ids), (_, *logprobs) = filled_likely(row, scores)
+    width = max(1, scores.top_k)
+    return [*ids, [0] * width], [*logprobs, [0.0] * width]
 
 
 def _padding(row: Row, source: RowSource) -> tuple[int, int]:

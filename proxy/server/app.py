@@ -54,11 +54,14 @@ from proxy.rollouts.policy import Policies, Policy, PolicyVersion
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
 from proxy.rollouts.renewals import Lifetimes, StepReservations
+from proxy.rollouts.scoring.rescoring import Rescorers, ScoreCache
+from proxy.server.scorers import scoring_engines
 from proxy.telemetry.metrics import Metrics, make_metrics
 from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
 from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream import Upstream
 from proxy.upstream.registry import EndpointRegistry
+from proxy.upstream.token_text import text_from_ids
 from proxy.upstream.tokenizers import Tokenizers
 from storage import StoreOptions, open_store
 from storage.store import Store
@@ -201,6 +204,7 @@ async def _make_context(
         },
         opener=RolloutOpener(opened, clock, metrics, recorder, [policies, registry]),
         continuation=_continuation(stack, settings, opened, upstream, clock, metrics, recorder),
+        rescorers=_kept(stack, _rescorers(settings, opened, upstream, tokenizers, metrics)),
         finisher=_finisher(opened, clock, metrics, policies, DriftTotals(reporter, recorder.tasks, stopping)),
         stopping=stopping,
         start_trace=_start_trace(stack, settings.tracing, metrics, clock),
@@ -252,6 +256,16 @@ def _continuation(  # noqa: PLR0917 - the services that it uses
     )
     recorder.followers.append(continuation.offer)
     return continuation
+
+
+def _rescorers(
+    settings: Settings, store: Store, upstream: Upstream, tokenizers: Tokenizers, metrics: Metrics
+) -> Rescorers:
+    return Rescorers(
+        scoring_engines(settings, upstream, metrics),
+        ScoreCache(store, settings.rescore.cache_s, settings.rescore.cache_bytes),
+        partial(text_from_ids, upstream, tokenizers, new_connection=False),
+    )
 
 
 def _finisher(store: Store, clock: Clock, metrics: Metrics, policies: Policies, drift_totals: DriftTotals) -> Finisher:

@@ -38,7 +38,16 @@ _GROUP_EVENTS: Final = ("complete", "claimed", "released", "done", "dropped")
 
 # Why claims refuse or drop groups: the codes of their responses.
 _STALE: Final = ("stale", "unknown_version")
-REFUSAL_REASONS: Final = (*_STALE, "forked", "format", "no_reward", "no_advantage", "no_rows", "damaged_step")
+REFUSAL_REASONS: Final = (
+    *_STALE,
+    "forked",
+    "format",
+    "no_reward",
+    "no_advantage",
+    "no_rows",
+    "not_scored",
+    "damaged_step",
+)
 DROP_REASONS: Final = (*_STALE, "equal_rewards", "too_few_members")
 
 # The values of proxy.rollouts.audit.verdict.Verdict.

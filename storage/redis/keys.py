@@ -16,6 +16,8 @@ Keys of a bucket:
     {prefix}:{B}:beats          hash   heartbeats: NAME -> Unix ms at which it expires (15 digits) + bytes; first bucket only
     {prefix}:{B}:timers         zset   ID, space, incarnation -> Unix ms at which a process looks at the rollout
     {prefix}:{B}:deleted        zset   incarnation of a deleted rollout -> Unix ms at which it is removed; only with a TTL
+    {prefix}:{B}:cache          hash   name -> Unix ms at which the value expires (15 digits) + bytes
+    {prefix}:{B}:cache-expiry   zset   the same names -> Unix ms; {prefix}:{B}:cache-bytes has the size of all values
 Keys of the store:
     {prefix}:constants          hash   name -> bytes
 `birth` is the incarnation; `held` has the reservations.
@@ -26,10 +28,9 @@ same bucket are in one slot, so that one script can create them. Batches are sto
 Lifetimes: without a TTL, all keys exist until they are deleted; Redis removes a sorted set with its last member. With a TTL,
 each write to a rollout sets the expiry of its seven keys again. So the sets of a bucket expire with the newest of its rollouts,
 and later writes remove the members of rollouts that expired before. Constants, announcements and timers do not expire: who
-looks at a rollout that is gone removes its timer. Heartbeats
-expire when none is sent within their lifetime. With a TTL, the incarnation of a deleted rollout is kept for one day or for the
-TTL, whichever is longer, so that a late append can distinguish deleted from expired rollouts. A later deletion in the same
-bucket removes it.
+looks at a rollout that is gone removes its timer. Heartbeats expire when none is sent within their lifetime, and the keys of
+the cache with the newest value. With a TTL, the incarnation of a deleted rollout is kept for one day or for the TTL, whichever
+is longer, so that a late append can distinguish deleted from expired rollouts. A later deletion in the same bucket removes it.
 
 Percent-encoded names have only letters, digits and `_.-~%`, so no name can produce the key of another. The braces are hash
 tags: Redis Cluster stores a bucket in one slot, so that one script can open, list and delete a rollout. The slots of the
@@ -134,6 +135,12 @@ def timers_key(prefix: str, bucket: str) -> bytes:
 def heartbeats_key(prefix: str, bucket: str) -> bytes:
     """Return the key of the heartbeats of a bucket."""
     return f"{prefix}:{{{bucket}}}:beats".encode()
+
+
+def cache_keys(prefix: str, bucket: str) -> tuple[bytes, bytes, bytes]:
+    """Return the keys of the cached values of a bucket, of their expiry times and of their size."""
+    values = f"{prefix}:{{{bucket}}}:cache".encode()
+    return values, values + b"-expiry", values + b"-bytes"
 
 
 def constants_key(prefix: str) -> bytes:

@@ -72,6 +72,9 @@ ANNOUNCE: Final = _load("announce")
 ANNOUNCEMENTS: Final = _load("announcements")
 HEARTBEAT: Final = _load("heartbeat")
 
+CACHE_GET: Final = _load("cache_get")
+CACHE_PUT: Final = _load("cache_put")
+
 TIMERS_CLAIM: Final = _load("timers_claim")
 TIMERS_MOVE: Final = _load("timers_move")
 

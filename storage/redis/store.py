@@ -14,6 +14,7 @@ from storage.errors import FieldsChanged, MissingBlocks, RolloutDeleted, Rollout
 from storage.options import StoreOptions
 from storage.redis import scripts
 from storage.redis.announcements import RedisAnnouncements, RedisReservations
+from storage.redis.cache import RedisCache
 from storage.redis.changes import RedisChanges
 from storage.redis.connections import Barrier, Servers
 from storage.redis.keys import (
@@ -60,6 +61,7 @@ class RedisStore:
         self.reservations = RedisReservations(self._run_fast, options.prefix)
         self.changes = RedisChanges(servers, options.prefix)
         self.timers = RedisTimers(self._run_fast, options.prefix)
+        self.cache = RedisCache(self._run_pooled, options.prefix)
         self.queue = RedisQueue(self._run_durable, options.prefix, self._ttl_s)
 
     def __repr__(self) -> str:

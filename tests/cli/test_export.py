@@ -168,3 +168,19 @@ async def test_policy_selects_the_steps_of_one_policy(store, http, tmp_path):
             assert (0, policy) == (done.exit_code, orjson.loads(out.read_bytes())["policy"])
         with pytest.raises(OSError, match="Policy 'critic' not found. The policies are planner, judge, default."):
             await rows(out, served.url, more=(("policy", "critic"),))
+
+
+async def test_rescore_adds_the_logprobs_of_the_policy_now(store, http, tmp_path):
+    """Given as `--rescore`; the most likely tokens by `--query`."""
+    async with simulating("127.0.0.1:0", Options()) as engine, proxying(engine, store) as served:
+        body = {"model": "simulated", "prompt": "once", "max_tokens": 2}
+        async with http.post(f"{served.url}/rollouts/r/v1/completions", json=body) as response:
+            assert 200 == response.status
+        out = tmp_path / "rows"
+        options = ["--url", served.url, "--out", str(out), "--rescore", "policy", "--query", "rescore_top_k=1"]
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["export", *options])
+        row = orjson.loads(out.read_bytes())
+
+    assert (0, "simulated") == (done.exit_code, row["rescored"]["model"])
+    assert row["logprobs"] == pytest.approx(row["rescored_logprobs"], abs=1e-6)
+    assert 1 == len(row["rescored_top_ids"][-1])

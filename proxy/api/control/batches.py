@@ -5,7 +5,8 @@ A batch can be acknowledged or released through any process that shares the stor
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import compress
 from operator import not_
@@ -36,9 +37,11 @@ from proxy.clock import new_id
 from proxy.errors import Conflict, LeaseLost, NotFound
 from proxy.rollouts.group import Batch, Ending, read_batch, read_group, state_fields, write_batch
 from proxy.rollouts.rollout import ClaimId, write_fields
+from storage.errors import StorageError
 from storage.types import QueueCounts, QueuedGroup
 
 _POLL_INTERVAL_S: Final = 0.2
+_LEASE_PARTS: Final = 3  # a lease is extended after this part of it
 
 
 async def claim_batch(request: web.Request) -> web.Response:
@@ -46,13 +49,15 @@ async def claim_batch(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     body = await body_from(request, ClaimBatch)
     policy = context.policies.claimed(body.policy)
-    query = replace(export_query_from_claim(body), policy=policy.name)
+    query = replace(export_query_from_claim(body, context), policy=policy.name)
+    query = await query.begin(context)  # first, so that no group is leased if the engines that score it are unreachable
     claim = Claim(new_id(context.clock), body, query, policy)
     started = context.clock.monotonic()
     deadline = started + body.wait_s
     try:
-        await _fill_in_time(request, context, claim, deadline)
-        lease_ms = await _record(context, claim)
+        async with _leases_kept(context, claim):
+            await _fill_in_time(request, context, claim, deadline)
+            lease_ms = await _record(context, claim)
         waiting = await context.store.queue.counts(policy.name)
     except BaseException:
         await undo(context, claim, claim.held)
@@ -84,6 +89,31 @@ async def _fill_in_time(request: web.Request, context: Context, claim: Claim, de
         random_s = _POLL_INTERVAL_S * (0.75 + context.clock.entropy(1)[0] / 512)
         interval_s = max(random_s, context.clock.monotonic() - began)
         await asyncio.sleep(min(interval_s, remaining_s))
+
+
+@asynccontextmanager
+async def _leases_kept(context: Context, claim: Claim) -> AsyncIterator[None]:
+    """Extend the leases of the claim's groups in the background, if they are scored: that can take longer than a lease."""
+    if claim.query.rescoring is None:
+        yield
+        return
+    keeping = asyncio.get_running_loop().create_task(_keep_leases(context, claim))
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+
+async def _keep_leases(context: Context, claim: Claim) -> None:
+    lease_s = claim.body.lease_s
+    while True:
+        await asyncio.sleep(lease_s / _LEASE_PARTS)
+        fields = held_fields(context, claim.id, claim.body.consumer, lease_s)
+        lease_ms, now_ms = max(1, round(lease_s * 1000)), context.clock.now_ms()
+        for held in tuple(claim.held):
+            with suppress(StorageError):  # `_record` finds the groups whose leases expired
+                await context.store.queue.extend(held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
 
 
 def _is_disconnected(request: web.Request) -> bool:

@@ -10,12 +10,14 @@ from aiohttp import web
 from msgspec import structs
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.schemas import ClaimBatch
+from proxy.api.control.schemas import MAX_TOP_K, ClaimBatch
 from proxy.api.query import enum_param, int_param
 from proxy.errors import BadRequest, Conflict
 from proxy.export import FORMATS, OF_POLICIES, Fill, Format, Inexpressible, Plan, Rows
+from proxy.export.base import with_columns
 from proxy.export.containers import CONTAINERS, Container, Writer, container_for
 from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.scoring.rescoring import Rescoring
 from proxy.rollouts.steps import aside, facts_of, read_steps, weights_of
 from proxy.trajectory.advantages import BATCH, ESTIMATORS, STEP
 from proxy.trajectory.retokenize import RETOKENIZED, retokenize
@@ -26,7 +28,7 @@ from proxy.trajectory.step import Step
 _FILLS: Final = ("prompt_logprob", "pad_id", "prompt_length", "response_length")
 EXPORT_OPTIONS: Final = (
     "format", "branches", "row_weight", "include", "max_len", "overlong", "overlong_buffer", "container", "report", "advantage",
-    "discount", "policy", *_FILLS,
+    "discount", "policy", "rescore", "rescore_top_k", *_FILLS,
 )  # fmt: skip
 _LOADED: Final[set[str]] = set()  # content types whose library is imported
 BRANCHES: Final = ("all", "one", "longest", "last")
@@ -58,9 +60,14 @@ class Planned:
         """Render all rows at once. Raises Conflict if the format cannot express one of them."""
         with_all = self.plan
         try:
-            return await aside(self.weight, lambda: Rows(list(with_all.render()), with_all.skipped, with_all.trained))
+            return await aside(self.weight, lambda: rows_of(with_all))
         except Inexpressible as error:
             raise refusal(error) from None
+
+
+def rows_of(plan: Plan) -> Rows:
+    """Render all rows of a plan."""
+    return Rows(list(plan.render()), plan.skipped, plan.trained, plan.rescored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,8 @@ class ExportQuery:
 
     `advantage` is none, given, or the estimator to use on the group's rewards. `discount` is None for one advantage for a whole
     rollout; otherwise each turn has its own, of its discounted return. `penalty` is that of long responses.
-    `policy` is the policy whose steps are exported; None for those of all policies that are trained.
+    `policy` is the policy whose steps are exported; None for those of all policies that are trained. `rescore` is the scorer
+    whose logprobs the rows have too, with the `rescore_top_k` most likely tokens; `rescoring` is its scoring once it has begun.
     """
 
     form: Format
@@ -81,6 +89,9 @@ class ExportQuery:
     discount: float | None = None
     penalty: SoftPenalty | None = None
     policy: str | None = None
+    rescore: str | None = None
+    rescore_top_k: int = 0
+    rescoring: Rescoring | None = None
 
     @property
     def is_by_turn(self) -> bool:
@@ -120,27 +131,29 @@ class ExportQuery:
         weights = weights_of(steps)
         try:
             plan = await aside(weights.packed, lambda: self.form.plan(facts, steps, self.options, fill))
+            if self.rescoring is not None and plan.trained:
+                scores = await self.rescoring.score(facts, steps, self.options)
+                scored = replace(fill, scores=scores)
+                plan = await aside(weights.packed, lambda: self.form.plan(facts, steps, self.options, scored))
         except Inexpressible as error:
             raise refusal(error) from None
         if others:
             plan = replace(plan, skipped=[*others, *plan.skipped])
         planned = Planned(plan, weights.rows)
         if plan.pack is not None and not self.container.nests:
-            planned = Planned(Plan(plan.trained, plan.skipped, plan.pack), weights.packed)
+            planned = Planned(replace(plan, render=plan.pack), weights.packed)
         if planned.weight > max_rendered:
             return planned
         rows = (await planned.rows()).rows
-        return Planned(Plan(plan.trained, plan.skipped, rows.__iter__), planned.weight, is_rendered=True)
+        return Planned(replace(plan, render=rows.__iter__), planned.weight, is_rendered=True)
 
-    def about(
-        self, rollout: Rollout, trained: Sequence[Sequence[str]], raw_reward: float | None = None
-    ) -> list[dict[str, Any]]:
-        """Describe rows of a rollout, in their order; `trained` has the ids of the steps that each of them trains.
+    def about(self, rollout: Rollout, rows: Plan | Rows, raw_reward: float | None = None) -> list[dict[str, Any]]:
+        """Describe rows of a rollout, in their order.
 
         `advantage` is null unless the rollout has exactly one. `weight` is the share of each row in the rollout.
-        `raw_reward` is the reward before the penalty, if there is one.
+        `raw_reward` is the reward before the penalty, if there is one. `rescored` is what scored the row, if it has scores.
         """
-        count = max(1, len(trained))
+        count = max(1, len(rows.trained))
         split = count if self.options.row_weight == "split" and self.form.repeats_reward else 1
         facts = facts_of(rollout).split(split)
         advantage = None if self.advantage == "none" else facts.advantages
@@ -148,13 +161,23 @@ class ExportQuery:
         row = {"reward": facts.reward, "advantage": advantage if is_number else None, "weight": 1 / count}
         if self.penalty is not None:
             row["raw_reward"] = None if raw_reward is None else raw_reward / split
-        return [{"rollout_id": rollout.rollout_id, "step_ids": list(step_ids), **row} for step_ids in trained]
+        described = [{"rollout_id": rollout.rollout_id, "step_ids": list(ids), **row} for ids in rows.trained]
+        for entry, rescored in zip(described, rows.rescored, strict=False):  # there are none without `rescore`
+            entry["rescored"] = rescored
+        return described
 
-    async def load(self) -> None:
-        """Import the library of the container in a thread (pyarrow takes 0.2 s). Raises BadRequest if it is missing."""
-        if self.container.content_type not in _LOADED:
+    async def begin(self, context: Context) -> "ExportQuery":
+        """Return the query ready for its rollouts: with the library of its container, and with an engine that scores them.
+
+        Raises BadRequest if the library is missing, EngineError if no engine of the scorer is reachable, and
+        UnprocessableRequest if none of them can score.
+        """
+        if self.container.content_type not in _LOADED:  # pyarrow takes 0.2 s
             await asyncio.to_thread(self.writer)
             _LOADED.add(self.container.content_type)
+        if self.rescore is None:
+            return self
+        return replace(self, rescoring=await context.rescorers.begin(self.rescore, self.rescore_top_k))
 
     def writer(self) -> Writer:
         """Return a writer for one export. Raises BadRequest where what it needs is not installed."""
@@ -209,10 +232,11 @@ def export_query_from(request: web.Request, advantages: Sequence[str] = ALONE) -
         policy=None if name is None else policies.named(name).name,
     )
     _check_advantages(query)
-    return query
+    top_k = int_param(request, "rescore_top_k", 0, minimum=0, maximum=MAX_TOP_K) or 0
+    return _rescored(query, request.app[CONTEXT], request.query.get("rescore"), top_k)
 
 
-def export_query_from_claim(claim: ClaimBatch) -> ExportQuery:
+def export_query_from_claim(claim: ClaimBatch, context: Context) -> ExportQuery:
     """Return the export options of a claim. Raises BadRequest for an unknown format and for options that exclude each other."""
     if claim.format not in FORMATS:
         raise BadRequest(f"Unknown format {claim.format!r}; use one of {', '.join(FORMATS)}.", param="format")
@@ -235,7 +259,30 @@ def export_query_from_claim(claim: ClaimBatch) -> ExportQuery:
         penalty=penalty,
     )
     _check_advantages(query)
-    return query
+    return _rescored(query, context, claim.rescore, claim.rescore_top_k)
+
+
+def _rescored(query: ExportQuery, context: Context, name: str | None, top_k: int) -> ExportQuery:
+    """Return the query with scores. Raises BadRequest if its format has no place for them, or the scorer is unknown."""
+    if name is None:
+        if top_k:
+            raise BadRequest("rescore_top_k requires rescore.", param="rescore_top_k")
+        return query
+    role = context.rescorers.role(name)
+    what = f"logprobs of {'the policy' if role == 'proximal' else 'a teacher'}"
+    _check_place(query.form, [other for other in FORMATS.values() if role in other.scored], what, "rescore")
+    if top_k:
+        likely = [other for other in FORMATS.values() if role in other.likely]
+        _check_place(query.form, likely, "the most likely tokens", "rescore_top_k")
+    form = with_columns(query.form, role, likely=top_k > 0)
+    return replace(query, form=form, fill=replace(query.fill, role=role), rescore=name, rescore_top_k=top_k)
+
+
+def _check_place(form: Format, able: Sequence[Format], what: str, param: str) -> None:
+    """Raise BadRequest if a format is not among those that have a place for something; the error names these."""
+    names = [other.name for other in able]
+    if form.name not in names:
+        raise BadRequest(f"Format {form.name!r} has no place for {what}; use one of {', '.join(names)}.", param=param)
 
 
 def _lengths(overlong: str, max_len: int | None, buffer: int | None) -> tuple[dict[str, Any], SoftPenalty | None]:

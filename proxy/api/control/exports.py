@@ -31,7 +31,8 @@ from storage.store import Store
 from storage.types import StoredEntity
 
 _MAX_AHEAD = 4  # rollouts read while one is written,
-_MAX_STEPS_AHEAD = 200  # unless they are long
+_MAX_STEPS_AHEAD = 200  # unless they are long,
+_MAX_SCORED_AHEAD = 16  # or are scored, which takes much longer than reading
 _MAX_ROLLOUTS_READ = 16  # rollouts whose fields are read in one round trip
 _MAX_RENDERED = 256  # weight of a rollout whose rows may all be in memory at once: about 250,000 tokens
 
@@ -39,12 +40,11 @@ _MAX_RENDERED = 256  # weight of a rollout whose rows may all be in memory at on
 async def export_rollout(request: web.Request) -> web.StreamResponse:
     """`GET /rollouts/{id}/export?format=…`: the rows; `X-Export-Skipped` has the number of steps without rows, and why."""
     reject_unknown_params(request, EXPORT_OPTIONS)
-    query = export_query_from(request)
-    await query.load()
+    query = await export_query_from(request).begin(request.app[CONTEXT])
     outcome = await outcome_alone(request.app[CONTEXT], query, await rollout_from(request))
     planned = await query.plan(request.app[CONTEXT], outcome.rollout)
     plan = planned.plan
-    report = {"skipped": plan.skipped, "rows": query.about(outcome.rollout, plan.trained, outcome.raw_reward)}
+    report = {"skipped": plan.skipped, "rows": query.about(outcome.rollout, plan, outcome.raw_reward)}
     try:
         # Each row is serialized before the next is made: all rows as Python lists would use several times the memory.
         pieces = await aside(planned.weight, lambda: list(query.pieces(plan.render(), report)))
@@ -68,8 +68,7 @@ async def export_many(request: web.Request) -> web.StreamResponse:
     """`GET /export?format=…&status=&group_id=&since=&limit=`: rollouts newest first, streamed as they are read."""
     reject_unknown_params(request, (*EXPORT_OPTIONS, "status", "group_id", "since", "limit"))
     context = request.app[CONTEXT]
-    query = export_query_from(request)
-    await query.load()
+    query = await export_query_from(request).begin(context)
     rollouts = _rollouts(
         context,
         filter_from(request),
@@ -115,7 +114,7 @@ async def _pieces(
                     if piece:
                         yield piece
             if query.report:
-                described += query.about(rollout, plan.trained, outcome.raw_reward)
+                described += query.about(rollout, plan, outcome.raw_reward)
                 skipped += [{"rollout_id": rollout.rollout_id, **entry} for entry in plan.skipped]
     yield ahead + writer.closing({"skipped": skipped, "rows": described} if query.report else None)
 
@@ -135,12 +134,12 @@ async def _read_ahead(
 ) -> AsyncGenerator[tuple[Outcome, Planned], None]:
     """Plan the rows of rollouts, in their order; while one is written, the next few are read from the store."""
     reading: deque[tuple[Rollout, asyncio.Task[tuple[Outcome, Planned]]]] = deque()
-    ahead = 0
+    ahead, most = 0, _MAX_AHEAD if query.rescoring is None else _MAX_SCORED_AHEAD
     try:
         async for upcoming in rollouts:
             reading.append((upcoming, asyncio.get_running_loop().create_task(_planned(context, query, upcoming))))
             ahead += _steps(upcoming)
-            while len(reading) > _MAX_AHEAD or (len(reading) > 1 and ahead > _MAX_STEPS_AHEAD):
+            while len(reading) > most or (len(reading) > 1 and ahead > _MAX_STEPS_AHEAD):
                 rollout, task = reading.popleft()
                 ahead -= _steps(rollout)
                 yield await task

@@ -1,6 +1,8 @@
 """The rows of a group's rollouts with their advantages, combined in the trainer's format."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -112,9 +114,7 @@ class GroupRows:
 
     def about(self, query: ExportQuery) -> list[dict[str, Any]]:
         """Describe each row, in the order in which `whole` has them."""
-        described = [
-            query.about(member.rollout, member.rows.trained, member.outcome.raw_reward) for member in self.members
-        ]
+        described = [query.about(member.rollout, member.rows, member.outcome.raw_reward) for member in self.members]
         return [described[member][row] for member, row in query.form.order(self._rows())]
 
     def _rows(self) -> list[Rows]:
@@ -148,25 +148,46 @@ async def read_group_rows(
     found = {outcome.rollout.rollout_id: outcome for outcome in outcomes}
     members = []
     skipped: list[dict[str, Any]] = [{"rollout_id": name, "why": why} for name, why in group.unneeded.items()]
-    for name in group.members:
-        reason = excluded.get(name)
-        if reason is None:
-            read = await _read_member(context, query, found[name], whole=whole)
-            if isinstance(read, Member):
-                skipped += [{"rollout_id": name, **entry} for entry in read.rows.skipped]
-                reason = None if read.rows.rows else Reason("no_rows", without_rows(read.rows.skipped))
-                members += [] if reason else [read]
-            else:
-                reason = read
-        if reason is not None:
-            if conditions.members == "all":
-                raise _incomplete(name, reason)
-            skipped.append({"rollout_id": name, "why": reason.why})
+    counted = [found[name] for name in group.members if name not in excluded]
+    async with aclosing(_read_members(context, query, counted, whole=whole)) as reading:
+        for name in group.members:
+            reason = excluded.get(name)
+            if reason is None:
+                read = await anext(reading)
+                if isinstance(read, Member):
+                    skipped += [{"rollout_id": name, **entry} for entry in read.rows.skipped]
+                    reason = None if read.rows.rows else Reason("no_rows", without_rows(read.rows.skipped))
+                    members += [] if reason else [read]
+                else:
+                    reason = read
+            if reason is not None:
+                if conditions.members == "all":
+                    raise _incomplete(name, reason)
+                skipped.append({"rollout_id": name, "why": reason.why})
     least = conditions.least(group)
     if len(members) < least:
         why = f"{len(members)} of its rollouts have rows; min_group is {least}"
         return GroupRows([], skipped, Reason("too_few_members", why))
     return GroupRows(members, skipped, outcomes=outcomes)
+
+
+async def _read_members(
+    context: Context, query: ExportQuery, outcomes: Sequence[Outcome], *, whole: bool
+) -> AsyncGenerator[Member | Reason, None]:
+    """Yield what `_read_member` returns for each outcome; members that are scored are all read at the same time."""
+    if query.rescoring is None:
+        for outcome in outcomes:
+            yield await _read_member(context, query, outcome, whole=whole)
+        return
+    start = asyncio.get_running_loop().create_task
+    reading = [start(_read_member(context, query, outcome, whole=whole)) for outcome in outcomes]
+    try:
+        for task in reading:
+            yield await task
+    finally:
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
 
 
 async def _read_member(context: Context, query: ExportQuery, outcome: Outcome, *, whole: bool) -> Member | Reason:

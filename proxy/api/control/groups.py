@@ -144,8 +144,7 @@ async def export_group(request: web.Request) -> web.Response:
     """`GET /groups/{id}/export?format=…`: in JSON the group as one value in the trainer's format, otherwise its rows."""
     context = request.app[CONTEXT]
     reject_unknown_params(request, (*EXPORT_OPTIONS, "members", "min_group", "only_mixed"))
-    query = export_query_from(request, IN_GROUP)
-    await query.load()
+    query = await export_query_from(request, IN_GROUP).begin(context)
     conditions = GroupFilter(
         members=cast("Members", enum_param(request, "members", MEMBERS, "")) if "members" in request.query else None,
         min_group=int_param(request, "min_group", None, minimum=1),

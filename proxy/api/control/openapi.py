@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 from proxy.api.control.export_query import ALONE, BRANCHES, IN_GROUP, OVERLONG, ROW_WEIGHTS
 from proxy.api.control.group_rows import MEMBERS
 from proxy.api.control.schemas import (
+    MAX_TOP_K,
     AckBatch,
     ClaimBatch,
     DispatchRollout,
@@ -73,6 +74,17 @@ _EXPORT = (
     (
         "policy",
         {"type": "string", "description": "only steps of this policy; by default those of all trained policies"},
+    ),
+    (
+        "rescore",
+        {
+            "type": "string",
+            "description": "also the logprobs of these ids by a scorer now: policy, or one of rescore.scorers",
+        },
+    ),
+    (
+        "rescore_top_k",
+        {"type": "integer", "minimum": 0, "maximum": MAX_TOP_K, "description": "with its most likely tokens"},
     ),
     ("pad_id", {"type": "integer", "minimum": 0}),
     ("prompt_length", _COUNT),

@@ -26,6 +26,7 @@ Seconds = Annotated[FiniteFloat, Field(gt=0)]
 
 _MAX_SIZE: Final = 1000  # rollouts of a group
 _ATTEMPTS: Final = 3
+MAX_TOP_K: Final = 100  # likely tokens at each position; vLLM returns 20 unless --max-logprobs is higher
 _MAX_NAMED_FAULTS: Final = 5  # of a body: a long list may have one per item
 _MAX_BODY_BYTES: Final = 8 * 2**20  # terms and metadata are serialized again for the store and the response
 
@@ -152,6 +153,8 @@ class ClaimBatch(_Body):
     pad_id: Annotated[int, Field(ge=0)] = 0
     prompt_length: Annotated[int, Field(ge=1)] | None = None
     response_length: Annotated[int, Field(ge=1)] | None = None
+    rescore: str | None = None
+    rescore_top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K)] = 0
 
     @model_validator(mode="before")
     @classmethod

@@ -6,6 +6,7 @@ The checks change nothing. They generate one or two tokens with each engine.
     network  listen addresses, open files, the journal; wrong engine URLs
     keys     [pure] missing, weak and shared API keys
     store    whether the store opens, and settings that can lose data
+    scorers  whether the engines that score rows can
     engines  whether an engine returns token IDs and logprobs, its clock, and missing flags
     models   aliases of models that no engine serves; tokenizers that do not load
 """
@@ -24,6 +25,7 @@ from proxy.cli.check.finding import Finding
 from proxy.cli.check.keys import check_keys
 from proxy.cli.check.models import check_aliases, check_tokenizer
 from proxy.cli.check.network import check_listening, proxy_runs
+from proxy.cli.check.scorers import check_scorers
 from proxy.cli.check.store import check_store
 from proxy.cli.console import print_json, print_lines, visible, visible_lines
 from proxy.cli.exit_codes import Exit
@@ -49,7 +51,8 @@ async def findings(settings: Settings) -> AsyncIterator[Finding]:
         return
     listed: dict[str, list[str]] = {}
     graded: list[Finding] = []
-    upstream = Upstream(settings.engines, make_metrics(CollectorRegistry()))
+    metrics = make_metrics(CollectorRegistry())
+    upstream = Upstream(settings.engines, metrics)
     try:
         for endpoint in upstream.endpoints:
             async for finding in check_engine(upstream, endpoint, settings, listed):
@@ -57,6 +60,8 @@ async def findings(settings: Settings) -> AsyncIterator[Finding]:
                 yield finding
             if endpoint.settings.tokenizer:
                 yield await check_tokenizer(endpoint.settings)
+        async for finding in check_scorers(settings, upstream, metrics):
+            yield finding
     finally:
         await upstream.close()
     if (fault := untrainable(graded, len(upstream.endpoints))) is not None:

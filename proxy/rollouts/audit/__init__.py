@@ -5,10 +5,9 @@
 | `sample` | a recorded sequence, from an exported row or a step |
 | `verdict` | the verdict: aligned, shifted, other weights, wrong tokens. Pure |
 | `statistics` | the probability of chance agreement, correlation. Pure |
-| `scoring` | the scoring requests of each engine type |
 | `runner` | the audit of many rows: concurrent, resumable |
 | `report` | results as a table or JSON |
 | `background` | the audit of a share of finished steps by the server |
 
-The audit never writes to the store and never changes a row.
+`proxy.rollouts.scoring` has the scoring requests. The audit never writes to the store and never changes a row.
 """

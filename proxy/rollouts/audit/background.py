@@ -5,24 +5,20 @@ No call waits for an audit. A step is skipped while another one waits, and if th
 """
 
 import asyncio
-from typing import Any
-
-import orjson
 
 from proxy.clock import Clock
 from proxy.errors import EngineError
 from proxy.rollouts.audit.report import NOT_SCORED
 from proxy.rollouts.audit.runner import AuditOptions, audit_one
 from proxy.rollouts.audit.sample import AuditSample, of_choice
-from proxy.rollouts.audit.scoring import SCORING_KINDS, NotScored, Scorer, Send, find_scorer
 from proxy.rollouts.audit.verdict import Scored, pairs_of
+from proxy.rollouts.scoring.requests import SCORING_KINDS, NotScored, Scorer, find_scorer, sender
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import Step
 from proxy.upstream import Endpoint, Upstream
 from storage.types import Appended
 
-_HEADERS = (("Content-Type", "application/json"),)
 _RAW = "raw_logprobs"
 
 
@@ -104,14 +100,3 @@ def is_scorable(step: Step) -> bool:
         and (step.sampling.get("logprobs_mode", _RAW) == _RAW or temperature == 1)
         and not step.constrained
     )
-
-
-def sender(upstream: Upstream, endpoint: Endpoint) -> Send:
-    """Return a function that sends requests to this endpoint. It raises EngineError if the engine is unreachable."""
-
-    async def send(method: str, path: str, body: Any) -> tuple[int, bytes]:
-        text = None if body is None else await asyncio.to_thread(orjson.dumps, body)
-        with await upstream.send(endpoint, method, path, headers=_HEADERS, body=text) as answer:
-            return answer.status, bytes(await answer.read())
-
-    return send

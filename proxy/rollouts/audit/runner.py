@@ -16,8 +16,8 @@ import orjson
 
 from proxy.rollouts.audit.report import NOT_SCORED, NOTHING, TOO_LONG, Result, of_finding
 from proxy.rollouts.audit.sample import OFFSETS, AuditSample, LogprobsMode, name_of, of_row
-from proxy.rollouts.audit.scoring import NotScored, Scorer, TooLong
 from proxy.rollouts.audit.verdict import Assessment, Scored, judge, may_be_moved, moved_ids
+from proxy.rollouts.scoring.requests import NotScored, Scorer, TooLong
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,8 @@ class NativeResponse:
         if self.native.return_logprob:
             alternatives, with_text = self.native.top_logprobs_num or 0, bool(self.native.return_text_in_logprobs)
             meta["input_token_logprobs"] = self._prompt_logprobs(prompt_index, with_text=with_text)
+            if alternatives:
+                meta["input_top_logprobs"] = self._prompt_top_logprobs(prompt, alternatives, with_text=with_text)
             meta |= output_logprobs(self.formatter, tokens, alternatives, with_text=with_text)
         if self.native.return_routed_experts and self.options.routed_experts:
             meta["routed_experts"] = routed_experts(prompt, tokens)
@@ -134,3 +136,16 @@ class NativeResponse:
                 for position, (logprob, token) in enumerate(zip(logprobs[start:], ids[start:], strict=True))
             ]
         return self._prompt_entries[prompt_index]
+
+    def _prompt_top_logprobs(
+        self, ids: Sequence[int], alternatives: int, *, with_text: bool
+    ) -> list[list[LogprobTuple] | None]:
+        """Return the most likely tokens of each position from `logprob_start_len` on, the most likely first."""
+        start = self.native.logprob_start_len
+        if start is None or start < 0:
+            return []
+        entries: list[list[LogprobTuple] | None] = [None]
+        for scores in self.model.score(ids, alternatives)[start:]:
+            best = sorted(scores, key=lambda scored: -scored.logprob)[:alternatives]
+            entries.append([[each.logprob, each.id, each.string if with_text else None] for each in best])
+        return entries

@@ -1,5 +1,6 @@
 """Export options, parsed from a query and from a claim."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import orjson
@@ -11,14 +12,18 @@ from proxy.api.context import CONTEXT
 from proxy.api.control.export_query import IN_GROUP, export_query_from, export_query_from_claim
 from proxy.api.control.schemas import ClaimBatch, read_as
 from proxy.errors import BadRequest, UnprocessableRequest
+from proxy.rollouts.scoring.rescoring import Rescorers
 from proxy.trajectory.returns import SoftPenalty
 from proxy.trajectory.sequence import Options
+
+SERVICES = SimpleNamespace(
+    policies=policies_of(), rescorers=Rescorers({"policy": None, "teacher": None}, cache=None, read_text=None)
+)
 
 
 def request_for(method, path, **named):
     """Return a request to a proxy without named policies."""
-    app = {CONTEXT: SimpleNamespace(policies=policies_of())}
-    return make_mocked_request(method, path, app=app, **named)
+    return make_mocked_request(method, path, app={CONTEXT: SERVICES}, **named)
 
 
 OPTIONS = [
@@ -42,12 +47,29 @@ def test_a_claim_and_a_query_have_the_same_options(options):
     query = "&".join(f"{name}={value}" for name, value in options.items())
     by_query = export_query_from(request_for("GET", f"/groups/g/export?{query}"), IN_GROUP)
 
-    assert by_query == export_query_from_claim(read_as(ClaimBatch, orjson.dumps({"consumer": "c", **options})))
+    assert by_query == export_query_from_claim(
+        read_as(ClaimBatch, orjson.dumps({"consumer": "c", **options})), SERVICES
+    )
+
+
+def test_a_claim_and_a_query_have_the_same_scores():
+    """The format has the columns of the scores, and is otherwise the same."""
+    options = {"format": "verl_dataproto", "rescore": "policy"}
+    claim = read_as(ClaimBatch, orjson.dumps({"consumer": "c", **options}))
+    claimed = export_query_from_claim(claim, SERVICES)
+    exported = export_query_from(request_for("GET", "/export?format=verl_dataproto&rescore=policy"))
+
+    assert claimed.form.columns == exported.form.columns
+    assert "old_log_probs" in claimed.form.columns
+    assert replace(claimed, form=exported.form) == exported
+    assert ("policy", 0, "proximal") == (claimed.rescore, claimed.rescore_top_k, claimed.fill.role)
 
 
 @pytest.mark.parametrize(
     "query",
     [
+        "rescore=nobody", "rescore=teacher&format=tinker", "rescore_top_k=1", "rescore_top_k=101&rescore=teacher",
+        "rescore_top_k=1&rescore=teacher&format=areal",
         "format=nope", "branches=some", "max_len=0", "prompt_logprob=nan", "pad_id=-1", "container=xml", "report=1",
         "advantage=much", "advantage=reinforce_pp", "advantage=step&format=trl", "discount=0&advantage=grpo",
         "discount=1.5&advantage=grpo", "discount=nan&advantage=grpo", "discount=x", "discount=0.9",
@@ -86,7 +108,7 @@ def test_an_export_cannot_be_normalized_over_a_batch():
     with pytest.raises(BadRequest, match=r"a claimed batch \(POST /batches/claim\)"):
         export_query_from(request_for("GET", "/groups/g/export?advantage=reinforce_pp"), IN_GROUP)
     claim = read_as(ClaimBatch, b'{"consumer": "c", "advantage": "reinforce_pp"}')
-    assert "reinforce_pp" == export_query_from_claim(claim).advantage
+    assert "reinforce_pp" == export_query_from_claim(claim, SERVICES).advantage
 
 
 @pytest.mark.parametrize("body", ['"discount": 0', '"discount": 1.1', '"discount": "1"', '"overlong_buffer": 0'])

@@ -8,7 +8,7 @@ from scoring import WINDOW, honest_row, scoring_as_vllm
 
 from proxy.cli.audit import sender
 from proxy.rollouts.audit.runner import AuditLog, AuditOptions, audit_rows
-from proxy.rollouts.audit.scoring import find_scorer
+from proxy.rollouts.scoring.requests import find_scorer
 
 
 @pytest.fixture

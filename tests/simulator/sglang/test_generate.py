@@ -45,6 +45,20 @@ async def test_scoring_gives_the_logprobs_of_sampling(sglang):
     assert entries == sampled["meta_info"]["output_token_logprobs"]
 
 
+async def test_the_most_likely_tokens_of_a_prompt_are_beside_its_own(sglang):
+    """The first position has none; the others have them the most likely first, and none is less likely than the own token."""
+    body = {"input_ids": [350, 261, 70, 15], "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
+    meta = (await sglang(PATH, **body, **sampling(max_new_tokens=0)))["meta_info"]
+    own, (first, *top) = meta["input_token_logprobs"], meta["input_top_logprobs"]
+
+    assert (None, 3) == (first, len(top))
+    for (logprob, token, _), likely in zip(own[1:], top, strict=True):
+        assert likely == sorted(likely, reverse=True)
+        assert 2 == len(likely)
+        assert logprob <= likely[0][0]
+        assert token not in {other for _, other, _ in likely} or [logprob, token, None] in likely
+
+
 async def test_prompt_logprobs_ignore_the_temperature(sglang):
     """A prompt's logprobs are the model's at any temperature; those of sampled tokens are after temperature."""
     body = {

@@ -7,6 +7,7 @@ slime, prime-rl and SkyRL are missing: the first two are not on PyPI, the last d
 import asyncio
 import enum
 import typing
+from array import array
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any, Optional
@@ -18,7 +19,9 @@ import worked
 from openai.types.chat import ChatCompletion
 from trainers import import_published, load_published, torch
 
-from proxy.export import FORMATS
+from proxy.export import FORMATS, Fill
+from proxy.export.base import PLAIN
+from proxy.trajectory.scores import Scores
 from proxy.trajectory.sequence import Options
 
 TURNS = [(worked.P, worked.S1, worked.L1), ([*worked.P, *worked.S1, *worked.T], worked.S2, worked.L2)]
@@ -67,6 +70,35 @@ def test_verl_accepts_our_row():
     assert (row["response_ids"], row["response_mask"]) == (made["responses"].tolist(), made["response_mask"].tolist())
     assert row["response_logprobs"] == made["rollout_log_probs"].tolist()
     assert [0.0] * 8 + [1.0] == made["rm_scores"].tolist()
+
+
+@pytest.mark.parametrize("top_k", [0, 2])
+def test_verls_teacher_logprobs_are_ours(top_k):
+    """verl's own reading of a teacher's scores has ours at each trained token, in the same alignment."""
+    utils = load_published(
+        "verl/workers/rollout/vllm_rollout/utils.py", "extract_prompt_logprobs", Optional=Optional, RequestOutput=Any
+    )
+    ids = [*worked.P, *worked.S1, *worked.T, *worked.S2]
+    entries = [
+        {str(token): SimpleNamespace(logprob=-token / 512, rank=9)}
+        | {str(rank): SimpleNamespace(logprob=-rank / 4, rank=rank) for rank in range(1, top_k + 1)}
+        for token in ids
+    ]
+    theirs: dict[str, Any] = {}
+    utils.extract_prompt_logprobs(SimpleNamespace(prompt_logprobs=[None, *entries[1:]]), top_k, theirs)
+    trained = [at for at, token in enumerate(ids) if token in {*worked.S1, *worked.S2}]
+    likely = [(rank, -rank / 4) for rank in range(1, top_k + 1)] * len(trained)
+    scores = Scores(
+        "teacher", "big", None, array("f", [-ids[at] / 512 for at in trained]), top_k,
+        array("i", [token for token, _ in likely]), array("f", [logprob for _, logprob in likely]),
+    )  # fmt: skip
+    (row,) = worked.rows("verl", fill=Fill(scores=[scores]))
+    ours = row["extra_fields"]
+
+    assert len(ids) == len(ours["teacher_ids"]) == len(theirs["prompt_ids"])
+    for at in trained:
+        assert theirs["prompt_ids"][at - 1] == ours["teacher_ids"][at - 1]
+        assert theirs["prompt_logprobs"][at - 1] == ours["teacher_logprobs"][at - 1]
 
 
 def test_areals_interactions_are_our_row():
@@ -122,10 +154,13 @@ def test_atropos_accepts_our_group():
         BaseModel=pydantic.BaseModel, field_validator=pydantic.field_validator,
         Any=Any, Dict=dict, List=list, Optional=Optional,
     )  # fmt: skip
-    group = worked.gathered("scored_data", worked.FACTS, worked.FACTS)
-    read = server.ScoredData.model_validate(group)
+    scores = Scores("t", None, None, array("f", [-1] * 5), 1, array("i", [7] * 5), array("f", [-0.5] * 5))
+    for fill in (PLAIN, Fill(scores=[scores])):
+        group = worked.gathered("scored_data", worked.FACTS, worked.FACTS, fill=fill)
+        read = server.ScoredData.model_validate(group)
 
-    assert group == {key: value for key, value in read.model_dump().items() if key in group}
+        assert ("distill_token_ids" in group) == (fill is not PLAIN)
+        assert group == {key: value for key, value in read.model_dump().items() if key in group}
 
 
 class _Module:

@@ -4,11 +4,16 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
+from fakes import settings_for
+from prometheus_client import CollectorRegistry
 from recorded import load
 from scoring import WINDOW, score, scoring_as_sglang, scoring_as_vllm
 
 from proxy.cli.audit import sender
-from proxy.rollouts.audit.scoring import NotScored, Scorer, TooLong, find_scorer
+from proxy.rollouts.scoring.requests import NotScored, Scorer, TooLong, find_scorer
+from proxy.rollouts.scoring.requests import sender as server_sender
+from proxy.telemetry.metrics import make_metrics
+from proxy.upstream import Upstream
 
 IDS = list(range(100, 140))
 
@@ -123,3 +128,52 @@ async def test_the_api_key_is_sent_as_a_bearer_token(engine):
         await find_scorer(sender(session, engine.url), "vllm", None)
 
     assert "Bearer secret" == engine.headers[-1]["authorization"]
+
+
+def answering(body: bytes, seen: list | None = None):
+    async def send(method, path, request):
+        if seen is not None:
+            seen.append(request)
+        return 200, body
+
+    return send
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_the_most_likely_tokens_are_sorted_and_complete(kind):
+    """vLLM returns the token itself too if it is not among them. Too few of them are no scores."""
+    vllm = b'{"choices": [{"prompt_logprobs": [null, {"6": {"logprob": -9}, "1": {"logprob": -2}, "2": {"logprob": -1}}]}]}'
+    sglang = (
+        b'{"meta_info": {"weight_version": "v3", "input_token_logprobs": [[null, 5, null], [-9, 6, null]], '
+        b'"input_top_logprobs": [null, [[-1, 2, null], [-2, 1, null]]]}}'
+    )
+    seen: list = []
+    scorer = Scorer(answering(vllm if kind == "vllm" else sglang, seen), kind)
+    found = await scorer.score_at([5, 6], [1], 2)
+
+    assert ([-9.0], [2, 1], [-1.0, -2.0]) == (found.logprobs, found.top_ids, found.top_logprobs)
+    assert (None if kind == "vllm" else "v3") == found.weight_version
+    assert 2 == seen[0]["prompt_logprobs" if kind == "vllm" else "top_logprobs_num"]
+    with pytest.raises(NotScored, match="likely tokens at a position, 4 were requested"):
+        await scorer.score_at([5, 6], [1], 4)
+
+
+async def test_other_positions_are_not_parsed():
+    """A response has an object for each token of a long prompt, and one row trains few of them."""
+    body = b'{"choices": [{"prompt_logprobs": [null, {"x": 1}, {"7": {"logprob": -1.5}}]}]}'
+
+    assert [-1.5] == (await Scorer(answering(body), "vllm").score_at([5, 6, 7], [2])).logprobs
+    with pytest.raises(NotScored, match="no scores"):
+        await Scorer(answering(body), "vllm").score_at([5, 6, 7], [1, 2])
+
+
+async def test_a_response_that_is_too_large_is_not_read(engine):
+    """Its size grows with the number of likely tokens."""
+    engine.respond = scoring_as_vllm
+    upstream = Upstream(settings_for(engine.url).engines, make_metrics(CollectorRegistry()))
+    try:
+        scorer = Scorer(server_sender(upstream, upstream.endpoints[0], max_bytes=100), "vllm")
+        with pytest.raises(TooLong, match="more than 100 bytes"):
+            await scorer.score(IDS)
+    finally:
+        await upstream.close()

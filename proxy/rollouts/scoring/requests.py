@@ -1,0 +1,241 @@
+"""Scoring of token ids by an engine: one request per sequence, in the format of each engine type.
+
+The caller passes a function that sends requests (`Send`), so that the command line and the server share this module.
+
+Sources: vLLM 0.32.0, `prompt_logprobs` of /v1/completions (a null, then a map of id to logprob for each prompt token; 0 returns
+the prompt's own tokens only, k the k most likely ones too; the temperature has no effect). SGLang 0.5.23, /generate with
+`logprob_start_len: 0` (`[logprob, id, text]` for each, the first logprob null; `max_new_tokens: 0` only reads the prompt), and
+with `top_logprobs_num: k` the same k times for each in `input_top_logprobs` (read in verl 0.9.1, not run).
+
+A response has a JSON object for each token: 10 MB for 128,000 tokens, and k + 1 times that with the most likely ones. Only
+those of the positions that are read become Python objects, in a thread and one after the other, so that other threads can run.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from proxy.upstream import Endpoint, Upstream
+
+# Method, path, JSON body -> status and body. Raises OSError or EngineError if the engine is unreachable.
+Send = Callable[[str, str, Any], Awaitable[tuple[int, bytes]]]
+Scores = list[float | None]
+
+SCORING_KINDS = ("vllm", "sglang")
+MAX_BYTES: Final = (
+    48 * 2**20
+)  # of a response, scanned within 100 ms: 400,000 tokens, or 25,000 with the 20 most likely ones
+_HEADERS: Final = (("Content-Type", "application/json"),)
+
+
+class NotScored(Exception):
+    """The engine responded without scores; the message is the reason."""
+
+
+class TooLong(NotScored):
+    """The sequence exceeds the engine's context window."""
+
+
+class OtherVocabulary(NotScored):
+    """The engine has no token for an id."""
+
+
+@dataclass(slots=True)
+class TokenScores:
+    """The logprobs of some tokens of a sequence, in their order.
+
+    `top_ids` and `top_logprobs` have the most likely tokens in place of each of them, the same number for each, the most likely
+    one first. `weight_version` is that of the engine, if it reports one.
+    """
+
+    logprobs: list[float] = field(default_factory=list)
+    top_ids: list[int] = field(default_factory=list)
+    top_logprobs: list[float] = field(default_factory=list)
+    weight_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """An engine that scores ids. `window` is its context window in tokens, None if unknown."""
+
+    send: Send
+    kind: str
+    model: str | None = None
+    window: int | None = None
+
+    async def score(self, ids: Sequence[int]) -> Scores:
+        """Return the logprob of each id given those before it; None for the first, and for one beyond the longest prompt.
+
+        Raises NotScored, or TooLong if the sequence exceeds the context window.
+        """
+        # A prompt must leave room for a token, and a sequence may have filled the window to its end.
+        scored = ids[: self.window - 1] if self.window and len(ids) == self.window else ids
+        found = await self.score_at(scored, range(1, len(scored)))
+        return [None, *found.logprobs, *[None] * (len(ids) - len(scored))]
+
+    async def score_at(self, ids: Sequence[int], positions: Sequence[int], top_k: int = 0) -> TokenScores:
+        """Return the logprobs of the ids at these positions, none of which is 0, each given the ids before it.
+
+        Raises NotScored, OtherVocabulary, or TooLong if the sequence leaves no room in the context window.
+        """
+        if self.window and len(ids) >= self.window:
+            raise TooLong(f"{len(ids)} token ids exceed the engine's context window of {self.window}")
+        path, body = _request(self.kind, self.model, ids, top_k)
+        status, answer = await self.send("POST", path, body)
+        if status != 200:
+            raise _refused(status, answer[:300].decode("utf-8", "replace"), len(ids))
+        return await asyncio.to_thread(_scores, self.kind, answer, ids, positions, top_k)
+
+
+def sender(upstream: Upstream, endpoint: Endpoint, *, is_auxiliary: bool = False, max_bytes: int = MAX_BYTES) -> Send:
+    """Return a function that sends requests to this endpoint. It raises EngineError if the engine is unreachable."""
+
+    async def send(method: str, path: str, body: Any) -> tuple[int, bytes]:
+        text = None if body is None else await asyncio.to_thread(orjson.dumps, body)
+        sending = upstream.send(endpoint, method, path, headers=_HEADERS, body=text, is_auxiliary=is_auxiliary)
+        with await sending as response:
+            received = bytearray()
+            async for chunk in response.iter_bytes():
+                received += chunk
+                if len(received) > max_bytes:
+                    raise TooLong(f"the engine's response has more than {max_bytes} bytes; request fewer likely tokens")
+            return response.status, bytes(received)
+
+    return send
+
+
+def _refused(status: int, message: str, count: int) -> NotScored:
+    """Return the error for a response without scores."""
+    if status == 400 and any(words in message for words in ("context length", "context window", "maximum length")):
+        return TooLong(f"the engine rejected {count} token ids as too long: {message}")
+    if status == 400 and "vocab" in message:
+        return OtherVocabulary(f"the engine rejected the token ids: {message}")
+    return NotScored(f"the engine returned status {status} for the scoring request: {message}")
+
+
+async def find_scorer(send: Send, kind: str | None, model: str | None) -> Scorer:
+    """Return a scorer with the engine's type, model and context window. Raises NotScored if it cannot score."""
+    kind = kind or await _kind(send)
+    if kind not in SCORING_KINDS:
+        raise NotScored(f"engine kind {kind!r} cannot score token ids; use one of {', '.join(SCORING_KINDS)}")
+    listed = await _json(send, "/v1/models")
+    models = listed.get("data") if isinstance(listed, dict) else None
+    found = [entry for entry in models or () if isinstance(entry, dict)]
+    chosen = next((entry for entry in found if model in {None, entry.get("id")}), None)
+    if model is not None and found and chosen is None:
+        names = ", ".join(str(entry.get("id")) for entry in found)
+        raise NotScored(f"the engine does not serve model {model!r}; it serves {names}")
+    chosen = chosen or {}
+    window = chosen.get("max_model_len")
+    return Scorer(send, kind, model or chosen.get("id"), window if type(window) is int else None)
+
+
+async def _kind(send: Send) -> str:
+    """Return the engine type: vLLM has /version (and /server_info in development mode); SGLang has /server_info."""
+    version = await _json(send, "/version")
+    if isinstance(version, dict) and "version" in version:
+        return "vllm"
+    for path in ("/server_info", "/get_server_info"):
+        if isinstance(await _json(send, path), dict):
+            return "sglang"
+    raise NotScored("the engine was not detected as vLLM or SGLang; if it is one of them, pass --engine-kind")
+
+
+async def _json(send: Send, path: str) -> Any:
+    status, answer = await send("GET", path, None)
+    try:
+        return orjson.loads(answer) if status == 200 else None
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _request(kind: str, model: str | None, ids: Sequence[int], top_k: int) -> tuple[str, dict[str, Any]]:
+    if kind == "vllm":
+        body = {"prompt": list(ids), "max_tokens": 1, "temperature": 0, "prompt_logprobs": top_k}
+        return "/v1/completions", {"model": model, **body} if model else body
+    return "/generate", {
+        "input_ids": list(ids),
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        **({"top_logprobs_num": top_k} if top_k else {}),
+    }
+
+
+class _Choice(msgspec.Struct):
+    prompt_logprobs: list[msgspec.Raw]
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class _Entry(msgspec.Struct, gc=False):
+    """The logprob of a token, of which the other fields are skipped."""
+
+    logprob: float
+
+
+class _Meta(msgspec.Struct):
+    input_token_logprobs: list[msgspec.Raw]
+    input_top_logprobs: list[msgspec.Raw] | None = None
+    weight_version: Any = None
+
+
+class _Generated(msgspec.Struct):
+    meta_info: _Meta
+
+
+_COMPLETION: Final = msgspec.json.Decoder(_Completion)
+_ENTRIES: Final = msgspec.json.Decoder(dict[str, _Entry])
+_GENERATED: Final = msgspec.json.Decoder(_Generated)
+_PAIR: Final = msgspec.json.Decoder(tuple[float | None, int, Any])
+_PAIRS: Final = msgspec.json.Decoder(list[tuple[float, int, Any]])
+
+
+def _scores(kind: str, answer: bytes, ids: Sequence[int], positions: Sequence[int], top_k: int) -> TokenScores:
+    """Return the scores in a response. Raises NotScored if they are not those of the ids."""
+    read = _from_vllm if kind == "vllm" else _from_sglang
+    try:
+        return read(answer, ids, positions, top_k)
+    except (msgspec.MsgspecError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise NotScored(f"the engine's response has no scores of the token ids: {error!r}") from error
+
+
+def _from_vllm(answer: bytes, ids: Sequence[int], positions: Sequence[int], top_k: int) -> TokenScores:
+    entries = _COMPLETION.decode(answer).choices[0].prompt_logprobs
+    if len(entries) != len(ids):
+        raise ValueError(f"{len(entries)} scores for {len(ids)} token ids")
+    found = TokenScores()
+    for position in positions:
+        entry = _ENTRIES.decode(entries[position])
+        found.logprobs.append(entry[str(ids[position])].logprob)
+        if top_k:
+            _add_top(found, ((scored.logprob, int(token)) for token, scored in entry.items()), top_k)
+    return found
+
+
+def _from_sglang(answer: bytes, ids: Sequence[int], positions: Sequence[int], top_k: int) -> TokenScores:
+    meta = _GENERATED.decode(answer).meta_info
+    pairs = [_PAIR.decode(entry) for entry in meta.input_token_logprobs]
+    if [token for _, token, _ in pairs] != list(ids):
+        raise ValueError("the engine scored other token ids")
+    found = TokenScores(weight_version=meta.weight_version if isinstance(meta.weight_version, str) else None)
+    for position in positions:
+        found.logprobs.append(float(pairs[position][0]))  # type: ignore[arg-type]  # None raises TypeError
+        if top_k:
+            likely = _PAIRS.decode((meta.input_top_logprobs or ())[position])
+            _add_top(found, ((logprob, token) for logprob, token, _ in likely), top_k)
+    return found
+
+
+def _add_top(found: TokenScores, likely: Iterable[tuple[float, int]], top_k: int) -> None:
+    best = sorted(likely, reverse=True)[:top_k]
+    if len(best) != top_k:
+        raise ValueError(f"{len(best)} likely tokens at a position, {top_k} were requested")
+    found.top_logprobs += [logprob for logprob, _ in best]
+    found.top_ids += [token for _, token in best]

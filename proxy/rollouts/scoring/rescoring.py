@@ -1,0 +1,252 @@
+"""The scores of exported rows: each row is scored once, and cached in the store.
+
+Rule 1: scores are of one set of weights. Those of a policy are computed again if its version was announced, or a pause began or
+        ended, while they were computed.
+Rule 2: a cached value belongs to the ids, the trained positions, the model and the version of the weights. The scores of a
+        policy without an announced version are not cached.
+Rule 3: an error of an engine ends the export or the claim. What was scored before is cached for the next one. A row that no
+        engine can score is refused like one that the format cannot express.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from itertools import chain
+from typing import Final
+
+import orjson
+
+from proxy.errors import BadRequest, Conflict, EngineBusy, UnprocessableRequest
+from proxy.rollouts.pause import PAUSE_ANNOUNCEMENT, announcement_name
+from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, read_version
+from proxy.rollouts.scoring.engines import ScoringEngines
+from proxy.rollouts.scoring.requests import OtherVocabulary, TokenScores, TooLong
+from proxy.rollouts.scoring.vocabulary import differing_id, is_unlikely
+from proxy.rollouts.steps import aside, weights_of
+from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.scores import Role, Scores, are_logprobs, decode_scores, encode_scores
+from proxy.trajectory.sequence import Options, Row, Sequences, sequences
+from proxy.trajectory.step import Ids, Step
+from proxy.upstream import Endpoint
+from proxy.upstream.concurrency import in_thread_if
+from proxy.upstream.token_text import detokenize_at_engine
+from storage.errors import StorageError
+from storage.store import Store
+
+POLICY: Final = "policy"  # the engines of the policy that sampled a row
+_ATTEMPTS: Final = 3  # while the weights change
+_MANY: Final = 20_000  # values that are checked in some milliseconds
+
+ReadText = Callable[[str, Sequence[int]], Awaitable[str | None]]  # of ids at the engine with this name
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCache:
+    """The cache of scores: how long a value is kept, and the size of all values in bytes."""
+
+    store: Store
+    lifetime_s: int
+    limit: int
+
+    async def get(self, name: str) -> Scores | None:
+        """Return scores, or None."""
+        encoded = await self.store.cache.get(name)
+        return None if encoded is None else decode_scores(encoded)
+
+    async def put(self, name: str, scores: Scores) -> None:
+        """Keep scores, if the store accepts them."""
+        with suppress(StorageError):
+            await self.store.cache.put(name, encode_scores(scores), lifetime_s=self.lifetime_s, limit=self.limit)
+
+
+class Rescorers:
+    """The scorers of one process by name: `policy`, and those of the settings."""
+
+    def __init__(self, scorers: Mapping[str, ScoringEngines], cache: ScoreCache, read_text: ReadText) -> None:
+        self._scorers = scorers
+        self._cache = cache
+        self._read_text = read_text
+
+    def __repr__(self) -> str:
+        return f"<Rescorers {', '.join(self._scorers)}>"
+
+    def role(self, name: str) -> Role:
+        """Return what the scores of a scorer are for. Raises BadRequest for an unknown one."""
+        if name not in self._scorers:
+            known = ", ".join(self._scorers)
+            raise BadRequest(f"Unknown scorer {name!r}; use one of {known} (rescore.scorers).", param="rescore")
+        return "proximal" if name == POLICY else "teacher"
+
+    async def begin(self, name: str, top_k: int) -> "Rescoring":
+        """Return the scoring of one export or claim. Raises as `ScoringEngines.find_model`."""
+        engines = self._scorers[name]
+        return Rescoring(name, engines, await engines.find_model(), top_k, self._cache, self._read_text)
+
+    async def close(self) -> None:
+        """Close the connections to the engines that are only scorers."""
+        for engines in self._scorers.values():
+            if not engines.is_policy:
+                await engines.upstream.close()
+
+
+class Rescoring:
+    """The scoring of one export or claim."""
+
+    def __init__(
+        self, name: str, engines: ScoringEngines, model: str | None, top_k: int, cache: ScoreCache, read_text: ReadText
+    ) -> None:
+        self._name = name
+        self._engines = engines
+        self._model = model
+        self._top_k = top_k
+        self._cache = cache
+        self._read_text = read_text
+        self._compared: dict[tuple[str, Endpoint], bool] = {}
+        self._comparing = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Rescoring by {self._name}>"
+
+    async def score(self, facts: RolloutFacts, steps: Sequence[Step], options: Options) -> list[Scores]:
+        """Return the scores of each row of a rollout, in their order.
+
+        Raises:
+            Conflict: A row cannot be scored, because of its length or its values.
+            EngineError: The engines failed, or exceeded the timeout.
+            EngineBusy: The queue of an engine is full, or the weights changed repeatedly.
+            UnprocessableRequest: The engine has another vocabulary.
+            StorageError: The store failed.
+        """
+        found = await aside(weights_of(steps).packed, lambda: sequences(steps, facts, options))
+        scores: dict[int, Scores] = {}
+        rows = _rows(found)
+
+        async def work() -> None:
+            for number, leaf, row in rows:  # one iterator for all workers, so that few rows are in memory
+                scores[number] = await self._score(leaf, row)
+
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(min(len(found.branches), self._engines.limits.at_once)):
+                    workers.create_task(work())
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        return [scores[number] for number in range(len(scores))]
+
+    async def _score(self, leaf: Step, row: Row) -> Scores:
+        """Return the scores of a row, from the cache or from an engine."""
+        ids, positions = row.ids[: row.trained.rfind(1) + 1], [at for at, bit in enumerate(row.trained) if bit]
+        if positions[0] == 0:
+            raise _refused(row, "it has no prompt before its first sampled token")
+        model = leaf.model_served if self._engines.is_policy else self._model
+        for _ in range(_ATTEMPTS):
+            version, changes = await self._weights(leaf)
+            name = self._cache_name(leaf, row, ids, model, version)
+            if name is not None and (cached := await self._cache.get(name)) is not None:
+                return cached
+            endpoint, scored = await self._at_engine(leaf, row, ids, positions, model)
+            if (version, changes) == await self._weights(leaf):
+                count = len(scored.logprobs) + len(scored.top_logprobs)
+                found = await in_thread_if(count, _MANY, self._read, row, endpoint, scored, model, version)
+                if name is not None:
+                    await self._cache.put(name, found)
+                return found
+        raise EngineBusy("The weights of the policy changed while its rows were scored. Repeat the request.")
+
+    async def _at_engine(
+        self, leaf: Step, row: Row, ids: Ids, positions: Sequence[int], model: str | None
+    ) -> tuple[Endpoint, TokenScores]:
+        try:
+            async with self._engines.slots:
+                endpoint, scored = await self._engines.score(model, ids, positions, self._top_k)
+        except TooLong as error:
+            raise _refused(row, str(error)) from None
+        except OtherVocabulary as error:
+            raise self._other_vocabulary(leaf, str(error)) from None
+        if not self._engines.is_policy:
+            await self._check_vocabulary(endpoint, leaf, row, scored)
+        return endpoint, scored
+
+    async def _weights(self, leaf: Step) -> tuple[str | None, tuple[int, ...]]:
+        """Return the version of the weights, and numbers that differ after any change of them."""
+        if not self._engines.is_policy:
+            return self._engines.version, ()
+        announced = await self._cache.store.announcements.read()
+        names = [announcement_name(name, leaf.policy) for name in (POLICY_ANNOUNCEMENT, PAUSE_ANNOUNCEMENT)]
+        numbers = tuple(announced[name].number if name in announced else 0 for name in names)
+        return read_version(announced, leaf.policy), numbers
+
+    def _cache_name(self, leaf: Step, row: Row, ids: Ids, model: str | None, version: str | None) -> str | None:
+        """Return the name of the scores in the cache; None if nothing identifies the weights."""
+        if self._engines.is_policy and version is None:
+            return None
+        policy = leaf.policy if self._engines.is_policy else None
+        digest = blake2b(orjson.dumps([self._name, policy, model, version, self._top_k, len(ids)]), digest_size=20)
+        digest.update(ids.tobytes())
+        digest.update(row.trained[: len(ids)])
+        return digest.hexdigest()
+
+    def _read(
+        self, row: Row, endpoint: Endpoint, scored: TokenScores, model: str | None, version: str | None
+    ) -> Scores:
+        """Return the scores as float32, with the version that the engine reports, or else the announced one."""
+        if not are_logprobs(scored.logprobs) or not are_logprobs(scored.top_logprobs):
+            raise _refused(row, f"engine {endpoint.label} returned a value that is no finite logprob")
+        reported = scored.weight_version if self._engines.is_policy else None
+        return Scores(
+            engine=endpoint.label,
+            model=model,
+            policy_version=version if reported in (None, "default") else reported,
+            logprobs=array("f", scored.logprobs),
+            top_k=self._top_k,
+            top_ids=array("i", scored.top_ids),
+            top_logprobs=array("f", scored.top_logprobs),
+        )
+
+    async def _check_vocabulary(self, endpoint: Endpoint, leaf: Step, row: Row, scored: TokenScores) -> None:
+        """Raise UnprocessableRequest if the engine has other tokens than the engine that sampled a row."""
+        key = leaf.engine.name, endpoint
+        async with self._comparing:
+            if key not in self._compared:
+                self._compared[key] = await self._has_equal_texts(endpoint, leaf, row)
+        recorded = list(chain.from_iterable(part for _, part in row.logged))
+        if not self._compared[key] and is_unlikely(recorded, scored.logprobs):
+            raise self._other_vocabulary(leaf, "it gives the recorded tokens next to no probability")
+
+    async def _has_equal_texts(self, endpoint: Endpoint, leaf: Step, row: Row) -> bool:
+        """Return whether ids have the same texts at both engines; False if they cannot be compared."""
+        upstream = self._engines.upstream
+        await upstream.ensure_detected(endpoint)
+        try:
+            differing = await differing_id(
+                row.ids,
+                partial(self._read_text, leaf.engine.name),
+                partial(detokenize_at_engine, upstream, endpoint),
+            )
+        except LookupError:
+            return False
+        if differing is not None:
+            token, own, other = differing
+            raise self._other_vocabulary(leaf, f"id {token} is {other!r} there, and {own!r} where it was sampled")
+        return True
+
+    def _other_vocabulary(self, leaf: Step, why: str) -> UnprocessableRequest:
+        message = f"Scorer {self._name!r} has another vocabulary than engine {leaf.engine.name}: {why}."
+        return UnprocessableRequest(message, param="rescore")
+
+
+def _rows(found: Sequences) -> Iterator[tuple[int, Step, Row]]:
+    """Yield the number, the last step and the tokens of each row."""
+    for number, (branch, row) in enumerate(zip(found.branches, found.each(), strict=True)):
+        yield number, branch.path[-1].step, row
+
+
+def _refused(row: Row, why: str) -> Conflict:
+    """Return the error for a row that no engine can score. A claim refuses its group for this reason."""
+    conflict = Conflict(f"A row of rollout {row.facts.rollout_id!r} cannot be scored: {why}.", param="rescore")
+    conflict.reason = "not_scored"
+    return conflict

@@ -1,0 +1,104 @@
+"""Claims of groups whose rows have the logprobs of another engine."""
+
+import asyncio
+
+import pytest
+from fakes import fake_engine
+from rescored import BELOW, Teacher, length_of, record_group, trained
+
+
+@pytest.fixture
+async def teacher():
+    async with fake_engine() as engine:
+        engine.respond = taught = Teacher()
+        taught.url = engine.url
+        yield taught
+
+
+@pytest.fixture
+def sections(teacher):
+    scorer = {"endpoints": [{"url": teacher.url, "kind": "vllm", "name": "big-0"}], "version": "t1"}
+    return {"rescore": {"scorers": {"teacher": scorer}, "timeout_s": 5}}
+
+
+async def test_a_claimed_group_has_the_scores_of_a_teacher(proxy, teacher):
+    """Its `rows` have what scored them; an export of the group has the same data."""
+    await record_group(proxy, "g", 1, 0)
+    claimed = await proxy.claim(rescore="teacher", format="slime")
+    exported = await proxy.get("/groups/g/export?format=slime&rescore=teacher")
+    (group,) = claimed["groups"]
+
+    assert exported.json == group["data"]
+    assert 2 == len(teacher.scored)
+    for sample, row in zip(group["data"], group["rows"], strict=True):
+        assert {"engine": "big-0", "model": "big", "policy_version": "t1"} == row["rescored"]
+        recorded, scored = (
+            trained(sample[name], sample["loss_mask"]) for name in ("rollout_log_probs", "teacher_log_probs")
+        )
+        assert [value - BELOW for value in recorded] == pytest.approx(scored, abs=1e-6)
+
+
+async def test_a_claim_without_a_working_scorer_takes_no_group(proxy, teacher):
+    """The rewards of its groups can still be set; the next claim gets the group, and its scored rows from the cache."""
+    members = await record_group(proxy, "g", 1, None)
+    teacher.longest = await length_of(proxy, members[0])
+    failed = await proxy.post("/batches/claim", {"consumer": "c", "rescore": "teacher", "lease_s": 60})
+    teacher.longest = 10**9
+
+    assert (502, "engine_error") == (failed.status, failed.json["error"]["code"])
+    assert "complete" == await proxy.status("g")
+    assert 200 == (await proxy.patch(f"/rollouts/{members[1]}", {"reward": 0.5})).status
+    assert [[1.0, 0.5]] == [group["rewards"] for group in (await proxy.claim(rescore="teacher"))["groups"]]
+    assert 2 == len(teacher.scored)
+
+
+async def test_a_group_with_a_row_that_cannot_be_scored_is_refused(proxy, teacher):
+    """The other groups of the claim are returned."""
+    members = await record_group(proxy, "long", 1, 0)
+    await record_group(proxy, "short", 1)
+    teacher.window = await length_of(proxy, members[1])
+    claimed = await proxy.claim(groups=2, rescore="teacher")
+
+    assert ["short"] == [group["group_id"] for group in claimed["groups"]]
+    assert [("long", "not_scored")] == [(entry["group_id"], entry["code"]) for entry in claimed["refused"]]
+    assert "complete" == await proxy.status("long")
+
+
+async def test_a_lease_does_not_expire_while_its_rows_are_scored(proxy, teacher):
+    """Another consumer waits for longer than the lease, and gets nothing."""
+    await record_group(proxy, "g", 1, 0)
+    teacher.together = asyncio.Barrier(3)
+    first = asyncio.create_task(proxy.claim(rescore="teacher", lease_s=0.6))
+    await asyncio.wait_for(teacher.reached.wait(), 10)
+    other = await proxy.claim(consumer="other", wait_s=1.2)
+    await asyncio.wait_for(teacher.together.wait(), 10)
+
+    assert [] == other["groups"]
+    assert ["g"] == [group["group_id"] for group in (await first)["groups"]]
+
+
+async def test_advantages_over_the_batch_do_not_score_rows_again(proxy, teacher):
+    """Rows are rendered twice for them."""
+    await record_group(proxy, "g", 1, 0)
+    await record_group(proxy, "h", 1, 0)
+    claimed = await proxy.claim(groups=2, rescore="teacher", advantage="reinforce_pp", format="scored_data")
+
+    assert 2 == len(claimed["groups"])
+    assert 4 == len(teacher.scored)
+    assert all("ref_logprobs" in group["data"] for group in claimed["groups"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"rescore": "nobody"}, 400, "Unknown scorer 'nobody'"),
+        ({"rescore": "teacher", "format": "tinker"}, 400, "no place for logprobs of a teacher"),
+        ({"rescore": 3}, 422, "rescore"),
+        ({"rescore": "teacher", "rescore_top_k": -1}, 422, "rescore_top_k"),
+    ],
+)
+async def test_a_claim_that_cannot_be_scored_is_rejected(proxy, fields, status, words):
+    response = await proxy.post("/batches/claim", {"consumer": "c", **fields})
+
+    assert status == response.status
+    assert words in response.json["error"]["message"]

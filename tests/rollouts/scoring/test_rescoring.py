@@ -1,0 +1,184 @@
+"""The scores of rows: of one set of weights, of each trained token once, and from the cache."""
+
+import asyncio
+
+import pytest
+from fakes import settings_for
+from forests import forests, make_step
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from proxy.errors import Conflict, EngineBusy
+from proxy.rollouts.policy import POLICY_ANNOUNCEMENT
+from proxy.rollouts.scoring.engines import ScoringEngines, ScoringLimits
+from proxy.rollouts.scoring.requests import TokenScores
+from proxy.rollouts.scoring.rescoring import POLICY, Rescorers, ScoreCache
+from proxy.telemetry.metrics import make_metrics
+from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.sequence import Options, sequences
+from proxy.upstream import Upstream
+
+FACTS = RolloutFacts("r1", "g1", "completed")
+STEPS = [make_step("a", [1, 2], [3, 4]), make_step("b", [1, 2, 3, 4, 5], [6])]
+
+
+class FakeEngines(ScoringEngines):
+    """Engines that return for each position the negated id in 1,024ths, and call `on_score` first."""
+
+    def __init__(self, upstream, *, on_score=None, version="t1", **options) -> None:
+        super().__init__(upstream, ScoringLimits(at_once=3), version=version, **options)
+        self.on_score = on_score
+        self.scored = []
+        self.values = None
+
+    async def find_model(self):
+        return None if self.is_policy else "big"
+
+    async def score(self, model, ids, positions, top_k):
+        self.scored.append((model, list(ids), list(positions)))
+        if self.on_score is not None:
+            await self.on_score(len(self.scored))
+        await asyncio.sleep(0)
+        logprobs = self.values or [-ids[position] / 1024 for position in positions]
+        return self.upstream.endpoints[0], TokenScores(logprobs)
+
+
+@pytest.fixture
+async def upstream(engine):
+    opened = Upstream(settings_for(engine.url).engines, make_metrics(CollectorRegistry()))
+    yield opened
+    await opened.close()
+
+
+def rescorers_of(store, engines, lifetime_s=60):
+    async def no_text(engine, ids):
+        return None
+
+    name = POLICY if engines.is_policy else "teacher"
+    return Rescorers({name: engines}, ScoreCache(store, lifetime_s, 2**20), no_text)
+
+
+async def scored_by(store, engines, steps=STEPS, options=Options()):  # noqa: B008 - it is frozen
+    rescorers = rescorers_of(store, engines)
+    rescoring = await rescorers.begin(POLICY if engines.is_policy else "teacher", 0)
+    return await rescoring.score(FACTS, steps, options)
+
+
+class NoCache:
+    """A store whose cache is empty."""
+
+    def __init__(self) -> None:
+        self.cache = self
+
+    async def get(self, name):
+        return None
+
+    async def put(self, name, value, **limits):
+        pass
+
+
+class OneEndpoint:
+    """An upstream of one engine without texts."""
+
+    class Endpoint:
+        label = "e"
+        kind = "plain"
+
+    endpoints = (Endpoint(),)
+
+    async def ensure_detected(self, endpoint):
+        pass
+
+
+@given(forests(), st.sampled_from(["all", "longest", "last"]), st.sampled_from([None, 6]))
+async def test_each_trained_token_is_scored_once_after_the_ids_before_it(steps, branches, max_len):
+    """Each row is one request with its ids up to the last trained one; the scores are in the order of the tokens."""
+    options = Options(branches=branches, max_len=max_len)
+    rows = list(sequences(steps, FACTS, options).each())
+    engines = FakeEngines(OneEndpoint())
+    if any(row.trained[0] for row in rows):
+        with pytest.raises(Conflict, match="no prompt before its first sampled token"):
+            await scored_by(NoCache(), engines, steps, options)
+        return
+    scores = await scored_by(NoCache(), engines, steps, options)
+
+    assert len(rows) == len(scores) == len(engines.scored)
+    for row, found in zip(rows, scores, strict=True):
+        trained = [at for at, bit in enumerate(row.mask) if bit]
+        assert ("big", row.token_ids[: trained[-1] + 1], trained) in engines.scored
+        assert [-row.token_ids[at] / 1024 if bit else None for at, bit in enumerate(row.mask)] == found.filled(
+            row.mask, None
+        )
+
+
+async def test_scores_are_cached_by_ids_model_and_version(store, upstream):
+    """Other ids, and another version of the scorer, are scored; a full store is no error."""
+    engines = FakeEngines(upstream)
+    first, again = await scored_by(store, engines), await scored_by(store, engines)
+    engines.version = "t2"
+    other = await scored_by(store, engines)
+    await scored_by(store, engines, STEPS[:1])
+
+    assert first == again
+    assert ("t1", "t2") == (first[0].policy_version, other[0].policy_version)
+    assert 3 == len(engines.scored)
+
+
+async def test_a_policy_is_scored_again_if_its_weights_change_meanwhile(store, upstream):
+    """Its version is that of the scores; they are cached only if a version is announced."""
+
+    async def announce(count):
+        if count == 3:
+            await store.announcements.announce(POLICY_ANNOUNCEMENT, b'"8"')
+
+    engines = FakeEngines(upstream, on_score=announce, is_policy=True)
+    (unknown,) = await scored_by(store, engines)
+    await scored_by(store, engines)
+    (found,) = await scored_by(store, engines)
+    await scored_by(store, engines)
+
+    assert (None, "8") == (unknown.policy_version, found.policy_version)
+    assert 4 == len(engines.scored)
+    assert {"policy"} == {model for model, _, _ in engines.scored}
+
+
+async def test_weights_that_change_all_the_time_are_an_error(store, upstream):
+    async def announce(count):
+        await store.announcements.announce(POLICY_ANNOUNCEMENT, b'"%d"' % count)
+
+    with pytest.raises(EngineBusy, match="weights of the policy changed"):
+        await scored_by(store, FakeEngines(upstream, on_score=announce, is_policy=True))
+
+
+@pytest.mark.parametrize("value", [float("-inf"), float("nan"), 0.5, -9999.0])
+async def test_values_that_are_no_logprobs_are_refused(store, upstream, value):
+    """-9999 is vLLM's value for a probability of 0."""
+    engines = FakeEngines(upstream)
+    engines.values = [-0.5, value, -0.5]
+    with pytest.raises(Conflict, match="no finite logprob") as refused:
+        await scored_by(store, engines)
+
+    assert "not_scored" == refused.value.reason
+
+
+async def test_a_failure_ends_the_scoring_of_the_other_rows(store, upstream):
+    """It is raised as it is, and no request remains."""
+    steps = [make_step(f"s{number}", [number + 1], [number + 10]) for number in range(20)]
+
+    async def fail(count):
+        if count == 2:
+            raise EngineBusy("full")
+        await asyncio.sleep(30)
+
+    engines = FakeEngines(upstream, on_score=fail)
+    with pytest.raises(EngineBusy, match="full"):
+        await scored_by(store, engines, steps)
+
+    assert 3 >= len(engines.scored)
+
+
+def test_the_representations_have_no_secrets(upstream):
+    rescorers = rescorers_of(None, FakeEngines(upstream))
+
+    assert "<Rescorers teacher>" == repr(rescorers)

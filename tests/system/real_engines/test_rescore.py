@@ -1,0 +1,70 @@
+"""Exports with `rescore` and a real engine: its logprobs of recorded ids, now."""
+
+import pytest
+
+from .through import through_proxy
+
+QUESTION = [{"role": "user", "content": "Count to three."}]
+SAMPLED = 120
+
+
+def scorer_at(engine, **fields):
+    return {"scorers": {"teacher": {"endpoints": [{"url": engine.url}], **fields}}}
+
+
+@pytest.fixture
+async def recorded(vllm, tmp_path):
+    """A running proxy whose policy and teacher are the same vLLM, with a rollout of two turns and three branches."""
+    async with through_proxy(vllm.url, tmp_path, rescore=scorer_at(vllm, version="t1")) as through:
+        request = {"model": "tiny", "max_tokens": SAMPLED, "seed": 7, "temperature": 1}
+        body = {"ignore_eos": True, "return_token_ids": True}
+        async with through.agent("r") as agent:
+            reply = await agent.chat.completions.create(messages=QUESTION, extra_body=body, **request)
+            ids = [*reply.prompt_token_ids, *reply.choices[0].token_ids, *range(300, 320)]
+            await agent.completions.create(prompt=ids, n=3, extra_body={"ignore_eos": True}, **request)
+        yield through
+
+
+@pytest.mark.parametrize("scorer", ["policy", "teacher"])
+async def test_the_logprobs_of_the_same_engine_agree_with_the_recorded_ones(recorded, scorer):
+    """Within 1e-3 at temperature 1, for each trained token of each branch."""
+    async with recorded.http.put(f"{recorded.url}/policy", json={"version": 5}) as response:
+        assert 200 == response.status
+    rows = (await recorded.get(f"/rollouts/r/export?rescore={scorer}"))["rows"]
+
+    assert 3 == len(rows)
+    assert [2 * SAMPLED, SAMPLED, SAMPLED] == [sum(row["mask"]) for row in rows]
+    for row in rows:
+        version = "5" if scorer == "policy" else "t1"
+        assert {"engine": row["rescored"]["engine"], "model": "tiny", "policy_version": version} == row["rescored"]
+        for bit, own, scored in zip(row["mask"], row["logprobs"], row["rescored_logprobs"], strict=True):
+            assert (own is None and scored is None) if not bit else abs(own - scored) < 1e-3
+
+
+async def test_the_most_likely_tokens_are_those_of_the_engine(recorded):
+    """They are sorted, and no token of the row is more likely than the first of them."""
+    (row, *_) = (await recorded.get("/rollouts/r/export?rescore=teacher&rescore_top_k=5"))["rows"]
+    fields = ("mask", "token_ids", "rescored_logprobs", "rescored_top_ids", "rescored_top_logprobs")
+    found = 0
+    for bit, token, own, ids, logprobs in zip(*(row[name] for name in fields), strict=True):
+        if bit:
+            assert 5 == len(set(ids)) == len(logprobs)
+            assert logprobs == sorted(logprobs, reverse=True)
+            assert own <= logprobs[0]
+            if token in ids:
+                found += 1
+                assert own == pytest.approx(logprobs[ids.index(token)], abs=1e-6)
+    assert found
+
+
+async def test_an_engine_with_another_vocabulary_is_an_error(llamacpp, vllm, tmp_path):
+    """The ids of one model mean nothing to another; llama.cpp itself cannot score ids."""
+    async with through_proxy(llamacpp.url, tmp_path, rescore=scorer_at(vllm)) as through:
+        async with through.agent("r") as agent:
+            await agent.chat.completions.create(messages=QUESTION, model="smollm2", max_tokens=40, temperature=1)
+        for scorer, words in (
+            ("teacher", "has another vocabulary than engine engine"),
+            ("policy", "cannot score token ids"),
+        ):
+            async with through.http.get(f"{through.url}/rollouts/r/export?rescore={scorer}") as response:
+                assert (422, True) == (response.status, words in (await response.json())["error"]["message"])
