@@ -1,17 +1,22 @@
 """Rows with scores: the fields of each format that has a place for them, at the positions that it trains."""
 
 import io
+import re
 from array import array
 from dataclasses import replace
 
 import pyarrow.ipc
 import pytest
 import worked
+from forests import forests
+from hypothesis import given
+from hypothesis import strategies as st
 
-from proxy.export import FORMATS, Fill
+from proxy.export import FORMATS, Fill, Inexpressible
 from proxy.export.base import with_columns
 from proxy.export.containers import CONTAINERS
 from proxy.trajectory.scores import Scores
+from proxy.trajectory.sequence import Options, sequences
 
 LOGPROBS = [-2.0, -3.0, -4.0, -5.0, -6.0]  # of 201 202 9, and of 203 9
 TOP_IDS = [11, 12, 21, 22, 31, 32, 41, 42, 51, 52]
@@ -28,6 +33,9 @@ ADDED = {
     ("openrlhf_experience", "proximal"): {"action_log_probs": [FULL[1:]]},
     ("openrlhf_experience", "teacher"): {"base_action_log_probs": [FULL[1:]]},
 }
+
+
+LENGTHS = Fill(prompt_length=200, response_length=200)
 
 
 def fill_for(role, scores=PLAIN):
@@ -124,3 +132,46 @@ def test_a_group_of_scored_rows_is_gathered():
 
     assert 2 == len(form.gather([member, member])["old_log_probs"])
     assert (PLAIN.described(),) == tuple(member.rescored)
+
+
+@given(forests(), st.sampled_from([name for name, form in FORMATS.items() if "teacher" in form.scored]), st.data())
+def test_scores_change_no_other_field_of_any_rollout(steps, name, data):
+    """Each row has its own scores; what a format cannot express, it cannot express with them."""
+    facts = replace(worked.FACTS, advantages=0.5)
+    steps = [replace(step, policy_version="1") for step in steps]
+    counts = [sum(row.trained) for row in sequences(steps, facts, Options()).each()]
+    scores = [replace(PLAIN, logprobs=array("f", [-1.0 - number] * count)) for number, count in enumerate(counts)]
+    form = FORMATS[name]
+    try:
+        plain = list(form.plan(facts, steps, Options(), LENGTHS).render())
+    except Inexpressible as error:
+        with pytest.raises(Inexpressible, match=re.escape(str(error))):
+            list(form.plan(facts, steps, Options(), replace(LENGTHS, scores=scores)).render())
+        return
+    plan = form.plan(facts, steps, Options(), replace(LENGTHS, scores=scores))
+    rows = list(plan.render())
+
+    assert len(plain) == len(rows) == len(plan.rescored)
+    for number, (before, after) in enumerate(zip(plain, rows, strict=True)):
+        if isinstance(after, dict):
+            kept = {key: value for key, value in after.items() if key in before and key not in form.scored["teacher"]}
+            assert {key: value for key, value in before.items() if key in kept} == kept
+        else:
+            assert [*before[:5], *before[6:]] == [*after[:5], *after[6:]]
+        values = [value for value in numbers_in(after, form) if value not in (0.0, 1.0, None)]
+        assert [-1.0 - number] * counts[number] == values
+
+
+def numbers_in(row, form):
+    """Return the scores of a row, from the field that the format has for a teacher."""
+    named = row if isinstance(row, dict) else dict(zip(form.columns, row, strict=True))
+    return named.get("rescored_logprobs") or list(flat([named[key] for key in form.scored["teacher"]]))
+
+
+def flat(value):
+    """Yield the negative numbers of lists and objects, at any depth."""
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, list | dict):
+            yield from flat(inner)
+        elif isinstance(inner, float):
+            yield inner

@@ -3,7 +3,7 @@
 Rule 1: scores are of one set of weights. Those of a policy are computed again if its version was announced, or a pause began or
         ended, while they were computed.
 Rule 2: a cached value belongs to the ids, the trained positions, the model and the version of the weights. The scores of a
-        policy without an announced version are not cached.
+        policy are not cached without an announced version, nor in a pause, in which its weights may be newer than the version.
 Rule 3: an error of an engine ends the export or the claim. What was scored before is cached for the next one. A row that no
         engine can score is refused like one that the format cannot express.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -42,6 +42,14 @@ _ATTEMPTS: Final = 3  # while the weights change
 _MANY: Final = 20_000  # values that are checked in some milliseconds
 
 ReadText = Callable[[str, Sequence[int]], Awaitable[str | None]]  # of ids at the engine with this name
+
+
+class _Weights(NamedTuple):
+    """The version of weights, whether it identifies them, and numbers that differ after any change of them."""
+
+    version: str | None
+    is_known: bool
+    changes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +152,14 @@ class Rescoring:
             raise _refused(row, "it has no prompt before its first sampled token")
         model = leaf.model_served if self._engines.is_policy else self._model
         for _ in range(_ATTEMPTS):
-            version, changes = await self._weights(leaf)
-            name = self._cache_name(leaf, row, ids, model, version)
+            weights = await self._weights(leaf)
+            name = self._cache_name(leaf, row, ids, model, weights.version) if weights.is_known else None
             if name is not None and (cached := await self._cache.get(name)) is not None:
                 return cached
             endpoint, scored = await self._at_engine(leaf, row, ids, positions, model)
-            if (version, changes) == await self._weights(leaf):
+            if weights == await self._weights(leaf):
                 count = len(scored.logprobs) + len(scored.top_logprobs)
-                found = await in_thread_if(count, _MANY, self._read, row, endpoint, scored, model, version)
+                found = await in_thread_if(count, _MANY, self._read, row, endpoint, scored, model, weights.version)
                 if name is not None:
                     await self._cache.put(name, found)
                 return found
@@ -171,19 +179,20 @@ class Rescoring:
             await self._check_vocabulary(endpoint, leaf, row, scored)
         return endpoint, scored
 
-    async def _weights(self, leaf: Step) -> tuple[str | None, tuple[int, ...]]:
-        """Return the version of the weights, and numbers that differ after any change of them."""
+    async def _weights(self, leaf: Step) -> _Weights:
+        """Return the weights that a request would use now."""
         if not self._engines.is_policy:
-            return self._engines.version, ()
+            return _Weights(self._engines.version, is_known=True)
         announced = await self._cache.store.announcements.read()
+        version = read_version(announced, leaf.policy)
         names = [announcement_name(name, leaf.policy) for name in (POLICY_ANNOUNCEMENT, PAUSE_ANNOUNCEMENT)]
         numbers = tuple(announced[name].number if name in announced else 0 for name in names)
-        return read_version(announced, leaf.policy), numbers
+        pause = announced.get(names[1])
+        is_paused = pause is not None and orjson.loads(pause.value) is not None
+        return _Weights(version, is_known=version is not None and not is_paused, changes=numbers)
 
-    def _cache_name(self, leaf: Step, row: Row, ids: Ids, model: str | None, version: str | None) -> str | None:
-        """Return the name of the scores in the cache; None if nothing identifies the weights."""
-        if self._engines.is_policy and version is None:
-            return None
+    def _cache_name(self, leaf: Step, row: Row, ids: Ids, model: str | None, version: str | None) -> str:
+        """Return the name of the scores in the cache."""
         policy = leaf.policy if self._engines.is_policy else None
         digest = blake2b(orjson.dumps([self._name, policy, model, version, self._top_k, len(ids)]), digest_size=20)
         digest.update(ids.tobytes())

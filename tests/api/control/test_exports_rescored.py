@@ -7,7 +7,7 @@ import aiohttp
 import orjson
 import pyarrow.ipc
 import pytest
-from fakes import fake_engine
+from fakes import fake_engine, proxying
 from rescored import BELOW, Teacher, length_of, trained
 
 
@@ -77,8 +77,8 @@ async def test_each_branch_is_scored_and_shared_tokens_once(proxy, teacher):
         assert [bit == 0 for bit in row["mask"]] == [value is None for value in row["rescored_logprobs"]]
 
 
-async def test_a_repeated_export_takes_cached_scores(proxy, teacher, store):
-    """The rows are equal byte by byte, in all containers of rows; another version of the policy is scored again."""
+async def test_a_repeated_export_takes_cached_scores(proxy, teacher):
+    """The rows are equal byte by byte, in each route and container."""
     await proxy.turns("r1", 2)
     first = await proxy.get("/rollouts/r1/export?rescore=teacher")
     again = await proxy.get("/export?rescore=teacher&container=ndjson")
@@ -88,6 +88,19 @@ async def test_a_repeated_export_takes_cached_scores(proxy, teacher, store):
     assert first.json["rows"] == [orjson.loads(again.text)]
     assert read["rescored"] == first.json["rows"][0]["rescored"]
     assert read["rescored_logprobs"] == pytest.approx(first.json["rows"][0]["rescored_logprobs"], nan_ok=True)
+    assert 1 == len(teacher.scored)
+
+
+async def test_another_replica_takes_the_scores_from_the_store(proxy, teacher, store, sections, http):
+    """A claim that another process began continues there."""
+    await proxy.turns("r1", 2)
+    first = await proxy.get("/rollouts/r1/export?rescore=teacher")
+    async with (
+        proxying(None, store, **sections) as replica,
+        http.get(f"{replica.url}/rollouts/r1/export?rescore=teacher") as response,
+    ):
+        assert first.text == await response.read()
+
     assert 1 == len(teacher.scored)
 
 

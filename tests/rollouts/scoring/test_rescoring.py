@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from proxy.errors import Conflict, EngineBusy
+from proxy.rollouts.pause import PAUSE_ANNOUNCEMENT
 from proxy.rollouts.policy import POLICY_ANNOUNCEMENT
 from proxy.rollouts.scoring.engines import ScoringEngines, ScoringLimits
 from proxy.rollouts.scoring.requests import TokenScores
@@ -141,6 +142,20 @@ async def test_a_policy_is_scored_again_if_its_weights_change_meanwhile(store, u
     assert (None, "8") == (unknown.policy_version, found.policy_version)
     assert 4 == len(engines.scored)
     assert {"policy"} == {model for model, _, _ in engines.scored}
+
+
+async def test_scores_in_a_pause_are_not_cached(store, upstream):
+    """The weights may be newer than the announced version. A pause that began before is no change."""
+    await store.announcements.announce(POLICY_ANNOUNCEMENT, b'"8"')
+    await store.announcements.announce(PAUSE_ANNOUNCEMENT, b'"wait"')
+    engines = FakeEngines(upstream, is_policy=True)
+    for _ in range(2):
+        (paused,) = await scored_by(store, engines)
+    await store.announcements.announce(PAUSE_ANNOUNCEMENT, b"null")
+    for _ in range(2):
+        (resumed,) = await scored_by(store, engines)
+
+    assert ("8", "8", 3) == (paused.policy_version, resumed.policy_version, len(engines.scored))
 
 
 async def test_weights_that_change_all_the_time_are_an_error(store, upstream):
