@@ -31,7 +31,7 @@ _SECTIONS = {
         "/ui",
         "/",
     ),
-    "The model API": ("/v1", "/inference", "/generate"),
+    "The model API": ("/v1", "/v1beta", "/inference", "/generate"),
     "Atropos' proxy": ("/setup", "/servers", "/sessions", "/{uuid}"),
 }
 

@@ -32,9 +32,19 @@ def bearer(authorization: str | None) -> str | None:
     return key.strip() or None if scheme.lower() == "bearer" else None
 
 
-async def identify(request: web.Request, context: Context, *, takes_control_keys: bool = False) -> Caller:
-    """Return the caller of a request. Raises Unauthorized for a missing or invalid key."""
-    key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
+def google_key(request: web.Request) -> str | None:
+    """Return the key of a Gemini client, if present: a header or a query parameter, which is in no log, record or trace."""
+    return request.headers.get("X-Goog-Api-Key") or request.query.get("key")
+
+
+async def identify(
+    request: web.Request, context: Context, *, takes_control_keys: bool = False, other_key: str | None = None
+) -> Caller:
+    """Return the caller of a request. Raises Unauthorized for a missing or invalid key.
+
+    `other_key` is the key where the client's dialect has it, for a request without the usual headers.
+    """
+    key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key") or other_key
     minted = read_minted(key) if key else None
     if minted is not None:
         return Caller(key, minted, await prove(context, minted))

@@ -128,7 +128,7 @@ class DialectSettings(Section):
     not_thinking: dict[str, Any] = Field({}, description="Chat fields for calls that disable reasoning.")
     ignore_hosted_tools: bool = Field(
         default=False,
-        description="Remove tools that run on OpenAI's or Anthropic's servers; otherwise such calls are rejected.",
+        description="Remove tools that run on OpenAI's, Anthropic's or Google's servers; otherwise such calls are rejected.",
     )
 
 

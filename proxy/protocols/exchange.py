@@ -12,12 +12,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from proxy.protocols import synthetic_stream as replay
 from proxy.protocols.engines.base import FollowUpRequest, Json
 from proxy.protocols.number_lists import KnownPrompt
 from proxy.protocols.plan import Plan
 from proxy.protocols.response import MALFORMED, ClientView, ParsedResponse, ResponseStream, StreamResponse
 from proxy.protocols.response_validation import Packed, check_messages, check_usage, pack_tokens
+from proxy.protocols.sse import EVENT_STREAM
 from proxy.protocols.whole_response import RawResponse, SyntheticStreamResponse, WholeResponse
 from proxy.trajectory import fidelity
 from proxy.trajectory.step import Choice, Status, Step, Timing
@@ -75,10 +75,12 @@ class Exchange:
     @property
     def content_type(self) -> str | None:
         """The content type for the client; None: the engine's."""
+        stream_type = self._plan.stream_format.content_type
         if isinstance(self._reply, SyntheticStreamResponse):
-            return replay.CONTENT_TYPE
-        is_rendered = self._plan.translation is not None and not isinstance(self._reply, StreamResponse)
-        return "application/json" if is_rendered else None
+            return stream_type
+        if isinstance(self._reply, StreamResponse):
+            return None if stream_type == EVENT_STREAM.content_type else stream_type
+        return None if self._plan.translation is None else _JSON
 
     @property
     def is_over(self) -> bool:

@@ -15,6 +15,7 @@ from proxy.protocols.engines.base import Engine, EngineCall, Injection, Json, Lo
 from proxy.protocols.engines.quirks import Framing, Streaming, applicable, choose_framing
 from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
+from proxy.protocols.sse import EVENT_STREAM, StreamFormat
 from proxy.protocols.synthetic_stream import error_events
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.trajectory.step import DEFAULT_POLICY, EngineFacts
@@ -80,6 +81,12 @@ class Plan:
     def error_dialect(self) -> ErrorDialect:
         """The client's dialect."""
         return self.translation or self.dialect
+
+    @property
+    def stream_format(self) -> StreamFormat:
+        """The format of a stream to the client that is not the engine's own."""
+        renderer = self.view.renderer
+        return EVENT_STREAM if renderer is None else renderer.stream_format
 
     def error_events(self, body: bytes) -> bytes:
         """Return an error event for a stream that has begun, in the client's dialect; `body` is the error's JSON body."""

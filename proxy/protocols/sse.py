@@ -20,6 +20,16 @@ MAX_EVENT_BYTES: Final = 2**26  # all prompt ids and top logprobs of the longest
 _LF = 10
 
 
+class StreamFormat(NamedTuple):
+    """The content type of a stream, and bytes that have no meaning in it, for a client that waits."""
+
+    content_type: str
+    keep_alive: bytes
+
+
+EVENT_STREAM: Final = StreamFormat("text/event-stream; charset=utf-8", b": keep-alive\n\n")
+
+
 class Event(NamedTuple):  # made for each event of each stream: a frozen dataclass takes three times as long to make
     """One event. `raw` is its bytes with the blank line that ends it; `payload` its data lines, joined by LF.
 

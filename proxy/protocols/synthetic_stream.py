@@ -13,9 +13,7 @@ from typing import Any, Final
 from proxy.protocols.engines.base import Json, StreamShape
 from proxy.protocols.lenient_json import NotJson, read_json, write_json
 
-KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"
-CONTENT_TYPE: Final = "text/event-stream; charset=utf-8"
 
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
 # Fields of an unstreamed choice that streams lack (vLLM 0.32.0).

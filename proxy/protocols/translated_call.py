@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects import TRANSLATORS
+from proxy.protocols.dialects import METHODS, TRANSLATORS
 from proxy.protocols.dialects.base import is_on
 from proxy.protocols.dialects.translation import (
     CallIdentity,
@@ -103,7 +103,7 @@ def read_translated_call(endpoint: str, body: Mapping[str, Any], options: Transl
 
     Raises UnprocessableRequest, except for a call that refers to items, which is read after they are found.
     """
-    translation = TRANSLATORS.get(endpoint)
+    translation = TRANSLATORS.get(endpoint) or METHODS.get(endpoint)
     if translation is None:
         return None
     chat = {} if translation.references(body).items else translation.read(body, options)
@@ -156,4 +156,6 @@ def _is_new(request: Mapping[str, Any], key: str, value: Any) -> bool:
     return key not in request or request[key] != value
 
 
-TRANSLATORS_BY_NAME: Final = {translation.name: translation for translation in TRANSLATORS.values()}
+TRANSLATORS_BY_NAME: Final = {
+    translation.name: translation for translation in (*TRANSLATORS.values(), *METHODS.values())
+}

@@ -20,8 +20,9 @@ from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.base import is_on
 from proxy.protocols.engines import ENGINES
-from proxy.protocols.synthetic_stream import CONTENT_TYPE, replay_events
-from proxy.protocols.translated_call import TRANSLATORS_BY_NAME, client_response_bytes
+from proxy.protocols.sse import EVENT_STREAM
+from proxy.protocols.synthetic_stream import replay_events
+from proxy.protocols.translated_call import TRANSLATORS_BY_NAME, client_response_bytes, renderer_for
 from proxy.rollouts.rollout import Rollout
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.blocks import BlockReader
@@ -152,7 +153,8 @@ def stored_answer_from(step: Step) -> StoredAnswer | None:
     is_stream = is_on(step.request.get("stream"))
     if step.dialect in TRANSLATORS_BY_NAME:
         body = client_response_bytes(step)
-        return None if body is None else StoredAnswer(step, CONTENT_TYPE if is_stream else "application/json", body)
+        content_type = renderer_for(step).stream_format.content_type if is_stream else "application/json"
+        return None if body is None else StoredAnswer(step, content_type, body)
     if not is_stream:
         return StoredAnswer(step, "application/json", orjson.dumps(step.response))
     if step.dialect == "generate":
@@ -162,7 +164,7 @@ def stored_answer_from(step: Step) -> StoredAnswer | None:
         events = replay_events(engine.shape, step.dialect, dict(step.response), usage=usage)
     except (TypeError, KeyError, AttributeError):
         return None
-    return StoredAnswer(step, CONTENT_TYPE, events)
+    return StoredAnswer(step, EVENT_STREAM.content_type, events)
 
 
 def _check_body(known: str, request_key: str) -> None:

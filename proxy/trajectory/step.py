@@ -12,9 +12,9 @@ from typing import Any, Final, Literal, TypeAlias
 from proxy.trajectory.shared_ids import SharedIds
 
 Status = Literal["complete", "partial", "error"]
-Dialect = Literal["chat", "completions", "generate", "messages", "responses"]
+Dialect = Literal["chat", "completions", "generate", "messages", "responses", "gemini"]
 DEFAULT_POLICY: Final = "default"
-_CHAT_DIALECTS = ("chat", "messages", "responses")
+_CHAT_DIALECTS = ("chat", "messages", "responses", "gemini")
 
 Ids: TypeAlias = "array[int]"  # array itself takes no index before Python 3.12
 Prompt: TypeAlias = "Ids | SharedIds"

@@ -19,7 +19,7 @@ _HOP_BY_HOP = frozenset(
 )  # fmt: skip
 # API keys of TokenTape, which are never forwarded; what TokenTape sets itself; names of rollouts.
 _NOT_UPSTREAM = _HOP_BY_HOP | {
-    "authorization", "x-api-key", "host", "content-length", "content-encoding", "accept-encoding", "expect",
+    "authorization", "x-api-key", "x-goog-api-key", "host", "content-length", "content-encoding", "accept-encoding", "expect",
     ROLLOUT_HEADER.lower(), GROUP_HEADER.lower(), CONTINUATION_HEADER.lower(), "x-reply-tokens", "x-reply-ids",
 }  # fmt: skip
 _NOT_DOWNSTREAM = _HOP_BY_HOP | {

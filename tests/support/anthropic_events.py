@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter
 
 from proxy.protocols.accumulators import ChatAccumulator
-from proxy.protocols.dialects.messages.tool_arguments import call_ids
+from proxy.protocols.dialects.tool_arguments import call_ids
 
 EVENT = TypeAdapter(Annotated[RawMessageStreamEvent, Field(discriminator="type")])
 

@@ -102,7 +102,9 @@ def odd_steps(draw):
                 f"{number:02}",
                 prompt,
                 *choices,
-                dialect=draw(st.sampled_from(["chat", "chat", "completions", "generate", "messages", "responses"])),
+                dialect=draw(
+                    st.sampled_from(["chat", "chat", "completions", "generate", "messages", "responses", "gemini"])
+                ),
                 request=draw(REQUEST),
                 sent=draw(st.just({}) | st.builds(lambda body: {"set": body, "unset": ["a"]}, REQUEST)),
                 response=draw(RESPONSE),

@@ -6,12 +6,12 @@ from typing import Final
 from proxy.api.adapters import CallRoute
 from proxy.api.compat.atropos.generate import COMPLETIONS, GENERATE, read_generate
 from proxy.api.compat.osmosis.flat_call import read_flat
-from proxy.protocols.dialects import DIALECTS, TRANSLATORS
+from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS
 from proxy.protocols.translated_call import read_translated_call
 
 CALL_ROUTES: Final[Mapping[str, CallRoute]] = {
     **{path: CallRoute(dialect) for path, dialect in DIALECTS.items()},
-    **{path: CallRoute(translation, (read_translated_call,)) for path, translation in TRANSLATORS.items()},
+    **{path: CallRoute(translation, (read_translated_call,)) for path, translation in (TRANSLATORS | METHODS).items()},
     COMPLETIONS: CallRoute(DIALECTS[COMPLETIONS], (read_flat,)),
     GENERATE: CallRoute(DIALECTS[COMPLETIONS], (read_generate,)),
 }

@@ -32,6 +32,7 @@ from proxy.api.http import json_response
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
 from proxy.protocols.dialects import DIALECTS, TRANSLATORS
+from proxy.protocols.dialects.gemini.paths import GENERATE, STREAM
 from proxy.rollouts.group import STATUSES as GROUP_STATUSES
 from proxy.rollouts.rollout import STATUSES
 
@@ -129,6 +130,10 @@ _CALLS = [(path, f"Make a recorded call in the {dialect.name} dialect.") for pat
 _CALLS += [
     (path, f"Make a recorded call in the {it.name} dialect, translated to chat.") for path, it in TRANSLATORS.items()
 ]
+_CALLS += [
+    (f"/v1beta/models/{{model}}{method}", "Make a recorded call in the gemini dialect, translated to chat.")
+    for method in (GENERATE, STREAM)
+]
 _CALLS.append(("/generate", "Make a recorded completions call with token ids, as Atropos' token servers do."))
 _STORED = "/v1/responses/{response_id}"
 _FOUND = (200, 400, 401, 403, 404, 503)
@@ -139,6 +144,14 @@ _BY_CHAT = (
         "Count the tokens of a Messages call with the engine's tokenizer.",
         (*_FOUND, 413, 502, 504),
     ),
+    (
+        "post",
+        "/v1beta/models/{model}:countTokens",
+        "Count the tokens of a Gemini call with the engine's tokenizer.",
+        (*_FOUND, 413, 502, 504),
+    ),
+    ("get", "/v1beta/models", "List the engine's models and their configured aliases for Gemini clients.", _FOUND),
+    ("get", "/v1beta/models/{model}", "Get a model for Gemini clients.", _FOUND),
     ("get", _STORED, "Get a stored response of the Responses API.", _FOUND),
     ("delete", _STORED, "Hide a response from agents; its step is kept.", _FOUND),
     ("get", f"{_STORED}/input_items", "List the input items of a response.", _FOUND),

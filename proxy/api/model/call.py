@@ -17,7 +17,6 @@ from proxy.errors import EngineError, ProxyError
 from proxy.protocols.dialects import Dialect
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.plan import Plan
-from proxy.protocols.synthetic_stream import CONTENT_TYPE, KEEP_ALIVE
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.rollouts.policy import Policy
 from proxy.trajectory.step import Step, Timing
@@ -69,13 +68,17 @@ class Trace(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request of the model API: the engine's endpoint, the rollout that the path names, and the caller."""
+    """A request of the model API: the engine's endpoint, the rollout that the path names, and the caller.
+
+    `fields` are the fields of the body that the URL has, in a dialect with such fields.
+    """
 
     request: web.Request
     context: Context
     endpoint: str
     rollout_id: str | None
     caller: Caller
+    fields: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,10 @@ class ClientStream:
         """Whether the response is a stream of events."""
         if self._stream is None:
             return self._is_stream
-        return self._stream.headers.get("Content-Type", "").startswith("text/event-stream")
+        content_type = self._stream.headers.get("Content-Type", "")
+        return (
+            content_type.startswith("text/event-stream") or content_type == self._call.plan.stream_format.content_type
+        )
 
     @property
     def headers_sent(self) -> bool:
@@ -184,18 +190,19 @@ class ClientStream:
         """Set the head from the engine's; nothing is written yet. `content_type` replaces the engine's."""
         plan = self._call.plan
         self.status = status
-        self._is_stream = content_type == CONTENT_TYPE
+        self._is_stream = content_type == plan.stream_format.content_type
         shown = downstream(headers, rollout_id=plan.rollout_id, step_id=plan.step_id)
         if content_type is not None:
             shown = [pair for pair in shown if pair[0].lower() != "content-type"] + [("Content-Type", content_type)]
         self._headers = shown
 
     async def keep_alive(self) -> None:
-        """Write a comment to a stream that waits for its engine; the first one sends the head with status 200."""
+        """Write to a stream that waits for its engine what has no meaning in it; the first time with the head (status 200)."""
+        stream_format = self._call.plan.stream_format
         if self._stream is None:
-            self.set_head(200, {}, content_type=CONTENT_TYPE)
+            self.set_head(200, {}, content_type=stream_format.content_type)
             self.only_keepalives_sent = True
-        await self.write(KEEP_ALIVE)
+        await self.write(stream_format.keep_alive)
 
     async def write(self, shown: bytes) -> None:
         """Write bytes of the body. Raises ClientConnectionResetError if the client has disconnected."""

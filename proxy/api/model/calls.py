@@ -62,7 +62,7 @@ async def receive(request: ModelRequest, route: CallRoute) -> IncomingCall | web
     body_bytes = len(text)
     key = _text_key(request) if body_bytes >= LONG_TEXT else ""
     body, adapter, digest, long = await off_loop(
-        body_bytes, _read, text, route, request.endpoint, context.translation, context.long_texts.get(key)
+        body_bytes, _read, text, route, request, context.translation, context.long_texts.get(key)
     )
     if long is not None and key:
         context.long_texts.keep(key, long)
@@ -97,7 +97,8 @@ async def _forward(
         context.metrics.health_probes.labels(dialect.name).inc()
         passed = await off_loop(len(text), _with_engine_model, context, dialect, body)
         return await forward(request.request, context, request.endpoint, passed)
-    if agents.unnamed_rollouts == "pass" and (adapter is None or isinstance(adapter, TranslatedCall)):
+    is_served = request.fields is None and (adapter is None or isinstance(adapter, TranslatedCall))  # by engines
+    if agents.unnamed_rollouts == "pass" and is_served:
         return await forward(request.request, context, request.endpoint, text)
     if agents.unnamed_rollouts != "new":
         raise BadRequest(
@@ -117,13 +118,16 @@ def _text_key(request: ModelRequest) -> str:
 
 
 def _read(
-    text: bytes, route: CallRoute, endpoint: str, options: TranslationOptions, before: LongText | None
+    text: bytes, route: CallRoute, request: ModelRequest, options: TranslationOptions, before: LongText | None
 ) -> tuple[dict[str, Any], CallAdapter | None, str, LongText | None]:
     """Parse a body, choose its adapter, and compute its digest. Raises BadRequest, UnprocessableRequest."""
     long = read_long(text, before) if len(text) >= LONG_TEXT else None
     body = read_body(text, None if long is None else long.weight)
-    adapter = route.read(endpoint, body, options) if route.adapters else None
     digest = blake2b(text, digest_size=16).hexdigest() if long is None else long.digest
+    if request.fields is not None:
+        body |= request.fields
+        digest = blake2b(digest.encode() + orjson.dumps(request.fields), digest_size=16).hexdigest()
+    adapter = route.read(request.endpoint, body, options) if route.adapters else None
     return body, adapter, digest, long
 
 

@@ -18,10 +18,12 @@ from proxy.api.health import show_health
 from proxy.api.http import ERROR_DIALECT
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.calls import handle_call
+from proxy.api.model.gemini import answer_gemini
 from proxy.api.model.stored_responses import STORED, answer_stored
-from proxy.api.model.unrecorded import COUNT, count_tokens, forward, show_models
+from proxy.api.model.unrecorded import COUNT, count_tokens, forward, show_models, unknown_path
 from proxy.api.rollout_id import parse_path
-from proxy.errors import BadRequest, NotFound
+from proxy.errors import NotFound
+from proxy.protocols.dialects.gemini.paths import is_gemini
 from proxy.protocols.translated_call import error_dialect_for
 
 Handler: TypeAlias = Callable[[ModelRequest], Awaitable[web.StreamResponse]]
@@ -63,6 +65,8 @@ async def answer(request: web.Request) -> web.StreamResponse:
     raw_path, _, _ = request.raw_path.partition("?")
     target = parse_path(raw_path)
     calls, route = request.app[CALLS].get(target.endpoint), None
+    if calls is None and is_gemini(target.endpoint, request.headers):
+        return await answer_gemini(request, context, target, request.app[CALLS])
     errors = calls.errors if calls is not None else error_dialect_for(target.endpoint, request.headers)
     if errors is not None:
         request[ERROR_DIALECT] = errors
@@ -77,7 +81,11 @@ async def answer(request: web.Request) -> web.StreamResponse:
         return await route.handle(call)
     if target.endpoint in context.settings.engines.passthrough:
         return await forward(request, context, target.endpoint, await read_bytes(request))
-    raise _unknown(request.method, target.endpoint, known=calls is not None)
+    raise (
+        unknown_path(request.method, target.endpoint)
+        if calls is None
+        else _other_method(request.method, target.endpoint)
+    )
 
 
 def _route_of(routes: Mapping[str, ModelRoute], endpoint: str) -> ModelRoute | None:
@@ -86,9 +94,5 @@ def _route_of(routes: Mapping[str, ModelRoute], endpoint: str) -> ModelRoute | N
     return next((route for prefix, route in _PREFIXES.items() if endpoint.startswith(prefix)), None)
 
 
-def _unknown(method: str, endpoint: str, *, known: bool) -> BadRequest:
-    if known:
-        return NotFound(f"{method} {endpoint} is not supported; use POST.")
-    return NotFound(
-        f"{method} {endpoint} is not supported: it is neither a recorded endpoint nor listed in engines.passthrough."
-    )
+def _other_method(method: str, endpoint: str) -> NotFound:
+    return NotFound(f"{method} {endpoint} is not supported; use POST.")

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -16,6 +16,7 @@ from proxy.api.http import RESPONSE_STARTED, json_response
 from proxy.api.model.call import ModelRequest
 from proxy.errors import EngineDisconnected, EngineError, NotFound, UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.dialects.gemini.paths import is_gemini
 from proxy.protocols.dialects.messages import models_list as listing
 from proxy.protocols.sampling import engine_model
 from proxy.protocols.translated_call import CHAT, read_translated_call
@@ -33,6 +34,8 @@ async def forward(request: web.Request, context: Context, path: str, body: bytes
     """Forward a request to an engine and stream its response back, unchanged."""
     endpoints = least_loaded(context.upstream.endpoints, path)
     _, mark, query = request.raw_path.partition("?")
+    if is_gemini(path, request.headers):
+        query = "&".join(field for field in query.split("&") if unquote(field.partition("=")[0]) != "key")
     headers = list(request.headers.items())
     target = path + mark + query
     async with context.upstream.send_to_any(endpoints, request.method, target, headers=headers, body=body) as answer:
@@ -73,17 +76,28 @@ async def show_models(call: ModelRequest) -> web.StreamResponse:
         if answer.status != 200:
             return await _stream_response(request, answer)
         models = await answer.json()
-    served = await _served(context, headers) if context.upstream.routes_by_model else _models_of(models)
-    listed = list(_with_aliases(served, context.settings.models))
+    listed = await models_and_aliases(context, headers, models)
     if name:
-        found = next((model for model in listed if model["id"] == unquote(name)), None)
-        if found is None and name in aliases:
-            raise NotFound(f"Model {name!r} is an alias of {context.settings.models[name]!r}, which no engine serves.")
-        if found is None:
-            raise NotFound(f"Model {name!r} not found.")
+        found = find_model(listed, unquote(name), context.settings.models)
         return web.Response(headers=shown, body=orjson.dumps(listing.model(found) if is_anthropic else found))
     body = {**models, "data": listed}
     return web.Response(headers=shown, body=orjson.dumps(listing.models(body) if is_anthropic else body))
+
+
+async def models_and_aliases(context: Context, headers: list[tuple[str, str]], models: Any) -> list[dict[str, Any]]:
+    """Return the models of an engine's list, or of all engines if calls are routed by model, and the configured aliases."""
+    served = await _served(context, headers) if context.upstream.routes_by_model else _models_of(models)
+    return list(_with_aliases(served, context.settings.models))
+
+
+def find_model(listed: list[dict[str, Any]], name: str, aliases: dict[str, str]) -> dict[str, Any]:
+    """Return the model with this name. Raises NotFound."""
+    found = next((model for model in listed if model["id"] == name), None)
+    if found is None and name in aliases and not name.endswith("*"):
+        raise NotFound(f"Model {name!r} is an alias of {aliases[name]!r}, which no engine serves.")
+    if found is None:
+        raise NotFound(f"Model {name!r} not found.")
+    return found
 
 
 async def _served(context: Context, headers: list[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -144,22 +158,38 @@ _MESSAGES: Final = "/v1/messages"
 
 async def count_tokens(call: ModelRequest) -> web.Response:
     """`POST /v1/messages/count_tokens`. Raises UnprocessableRequest if the engine cannot count tokens."""
-    context, text = call.context, await read_bytes(call.request)
-    translated = await off_loop(
-        len(text), lambda: read_translated_call(_MESSAGES, {"max_tokens": 1, **read_body(text)}, context.translation)
+    text = await read_bytes(call.request)
+    tokens = await tokens_of(
+        call.context, _MESSAGES, lambda: {"max_tokens": 1, **read_body(text)}, body_bytes=len(text)
     )
+    return json_response({"input_tokens": tokens})
+
+
+async def tokens_of(context: Context, endpoint: str, read: Callable[[], dict[str, Any]], *, body_bytes: int) -> int:
+    """Return the number of tokens of the prompt of a translated call, whose body `read` returns.
+
+    Raises UnprocessableRequest if the engine cannot count tokens.
+    """
+    translated = await off_loop(body_bytes, lambda: read_translated_call(endpoint, read(), context.translation))
     assert translated is not None
     endpoints = await context.upstream.endpoints_for(
         engine_model(translated.body, context.settings.models, context.sampling)
     )
-    endpoint, *_ = least_loaded(endpoints, COUNT)
-    if (fault := await context.upstream.ensure_detected(endpoint)) is not None:
+    chosen, *_ = least_loaded(endpoints, COUNT)
+    if (fault := await context.upstream.ensure_detected(chosen)) is not None:
         raise fault
-    translated = await with_engine_traits(context.upstream, endpoint, translated, context.settings.models)
-    chat = await off_loop(len(text), translated.native, {}, endpoint.kind)
-    counted = await count_prompt(context.upstream, endpoint, DIALECTS[CHAT], chat, body_bytes=len(text))
+    translated = await with_engine_traits(context.upstream, chosen, translated, context.settings.models)
+    chat = await off_loop(body_bytes, translated.native, {}, chosen.kind)
+    counted = await count_prompt(context.upstream, chosen, DIALECTS[CHAT], chat, body_bytes=body_bytes)
     if counted is None:
         raise UnprocessableRequest(
-            f"Counting the tokens of messages is not supported by {endpoint.settings.public_label} ({endpoint.kind})."
+            f"Counting the tokens of messages is not supported by {chosen.settings.public_label} ({chosen.kind})."
         )
-    return json_response({"input_tokens": counted.tokens})
+    return counted.tokens
+
+
+def unknown_path(method: str, endpoint: str) -> NotFound:
+    """Return the error for a path that is not served."""
+    return NotFound(
+        f"{method} {endpoint} is not supported: it is neither a recorded endpoint nor listed in engines.passthrough."
+    )

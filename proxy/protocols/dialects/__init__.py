@@ -3,12 +3,14 @@
 from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions
 from proxy.protocols.dialects.chat import Chat
 from proxy.protocols.dialects.completions import Completions
+from proxy.protocols.dialects.gemini import GEMINI, GEMINI_ARRAY
+from proxy.protocols.dialects.gemini.paths import GENERATE, STREAM, STREAM_ARRAY
 from proxy.protocols.dialects.generate import Generate
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.translation import Translator
 
-__all__ = ["DIALECTS", "TRANSLATORS", "Dialect", "ErrorDialect", "ResponseOptions", "Translator"]
+__all__ = ["DIALECTS", "METHODS", "TRANSLATORS", "Dialect", "ErrorDialect", "ResponseOptions", "Translator"]
 
 # By route. Adding a dialect takes one file and one line here.
 DIALECTS: dict[str, Dialect] = {
@@ -22,3 +24,6 @@ TRANSLATORS: dict[str, Translator] = {
     "/v1/messages": MESSAGES,
     "/v1/responses": RESPONSES,
 }
+
+# The same by method, where the route has the name of a model before the method.
+METHODS: dict[str, Translator] = {GENERATE: GEMINI, STREAM: GEMINI, STREAM_ARRAY: GEMINI_ARRAY}

@@ -9,7 +9,7 @@ import orjson
 from proxy.errors import ProxyError
 from proxy.protocols.accumulators import Accumulator
 
-DialectName = Literal["chat", "completions", "generate", "messages", "responses"]
+DialectName = Literal["chat", "completions", "generate", "messages", "responses", "gemini"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +95,15 @@ def openai_error(error: ProxyError) -> bytes:
     return orjson.dumps(
         {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
     )
+
+
+def engine_message(text: str) -> str:
+    """Return the message of an engine's error in any known format; the text itself if it is in none."""
+    try:
+        body = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+    for name in ("error", "message", "detail"):  # nested as vLLM's and llama.cpp's, flat as SGLang's, FastAPI's own
+        if isinstance(body, dict) and name in body:
+            body = body[name]
+    return body if isinstance(body, str) else text

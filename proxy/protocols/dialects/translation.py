@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from proxy.protocols.dialects.base import ErrorDialect
+from proxy.protocols.sse import StreamFormat
 
 Json: TypeAlias = dict[str, Any]
 
@@ -79,6 +80,11 @@ class ResponseRenderer(Protocol):
     does). They may be split in any way that engines use: several fields in one delta, a finish reason beside text, empty
     deltas, tool calls by index.
     """
+
+    @property
+    def stream_format(self) -> StreamFormat:
+        """The format of its streams."""
+        ...
 
     def feed(self, chunk: Json) -> bytes:
         """Return the events of this chunk, possibly none."""

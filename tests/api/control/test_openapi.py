@@ -30,9 +30,18 @@ async def test_exactly_the_served_routes_are_described(proxy):
     }
     models = {("get", "/v1/models"), ("get", "/v1/models/{model}")}
 
+    gemini = {
+        (method, f"{prefix}/v1beta/models{rest}")
+        for method, rest in (
+            ("get", ""),
+            ("get", "/{model}"),
+            *(("post", f"/{{model}}:{name}") for name in ("generateContent", "streamGenerateContent", "countTokens")),
+        )
+        for prefix in ("", "/rollouts/{rollout_id}", "/sessions/{rollout_id}")
+    }
     health = {("get", f"/{name}/{{rollout_id}}/health") for name in ("rollouts", "sessions")}
 
-    assert control | calls | stored | models | health == described
+    assert control | calls | stored | models | gemini | health == described
     assert describe() == (await proxy.get("/openapi.json")).json
 
 

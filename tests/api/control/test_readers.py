@@ -70,7 +70,7 @@ def test_rows_are_written_to_every_container_or_rejected_with_a_reason(steps):
 @given(odd_steps())
 def test_a_stored_response_is_replayed_or_not_available(steps):
     for step in read_back(steps):
-        if step.dialect in ("messages", "responses"):
+        if step.dialect in ("messages", "responses", "gemini"):
             client_response_bytes(step)
             client_response(step)
 

@@ -336,6 +336,12 @@ async def test_an_unrecorded_call_has_no_span_and_keeps_its_parent(store, engine
         ("/v1/messages", {"messages": BODY["messages"], "max_tokens": 4}, "chat", "messages"),
         ("/v1/responses", {"input": "hi", "max_output_tokens": 4}, "chat", "responses"),
         (
+            "/v1beta/models/simulated:generateContent?key=AIza-secret",
+            {"contents": {"parts": {"text": "hi"}}, "generationConfig": {"maxOutputTokens": 4}},
+            "chat",
+            "gemini",
+        ),
+        (
             "/inference/v1/generate",
             {"token_ids": [1, 2], "sampling_params": {"max_tokens": 4}},
             "text_completion",
@@ -352,6 +358,7 @@ async def test_every_dialect_has_the_operation_and_the_tokens(store, http, path,
 
     span = collector.one(f"{name} simulated")
     assert 200 == status, text
+    assert "AIza-secret" not in repr(collector.spans)
     assert (dialect, name) == (span.attributes["tokentape.dialect"], span.attributes["gen_ai.operation.name"])
     (step,) = await stored_steps(store, "r1")
     assert step.sampled == span.attributes["gen_ai.usage.output_tokens"]

@@ -1,9 +1,12 @@
 """Continuation of conversations in each dialect, by official clients, streamed and not."""
 
 import anthropic
+import httpx2
 import openai
 import pytest
 from continued_calls import COMPLETIONS, TOOL, continuations, served
+from google import genai
+from google.genai import types
 
 FUNCTION = TOOL["function"]
 STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -89,6 +92,62 @@ async def test_a_tool_loop_of_responses_is_one_sequence(store, sdk, stream, by_i
                 items, more = new, {"previous_response_id": response.id}
             else:
                 items = [*items, *(item.model_dump(exclude_none=True) for item in response.output), *new]
+        await one_sequence(proxy, 4)
+
+
+@STREAMS
+async def test_a_tool_loop_of_googles_client_is_one_sequence(store, stream):
+    """Automatic function calling in a chat: results without ids, and a content for each chunk of a stream."""
+
+    def look_up(word: str, limit: int) -> str:
+        """Looks a word up."""
+        return "one"
+
+    async with httpx2.AsyncClient() as http, served(store, template="qwen3") as proxy:
+        options = types.HttpOptions(base_url=f"{proxy.url}/rollouts/r1", httpx_async_client=http)
+        client = genai.Client(api_key="none", http_options=options)
+        config = types.GenerateContentConfig(
+            tools=[look_up], system_instruction="Be brief.", max_output_tokens=300,
+            automatic_function_calling=types.AutomaticFunctionCallingConfig(maximum_remote_calls=2),
+        )  # fmt: skip
+        chat = client.aio.chats.create(model="simulated", config=config)
+        for text in ("Which words?", "And then?"):
+            if stream:
+                async for _ in await chat.send_message_stream(text):
+                    pass
+            else:
+                await chat.send_message(text)
+        client.close()
+        await one_sequence(proxy, 4)
+
+
+@STREAMS
+@pytest.mark.parametrize("kept", ["ids", "signatures", "nothing"])
+async def test_a_tool_loop_of_a_client_that_drops_fields_is_one_sequence(store, stream, kept):
+    """Calls without ids, without signatures, without both, and without thoughts: results have their places."""
+    tool = {"functionDeclarations": [TOOL["function"]]}
+    async with served(store, template="qwen3") as proxy:
+        contents = [{"role": "user", "parts": [{"text": "Which words?"}]}]
+        for _ in range(4):
+            body = {"contents": contents, "tools": [tool], "generationConfig": {"maxOutputTokens": 300}}
+            path = f"/rollouts/r1/v1beta/models/simulated:{'streamGenerateContent' if stream else 'generateContent'}"
+            _, response = await proxy.send(path, body)
+            parts = [
+                part
+                for chunk in (response if stream else [response])
+                for part in chunk["candidates"][0]["content"]["parts"]
+            ]
+            for part in parts:
+                if kept != "signatures":
+                    part.pop("thoughtSignature", None)
+                if kept != "ids":
+                    part.get("functionCall", {}).pop("id", None)
+            names = [part["functionCall"]["name"] for part in parts if "functionCall" in part]
+            results = [{"functionResponse": {"name": name, "response": {"output": "one"}}} for name in names]
+            contents += [
+                {"role": "model", "parts": parts},
+                {"role": "user", "parts": results or [{"text": "And then?"}]},
+            ]
         await one_sequence(proxy, 4)
 
 

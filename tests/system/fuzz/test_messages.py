@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.tool_arguments import tool_call_ids
+from proxy.protocols.dialects.messages.messages import tool_call_ids
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]

@@ -12,7 +12,8 @@ from recorded import load
 from proxy.server.listener import running
 
 WHOLE = load("chat_ids_lp")
-CHAT = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+CONTENTS = [{"role": "user", "parts": [{"text": "hi"}]}]
+CHAT = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "contents": CONTENTS})
 ODD = [
     b"\xff", b"\xed\xa0\x80", b"\xc0\x80", b"a\xffb", b"\xf0\x9f", "\N{GRINNING FACE}".encode(), b"9" * 5000, b"a\tb",
     b"%ff", b"{}",
@@ -21,14 +22,14 @@ HEADERS = [
     "Idempotency-Key", "X-Stainless-Retry-Count", "X-Rollout-Id", "X-Rollout-Group", "X-Rollout-Continuation", "X-Request-Id",
     "Authorization", "X-Api-Key", "Accept", "User-Agent", "anthropic-version", "anthropic-beta", "X-Reply-Tokens",
     "X-Reply-Ids", "Traceparent", "Content-Type", "Content-Encoding", "Cookie", "Origin", "Host",
-    "X-Anything", "Accept-Encoding",
+    "X-Anything", "Accept-Encoding", "X-Goog-Api-Key",
 ]  # fmt: skip
 PATHS = [
     "/v1/chat/completions", "/rollouts/r1/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/models",
     "/v1/models/alias", "/v1/embeddings", "/v1/messages/count_tokens", "/rollouts", "/rollouts/r1", "/groups", "/export",
-    "/health", "/nowhere",
+    "/health", "/nowhere", "/v1beta/models", "/v1beta/models/m:generateContent", "/rollouts/r1/v1beta/models/m:generateContent",
 ]  # fmt: skip
-POSTED = (b"completions", b"messages", b"responses", b"embeddings", b"count_tokens")
+POSTED = (b"completions", b"messages", b"responses", b"embeddings", b"count_tokens", b"m:generateContent")
 
 
 @pytest.fixture

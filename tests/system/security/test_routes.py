@@ -11,9 +11,15 @@ CONTROL, AGENT = "control-key", "agent-key"
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "seed": 1, "max_tokens": 4}
 MODEL = re.compile(
     r".*(/v1/(chat/)?completions(/render)?|/v1/models(/\{model\})?|/v1/rollout/completed|/generate|/v1/messages(/count_tokens)?"
-    r"|/v1/responses(/\{response_id\}(/input_items)?)?)"
+    r"|/v1/responses(/\{response_id\}(/input_items)?)?|/v1beta/models(/\{model\}(:\w+)?)?)"
 )
-BODIES = {"/v1/messages": CHAT, "/v1/responses": {"model": "policy", "input": "hi"}, "/v1/chat/completions": CHAT}
+GEMINI = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+BODIES = {
+    **{f"/v1beta/models/{{model}}:{method}": GEMINI for method in ("generateContent", "streamGenerateContent")},
+    "/v1/messages": CHAT,
+    "/v1/responses": {"model": "policy", "input": "hi"},
+    "/v1/chat/completions": CHAT,
+}
 OPEN = {"/health", "/healthz", "/ready", "/readyz"}
 
 
@@ -33,9 +39,12 @@ NAMING = [(r.method, r.path) for r in ROUTES if MODEL.fullmatch(r.path) and "{ro
 PLAIN = [
     (r.method, r.path)
     for r in ROUTES
-    if MODEL.fullmatch(r.path) and r.method == "post" and "{" not in r.path and not r.path.endswith("/count_tokens")
+    if MODEL.fullmatch(r.path)
+    and r.method == "post"
+    and "{" not in r.path.replace("{model}", "")
+    and not r.path.endswith(("/count_tokens", ":countTokens"))
 ]
-COUNTING = [("post", "/v1/messages/count_tokens")]  # of no rollout
+COUNTING = [("post", "/v1/messages/count_tokens"), ("post", "/v1beta/models/{model}:countTokens")]  # of no rollout
 STORED = [(r.method, r.path) for r in ROUTES if r.path.startswith("/v1/responses/{")]
 OF_SESSIONS = [(r.method, r.path) for r in ROUTES if r.path.startswith("/{uuid}/v1/")]
 
@@ -74,6 +83,8 @@ def test_every_route_of_the_description_is_tried():
     assert {path for _, path in rest if not is_health(path) and not is_page(path)} == {
         "/v1/models",
         "/v1/models/{model}",
+        "/v1beta/models",
+        "/v1beta/models/{model}",
     }
     assert len(CONTROLLING) > 25
     assert len(NAMING) > 6

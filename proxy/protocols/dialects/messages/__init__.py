@@ -2,8 +2,7 @@
 
     request         a request, read as a chat call        messages      its conversation, as chat messages
     tools           tools and tool choices                renderer      a response, whole or streamed
-    events          blocks, events, stop reasons, usage   partial_json  the longest valid prefix of arguments
-    tool_arguments  argument texts, as objects            errors        error types and statuses
+    events          blocks, events, stop reasons, usage   errors        error types and statuses
     models_list     models
 
 docs/dialects.md lists what neither side can represent.
@@ -13,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from proxy.errors import ProxyError
-from proxy.protocols.dialects.base import DialectName
-from proxy.protocols.dialects.messages.errors import engine_message, error_body, status_for
+from proxy.protocols.dialects.base import DialectName, engine_message
+from proxy.protocols.dialects.messages.errors import error_body, status_for
+from proxy.protocols.dialects.messages.messages import tool_call_ids
 from proxy.protocols.dialects.messages.renderer import MessagesRenderer
 from proxy.protocols.dialects.messages.request import read
-from proxy.protocols.dialects.messages.tool_arguments import tool_call_ids
 from proxy.protocols.dialects.translation import CallIdentity, Json, References, ResolvedReferences, TranslationOptions
 
 __all__ = ["MESSAGES", "Messages"]

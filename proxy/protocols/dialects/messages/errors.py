@@ -47,15 +47,3 @@ def error_object(kind: str, message: str, param: str | None = None) -> dict[str,
     """Return an error object, as in bodies and events."""
     details = {"details": _DETAILS[param]} if param in _DETAILS else {}
     return {"type": "error", "error": {"type": kind, "message": message, **details}}
-
-
-def engine_message(text: str) -> str:
-    """Return the message of an engine's error in any known format; the text itself if it is in none."""
-    try:
-        body = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text
-    for name in ("error", "message", "detail"):  # nested as vLLM's and llama.cpp's, flat as SGLang's, FastAPI's own
-        if isinstance(body, dict) and name in body:
-            body = body[name]
-    return body if isinstance(body, str) else text

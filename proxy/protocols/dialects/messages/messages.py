@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final
 
-from proxy.protocols.dialects.messages.tool_arguments import restored
+from proxy.protocols.dialects.tool_arguments import restored
 from proxy.protocols.dialects.translation import Json, TranslationOptions
 from proxy.protocols.dialects.validation import a_flag, a_list, a_text, an_object, one_of, refusal
 
@@ -225,3 +225,15 @@ def _call(block: Json, path: str, sampled: Mapping[str, Json]) -> Json:
     tool_input = an_object(block.get("input"), f"{path}.input")
     arguments = restored(tool_input, name, sampled.get(call_id), f"{path}.input")
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool_call_ids(body: Mapping[str, Any]) -> frozenset[str]:
+    """Return the ids of the calls in a body's assistant turns, by which sampled texts are looked up."""
+    found = set()
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for block in content if isinstance(content, list) else ():
+            if isinstance(block, dict) and block.get("type") == "tool_use" and isinstance(block.get("id"), str):
+                found.add(block["id"])
+    return frozenset(found)

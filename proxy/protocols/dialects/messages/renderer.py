@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.protocols.dialects.base import engine_message
 from proxy.protocols.dialects.messages import events as shapes
-from proxy.protocols.dialects.messages.errors import engine_message, error_object
+from proxy.protocols.dialects.messages.errors import error_object
 from proxy.protocols.dialects.messages.events import stop_reason_from, usage_from
-from proxy.protocols.dialects.messages.partial_json import PartialObject
-from proxy.protocols.dialects.messages.tool_arguments import call_ids, choose_call_id, parse_arguments
+from proxy.protocols.dialects.partial_json import PartialObject
+from proxy.protocols.dialects.tool_arguments import call_ids, choose_call_id, parse_arguments
 from proxy.protocols.dialects.translation import CallIdentity, Json
+from proxy.protocols.sse import EVENT_STREAM
 
 _REASONING_FIELDS = (
     "reasoning",
@@ -39,6 +41,8 @@ class _Call:
 
 class MessagesRenderer:
     """Renders the response to one call. `stops` are the client's own stop sequences."""
+
+    stream_format = EVENT_STREAM
 
     def __init__(self, identity: CallIdentity, stops: Any) -> None:
         self._identity = identity

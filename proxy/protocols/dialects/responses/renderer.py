@@ -26,6 +26,7 @@ from proxy.protocols.dialects.responses.response_object import (
 )
 from proxy.protocols.dialects.responses.tools import read_tools
 from proxy.protocols.dialects.translation import CallIdentity, Json
+from proxy.protocols.sse import EVENT_STREAM
 
 REASONING_FIELDS = ("reasoning", "reasoning_content")  # of chat messages; an engine with both repeats the same text
 
@@ -34,6 +35,8 @@ _ENDED_EARLY = "The engine's response ended early."
 
 class ResponsesRenderer:
     """Renders one response. See `proxy.protocols.dialects.translation.ResponseRenderer`."""
+
+    stream_format = EVENT_STREAM
 
     def __init__(self, body: Mapping[str, Any], identity: CallIdentity) -> None:
         include = included(body)

@@ -5,8 +5,9 @@ import pytest
 from anthropic.types import ErrorResponse
 
 from proxy import errors
+from proxy.protocols.dialects.base import engine_message
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.errors import engine_message, status_for, type_for
+from proxy.protocols.dialects.messages.errors import status_for, type_for
 
 ERRORS = [
     kind

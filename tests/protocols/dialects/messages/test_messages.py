@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.messages.messages import read_conversation
+from proxy.protocols.dialects.messages.messages import read_conversation, tool_call_ids
 from proxy.protocols.dialects.translation import TranslationOptions
 
 
@@ -195,3 +195,27 @@ def test_an_invalid_message_raises_with_its_path(messages, path):
     with pytest.raises(UnprocessableRequest) as raised:
         read_conversation({"messages": messages}, TranslationOptions(), {})
     assert path == raised.value.param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"messages": 1},
+        {"messages": [1, {}, {"content": "x"}, {"content": [1, {"type": "text"}, {"type": "tool_use", "id": 7}]}]},
+    ],
+)
+def test_an_invalid_body_references_no_calls(body):
+    """It is not validated yet."""
+    assert frozenset() == tool_call_ids(body)
+
+
+def test_the_calls_of_assistant_messages_are_referenced():
+    """They are looked up before the body is read."""
+    blocks = [
+        {"type": "tool_use", "id": "a"},
+        {"type": "tool_result", "tool_use_id": "b"},
+        {"type": "tool_use", "id": "c"},
+    ]
+
+    assert {"a", "c"} == tool_call_ids({"messages": [{"role": "assistant", "content": blocks}]})

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from recorded import dialect_cassettes, http_cassettes
 
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.tool_arguments import call_ids
+from proxy.protocols.dialects.tool_arguments import call_ids
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 IDENTITY = CallIdentity("01a9", 1795229441, "claude-sonnet")

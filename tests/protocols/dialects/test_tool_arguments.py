@@ -6,14 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.messages.partial_json import PartialObject
-from proxy.protocols.dialects.messages.tool_arguments import (
+from proxy.protocols.dialects.partial_json import PartialObject
+from proxy.protocols.dialects.tool_arguments import (
     call_ids,
     is_same,
     parse_arguments,
     restored,
     serialize,
-    tool_call_ids,
 )
 
 
@@ -77,30 +76,6 @@ def test_arguments_that_the_agent_changed_are_serialized():
     assert '{"a": 1}' == restored({"a": 1}, "f", None, "input")
     assert '{"a": 1}' == restored({"a": 1}, "f", {"function": {"name": "f", "arguments": {}}}, "input")
     assert '{"a": 1}' == restored({"a": 1}, "f", {"function": "f"}, "input")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"messages": 1},
-        {"messages": [1, {}, {"content": "x"}, {"content": [1, {"type": "text"}, {"type": "tool_use", "id": 7}]}]},
-    ],
-)
-def test_an_invalid_body_references_no_calls(body):
-    """It is not validated yet."""
-    assert frozenset() == tool_call_ids(body)
-
-
-def test_the_calls_of_assistant_messages_are_referenced():
-    """They are looked up before the body is read."""
-    blocks = [
-        {"type": "tool_use", "id": "a"},
-        {"type": "tool_result", "tool_use_id": "b"},
-        {"type": "tool_use", "id": "c"},
-    ]
-
-    assert {"a", "c"} == tool_call_ids({"messages": [{"role": "assistant", "content": blocks}]})
 
 
 def test_tool_calls_keep_their_ids():

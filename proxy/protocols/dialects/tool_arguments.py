@@ -1,8 +1,7 @@
-"""Arguments of tool calls: sampled texts in chat, objects in Messages.
+"""Arguments of tool calls: sampled texts in chat, objects in dialects with a field for an object (Messages, Gemini).
 
 A sampled text and its object differ in spaces, escapes and the order of keys, and a truncated or invalid text is no object.
-A client cannot send the text back: a call's id and the signature of its reasoning are sent before its arguments are sampled.
-The sampled text is therefore looked up by the call's id.
+A client does not send the text back, so it is looked up by the call's id.
 """
 
 import json
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.protocols.dialects.messages.partial_json import MAX_DEPTH, MAX_NUMBER_LENGTH, PartialObject
+from proxy.protocols.dialects.partial_json import MAX_DEPTH, MAX_NUMBER_LENGTH, PartialObject
 from proxy.protocols.dialects.translation import Json
 from proxy.protocols.dialects.validation import refusal
 
@@ -54,32 +53,20 @@ def restored(tool_input: Json, name: str, sampled: Json | None, path: str) -> st
     return serialize(tool_input, path)
 
 
-def call_ids(calls: Sequence[Any], step_id: str) -> list[str]:
+def call_ids(calls: Sequence[Any], step_id: str, prefix: str = "toolu") -> list[str]:
     """Return the rendered ids of a message's calls: their own, unless one is missing or duplicated."""
     seen: set[str] = set()
     return [
-        choose_call_id(call.get("id") if isinstance(call, Mapping) else None, seen, step_id, index)
+        choose_call_id(call.get("id") if isinstance(call, Mapping) else None, seen, step_id, index, prefix)
         for index, call in enumerate(calls)
     ]
 
 
-def choose_call_id(own: Any, seen: set[str], step_id: str, index: int) -> str:
+def choose_call_id(own: Any, seen: set[str], step_id: str, index: int, prefix: str = "toolu") -> str:
     """Return the rendered id of the call with this index, and add it to `seen`."""
-    call_id = own if isinstance(own, str) and own and own not in seen else f"toolu_{step_id}_{index}"
+    call_id = own if isinstance(own, str) and own and own not in seen else f"{prefix}_{step_id}_{index}"
     seen.add(call_id)
     return call_id
-
-
-def tool_call_ids(body: Mapping[str, Any]) -> frozenset[str]:
-    """Return the ids of the calls in a body's assistant turns, by which sampled texts are looked up."""
-    found = set()
-    messages = body.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for block in content if isinstance(content, list) else ():
-            if isinstance(block, dict) and block.get("type") == "tool_use" and isinstance(block.get("id"), str):
-                found.add(block["id"])
-    return frozenset(found)
 
 
 def is_same(left_value: Any, right_value: Any) -> bool:

@@ -1,0 +1,91 @@
+"""The routes of the Gemini API: calls, token counts and models, whose names are in paths and whose keys may be in the query."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from proxy.api.adapters import CallRoute
+from proxy.api.auth import check_minted, google_key, identify
+from proxy.api.body import read_body, read_bytes
+from proxy.api.context import Context
+from proxy.api.http import ERROR_DIALECT, json_response
+from proxy.api.model.call import ModelRequest
+from proxy.api.model.calls import handle_call
+from proxy.api.model.unrecorded import find_model, forward, models_and_aliases, tokens_of, unknown_path
+from proxy.api.rollout_id import RequestPath
+from proxy.errors import UnprocessableRequest
+from proxy.protocols.dialects.gemini import GEMINI, GEMINI_ARRAY, models_list
+from proxy.protocols.dialects.gemini.fields import at, optional
+from proxy.protocols.dialects.gemini.paths import (
+    COUNT,
+    GENERATE,
+    STREAM,
+    STREAM_ARRAY,
+    Target,
+    alt_from,
+    bound_fields,
+    check_alt,
+    read_target,
+)
+from proxy.protocols.dialects.validation import an_object
+from proxy.upstream import least_loaded
+
+_MODELS: Final = "/v1/models"  # of the engine
+_WHOLE: Final = "generateContentRequest"
+
+
+async def answer_gemini(
+    request: web.Request, context: Context, path: RequestPath, calls: Mapping[str, CallRoute]
+) -> web.StreamResponse:
+    """Handle a request of the Gemini API. Raises ProxyError."""
+    target = read_target(path.endpoint, request.method)
+    alt = alt_from(request.query)
+    is_array = target is not None and target.method == STREAM and alt != "sse"
+    request[ERROR_DIALECT] = GEMINI_ARRAY if is_array else GEMINI
+    caller = await identify(request, context, other_key=google_key(request))
+    check_minted(caller.minted, path.rollout_id)
+    if path.endpoint in context.settings.engines.passthrough:
+        return await forward(request, context, path.endpoint, await read_bytes(request))
+    if target is None:
+        raise unknown_path(request.method, path.endpoint)
+    if request.method == "GET":
+        return await _show_models(request, context, target.model)
+    if request.method != "POST" or target.method not in {GENERATE, STREAM, COUNT}:
+        raise unknown_path(request.method, path.endpoint)
+    check_alt(alt, target.method)
+    if target.method == COUNT:
+        return await _count_tokens(request, context, target)
+    endpoint = STREAM_ARRAY if is_array else target.method
+    call = ModelRequest(request, context, endpoint, path.rollout_id, caller, bound_fields(target, alt))
+    return await handle_call(call, calls[endpoint])
+
+
+async def _count_tokens(request: web.Request, context: Context, target: Target) -> web.Response:
+    """Return the number of tokens of contents, or of a whole request. Raises UnprocessableRequest."""
+    text = await read_bytes(request)
+
+    def read() -> dict[str, Any]:
+        body = read_body(text)
+        whole = optional(an_object, body, _WHOLE)
+        if whole is not None and at(body, "contents")[0] is not None:
+            raise UnprocessableRequest(f"{_WHOLE}: must not be present together with contents", param=_WHOLE)
+        return {**(body if whole is None else whole), **bound_fields(target, "json")}
+
+    return json_response({"totalTokens": await tokens_of(context, GENERATE, read, body_bytes=len(text))})
+
+
+async def _show_models(request: web.Request, context: Context, name: str) -> web.Response:
+    """Return the engine's models and their aliases, or one of them. Raises NotFound."""
+    headers = list(request.headers.items())
+    endpoints = least_loaded(context.upstream.endpoints, _MODELS)
+    async with context.upstream.send_to_any(endpoints, "GET", _MODELS, headers=headers, body=None) as answer:
+        if answer.status != 200:
+            text = (await answer.read()).decode("utf-8", "replace")
+            body = GEMINI.engine_error(answer.status, text)
+            return web.Response(status=answer.status, body=body, content_type="application/json")
+        models = await answer.json()
+    listed = await models_and_aliases(context, headers, models)
+    if not name:
+        return json_response(models_list.models(listed))
+    return json_response(models_list.model(find_model(listed, name, context.settings.models)))

@@ -1,0 +1,86 @@
+"""Errors in Google's format."""
+
+import orjson
+import pytest
+
+from proxy import errors
+from proxy.protocols.dialects.gemini import GEMINI, GEMINI_ARRAY
+from proxy.protocols.dialects.gemini.errors import error_for, error_from, name_for, status_for
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "name"),
+    [
+        (errors.BadRequest, 400, "INVALID_ARGUMENT"),
+        (errors.UnprocessableRequest, 400, "INVALID_ARGUMENT"),
+        (errors.RequestTooLarge, 400, "INVALID_ARGUMENT"),
+        (errors.Unauthorized, 401, "UNAUTHENTICATED"),
+        (errors.Forbidden, 403, "PERMISSION_DENIED"),
+        (errors.NotFound, 404, "NOT_FOUND"),
+        (errors.RequestTimeout, 408, "DEADLINE_EXCEEDED"),
+        (errors.RolloutClosed, 400, "FAILED_PRECONDITION"),
+        (errors.LimitReached, 429, "RESOURCE_EXHAUSTED"),
+        (errors.EngineBusy, 503, "UNAVAILABLE"),
+        (errors.Paused, 503, "UNAVAILABLE"),
+        (errors.EngineDisconnected, 502, "UNAVAILABLE"),
+        (errors.EngineTimeout, 504, "DEADLINE_EXCEEDED"),
+        (errors.InternalError, 500, "INTERNAL"),
+    ],
+)
+def test_every_error_has_googles_status_and_its_name(error, status, name):
+    """And the same number in its body."""
+    shown = orjson.loads(GEMINI.error(error("why")))["error"]
+
+    assert (status, name) == (GEMINI.status(error("why")), shown["status"]) == (status_for(error("why")), name)
+    assert (status, "why") == (shown["code"], shown["message"])
+    assert {
+        "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+        "reason": error.code.upper(),
+        "domain": "tokentape",
+    } in (shown["details"])
+
+
+def test_the_details_name_the_field_and_the_delay_of_a_retry():
+    """A limit of a rollout has no delay: a retry cannot succeed."""
+    field = error_for(errors.BadRequest("a: no", param="a"))["error"]["details"][1]
+    retry = error_for(errors.Paused("no"))["error"]["details"][1]
+
+    assert {
+        "@type": "type.googleapis.com/google.rpc.BadRequest",
+        "fieldViolations": [{"field": "a", "description": "a: no"}],
+    } == field
+    assert {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "1s"} == retry
+    assert 1 == len(error_for(errors.LimitReached("no"))["error"]["details"])
+
+
+@pytest.mark.parametrize(
+    ("status", "name"),
+    [(400, "INVALID_ARGUMENT"), (418, "INVALID_ARGUMENT"), (429, "RESOURCE_EXHAUSTED"), (599, "INTERNAL")],
+)
+def test_an_engines_error_keeps_its_status_and_message(status, name):
+    """A stream as an array has its error in an array."""
+    body = GEMINI.engine_error(status, '{"error": {"message": "too long", "code": 400}}')
+
+    assert {"error": {"code": status, "message": "too long", "status": name}} == orjson.loads(body)
+    assert [orjson.loads(body)] == orjson.loads(GEMINI_ARRAY.engine_error(status, "too long"))
+    assert name == name_for(status)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("broke off", {"code": 500, "message": "broke off", "status": "INTERNAL"}),
+        ('{"error": "x"}', {"code": 500, "message": "x", "status": "INTERNAL"}),
+        ('{"error": {"message": "x", "code": 404}}', {"code": 404, "message": "x", "status": "NOT_FOUND"}),
+        ('{"error": {"message": "x", "code": true}}', {"code": 500, "message": "x", "status": "INTERNAL"}),
+        ("[1, 2]", {"code": 500, "message": "[1, 2]", "status": "INTERNAL"}),
+    ],
+)
+def test_an_error_event_of_an_engine_becomes_an_error_of_the_stream(text, expected):
+    assert {"error": expected} == error_from(text)
+
+
+@pytest.mark.parametrize("dialect", [GEMINI, GEMINI_ARRAY])
+def test_an_error_of_tokentape_is_unchanged_in_a_stream(dialect):
+    """After keep-alive bytes, an error is a part of the stream."""
+    assert error_for(errors.Paused("no")) == error_from(dialect.error(errors.Paused("no")).decode())

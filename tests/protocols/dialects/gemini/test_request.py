@@ -1,0 +1,173 @@
+"""A Gemini request, read as a chat call."""
+
+import copy
+
+import orjson
+import pytest
+from gemini_responses import BODIES
+from hypothesis import given, settings
+
+from proxy.errors import UnprocessableRequest
+from proxy.protocols.dialects.gemini import GEMINI
+from proxy.protocols.dialects.gemini.request import shows_thoughts
+from proxy.protocols.dialects.translation import TranslationOptions
+
+CONTENTS = [{"role": "user", "parts": [{"text": "Hi"}]}]
+MESSAGES = [{"role": "user", "content": "Hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+
+def read(config=None, options=TranslationOptions(), **fields):  # noqa: B008 - frozen
+    config = {} if config is None else {"generationConfig": config}
+    chat = GEMINI.read({"model": "m", "contents": CONTENTS, **config, **fields}, options)
+    assert "m" == chat.pop("model")
+    return {name: value for name, value in chat.items() if name != "messages" or value != MESSAGES}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"temperature": 0.5, "topP": 0.9, "topK": 40.0}, {"temperature": 0.5, "top_p": 0.9, "top_k": 40}),
+        ({"max_output_tokens": 9, "candidateCount": 2, "seed": 7}, {"max_tokens": 9, "n": 2, "seed": 7}),
+        ({"presencePenalty": 1, "frequencyPenalty": -1}, {"presence_penalty": 1, "frequency_penalty": -1}),
+        ({"stopSequences": ["END"]}, {"stop": ["END"]}),
+        ({"stopSequences": [], "responseModalities": ["TEXT"], "speechConfig": {}, "mediaResolution": "X"}, {}),
+        ({"responseLogprobs": True, "logprobs": 3}, {"logprobs": True, "top_logprobs": 3}),
+        ({"responseLogprobs": True, "logprobs": 0}, {"logprobs": True}),
+        ({"responseLogprobs": False}, {}),
+        ({"responseMimeType": "text/plain"}, {}),
+        ({"responseMimeType": "application/json"}, {"response_format": {"type": "json_object"}}),
+    ],
+)
+def test_the_generation_config_becomes_sampling_fields(config, expected):
+    assert expected == read(config)
+
+
+@pytest.mark.parametrize("field", ["responseSchema", "responseJsonSchema", "response_schema"])
+def test_a_schema_becomes_the_response_format(field):
+    """Google's types are uppercase in one of the fields."""
+    schema = SCHEMA if "Json" in field else {"type": "OBJECT", "properties": {"a": {"type": "STRING"}}}
+
+    chat = read({"responseMimeType": "application/json", field: schema})
+
+    json_schema = {"name": "response", "schema": SCHEMA, "strict": True}
+    assert {"response_format": {"type": "json_schema", "json_schema": json_schema}} == chat
+
+
+@pytest.mark.parametrize(
+    ("thinking", "expected"),
+    [
+        ({}, {}),
+        ({"includeThoughts": True}, {}),
+        ({"thinkingBudget": -1}, {"chat_template_kwargs": {"enable_thinking": True}}),
+        ({"thinking_budget": 1024}, {"chat_template_kwargs": {"enable_thinking": True}}),
+        ({"thinkingBudget": 0}, {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": False}}),
+        ({"thinkingLevel": "low"}, {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": True}}),
+        ({"thinkingLevel": "THINKING_LEVEL_UNSPECIFIED"}, {}),
+    ],
+)
+def test_the_thinking_config_sets_the_configured_fields(thinking, expected):
+    """A level is the effort; a budget of 0 disables reasoning; the client's own fields override them."""
+    fields = {
+        name: {"chat_template_kwargs": {"enable_thinking": name == "thinking"}} for name in ("thinking", "not_thinking")
+    }
+    options = TranslationOptions(**fields)
+
+    assert expected == read({"thinkingConfig": thinking}, options)
+    own = read({"thinkingConfig": thinking}, options, chat_template_kwargs={"enable_thinking": 1, "x": 2})
+    assert {"enable_thinking": 1, "x": 2} == own["chat_template_kwargs"]
+    assert 1 == read({"thinkingConfig": thinking}, TranslationOptions(thinking={"min_p": 2}), min_p=1)["min_p"]
+
+
+def test_a_stream_requests_usage_and_a_call_without_a_model_has_none():
+    assert {"stream": True, "stream_options": {"include_usage": True}} == read(stream=True, alt="sse")
+    assert {"messages": MESSAGES} == GEMINI.read({"model": "", "contents": CONTENTS}, TranslationOptions())
+
+
+def test_fields_of_engines_are_forwarded_and_googles_others_are_not():
+    """`extra_body` of the SDKs adds fields to the body."""
+    fields = {"safetySettings": [], "labels": {}, "serviceTier": "flex", "store": True, "unknown": 1}
+
+    assert {"min_p": 0.1, "stop_token_ids": [1]} == read(min_p=0.1, stop_token_ids=[1], bad_words=None, **fields)
+
+
+def test_the_model_continues_a_last_content_of_its_own():
+    """An empty one is removed."""
+    chat = read(contents=[*CONTENTS, {"role": "model", "parts": [{"text": "It"}]}])
+    thought = read(contents=[*CONTENTS, {"role": "model", "parts": [{"text": "Hm", "thought": True}]}])
+
+    for continued in (chat, thought):
+        assert (True, False) == (continued["continue_final_message"], continued["add_generation_prompt"])
+    assert {} == read(contents=[*CONTENTS, {"role": "model", "parts": [{"text": ""}]}])
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ({"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}, True),
+        ({"generation_config": {"thinking_config": {"include_thoughts": True}}}, True),
+        ({"generationConfig": {"thinkingConfig": {"includeThoughts": False}}}, False),
+        ({"generationConfig": {"thinkingConfig": 1}}, False),
+        ({}, False),
+    ],
+)
+def test_thoughts_are_shown_if_they_are_requested(body, shown):
+    assert shown is shows_thoughts(body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"generationConfig": 1}, "generationConfig: must be an object"),
+        ({"config": {"temperature": "x"}}, "generationConfig.temperature: must be a number"),
+        ({"config": {"topK": 1.5}}, "generationConfig.topK: must be an integer"),
+        ({"config": {"stopSequences": "x"}}, "generationConfig.stopSequences: must be a list"),
+        (
+            {"config": {"responseModalities": ["IMAGE"]}},
+            "generationConfig.responseModalities: must be TEXT, not 'IMAGE'",
+        ),
+        ({"config": {"logprobs": 1}}, "generationConfig.logprobs: requires responseLogprobs"),
+        ({"config": {"responseMimeType": "text/x.enum"}}, "must be text/plain or application/json, not 'text/x.enum'"),
+        ({"config": {"responseSchema": SCHEMA}}, "responseMimeType: must be application/json, not 'text/plain'"),
+        (
+            {
+                "config": {
+                    "responseMimeType": "application/json",
+                    "responseSchema": SCHEMA,
+                    "responseJsonSchema": SCHEMA,
+                }
+            },
+            "responseJsonSchema: must not be present together with responseSchema",
+        ),
+        (
+            {"config": {"responseMimeType": "application/json", "responseJsonSchema": 1}},
+            "responseJsonSchema: must be an object",
+        ),
+        ({"config": {"responseFormat": []}}, "generationConfig.responseFormat: is not supported"),
+        ({"config": {"thinkingConfig": {"thinkingLevel": "MUCH"}}}, "thinkingLevel: must be one of"),
+        ({"config": {"thinkingConfig": {"includeThoughts": 1}}}, "includeThoughts: must be true or false"),
+        (
+            {"config": {"thinkingConfig": {"thinkingLevel": "LOW", "thinkingBudget": 1}}},
+            "thinkingLevel: must not be present together with thinkingBudget",
+        ),
+        ({"cachedContent": "cachedContents/a"}, "cachedContent: contents are not stored"),
+        ({"continuation_token": "x"}, "continuationToken: responses are not continued by a token"),
+        ({"contents": [{"role": "model", "parts": [{"text": ""}]}]}, "contents: at least one content must have text"),
+    ],
+)
+def test_what_chat_cannot_represent_is_rejected_by_its_field(fields, message):
+    with pytest.raises(UnprocessableRequest, match=message):
+        read(**fields)
+
+
+@settings(max_examples=60)
+@given(BODIES)
+def test_any_body_is_read_or_rejected_by_its_field(body):
+    """A valid body can be sent to an engine; the client's body is unchanged."""
+    before = copy.deepcopy(body)
+    GEMINI.references(body)
+    try:
+        orjson.dumps(GEMINI.read(body, TranslationOptions()))
+    except UnprocessableRequest as refused:
+        assert refused.message.startswith(f"{refused.param}: ")
+    assert repr(before) == repr(body)

@@ -1,0 +1,252 @@
+"""The official SDK, over its own HTTP client, reads the dialect's responses; warnings are errors."""
+
+import httpx2
+import orjson
+import pytest
+from anthropic_events import atoms, chunks_of, response_of
+from google import genai
+from google.genai import types
+from google.genai.errors import APIError, ClientError, ServerError
+from pydantic import BaseModel
+
+from proxy import errors
+from proxy.errors import ProxyError
+from proxy.protocols.dialects.gemini import GEMINI
+from proxy.protocols.dialects.gemini.models_list import models
+from proxy.protocols.dialects.gemini.paths import alt_from, bound_fields, read_target
+from proxy.protocols.dialects.tool_arguments import call_ids
+from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
+
+CALLS = [
+    {"id": f"chatcmpl-tool-{number}", "type": "function", "function": {"name": "weather", "arguments": text}}
+    for number, text in enumerate(['{"city":"Paris"}', '{"city":"Oslo"}'])
+]
+TOOL_CALL_MESSAGE = {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": CALLS}
+ANSWER = {"role": "assistant", "content": "It is sunny."}
+BOTH = pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
+
+
+class Served:
+    """A server of the dialect in front of an engine that samples these messages, one per call."""
+
+    def __init__(self, *replies):
+        self.replies = list(replies)
+        self.chats = []
+        self.sampled = {}
+
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        target = read_target(request.url.raw_path.decode().partition("?")[0], request.method)
+        if request.method == "GET":
+            return httpx2.Response(200, json=models([{"id": "policy", "max_model_len": 4096}]))
+        body = orjson.loads(request.content) | bound_fields(target, alt_from(request.url.params))
+        try:
+            chat = GEMINI.read(body, TranslationOptions(), ResolvedReferences(items=self.sampled))
+            reply = self.replies.pop(0)
+            if isinstance(reply, ProxyError):
+                raise reply
+        except ProxyError as error:
+            return httpx2.Response(GEMINI.status(error), content=GEMINI.error(error))
+        self.chats.append(chat)
+        return self.respond(body, reply if "choices" in reply else response_of(reply))
+
+    def respond(self, body, response) -> httpx2.Response:
+        """Render a response of the engine."""
+        step = f"s{len(self.chats)}"
+        renderer = GEMINI.renderer(body, CallIdentity(step, 1795229441, body["model"]))
+        message = response["choices"][0]["message"]
+        calls = message.get("tool_calls") or []
+        self.sampled |= dict(zip(call_ids(calls, step, "call"), calls, strict=True))
+        if not self.chats[-1].get("stream"):
+            return httpx2.Response(200, json=renderer.whole(response))
+        chunks = chunks_of(atoms(message), [2, 5, 1], response, apart=True)
+        end = renderer.finish(None, "the engine broke off") if message.get("broke") else None
+        stream = b"".join(renderer.feed(chunk) for chunk in chunks) + (end or renderer.finish(response))
+        return httpx2.Response(200, content=stream, headers={"content-type": renderer.stream_format.content_type})
+
+
+@pytest.fixture
+def client():
+    """A factory of clients, which are closed after the test."""
+    opened = []
+
+    def make(served):
+        transport = httpx2.Client(transport=httpx2.MockTransport(served))
+        made = genai.Client(
+            api_key="k", http_options=types.HttpOptions(base_url="http://proxy", httpx_client=transport)
+        )
+        opened.append(made)
+        return made
+
+    yield make
+    for made in opened:
+        made.close()
+
+
+def generate(client, streams, contents="How is it in Paris?", **config):
+    """Return the text, the calls and the last response of a call."""
+    fields = {"model": "policy", "contents": contents, "config": types.GenerateContentConfig(**config)}
+    if not streams:
+        responses = [client.models.generate_content(**fields)]
+    else:
+        responses = list(client.models.generate_content_stream(**fields))
+    calls = [call for response in responses for call in response.function_calls or ()]
+    return "".join(response.text or "" for response in responses), calls, responses[-1]
+
+
+@BOTH
+def test_text_and_thoughts_are_returned(client, streams):
+    """`.text` is without thoughts, also if the client requests them."""
+    served = Served(ANSWER | {"reasoning": "Hm."}, ANSWER | {"reasoning": "Hm."})
+    agent = client(served)
+    text, _, last = generate(agent, streams)
+    shown, _, _ = generate(agent, streams, thinking_config=types.ThinkingConfig(include_thoughts=True))
+
+    assert "It is sunny." == text == shown
+    assert ("STOP", 33, 5) == (
+        last.candidates[0].finish_reason,
+        last.usage_metadata.prompt_token_count,
+        last.usage_metadata.candidates_token_count,
+    )
+
+
+def weather(city: str) -> str:
+    """Returns the weather.
+
+    Args:
+        city: Where.
+    """
+    return f"sunny in {city}"
+
+
+@BOTH
+def test_automatic_function_calling_calls_each_function_with_its_arguments(client, streams):
+    """Two parallel calls of one function, whose results the SDK sends without ids."""
+    served = Served(TOOL_CALL_MESSAGE, ANSWER)
+    text, _, _ = generate(client(served), streams, tools=[weather])
+
+    assert "It is sunny." == text
+    assert [
+        TOOL_CALL_MESSAGE,
+        *(
+            {"role": "tool", "tool_call_id": call["id"], "content": f'{{"result": "sunny in {city}"}}'}
+            for call, city in zip(CALLS, ("Paris", "Oslo"), strict=True)
+        ),
+    ] == served.chats[1]["messages"][1:]
+    parameters = served.chats[0]["tools"][0]["function"]["parameters"]
+    assert ("object", "string") == (parameters["type"], parameters["properties"]["city"]["type"])
+
+
+@BOTH
+def test_a_chat_sends_back_what_was_sampled(client, streams):
+    """Thoughts, which the client does not receive, ids and arguments, byte for byte."""
+    served = Served(TOOL_CALL_MESSAGE, ANSWER | {"reasoning": "So."}, ANSWER)
+    chat = client(served).chats.create(
+        model="policy", config=types.GenerateContentConfig(tools=[weather], system_instruction="Be brief.")
+    )
+    for text in ("How is it?", "And now?"):
+        if streams:
+            list(chat.send_message_stream(text))
+        else:
+            chat.send_message(text)
+
+    sent = served.chats[-1]["messages"]
+    assert ["system", "user", "assistant", "tool", "tool", "assistant", "user"] == [message["role"] for message in sent]
+    assert [TOOL_CALL_MESSAGE, ANSWER | {"reasoning": "So."}] == [one for one in sent if one["role"] == "assistant"]
+
+
+def test_a_schema_is_sent_and_its_response_is_parsed(client):
+
+    class Weather(BaseModel):
+        sunny: bool
+
+    served = Served({"content": '{"sunny": true}'})
+    _, _, response = generate(
+        client(served), streams=False, response_mime_type="application/json", response_schema=Weather
+    )
+
+    assert Weather(sunny=True) == response.parsed
+    schema = served.chats[0]["response_format"]["json_schema"]["schema"]
+    assert ("object", "boolean") == (schema["type"], schema["properties"]["sunny"]["type"])
+
+
+@BOTH
+def test_forced_functions_and_every_config_field_of_the_sdk(client, streams):
+    served = Served(TOOL_CALL_MESSAGE)
+    declaration = types.FunctionDeclaration(name="weather", parameters_json_schema={"type": "object"})
+    calling = types.FunctionCallingConfig(mode="ANY", allowed_function_names=["weather"])
+    _, calls, _ = generate(
+        client(served), streams, temperature=0.5, top_p=0.9, top_k=40, max_output_tokens=9, stop_sequences=["END"], seed=7,
+        candidate_count=1, presence_penalty=1, frequency_penalty=1, response_logprobs=True, logprobs=2,
+        safety_settings=[types.SafetySetting(category="HARM_CATEGORY_HARASSMENT", threshold="BLOCK_NONE")],
+        tools=[types.Tool(function_declarations=[declaration])], labels=None,
+        tool_config=types.ToolConfig(function_calling_config=calling),
+        thinking_config=types.ThinkingConfig(thinking_level="LOW"),
+    )  # fmt: skip
+
+    assert [("weather", {"city": "Paris"}), ("weather", {"city": "Oslo"})] == [(call.name, call.args) for call in calls]
+    chat = served.chats[0]
+    assert ({"type": "function", "function": {"name": "weather"}}, "low") == (
+        chat["tool_choice"],
+        chat["reasoning_effort"],
+    )
+    names = {"temperature": 0.5, "top_k": 40, "max_tokens": 9, "stop": ["END"], "seed": 7, "n": 1, "top_logprobs": 2}
+    assert names == {name: chat[name] for name in names}
+
+
+@BOTH
+def test_a_truncated_call_has_its_complete_arguments(client, streams):
+    cut = CALLS[0] | {"function": {"name": "weather", "arguments": '{"days": 7, "city": "Par'}}
+    _, calls, last = generate(client(Served(response_of({"content": None, "tool_calls": [cut]}, "length"))), streams)
+
+    assert ({"days": 7}, "MAX_TOKENS") == (calls[0].args, last.candidates[0].finish_reason)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("error", "raised", "code", "status"),
+    [
+        (errors.NotFound("no"), ClientError, 404, "NOT_FOUND"),
+        (errors.Unauthorized("no"), ClientError, 401, "UNAUTHENTICATED"),
+        (errors.LimitReached("no"), ClientError, 429, "RESOURCE_EXHAUSTED"),
+        (errors.UnprocessableRequest("no"), ClientError, 400, "INVALID_ARGUMENT"),
+        (errors.EngineBusy("no"), ServerError, 503, "UNAVAILABLE"),
+    ],
+)
+def test_errors_raise_the_sdks_exceptions(client, streams, error, raised, code, status):
+    with pytest.raises(raised) as caught:
+        generate(client(Served(error)), streams)
+
+    assert (code, status, "no") == (caught.value.code, caught.value.status, caught.value.message)
+
+
+def test_a_hosted_tool_is_rejected_by_name(client):
+    """The engine gets no request."""
+    served = Served(ANSWER)
+
+    with pytest.raises(ClientError, match="googleSearch: is a tool that Google runs"):
+        generate(client(served), streams=False, tools=[types.Tool(google_search=types.GoogleSearch())])
+    assert [] == served.chats
+
+
+def test_an_interrupted_stream_raises_after_its_text(client):
+    texts = []
+
+    with pytest.raises(APIError, match="the engine broke off"):
+        texts.extend(
+            chunk.text
+            for chunk in client(Served(ANSWER | {"broke": True})).models.generate_content_stream(
+                model="policy", contents="Hi"
+            )
+        )
+    assert "It is sunny." == "".join(texts)
+
+
+def test_models_are_listed(client):
+    agent = client(Served())
+    (model,) = agent.models.list()
+
+    assert ("models/policy", 4096, ["generateContent", "countTokens"]) == (
+        model.name,
+        model.input_token_limit,
+        model.supported_actions,
+    )
