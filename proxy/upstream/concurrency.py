@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -20,6 +20,27 @@ async def in_thread_if(size: int, limit: int, work: Callable[P, T], *args: P.arg
 async def off_loop(size: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
     """Run work on `size` bytes of JSON, in a thread if there are more than `LARGE_BYTES`."""
     return await asyncio.to_thread(work, *args, **named) if size > LARGE_BYTES else work(*args, **named)
+
+
+async def run_all(works: Iterable[Callable[[], Awaitable[T]]], *, at_once: int) -> list[T]:
+    """Run `at_once` of these works at the same time, and return the results of all in their order.
+
+    The first failure cancels the others, and is raised once they have ended.
+    """
+    results: dict[int, T] = {}
+    remaining = iter(enumerate(works))
+
+    async def run() -> None:
+        for number, work in remaining:  # one iterator for all tasks
+            results[number] = await work()
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(at_once):
+                tasks.create_task(run())
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    return [results[number] for number in range(len(results))]
 
 
 class BackgroundTasks:

@@ -9,7 +9,7 @@ import pytest
 from fakes import proxying
 from recorded import load
 
-from proxy.upstream.concurrency import LARGE_BYTES, BackgroundTasks, StartPacing, in_thread_if, off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, BackgroundTasks, StartPacing, in_thread_if, off_loop, run_all
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -25,6 +25,48 @@ async def test_small_work_runs_on_the_event_loop_and_large_work_in_a_thread():
 
     assert (True, False) == (await off_loop(LARGE_BYTES, runs_here), await off_loop(LARGE_BYTES + 1, runs_here))
     assert (True, False) == (await in_thread_if(3, 3, runs_here), await in_thread_if(4, 3, runs_here))
+
+
+async def test_some_works_run_at_the_same_time_and_their_results_are_in_order():
+    """Each work is made when a task is free for it. There may be none."""
+    together, made, running = asyncio.Barrier(3), [], []
+
+    def work(number):
+        made.append(number)
+
+        async def run():
+            running.append(number)
+            await together.wait()
+            running.remove(number)
+            assert len(made) - number <= 6
+            return number
+
+        return run
+
+    assert list(range(9)) == await run_all(map(work, range(9)), at_once=3)
+    assert [] == running
+    assert [] == await run_all([], at_once=3)
+
+
+async def test_a_failed_work_cancels_the_others_and_is_raised():
+    """After they have ended."""
+    started, ended = asyncio.Event(), []
+
+    async def wait():
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def fail():
+        await started.wait()
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await run_all([wait, fail, wait], at_once=2)
+
+    assert [True] == ended
 
 
 async def test_wait_awaits_background_tasks_and_the_tasks_that_they_start():

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress, islice
 from math import inf
 from typing import Final
@@ -37,6 +38,7 @@ from proxy.trajectory.advantages import BATCH
 from proxy.trajectory.facts import number_of
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.step import DEFAULT_POLICY
+from proxy.upstream.concurrency import run_all
 from storage.errors import StorageError
 from storage.types import QueuedGroup
 
@@ -89,6 +91,11 @@ class Claim:
         return self.body.groups - len(self.held)
 
     @property
+    def at_once(self) -> int:
+        """How many groups are leased before they are rendered, and rendered at the same time."""
+        return 1 if self.query.rescoring is None else 8  # scoring takes long
+
+    @property
     def id(self) -> ClaimId:
         """What the rewards that it freezes have of it."""
         return ClaimId(self.policy.name, self.batch_id)
@@ -107,7 +114,7 @@ async def fill(context: Context, claim: Claim) -> None:
     found = [entry for entry in waiting if entry.group not in refused]
     entries = iter(sorted(found, key=lambda entry: _rank(entry, claim.body.order)))
     if not claim.body.exact:
-        while claim.missing and await _take(context, claim, entries, 1):
+        while claim.missing and await _take(context, claim, entries, min(claim.missing, claim.at_once)):
             pass
     elif len(found) >= claim.body.groups:
         while claim.missing and await _take(context, claim, entries, claim.missing):
@@ -190,8 +197,9 @@ async def _take(context: Context, claim: Claim, entries: Iterator[QueuedGroup], 
             leased.append(claim.held[-1])
             if len(leased) == count:
                 break
-    for held in leased:
-        if not await _render(context, claim, held):
+    render = [partial(_render, context, claim, held) for held in leased]
+    for held, is_rendered in zip(leased, await run_all(render, at_once=claim.at_once), strict=True):
+        if not is_rendered:
             claim.held.remove(held)
     return bool(leased)
 
@@ -336,15 +344,7 @@ async def _render_frozen(
 ) -> Reason | None:
     """Render a group whose rewards are frozen, with these outcomes if they are known; return why it is dropped, or None."""
     query = claim.query
-    gathered = await read_group_rows(
-        context,
-        query,
-        group,
-        rollouts,
-        claim.conditions,
-        whole=True,
-        outcomes=outcomes,
-    )
+    gathered = await read_group_rows(context, query, group, rollouts, claim.conditions, whole=True, outcomes=outcomes)
     if gathered.reason is not None:
         return gathered.reason
     held.outcomes = gathered.outcomes if query.advantage == BATCH else ()

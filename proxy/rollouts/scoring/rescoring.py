@@ -10,7 +10,7 @@ Rule 3: an error of an engine ends the export or the claim. What was scored befo
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +29,10 @@ from proxy.rollouts.scoring.vocabulary import differing_id, is_unlikely
 from proxy.rollouts.steps import aside, weights_of
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.scores import Role, Scores, are_logprobs, decode_scores, encode_scores
-from proxy.trajectory.sequence import Options, Row, Sequences, sequences
+from proxy.trajectory.sequence import Options, Row, sequences
 from proxy.trajectory.step import Ids, Step
 from proxy.upstream import Endpoint
-from proxy.upstream.concurrency import in_thread_if
+from proxy.upstream.concurrency import in_thread_if, run_all
 from proxy.upstream.token_text import detokenize_at_engine
 from storage.errors import StorageError
 from storage.store import Store
@@ -130,20 +130,9 @@ class Rescoring:
             StorageError: The store failed.
         """
         found = await aside(weights_of(steps).packed, lambda: sequences(steps, facts, options))
-        scores: dict[int, Scores] = {}
-        rows = _rows(found)
-
-        async def work() -> None:
-            for number, leaf, row in rows:  # one iterator for all workers, so that few rows are in memory
-                scores[number] = await self._score(leaf, row)
-
-        try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(min(len(found.branches), self._engines.limits.at_once)):
-                    workers.create_task(work())
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
-        return [scores[number] for number in range(len(scores))]
+        rows = zip(found.branches, found.each(), strict=True)  # made one by one, so that few are in memory
+        works = (partial(self._score, branch.path[-1].step, row) for branch, row in rows)
+        return await run_all(works, at_once=min(len(found.branches), self._engines.limits.at_once))
 
     async def _score(self, leaf: Step, row: Row) -> Scores:
         """Return the scores of a row, from the cache or from an engine."""
@@ -246,12 +235,6 @@ class Rescoring:
     def _other_vocabulary(self, leaf: Step, why: str) -> UnprocessableRequest:
         message = f"Scorer {self._name!r} has another vocabulary than engine {leaf.engine.name}: {why}."
         return UnprocessableRequest(message, param="rescore")
-
-
-def _rows(found: Sequences) -> Iterator[tuple[int, Step, Row]]:
-    """Yield the number, the last step and the tokens of each row."""
-    for number, (branch, row) in enumerate(zip(found.branches, found.each(), strict=True)):
-        yield number, branch.path[-1].step, row
 
 
 def _refused(row: Row, why: str) -> Conflict:

@@ -64,6 +64,19 @@ async def test_a_group_with_a_row_that_cannot_be_scored_is_refused(proxy, teache
     assert "complete" == await proxy.status("long")
 
 
+async def test_the_groups_of_a_claim_are_scored_at_the_same_time(proxy, teacher):
+    """Also those of an exact claim; the order of the groups is that of the queue."""
+    for exact in (False, True):
+        names = [f"{name}-{exact}" for name in "abc"]
+        for name in names:
+            await record_group(proxy, name, 1)
+        teacher.together = asyncio.Barrier(3)
+        claimed = await proxy.claim(groups=3, rescore="teacher", exact=exact)
+        teacher.together = None
+
+        assert names == [group["group_id"] for group in claimed["groups"]]
+
+
 async def test_a_lease_does_not_expire_while_its_rows_are_scored(proxy, teacher):
     """Another consumer waits for longer than the lease, and gets nothing."""
     await record_group(proxy, "g", 1, 0)
