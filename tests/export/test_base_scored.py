@@ -9,7 +9,7 @@ import pyarrow.ipc
 import pytest
 import worked
 from forests import forests
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from proxy.export import FORMATS, Fill, Inexpressible
@@ -134,12 +134,14 @@ def test_a_group_of_scored_rows_is_gathered():
     assert (PLAIN.described(),) == tuple(member.rescored)
 
 
-@given(forests(), st.sampled_from([name for name, form in FORMATS.items() if "teacher" in form.scored]), st.data())
-def test_scores_change_no_other_field_of_any_rollout(steps, name, data):
+@given(forests(), st.sampled_from([name for name, form in FORMATS.items() if "teacher" in form.scored]))
+def test_scores_change_no_other_field_of_any_rollout(steps, name):
     """Each row has its own scores; what a format cannot express, it cannot express with them."""
     facts = replace(worked.FACTS, advantages=0.5)
     steps = [replace(step, policy_version="1") for step in steps]
-    counts = [sum(row.trained) for row in sequences(steps, facts, Options()).each()]
+    found = list(sequences(steps, facts, Options()).each())
+    assume(not any(row.trained[0] for row in found))  # no engine scores a token without a prompt
+    counts = [sum(row.trained) for row in found]
     scores = [replace(PLAIN, logprobs=array("f", [-1.0 - number] * count)) for number, count in enumerate(counts)]
     form = FORMATS[name]
     try:
