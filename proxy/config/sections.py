@@ -199,6 +199,10 @@ class EndpointSettings(Section):
         ge=1,
         description="Maximum concurrent calls from one process. Others wait in a queue that is fair between rollouts.",
     )
+    image_tokens: list[Annotated[int, Field(ge=0)]] | None = Field(
+        None,
+        description="Ids of the tokens that its prompts repeat for an image; [] if a model splits images. Default: looked up.",
+    )
     version: str | None = Field(None, description="Engine version to record. Default: as the engine reports.")
     models: list[Annotated[str, Field(min_length=1)]] = Field(
         [],

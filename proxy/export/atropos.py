@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from proxy.export.base import IDS, LOGPROBS, REWARD, TEXT, Batched, Columns, Listed, Place, RewardUse
+from proxy.export.images import REFERENCES, references
 from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_likely, filled_logprobs
 from proxy.trajectory.scores import Role, Scores
 from proxy.trajectory.sequence import Row
@@ -47,11 +48,13 @@ def masked(row: Row) -> list[int]:
 class ScoredDataFormat(Batched, SequenceView):
     """One ScoredDataGroup of one sequence for each sequence; groups combine them.
 
-    Advantages are included if there are any. The scores of a teacher are `ref_logprobs`, 1.0 where nothing is trained, and its
-    most likely tokens are `distill_token_ids` and `distill_logprobs`, zeros where nothing is trained.
+    Advantages are included if there are any, and references to images. The scores of a teacher are `ref_logprobs`, 1.0
+    where nothing is trained, and its most likely tokens are `distill_token_ids` and `distill_logprobs`, zeros where nothing
+    is trained.
     """
 
     name = "scored_data"
+    has_images: ClassVar[bool] = True
     advantage_place: ClassVar[Place] = "token"
     reward: ClassVar[RewardUse] = "required"
     keeps_first = False
@@ -65,6 +68,7 @@ class ScoredDataFormat(Batched, SequenceView):
         "scores": [REWARD],
         "inference_logprobs": [LOGPROBS],
         "advantages": [LOGPROBS],
+        "images": [REFERENCES],
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
@@ -75,7 +79,8 @@ class ScoredDataFormat(Batched, SequenceView):
             "scores": [source.reward()],
             "inference_logprobs": [filled_logprobs(row, source, NOT_SAMPLED)],
         }
-        return fields if source.facts.advantages is None else {**fields, "advantages": [advantages_from(row, source)]}
+        fields |= {} if source.facts.advantages is None else {"advantages": [advantages_from(row, source)]}
+        return {**fields, "images": [images]} if (images := references(row, source)) else fields
 
     def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
         """Return the object with the logprobs of a teacher."""

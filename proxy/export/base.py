@@ -4,12 +4,13 @@ A format is a pure view: the same rollout gives the same rows.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
 from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.images import recorded
 from proxy.trajectory.scores import Role, Scores
 from proxy.trajectory.sequence import Branch, Options, Skipped
 from proxy.trajectory.step import Step
@@ -119,7 +120,8 @@ class Format(Protocol):
     rollouts of a group if one has a reward (`uniform`). `branches`: `one` if the trainer takes one row for each rollout.
     `repeats_reward`: false if only one row of a rollout has its reward. `reward_place`, `advantage_place`: the smallest unit
     with a place in its rows for its own reward, and for its own advantage. `scored`: the columns of scores, by what they are
-    for, and `likely` those of the most likely tokens; there are none if the trainer has no place for them.
+    for, and `likely` those of the most likely tokens; there are none if the trainer has no place for them. `has_images`:
+    whether its rows have images.
     """
 
     name: str
@@ -132,6 +134,7 @@ class Format(Protocol):
     advantage_place: ClassVar[Place]
     scored: ClassVar[Mapping[Role, Columns]]
     likely: ClassVar[Mapping[Role, Columns]]
+    has_images: ClassVar[bool]
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
         """Choose the rows of one rollout.
@@ -180,6 +183,16 @@ class Planned(ABC):
     advantage_place: ClassVar[Place] = "none"
     scored: ClassVar[Mapping[Role, Columns]] = {}
     likely: ClassVar[Mapping[Role, Columns]] = {}
+    has_images: ClassVar[bool] = False
+
+    def check_images(self, facts: RolloutFacts, steps: Iterable[Step]) -> None:
+        """Raise Inexpressible for calls with images if the format has no place for them: ids alone are another prompt."""
+        count = 0 if self.has_images else max((len(recorded(step)) for step in steps), default=0)
+        if count:
+            raise Inexpressible(
+                f"Format {self.name!r} has no place for images; rollout {facts.rollout_id!r} has {count}. Use a format with "
+                "images, such as sequences."
+            )
 
     def check_branches(self, facts: RolloutFacts, options: Options, branches: Sequence[Branch]) -> None:
         """Raise Forked for a rollout with several sequences if the format or `branches` requires one."""
@@ -245,6 +258,8 @@ class Batched(Listed):
     def gather(self, members: Sequence[Rows]) -> Any:
         """Return one batch: each list is the concatenation of the lists of all rows."""
         rows = super().gather(members)
+        if any("images" in row for row in rows):
+            rows = [{**row, "images": row.get("images", [[]])} for row in rows]
         if len({frozenset(key for key in row if row[key] is not None) for row in rows}) > 1:
             odd = sorted({key for row in rows for key in row if any(other.get(key) is None for other in rows)})
             kind = MissingAdvantage if odd == ["advantages"] else Inexpressible

@@ -20,15 +20,20 @@ from proxy.export.base import (
     RewardUse,
     RowsPerRollout,
 )
+from proxy.export.images import REFERENCES, references
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, turns
 from proxy.trajectory.scores import Role, Scores
 from proxy.trajectory.sequence import Row
 
 
 class OpenRlhfFormat(Listed, SequenceView):
-    """One agent response for each rollout; `action_ranges` has one half-open range for each turn."""
+    """One agent response for each rollout; `action_ranges` has one half-open range for each turn.
+
+    `images` is in rows with images: references to them, in place of paths.
+    """
 
     name = "openrlhf"
+    has_images: ClassVar[bool] = True
     reward: ClassVar[RewardUse] = "required"
     branches: ClassVar[RowsPerRollout] = "one"
     columns: ClassVar[Columns] = {
@@ -38,6 +43,7 @@ class OpenRlhfFormat(Listed, SequenceView):
         "reward": REWARD,
         "scores": REWARD,
         "truncated": FLAG,
+        "images": REFERENCES,
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
@@ -49,6 +55,7 @@ class OpenRlhfFormat(Listed, SequenceView):
             "reward": source.reward(),
             "scores": source.reward(),
             "truncated": row.truncated,
+            **({"images": images} if (images := references(row, source)) else {}),
         }
 
 

@@ -105,6 +105,7 @@ class SequenceView(Planned):
         by_id = {step.step_id: step for step in steps}
         source = RowSource(self.name, found.facts, by_id, fill, alone=len(found.branches) == 1)
         self.check_branches(facts, options, found.branches)
+        self.check_images(facts, (branch.path[-1].step for branch in found.branches))
         if not self.keeps_first and any(node.start == 0 for branch in found.branches for node in branch.owned_nodes):
             raise source.refuse("a prompt before the first sampled token", "a sequence without one")
         return Plan(

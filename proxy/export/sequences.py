@@ -2,11 +2,12 @@
 
 `truncated`: the model did not end the last turn (its limit, an abort, a lost connection), or `max_len` cut the row.
 `constrained` of a span: its logprobs are not those of the model alone, but include a grammar or a forced tool call.
-`policy` is only in rows of a named policy, not in those of `default`. With `rescore`, `rescored` is what scored the row, and
-`rescored_logprobs` are its logprobs beside the recorded ones, null where nothing is trained.
+`policy` is only in rows of a named policy, not in those of `default`. `images` is only in rows with images: the name of each,
+and the range of its placeholder in `token_ids`, or null if the engine's ids do not show it. With `rescore`, `rescored` is what
+scored the row, and `rescored_logprobs` are its logprobs beside the recorded ones, null where nothing is trained.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from proxy.export.base import (
@@ -28,6 +29,7 @@ from proxy.export.base import (
     Planned,
     skipped_rows,
 )
+from proxy.export.images import PLACED, images_in, placed_json
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.scores import Role
 from proxy.trajectory.sequence import Options, Row, sequences
@@ -44,6 +46,7 @@ class SequencesFormat(Listed, Planned):
     """One row per branch of the rollout."""
 
     name = "sequences"
+    has_images: ClassVar[bool] = True
     reward_place: ClassVar[Place] = "token"
     advantage_place: ClassVar[Place] = "token"
     scored: ClassVar[Mapping[Role, Columns]] = {"proximal": _SCORED, "teacher": _SCORED}
@@ -77,6 +80,7 @@ class SequencesFormat(Listed, Planned):
         "owned": FLAG,
         "metadata": JSON,
         "problems": [TEXT],
+        "images": PLACED,
     }
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
@@ -86,13 +90,16 @@ class SequencesFormat(Listed, Planned):
         """
         found = sequences(steps, facts, options)
         self.check_branches(facts, options, found.branches)
+        by_id = {step.step_id: step for step in steps}
+
+        def packed() -> Iterator[Any]:
+            return ({**row.as_packed_row(), **placed_json(images_in(row, by_id))} for row in found.each())
+
         return Plan(
             [branch.step_ids for branch in found.branches],
             skipped_rows(found.skipped),
-            lambda: (_filled(row, fill) for row in found.each()),
-            None
-            if fill.scores or fill.prompt_logprob is not None
-            else lambda: (row.as_packed_row() for row in found.each()),
+            lambda: ({**_filled(row, fill), **placed_json(images_in(row, by_id))} for row in found.each()),
+            None if fill.scores or fill.prompt_logprob is not None else packed,
             [scores.described() for scores in fill.scores],
         )
 

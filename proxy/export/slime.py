@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed, RewardUse
+from proxy.export.images import REFERENCES, references
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, id_number
 from proxy.trajectory.scores import Role, Scores
 from proxy.trajectory.sequence import Row
 
 
 class SlimeFormat(Listed, SequenceView):
-    """One sample for each sequence."""
+    """One sample for each sequence. `multimodal_inputs` is in rows with images: references to them."""
 
     name = "slime"
+    has_images: ClassVar[bool] = True
     reward: ClassVar[RewardUse] = "required"
     scored: ClassVar[Mapping[Role, Columns]] = {"teacher": {"teacher_log_probs": LOGPROBS}}
     columns: ClassVar[Columns] = {
@@ -31,6 +33,7 @@ class SlimeFormat(Listed, SequenceView):
         "reward": REWARD,
         "status": TEXT,
         "weight_versions": [TEXT],
+        "multimodal_inputs": {"images": REFERENCES},
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
@@ -47,6 +50,7 @@ class SlimeFormat(Listed, SequenceView):
             "reward": source.reward(),
             "status": _status(row, source),
             "weight_versions": _versions(row, source),
+            **({"multimodal_inputs": {"images": images}} if (images := references(row, source)) else {}),
         }
 
     def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Recorded steps: nothing is joined, so no mask is needed.
 
 Rare fields are only in the rows that have them: `policy` if it is not `default`, `spans` if the policy version changed during
-sampling, experts and masks if the engine returned them, and problems.
+sampling, experts and masks if the engine returned them, images, and problems.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,11 @@ from proxy.export.base import (
     Planned,
     skipped_rows,
 )
+from proxy.export.images import placed_json
 from proxy.trajectory.arrays import unpack_experts, unpack_mask
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
+from proxy.trajectory.images import placed
 from proxy.trajectory.record_values import number
 from proxy.trajectory.sequence import Options, select
 from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step
@@ -37,6 +39,7 @@ class StepsFormat(Listed, Planned):
     """One row per choice, oldest step first."""
 
     name = "steps"
+    has_images: ClassVar[bool] = True
     reward_place: ClassVar[Place] = "turn"
     columns: ClassVar[Columns] = {
         "rollout_id": TEXT,
@@ -136,4 +139,5 @@ def _rare(step: Step, choice: Choice) -> dict[str, Any]:
         }
     if choice.sampling_mask is not None:
         rare["sampling_mask"] = unpack_mask(choice.sampling_mask)
+    rare |= placed_json(placed(step, step.prompts[choice.prompt]))
     return {**rare, "problems": list(step.problems)} if step.problems else rare

@@ -19,14 +19,20 @@ from proxy.export.base import (
     RewardUse,
     RowsPerRollout,
 )
+from proxy.export.images import REFERENCES, references
 from proxy.export.sequence_view import RowSource, SequenceView, advantage_from, filled_logprobs, policy_versions_from
 from proxy.trajectory.sequence import Row
 
 
 class TrlFormat(Batched, SequenceView):
-    """Separate prompt and completion. `reward` is for the reward functions, and is absent if there is none."""
+    """Separate prompt and completion. `reward` is for the reward functions, and is absent if there is none.
+
+    `images` is in rows with images, and in all of a group if one has images: references, also for the reward functions. The
+    trainer's forward pass uses the images of the dataset.
+    """
 
     name = "trl"
+    has_images: ClassVar[bool] = True
     reward: ClassVar[RewardUse] = "uniform"
     branches: ClassVar[RowsPerRollout] = "one"
     columns: ClassVar[Columns] = {
@@ -35,6 +41,7 @@ class TrlFormat(Batched, SequenceView):
         "logprobs": [LOGPROBS],
         "env_mask": [BITS],
         "reward": [REWARD],
+        "images": [REFERENCES],
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
@@ -46,7 +53,8 @@ class TrlFormat(Batched, SequenceView):
             "logprobs": [filled_logprobs(row, source)[start:]],
             "env_mask": [row.mask[start:]],
         }
-        return fields if source.facts.reward is None else {**fields, "reward": [source.reward()]}
+        fields |= {} if source.facts.reward is None else {"reward": [source.reward()]}
+        return {**fields, "images": [images]} if (images := references(row, source)) else fields
 
 
 class TrlAsyncFormat(Listed, SequenceView):

@@ -41,6 +41,7 @@ class VerifiersFormat(Listed, TurnView):
     advantage_place: ClassVar[Place] = "turn"
     reward: ClassVar[RewardUse] = "required"
     whole = True
+    has_images: ClassVar[bool] = True  # in its messages
     cuts = True
     keeps_empty = True
     columns: ClassVar[Columns] = {

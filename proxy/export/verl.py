@@ -28,6 +28,7 @@ from proxy.export.base import (
     RewardUse,
     RowsPerRollout,
 )
+from proxy.export.images import REFERENCES, references
 from proxy.export.sequence_view import (
     RowSource,
     SequenceView,
@@ -46,9 +47,13 @@ _BATCHED_TEACHER: Columns = {"teacher_ids": [[IDS]], "teacher_logprobs": [[LOGPR
 
 
 class VerlFormat(Listed, SequenceView):
-    """One AgentLoopOutput for each rollout. `num_turns` counts its messages without those of the system."""
+    """One AgentLoopOutput for each rollout. `num_turns` counts its messages without those of the system.
+
+    `multi_modal_data` is in rows with images: references, which the trainer replaces by the images.
+    """
 
     name = "verl"
+    has_images: ClassVar[bool] = True
     branches: ClassVar[RowsPerRollout] = "one"
     whole = True
     scored: ClassVar[Mapping[Role, Columns]] = {"teacher": {"extra_fields": {**_VERSIONS, **_TEACHER}}}
@@ -62,6 +67,7 @@ class VerlFormat(Listed, SequenceView):
         "num_turns": COUNT,
         "metrics": JSON,
         "extra_fields": _VERSIONS,
+        "multi_modal_data": {"images": REFERENCES},
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
@@ -76,6 +82,7 @@ class VerlFormat(Listed, SequenceView):
             "num_turns": _messages(row, source),
             "metrics": {},
             "extra_fields": _versions(row, source),
+            **({"multi_modal_data": {"images": images}} if (images := references(row, source)) else {}),
         }
 
     def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:

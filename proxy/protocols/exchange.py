@@ -20,6 +20,7 @@ from proxy.protocols.response_validation import Packed, check_messages, check_us
 from proxy.protocols.sse import EVENT_STREAM
 from proxy.protocols.whole_response import RawResponse, SyntheticStreamResponse, WholeResponse
 from proxy.trajectory import fidelity
+from proxy.trajectory.images import IMAGES, aligned
 from proxy.trajectory.step import Choice, Status, Step, Timing
 
 _JSON: Final = "application/json"
@@ -166,6 +167,8 @@ class Exchange:
         prompts, choices = packed.prompts, packed.choices
         usage, is_sound = check_usage(None if answer.response is None else answer.response.get("usage"))
         special = {*plan.problems, *answer.problems, *packed.problems, *(() if is_sound else ("bad_usage",))}
+        if IMAGES in plan.extra:
+            packed = _with_images(plan.extra[IMAGES], packed, special)
         if self._is_unlisted_model(answer):
             special.add("other_model")
         evidence = self._evidence(packed, usage, status, special, ended=answer.ended)
@@ -254,6 +257,13 @@ class Exchange:
         except (OverflowError, *MALFORMED):
             return Packed(problems=frozenset({"unparsed_event"}))
         return replace(packed, problems=packed.problems | problems) if problems else packed
+
+
+def _with_images(images: Mapping[str, Any], packed: Packed, problems: set[str]) -> Packed:
+    """Return the tokens with the note of the images' placeholder; add the problems of the prompt."""
+    token, found = aligned(images["ids"], images["candidates"], packed.prompts)
+    problems.update(found)
+    return replace(packed, notes={**packed.notes, IMAGES: {"ids": images["ids"], "token": token}})
 
 
 def _bound(sampling: Mapping[str, Any]) -> int | None:

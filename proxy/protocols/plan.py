@@ -4,7 +4,7 @@ It applies model names, the rollout's sampling rules and tools, and what the eng
 modified.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, ser
 from proxy.protocols.sse import EVENT_STREAM, StreamFormat
 from proxy.protocols.synthetic_stream import error_events
 from proxy.protocols.token_annotations import TokenAnnotations
+from proxy.trajectory.images import IMAGES, names_in
 from proxy.trajectory.step import DEFAULT_POLICY, EngineFacts
 
 _STREAM = frozenset({"stream", "stream_options"})
@@ -103,6 +104,11 @@ def with_continuation(plan: Plan, ids: list[int] | None, facts: Mapping[str, Any
     return replace(plan, body={**plan.body, **fields}, prompt_ids=ids, extra=extra)
 
 
+def with_image_tokens(plan: Plan, tokens: Sequence[int]) -> Plan:
+    """Return the plan of a call with images, with the tokens that may be their placeholder in the prompt."""
+    return replace(plan, extra={**plan.extra, IMAGES: {**plan.extra[IMAGES], "candidates": tokens}})
+
+
 def edit(body: Json, options: CallOptions, dialect: Dialect) -> tuple[Json, set[str]]:
     """Return the fields that the options set in a body, and those they remove from it (TokenTape's own fields)."""
     fields = {} if options.tokens is None else options.tokens.fields(body)
@@ -139,7 +145,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     """Plan a call. `headers` are the client's, by lowercase name. Raises UnprocessableRequest for tokens of a live stream."""
     fields, unset = edit(body, options, dialect)
     call = _engine_call(dialect, body, (fields, unset), traits or Traits(engine.kind), options, headers)
-    framing = _framing(engine, options, call)
+    images, framing = _images(body), _framing(engine, options, call)
     removed = _STREAM if framing == "replay" else frozenset[str]()
     call = replace(call, body=_without(call.body, removed)) if removed else call
     injection = engine.inject(call)
@@ -167,8 +173,20 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         policy_version=policy_version,
         problems=injection.problems,
         expected=_expected_problems(engine, call, framing),
-        extra={**(extra or {}), **({} if framing == "whole" else {"streaming": framing})},
+        extra={**(extra or {}), **({} if framing == "whole" else {"streaming": framing}), **images},
     )
+
+
+def _images(body: Json) -> Json:
+    """Return the names of the images in a body, for `extra`; empty if it has none."""
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            for part in content:
+                if isinstance(part, dict) and "image_url" in part:
+                    return {IMAGES: {"ids": names_in(messages), "candidates": ()}}
+    return {}
 
 
 def _engine_call(

@@ -20,7 +20,7 @@ _TEXTS: Final = ("reasoning", "reasoning_content", "refusal", "role")
 _TEXT_OR_NONE: Final = frozenset({str, type(None)})
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 _SCALARS: Final = frozenset({int, type(None), bool, float, str})
-_USAGE_DEPTH: Final = 2  # usage has counts, and objects of counts
+_USAGE_DEPTH: Final = 3  # counts, objects of counts, and those by modality (vLLM 0.32: multimodal_tokens)
 
 
 @dataclass(frozen=True, slots=True)

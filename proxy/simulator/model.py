@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from proxy.simulator.distribution import NextTokenModel, Prefix, load_next_token_model, mix, prefix_from
 from proxy.simulator.errors import invalid_value
 from proxy.simulator.generation import StopConditions, Token, TokenLogprob, generate, token_logprobs
+from proxy.simulator.images import PLACEHOLDER
 from proxy.simulator.markers import BOS, markers_of, uses_bos
 from proxy.simulator.requests import CommonFields
 from proxy.simulator.sampler import RandomStream, Sampler, Words, plan_reply, words_from
@@ -146,6 +147,8 @@ def load_model(
     eos: str = "<|im_end|>",
     call_eos: str | None = None,
     noncanonical_rate: float = 0.0,
+    *,
+    has_images: bool = False,
 ) -> Model:
     """Return the model over the installed vocabulary; engines with the same arguments share it.
 
@@ -154,6 +157,7 @@ def load_model(
     """
     vocabulary = load_vocabulary()
     markers = [] if template is None else markers_of(template, eos)
+    markers += [PLACEHOLDER] if has_images and PLACEHOLDER not in markers else []
     has_bos = template is not None and uses_bos(template)
     tokenizer, next_token = load_tokenizer(), load_next_token_model(len(markers))
     if markers:

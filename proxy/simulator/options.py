@@ -33,6 +33,7 @@ class Options:
     token that ends a turn, `call_eos` the one that ends a turn with tool calls (None: the same), like GLM's
     `<|observation|>`. `noncanonical_rate` is the probability that an ordinary token is sampled as the two tokens that
     make it up, and that a tool call is written in other white space than the template's.
+    With `image_tokens` the model takes images, with at least so many placeholder tokens for each (`images`).
     `requests` counts the requests that the engine receives, by path, and `faults` are for tests.
 
     SGLang only: without `has_parser`, neither reasoning nor tool calls are parsed, and streams lose logprobs, as in
@@ -57,6 +58,7 @@ class Options:
     template: str | None = None
     eos: str = "<|im_end|>"
     call_eos: str | None = None
+    image_tokens: int = 0
     noncanonical_rate: float = 0.0
     faults: Faults = field(default_factory=Faults, compare=False)
     requests: Counter[str] = field(default_factory=Counter, compare=False)

@@ -8,6 +8,7 @@ from proxy.simulator.call_syntax import CallSyntax
 from proxy.simulator.errors import invalid_value
 from proxy.simulator.given_ids import with_fault
 from proxy.simulator.history import Message, prepare_for_vllm
+from proxy.simulator.images import PLACEHOLDER, expanded, with_placeholders
 from proxy.simulator.model import GenerationOptions, Model
 from proxy.simulator.options import Options
 from proxy.simulator.parser import ToolCall
@@ -60,12 +61,16 @@ def vllm_max_tokens(prompt_length: int, requested: int | None, common: CommonFie
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The rendered prompt of a chat, the options of its choices, and the texts that are tool calls in a reply."""
+    """The rendered prompt of a chat, the options of its choices, and the texts that are tool calls in a reply.
+
+    `unexpanded`: the ids with one placeholder for each image, None without images.
+    """
 
     text: str
     ids: Sequence[int]
     options: GenerationOptions
     call_blocks: Mapping[str, Sequence[ToolCall]] = field(default_factory=dict)
+    unexpanded: Sequence[int] | None = None
 
 
 def render_chat(chat: ChatRequest, template: "JinjaTemplate | None" = None) -> str:
@@ -113,9 +118,16 @@ def chat_prompt(
     Raises:
         RequestError: the prompt does not fit into the context window, or the script fails the request.
     """
+    unexpanded, urls = None, list[str]()
+    if options.image_tokens:
+        messages, urls = with_placeholders(chat.messages)
+        chat = replace(chat, messages=messages)
     if ids is None:
         text = render_chat(chat, model.template)
         ids = model.encode(text, add_special_tokens=bool(chat.add_special_tokens))
+        if urls:
+            unexpanded = ids
+            ids = expanded(ids, model.tokenizer.id(PLACEHOLDER), urls, options.image_tokens)
     else:
         text = model.tokenizer.decode(ids) if chat.return_prompt_text else ""
     is_open = model.template is not None and model.tokenizer.decode(ids[-8:]).rstrip().endswith(_REASONING)
@@ -139,7 +151,7 @@ def chat_prompt(
             ends_with_call=bool(turn.call),
             disconnect_after=disconnect_after,
         )
-    return ChatPrompt(text, ids, generation, syntax.blocks)
+    return ChatPrompt(text, ids, generation, syntax.blocks, unexpanded)
 
 
 def _call_maker(chat: ChatRequest, model: Model, syntax: CallSyntax) -> Callable[[RandomStream], Sequence[int]] | None:

@@ -26,7 +26,13 @@ def make_engine(options: Options, clock: Clock | None = None) -> web.Application
     Raises:
         ValueError: the chat template or the EOS of the options is invalid.
     """
-    model = load_model(options.template, options.eos, options.call_eos, options.noncanonical_rate)
+    model = load_model(
+        options.template,
+        options.eos,
+        options.call_eos,
+        options.noncanonical_rate,
+        has_images=options.image_tokens > 0,
+    )
     engine = Engine(options, clock or SystemClock(), model)
     if options.shape == "sglang":
         routes, body_from = SglangRoutes(engine).table(), error_body

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import orjson
 import zstandard
 
+from proxy.trajectory.image_texts import MARK, message_of
 from proxy.trajectory.shared_ids import Link
 
 T = TypeVar("T")
@@ -22,6 +23,7 @@ ROOT: Final = bytes(16)
 IDS: Final = b"ids"
 MESSAGES: Final = b"messages"
 JSON: Final = b"json"
+IMAGE: Final = b"image"  # the data of one image: a chain of one piece
 
 PIECE_BYTES: Final = 1024  # 256 ids
 _LONG_CHAIN_BYTES: Final = 2**16
@@ -33,7 +35,12 @@ _IDLE: Final[list[zstandard.ZstdCompressor]] = []
 _IDLE_DECOMPRESSORS: Final[list[zstandard.ZstdDecompressor]] = []
 
 _PLAIN, _ZSTD = b"\x00", b"\x01"
-_VALUES: Final[dict[bytes, Callable[[bytes], Any]]] = {IDS: bytes, JSON: bytes, MESSAGES: orjson.loads}
+_VALUES: Final[dict[bytes, Callable[[bytes], Any]]] = {
+    IDS: bytes,
+    JSON: bytes,
+    MESSAGES: orjson.loads,
+    IMAGE: lambda piece: piece.decode("ascii"),
+}
 
 
 class BrokenChain(ValueError):
@@ -136,6 +143,15 @@ class BlockWriter:
             self.blocks[name] = b"".join((names[at - 1] if at else ROOT, *self._flagged(pieces[at])))
         return names[-1]
 
+    def write_images(self, images: Mapping[str, bytes]) -> None:
+        """Write the data of images, whose names are the values: chains of one piece, which are not hashed again."""
+        for data, name in images.items():
+            self.ends.append(name)
+            if name in self._known:
+                self.leans_on.append(name)
+            else:
+                self.blocks[name] = b"".join((ROOT, *self._flagged(data.encode())))
+
     def compress(self, raw: bytes) -> bytes:
         """Return the bytes compressed, for `BlockReader.expand`."""
         try:
@@ -204,6 +220,15 @@ class BlockReader:
             link = self._links[fresh_name] = Link(link, piece)
         return link
 
+    def image(self, name: bytes) -> str:
+        """Return the data of an image, as it is in messages.
+
+        Raises:
+            BrokenChain: It is missing or damaged.
+        """
+        _, data = self._opened.get(name) or self._open(IMAGE, name)
+        return str(data)
+
     def expand(self, packed: bytes) -> bytes:
         """Return the bytes that `BlockWriter.compress` compressed.
 
@@ -234,7 +259,8 @@ class BlockReader:
             sound = False
         if not sound:
             raise BrokenChain(f"block {name.hex()} is damaged")
-        opened = (parent, _VALUES[kind](piece))
+        has_images = kind == MESSAGES and piece.startswith(MARK)
+        opened = (parent, message_of(piece, self.image) if has_images else _VALUES[kind](piece))
         if keep:
             self._opened[name] = opened
         return opened

@@ -5,13 +5,15 @@ lengths of four JSON texts (u32 each), the texts (head, request, sent, response)
 tail of each prompt, the ids of each choice, the logprobs of each choice, and the experts and the mask of each choice
 that has them. In `request` and in the fields that the proxy `set`, values that are likely to repeat are null; the
 head's `chains` refers to their blocks. Experts and masks are null in `response`; the head's `again` has their
-positions. Schema 1 is the same without experts and masks.
+positions. Schema 1 is the same without experts and masks. Schema 3 is schema 2 with images, whose data are blocks of their
+own (`image_texts`); a chain in JSON then has their places as its fourth value.
 """
 
 from array import array
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from operator import attrgetter
@@ -24,12 +26,15 @@ from proxy.trajectory import blocks
 from proxy.trajectory import experts_and_masks as extras
 from proxy.trajectory.arrays import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
 from proxy.trajectory.blocks import BlockReader, BlockWriter
+from proxy.trajectory.image_texts import piece_of, put_back, taken_out
+from proxy.trajectory.images import IMAGES, data_in
 from proxy.trajectory.record_head import ChoiceHead, Head, read_head
 from proxy.trajectory.record_values import ODD, Typed, flagged, object_of, sent_of
 from proxy.trajectory.shared_ids import SharedIds
-from proxy.trajectory.step import DEFAULT_POLICY, Choice, EngineFacts, Ids, Prompt, Span, Step, Timing
+from proxy.trajectory.step import DEFAULT_POLICY, Choice, EngineFacts, Ids, Prompt, Span, Step, Timing, messages_of
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
+_WITHOUT_IMAGES: Final = 2
 
 _MAGIC: Final = b"TT"
 _WRAPPINGS: Final = 24  # levels around a response in the control API; orjson writes 254 in total
@@ -75,11 +80,14 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
         TypeError: orjson cannot write a value: more than 254 levels, or an integer of more than 64 bits.
     """
     writer = BlockWriter(known)
+    images = data_in(messages_of(step)) if IMAGES in step.extra else {}
+    if images:
+        writer.write_images(images)
     chains = {}
-    request, chains["request"] = chain_fields(step.request, step.prompts, writer)
+    request, chains["request"] = chain_fields(step.request, step.prompts, writer, images)
     sent = dict(step.sent)
     if isinstance(sent.get("set"), dict):
-        sent["set"], chains["sent"] = chain_fields(sent["set"], step.prompts, writer)
+        sent["set"], chains["sent"] = chain_fields(sent["set"], step.prompts, writer, images)
     prompts, arrays = [], []
     for prompt in step.prompts:
         pieces, tail = blocks.cut(to_little_endian(prompt))
@@ -104,7 +112,8 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
         head["policy"] = step.policy
     texts = [orjson.dumps(head), orjson.dumps(request), orjson.dumps(sent), _bounded(response)]
     packed = writer.compress(b"".join([LENGTHS.pack(*map(len, texts)), *texts, *arrays]))
-    return Record(frame(SCHEMA, packed), writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
+    schema = SCHEMA if images else _WITHOUT_IMAGES
+    return Record(frame(schema, packed), writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
 
 
 def encode_leniently(step: Step, known: Container[bytes] = frozenset()) -> tuple[Step, Record]:
@@ -200,12 +209,15 @@ def _has_experts_or_mask(choice: Choice) -> bool:
 
 
 def chain_fields(
-    fields: Mapping[str, Any], prompts: tuple[Prompt, ...], writer: BlockWriter
+    fields: Mapping[str, Any], prompts: tuple[Prompt, ...], writer: BlockWriter, images: Mapping[str, bytes]
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Return the fields with null for values that are stored in chains, and the chain of each."""
+    """Return the fields with null for values that are stored in chains, and the chain of each.
+
+    `images`: the names of the call's images by their data, which the writer has written.
+    """
     left, chains = dict(fields), {}
     for name, value in fields.items():
-        if isinstance(value, str | list | dict) and (chain := _chain_value(name, value, prompts, writer)):
+        if isinstance(value, str | list | dict) and (chain := _chain_value(name, value, prompts, writer, images)):
             left[name], chains[name] = None, chain
     return left, chains
 
@@ -216,9 +228,13 @@ def _json(value: Any) -> bytes:
     return bytes(memoryview(text)) if len(text) < _SHORT_BYTES else text
 
 
-def _chain_value(name: str, value: Any, prompts: tuple[Prompt, ...], writer: BlockWriter) -> list[str] | None:
+def _chain_value(
+    name: str, value: Any, prompts: tuple[Prompt, ...], writer: BlockWriter, images: Mapping[str, bytes]
+) -> list[str] | None:
     if name == "messages" and isinstance(value, list):
-        return ["messages", writer.write(blocks.MESSAGES, map(_json, value)).hex()]
+        json = partial(piece_of, names=images) if images else _json
+        return ["messages", writer.write(blocks.MESSAGES, map(json, value)).hex()]
+    value, places = taken_out(value, images) if images and not isinstance(value, str) else (value, [])
     text = orjson.dumps(value)
     if name == "prompt" and prompts and isinstance(value, list):
         # Compare as JSON, in which 1, 1.0 and true differ.
@@ -227,10 +243,11 @@ def _chain_value(name: str, value: Any, prompts: tuple[Prompt, ...], writer: Blo
         if text == orjson.dumps([ids.tolist() for ids in prompts]):
             return ["prompts"]
     pieces, tail = blocks.cut(text)
-    if not pieces:
+    if not pieces and not places:
         return None
     # A cut can split a character, so the tail is bytes; latin-1 can represent all bytes.
-    return ["json", writer.write(blocks.JSON, pieces).hex(), tail.decode("latin-1")]
+    chain = ["json", writer.write(blocks.JSON, pieces).hex(), tail.decode("latin-1")]
+    return [*chain, orjson.dumps(places).decode()] if places else chain
 
 
 def join_fields(
@@ -248,6 +265,8 @@ def join_fields(
             case _:
                 pieces = reader.read(blocks.JSON, bytes.fromhex(where[0]))
                 left[name] = orjson.loads(b"".join((*pieces, where[1].encode("latin-1"))))
+                if len(where) > 2:
+                    put_back(left[name], orjson.loads(where[2]), reader.image)
     return left
 
 
@@ -372,4 +391,4 @@ class _Cursor:
         return self._raw[start:end]
 
 
-DECODERS: Final = {1: _decode, 2: _decode}  # the additions of schema 2 are optional
+DECODERS: Final = {1: _decode, 2: _decode, 3: _decode}  # the additions of schemas 2 and 3 are optional

@@ -15,6 +15,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "logprob_count": "A choice has a different number of logprobs and sampled ids.",
     "completion_count": "The engine's count of sampled tokens differs from the number of ids.",
     "prompt_count": "The engine's count of prompt tokens differs from the number of ids.",
+    "image_count": "The prompt has a different number of image placeholders than the call has images.",
     "bad_token_id": "A token id is negative.",
     "bad_logprob": "A logprob is missing, not a finite number, or above zero.",
     "clamped_logprob": "A logprob is the engine's placeholder for a missing or very low one (-9999).",

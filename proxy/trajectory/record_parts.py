@@ -15,8 +15,9 @@ from proxy.trajectory import blocks
 from proxy.trajectory.arrays import logprobs_from_little_endian, to_little_endian
 from proxy.trajectory.blocks import BlockReader, BlockWriter
 from proxy.trajectory.codec import LENGTHS, Record, UnreadableRecord, chain_fields, frame, join_fields, open_frame
+from proxy.trajectory.images import IMAGES, block_of, data_in
 from proxy.trajectory.shared_ids import SharedIds
-from proxy.trajectory.step import Prompt
+from proxy.trajectory.step import Prompt, sent_messages
 
 _FLOAT: Final = "f"
 
@@ -78,7 +79,9 @@ def chains_of(head: Mapping[str, Any]) -> set[bytes]:
     """Return the names of the last blocks of all chains that the head of a record names."""
     ends = [prompt["end"] for prompt in head["prompts"]]
     ends += [chain[1] for chains in head["chains"].values() for chain in chains.values() if len(chain) > 1]
-    return {bytes.fromhex(end) for end in ends}
+    images = (head.get("extra") or {}).get(IMAGES) or {}
+    stored = {block for name in images.get("ids", ()) if (block := block_of(name)) is not None}
+    return {bytes.fromhex(end) for end in ends} | stored
 
 
 def _parts(schema: int, raw: bytes, reader: BlockReader) -> Parts:
@@ -105,11 +108,13 @@ def _parts(schema: int, raw: bytes, reader: BlockReader) -> Parts:
 def _payload(parts: Parts, writer: BlockWriter) -> bytes:
     """Return the payload of the parts, and write its blocks. Raises ValueError if the chains are not those of the head."""
     head = orjson.loads(parts.head)
-    request, request_chains = chain_fields(parts.request, parts.prompts, writer)
+    images = _images(head, parts)
+    writer.write_images(images)
+    request, request_chains = chain_fields(parts.request, parts.prompts, writer, images)
     chains = {"request": request_chains}
     sent = dict(parts.sent)
     if isinstance(sent.get("set"), dict):
-        sent["set"], chains["sent"] = chain_fields(sent["set"], parts.prompts, writer)
+        sent["set"], chains["sent"] = chain_fields(sent["set"], parts.prompts, writer, images)
     tails = []
     ends = []
     for prompt in parts.prompts:
@@ -121,6 +126,12 @@ def _payload(parts: Parts, writer: BlockWriter) -> bytes:
     texts = (parts.head, orjson.dumps(request), orjson.dumps(sent), parts.response)
     numbers = (*tails, *parts.ids, *parts.logprobs, parts.rest)
     return b"".join((LENGTHS.pack(*map(len, texts)), *texts, *numbers))
+
+
+def _images(head: Mapping[str, Any], parts: Parts) -> dict[str, bytes]:
+    """Return the names of the images of a call by their data."""
+    has_images = IMAGES in (head.get("extra") or {})
+    return data_in(sent_messages(parts.request, parts.sent)) if has_images else {}
 
 
 def _narrow(wide: bytes) -> bytes:

@@ -181,8 +181,13 @@ def answers_of(step: Step) -> dict[int, dict[str, Any]]:
 
 def messages_of(step: Step) -> list[Any]:
     """Return the messages that were sent; none if they are not a list."""
-    changed = step.sent.get("set") or {}
-    unset = step.sent.get("unset") or ()
-    place = changed if "messages" in changed or "messages" in unset else step.request
+    return sent_messages(step.request, step.sent)
+
+
+def sent_messages(request: Mapping[str, Any], sent: Mapping[str, Any]) -> list[Any]:
+    """Return the messages of a request with the changes in `sent`; none if they are not a list."""
+    changed = sent.get("set") or {}
+    unset = sent.get("unset") or ()
+    place = changed if "messages" in changed or "messages" in unset else request
     messages = place.get("messages")
     return messages if isinstance(messages, list) else []

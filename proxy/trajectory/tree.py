@@ -6,6 +6,7 @@ Rule 2: the parent of a step is the node whose full ids are the LONGEST prefix o
         messages. Of nodes with the same ids, a trainable one comes before others, then the oldest. The tree therefore does
         not depend on the order in which steps arrived.
 Rule 3: only steps of one policy join, also if ids are equal: the tree of a rollout is the union of the trees of its policies.
+        Nor do steps join whose images differ: every image has the same placeholder ids (`images.distinct`).
 Rule 4: nothing is recursive: a rollout may be thousands of steps deep. Nothing stores the full ids of all nodes: growing
         prompts would make that quadratic.
 """
@@ -20,6 +21,7 @@ from typing import Any
 from msgspec import Struct
 
 from proxy.trajectory.arrays import to_little_endian
+from proxy.trajectory.images import IMAGES, distinct
 from proxy.trajectory.prefix_index import Prefixes, Spot
 from proxy.trajectory.shared_ids import SharedIds
 from proxy.trajectory.step import Choice, Prompt, Step
@@ -224,7 +226,7 @@ def plant(chosen: Iterable[tuple[Step, Choice]], unplaced: tuple[tuple[Step, str
 def _is_path(placed: Sequence[tuple[Step, Choice]]) -> bool:
     """Return whether each prompt begins with the full ids of the choice before; False also if finding out takes the index."""
     for (step, choice), (later, following) in pairwise(placed):
-        if step.policy != later.policy:
+        if step.policy != later.policy or IMAGES in later.extra:
             return False
         before, prompt = step.prompts[choice.prompt], later.prompts[following.prompt]
         if not isinstance(prompt, SharedIds) or not isinstance(before, SharedIds):
@@ -236,20 +238,23 @@ def _is_path(placed: Sequence[tuple[Step, Choice]]) -> bool:
 
 
 def _index(placed: Sequence[tuple[Step, Choice]]) -> _Index:
-    prefixes: defaultdict[str, Prefixes] = defaultdict(Prefixes)  # one for each policy
-    located: dict[tuple[str, int], tuple[Spot, bytes]] = {}  # by id(): the choices of a step share their prompts
+    prefixes: defaultdict[tuple[str, str], Prefixes] = defaultdict(Prefixes)  # by policy, and images of unknown places
+    located: dict[tuple[str, str, int], tuple[Spot, bytes]] = {}  # by id(): the choices of a step share their prompts
     spots = []
+    joined: list[Prefixes] = []  # of each node
     for step, choice in placed:
         prompt = step.prompts[choice.prompt]
-        key = step.policy, id(prompt)
+        images, ids = distinct(step, prompt) if IMAGES in step.extra else ("", prompt)
+        key = step.policy, step.step_id if ids is not prompt else images, id(prompt)
+        joined.append(prefixes[step.policy, images])
         if key not in located:
-            located[key] = prefixes[step.policy].locate(prompt)
+            located[key] = joined[-1].locate(ids)
         spots.append(located[key])
     same = [0] * len(placed)
     # Of nodes with the same ids, the first one that is added may be a parent (rule 2).
     for position in sorted(range(len(placed)), key=lambda position: not placed[position][0].trainable):
-        step, choice = placed[position]
-        same[position] = prefixes[step.policy].add(spots[position], choice.ids, position)
+        _, choice = placed[position]
+        same[position] = joined[position].add(spots[position], choice.ids, position)
     return _Index(spots, same)
 
 

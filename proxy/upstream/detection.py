@@ -47,6 +47,7 @@ def _update(endpoint: Endpoint, traits: Traits, *, is_loading: bool) -> None:
     endpoint.token_texts.clear()
     endpoint.models.forget()
     endpoint.merges_systems.forget()
+    endpoint.image_tokens.forget()
 
 
 async def _with_defaults(endpoint: Endpoint, traits: Traits, send_probe: SendProbe) -> Traits:

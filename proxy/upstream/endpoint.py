@@ -189,7 +189,7 @@ class Endpoint:
     `traits`: None until the engine is detected. `is_detected` is false again after a connection is lost, since another
     engine may be restarted at the URL. `window`: the context window in tokens, once it was needed. `models`: the models
     that it lists, once a response named another model than the request. `forces_usage`: as in `Traits`, from its
-    streams. `merges_systems`: as in `TranslationOptions`, once it was needed.
+    streams. `merges_systems`: as in `TranslationOptions`, once it was needed. `image_tokens`: see there.
     `continuation_fault`: why no prompt ids are sent to it; `is_rendering_verified`: its rendering of messages was equal to the
     prompt ids of a step; `token_texts`: the texts of a few stop tokens. `label`: the name in logs, metrics and steps.
     """
@@ -205,6 +205,7 @@ class Endpoint:
     models: ModelList = field(default_factory=ModelList)
     forces_usage: bool = False
     merges_systems: CachedAnswer[bool] = field(default_factory=CachedAnswer)
+    image_tokens: CachedAnswer[list[int]] = field(default_factory=CachedAnswer)
     continuation_fault: Reason | None = None
     is_rendering_verified: bool = False
     token_texts: dict[int, str] = field(default_factory=dict)

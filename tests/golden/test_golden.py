@@ -19,7 +19,7 @@ from msgspec import structs
 
 from proxy.api.control import batches, groups, rollouts
 from proxy.api.control.export_query import ExportQuery
-from proxy.export import verl
+from proxy.export import FORMATS, OF_POLICIES, verl
 from proxy.rollouts import recorder
 from proxy.rollouts.rollout import HTTP_COUNT
 from proxy.trajectory import outline
@@ -30,7 +30,10 @@ from storage import StoreOptions, open_store
 
 @pytest.fixture(autouse=True)
 def as_recorded(monkeypatch):
-    """Omit what is newer than the files: fields of rows, claims, rollouts and trees, rewards by token of `verl_dataproto`."""
+    """Omit what is newer than the files: fields of rows, claims, rollouts and trees, rewards by token of `verl_dataproto`.
+
+    Of Arrow and Parquet, the columns of images.
+    """
     about = ExportQuery.about
 
     def without_weight(*args):
@@ -71,6 +74,9 @@ def as_recorded(monkeypatch):
     call, find_forks = outline._call, outline.find_forks
     monkeypatch.setattr(outline, "_call", lambda *args: _without(call(*args), "first_byte_ms"))
     monkeypatch.setattr(outline, "find_forks", lambda *args: find_forks(*args) and {})
+    for form in (*FORMATS.values(), *OF_POLICIES.values()):
+        columns = _without(form.columns, "images", "multi_modal_data", "multimodal_inputs")
+        monkeypatch.setattr(type(form), "columns", columns)
 
 
 @pytest.fixture

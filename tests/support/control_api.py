@@ -17,10 +17,16 @@ def sections():
 
 
 @pytest.fixture
-async def proxy(store, sections):
+def engine_options():
+    """Options of the simulated engine; a test module may override this."""
+    return Options()
+
+
+@pytest.fixture
+async def proxy(store, sections, engine_options):
     """A client of the proxy: `get`, `post`, `patch`, `delete` return status and JSON; `chat` makes a recorded call."""
     async with (
-        simulating("127.0.0.1:0", Options()) as engine,
+        simulating("127.0.0.1:0", engine_options) as engine,
         aiohttp.ClientSession() as http,
         running(settings_for(engine, **sections), store) as served,
     ):

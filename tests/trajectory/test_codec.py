@@ -17,7 +17,7 @@ from recorded import ROOTS
 
 from proxy.trajectory.arrays import pack_experts, pack_ids, pack_logprobs, pack_mask
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.codec import SCHEMA, UnreadableRecord, decode, encode, encode_leniently
+from proxy.trajectory.codec import UnreadableRecord, decode, encode, encode_leniently
 from proxy.trajectory.step import Choice, EngineFacts, Span, Step, Timing
 
 TEXT = st.text(max_size=12)
@@ -220,7 +220,7 @@ def test_other_bytes_raise_unreadable_record(garbage):
         decode(b"TT\1" + garbage, BlockReader({}))
 
 
-def sealed(payload, schema=SCHEMA):
+def sealed(payload, schema=2):
     """Return a record of this payload with a valid checksum."""
     packed = zstandard.compress(payload)
     checksum = blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()
@@ -268,7 +268,7 @@ def test_each_error_names_its_cause():
 
     with pytest.raises(UnreadableRecord, match="^5 bytes are not a record"):
         decode(b"hello", BlockReader({}))
-    with pytest.raises(UnreadableRecord, match="schema 9 is not supported: this version reads up to schema 2"):
+    with pytest.raises(UnreadableRecord, match="schema 9 is not supported: this version reads up to schema 3"):
         decode(newer, BlockReader(written.blocks))
     with pytest.raises(UnreadableRecord, match="checksum mismatch"):
         decode(written.record + b"\0", BlockReader(written.blocks))

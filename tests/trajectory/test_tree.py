@@ -253,3 +253,47 @@ def test_only_a_rollout_of_one_path_has_no_index(prompt, takes_index):
     tree = grow(read_back([make_step("a", [1] * 600, [2]), make_step("b", prompt, [5])], "one"))
 
     assert takes_index is (tree._index is not None)
+
+
+def with_images(step_id, prompt, *names, token=9, **facts):
+    """Return a step with these images, whose placeholder is 9."""
+    extra = {"request_key": step_id, "images": {"ids": list(names), "token": token}}
+    return make_step(step_id, prompt, [int(step_id, 36)], **{"extra": extra, **facts})
+
+
+def test_steps_whose_images_differ_do_not_join():
+    """The ids of their prompts are equal: every image has the same placeholder."""
+    first = with_images("a", [1, 9, 9, 2], "red")
+    same = with_images("b", [1, 9, 9, 2, 10, 9, 3], "red", "blue")
+    other = with_images("c", [1, 9, 9, 2, 10, 9, 3], "green", "blue")
+
+    assert {("a", 0): None, ("b", 0): ("a", 0), ("c", 0): None} == parents([first, same, other])
+
+
+def test_a_call_with_another_image_is_no_retry():
+    retry = {"request_key": "same"}
+    first, second, third = (
+        with_images(step_id, [1, 9], name, extra={**retry, "images": {"ids": [name], "token": 9}}, delivered=delivered)
+        for step_id, name, delivered in (("a", "red", False), ("b", "blue", True), ("c", "red", True))
+    )
+
+    assert set() == superseded(first, second)
+    assert {("a", 0)} == superseded(first, second, third)
+
+
+def test_a_text_step_is_continued_by_one_with_images():
+    steps = [
+        make_step("a", [1], [2]),
+        with_images("b", [1, 2, 9, 3], "red"),
+        with_images("c", [1, 2, 9, 3, 11, 4], "red"),
+    ]
+
+    assert {("a", 0): None, ("b", 0): ("a", 0), ("c", 0): ("b", 0)} == parents(steps)
+
+
+def test_steps_with_images_of_unknown_places_join_only_if_all_images_are_equal():
+    first = with_images("a", [1, 9, 2], "red", token=None)
+    equal = with_images("b", [1, 9, 2, 10, 3], "red", token=None)
+    more = with_images("c", [1, 9, 2, 10, 3], "red", "blue", token=None)
+
+    assert {("a", 0): None, ("b", 0): ("a", 0), ("c", 0): None} == parents([first, equal, more])

@@ -4,6 +4,7 @@ schemas       models of request bodies
 rollouts      open, list, get, reward, finish, delete
 steps         recorded steps and their tree
 token_texts   texts of a step's tokens
+images        an image of a rollout
 exports       rows for trainers
 export_query  options of an export, and the rows of one rollout
 groups        open, list, get, export, delete
@@ -27,6 +28,7 @@ from proxy.api.control import (
     events,
     exports,
     groups,
+    images,
     openapi,
     policy,
     rollouts,
@@ -63,6 +65,7 @@ CONTROL_ROUTES: list[web.RouteDef] = [
     web.get(f"{_ROLLOUT}/steps", steps.list_steps),
     web.get(f"{_ROLLOUT}/steps/{{step_id:[^/]+}}", steps.show_step),
     web.get(f"{_ROLLOUT}/steps/{{step_id:[^/]+}}/texts", token_texts.show_texts),
+    web.get(f"{_ROLLOUT}/images/{{image:[^/]+}}", images.show_image),
     web.get(f"{_ROLLOUT}/tree", steps.show_tree),
     web.get(f"{_ROLLOUT}/export", exports.export_rollout),
     web.get("/export", exports.export_many),

@@ -210,6 +210,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "get", f"{_R}/steps/{{step_id}}/texts", "Get the texts of a step's tokens.", _TEXTS, statuses=(200, 400, 404)
     ),
+    Route("get", f"{_R}/images/{{image}}", "Get an image of a rollout's calls.", statuses=(200, 404, 422)),
     Route("get", f"{_R}/tree", "Get the tree of a rollout's steps, with drift.", (_TREE,), statuses=(200, 400, 404)),
     Route("get", f"{_R}/export", "Export a rollout in a trainer's format.", _EXPORT, statuses=(200, 400, 404)),
     Route(

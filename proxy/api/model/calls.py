@@ -39,10 +39,12 @@ from proxy.rollouts.policy import Policy
 from proxy.rollouts.prompt_continuation import continuation_mode
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_steps
+from proxy.trajectory.images import IMAGES
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import tokens_left
 from proxy.upstream.headers import CONTINUATION_HEADER, ROLLOUT_HEADER, downstream
+from proxy.upstream.image_tokens import with_placeholders
 from proxy.upstream.routing import Failover
 from proxy.upstream.system_messages import with_engine_traits
 
@@ -302,6 +304,8 @@ class CallPlanner:
         )
         if adapter is not None:
             plan = await off_loop(call.body_bytes, adapter.recorded, plan)
+        if IMAGES in plan.extra and fault is None:
+            plan = await with_placeholders(context.upstream, endpoint, plan)
         return await self._continued(plan, endpoint, as_ids=as_ids) if fault is None else plan, fault
 
     async def _continued(self, plan: Plan, endpoint: Endpoint, *, as_ids: bool) -> Plan:

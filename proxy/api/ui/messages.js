@@ -4,6 +4,7 @@
 
 import { line, visible } from "./format.js";
 import { html, useState } from "./html.js";
+import { Picture } from "./picture.js";
 
 const MAX_FOLDED = 4000; // characters of a text that are shown before its button is pressed
 const MAX_UNSCROLLED = 1000; // characters that fit on every screen
@@ -12,7 +13,7 @@ const MAX_MESSAGES = 40; // messages that are shown before the button for earlie
 /** Show the request and the response of a step. */
 export function Conversation({ step }) {
   const [isWhole, setWhole] = useState(false);
-  const sent = requestMessages(step);
+  const sent = withPictures(requestMessages(step), step);
   const hidden = isWhole ? 0 : Math.max(0, sent.length - MAX_MESSAGES);
   const { tools } = sentBody(step);
   return html`
@@ -42,6 +43,27 @@ function requestMessages(step) {
     return prompt.map((text) => ({ role: "prompt", content: Array.isArray(text) ? `${text.length} token ids` : text }));
   if (Array.isArray(ids)) return [{ role: "prompt", content: `${ids.length} token ids` }];
   return [];
+}
+
+/** An image in place of a part; recorded parts are never one. */
+class Pictured {
+  constructor(rollout, name, number) {
+    Object.assign(this, { rollout, name, number });
+  }
+}
+
+/** Return the messages with the images of the call, by name, in place of their parts. */
+function withPictures(messages, step) {
+  const names = step.extra?.images?.ids;
+  if (!Array.isArray(names)) return messages;
+  let count = 0;
+  const named = (part) => {
+    const url = part?.image_url?.url ?? part?.image_url;
+    if (typeof url !== "string") return part;
+    count += 1;
+    return new Pictured(step.rollout_id, String(names[count - 1]), count);
+  };
+  return messages.map((sent) => (Array.isArray(sent.content) ? { ...sent, content: sent.content.map(named) } : sent));
 }
 
 function responseMessages(step) {
@@ -75,18 +97,23 @@ function Message({ sent }) {
         ${sent.finish && dim(`finished: ${line(String(sent.finish), 40)}`)}
       </header>
       ${typeof thoughts === "string" && thoughts && html`<${Fold} title="reasoning" text=${thoughts} />`}
-      ${contents(sent.content).map((text) => html`<${Body} text=${text} />`)}
+      ${contents(sent.content).map((part) => (part instanceof Pictured
+        ? html`<${Picture} ...${part} />`
+        : html`<${Body} text=${part} />`))}
       ${calls(sent).map(([name, args]) => html`
         <div class="toolcall"><b>calls ${line(name, 120)}</b><${Body} text=${args} /></div>`)}
     </article>`;
 }
 
-/** Return the texts of a content: a string, a list of parts, or any other JSON value. */
+/** Return the texts and the images of a content: a string, a list of parts, or any other JSON value. */
 function contents(content) {
   if (content === null || content === undefined) return [];
   if (typeof content === "string") return [content];
   if (!Array.isArray(content)) return [JSON.stringify(content)];
-  return content.map((part) => (typeof part?.text === "string" ? part.text : (JSON.stringify(part) ?? "")));
+  return content.map((part) => {
+    if (part instanceof Pictured) return part;
+    return typeof part?.text === "string" ? part.text : (JSON.stringify(part) ?? "");
+  });
 }
 
 function calls(sent) {

@@ -15,6 +15,7 @@ from proxy.rollouts.audit.verdict import Scored, pairs_of
 from proxy.rollouts.scoring.requests import SCORING_KINDS, NotScored, Scorer, find_scorer, sender
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
+from proxy.trajectory.images import recorded
 from proxy.trajectory.step import Step
 from proxy.upstream import Endpoint, Upstream
 from storage.types import Appended
@@ -72,12 +73,12 @@ class BackgroundAudit:
         found = await find_scorer(sender(self._upstream, endpoint), step.engine.kind, None)
         scorer = Scorer(found.send, found.kind, step.model_served or found.model, found.window)
         for choice in step.choices[:1]:  # the other choices of the call have the same prompt and engine
-            recorded = of_choice(step, choice)
-            scored, finding = await audit_one(recorded, scorer, AuditOptions())
+            sample = of_choice(step, choice)
+            scored, finding = await audit_one(sample, scorer, AuditOptions())
             if finding is None:
                 continue
             self._metrics.audits.labels(step.engine.name, finding.verdict).inc()
-            await asyncio.to_thread(self._observe, step.engine.name, recorded, scored)
+            await asyncio.to_thread(self._observe, step.engine.name, sample, scored)
             if finding.verdict != "aligned":
                 fields = {"step_id": step.step_id, "verdict": finding.verdict, "max": finding.max, "note": finding.note}
                 LOG.warning("Audited step is not aligned", extra={"fields": fields})
@@ -99,4 +100,5 @@ def is_scorable(step: Step) -> bool:
         and any(choice.logprobs for choice in step.choices)
         and (step.sampling.get("logprobs_mode", _RAW) == _RAW or temperature == 1)
         and not step.constrained
+        and not recorded(step)  # ids without the images are another prompt
     )

@@ -126,6 +126,8 @@ async def _audited(row: Any, scorer: Scorer, terms: AuditOptions, journal: Audit
         recorded = of_row(row)
     except ValueError as error:
         return Result(*name, NOT_SCORED, note=str(error))
+    if row.get("images"):
+        return Result(*name, NOTHING, note=_IMAGES, skipped=recorded.count)
     skipped, reason = recorded.skipped(terms.logprobs_mode)
     if skipped == recorded.count and not recorded.mask_offset:
         return Result(*name, NOTHING, note=reason or _UNLOGGED, skipped=skipped)
@@ -150,6 +152,7 @@ def _key(recorded: AuditSample, scorer: Scorer, terms: AuditOptions) -> str:
     return blake2b(orjson.dumps(depends), digest_size=16).hexdigest()
 
 
+_IMAGES = "the prompt has images, without which its ids are another prompt"
 _UNFINISHED = Result("", 0, NOT_SCORED)
 _UNLOGGED = "no logprobs: no token is trained, or none were requested (record.logprobs: off)"
 _BEYOND = "the only logprob is of the last token of a full context window, which cannot be scored as a prompt"

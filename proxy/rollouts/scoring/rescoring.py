@@ -28,6 +28,7 @@ from proxy.rollouts.scoring.requests import OtherVocabulary, TokenScores, TooLon
 from proxy.rollouts.scoring.vocabulary import differing_id, is_unlikely
 from proxy.rollouts.steps import aside, weights_of
 from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.images import recorded
 from proxy.trajectory.scores import Role, Scores, are_logprobs, decode_scores, encode_scores
 from proxy.trajectory.sequence import Options, Row, sequences
 from proxy.trajectory.step import Ids, Step
@@ -139,6 +140,8 @@ class Rescoring:
         ids, positions = row.ids[: row.trained.rfind(1) + 1], [at for at, bit in enumerate(row.trained) if bit]
         if positions[0] == 0:
             raise _refused(row, "it has no prompt before its first sampled token")
+        if recorded(leaf):
+            raise _refused(row, "it has images, without which its ids are another prompt")
         model = leaf.model_served if self._engines.is_policy else self._model
         for _ in range(_ATTEMPTS):
             weights = await self._weights(leaf)

@@ -154,7 +154,7 @@ class SglangChatResponse:
             "matched_stop": stop,
         }
         if self.fields.prompt_ids:
-            choice["prompt_token_ids"] = self.prompt.ids
+            choice["prompt_token_ids"] = self.prompt.unexpanded or self.prompt.ids
         if self.fields.return_token_ids:
             choice["response_token_ids"] = [token.id for token in tokens]
         if self.fields.return_meta_info:
@@ -186,7 +186,7 @@ class SglangChatResponse:
         """Return `sglext`; empty if none of its fields are requested."""
         extension: JsonObject = {}
         if self.fields.return_input_ids_in_sglext:
-            extension["input_ids"] = self.prompt.ids
+            extension["input_ids"] = self.prompt.unexpanded or self.prompt.ids
         if self.fields.return_output_ids_in_sglext:
             extension["output_ids"] = [[token.id for token in tokens] for tokens in choices]
         if self.fields.return_routed_experts and self.options.routed_experts and not self.fields.return_meta_info:

@@ -96,6 +96,7 @@ def test_a_step_is_scorable_if_its_logprobs_can_be_computed_again():
         make_step("S1", (1, 2), make_choice(0, (3, 4), logprobs=array("f")))
     )  # logprobs were not requested
     assert is_scorable(make_step("S1", (1, 2), (3, 4), sampling={"constrained": False}))
+    assert not is_scorable(make_step("S1", (1, 2), (3, 4), extra={"images": {"ids": ["0f" * 16], "token": None}}))
     for changes in (
         {"sampling": {"constrained": True}},
         {"problems": ("no_token_ids",)},

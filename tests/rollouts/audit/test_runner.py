@@ -167,3 +167,12 @@ async def test_constrained_tokens_are_skipped_and_counted(engine, scorer):
     moved = bound | {"mask": [0, *bound["mask"][:-1]]}
     assert [("shifted", 1)] == [(result.verdict, result.offset) for result in await audited(iterate(moved), scorer)]
     assert ["wrong tokens"] == [result.verdict for result in await audited(iterate(odd | {"spans": []}), scorer)]
+
+
+async def test_rows_with_images_are_not_scored(scorer, engine):
+    """Their ids without the images are another prompt."""
+    row = honest_row("images") | {"images": [{"image": "0f" * 16, "start": 1, "length": 2}]}
+    (result,) = await audited(iterate(row), scorer)
+
+    assert ("nothing to compare", 0) == (result.verdict, scored(engine))
+    assert "images" in result.note

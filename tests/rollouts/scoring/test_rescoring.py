@@ -197,3 +197,13 @@ def test_the_representations_have_no_secrets(upstream):
     rescorers = rescorers_of(None, FakeEngines(upstream))
 
     assert "<Rescorers teacher>" == repr(rescorers)
+
+
+async def test_a_row_with_images_is_refused(store, upstream):
+    """Its ids without the images are another prompt."""
+    engines = FakeEngines(upstream)
+    images = {"extra": {"images": {"ids": ["0f" * 16], "token": 1}}}
+
+    with pytest.raises(Conflict, match="rollout 'r1' cannot be scored: it has images"):
+        await scored_by(store, engines, [make_step("a", [1, 2], [3], **images)])
+    assert [] == engines.scored

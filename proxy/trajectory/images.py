@@ -1,0 +1,144 @@
+"""The images of a call: their names, and their places among the ids of its prompt.
+
+A step with images has in `extra.images`: `ids`, the name of each image in the order of the messages, and `token`, the id of
+the placeholder that the engine repeats for an image, or null if it is unknown. The name of an image is the hash of its data,
+32 hexadecimal digits; that of one that the engine fetches is its URL.
+"""
+
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from proxy.trajectory.blocks import IMAGE, names_of
+from proxy.trajectory.image_texts import data_of
+from proxy.trajectory.step import Ids, Prompt, Step
+
+IMAGES: Final = "images"  # in `extra`
+UNALIGNED: Final = "image_count"
+_HASH: Final = re.compile("[0-9a-f]{32}")
+_REPLACED: Final = 4  # ids of a placeholder that `distinct` replaces
+_BYTES_PER_ID: Final = 4
+
+
+class PlacedImage(NamedTuple):
+    """An image of a prompt: its name, and the range of its placeholder; None if that is unknown."""
+
+    image: str
+    start: int | None
+    length: int | None
+
+
+def urls_of(messages: Any) -> Iterator[str]:
+    """Yield the URL of each image in the parts of messages, in order."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            url = part.get("image_url") if isinstance(part, dict) else None
+            url = url.get("url") if isinstance(url, dict) else url
+            if isinstance(url, str):
+                yield url
+
+
+def names_in(messages: Any) -> list[str]:
+    """Return the name of each image in the parts of messages, in order."""
+    return [_name(url).hex() if _has_data(url) else url for url in urls_of(messages)]
+
+
+def data_in(messages: Any) -> dict[str, bytes]:
+    """Return the names of the images with data in the parts of messages, by their data."""
+    return {
+        data: _name(url) for url in urls_of(messages) if _has_data(url) and (data := data_of(url)) and data.isascii()
+    }
+
+
+def recorded(step: Step) -> Sequence[str]:
+    """Return the names of the images of a step; none if it has none."""
+    found = step.extra.get(IMAGES)
+    names = found.get("ids") if isinstance(found, Mapping) else None
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
+
+
+def block_of(name: str) -> bytes | None:
+    """Return the name of the block that has the data of an image; None for an image that is referenced by URL."""
+    return bytes.fromhex(name) if _HASH.fullmatch(name) else None
+
+
+def runs(ids: Ids, token: int) -> list[tuple[int, int]]:
+    """Return the start and the length of each run of a token."""
+    found: list[tuple[int, int]] = []
+    end = 0
+    while True:
+        try:
+            start = ids.index(token, end)
+        except ValueError:
+            return found
+        end = start + 1
+        while end < len(ids) and ids[end] == token:
+            end += 1
+        found.append((start, end - start))
+
+
+def aligned(
+    names: Sequence[str], candidates: Sequence[int], prompts: Sequence[Ids]
+) -> tuple[int | None, tuple[str, ...]]:
+    """Return the placeholder of these images in a prompt, and the problems of the prompt.
+
+    That is the one of the `candidates` which has one run for each image. None if there is none, or several. It is a problem
+    if a candidate is in the prompt, but none has as many runs.
+    """
+    if len(prompts) != 1:
+        return None, ()
+    counts = {token: len(runs(prompts[0], token)) for token in dict.fromkeys(candidates)}
+    fitting = [token for token, count in counts.items() if count == len(names)]
+    if len(fitting) == 1:
+        return fitting[0], ()
+    return None, (UNALIGNED,) if not fitting and any(counts.values()) else ()
+
+
+def placed(step: Step, prompt: Prompt) -> list[PlacedImage]:
+    """Return the images of a step with their places in its prompt, in order."""
+    names = recorded(step)
+    ranges = _ranges(step, prompt[:]) if names else None
+    if ranges is None:
+        return [PlacedImage(name, None, None) for name in names]
+    return [PlacedImage(name, *span) for name, span in zip(names, ranges, strict=True)]
+
+
+def distinct(step: Step, prompt: Prompt) -> tuple[str, Prompt]:
+    """Return a key, and ids that differ where the images of two prompts differ; prompts join only under one key.
+
+    A placeholder has the same ids for every image, so that prompts with other images would be equal. Each is replaced by
+    negative ids of the image's name. If the places of the images are unknown, the key has their names.
+    """
+    names = recorded(step)
+    if not names:
+        return "", prompt
+    ids = prompt[:]
+    ranges = _ranges(step, ids)
+    if ranges is None:
+        return "\n".join(names), prompt
+    for name, (start, length) in zip(names, ranges, strict=True):
+        count = min(length, _REPLACED)
+        digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=_BYTES_PER_ID * count).digest()
+        ids[start : start + count] = array("i", [-1 - (value & 0x7FFFFFFF) for value in memoryview(digest).cast("I")])
+    return "", ids
+
+
+def _ranges(step: Step, ids: Ids) -> list[tuple[int, int]] | None:
+    """Return the range of each image's placeholder; None if they are unknown."""
+    found = step.extra.get(IMAGES)
+    token = found.get("token") if isinstance(found, Mapping) else None
+    if type(token) is not int:
+        return None
+    ranges = runs(ids, token)
+    return ranges if len(ranges) == len(recorded(step)) else None
+
+
+def _has_data(url: str) -> bool:
+    return url[:5].lower() == "data:"
+
+
+def _name(url: str) -> bytes:
+    return names_of(IMAGE, [data_of(url).encode("utf-8", "surrogatepass")])[0]

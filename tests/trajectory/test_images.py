@@ -1,0 +1,139 @@
+"""The images of a call, and their places in its prompt."""
+
+from array import array
+from itertools import groupby
+
+import pytest
+from forests import make_step
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.trajectory.images import (
+    IMAGES,
+    PlacedImage,
+    aligned,
+    block_of,
+    data_in,
+    distinct,
+    names_in,
+    placed,
+    recorded,
+    runs,
+)
+
+PNG, GIF, WEB = "data:image/png;base64,AAAA", "data:image/gif;base64,BBBB", "https://example.com/a.png"
+PAD = 99
+IDS = st.lists(st.sampled_from([1, 2, PAD]), max_size=30).map(lambda ids: array("i", ids))
+
+
+def part(url):
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def message(*parts, role="user"):
+    return {"role": role, "content": list(parts)}
+
+
+def step(prompt, *names, token=PAD, step_id="a", **facts):
+    extra = {"request_key": step_id, IMAGES: {"ids": list(names), "token": token}}
+    return make_step(step_id, prompt, [7, 8], extra=extra, **facts)
+
+
+def test_images_are_named_in_the_order_of_the_messages():
+    """Equal data has one name, also with another type; an image by URL has the URL as its name."""
+    messages = [
+        message({"type": "text", "text": "a"}, part(PNG), part(WEB)),
+        message({"type": "input_image", "image_url": GIF}, role="tool"),
+        message(part(PNG.replace("png", "jpeg")), "odd", {"image_url": 3}, {"type": "image_url"}),
+        {"role": "user", "content": "text"},
+        "odd",
+    ]
+    first, web, second, again = names_in(messages)
+
+    assert (WEB, first) == (web, again)
+    assert 32 == len(first) == len(second)
+    assert first != second
+    assert {"AAAA": first, "BBBB": second} == {data: name.hex() for data, name in data_in(messages).items()}
+    assert [] == names_in(None) == names_in([{}])
+
+
+@pytest.mark.parametrize("url", ["data:", "data:,", "data:,\N{SNOWMAN}", "data:,\ud800"])
+def test_data_that_is_empty_or_no_ascii_has_a_name_and_is_not_stored_apart(url):
+    assert 32 == len(names_in([message(part(url))])[0])
+    assert {} == data_in([message(part(url))])
+
+
+@given(IDS)
+def test_runs_are_those_of_itertools(ids):
+    starts, found = 0, []
+    for token, same in groupby(ids):
+        length = len(list(same))
+        found += [(starts, length)] if token == PAD else []
+        starts += length
+
+    assert found == runs(ids, PAD)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "candidates", "expected"),
+    [
+        ([1, PAD, PAD, 2, PAD], [PAD], (PAD, ())),
+        ([1, PAD, PAD, 2, PAD], [50, PAD], (PAD, ())),
+        ([1, PAD, PAD, 2], [PAD], (None, ("image_count",))),
+        ([1, PAD, 2, PAD, 3, PAD], [50, PAD], (None, ("image_count",))),
+        ([1, 2], [PAD], (None, ())),
+        ([1, PAD, 50, PAD, 50], [50, PAD], (None, ())),
+        ([1, PAD, 2, PAD], [], (None, ())),
+    ],
+)
+def test_a_placeholder_has_one_run_for_each_image(prompt, candidates, expected):
+    """Another number of runs is a problem; an unknown placeholder, or two that fit, is none, and has no places."""
+    assert expected == aligned(["a", "b"], candidates, [array("i", prompt)])
+
+
+def test_several_prompts_have_no_places():
+    assert (None, ()) == aligned(["a"], [PAD], [array("i", [PAD]), array("i", [PAD])])
+
+
+def test_places_are_those_of_the_runs():
+    two = step([1, PAD, PAD, 2, PAD], "a", WEB)
+
+    assert [PlacedImage("a", 1, 2), PlacedImage(WEB, 4, 1)] == placed(two, two.prompts[0])
+    for other in (step([1], "a"), step([PAD], "a", token=None), step([PAD], "a", token="9")):
+        assert [PlacedImage("a", None, None)] == placed(other, other.prompts[0])
+
+
+@pytest.mark.parametrize("images", [None, 3, {}, {"ids": 3}, {"ids": [3]}, {"ids": None, "token": 1}])
+def test_a_step_with_an_odd_record_of_images_has_none(images):
+    odd = make_step("a", [PAD], [1], extra={IMAGES: images})
+
+    assert [] == list(recorded(odd)) == placed(odd, odd.prompts[0])
+    assert ("", odd.prompts[0]) == distinct(odd, odd.prompts[0])
+
+
+NAMED = st.lists(st.sampled_from(["a", "b", "c" * 32]), max_size=3)
+
+
+@given(NAMED, NAMED, st.integers(1, 6))
+def test_ids_differ_where_images_differ(mine, others, length):
+    """A prompt begins with another one only if its images begin with those of the other one."""
+    prompts = []
+    for names in (mine, others):
+        ids = [1, *(token for _ in names for token in ([PAD] * length + [2]))]
+        prompts.append(distinct(step(ids, *names), array("i", ids)))
+    (key, ids), (other_key, other_ids) = prompts
+
+    assert "" == key == other_key
+    assert (mine[: len(others)] == others) == (ids[: len(other_ids)] == other_ids)
+    assert all(token < 0 for token in ids if token not in {1, 2, PAD})
+
+
+def test_images_of_unknown_places_are_a_key():
+    unknown = step([1, 2], "a", "b", token=None)
+
+    assert ("a\nb", unknown.prompts[0]) == distinct(unknown, unknown.prompts[0])
+
+
+def test_only_the_name_of_data_is_that_of_a_block():
+    assert bytes(16) == block_of("00" * 16)
+    assert [None] * 4 == [block_of(name) for name in (WEB, "00" * 15, "0G" * 16, "AA" * 16)]
