@@ -85,7 +85,7 @@ class GroupCompletion:
         for policy, versions in queued.items():
             oldest = _oldest(versions)
             fields |= state_fields(policy, status="complete", oldest=oldest)
-            notes[policy] = orjson.dumps({"oldest": oldest, "empty": not versions})
+            notes[policy] = orjson.dumps({"oldest": oldest} if versions else {"oldest": oldest, "empty": True})
         expect = {"status": None, "complete_ms": None}  # a group of other policies has no field status
         try:
             await self.store.queue.enqueue(group_id, notes, fields, expect=expect, now_ms=now_ms)
