@@ -55,7 +55,12 @@ def data_in(messages: Any) -> dict[str, bytes]:
 
 def recorded(step: Step) -> Sequence[str]:
     """Return the names of the images of a step; none if it has none."""
-    found = step.extra.get(IMAGES)
+    return names_from(step.extra)
+
+
+def names_from(extra: Any) -> Sequence[str]:
+    """Return the names of the images in the `extra` of a step."""
+    found = extra.get(IMAGES) if isinstance(extra, Mapping) else None
     names = found.get("ids") if isinstance(found, Mapping) else None
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
 

@@ -15,7 +15,7 @@ from proxy.trajectory import blocks
 from proxy.trajectory.arrays import logprobs_from_little_endian, to_little_endian
 from proxy.trajectory.blocks import BlockReader, BlockWriter
 from proxy.trajectory.codec import LENGTHS, Record, UnreadableRecord, chain_fields, frame, join_fields, open_frame
-from proxy.trajectory.images import IMAGES, block_of, data_in
+from proxy.trajectory.images import IMAGES, block_of, data_in, names_from
 from proxy.trajectory.shared_ids import SharedIds
 from proxy.trajectory.step import Prompt, sent_messages
 
@@ -79,8 +79,7 @@ def chains_of(head: Mapping[str, Any]) -> set[bytes]:
     """Return the names of the last blocks of all chains that the head of a record names."""
     ends = [prompt["end"] for prompt in head["prompts"]]
     ends += [chain[1] for chains in head["chains"].values() for chain in chains.values() if len(chain) > 1]
-    images = (head.get("extra") or {}).get(IMAGES) or {}
-    stored = {block for name in images.get("ids", ()) if (block := block_of(name)) is not None}
+    stored = {block for name in names_from(head.get("extra")) if (block := block_of(name)) is not None}
     return {bytes.fromhex(end) for end in ends} | stored
 
 

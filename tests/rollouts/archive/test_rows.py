@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from proxy.rollouts.archive.rows import RolloutRows, name_of, read_saved, record_of, saved_json
 from proxy.rollouts.archive.tables import ArchiveWriter, read_rows
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.codec import UnreadableRecord, encode, open_frame
+from proxy.trajectory.codec import UnreadableRecord, decode, encode, open_frame
+from proxy.trajectory.images import names_in
 from storage.types import StoredEntity
 
 DAMAGED = (b"", b"TT\x02" + bytes(40), b"TT\x09" + bytes(40))
@@ -134,3 +135,18 @@ def test_fields_counts_and_marks_of_any_bytes_return(marks, counts):
     assert (marks, counts) == (saved.marks, saved.counts)
     assert FIELDS.keys() - {"archive"} == saved.fields.keys()
     assert ("r1", 1_700_000_000_000, 1_700_000_000_001) == (saved.name, saved.created_ms, saved.touched_ms)
+
+
+def test_images_return_from_rows_that_are_equal_and_from_copied_records():
+    """The data of an image is in the blocks again, and the step is the same."""
+    messages = [{"role": "user", "content": [{"image_url": {"url": "data:image/png;base64," + "QUJD" * 500}}]}]
+    extra = {"images": {"ids": names_in(messages), "token": None}}
+    narrow, wide = make_choice(0, [3]), make_choice(0, [3], logprobs=array("d", [-0.1]))
+    steps = [make_step(name, [1, 2], choice, request={"messages": messages}, extra=extra)
+             for name, choice in (("a", wide), ("b", narrow), ("c", wide))]  # fmt: skip
+    for chosen in (steps, steps[1:]):
+        records, blocks = stored(chosen)
+        again, made = restored(archived(records, blocks))
+
+        assert blocks.items() <= made.items()
+        assert chosen == [decode(record, BlockReader(made)) for record in again]
