@@ -127,6 +127,11 @@ def _in_dialect(call: FaultyCall, dialect: str | None) -> tuple[str, dict]:
     if dialect is None:
         return call.path, call.body
     body: dict[str, Any] = {"model": "tiny", "stream": call.body.get("stream", False)}
+    if dialect == "gemini":
+        method = "streamGenerateContent?alt=sse" if body["stream"] else "generateContent"
+        config = {"maxOutputTokens": call.body["max_tokens"]}
+        contents = [{"role": "user", "parts": [{"text": "hi"}]}]
+        return f"/v1beta/models/tiny:{method}", {"contents": contents, "generationConfig": config}
     if dialect == "messages":
         return "/v1/messages", {
             **body,
@@ -145,6 +150,10 @@ def _shaped(dialect: str, status: int, content_type: str, text: bytes) -> bool:
         return dialect in ("chat", "completions", "generate")
     if dialect in ("chat", "completions", "generate"):
         return True
+    if dialect == "gemini":
+        last = text.strip().rpartition(b"data: ")[2] if content_type == "text/event-stream" else text
+        response = orjson.loads(last)
+        return "error" in response or all("finishReason" in candidate for candidate in response["candidates"])
     if content_type == "text/event-stream":
         ends = (
             ("message_stop", "error")

@@ -140,7 +140,7 @@ async def session(readers: Readers, agent: Agent, calls: list[FaultyCall], rando
         await readers.request("POST", "/rollouts", body)
     for call in calls:
         others = (
-            (None, None, "messages", "responses")
+            (None, None, "messages", "responses", "gemini")
             if call.dialect == "chat" and len(call.truth.choices) == 1
             else (None,)
         )

@@ -106,6 +106,11 @@ WRONG = {
     "/v1/completions": b'{"messages":[%s]}' % b",".join([b"{}"] * 70_000),
     "/v1/messages": b'{"max_tokens":5,"messages":[%s]}' % b",".join([b'{"role":"user","content":"h"}'] * 38_000),
     "/v1/responses": b'{"input":[%s]}' % b",".join([b'{"type":"item_reference","id":"msg_1"}'] * 30_000),
+    "/v1beta/models/m:generateContent": b'{"contents":[{"role":"model","parts":[%s]},{"role":"user","parts":[%s]}]}'
+    % (
+        b",".join([b'{"functionCall":{"name":"f"},"thoughtSignature":"dG9rZW50YXBle30="}'] * 10_000),
+        b",".join([b'{"functionResponse":{"name":"f"}}'] * 10_000),
+    ),
     "/rollouts": b'{"tools":[%s],"x":1}' % b",".join([b"1"] * 400_000),
     "/groups": b'{"metadata":"%s"}' % (b"x" * (2**23 - 100)),
 }

@@ -5,6 +5,7 @@ next call of its function that has none, as in Google's API.
 """
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,21 +74,21 @@ def _assigned(calls: Sequence[Json], responses: Sequence[FunctionResponse]) -> d
             raise refusal(f"{response.path}.name", f"is not the name of call {response.call_id[:64]!r}")
         else:
             results[response.call_id] = response
+    waiting: dict[str, deque[str]] = {}
+    for call_id, name in left.items():
+        waiting.setdefault(name, deque()).append(call_id)
     for response in unassigned:
-        call_id = _next(left, response)
-        del left[call_id]
-        results[call_id] = response
+        results[_next(waiting.get(response.name), response)] = response
     return results
 
 
-def _next(left: dict[str, str], response: FunctionResponse) -> str:
-    """Return the id of the call that a result without the id of a call belongs to."""
-    same = [call_id for call_id, name in left.items() if name == response.name]
-    if not same:
+def _next(waiting: deque[str] | None, response: FunctionResponse) -> str:
+    """Return the id of the call that a result without the id of a call belongs to; `waiting` are those of its function."""
+    if not waiting:
         raise refusal(response.path, f"no call of {response.name[:64]!r} in the turn before is without a result")
-    if response.call_id is not None and len(same) > 1:  # an id that belongs to none of them
+    if response.call_id is not None and len(waiting) > 1:  # an id that belongs to none of them
         raise refusal(f"{response.path}.id", f"{response.call_id[:64]!r} is not the id of a call in the turn before")
-    return same[0]
+    return waiting.popleft()
 
 
 def _text(response: Json, path: str) -> str:
