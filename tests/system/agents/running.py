@@ -20,6 +20,8 @@ def address(url: str, rollout: str | None = None) -> dict[str, str]:
         "OPENAI_API_KEY": "none",
         "ANTHROPIC_BASE_URL": root,
         "ANTHROPIC_API_KEY": "none",
+        "GOOGLE_GEMINI_BASE_URL": root,
+        "GEMINI_API_KEY": "none",
     }
 
 
