@@ -121,8 +121,7 @@ async def test_a_tool_loop_of_googles_client_is_one_sequence(store, stream):
         await one_sequence(proxy, 4)
 
 
-@STREAMS
-@pytest.mark.parametrize("kept", ["ids", "signatures", "nothing"])
+@pytest.mark.parametrize(("kept", "stream"), [("ids", True), ("signatures", True), ("nothing", False)])
 async def test_a_tool_loop_of_a_client_that_drops_fields_is_one_sequence(store, stream, kept):
     """Calls without ids, without signatures, without both, and without thoughts: results have their places."""
     tool = {"functionDeclarations": [TOOL["function"]]}

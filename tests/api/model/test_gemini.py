@@ -118,33 +118,32 @@ async def test_a_model_may_have_slashes_and_colons_in_its_name(store, simulated,
     assert ("org/name:7b", "simulated") == (step.model_asked, step.model_served)
 
 
-@pytest.mark.parametrize(
-    ("query", "headers", "status"),
-    [
-        ("", {"x-goog-api-key": SECRET}, 200),
-        (f"?key={SECRET}", {}, 200),
-        (f"?alt=json&key={SECRET}", {"x-goog-api-key": SECRET}, 200),
-        ("", {"Authorization": f"Bearer {SECRET}"}, 200),
-        ("", {}, 401),
-        ("?key=wrong", {}, 401),
-        ("", {"x-goog-api-key": "wrong"}, 401),
-    ],
-)
-async def test_a_key_is_in_a_header_or_in_the_query_and_nowhere_else(
-    store, engine, http, caplog, query, headers, status
-):
+KEYS = [
+    ("", {"x-goog-api-key": SECRET}, 200),
+    (f"?key={SECRET}", {}, 200),
+    (f"?alt=json&key={SECRET}", {"x-goog-api-key": SECRET}, 200),
+    ("", {"Authorization": f"Bearer {SECRET}"}, 200),
+    ("", {}, 401),
+    ("?key=wrong", {}, 401),
+    ("", {"x-goog-api-key": "wrong"}, 401),
+]
+
+
+async def test_a_key_is_in_a_header_or_in_the_query_and_nowhere_else(store, engine, http, caplog):
     """Not in the log, the record, or a request to the engine."""
     engine.plays(load("chat_ids_lp"))
     caplog.set_level(logging.DEBUG)
+    texts = []
     async with proxying(engine.url, store, agents={"api_keys": [SECRET]}) as served:
-        answered, _, text = await sent(http, f"{served.url}/rollouts/r1{GENERATE}{query}", **headers)
+        for query, headers, status in KEYS:
+            answered, _, text = await sent(http, f"{served.url}/rollouts/r1{GENERATE}{query}", **headers)
+            texts.append(text)
+            assert status == answered, text
+            assert status == 200 or "UNAUTHENTICATED" == orjson.loads(text)["error"]["status"]
 
-    assert status == answered, text
-    if status == 401:
-        assert ("UNAUTHENTICATED", []) == (orjson.loads(text)["error"]["status"], engine.requests)
-        return
-    (step,) = await stored_steps(store, "r1")
-    for seen in (caplog.text, repr(step), repr(engine.headers), repr(engine.requests), text.decode()):
+    steps = await stored_steps(store, "r1")
+    assert [4, 4] == [len(steps), len(engine.requests)]
+    for seen in (caplog.text, repr(steps), repr(engine.headers), repr(engine.requests), repr(texts)):
         assert SECRET not in seen
     assert not any("goog" in name for headers in engine.headers for name in headers)
 
@@ -180,33 +179,30 @@ async def test_a_passthrough_path_is_forwarded_without_the_key(store, engine, ht
     assert SECRET not in repr(engine.headers)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "name"),
-    [
-        ("POST", f"{STREAM}?alt=media", BODY, 400, "INVALID_ARGUMENT"),
-        ("POST", f"{GENERATE}?alt=sse", BODY, 400, "INVALID_ARGUMENT"),
-        ("POST", GENERATE, {"contents": [{"role": "system", "parts": [{"text": "a"}]}]}, 400, "INVALID_ARGUMENT"),
-        ("POST", GENERATE, {"contents": [{"parts": [{"functionResponse": {"name": "f"}}]}]}, 400, "INVALID_ARGUMENT"),
-        ("POST", GENERATE, {**BODY, "tools": [{"googleSearch": {}}]}, 400, "INVALID_ARGUMENT"),
-        ("POST", GENERATE, [], 400, "INVALID_ARGUMENT"),
-        ("POST", f"{MODEL}:countTokens", {"contents": []}, 400, "INVALID_ARGUMENT"),
-        ("POST", f"{MODEL}:embedContent", {}, 404, "NOT_FOUND"),
-        ("POST", "/v1beta/cachedContents", {}, 404, "NOT_FOUND"),
-        ("PUT", MODEL, {}, 404, "NOT_FOUND"),
-        ("GET", "/v1beta/models/unknown", None, 404, "NOT_FOUND"),
-    ],
-)
-async def test_a_bad_request_is_an_error_in_googles_format_and_nothing_is_recorded(
-    store, simulated, http, method, path, body, status, name
-):
-    async with (
-        proxying(simulated, store) as served,
-        http.request(method, f"{served.url}/rollouts/r1{path}", json=body) as response,
-    ):
-        error = await response.json()
+BAD = [
+    ("POST", f"{STREAM}?alt=media", BODY, 400, "INVALID_ARGUMENT"),
+    ("POST", f"{GENERATE}?alt=sse", BODY, 400, "INVALID_ARGUMENT"),
+    ("POST", GENERATE, {"contents": [{"role": "system", "parts": [{"text": "a"}]}]}, 400, "INVALID_ARGUMENT"),
+    ("POST", GENERATE, {"contents": [{"parts": [{"functionResponse": {"name": "f"}}]}]}, 400, "INVALID_ARGUMENT"),
+    ("POST", GENERATE, {**BODY, "tools": [{"googleSearch": {}}]}, 400, "INVALID_ARGUMENT"),
+    ("POST", GENERATE, [], 400, "INVALID_ARGUMENT"),
+    ("POST", f"{MODEL}:countTokens", {"contents": []}, 400, "INVALID_ARGUMENT"),
+    ("POST", f"{MODEL}:embedContent", {}, 404, "NOT_FOUND"),
+    ("POST", "/v1beta/cachedContents", {}, 404, "NOT_FOUND"),
+    ("PUT", MODEL, {}, 404, "NOT_FOUND"),
+    ("GET", "/v1beta/models/unknown", None, 404, "NOT_FOUND"),
+]
 
-    error = error[0] if isinstance(error, list) else error
-    assert (status, status, name) == (response.status, error["error"]["code"], error["error"]["status"])
+
+async def test_a_bad_request_is_an_error_in_googles_format_and_nothing_is_recorded(store, simulated, http):
+    async with proxying(simulated, store) as served:
+        for method, path, body, status, name in BAD:
+            async with http.request(method, f"{served.url}/rollouts/r1{path}", json=body) as response:
+                error = await response.json()
+            error = error[0] if isinstance(error, list) else error
+            found = (response.status, error["error"]["code"], error["error"]["status"])
+            assert (status, status, name) == found, (path, body)
+
     assert () == (await store.list()).names
 
 
