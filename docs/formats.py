@@ -23,6 +23,10 @@ exports the steps of one policy; without it, those of all trained policies, each
 `sequences` and `steps` have the `policy`, except those of `default`. Arrow and Parquet have this column if `policies` are
 configured; it is null for `default`.
 
+`threads=main` exports one conversation of each rollout, `threads=agents` all but auxiliary calls ([threads](threads.md)). With
+`threads`, steps of different threads never join, rows of `sequences` and `steps` have the `thread`, and `branches=one` counts
+the rows of each thread.
+
 A *batch* is an object of lists with one entry per row; other formats return lists of rows.
 """
 

@@ -28,7 +28,7 @@ def rollout(rollout_id: str, method: str = "GET") -> Request:
 
 def patch_rollout(rollout_id: str, changes: Mapping[str, Any]) -> Request:
     """`PATCH /rollouts/{id}`. Raises ClientError if a reward or an advantage is not valid."""
-    for name in ("reward", "step_rewards", "advantages"):
+    for name in ("reward", "step_rewards", "thread_rewards", "advantages"):
         check_float32(name, changes.get(name))
     return Request("PATCH", f"/rollouts/{quote_id(rollout_id)}", without_none(changes))
 

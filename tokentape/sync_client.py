@@ -68,7 +68,7 @@ class Client:
         return self._list_pages("rollouts", filters)
 
     def patch_rollout(self, rollout_id: str, **changes: Any) -> Rollout:
-        """Set `reward`, `step_rewards` by step ID, `advantages`, `metadata` or `continuation`; others are unchanged."""
+        """Set `reward`, `step_rewards`, `thread_rewards`, `advantages`, `metadata` or `continuation`; others are unchanged."""
         return cast("Rollout", self._request(requests.patch_rollout(rollout_id, changes)))
 
     def finish_rollout(
@@ -103,7 +103,7 @@ class Client:
                 return
 
     def tree(self, rollout_id: str, *, texts: bool | None = None) -> dict[str, Any]:
-        """Return the tree of steps, their spans and drift; with `texts=False` no tokenizer is waited for to explain drift."""
+        """Return the tree of steps, their spans, threads and drift; `texts=False`: drift is not explained with a tokenizer."""
         return cast("dict[str, Any]", self._request(requests.tree(rollout_id, texts=texts)))
 
     def events(self, rollout_id: str | None = None) -> Generator[Change | None, None, None]:
@@ -171,9 +171,9 @@ class Client:
         """Claim up to `groups` complete groups that no other consumer has claimed: {batch_id, groups, rows, …}.
 
         `policy` is required if several policies are trained; each of them claims a group independently of the others.
-        Options: `format`, `wait_s`, `lease_s`, `exact`, `members`, `min_group`, `max_staleness` and the other fields of the
-        route. Acknowledge the batch or extend its lease before the lease expires; otherwise another consumer can claim its
-        groups. `waiting`, `refused`, `dropped` and `reasons` of the response are the groups that are not in the batch.
+        Options: `format`, `threads`, `wait_s`, `lease_s`, `exact`, `members`, `min_group`, `max_staleness` and the other fields
+        of the route. Acknowledge the batch or extend its lease before the lease expires; otherwise another consumer can claim
+        its groups. `waiting`, `refused`, `dropped` and `reasons` of the response are the groups that are not in the batch.
         """
         body = {"consumer": consumer, "groups": groups, "policy": policy, **options}
         return cast("dict[str, Any]", self._request(requests.claim_batch(body)))

@@ -65,6 +65,7 @@ class Rollout(TypedDict):
     drift: dict[str, Any]
     reward: float | None
     step_rewards: dict[str, float | list[float]]
+    thread_rewards: NotRequired[dict[str, float]]
     advantages: Any
     created_ms: int
     began_ms: int | None
@@ -137,6 +138,7 @@ class RowFacts(TypedDict):
     `step_ids` are the steps whose completion tokens are trained in the row. `reward` is the rollout's; `advantage` is null
     unless the rollout has exactly one (not one per step or per token). `weight` is 1/n for a rollout of n rows.
     `raw_reward` is the reward before the penalty of `overlong=penalize`. `rescored` is what scored the row, with `rescore`.
+    `thread` is present if `threads` was requested; a thread with a reward of its own has that.
     """
 
     rollout_id: str
@@ -146,6 +148,7 @@ class RowFacts(TypedDict):
     weight: float
     raw_reward: NotRequired[float | None]
     rescored: NotRequired[Rescored]
+    thread: NotRequired[str]
 
 
 class ClaimedGroup(TypedDict):

@@ -31,6 +31,7 @@ from proxy.rollouts.renewals import Lifetimes, StepReservations
 from proxy.rollouts.scoring.rescoring import Rescorers
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.multiprocess import WorkerMetrics
+from proxy.trajectory.thread_rules import ThreadOptions
 from proxy.upstream import Upstream
 from proxy.upstream.concurrency import StartPacing
 from proxy.upstream.registry import EndpointRegistry
@@ -69,6 +70,7 @@ class Context:
     lifetimes: Lifetimes
     activity: Activity
     policies: Policies
+    threads: ThreadOptions
     adapter_updates: Mapping[str, AdapterUpdates]
     opener: RolloutOpener
     finisher: Finisher

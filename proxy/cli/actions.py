@@ -25,10 +25,14 @@ async def finish_rollout(address: ControlAddress, rollout_id: str, body: Mapping
 
 
 async def reward_rollout(address: ControlAddress, rollout_id: str, body: Mapping[str, Any], *, as_json: bool) -> None:
-    """Set the reward of a rollout or of steps. Fields that are None are omitted. Raises OSError if the request fails."""
+    """Set rewards of a rollout, its steps or threads. Fields that are None are omitted. Raises OSError if the request fails."""
     rewarded = await _send(address, "PATCH", rollout_path(rollout_id), _present(body))
     steps = f", {len(rewarded['step_rewards'])} steps with a reward" if rewarded["step_rewards"] else ""
-    _report(f"rollout {rollout_id!r}: {rewarded['status']}{_rewarded(rewarded)}{steps}", rewarded, as_json=as_json)
+    count = len(rewarded.get("thread_rewards", ()))
+    threads = f", {count} thread{'s' * (count > 1)} with a reward" if count else ""
+    _report(
+        f"rollout {rollout_id!r}: {rewarded['status']}{_rewarded(rewarded)}{steps}{threads}", rewarded, as_json=as_json
+    )
 
 
 async def delete_rollout(address: ControlAddress, rollout_id: str, *, as_json: bool) -> None:

@@ -184,6 +184,7 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     container: Annotated[str, typer.Option(help="ndjson, json, parquet, arrow, msgpack.")] = "ndjson",
     policy: Annotated[str | None, typer.Option(help="Only this policy; default all trained ones.")] = None,
     rescore: Annotated[str | None, typer.Option(help="Also the logprobs by this scorer now, e.g. policy.")] = None,
+    threads: Annotated[str | None, typer.Option(help="main, agents (without auxiliary calls) or all.")] = None,
     query: Annotated[
         list[str] | None, typer.Option(help="Another GET /export parameter, e.g. branches=last; repeatable.")
     ] = None,
@@ -196,9 +197,7 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     max_len: Annotated[int | None, typer.Option(min=1, help="With --push: maximum sequence length, in tokens.")] = None,
     env_id: Annotated[int | None, typer.Option(help="With --push: env_id returned by /register-env.")] = None,
     *,
-    force_partial: Annotated[
-        bool, typer.Option("--force-partial", help="With --push: post incomplete groups too.")
-    ] = False,
+    force_partial: Annotated[bool, typer.Option("--force-partial", help="With --push: incomplete groups too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Export rollouts as training rows."""
@@ -207,7 +206,7 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
 
     if (url is None) == (store is None):
         usage_error("specify either --url (a running proxy) or --store (a store that no other process has open)")
-    more = _parameters(query or (), policy=policy, rescore=rescore)
+    more = _parameters(query or (), policy=policy, threads=threads, rescore=rescore)
     request = ExportRequest(form, tuple(rollout or ()), group, include, container, more)
     settings = None if store is None else settings_of(None, store=store, listen="127.0.0.1:0")
     if push is None:

@@ -58,18 +58,23 @@ def reward_rollout(
         list[str] | None,
         typer.Option(help="Reward of a step, as STEP_ID=NUMBER; repeatable.", metavar="STEP_ID=NUMBER"),
     ] = None,
+    thread: Annotated[
+        list[str] | None,
+        typer.Option(help="Reward of a thread, as THREAD=NUMBER; repeatable.", metavar="THREAD=NUMBER"),
+    ] = None,
     url: ProxyUrl = DEFAULT_URL,
     api_key: ProxyKey = None,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Set the reward of a rollout, of its steps, or both. Repeating the command changes nothing."""
+    """Set the reward of a rollout, of its steps, of its threads. Repeating the command changes nothing."""
     from proxy.cli.actions import reward_rollout as set_reward  # noqa: PLC0415 - keeps `--help` fast
 
-    if reward is None and not step:
-        usage_error("specify the reward of the rollout, or of steps with --step")
-    steps = dict(_step_reward(text) for text in step or ())
-    body = {"reward": _finite(reward), "step_rewards": steps or None}
+    if reward is None and not step and not thread:
+        usage_error("specify the reward of the rollout, of steps with --step, or of threads with --thread")
+    steps = dict(_named_reward("--step", text) for text in step or ())
+    threads = dict(_named_reward("--thread", text) for text in thread or ())
+    body = {"reward": _finite(reward), "step_rewards": steps or None, "thread_rewards": threads or None}
     run(set_reward(address_of(url, None, api_key), rollout, body, as_json=as_json))
 
 
@@ -204,15 +209,15 @@ def _finite(number: float | None) -> float | None:
     return number
 
 
-def _step_reward(text: str) -> tuple[str, float]:
-    step_id, equals, number = text.rpartition("=")
+def _named_reward(option: str, text: str) -> tuple[str, float]:
+    name, equals, number = text.rpartition("=")
     try:
         reward = float(number)
     except ValueError:
         reward = math.nan
-    if not (equals and step_id and math.isfinite(reward)):
-        usage_error(f"--step {text}: use STEP_ID=NUMBER")
-    return step_id, reward
+    if not (equals and name and math.isfinite(reward)):
+        usage_error(f"{option} {text}: use {'STEP_ID' if option == '--step' else 'THREAD'}=NUMBER")
+    return name, reward
 
 
 def _json_object(option: str, text: str | None) -> dict[str, object] | None:

@@ -33,6 +33,7 @@ from proxy.config.sections import (
     SamplingSettings,
     StoreSettings,
 )
+from proxy.config.threads import ThreadSettings
 from proxy.config.tracing import StandardVariables, TracingSettings
 
 ENVIRONMENT_PREFIX = "TOKENTAPE_"
@@ -82,6 +83,7 @@ class Settings(BaseSettings):
         {},
         description="Policies by name, each with its models and its own versions, pauses and batches (docs/policies.md).",
     )
+    threads: ThreadSettings = Field(ThreadSettings(), description="The threads of rollouts (docs/threads.md).")
     sampling: SamplingSettings = Field(SamplingSettings(), description="Rules for the sampling parameters of requests.")
     agents: AgentsSettings = Field(AgentsSettings(), description="The model API.")
     dialects: DialectSettings = Field(

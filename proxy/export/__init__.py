@@ -1,8 +1,10 @@
 """The export formats, one module per trainer, and the containers of their rows."""
 
+from functools import cache
+
 from proxy.export.areal import ArealFormat
 from proxy.export.atropos import NodesFormat, ScoredDataFormat
-from proxy.export.base import Fill, Format, Inexpressible, Plan, Rows
+from proxy.export.base import TEXT, Fill, Format, Inexpressible, Plan, Rows
 from proxy.export.marin import MarinFormat
 from proxy.export.openrlhf import OpenRlhfExperienceFormat, OpenRlhfFormat
 from proxy.export.osmosis import OsmosisFormat
@@ -16,7 +18,7 @@ from proxy.export.trl import TrlAsyncFormat, TrlFormat
 from proxy.export.verifiers import TrainingExamplesFormat, VerifiersFormat
 from proxy.export.verl import VerlDataProtoFormat, VerlFormat
 
-__all__ = ["FORMATS", "OF_POLICIES", "Fill", "Format", "Inexpressible", "Plan", "Rows"]
+__all__ = ["FORMATS", "OF_POLICIES", "Fill", "Format", "Inexpressible", "Plan", "Rows", "with_threads"]
 
 # To add a format, add its module and one line here.
 _ALL: tuple[Format, ...] = (
@@ -44,3 +46,14 @@ _ALL: tuple[Format, ...] = (
 
 FORMATS: dict[str, Format] = {form.name: form for form in _ALL}
 OF_POLICIES: dict[str, Format] = {**FORMATS, "sequences": SequencesOfPolicies(), "steps": StepsOfPolicies()}
+
+
+def with_threads(form: Format) -> Format:
+    """Return the format with a column for the thread, if its rows name it."""
+    return _extended(type(form)) if form.name in ("sequences", "steps") else form
+
+
+@cache
+def _extended(kind: type[Format]) -> Format:
+    extended: Format = type(kind.__name__, (kind,), {"columns": {**kind.columns, "thread": TEXT}})()
+    return extended

@@ -65,7 +65,8 @@ class Plan:
     """The rows of a rollout, before they are rendered.
 
     `trained` has an entry for each row: the ids of the steps whose sampled tokens are trained in that row (none for a
-    row that trains nothing). `skipped` lists the steps that no row trains. `render` yields the rows in the same order,
+    row that trains nothing). `threads` has the thread of each row, and is empty if threads are unknown. `skipped` lists the
+    steps that no row trains. `render` yields the rows in the same order,
     so that only one of them is in memory; it raises `Inexpressible` at a row that the format cannot represent. `pack` does the
     same for columnar containers, with arrays of ids (`array`), of masks (`bytearray`) and of logprobs (`Floats`) instead of
     lists; None for formats that have lists only. `rescored` describes what scored each row, if rows have scores.
@@ -76,11 +77,12 @@ class Plan:
     render: Callable[[], Iterator[Any]]
     pack: Callable[[], Iterator[Any]] | None = None
     rescored: Sequence[Mapping[str, Any]] = ()
+    threads: Sequence[str | None] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one rollout as JSON values; `trained`, `skipped` and `rescored` are those of its `Plan`.
+    """The rows of one rollout as JSON values; `trained`, `skipped`, `rescored` and `threads` are those of its `Plan`.
 
     A row is an object; `prime_rl`'s is an array.
     """
@@ -89,6 +91,7 @@ class Rows:
     skipped: list[dict[str, Any]]
     trained: Sequence[tuple[str, ...]] = ()
     rescored: Sequence[Mapping[str, Any]] = ()
+    threads: Sequence[str | None] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +198,16 @@ class Planned(ABC):
             )
 
     def check_branches(self, facts: RolloutFacts, options: Options, branches: Sequence[Branch]) -> None:
-        """Raise Forked for a rollout with several sequences if the format or `branches` requires one."""
+        """Raise Forked for a rollout with several sequences if the format requires one, or `branches` one of each thread."""
         if len(branches) < 2 or "one" not in (self.branches, options.branches):
+            return
+        if self.branches != "one" and len({branch.thread for branch in branches}) == len(branches):
             return
         given = "" if self.branches == "one" else " with branches=one"
         policies = sorted({branch.policy for branch in branches})
         remedy = (
-            "Use branches=longest or branches=last, which drop the tokens of the others, or a format with several sequences."
+            "Use threads=main, branches=longest or branches=last, which drop the tokens of the others, or a format with "
+            "several sequences."
             if len(policies) == 1
             else f"They are of the policies {', '.join(policies)}: export them one by one with policy=."
         )
@@ -225,7 +231,7 @@ class Planned(ABC):
             Inexpressible: The format cannot represent the rollout.
         """
         plan = self.plan(facts, steps, options, fill)
-        return Rows(list(plan.render()), plan.skipped, plan.trained, plan.rescored)
+        return Rows(list(plan.render()), plan.skipped, plan.trained, plan.rescored, plan.threads)
 
 
 class Listed:

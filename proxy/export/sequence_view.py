@@ -5,7 +5,7 @@ No value is invented: if a rollout lacks one that the format requires, the forma
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -34,6 +34,10 @@ class RowSource:
     steps: Mapping[str, Step]
     fill: Fill
     alone: bool = True
+
+    def of_row(self, facts: RolloutFacts) -> "RowSource":
+        """Return the context of a row with these facts."""
+        return self if facts is self.facts else replace(self, facts=facts)
 
     def refuse(self, requirement: str, found: str, kind: type[Inexpressible] = Inexpressible) -> Inexpressible:
         """Return the exception that refuses this rollout."""
@@ -103,7 +107,7 @@ class SequenceView(Planned):
         """
         found = sequences(steps, facts, options)
         by_id = {step.step_id: step for step in steps}
-        source = RowSource(self.name, found.facts, by_id, fill, alone=len(found.branches) == 1)
+        source = RowSource(self.name, facts, by_id, fill, alone=len(found.branches) == 1)
         self.check_branches(facts, options, found.branches)
         self.check_images(facts, (branch.path[-1].step for branch in found.branches))
         if not self.keeps_first and any(node.start == 0 for branch in found.branches for node in branch.owned_nodes):
@@ -111,8 +115,9 @@ class SequenceView(Planned):
         return Plan(
             [branch.step_ids for branch in found.branches],
             skipped_rows(found.skipped),
-            lambda: (self._viewed(row, source) for row in found.each()),
+            lambda: (self._viewed(row, source.of_row(row.facts)) for row in found.each()),
             rescored=[scores.described() for scores in fill.scores],
+            threads=[branch.thread for branch in found.branches],
         )
 
     def _viewed(self, row: Row, source: RowSource) -> Any:

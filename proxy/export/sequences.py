@@ -2,9 +2,10 @@
 
 `truncated`: the model did not end the last turn (its limit, an abort, a lost connection), or `max_len` cut the row.
 `constrained` of a span: its logprobs are not those of the model alone, but include a grammar or a forced tool call.
-`policy` is only in rows of a named policy, not in those of `default`. `images` is only in rows with images: the name of each,
-and the range of its placeholder in `token_ids`, or null if the engine's ids do not show it. With `rescore`, `rescored` is what
-scored the row, and `rescored_logprobs` are its logprobs beside the recorded ones, null where nothing is trained.
+`policy` is only in rows of a named policy, not in those of `default`, `thread` only if threads are requested. `images` is only
+in rows with images: the name of each, and the range of its placeholder in `token_ids`, or null if the engine's ids do not show
+it. With `rescore`, `rescored` is what scored the row, and `rescored_logprobs` are its logprobs beside the recorded ones, null
+where nothing is trained.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,6 +102,7 @@ class SequencesFormat(Listed, Planned):
             lambda: ({**_filled(row, fill), **placed_json(images_in(row, by_id))} for row in found.each()),
             None if fill.scores or fill.prompt_logprob is not None else packed,
             [scores.described() for scores in fill.scores],
+            [branch.thread for branch in found.branches],
         )
 
 

@@ -1,7 +1,7 @@
 """Recorded steps: nothing is joined, so no mask is needed.
 
-Rare fields are only in the rows that have them: `policy` if it is not `default`, `spans` if the policy version changed during
-sampling, experts and masks if the engine returned them, images, and problems.
+Rare fields are only in the rows that have them: `policy` if it is not `default`, `thread` if threads are requested, `spans` if
+the policy version changed during sampling, experts and masks if the engine returned them, images, and problems.
 """
 
 from collections.abc import Sequence
@@ -73,13 +73,17 @@ class StepsFormat(Listed, Planned):
         `branches` and `max_len` apply to joined rows only.
         """
         chosen, skipped = select(steps, options)
-        if options.row_weight == "split":
-            facts = facts.split(len(chosen))
+        threads = [step.thread for step, _ in chosen]
+        row_facts = facts.of_rows(threads, split=options.row_weight == "split")
         unlogged = {step.step_id for step in steps if is_unlogged(step)}
         return Plan(
             [(step.step_id,) for step, _ in chosen],
             skipped_rows(skipped),
-            lambda: (_row(facts, step, choice, unlogged=step.step_id in unlogged) for step, choice in chosen),
+            lambda: (
+                _row(of_row, step, choice, unlogged=step.step_id in unlogged)
+                for (step, choice), of_row in zip(chosen, row_facts, strict=True)
+            ),
+            threads=threads,
         )
 
 
@@ -128,6 +132,8 @@ def _rare(step: Step, choice: Choice) -> dict[str, Any]:
     rare: dict[str, Any] = {}
     if step.policy != DEFAULT_POLICY:
         rare["policy"] = step.policy
+    if step.thread is not None:
+        rare["thread"] = step.thread
     if len(choice.spans) > 1:
         rare["spans"] = [
             {"start": span.start, "end": span.end, "policy_version": span.policy_version} for span in choice.spans

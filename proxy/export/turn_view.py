@@ -81,7 +81,7 @@ class TurnView(Planned):
     keeps_empty = False
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
-        """Plan a view of each turn, the oldest first.
+        """Plan a view of each turn, the oldest first; the turns of threads with a reward of their own follow the others.
 
         Raises:
             Inexpressible: The format cannot represent the rollout.
@@ -95,23 +95,23 @@ class TurnView(Planned):
             chosen for _, node in sorted(owned.items()) if (chosen := self._fit(node, options, skipped)) is not None
         ]
         bare = [_Chosen(step, choice, has_tokens=False) for step, choice in self.without_tokens(steps)]
-        last = turns[-1] if turns else None
+        lasts = {*{facts.rewarded(chosen.step.thread): chosen.key for chosen in turns}.values()}
         bare_logprobs = {step.step_id for step in steps if RETOKENIZED in step.problems or is_unlogged(step)}
-        all_rows = sorted([*turns, *bare], key=lambda chosen: chosen.key)
-        if options.row_weight == "split" and self.repeats_reward:
-            facts = facts.split(len(all_rows))
+        all_rows = sorted([*turns, *bare], key=lambda chosen: (facts.rewarded(chosen.step.thread) or "", chosen.key))
+        threads = [chosen.step.thread for chosen in all_rows]
+        row_facts = facts.of_rows(threads, split=options.row_weight == "split" and self.repeats_reward)
         source = RowSource(self.name, facts, {step.step_id: step for step in steps}, fill, len(found.branches) == 1)
 
         def rendered() -> Iterator[Any]:
-            for chosen in all_rows:
+            for chosen, of_row in zip(all_rows, map(source.of_row, row_facts), strict=True):
                 if chosen.has_tokens and chosen.step.step_id in bare_logprobs:
                     raise source.refuse_unlogged(f"step {chosen.step.step_id!r}")
                 if chosen.has_tokens:
-                    yield self.turn(_sampled(chosen, is_last=chosen is last), source)
+                    yield self.turn(_sampled(chosen, is_last=chosen.key in lasts), of_row)
                 else:
-                    yield self.bare(chosen.step, chosen.choice, source)
+                    yield self.bare(chosen.step, chosen.choice, of_row)
 
-        return Plan([chosen.step_ids for chosen in all_rows], skipped_rows(skipped), rendered)
+        return Plan([chosen.step_ids for chosen in all_rows], skipped_rows(skipped), rendered, threads=threads)
 
     @abstractmethod
     def turn(self, turn: TurnRow, source: RowSource) -> Any:

@@ -77,9 +77,9 @@ _NO_SAMPLING: Final = Sampling()
 class Rollout(Struct, frozen=True):
     """A rollout. Times are Unix milliseconds.
 
-    `step_rewards` are by step ID: a number, or one for each sampled token. `claims` rely on its rewards, which are frozen then
-    (see `freezing`). `reason` is why TokenTape finished the rollout itself. `deadline_s` counts from its creation, `idle_s`
-    from its last call (see `deadlines`).
+    `step_rewards` are by step ID: a number, or one for each sampled token; `thread_rewards` by thread. `claims` rely on its
+    rewards, which are frozen then (see `freezing`). `reason` is why TokenTape finished the rollout itself. `deadline_s` counts
+    from its creation, `idle_s` from its last call (see `deadlines`).
     """
 
     rollout_id: str
@@ -93,6 +93,8 @@ class Rollout(Struct, frozen=True):
     model: str | None = None
     reward: float | None = None
     step_rewards: Mapping[str, float | Sequence[float]] = {}
+    thread_rewards: Mapping[str, float] = {}
+    thread_advantages: Mapping[str, float] = {}  # estimated for an export, and not stored
     advantages: Any = None
     claims: tuple[ClaimId, ...] = ()
     metadata: Mapping[str, Any] = {}
@@ -163,6 +165,7 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         model=fields.get("model"),
         reward=fields.get("reward"),
         step_rewards=fields.get("step_rewards") or {},
+        thread_rewards=fields.get("thread_rewards") or {},
         advantages=fields.get("advantages"),
         claims=_claims(fields["claimed_by"]) if "claimed_by" in fields else (),
         metadata=fields.get("metadata") or {},

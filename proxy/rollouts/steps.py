@@ -10,6 +10,8 @@ from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.step import Step
+from proxy.trajectory.thread_rules import ThreadRule
+from proxy.trajectory.threads import find_threads
 from proxy.upstream.concurrency import in_thread_if
 from storage.store import Store
 
@@ -23,6 +25,7 @@ _TOKENS_OF_A_STEP = 1024  # tokens that take as long as a short step as lists of
 _PACKED_TOKENS_OF_A_STEP = 8192  # and as arrays
 _MESSAGES_OF_A_STEP = 64  # messages that do
 _BLOCKS_OF_A_STEP = 16  # blocks that do
+_SHOWN_THREADS = 20
 
 
 async def read_steps(store: Store, rollout: Rollout, *, whole: bool) -> list[Step]:
@@ -79,6 +82,8 @@ def facts_of(rollout: Rollout) -> RolloutFacts:
         status=rollout.status,
         reward=rollout.reward,
         step_rewards=rollout.step_rewards,
+        thread_rewards=rollout.thread_rewards,
+        thread_advantages=rollout.thread_advantages,
         advantages=rollout.advantages,
         metadata=own_metadata(rollout.metadata),
     )
@@ -141,6 +146,24 @@ async def check_step_rewards(store: Store, rollout: Rollout, rewards: Mapping[st
                     "reward for each sampled token of a step with one choice.",
                     param="step_rewards",
                 )
+
+
+async def check_threads(
+    store: Store, rollout: Rollout, rules: Sequence[ThreadRule], rewards: Mapping[str, float]
+) -> None:
+    """Raise UnprocessableRequest for a reward of a thread that the rollout does not have."""
+    if not rewards:
+        return
+    steps = await read_steps(store, rollout, whole=True)
+    found = await aside(weights_of(steps).packed, lambda: find_threads(steps, rules))
+    known = [thread.name for thread in found.all]
+    for name in rewards:
+        if name not in known:
+            shown = ", ".join(known[:_SHOWN_THREADS]) + (", …" if len(known) > _SHOWN_THREADS else "")
+            raise UnprocessableRequest(
+                f"thread_rewards: thread {name!r} not found; the threads are {shown or 'none yet'}.",
+                param="thread_rewards",
+            )
 
 
 async def read_step(store: Store, rollout_id: str, step_id: str) -> Step | None:

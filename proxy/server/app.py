@@ -32,6 +32,7 @@ from proxy.config.archive import ArchiveSettings
 from proxy.config.policies import PolicySettings, with_default
 from proxy.config.sections import AgentsSettings, EndpointSettings, SamplingSettings, StoreSettings
 from proxy.config.settings import Settings
+from proxy.config.threads import ThreadSettings
 from proxy.config.tracing import TracingSettings
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
@@ -59,6 +60,7 @@ from proxy.server.scorers import scoring_engines
 from proxy.telemetry.metrics import Metrics, make_metrics
 from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
 from proxy.trajectory.step import DEFAULT_POLICY
+from proxy.trajectory.thread_rules import ThreadOptions, ThreadRule, rules_of
 from proxy.upstream import Upstream
 from proxy.upstream.registry import EndpointRegistry
 from proxy.upstream.token_text import text_from_ids
@@ -163,7 +165,7 @@ async def _make_context(
     stack: AsyncExitStack, settings: Settings, store: Store | None, clock: Clock, slot: WorkerSlot | None
 ) -> Context:
     """Make the services in the order of their dependencies; the stack closes them in reverse."""
-    metrics = make_metrics(collectors := CollectorRegistry())
+    metrics, tokenizers = make_metrics(collectors := CollectorRegistry()), Tokenizers(settings.engines.endpoints)
     worker_metrics = _kept(stack, WorkerMetrics(collectors, metrics, slot))
     await worker_metrics.start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
@@ -172,7 +174,6 @@ async def _make_context(
     lifetimes = await _kept(stack, Lifetimes(opened, metrics)).start()
     followers = _audits(stack, settings, upstream, metrics, clock)
     recorder = _kept(stack, Recorder(opened, metrics, clock, _journal(settings.store), lifetimes.origin, followers))
-    tokenizers = Tokenizers(settings.engines.endpoints)
     registry = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
     policies, stopping = _policies(opened, clock, metrics, settings, registry.apply), asyncio.Event()
     await _kept(stack, policies).start()
@@ -198,6 +199,7 @@ async def _make_context(
         lifetimes=lifetimes,
         activity=_kept(stack, Activity(opened, clock, metrics, recorder.tasks.start).start()),
         policies=policies,
+        threads=_threads(settings.threads),
         adapter_updates={
             policy.name: _kept(stack, AdapterUpdates(opened.announcements, upstream, policy, clock))
             for policy in policies
@@ -335,6 +337,11 @@ def _audits(
     audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
     audit.start()
     return [audit.offer]
+
+
+def _threads(settings: ThreadSettings) -> ThreadOptions:
+    rules = rules_of(settings.presets, (ThreadRule(**dict(rule)) for rule in settings.rules))
+    return ThreadOptions(rules, settings.default)
 
 
 def _sampling(settings: SamplingSettings) -> Sampling:

@@ -1,5 +1,6 @@
 """The facts of a rollout that its exported rows contain."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
@@ -11,6 +12,7 @@ class RolloutFacts:
     """The facts of a rollout.
 
     `step_rewards` is by step id: a number, or one for each sampled token. `advantages` is unchanged from the trainer.
+    `thread_rewards` are by thread, as are `thread_advantages`, which are estimated; other threads have those of the rollout.
     """
 
     rollout_id: str
@@ -20,6 +22,29 @@ class RolloutFacts:
     step_rewards: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     advantages: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    thread_rewards: Mapping[str, float] = field(default_factory=dict)
+    thread_advantages: Mapping[str, float] = field(default_factory=dict)
+
+    def rewarded(self, thread: str | None) -> str | None:
+        """Return the thread if it has a reward of its own; None if it has that of the rollout."""
+        return thread if thread in self.thread_rewards else None
+
+    def of_thread(self, thread: str | None) -> "RolloutFacts":
+        """Return the facts of a row of this thread: with the thread's own reward and advantage, if it has them."""
+        if thread is None or thread not in self.thread_rewards:
+            return self
+        advantages = self.thread_advantages.get(thread, self.advantages)
+        return replace(self, reward=self.thread_rewards[thread], advantages=advantages)
+
+    def of_rows(self, threads: Sequence[str | None], *, split: bool) -> "list[RolloutFacts]":
+        """Return the facts of each row; with `split`, the rows that have one reward share it."""
+        counts = Counter(map(self.rewarded, threads))
+        known: dict[str | None, RolloutFacts] = {}
+        for thread in threads:
+            if thread not in known:
+                of_thread = self.of_thread(thread)
+                known[thread] = of_thread.split(counts[self.rewarded(thread)]) if split else of_thread
+        return [known[thread] for thread in threads]
 
     def split(self, rows: int) -> "RolloutFacts":
         """Return the facts for each of this many rows, which share the reward and a single advantage."""

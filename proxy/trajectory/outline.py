@@ -11,6 +11,7 @@ from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.forks import KINDS, Fork, find_forks
 from proxy.trajectory.sequence import sequences
 from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step, answers_of
+from proxy.trajectory.threads import Threads, find_threads
 from proxy.trajectory.tree import Node, Tree, grow
 
 _CONTINUATION: Final = ("step_id", "choice", "kept", "bridge", "rendered", "reason")  # of the recorded facts
@@ -25,15 +26,16 @@ def outline(
     drift: Sequence[Drift] = (),
     *,
     reasons: Mapping[Any, str] | None = None,
-    exports: Callable[[str], bool] | None = None,
+    exports: Callable[[Step], bool] | None = None,
+    threads: Threads | None = None,
 ) -> dict[str, Any]:
     """Return the tree of all steps, including flagged ones, and the drift that was found in it.
 
-    `branches` and `owner` are those of the default export of sequences; `exports` returns whether it has the steps of a policy.
+    `branches` and `owner` are those of the default export of sequences; `exports` returns whether it has a step.
     `reasons` are the sentences for the reasons why steps were not continued (docs/continuation.md), by code.
     """
     tree = grow(steps)
-    exported = sequences([step for step in steps if exports is None or exports(step.policy)], facts, tree=tree)
+    exported = sequences([step for step in steps if exports is None or exports(step)], facts, tree=tree)
     branches: dict[tuple[str, int], list[int]] = {}
     owners: dict[tuple[str, int], int] = {}
     for number, branch in enumerate(exported.branches):
@@ -44,7 +46,10 @@ def outline(
     superseded = tree.superseded()
     forks = find_forks(tree, {boundary.step_id for boundary in drift})
     continuations = {step.step_id: found for step in steps if (found := _continuation(step, reasons or {}))}
+    threads = threads or find_threads(steps)
     calls = {step.step_id: (_call(step, continuations.get(step.step_id)), answers_of(step)) for step in steps}
+    for step_id, (call, _) in calls.items():
+        call["thread"] = threads.of[step_id].name
     return {
         "rollout_id": facts.rollout_id,
         "nodes": [
@@ -60,6 +65,7 @@ def outline(
         "logprobs": histogram(node.choice for node in tree.nodes),
         "drift": [_boundary(boundary, continuations.get(boundary.step_id, {})) for boundary in drift],
         "unplaced": [{**calls[step.step_id][0], "why": why} for step, why in tree.unplaced],
+        "threads": [thread.as_json() for thread in threads.all],
         "counts": _counts(steps, tree, len(exported.branches), len(drift)),
     }
 

@@ -2,7 +2,9 @@
 
 **Turns** are the steps that a row trains or that have a reward of their own, in the order in which they were recorded, on
 any branch. Turn t = 1..T has the reward r(t): its step's (the sum of its tokens'), or else 0. If the last turn has no reward of
-its own, it gets the rollout's, as in SkyRL's rewards by token. With the discount d, the return of a turn is its reward to go:
+its own, it gets the rollout's, as in SkyRL's rewards by token. The turns of a thread with a reward of its own are
+a sequence by themselves, whose last turn gets the reward of the thread. With the discount d, the return of a turn is its reward
+to go:
 
     g(t) = r(t) + d · r(t + 1) + d² · r(t + 2) + … + d^(T - t) · r(T)
 
@@ -15,7 +17,7 @@ equal where each turn is one token, or where d is 1.
 
 As in verl 0.9.1 (`DAPORewardManager`, where no response exceeds `max_resp_len`) and OpenRLHF 0.11.2 (`apply_overlong_penalty`),
 with the factor 1. They count the tokens of tool outputs between turns, too. The response is what follows the first prompt of
-the rollout's longest row.
+the rollout's longest row, or for the reward of a thread, of the thread's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,24 +42,34 @@ class SoftPenalty:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """The steps of a rollout that rows train, the oldest first, all its steps, and the length of its longest response."""
+    """The steps that share a reward: those that rows train, the oldest first, all steps, and the longest response's length.
+
+    `thread` is the one whose reward it is; None if it is that of the rollout.
+    """
 
     trained: tuple[str, ...]
     steps: tuple[str, ...]
     response_len: int
+    thread: str | None = None
 
     def penalized(self, facts: RolloutFacts, penalty: SoftPenalty) -> RolloutFacts:
-        """Return the facts with the penalty: in the rollout's reward, and in that of its last trained step if it has one."""
+        """Return the facts with the penalty: in the reward, and in that of its last trained step if it has one."""
         lowered_by = penalty.of(self.response_len)
         if not lowered_by:
             return facts
-        reward = None if facts.reward is None else facts.reward + lowered_by
+        facts = self._with_reward(facts, lowered_by)
         last = self.trained[-1]
         own = facts.step_rewards.get(last)
         if own is None:
-            return replace(facts, reward=reward)
+            return facts
         lowered = own + lowered_by if isinstance(own, int | float) else [*own[:-1], own[-1] + lowered_by]
-        return replace(facts, reward=reward, step_rewards={**facts.step_rewards, last: lowered})
+        return replace(facts, step_rewards={**facts.step_rewards, last: lowered})
+
+    def _with_reward(self, facts: RolloutFacts, lowered_by: float) -> RolloutFacts:
+        if self.thread is not None:
+            lowered = facts.thread_rewards[self.thread] + lowered_by
+            return replace(facts, thread_rewards={**facts.thread_rewards, self.thread: lowered})
+        return facts if facts.reward is None else replace(facts, reward=facts.reward + lowered_by)
 
     def turns(self, facts: RolloutFacts) -> tuple[str, ...]:
         """Return the ids of the turns, the oldest first."""
@@ -79,14 +91,22 @@ def returns(turns: Sequence[str], facts: RolloutFacts, discount: float) -> tuple
     return tuple(reversed(found))
 
 
-def episode(steps: Sequence[Step], facts: RolloutFacts, options: Options) -> Episode:
-    """Return what the rows of a rollout train."""
+def episodes(steps: Sequence[Step], facts: RolloutFacts, options: Options) -> list[Episode]:
+    """Return what the rows of a rollout train: that with the rollout's reward first, then that of each thread with its own."""
     branches = sequences(steps, facts, options).branches
-    return Episode(
-        trained=_sorted(step_id for branch in branches for step_id in branch.step_ids),
-        steps=_sorted(step.step_id for step in steps),
-        response_len=max((branch.end - branch.path[0].start for branch in branches), default=0),
-    )
+    found = []
+    rewarded = {step.thread for step in steps if step.thread is not None and step.thread in facts.thread_rewards}
+    for thread in (None, *sorted(rewarded)):
+        of_thread = [branch for branch in branches if facts.rewarded(branch.thread) == thread]
+        found.append(
+            Episode(
+                trained=_sorted(step_id for branch in of_thread for step_id in branch.step_ids),
+                steps=_sorted(step.step_id for step in steps if facts.rewarded(step.thread) == thread),
+                response_len=max((branch.end - branch.path[0].start for branch in of_thread), default=0),
+                thread=thread,
+            )
+        )
+    return found
 
 
 def _sorted(step_ids: Iterable[str]) -> tuple[str, ...]:

@@ -32,9 +32,9 @@ class Options:
     """Which rows are exported.
 
     `branches`: every leaf, or the longest one or the youngest of each policy; `one` is every leaf, and formats refuse a rollout
-    with several. `include`: exact steps only, flagged ones too (whose rows then have the problems), or even `retokenized` ones,
-    all logprobs null. `max_len`: the maximum number of tokens; a longer row is `cut` at a span boundary, dropped, or kept.
-    `row_weight`: whether each row has the rollout's whole reward and advantage, or an equal share.
+    with several in one thread. `include`: exact steps only, flagged ones too (whose rows then have the problems), or even
+    `retokenized` ones, all logprobs null. `max_len`: the maximum number of tokens; a longer row is `cut` at a span boundary,
+    dropped, or kept. `row_weight`: whether each row has the rollout's whole reward and advantage, or an equal share.
     """
 
     branches: Literal["all", "one", "longest", "last"] = "all"
@@ -47,9 +47,7 @@ class Options:
 class SequenceSpan(Struct, frozen=True):
     """A sampled half-open range of a sequence.
 
-    `owned`: trained in this row; else it is context, trained in another one.
-
-    `constrained` is that of its step.
+    `owned`: trained in this row; else it is context, trained in another one. `constrained` is that of its step.
     """
 
     start: int
@@ -85,6 +83,7 @@ class Row:
     stop_token_sampled: bool | None
     problems: tuple[str, ...] = ()
     policy: str = DEFAULT_POLICY
+    thread: str | None = None
 
     @cached_property
     def token_ids(self) -> list[int]:
@@ -133,7 +132,8 @@ class Row:
             "metadata": dict(self.facts.metadata),
         }
         row |= {"problems": list(self.problems)} if self.problems else {}
-        return row if self.policy == DEFAULT_POLICY else {**row, "policy": self.policy}
+        row |= {} if self.policy == DEFAULT_POLICY else {"policy": self.policy}
+        return row if self.thread is None else {**row, "thread": self.thread}
 
 
 def _of_steps(values: Any, steps: set[str]) -> Any:
@@ -175,6 +175,11 @@ class Branch:
         return self.path[-1].step.policy
 
     @property
+    def thread(self) -> str | None:
+        """The thread of its steps, if it is known."""
+        return self.path[-1].step.thread
+
+    @property
     def owned_nodes(self) -> list[Node]:
         """The nodes that are trained in this row, in the order of their tokens."""
         return [node for node in self.path if node.position in self.owned]
@@ -187,19 +192,19 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """The branches that become the rows of a rollout, and the skipped steps.
+    """The branches that become the rows of a rollout, the facts of each row, and the skipped steps.
 
     Rows are built when they are read, one at a time: a row of 200,000 tokens takes 12 MB as Python lists.
     """
 
-    facts: RolloutFacts
+    facts: Sequence[RolloutFacts]
     branches: tuple[Branch, ...]
     skipped: tuple[Skipped, ...]
 
     def each(self) -> Iterator[Row]:
         """Build the rows one by one, that of the oldest leaf first."""
-        for position, branch in enumerate(self.branches):
-            yield _row(branch, self.facts, position)
+        for position, (branch, facts) in enumerate(zip(self.branches, self.facts, strict=True)):
+            yield _row(branch, facts, position)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -211,8 +216,7 @@ def sequences(
     steps: Iterable[Step], facts: RolloutFacts, options: Options | None = None, *, tree: Tree | None = None
 ) -> Sequences:
     """Return the branches of a rollout that become rows, the oldest leaf's first; `tree` is that of all steps, if known."""
-    options = options or Options()
-    steps = list(steps)
+    options, steps = options or Options(), list(steps)
     chosen, skipped = select(steps, options)
     if options.include == "exact" and any(step.late for step in steps):
         # A late step that is not exported must not supersede an earlier one, or the export would change after the finish.
@@ -230,11 +234,10 @@ def sequences(
     branches = [fitting for branch in wanted if (fitting := _fit(branch, options)) is not None]
     _assign_owners(branches)
     skipped += _untrained(planted, wanted, branches, options)
-    rows = tuple(
-        branch for branch in branches if branch.owned
-    )  # one that was cut to nodes that others train is dropped
-    shared = facts.split(len(rows)) if options.row_weight == "split" else facts
-    return Sequences(shared, rows, tuple(dict.fromkeys(skipped)))
+    # one that was cut to nodes that others train is dropped
+    rows = tuple(branch for branch in branches if branch.owned)
+    row_facts = facts.of_rows([branch.thread for branch in rows], split=options.row_weight == "split")
+    return Sequences(row_facts, rows, tuple(dict.fromkeys(skipped)))
 
 
 def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Choice]], list[Skipped]]:
@@ -284,9 +287,7 @@ def _wanted(leaves: list[Node], options: Options) -> list[Node]:
     best: dict[str, Node] = {}
     rank = attrgetter("key" if options.branches == "last" else "end")
     for leaf in leaves:
-        best[leaf.step.policy] = max(
-            best.get(leaf.step.policy, leaf), leaf, key=rank
-        )  # of equals the first: the oldest
+        best[leaf.step.policy] = max(best.get(leaf.step.policy, leaf), leaf, key=rank)  # of equals the oldest
     return sorted(best.values(), key=attrgetter("position"))
 
 
@@ -310,13 +311,11 @@ def _untrained(tree: Tree, wanted: list[Branch], branches: list[Branch], options
     """Return the nodes that no row trains, and why."""
     trained = {position for branch in branches for position in branch.owned}
     reached = {node.position for branch in wanted for node in branch.path}
-    dropped: dict[tuple[str, str], int] = {}
+    dropped, overlong = dict[tuple[str, str], int](), f"longer than max_len={options.max_len}"
     for node in tree.nodes:
         if node.position not in trained:
-            overlong = node.position in reached
-            why = f"longer than max_len={options.max_len}" if overlong else f"not on the {options.branches} branch"
-            key = node.step.step_id, why
-            dropped[key] = dropped.get(key, 0) + len(node.choice.ids)
+            why = overlong if node.position in reached else f"not on the {options.branches} branch"
+            dropped[node.step.step_id, why] = dropped.get((node.step.step_id, why), 0) + len(node.choice.ids)
     return [Skipped(step_id, why, count) for (step_id, why), count in dropped.items()]
 
 
@@ -348,6 +347,7 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
         stop_token_sampled=stop_token_sampled(leaf.choice),
         problems=tuple(problems),
         policy=branch.policy,
+        thread=branch.thread,
     )
 
 

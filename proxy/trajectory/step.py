@@ -103,7 +103,8 @@ class Step:
     `SharedIds` in a step read from the store. It is empty if the engine returned no ids. `delivered`: the client
     received the whole response, so a partial step never is. `policy`: the policy of the model
     when the step was recorded. `problems`: codes of `fidelity.PROBLEMS`; a step without
-    any is exact. `late`: it was stored after its rollout finished.
+    any is exact. `late`: it was stored after its rollout finished. `thread`: the name of its thread if it was
+    determined (`threads`); it is not stored.
     """
 
     step_id: str
@@ -131,6 +132,7 @@ class Step:
     index: int | None = None
     late: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
+    thread: str | None = None
 
     @property
     def is_chat(self) -> bool:

@@ -5,7 +5,8 @@ Rule 1: a node is one choice of one step; its full ids are its prompt and the sa
 Rule 2: the parent of a step is the node whose full ids are the LONGEST prefix of its prompt. Ids decide, never text or
         messages. Of nodes with the same ids, a trainable one comes before others, then the oldest. The tree therefore does
         not depend on the order in which steps arrived.
-Rule 3: only steps of one policy join, also if ids are equal: the tree of a rollout is the union of the trees of its policies.
+Rule 3: only steps of one policy join, and only of one thread if threads are known, also if ids are equal: the tree of a rollout
+        is the union of the trees of its policies and threads.
         Nor do steps join whose images differ: every image has the same placeholder ids (`images.distinct`).
 Rule 4: nothing is recursive: a rollout may be thousands of steps deep. Nothing stores the full ids of all nodes: growing
         prompts would make that quadratic.
@@ -226,7 +227,7 @@ def plant(chosen: Iterable[tuple[Step, Choice]], unplaced: tuple[tuple[Step, str
 def _is_path(placed: Sequence[tuple[Step, Choice]]) -> bool:
     """Return whether each prompt begins with the full ids of the choice before; False also if finding out takes the index."""
     for (step, choice), (later, following) in pairwise(placed):
-        if step.policy != later.policy or IMAGES in later.extra:
+        if (step.policy, step.thread) != (later.policy, later.thread) or IMAGES in later.extra:
             return False
         before, prompt = step.prompts[choice.prompt], later.prompts[following.prompt]
         if not isinstance(prompt, SharedIds) or not isinstance(before, SharedIds):
@@ -238,15 +239,16 @@ def _is_path(placed: Sequence[tuple[Step, Choice]]) -> bool:
 
 
 def _index(placed: Sequence[tuple[Step, Choice]]) -> _Index:
-    prefixes: defaultdict[tuple[str, str], Prefixes] = defaultdict(Prefixes)  # by policy, and images of unknown places
-    located: dict[tuple[str, str, int], tuple[Spot, bytes]] = {}  # by id(): the choices of a step share their prompts
+    # by policy and thread, and images of unknown places
+    prefixes: defaultdict[tuple[str, str | None, str], Prefixes] = defaultdict(Prefixes)
+    located: dict[Any, tuple[Spot, bytes]] = {}  # by id(): the choices of a step share their prompts
     spots = []
     joined: list[Prefixes] = []  # of each node
     for step, choice in placed:
         prompt = step.prompts[choice.prompt]
         images, ids = distinct(step, prompt) if IMAGES in step.extra else ("", prompt)
-        key = step.policy, step.step_id if ids is not prompt else images, id(prompt)
-        joined.append(prefixes[step.policy, images])
+        key = step.policy, step.thread, step.step_id if ids is not prompt else images, id(prompt)
+        joined.append(prefixes[step.policy, step.thread, images])
         if key not in located:
             located[key] = joined[-1].locate(ids)
         spots.append(located[key])

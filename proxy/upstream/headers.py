@@ -10,6 +10,7 @@ from typing import Final
 ROLLOUT_HEADER: Final = "X-Rollout-Id"  # names the rollout, in requests and responses
 GROUP_HEADER: Final = "X-Rollout-Group"
 CONTINUATION_HEADER: Final = "X-Rollout-Continuation"  # the continuation mode of one call
+AGENT_HEADER: Final = "X-Agent-Name"  # names the agent of a call, which is the name of its thread
 STEP_HEADER: Final = "X-Step-Id"  # of responses
 
 # Of one connection, not of the message (RFC 9110, 7.6.1).
@@ -21,6 +22,7 @@ _HOP_BY_HOP = frozenset(
 _NOT_UPSTREAM = _HOP_BY_HOP | {
     "authorization", "x-api-key", "x-goog-api-key", "host", "content-length", "content-encoding", "accept-encoding", "expect",
     ROLLOUT_HEADER.lower(), GROUP_HEADER.lower(), CONTINUATION_HEADER.lower(), "x-reply-tokens", "x-reply-ids",
+    AGENT_HEADER.lower(),
 }  # fmt: skip
 _NOT_DOWNSTREAM = _HOP_BY_HOP | {
     "content-length", "content-encoding", "date", ROLLOUT_HEADER.lower(), STEP_HEADER.lower(),

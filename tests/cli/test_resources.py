@@ -90,3 +90,17 @@ async def test_engines_are_listed_with_their_states(invoke, store, address):
     assert down.split()[1] in {"UNREACHABLE", "ejected"}
     assert "cannot connect to 127.0.0.1:9: Connection refused" in down
     assert [True, False] == [engine["healthy"] for engine in orjson.loads(as_json)["engines"]]
+
+
+async def test_rewards_of_threads_are_set_by_name(invoke, recorded):
+    code, out, _ = await invoke("rollout", "reward", "choices", "--thread", "main=0.25", "--json")
+    repeated, _, text = await invoke("rollout", "reward", "choices", "--thread", "main=0.25")
+    invalid, _, error = await invoke("rollout", "reward", "choices", "--thread", "main")
+    unknown, _, refused = await invoke("rollout", "reward", "choices", "--thread", "other=1")
+
+    assert (0, {"main": 0.25}) == (code, orjson.loads(out)["thread_rewards"])
+    assert 0 == repeated
+    assert "1 thread with a reward" in text
+    assert (2, True) == (invalid, "use THREAD=NUMBER" in error)
+    assert unknown != 0
+    assert "the threads are main" in refused

@@ -11,7 +11,7 @@ from reading_rows import BACK, TURNS, whole
 
 from proxy.export import FORMATS, Fill, Inexpressible
 from proxy.trajectory.facts import number_of
-from proxy.trajectory.returns import episode, returns
+from proxy.trajectory.returns import episodes, returns
 from proxy.trajectory.sequence import Options, sequences
 
 CANONICAL = (
@@ -178,7 +178,7 @@ def test_each_trained_token_has_the_return_of_its_turn(name, steps):
         for step in steps
         if all(map(len, step.prompts))
     ]
-    played = episode(steps, worked.FACTS, Options())
+    played = episodes(steps, worked.FACTS, Options())[0]
     facts = replace(worked.FACTS, step_rewards={step.step_id: 2.0**-n for n, step in enumerate(steps)})
     turns = played.turns(facts)
     found = dict(zip(turns, returns(turns, facts, 0.5), strict=True))

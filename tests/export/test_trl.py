@@ -39,7 +39,7 @@ def test_several_sequences_are_rejected_unless_one_is_selected():
     (row,) = worked.rows("trl", FORK, options=Options(branches="last"))
     with pytest.raises(
         Inexpressible,
-        match=r"^Format 'trl' requires one sequence per rollout; rollout 'r1' has 2 sequences\. Use branches=longest",
+        match=r"^Format 'trl' requires one sequence per rollout; rollout 'r1' has 2 sequences\. Use threads=main",
     ):
         worked.rows("trl", FORK)
 

@@ -17,7 +17,7 @@ from golden_session import play
 from golden_store import OLD, dump_store, load_store, read_block, read_record, readable, records_of
 from msgspec import structs
 
-from proxy.api.control import batches, groups, rollouts
+from proxy.api.control import batches, groups, rollouts, steps
 from proxy.api.control.export_query import ExportQuery
 from proxy.export import FORMATS, OF_POLICIES, verl
 from proxy.rollouts import recorder
@@ -77,6 +77,13 @@ def as_recorded(monkeypatch):
     for form in (*FORMATS.values(), *OF_POLICIES.values()):
         columns = _without(form.columns, "images", "multi_modal_data", "multimodal_inputs")
         monkeypatch.setattr(type(form), "columns", columns)
+    tree_json = steps._tree_json
+
+    def without_threads(*args):
+        tree = _without(tree_json(*args), "threads", "threads_final")
+        return {**tree, **{name: [_without(entry, "thread") for entry in tree[name]] for name in ("nodes", "unplaced")}}
+
+    monkeypatch.setattr(steps, "_tree_json", without_threads)
 
 
 @pytest.fixture

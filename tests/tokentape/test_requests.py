@@ -129,11 +129,13 @@ async def test_a_deleted_rollout_is_not_found(client):
 
 
 async def test_responses_have_exactly_the_fields_of_their_types(client, agent):
-    """No field is missing, and none is untyped. `continuation` is absent unless it is set."""
+    """No field is missing, and none is untyped. `continuation` and `thread_rewards` are absent unless they are set."""
     opened = await client.open_rollout("r1")
     await agent.send_turns(opened, "hi")
     (step,) = await client.steps("r1")
     other = await client.open_rollout("r2", continuation="append")
+    await agent.send_turns(other, "hi")
+    await client.patch_rollout("r2", thread_rewards={"main": 1})
 
     assert OpenedRollout.__required_keys__ == opened.keys()
     assert Rollout.__required_keys__ == (await client.rollout("r1")).keys()

@@ -48,3 +48,18 @@ def test_facts_of_one_row_or_without_a_reward_are_not_divided():
 
     assert rewarded == rewarded.split(1) == rewarded.split(0)
     assert FACTS == FACTS.split(3)
+
+
+def test_rows_of_a_rewarded_thread_have_its_reward_and_advantage():
+    """Other rows have those of the rollout; rows that have one reward share it, if it is split."""
+    facts = RolloutFacts(
+        "r", reward=1.0, advantages=0.5, thread_rewards={"main": 3.0, "a": 1.0}, thread_advantages={"main": 2.0}
+    )
+    threads = ["main", "main", "a", "b", None]
+
+    assert [(3.0, 2.0), (3.0, 2.0), (1.0, 0.5), (1.0, 0.5), (1.0, 0.5)] == [
+        (row.reward, row.advantages) for row in facts.of_rows(threads, split=False)
+    ]
+    assert [1.5, 1.5, 1.0, 0.5, 0.5] == [row.reward for row in facts.of_rows(threads, split=True)]
+    assert facts is facts.of_thread("b") is facts.of_thread(None)
+    assert ("main", None, None) == tuple(map(facts.rewarded, ("main", "b", None)))

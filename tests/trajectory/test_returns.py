@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worked import FACTS, STEPS
 
-from proxy.trajectory.returns import SoftPenalty, episode, returns
+from proxy.trajectory.returns import SoftPenalty, episodes, returns
 from proxy.trajectory.sequence import Options, sequences
 
-PLAYED = episode(STEPS, FACTS, Options())
+PLAYED = episodes(STEPS, FACTS, Options())[0]
 
 
 def rewarded(reward=None, **step_rewards):
@@ -59,7 +59,7 @@ def test_turns_are_trained_steps_and_rewarded_ones_in_the_order_of_their_recordi
         make_step("b", [1, 10, 3], [13], problems=("echo",)),
         make_step("a", [1], [10]),
     ]
-    played = episode(steps, FACTS, Options())
+    played = episodes(steps, FACTS, Options())[0]
 
     assert ("a", "d", "e") == played.turns(rewarded(1.0))
     assert ("a", "b", "d", "e") == played.turns(rewarded(1.0, b=0.5, a=1.0))
@@ -68,7 +68,7 @@ def test_turns_are_trained_steps_and_rewarded_ones_in_the_order_of_their_recordi
 @given(rollouts())
 def test_the_trained_turns_are_those_of_the_rows(steps):
     rows = sequences(steps, FACTS).rows
-    played = episode(steps, FACTS, Options())
+    played = episodes(steps, FACTS, Options())[0]
 
     assert {span.step_id for row in rows for span in row.spans if span.owned} == {*played.trained}
     assert list(played.trained) == sorted(played.trained)
@@ -105,11 +105,24 @@ def test_a_short_response_keeps_its_reward():
     facts = rewarded(1.0, b=2.0)
 
     assert facts is PLAYED.penalized(facts, SoftPenalty(100, 10))
-    assert facts is episode([], facts, Options()).penalized(facts, SoftPenalty(1, 1))
+    assert facts is episodes([], facts, Options())[0].penalized(facts, SoftPenalty(1, 1))
 
 
 def test_the_longest_response_of_a_rollout_counts():
     steps = [make_step("a", [1], make_choice(0, [10] * 3)), make_step("b", [2], make_choice(0, [11] * 7))]
 
-    assert 7 == episode(steps, FACTS, Options()).response_len
-    assert 3 == episode(steps[:1], FACTS, Options()).response_len
+    assert 7 == episodes(steps, FACTS, Options())[0].response_len
+    assert 3 == episodes(steps[:1], FACTS, Options())[0].response_len
+
+
+def test_the_steps_of_a_rewarded_thread_are_an_episode():
+    """Its penalty is that of its own length."""
+    steps = [replace(step, thread=name) for step, name in zip(STEPS, ("main", "a", "main"), strict=False)]
+    facts = replace(FACTS, reward=1.0, step_rewards={}, thread_rewards={"a": 0.5, "other": 9.0})
+    whole, of_thread = episodes(steps, facts, Options())
+
+    assert (None, "a") == (whole.thread, of_thread.thread)
+    assert {step.step_id for step in steps if step.thread == "a"} == {*of_thread.steps}
+    assert {*whole.steps}.isdisjoint(of_thread.steps)
+    assert {"a": -0.5, "other": 9.0} == of_thread.penalized(facts, SoftPenalty(1, 1)).thread_rewards
+    assert 1.0 == of_thread.penalized(facts, SoftPenalty(1, 1)).reward

@@ -13,24 +13,28 @@ from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import MAX_TOP_K, ClaimBatch
 from proxy.api.query import enum_param, int_param
 from proxy.errors import BadRequest, Conflict
-from proxy.export import FORMATS, OF_POLICIES, Fill, Format, Inexpressible, Plan, Rows
+from proxy.export import FORMATS, OF_POLICIES, Fill, Format, Inexpressible, Plan, Rows, with_threads
 from proxy.export.base import with_columns
 from proxy.export.containers import CONTAINERS, Container, Writer, container_for
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.scoring.rescoring import Rescoring
 from proxy.rollouts.steps import aside, facts_of, read_steps, weights_of
 from proxy.trajectory.advantages import BATCH, ESTIMATORS, STEP
+from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.retokenize import RETOKENIZED, retokenize
 from proxy.trajectory.returns import SoftPenalty
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Step
+from proxy.trajectory.thread_rules import Wanted
+from proxy.trajectory.threads import select_threads
 
 _FILLS: Final = ("prompt_logprob", "pad_id", "prompt_length", "response_length")
 EXPORT_OPTIONS: Final = (
     "format", "branches", "row_weight", "include", "max_len", "overlong", "overlong_buffer", "container", "report", "advantage",
-    "discount", "policy", "rescore", "rescore_top_k", *_FILLS,
+    "discount", "policy", "threads", "rescore", "rescore_top_k", *_FILLS,
 )  # fmt: skip
 _LOADED: Final[set[str]] = set()  # content types whose library is imported
+THREADS: Final[tuple[Wanted, ...]] = ("all", "agents", "main")
 BRANCHES: Final = ("all", "one", "longest", "last")
 ROW_WEIGHTS: Final = ("full", "split")
 OVERLONG: Final = ("cut", "drop", "keep", "penalize")
@@ -67,7 +71,7 @@ class Planned:
 
 def rows_of(plan: Plan) -> Rows:
     """Render all rows of a plan."""
-    return Rows(list(plan.render()), plan.skipped, plan.trained, plan.rescored)
+    return Rows(list(plan.render()), plan.skipped, plan.trained, plan.rescored, plan.threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,8 @@ class ExportQuery:
 
     `advantage` is none, given, or the estimator to use on the group's rewards. `discount` is None for one advantage for a whole
     rollout; otherwise each turn has its own, of its discounted return. `penalty` is that of long responses.
-    `policy` is the policy whose steps are exported; None for those of all policies that are trained. `rescore` is the scorer
+    `policy` is the policy whose steps are exported; None for those of all policies that are trained. `threads` are those whose
+    steps are exported; None for all of them, whose rows do not name them. `rescore` is the scorer
     whose logprobs the rows have too, with the `rescore_top_k` most likely tokens; `rescoring` is its scoring once it has begun.
     """
 
@@ -92,6 +97,7 @@ class ExportQuery:
     rescore: str | None = None
     rescore_top_k: int = 0
     rescoring: Rescoring | None = None
+    threads: Wanted | None = None
 
     @property
     def is_by_turn(self) -> bool:
@@ -104,11 +110,19 @@ class ExportQuery:
         return self.is_by_turn or self.penalty is not None
 
     async def read(self, context: Context, rollout: Rollout, *, whole: bool) -> tuple[list[Step], list[dict[str, Any]]]:
-        """Return the steps of a rollout that are exported, and those of other policies as skipped. Raises as `plan` does."""
+        """Return the steps of a rollout that are exported, and those of other threads and policies as skipped.
+
+        Raises as `plan` does.
+        """
         is_retokenized = self.options.include == RETOKENIZED
-        steps: list[Step] = []
+        needs_threads = self.threads is not None or bool(rollout.thread_rewards)
+        found = await read_steps(context.store, rollout, whole=whole or is_retokenized or needs_threads)
         skipped: list[dict[str, Any]] = []
-        for step in await read_steps(context.store, rollout, whole=whole or is_retokenized):
+        if needs_threads:
+            wanted, rules, all_steps = self.threads or "all", context.threads.rules, found
+            found, skipped = await aside(weights_of(found).packed, lambda: select_threads(all_steps, rules, wanted))
+        steps: list[Step] = []
+        for step in found:
             if context.policies.exports(self.policy, step.policy):
                 steps.append(step)
             else:
@@ -147,21 +161,28 @@ class ExportQuery:
         rows = (await planned.rows()).rows
         return Planned(replace(plan, render=rows.__iter__), planned.weight, is_rendered=True)
 
-    def about(self, rollout: Rollout, rows: Plan | Rows, raw_reward: float | None = None) -> list[dict[str, Any]]:
-        """Describe rows of a rollout, in their order.
+    def about(self, rollout: Rollout, rows: Plan | Rows, raw: RolloutFacts | None = None) -> list[dict[str, Any]]:
+        """Describe the rows of a rollout, in their order; `raw` has its rewards before the penalty.
 
-        `advantage` is null unless the rollout has exactly one. `weight` is the share of each row in the rollout.
-        `raw_reward` is the reward before the penalty, if there is one. `rescored` is what scored the row, if it has scores.
+        `advantage` is null unless the row has exactly one. `weight` is the share of each row in the rollout.
         """
-        count = max(1, len(rows.trained))
-        split = count if self.options.row_weight == "split" and self.form.repeats_reward else 1
-        facts = facts_of(rollout).split(split)
-        advantage = None if self.advantage == "none" else facts.advantages
-        is_number = isinstance(advantage, int | float) and not isinstance(advantage, bool)
-        row = {"reward": facts.reward, "advantage": advantage if is_number else None, "weight": 1 / count}
-        if self.penalty is not None:
-            row["raw_reward"] = None if raw_reward is None else raw_reward / split
-        described = [{"rollout_id": rollout.rollout_id, "step_ids": list(ids), **row} for ids in rows.trained]
+        threads = rows.threads or [None] * len(rows.trained)
+        is_split = self.options.row_weight == "split" and self.form.repeats_reward
+        facts = facts_of(rollout).of_rows(threads, split=is_split)
+        unpenalized = facts if raw is None else raw.of_rows(threads, split=is_split)
+        described = []
+        for step_ids, thread, of_row, before in zip(rows.trained, threads, facts, unpenalized, strict=True):
+            advantage = None if self.advantage == "none" else of_row.advantages
+            is_number = isinstance(advantage, int | float) and not isinstance(advantage, bool)
+            row = {
+                "rollout_id": rollout.rollout_id,
+                "step_ids": list(step_ids),
+                "reward": of_row.reward,
+                "advantage": advantage if is_number else None,
+                "weight": 1 / len(threads),
+            }
+            row |= {} if self.penalty is None else {"raw_reward": before.reward}
+            described.append(row if thread is None else {**row, "thread": thread})
         for entry, rescored in zip(described, rows.rescored, strict=False):  # there are none without `rescore`
             entry["rescored"] = rescored
         return described
@@ -215,8 +236,11 @@ def export_query_from(request: web.Request, advantages: Sequence[str] = ALONE) -
         int_param(request, "overlong_buffer", None, minimum=1),
     )
     name = request.query.get("policy")
+    threads = request.app[CONTEXT].threads.default
+    if "threads" in request.query:
+        threads = cast("Wanted", enum_param(request, "threads", THREADS, "all"))
     query = ExportQuery(
-        form=form,
+        form=form if threads is None else with_threads(form),
         container=_container_from(request),
         options=Options(**cast("Any", chosen), **cut),
         fill=Fill(
@@ -230,6 +254,7 @@ def export_query_from(request: web.Request, advantages: Sequence[str] = ALONE) -
         discount=_discount_param(request),
         penalty=penalty,
         policy=None if name is None else policies.named(name).name,
+        threads=threads,
     )
     _check_advantages(query)
     top_k = int_param(request, "rescore_top_k", 0, minimum=0, maximum=MAX_TOP_K) or 0
@@ -257,6 +282,7 @@ def export_query_from_claim(claim: ClaimBatch, context: Context) -> ExportQuery:
         advantage=claim.advantage,
         discount=claim.discount,
         penalty=penalty,
+        threads=claim.threads or context.threads.default,
     )
     _check_advantages(query)
     return _rescored(query, context, claim.rescore, claim.rescore_top_k)

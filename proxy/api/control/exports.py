@@ -44,7 +44,7 @@ async def export_rollout(request: web.Request) -> web.StreamResponse:
     outcome = await outcome_alone(request.app[CONTEXT], query, await rollout_from(request))
     planned = await query.plan(request.app[CONTEXT], outcome.rollout)
     plan = planned.plan
-    report = {"skipped": plan.skipped, "rows": query.about(outcome.rollout, plan, outcome.raw_reward)}
+    report = {"skipped": plan.skipped, "rows": query.about(outcome.rollout, plan, outcome.raw)}
     try:
         # Each row is serialized before the next is made: all rows as Python lists would use several times the memory.
         pieces = await aside(planned.weight, lambda: list(query.pieces(plan.render(), report)))
@@ -114,7 +114,7 @@ async def _pieces(
                     if piece:
                         yield piece
             if query.report:
-                described += query.about(rollout, plan, outcome.raw_reward)
+                described += query.about(rollout, plan, outcome.raw)
                 skipped += [{"rollout_id": rollout.rollout_id, **entry} for entry in plan.skipped]
     yield ahead + writer.closing({"skipped": skipped, "rows": described} if query.report else None)
 

@@ -114,7 +114,7 @@ class GroupRows:
 
     def about(self, query: ExportQuery) -> list[dict[str, Any]]:
         """Describe each row, in the order in which `whole` has them."""
-        described = [query.about(member.rollout, member.rows, member.outcome.raw_reward) for member in self.members]
+        described = [query.about(member.rollout, member.rows, member.outcome.raw) for member in self.members]
         return [described[member][row] for member, row in query.form.order(self._rows())]
 
     def _rows(self) -> list[Rows]:
@@ -137,7 +137,7 @@ async def read_group_rows(
     cannot be read is skipped; where a group must be `whole`, it raises DamagedStep.
     """
     check_members(query, group, rollouts, conditions)
-    rewards = {rollout.reward for rollout in rollouts if rollout.reward is not None}
+    rewards = {_rewards_of(rollout) for rollout in rollouts} - {None}
     if conditions.only_mixed and len(rewards) < 2:
         why = (
             f"all its {len(rollouts)} rollouts have the same reward" if rewards else "none of its rollouts has a reward"
@@ -190,6 +190,12 @@ async def _read_members(
         await asyncio.gather(*reading, return_exceptions=True)
 
 
+def _rewards_of(rollout: Rollout) -> tuple[Any, ...] | None:
+    """Return the rewards of a rollout and of its threads; None if it has none."""
+    of_threads = tuple(sorted(rollout.thread_rewards.items()))
+    return (rollout.reward, of_threads) if rollout.reward is not None or of_threads else None
+
+
 async def _read_member(context: Context, query: ExportQuery, outcome: Outcome, *, whole: bool) -> Member | Reason:
     """Return a member with its rows, or why it has none. Raises as `read_group_rows`."""
     try:
@@ -204,7 +210,7 @@ async def _read_member(context: Context, query: ExportQuery, outcome: Outcome, *
         if conflict.reason != MissingReward.code:
             raise
         return Reason(conflict.reason, conflict.message)
-    if query.advantage in ESTIMATORS and not outcome.returns and member.rows.rows:
+    if query.advantage in ESTIMATORS and not (outcome.returns or outcome.thread_rewards) and member.rows.rows:
         return _UNREWARDED  # its steps have rewards, but none that has a row
     return member
 
@@ -245,13 +251,13 @@ def _excluded(
 
 
 def _needs_reward(query: ExportQuery, rollout: Rollout, conditions: GroupFilter, *, is_any_rewarded: bool) -> bool:
-    """Return whether a member without a reward does not count. The rewards of its steps can be enough."""
+    """Return whether a member without a reward does not count. The rewards of its steps or threads can be enough."""
     if conditions.members == "rewarded" or (conditions.members == "all" and conditions.only_mixed):
         return True
     if query.advantage in ESTIMATORS:
-        return not (query.is_by_turn and rollout.step_rewards)
+        return not ((query.is_by_turn and rollout.step_rewards) or rollout.thread_rewards)
     if query.form.reward == "required":
-        return not rollout.step_rewards
+        return not (rollout.step_rewards or rollout.thread_rewards)
     return query.form.reward == "uniform" and is_any_rewarded
 
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from proxy.api.control.export_query import ALONE, BRANCHES, IN_GROUP, OVERLONG, ROW_WEIGHTS
+from proxy.api.control.export_query import ALONE, BRANCHES, IN_GROUP, OVERLONG, ROW_WEIGHTS, THREADS
 from proxy.api.control.group_rows import MEMBERS
 from proxy.api.control.schemas import (
     MAX_TOP_K,
@@ -87,6 +87,7 @@ _EXPORT = (
         "rescore_top_k",
         {"type": "integer", "minimum": 0, "maximum": MAX_TOP_K, "description": "with its most likely tokens"},
     ),
+    ("threads", {"enum": list(THREADS), "description": "by default `threads.export`, or all"}),
     ("pad_id", {"type": "integer", "minimum": 0}),
     ("prompt_length", _COUNT),
     ("response_length", _COUNT),

@@ -4,8 +4,8 @@ Only returns of turns and the penalty need the steps. They are read for this and
 whole group are never in memory.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from msgspec import structs
@@ -16,9 +16,9 @@ from proxy.api.reward_values import LARGEST
 from proxy.errors import Conflict, DamagedStep, NotFound
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import aside, facts_of, weights_of
-from proxy.trajectory.advantages import ESTIMATORS
+from proxy.trajectory.advantages import ESTIMATORS, Advantages, Returns
 from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.returns import Episode, episode, returns
+from proxy.trajectory.returns import Episode, episodes, returns
 
 _OUTCOMES_OF_A_STEP: Final = 32  # that take as long as a step in `aside`,
 _RETURNS_OF_A_STEP: Final = 1024  # and returns that do
@@ -29,13 +29,25 @@ class Outcome:
     """A rollout with its rewards after the penalty, and with its advantages once they are estimated.
 
     `returns` has one for each turn, or one for the whole rollout; none if the rollout has no reward. `turns` are the ids of the
-    turns, None if the return is that of the whole rollout. `raw_reward` is the reward before the penalty.
+    turns, None if the return is that of the whole rollout. `raw_reward` is the reward before the penalty, as are
+    `raw_thread_rewards`.
     """
 
     rollout: Rollout
     returns: tuple[float, ...] = ()
     turns: tuple[str, ...] | None = None
     raw_reward: float | None = None
+    raw_thread_rewards: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def thread_rewards(self) -> Mapping[str, float]:
+        """The rewards of its threads, after the penalty."""
+        return self.rollout.thread_rewards
+
+    @property
+    def raw(self) -> RolloutFacts:
+        """The facts of the rollout with its rewards before the penalty."""
+        return replace(facts_of(self.rollout), reward=self.raw_reward, thread_rewards=self.raw_thread_rewards)
 
 
 async def read_outcomes(context: Context, query: ExportQuery, rollouts: Sequence[Rollout]) -> list[Outcome]:
@@ -60,51 +72,97 @@ def estimated(outcomes: Sequence[Outcome], advantage: str) -> list[Outcome]:
     """Return the outcomes with estimated advantages, or unchanged where no estimate was requested.
 
     The baseline is over all rollouts with a reward, also over those that turn out to have no rows: each is a sample of the
-    policy's return. A rollout without a reward gets no advantage.
+    policy's return. A rollout without a reward gets no advantage. The reward of a thread is compared with those of
+    threads of the same kind, or of the same agent.
 
     Raises Conflict if an advantage exceeds the range of float32, in which trainers have it.
     """
     if advantage not in ESTIMATORS:
         return list(outcomes)
-    values = iter(ESTIMATORS[advantage]([outcome.returns for outcome in outcomes if outcome.returns]))
-    return [_with_advantages(outcome, next(values) if outcome.returns else None) for outcome in outcomes]
+    estimator = ESTIMATORS[advantage]
+    values = iter(estimator([outcome.returns for outcome in outcomes if outcome.returns]))
+    found = [_with_advantages(outcome, next(values) if outcome.returns else None) for outcome in outcomes]
+    return found if any(outcome.turns is not None for outcome in found) else _with_thread_advantages(found, estimator)
 
 
-def _with_advantages(outcome: Outcome, values: Sequence[float] | None) -> Outcome:
-    if values is None:
-        return replace(outcome, rollout=structs.replace(outcome.rollout, advantages=None))
+def _with_thread_advantages(outcomes: Sequence[Outcome], estimator: Callable[[Returns], Advantages]) -> list[Outcome]:
+    """Return the outcomes with the advantages of the threads that have a reward; a rollout counts once for each kind."""
+    advantages: list[dict[str, float]] = [{} for _ in outcomes]
+    for kind in sorted({_kind(name) for outcome in outcomes for name in outcome.thread_rewards}):
+        names = [[name for name in outcome.thread_rewards if _kind(name) == kind] for outcome in outcomes]
+        rewards = [
+            [outcome.thread_rewards[name] for name in of_rollout]
+            for outcome, of_rollout in zip(outcomes, names, strict=True)
+        ]
+        values = iter(estimator([of_rollout for of_rollout in rewards if of_rollout]))
+        for outcome, of_rollout, known in zip(outcomes, names, advantages, strict=True):
+            if of_rollout:
+                found = next(values)
+                _check_range(outcome, found)
+                known.update(zip(of_rollout, found, strict=True))
+    return [
+        replace(outcome, rollout=structs.replace(outcome.rollout, thread_advantages=known)) if known else outcome
+        for outcome, known in zip(outcomes, advantages, strict=True)
+    ]
+
+
+def _kind(thread: str) -> str:
+    """Return the agent, or the kind before the digest."""
+    return thread.partition(":")[0]
+
+
+def _check_range(outcome: Outcome, values: Sequence[float]) -> None:
     if not all(-LARGEST <= value <= LARGEST for value in values):
         raise Conflict(
             f"An advantage of rollout {outcome.rollout.rollout_id!r} exceeds the range of float32; its rewards are too large.",
             param="advantage",
         )
+
+
+def _with_advantages(outcome: Outcome, values: Sequence[float] | None) -> Outcome:
+    if values is None:
+        return replace(outcome, rollout=structs.replace(outcome.rollout, advantages=None))
+    _check_range(outcome, values)
     found = values[0] if outcome.turns is None else dict(zip(outcome.turns, values, strict=True))
     return replace(outcome, rollout=structs.replace(outcome.rollout, advantages=found))
 
 
 async def _outcome(context: Context, query: ExportQuery, rollout: Rollout) -> Outcome:
     whole = () if rollout.reward is None else (float(rollout.reward),)
+    unread = Outcome(rollout, whole, raw_reward=rollout.reward, raw_thread_rewards=rollout.thread_rewards)
     if not query.reads_ahead:
-        return Outcome(rollout, whole, raw_reward=rollout.reward)
+        return unread
     try:
         facts, played = await _played(context, query, rollout)
     except (NotFound, DamagedStep):
-        return Outcome(rollout, whole, raw_reward=rollout.reward)  # it gets no rows, for this reason
-    raw_reward = rollout.reward
-    rollout = structs.replace(rollout, reward=facts.reward, step_rewards=facts.step_rewards)
-    if query.is_by_turn and (turns := played.turns(facts)):
-        discount = 1.0 if query.discount is None else query.discount
-        return Outcome(rollout, returns(turns, facts, discount), turns, raw_reward)
-    return Outcome(rollout, () if facts.reward is None else (float(facts.reward),), raw_reward=raw_reward)
+        return unread  # it gets no rows, for this reason
+    lowered = structs.replace(
+        rollout, reward=facts.reward, step_rewards=facts.step_rewards, thread_rewards=facts.thread_rewards
+    )
+    outcome = replace(unread, rollout=lowered, returns=() if facts.reward is None else (float(facts.reward),))
+    return _by_turn(outcome, query, facts, played) if query.is_by_turn else outcome
 
 
-async def _played(context: Context, query: ExportQuery, rollout: Rollout) -> tuple[RolloutFacts, Episode]:
+def _by_turn(outcome: Outcome, query: ExportQuery, facts: RolloutFacts, played: Sequence[Episode]) -> Outcome:
+    """Return the outcome with a return for each turn, if there are turns."""
+    discount = 1.0 if query.discount is None else query.discount
+    by_turn: dict[str, float] = {}
+    turns = [each.turns(facts) for each in played]
+    for each, of_episode in zip(played, turns, strict=True):
+        earned = returns(of_episode, facts.of_thread(each.thread), discount)
+        by_turn |= zip(of_episode, earned, strict=False)  # none of them if the last turn has no reward
+    return replace(outcome, returns=tuple(by_turn.values()), turns=tuple(by_turn)) if any(turns) else outcome
+
+
+async def _played(context: Context, query: ExportQuery, rollout: Rollout) -> tuple[RolloutFacts, list[Episode]]:
     """Return the facts of a rollout after the penalty, and what its rows train."""
     steps, _ = await query.read(context, rollout, whole=False)
 
-    def played() -> tuple[RolloutFacts, Episode]:
+    def played() -> tuple[RolloutFacts, list[Episode]]:
         facts = facts_of(rollout)
-        found = episode(steps, facts, query.options)
-        return (facts if query.penalty is None else found.penalized(facts, query.penalty)), found
+        found = episodes(steps, facts, query.options)
+        for each in found:
+            facts = facts if query.penalty is None else each.penalized(facts, query.penalty)
+        return facts, found
 
     return await aside(weights_of(steps).packed, played)

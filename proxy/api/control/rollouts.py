@@ -21,7 +21,7 @@ from proxy.errors import BadRequest, Conflict
 from proxy.rollouts.due_times import first_due_ms
 from proxy.rollouts.group import join
 from proxy.rollouts.rollout import STATUSES, Rollout, no_rollout, own_metadata, read_marks, read_rollout, write_fields
-from proxy.rollouts.steps import check_step_rewards
+from proxy.rollouts.steps import check_step_rewards, check_threads
 from storage.errors import FieldsChanged
 from storage.types import StoredEntity
 
@@ -110,9 +110,10 @@ async def patch_rollout(request: web.Request) -> web.Response:
     rollout = await rollout_from(request)
     patch = await body_from(request, PatchRollout)
     await check_step_rewards(context.store, rollout, patch.step_rewards)
+    await check_threads(context.store, rollout, context.threads.rules, patch.thread_rewards)
     values = patch.model_dump(include={"reward", "advantages", "metadata", "continuation"} & patch.model_fields_set)
     while True:
-        fields = _changes(rollout, values, patch.step_rewards)
+        fields = _changes(rollout, values, {name: getattr(patch, name) for name in _MERGED})
         signals = fields.keys() - {"metadata", "continuation"}
         if signals and rollout.claimed_by is not None:
             raise Conflict(
@@ -120,8 +121,8 @@ async def patch_rollout(request: web.Request) -> web.Response:
                 "advantages cannot be changed.",
                 param=min(signals),
             )
-        expect = write_fields({"step_rewards": rollout.step_rewards or None})
-        expected = {"claimed_by": None, "step_rewards": expect.get("step_rewards")} if signals else {}
+        expect = write_fields({name: getattr(rollout, name) or None for name in _MERGED})
+        expected = {"claimed_by": None, **{name: expect.get(name) for name in _MERGED}} if signals else {}
         try:
             stored = await context.store.update_if(
                 rollout.rollout_id, fields, expect=expected, now_ms=context.clock.now_ms()
@@ -137,10 +138,12 @@ async def patch_rollout(request: web.Request) -> web.Response:
         return json_response(await _shown(request, context, patched))
 
 
-def _changes(rollout: Rollout, values: Mapping[str, Any], step_rewards: Mapping[str, Any]) -> dict[str, bytes | None]:
-    """Return the fields that change; equal values change nothing."""
-    merged = {**rollout.step_rewards, **step_rewards}
-    values_to_set = {**values, **({"step_rewards": merged} if step_rewards else {})}
+def _changes(
+    rollout: Rollout, values: Mapping[str, Any], rewards: Mapping[str, Mapping[str, Any]]
+) -> dict[str, bytes | None]:
+    """Return the fields that change; equal values change nothing. Rewards of steps and threads are added to the known ones."""
+    merged = {name: {**getattr(rollout, name), **given} for name, given in rewards.items() if given}
+    values_to_set = {**values, **merged}
     return {
         name: None if value is None else orjson.dumps(value)
         for name, value in values_to_set.items()
@@ -195,6 +198,7 @@ async def _shown(request: web.Request, context: Context, rollout: Rollout) -> di
         "drift": None if rollout.drift is None else rollout.drift.kinds,
         "reward": rollout.reward,
         "step_rewards": rollout.step_rewards,
+        **({"thread_rewards": rollout.thread_rewards} if rollout.thread_rewards else {}),
         "advantages": rollout.advantages,
         "metadata": rollout.metadata,
         "created_ms": rollout.created_ms,
@@ -206,6 +210,7 @@ async def _shown(request: web.Request, context: Context, rollout: Rollout) -> di
 
 
 _DISPATCH = ("server", "protocol", "state")
+_MERGED = ("step_rewards", "thread_rewards")
 _COUNTS = ("steps", "exact", "flagged", "error", "late", "sampled_tokens", "prompt_tokens", "mask_mismatches")
 
 

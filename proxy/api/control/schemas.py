@@ -144,6 +144,7 @@ class ClaimBatch(_Body):
     min_group: Annotated[int, Field(ge=1)] | None = None
     only_mixed: bool = False
     branches: Literal["all", "one", "longest", "last"] | None = None
+    threads: Literal["all", "agents", "main"] | None = None
     row_weight: Literal["full", "split"] = "full"
     include: Literal["exact", "flagged", "retokenized"] = "exact"
     max_len: Annotated[int, Field(ge=1)] | None = None
@@ -226,10 +227,14 @@ class LoadAdapter(_Body):
 
 
 class PatchRollout(_Body):
-    """`PATCH /rollouts/{id}`: present fields are set. `step_rewards` maps step IDs to a number, or to one per sampled token."""
+    """`PATCH /rollouts/{id}`: present fields are set. `step_rewards` maps step IDs to a number, or to one per sampled token.
+
+    `thread_rewards` maps threads to a number.
+    """
 
     reward: Signal | None = None
     step_rewards: dict[str, Signal | Annotated[list[Signal], FIRST_FAULT]] = {}
+    thread_rewards: dict[str, Signal] = {}
     advantages: Signal | Annotated[list[Signal], FIRST_FAULT] | Signals | None = None
     metadata: dict[str, Any] | None = None
     continuation: ContinuationMode | None = None

@@ -1,17 +1,16 @@
 """The routes that return recorded steps and their tree."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from math import isfinite
 from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
 
-from proxy.api.context import CONTEXT
+from proxy.api.context import CONTEXT, Context
 from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_from
 from proxy.continuation.types import REASONS
 from proxy.errors import NotFound
@@ -19,9 +18,12 @@ from proxy.export.containers import Ndjson, container_for
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import decode_records, facts_of, read_steps
 from proxy.trajectory import fidelity
+from proxy.trajectory.drift import Drift
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.outline import outline
 from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step
+from proxy.trajectory.thread_rules import KINDS_OF
+from proxy.trajectory.threads import find_threads
 from storage.errors import StorageError
 
 _DEFAULT_LIMIT = 100
@@ -83,9 +85,24 @@ async def show_tree(request: web.Request) -> web.Response:
     if texts and rollout.is_finished:
         with suppress(StorageError):  # a later request counts it
             await context.drift.count(rollout, drift, len(steps))
-    shown = partial(outline, reasons=REASONS, exports=partial(context.policies.exports, None))
-    body = await asyncio.to_thread(lambda: to_json_bytes(shown(steps, facts_of(rollout), drift)))
+    body = await asyncio.to_thread(lambda: to_json_bytes(_tree_json(context, rollout, steps, drift)))
     return web.Response(body=body, content_type="application/json")
+
+
+def _tree_json(context: Context, rollout: Rollout, steps: Sequence[Step], drift: Sequence[Drift]) -> dict[str, Any]:
+    """Return the tree with its threads, which are provisional until the rollout is finished."""
+    threads, kinds = find_threads(steps, context.threads.rules), KINDS_OF[context.threads.default or "all"]
+
+    def exports(step: Step) -> bool:
+        return context.policies.exports(None, step.policy) and threads.of[step.step_id].kind in kinds
+
+    tree = outline(steps, facts_of(rollout), drift, reasons=REASONS, exports=exports, threads=threads)
+    rewards = rollout.thread_rewards
+    shown = [
+        {**thread, **({"reward": rewards[thread["name"]]} if thread["name"] in rewards else {})}
+        for thread in tree["threads"]
+    ]
+    return {**tree, "threads": shown, "threads_final": rollout.is_finished}
 
 
 def step_json(step: Step, rollout: Rollout) -> dict[str, Any]:

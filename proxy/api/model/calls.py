@@ -3,10 +3,11 @@
 A call that is rejected here is neither sent nor recorded.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
@@ -43,10 +44,12 @@ from proxy.trajectory.images import IMAGES
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import tokens_left
-from proxy.upstream.headers import CONTINUATION_HEADER, ROLLOUT_HEADER, downstream
+from proxy.upstream.headers import AGENT_HEADER, CONTINUATION_HEADER, ROLLOUT_HEADER, downstream
 from proxy.upstream.image_tokens import with_placeholders
 from proxy.upstream.routing import Failover
 from proxy.upstream.system_messages import with_engine_traits
+
+_AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResponse:
@@ -178,10 +181,22 @@ async def _send(
     context: Context, call: IncomingCall, rollout: Rollout, policy: Policy, attempt: Attempt
 ) -> web.StreamResponse:
     """Check the limits of the rollout, then plan the call and relay it."""
+    if AGENT_HEADER in call.request.headers:
+        attempt = replace(attempt, extra={**attempt.extra, "agent": _agent(call.request.headers[AGENT_HEADER])})
     await guard(context, rollout)
     if attempt.marks:
         await context.idempotency_keys.begin(rollout, attempt)
     return await relay(context, await _planned(context, call, rollout, policy, attempt))
+
+
+def _agent(name: str) -> str:
+    """Return the name of an agent if it is valid. Raises BadRequest."""
+    if not _AGENT_NAME.fullmatch(name):
+        raise BadRequest(
+            f"{AGENT_HEADER} must have 1 to 64 letters, digits, '.', '_' and '-', and begin with a letter or digit.",
+            param=AGENT_HEADER,
+        )
+    return name
 
 
 def _retry_key(call: IncomingCall, rollout: Rollout) -> str | None:

@@ -36,11 +36,18 @@ export function Rollout({ rolloutId, tab, shell }) {
       </nav>
     </div>
     ${rollout && html`
-      <${Facts} of=${factsOf(rollout)} />
+      <${Facts} of=${[...factsOf(rollout), ...threadsOf(tree)]} />
       <${Raw} text=${JSON.stringify(rollout)} name=${`rollout-${rolloutId}`} />`}
     ${shown === "steps" && html`<${Steps} rolloutId=${rolloutId} rows=${rows} />`}
     ${shown === "sequences" && html`<${Sequences} rolloutId=${rolloutId} shell=${shell} />`}
     ${shown === "plots" && rows && html`<${RolloutPlots} tree=${tree} rows=${rows} />`}`;
+}
+
+/** Return the threads of a rollout that has several. */
+function threadsOf(tree) {
+  if (tree === null || tree.threads.length < 2) return [];
+  const named = tree.threads.map(({ name, steps, reward }) => `${name} (${count(steps)}${reward === undefined ? "" : `, reward ${decimal(reward)}`})`);
+  return [["Threads", line(named.join(" · "), 400)]];
 }
 
 const also = (number, what) => (number ? `, ${count(number)} ${what}` : "");

@@ -9,6 +9,7 @@ export function layout(tree) {
   const drift = Map.groupBy(tree.drift, (entry) => entry.step_id);
   const depths = new Map([[null, 0]]);
   const byNode = new Map(tree.nodes.map((node) => [node.node, node]));
+  const threads = new Map(tree.threads.map((thread) => [thread.name, thread]));
   const rows = tree.nodes.map((node) => {
     const begins = node.parent === null || children.get(node.parent).length > 1; // other nodes have the same parent
     const depth = depths.get(node.parent) + (node.parent !== null && begins);
@@ -20,10 +21,11 @@ export function layout(tree) {
       begins,
       fresh: node.start - (byNode.get(node.parent)?.end ?? 0),
       drift: drift.get(node.step_id) ?? [],
+      thread: threads.get(node.thread),
     };
   });
   for (const step of tree.unplaced)
-    rows.push({ ...step, key: `${step.step_id}/-`, depth: 0, unplaced: true, drift: [] });
+    rows.push({ ...step, key: `${step.step_id}/-`, depth: 0, unplaced: true, drift: [], thread: threads.get(step.thread) });
   return rows.sort((a, b) => a.started_ms - b.started_ms || a.index - b.index || a.choice - b.choice);
 }
 

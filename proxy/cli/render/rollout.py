@@ -59,6 +59,7 @@ class RolloutView:
     def lines(self, now_ms: int) -> Iterator[Text]:
         """Yield all lines."""
         yield from header(self._rollout, now_ms)
+        yield from self._threads()
         if self._view.logprobs:
             yield legend()
         shown_nodes: set[int] = set()
@@ -66,6 +67,17 @@ class RolloutView:
         for index, leaf in enumerate(self._leaves()):
             yield from self._branch(index, self._path(leaf), shown_nodes, shown_prompts)
         yield from self._unplaced()
+
+    def _threads(self) -> Iterator[Text]:
+        """Yield a line for each thread if there are several: its name, its steps, and the text with which it starts."""
+        threads = self._tree.get("threads", ())
+        for thread in threads if len(threads) > 1 else ():
+            called = f" called by {visible(thread['tool'])}" if thread.get("tool") else ""
+            reward = f", reward {number(thread['reward'])}" if "reward" in thread else ""
+            steps = f"  {thread['steps']} step{'s' * (thread['steps'] > 1)}{called}{reward}"
+            yield Text.assemble(
+                ("thread ", DIM), (visible(thread["name"]), "bold"), (f"{steps}  ", DIM), visible(thread["title"])
+            )
 
     def _leaves(self) -> list[int]:
         parents = {node["parent"] for node in self._nodes.values()}
@@ -84,6 +96,8 @@ class RolloutView:
         before = path[len(path) - len(new) - 1] if len(new) < len(path) else None
         continues = "" if before is None else f", continues from step {self._step(before)['index']}"
         count = f"{len(path)} step{'s' * (len(path) > 1)}"
+        thread = self._nodes[path[-1]].get("thread") if len(self._tree.get("threads", ())) > 1 else None
+        count = count if thread is None else f"{visible(thread)}  {count}"
         yield Text.assemble("\n", (f"── branch {branch}", "bold"), (f"  {count}{continues}", DIM))
         for node in new:
             shown_nodes.add(node)

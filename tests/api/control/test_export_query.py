@@ -15,9 +15,12 @@ from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.rollouts.scoring.rescoring import Rescorers
 from proxy.trajectory.returns import SoftPenalty
 from proxy.trajectory.sequence import Options
+from proxy.trajectory.thread_rules import ThreadOptions
 
 SERVICES = SimpleNamespace(
-    policies=policies_of(), rescorers=Rescorers({"policy": None, "teacher": None}, cache=None, read_text=None)
+    policies=policies_of(),
+    threads=ThreadOptions(),
+    rescorers=Rescorers({"policy": None, "teacher": None}, cache=None, read_text=None),
 )
 
 

@@ -190,3 +190,29 @@ async def test_the_header_has_the_reason_of_a_rollout_that_exceeded_its_deadline
     shown = plain(header({**rollout, "status": "aborted", "reason": "deadline"}, 0))
 
     assert shown.startswith("demo  aborted  reward 0.5  reason deadline")
+
+
+async def test_several_threads_are_listed_and_branches_name_theirs(read):
+    """With the tool that calls a thread, and its reward."""
+    rollout, tree, steps = await read("demo")
+    other = {
+        "name": "sub-agent:1",
+        "kind": "sub-agent",
+        "steps": 2,
+        "title": "Count\x1bfiles",
+        "tool": "task",
+        "reward": 0.5,
+    }
+    nodes = [{**node, "thread": "sub-agent:1" if node["node"] == 2 else "main"} for node in tree["nodes"]]
+    shown = plain(lines((rollout, {**tree, "threads": [*tree["threads"], other], "nodes": nodes}, steps)))
+
+    assert "\nthread sub-agent:1  2 steps called by task, reward 0.5  Count" in shown
+    assert "\x1b" not in shown
+    assert "── branch 0  main  2 steps\n" in shown
+    assert "── branch 1  sub-agent:1  2 steps, continues from step 0\n" in shown
+
+
+async def test_a_single_thread_is_not_listed(read):
+    shown = plain(lines(await read("demo")))
+
+    assert "thread " not in shown

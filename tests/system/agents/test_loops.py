@@ -83,6 +83,7 @@ async def test_a_loop_has_the_scripted_outcome_and_exact_steps(
     assert [] == found.inexact
     assert found.drift in ("", loop.drift.get(way)), found.why
     assert found.is_linear == (not found.drift)
+    assert {"main"} == {thread["kind"] for thread in found.tree["threads"]} - {"auxiliary"}
     assert is_scored_alike(scored), scored
 
 

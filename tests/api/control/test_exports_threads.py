@@ -1,0 +1,169 @@
+"""Threads in exports, trees and rewards: which are exported, what their rows name, and which reward they have."""
+
+import pytest
+from threaded import TASK, WORK, record_threads, user
+
+
+async def rows(proxy, query, rollout="r"):
+    response = await proxy.get(f"/rollouts/{rollout}/export?{query}")
+    assert 200 == response.status, response.text
+    return response.json
+
+
+def by_kind(tree):
+    return {thread["kind"]: thread["name"] for thread in tree["threads"]}
+
+
+async def test_the_tree_has_the_thread_of_each_step(proxy):
+    """They are provisional until the rollout is finished."""
+    open_tree = await record_threads(proxy, finish=False)
+    await proxy.finish("r")
+    tree = (await proxy.get("/rollouts/r/tree")).json
+    names = by_kind(tree)
+
+    assert (False, True) == (open_tree["threads_final"], tree["threads_final"])
+    assert open_tree["threads"] == tree["threads"]
+    assert ["main", "auxiliary", "sub-agent"] == [thread["kind"] for thread in tree["threads"]]
+    assert [names["auxiliary"], "main", "main", names["sub-agent"]] == [node["thread"] for node in tree["nodes"]]
+    assert "Paint it." == tree["threads"][2]["title"]
+
+
+async def test_an_export_has_the_threads_that_are_requested(proxy):
+    """Others are in `skipped`, by name; rows name their threads."""
+    names = by_kind(await record_threads(proxy))
+    found = {wanted: await rows(proxy, f"threads={wanted}&report=true") for wanted in ("main", "agents", "all")}
+    plain = await rows(proxy, "format=sequences")
+
+    assert {"main": 1, "agents": 2, "all": 3} == {
+        wanted: len({row["thread"] for row in given["rows"]}) for wanted, given in found.items()
+    }
+    assert {"main"} == {row["thread"] for row in found["main"]["rows"]}
+    skipped = found["agents"]["report"]["skipped"]
+    assert [(names["auxiliary"], "threads=agents: its thread is auxiliary")] == [
+        (each["thread"], each["why"]) for each in skipped
+    ]
+    assert {names["sub-agent"], names["auxiliary"]} == {each["thread"] for each in found["main"]["report"]["skipped"]}
+    assert all("thread" not in row for row in plain["rows"])
+    assert [{**row, "thread": None} for row in plain["rows"]] == [
+        {**row, "thread": None} for row in found["all"]["rows"]
+    ]
+
+
+async def test_the_main_thread_of_a_forked_rollout_is_one_row_in_trls_format(proxy):
+    await record_threads(proxy)
+    refused = await proxy.get("/rollouts/r/export?format=trl")
+    exported = await rows(proxy, "format=trl&threads=main")
+
+    assert 409 == refused.status
+    assert "Use threads=main" in refused.json["error"]["message"]
+    assert 1 == len(exported["rows"][0]["prompt_ids"])
+
+
+async def test_branches_one_counts_the_rows_of_each_thread(proxy):
+    await record_threads(proxy)
+    one_each = await rows(proxy, "branches=one&threads=all")
+    await proxy.chat("s", WORK, TASK)
+    await proxy.chat("s", WORK, user("Build another one."))
+    forked = await proxy.get("/rollouts/s/export?branches=one&threads=main")
+
+    assert 3 == len(one_each["rows"])
+    assert (409, "has 2 sequences" in forked.json["error"]["message"]) == (forked.status, True)
+
+
+@pytest.mark.parametrize("query", ["threads=some", "threads=", "threads=MAIN"])
+async def test_other_threads_are_refused_with_those_that_exist(proxy, query):
+    await proxy.chat("r")
+    refused = await proxy.get(f"/rollouts/r/export?{query}")
+
+    assert 400 == refused.status
+    assert "all, agents, main" in refused.json["error"]["message"]
+
+
+async def test_columns_of_tables_include_the_thread_if_it_is_requested(proxy):
+    pyarrow = pytest.importorskip("pyarrow")
+    await record_threads(proxy)
+    columns = []
+    for query in ("", "&threads=all", "&threads=main&format=steps"):
+        exported = await proxy.get(f"/rollouts/r/export?container=arrow{query}")
+        columns.append("thread" in pyarrow.ipc.open_stream(exported.text).read_all().column_names)
+
+    assert [False, True, True] == columns
+
+
+async def test_an_agent_that_the_client_names_is_a_thread_and_the_engine_does_not_see_its_name(proxy):
+    """The name is recorded with the step."""
+    made = await proxy.post(
+        "/rollouts/r/v1/chat/completions", {"model": "policy", "messages": [TASK]}, headers={"X-Agent-Name": "planner"}
+    )
+    step = (await proxy.get(f"/rollouts/r/steps/{made.headers['X-Step-Id']}")).json
+    (thread,) = (await proxy.get("/rollouts/r/tree")).json["threads"]
+
+    assert ("planner", "planner", "main") == (step["extra"]["agent"], thread["name"], thread["kind"])
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "é", "a" * 65, "x:y"])
+@pytest.mark.parametrize("route", ["chat/completions", "messages"])
+async def test_an_invalid_name_of_an_agent_is_an_error_of_the_dialect_and_nothing_is_recorded(proxy, name, route):
+    body = {"model": "policy", "messages": [TASK], "max_tokens": 8}
+    refused = await proxy.post(
+        f"/rollouts/r/v1/{route}", body, headers={"X-Agent-Name": name.encode().decode("latin-1")}
+    )
+    shown = await proxy.get("/rollouts/r")
+
+    assert 400 == refused.status
+    assert "X-Agent-Name" in refused.json["error"]["message"]
+    assert 0 == shown.json["counts"]["steps"]
+
+
+async def test_rewards_of_threads_are_those_of_their_rows(proxy):
+    """Other rows have the reward of the rollout; a repeated request changes nothing."""
+    names = by_kind(await record_threads(proxy))
+    given = {"thread_rewards": {names["sub-agent"]: 0.25}}
+    set_twice = [(await proxy.patch("/rollouts/r", given)).json["thread_rewards"] for _ in range(2)]
+    await proxy.patch("/rollouts/r", {"thread_rewards": {"main": 0.5}})
+    found = await rows(proxy, "threads=all&report=true&row_weight=split")
+    slime = await rows(proxy, "format=slime&threads=agents")
+    rewards = {row["thread"]: row["reward"] for row in found["rows"]}
+    tree = (await proxy.get("/rollouts/r/tree")).json
+
+    assert [{names["sub-agent"]: 0.25}] * 2 == set_twice
+    assert {"main": 0.5, names["sub-agent"]: 0.25, names["auxiliary"]: 1.0} == rewards
+    assert rewards == {row["thread"]: row["reward"] for row in found["report"]["rows"]}
+    assert {0.5, 0.25} == {row["reward"] for row in slime["rows"]}
+    assert [0.5, None, 0.25] == [thread.get("reward") for thread in tree["threads"]]
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ({"main": None}, 422),
+        ({"main": "1"}, 422),
+        ({"main": 1e300}, 422),
+        ({"other": 1}, 422),
+        ([1], 422),
+        ({"main": [1]}, 422),
+    ],
+)
+async def test_other_rewards_of_threads_are_refused(proxy, given, status):
+    await proxy.chat("r")
+    refused = await proxy.patch("/rollouts/r", {"thread_rewards": given})
+
+    assert status == refused.status
+    assert "thread_rewards" in refused.json["error"]["message"]
+    assert "thread_rewards" not in (await proxy.get("/rollouts/r")).json
+
+
+class TestConfigured:
+    @pytest.fixture
+    def sections(self):
+        return {"threads": {"presets": ["codex"], "rules": [{"kind": "sub-agent", "system": "You write*"}]}}
+
+    async def test_presets_export_agents_by_default_and_rules_decide_kinds(self, proxy):
+        await record_threads(proxy)
+        found = await rows(proxy, "report=true")
+        everything = await rows(proxy, "threads=all")
+        tree = (await proxy.get("/rollouts/r/tree")).json
+
+        assert ["main", "sub-agent", "sub-agent"] == [thread["kind"] for thread in tree["threads"]]
+        assert 3 == len({row["thread"] for row in found["rows"]}) == len({row["thread"] for row in everything["rows"]})
+        assert [] == found["report"]["skipped"]

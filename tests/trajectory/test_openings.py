@@ -1,0 +1,98 @@
+"""What distinguishes the conversations of a rollout."""
+
+import pytest
+from any_json import JSON
+from hypothesis import given
+from threaded import call, said, user
+
+from proxy.trajectory.openings import Openings, System, called_with
+
+
+def test_an_opening_has_the_system_prompt_the_tools_and_the_messages_before_the_first_reply():
+    messages = [user("Task"), {"role": "system", "content": "More."}, said("Reply"), user("Next")]
+    opening = Openings().read(call(1, *messages, system="You work.", tools=("a", "b")))
+
+    assert ("You work.", {"a", "b"}, 2, messages) == (
+        opening.system.text,
+        opening.tools,
+        opening.first,
+        opening.messages,
+    )
+    assert (["Task"], "Next") == (list(opening.parts()), opening.user)
+    assert ["Task", "Reply"] == list(opening.imported())
+
+
+def test_parts_of_a_message_are_texts_of_their_own():
+    parts = [{"type": "text", "text": " <reminder> "}, {"type": "text", "text": "Task\n"}, {"type": "image_url"}]
+    opening = Openings().read(call(1, {"role": "user", "content": parts}))
+
+    assert ["<reminder>", "Task"] == list(opening.parts())
+
+
+@pytest.mark.parametrize("tools", [None, 7, "bash", [7, None, {"name": 3}, {"function": 4}]])
+def test_tools_of_another_type_are_no_tools(tools):
+    assert frozenset() == Openings().read(call(1, user("hi"), request={"tools": tools, "messages": []})).tools
+
+
+@pytest.mark.parametrize("tools", [[{"name": "a"}], [{"function": {"name": "a"}}]])
+def test_tools_are_named_in_both_spellings(tools):
+    step = call(1, request={"tools": tools, "messages": [user("hi")]})
+
+    assert {"a"} == Openings().read(step).tools
+
+
+def test_completions_have_no_messages():
+    opening = Openings().read(call(1, user("hi"), dialect="completions"))
+
+    assert ([], 0, "") == (opening.messages, opening.first, opening.user)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "share_tools", "resembles"),
+    [
+        ("It is 12:30 on 2026-11-23.", "It is 9:05 on 2027-01-01.", False, True),
+        ("You are a planner.", "You are a coder.", False, False),
+        ("You are a planner.", "You are a coder.", True, True),
+        ("a b c d e f g h i monday", "a b c d e f g h i tuesday", False, True),
+        ("You write titles.", "Work on the task of the user.", True, False),
+        ("", "Work.", True, False),
+    ],
+)
+def test_prompts_resemble_each_other_if_most_words_are_equal(one, other, share_tools, resembles):
+    assert resembles == System(one).resembles(System(other), share_tools=share_tools)
+
+
+def test_texts_of_arguments_are_read_at_any_depth():
+    reply = said("", ("task", {"prompt": "Do it", "more": {"list": ["deep", 3]}}), ("note", "whole"))
+
+    assert [("task", "Do it"), ("task", "deep"), ("note", "whole")] == list(called_with(reply))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        None,
+        7,
+        [7],
+        [{"function": None}],
+        [{"function": {"name": 3, "arguments": "{"}}],
+        [{"function": {"arguments": None}}],
+    ],
+)
+def test_calls_of_another_type_have_no_texts(calls):
+    assert [] == list(called_with({"tool_calls": calls}))
+
+
+def test_long_arguments_are_not_read():
+    assert [] == list(called_with(said("", ("write", {"text": "x" * 2**18}))))
+    assert 62 == len(list(called_with(said("", ("write", {"texts": [str(n) for n in range(500)]})))))
+
+
+@given(value=JSON)
+def test_any_json_in_place_of_messages_and_calls_is_read(value):
+    reply = {"role": "assistant", "content": value, "tool_calls": value}
+    opening = Openings().read(call(1, user("hi"), reply, {"role": "user", "content": value}, reply=reply))
+
+    assert 1 == opening.first
+    assert isinstance(opening.user, str)
+    assert all(isinstance(text, str) for text in [*opening.imported(), *(text for _, text in called_with(reply))])

@@ -1,0 +1,59 @@
+"""Rules for the kinds of threads."""
+
+import re
+import time
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.config.threads import Kind, Preset
+from proxy.trajectory.thread_rules import KINDS_OF, PRESETS, ThreadKind, ThreadRule, matches, rules_of
+
+TEXTS = st.text("ab*\n", max_size=8)
+
+
+@given(pattern=st.text("ab*", max_size=6), text=st.text("ab\n", max_size=10))
+def test_a_pattern_matches_as_the_regular_expression_that_has_any_characters_for_each_star(pattern, text):
+    expression = ".*".join(map(re.escape, pattern.split("*")))
+
+    assert matches(pattern, text) == bool(re.fullmatch(expression, text, re.DOTALL))
+
+
+def test_the_time_of_a_match_does_not_depend_on_backtracking():
+    """A regular expression with as many repetitions would not end."""
+    started = time.process_time()
+
+    assert not matches("*a" * 400 + "*b", "a" * 200_000)
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_matched"),
+    [
+        (ThreadRule("auxiliary", model="haiku*"), True),
+        (ThreadRule("auxiliary", model="opus*"), False),
+        (ThreadRule("auxiliary", model="haiku*", system="You*titles."), True),
+        (ThreadRule("auxiliary", model="haiku*", system="You*code."), False),
+        (ThreadRule("auxiliary", user="Summarize*"), True),
+        (ThreadRule("auxiliary", agent="*"), True),
+        (ThreadRule("auxiliary", agent="judge"), False),
+    ],
+)
+def test_a_rule_matches_calls_that_match_all_its_patterns(rule, is_matched):
+    facts = {"model": "haiku-4", "system": "You write titles.", "user": "Summarize this.", "agent": None}
+
+    assert is_matched == rule.has(**facts)
+
+
+def test_configured_rules_precede_those_of_presets():
+    own = ThreadRule("main", model="m")
+
+    assert (own, *PRESETS["codex"], *PRESETS["opencode"]) == rules_of(["codex", "opencode"], [own])
+
+
+def test_the_settings_have_the_same_kinds_and_presets():
+    assert set(PRESETS) == set(get_args(Preset))
+    assert get_args(ThreadKind) == get_args(Kind)
+    assert KINDS_OF["main"] < KINDS_OF["agents"] < KINDS_OF["all"] == set(get_args(ThreadKind))

@@ -1,0 +1,279 @@
+"""Threads of rollouts: the main one, sub-agents, compactions and auxiliary calls."""
+
+import random
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from any_json import odd_steps, read_back
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from threaded import call, conversation, recorded_calls, said, sessions, user
+
+from proxy.trajectory.thread_rules import PRESETS, ThreadRule, rules_of
+from proxy.trajectory.threads import find_threads, select_threads
+
+ALL_PRESETS = rules_of(PRESETS, ())
+TASK = user("Task")
+
+
+def kinds(*steps, rules=()):
+    """Return the kind of each step's thread."""
+    found = find_threads(steps, rules)
+    return [found.of[step.step_id].kind for step in steps]
+
+
+def rollout(*calls):
+    """Return calls as the steps of a rollout."""
+    return [
+        call(n, *facts["messages"], **{k: v for k, v in facts.items() if k != "messages"})
+        for n, facts in enumerate(calls)
+    ]
+
+
+def names(*steps, rules=()):
+    """Return a number for each step's thread, by its first step."""
+    found = find_threads(steps, rules)
+    of = [found.of[step.step_id].name for step in steps]
+    return [of.index(name) for name in of]
+
+
+@pytest.mark.parametrize("rules", [(), ALL_PRESETS], ids=["without rules", "with all presets"])
+@pytest.mark.parametrize("agent", recorded_calls())
+def test_calls_of_real_agents_have_the_threads_to_which_they_belong(agent, rules):
+    """Claude Code, opencode and Codex: titles, sub-agents and compactions."""
+    calls = recorded_calls()[agent]
+    found = find_threads([step for step, _ in calls], rules)
+    by_thread = {}
+    for step, thread in calls:
+        by_thread.setdefault(thread, set()).add(found.of[step.step_id].name)
+
+    assert [thread.partition(" ")[0] for _, thread in calls] == [found.of[step.step_id].kind for step, _ in calls]
+    assert all(len(of) == 1 for of in by_thread.values())
+    assert len(by_thread) == len(set.union(*by_thread.values()))
+
+
+def test_sub_agents_name_their_caller():
+    steps = [step for step, _ in recorded_calls()["opencode 1.18.33, sub-agents"]]
+    agents = [thread for thread in find_threads(steps).all if thread.kind == "sub-agent"]
+
+    assert [("main", "s000001", "task")] * 2 == [(agent.parent, agent.started_by, agent.tool) for agent in agents]
+    assert {"Count the files of the folder alpha, please.", "Look into the docs and report what they contain."} == {
+        agent.title for agent in agents
+    }
+
+
+def test_a_compaction_names_the_thread_that_it_continues():
+    steps = [step for step, _ in recorded_calls()["Codex 0.169.0, compaction"]]
+    (compaction,) = [thread for thread in find_threads(steps).all if thread.kind == "compaction"]
+
+    assert ("main", "s000001", 2) == (compaction.parent, compaction.started_by, compaction.steps)
+    assert {"name", "kind", "model", "title", "steps", "parent", "started_by"} == compaction.as_json().keys()
+
+
+@given(orders=sessions())
+def test_the_order_of_concurrent_threads_changes_nothing(orders):
+    """Each drawn thread is one thread, with the same name and kind in both orders."""
+    of = []
+    for steps in orders:
+        found = find_threads(steps)
+        of.append({(step.extra["is"], found.of[step.step_id].name, found.of[step.step_id].kind) for step in steps})
+    drawn = {name for name, _, _ in of[0]}
+
+    assert of[0] == of[1]
+    assert {name: {"m": "main", "a": "sub-agent", "t": "auxiliary"}[name[0]] for name in drawn} == {
+        name: kind for name, _, kind in of[0]
+    }
+    assert len([name for name in drawn if name[0] != "t"]) == len({found for name, found, _ in of[0] if name[0] != "t"})
+
+
+@given(orders=sessions(), seed=st.integers())
+def test_the_order_of_the_list_changes_nothing(orders, seed):
+    steps = orders[0]
+    shuffled = random.Random(seed).sample(steps, len(steps))
+
+    assert find_threads(steps) == find_threads(shuffled)
+
+
+@given(orders=sessions())
+def test_every_step_is_of_one_listed_thread(orders):
+    found = find_threads(orders[0])
+
+    assert {step.step_id for step in orders[0]} == found.of.keys()
+    assert Counter(thread.name for thread in found.of.values()) == {thread.name: thread.steps for thread in found.all}
+    assert "main" == found.all[0].name
+
+
+@given(orders=sessions(), data=st.data())
+def test_late_steps_do_not_change_the_threads_of_others(orders, data):
+    steps = orders[0]
+    late = data.draw(st.sets(st.sampled_from([step.step_id for step in steps])))
+    found = find_threads([replace(step, late=step.step_id in late) for step in steps])
+    in_time = [step for step in steps if step.step_id not in late] or steps
+
+    assert {step.step_id for step in steps} == found.of.keys()
+    assert find_threads(in_time).of == {step.step_id: found.of[step.step_id] for step in in_time}
+
+
+@settings(max_examples=25)
+@given(steps=odd_steps())
+def test_values_of_any_type_have_threads(steps):
+    steps = read_back(steps)
+    found = find_threads(steps, (*ALL_PRESETS, ThreadRule("auxiliary", user="a*", system="*", model="*", agent="*")))
+
+    assert {step.step_id for step in steps} == found.of.keys()
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        conversation(4, "Task", system="S", tools=("a",)),
+        [{**each, "system": f"It is 1{n}:0{n}. Work."} for n, each in enumerate(conversation(4, "Task"))],
+        [{**each, "system": "S", "tools": (f"t{n}",)} for n, each in enumerate(conversation(4, "Task"))],
+        [{**each, "reply": said("rewritten")} for each in conversation(4, "Task", system="S")],
+        [*conversation(2, "Task", system="S"), *conversation(2, "Task", system="S")],
+        [conversation(1, f"State {n}", system="S")[0] for n in range(4)],
+        [{**conversation(1, "Task")[0], "status": "error", "response": {"status": 500}}] * 2,
+        [{"messages": [], "dialect": "completions"}] * 3,
+    ],
+    ids=[
+        "linear",
+        "time in the prompt",
+        "tools change",
+        "replies are rewritten",
+        "retried",
+        "states",
+        "failed",
+        "texts",
+    ],
+)
+def test_one_conversation_is_the_main_thread(calls):
+    assert {"main"} == {thread.name for thread in find_threads(rollout(*calls)).all}
+
+
+def test_a_call_without_tools_beside_a_longer_thread_with_another_prompt_is_auxiliary():
+    work = conversation(2, "Task", system="Work on it until it is done.")
+    title = conversation(1, "Task", system="Titles.")
+    other_model = conversation(1, "Other", system="Work on it until it is done.", model="small")
+
+    assert ["auxiliary", "main", "main"] == kinds(*rollout(*title, *work))
+    assert ["main", "main", "auxiliary"] == kinds(*rollout(*work, *other_model))
+    assert ["main", "main"] == kinds(
+        *rollout(*work[:1], *conversation(1, "Other", system="Work on it until it is done."))
+    )
+
+
+def test_threads_with_tools_or_turns_are_no_auxiliary_ones():
+    work = conversation(3, "Task", system="Work on it.", tools=("a",))
+    critic = conversation(2, "Judge it", system="Be a critic.")
+    expert = conversation(1, "Look it up", system="Look things up.", tools=("b",))
+
+    assert ["main"] * 3 + ["sub-agent"] * 3 == kinds(*rollout(*work, *critic, *expert))
+
+
+def test_the_main_thread_is_the_oldest_that_is_not_auxiliary_and_that_nothing_starts():
+    """A rollout of equal threads has a main one, too."""
+    equal = [*conversation(1, "One", system="Planner."), *conversation(1, "Two", system="Judge.")]
+    title = conversation(1, "Title", system="Titles.")
+    work = conversation(1, "Task", system="Work.", tools=("a",))
+
+    assert ["main", "sub-agent"] == kinds(*rollout(*equal))
+    assert ["auxiliary", "main"] == kinds(*rollout(*title, *work))
+
+
+def test_many_calls_outweigh_one():
+    """As states without a history, beside a title."""
+    states = [conversation(1, f"State {n}", system="Work.")[0] for n in range(3)]
+
+    assert ["auxiliary", "main", "main", "main"] == kinds(
+        *rollout(*conversation(1, "Title", system="Titles."), *states)
+    )
+
+
+def test_agents_that_clients_name_are_threads():
+    """`main` is the main one; a rule for an agent decides its kind."""
+    calls = [
+        *conversation(2, "Plan", system="S", agent="planner"),
+        *conversation(1, "Work", system="S", agent="main"),
+        *conversation(1, "Judge", system="S", agent="judge"),
+    ]
+    found = find_threads(rollout(*calls), [ThreadRule("auxiliary", agent="ju*")])
+
+    assert [("main", "main"), ("planner", "sub-agent"), ("judge", "auxiliary")] == [
+        (thread.name, thread.kind) for thread in found.all
+    ]
+    assert ["planner", "main", "judge"] == [*dict.fromkeys(thread.agent for thread in found.of.values())]
+
+
+def test_a_named_agent_can_be_the_only_thread():
+    (thread,) = find_threads(rollout(*conversation(2, "Plan", agent="planner"))).all
+
+    assert ("planner", "main") == (thread.name, thread.kind)
+
+
+def test_a_rule_decides_the_kind_of_the_calls_that_match_it():
+    """Also in the middle of a thread, and also for the agent that the client names."""
+    work = conversation(3, "Task", system="Work.", tools=("a",))
+    work[1]["messages"] = [*work[1]["messages"][:-1], user("Is it done?")]
+    named = [{**work[0], "agent": "planner"}, {**work[1], "agent": "planner"}]
+    auxiliary, agent = ThreadRule("auxiliary", user="Is it *"), ThreadRule("sub-agent", user="Is it *")
+
+    assert ["main", "auxiliary", "main"] == kinds(*rollout(*work), rules=[auxiliary])
+    assert ["main", "sub-agent", "main"] == kinds(*rollout(*work), rules=[agent])
+    assert ["main", "auxiliary"] == kinds(*rollout(*named), rules=[auxiliary])
+    assert ["auxiliary"] * 3 == kinds(*rollout(*work), rules=[ThreadRule("auxiliary", system="Work.")])
+    assert ["sub-agent"] * 3 + ["main"] == kinds(
+        *rollout(*work, *conversation(1, "Other", system="Boss.")), rules=[ThreadRule("main", system="Boss.")]
+    )
+
+
+def test_sub_agents_by_a_rule_are_threads_by_their_first_messages():
+    rule = ThreadRule("sub-agent", system="Help.")
+    calls = [*conversation(2, "One", system="Help."), *conversation(2, "Two", system="Help.")]
+
+    assert [0, 0, 2, 2] == names(*rollout(*calls), rules=[rule])
+
+
+def test_selected_steps_name_their_threads_and_others_are_skipped_with_the_reason():
+    steps = rollout(*conversation(1, "Title", system="Titles."), *conversation(2, "Task", system="Work."))
+    kept, skipped = select_threads(steps, (), "agents")
+
+    assert [("s000001", "main"), ("s000002", "main")] == [(step.step_id, step.thread) for step in kept]
+    assert [("s000000", "threads=agents: its thread is auxiliary")] == [
+        (each["step_id"], each["why"]) for each in skipped
+    ]
+    assert skipped[0]["thread"].startswith("auxiliary:")
+    assert ([*steps], []) == ([replace(step, thread=None) for step in select_threads(steps, (), "all")[0]], [])
+
+
+def test_titles_are_short_and_one_line():
+    (thread,) = find_threads([call(0, user("A  long\ntask " * 100))]).all
+
+    assert " ".join(["A long task"] * 7)[:80] == thread.title
+
+
+def words(count, seed):
+    return " ".join(
+        f"{chr(97 + n % 26)}{chr(97 + n // 26 % 26)}{chr(97 + seed % 26)}{seed // 26}x" for n in range(count)
+    )
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [{"messages": [TASK], "system": words(60, n), "tools": ("a",)} for n in range(2000)],
+        [{"messages": [user("\n".join(f"a reply that is long, {m}" for m in range(max(0, n - 20), n)))],
+          "reply": f"a reply that is long, {n}"} for n in range(2000)],
+        [{"messages": [TASK], "tools": ("t",), "reply": said("", *[("t", {"p": f"do {n}"}) for n in range(2000)])},
+         *({"messages": [user(f"do {n}")]} for n in range(2000))],
+        [{"messages": [TASK, said("r"), *[user("more")] * n], "system": f"{words(50, n)}"} for n in range(1000)],
+    ],
+    ids=["prompts", "states", "agents", "turns"],
+)  # fmt: skip
+def test_thousands_of_roots_cost_a_second_at_most(calls):
+    steps = rollout(*calls)
+    started = time.process_time()
+    find_threads(steps, ALL_PRESETS)
+
+    assert time.process_time() - started < 1
