@@ -22,7 +22,7 @@ $(READY): $(RUNNABLE) tests/system/trainers/requirements.txt
 	@echo "Installing the packages of the tests into .venv (about 1 GB)"
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[arrow,client,otel,tokenizer]" --group dev
-	@rm -rf .trainers && $(BIN)/python -m pip install --quiet --no-deps --target .trainers -r tests/system/trainers/requirements.txt
+	@rm -rf .trainers && $(BIN)/python -m pip install --quiet --no-deps --ignore-requires-python --target .trainers -r tests/system/trainers/requirements.txt
 	@touch $(READY)
 
 run: $(RUNNABLE)  ## run the proxy on LISTEN=127.0.0.1:8400, with the simulator or ENGINE=http://…; CONFIG=file

@@ -3,6 +3,7 @@
 from functools import cache
 
 from proxy.export.areal import ArealFormat
+from proxy.export.atif import AtifFormat, RolloutDetailFormat
 from proxy.export.atropos import NodesFormat, ScoredDataFormat
 from proxy.export.base import TEXT, Fill, Format, Inexpressible, Plan, Rows
 from proxy.export.marin import MarinFormat
@@ -42,6 +43,8 @@ _ALL: tuple[Format, ...] = (
     ArealFormat(),
     OpenRlhfFormat(),
     OpenRlhfExperienceFormat(),
+    AtifFormat(),
+    RolloutDetailFormat(),
 )
 
 FORMATS: dict[str, Format] = {form.name: form for form in _ALL}

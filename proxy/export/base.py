@@ -121,6 +121,7 @@ class Format(Protocol):
     `whole`: its steps need their requests and responses. `columns`: the types of a row's fields, in order, for typed
     containers. `reward`: whether each rollout needs a reward, unless its steps have the rewards that the rows need; or all
     rollouts of a group if one has a reward (`uniform`). `branches`: `one` if the trainer takes one row for each rollout.
+    `by_thread`: its steps have their threads.
     `repeats_reward`: false if only one row of a rollout has its reward. `reward_place`, `advantage_place`: the smallest unit
     with a place in its rows for its own reward, and for its own advantage. `scored`: the columns of scores, by what they are
     for, and `likely` those of the most likely tokens; there are none if the trainer has no place for them. `has_images`:
@@ -132,6 +133,7 @@ class Format(Protocol):
     columns: ClassVar[Columns]
     reward: ClassVar[RewardUse]
     branches: ClassVar[RowsPerRollout]
+    by_thread: ClassVar[bool]
     repeats_reward: ClassVar[bool]
     reward_place: ClassVar[Place]
     advantage_place: ClassVar[Place]
@@ -181,6 +183,7 @@ class Planned(ABC):
     name: str
     reward: ClassVar[RewardUse] = "optional"
     branches: ClassVar[RowsPerRollout] = "all"
+    by_thread: ClassVar[bool] = False
     repeats_reward: ClassVar[bool] = True
     reward_place: ClassVar[Place] = "rollout"
     advantage_place: ClassVar[Place] = "none"

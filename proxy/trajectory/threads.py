@@ -81,6 +81,11 @@ def find_threads(steps: Iterable[Step], rules: Sequence[ThreadRule] = ()) -> Thr
     return Threads((*found.all, *added.values()), {**found.of, **of})
 
 
+def title_of(text: str) -> str:
+    """Return the beginning of a text, in one line."""
+    return " ".join(text[: 4 * _TITLE].split())[:_TITLE]
+
+
 def select_threads(
     steps: Sequence[Step], rules: Sequence[ThreadRule], wanted: Wanted
 ) -> tuple[list[Step], list[dict[str, Any]]]:
@@ -268,7 +273,7 @@ def _thread(name: str, groups: Sequence[_Group], names: Mapping[int, str]) -> Th
         kind=group.kind or MAIN,
         agent=group.agent,
         model=group.oldest.model,
-        title=" ".join(text[: 4 * _TITLE].split())[:_TITLE],
+        title=title_of(text),
         steps=sum(len(each.openings) for each in groups),
         parent=None if parent is None or parent is group else names[id(parent)],
         started_by=None if start is None else start.source,

@@ -115,7 +115,7 @@ class ExportQuery:
         Raises as `plan` does.
         """
         is_retokenized = self.options.include == RETOKENIZED
-        needs_threads = self.threads is not None or bool(rollout.thread_rewards)
+        needs_threads = self.threads is not None or bool(rollout.thread_rewards) or self.form.by_thread
         found = await read_steps(context.store, rollout, whole=whole or is_retokenized or needs_threads)
         skipped: list[dict[str, Any]] = []
         if needs_threads:

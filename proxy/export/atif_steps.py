@@ -1,0 +1,264 @@
+"""The steps of an ATIF trajectory (v1.8) from the calls of one conversation, in the order of time.
+
+A message becomes a step once: those that a call has in common with the history are not repeated, and the result of a tool is an
+observation of the step that called it. A reply that the next call does not contain was abandoned: it, and what followed the
+messages in common, are removed. An assistant message that was not sampled in this conversation is copied context, which
+consumers do not train.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from mimetypes import guess_type
+from typing import Any, Final
+
+import orjson
+
+from proxy.trajectory.blocks import count_equal
+from proxy.trajectory.fidelity import is_unlogged
+from proxy.trajectory.step import Choice, Step, answers_of, messages_of
+from proxy.trajectory.threads import title_of
+
+_SOURCES: Final[Mapping[Any, str]] = {"system": "system", "developer": "system"}
+_SETTLED: Final = -1
+_IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A step, or an observation of one, and the index of its message. `call` has the recorded call of a sampled step."""
+
+    message: int
+    step: dict[str, Any]
+    observed: dict[str, Any] | None = None
+    call: str | None = None
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The steps of one conversation. `abandoned` has the ids of the recorded steps whose replies are not in it."""
+
+    abandoned: list[str] = field(default_factory=list)
+    _entries: list[_Entry] = field(default_factory=list)
+    _messages: list[Any] = field(default_factory=list)
+    _reply: Mapping[str, Any] | None = None
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps, numbered from 1."""
+        steps = [entry.step for entry in self._entries if entry.observed is None]
+        return [{"step_id": number, **step} for number, step in enumerate(steps, 1)]
+
+    def add(self, step: Step, choice: Choice) -> None:
+        """Add a call and its reply."""
+        messages = messages_of(step) or _prompt_messages(step)
+        at = self._after_reply(messages)
+        if at is None:
+            at = count_equal(self._messages, messages)
+            self._abandon(at)
+        for index in range(at, len(messages)):
+            self._add_message(index, messages[index])
+        answer = answers_of(step).get(choice.index, {})
+        reply = answer.get("message")
+        self._reply = reply if isinstance(reply, dict) else {"role": "assistant", "content": answer.get("text")}
+        self._messages = messages
+        sampled = _sampled_step(step, choice, self._reply)
+        self._entries.append(_Entry(len(messages), sampled, call=step.step_id))
+
+    def result_of(self, step_id: str, tool: str, title: str) -> dict[str, Any] | None:
+        """Return the result of the tool call of a recorded step that has an argument with this beginning; None if none has.
+
+        It is added if the tool has not answered.
+        """
+        for entry in self._entries:
+            for called in entry.step.get("tool_calls", ()) if entry.call == step_id else ():
+                texts = [text for text in called["arguments"].values() if isinstance(text, str)]
+                if called["function_name"] == tool and any(title_of(text) == title for text in texts):
+                    return _observed(entry.step, called["tool_call_id"])
+        return None
+
+    def _after_reply(self, messages: Sequence[Any]) -> int | None:
+        """Return the index after the previous reply; None if these messages do not contain it."""
+        if self._reply is None:
+            return 0
+        expected = len(self._messages)
+        if (
+            len(messages) > expected
+            and _role(messages[expected]) == "assistant"
+            and messages[:expected] == self._messages
+        ):
+            return expected + 1
+        for index in range(len(messages) - 1, -1, -1):
+            if _is_copy(messages[index], self._reply):
+                for entry in self._entries:  # the history was changed or cut: what it has had is not sent again
+                    entry.message = _SETTLED
+                return index + 1
+        return None
+
+    def _abandon(self, at: int) -> None:
+        """Remove the entries of the messages from this index on."""
+        kept = []
+        for entry in self._entries:
+            if entry.message < at:
+                kept.append(entry)
+            elif entry.observed is not None:
+                entry.step["observation"]["results"].remove(entry.observed)
+            elif entry.call is not None:
+                self.abandoned.append(entry.call)
+        for entry in kept:
+            if not entry.step.get("observation", {"results": True})["results"]:
+                del entry.step["observation"]
+        self._entries = kept
+
+    def _add_message(self, index: int, message: Any) -> None:
+        if _role(message) == "tool":
+            call_id = message.get("tool_call_id")
+            for entry in reversed(self._entries):
+                if any(called["tool_call_id"] == call_id for called in entry.step.get("tool_calls", ())):
+                    result = _observed(entry.step, call_id)
+                    result["content"] = content_of(message.get("content"))
+                    self._entries.append(_Entry(index, entry.step, result))
+                    return
+        self._entries.append(_Entry(index, _message_step(message)))
+
+
+def _observed(step: dict[str, Any], call_id: str) -> dict[str, Any]:
+    """Return the result of a tool call in the observation of its step; it is added if there is none."""
+    results: list[dict[str, Any]] = step.setdefault("observation", {"results": []})["results"]
+    for result in results:
+        if result["source_call_id"] == call_id:
+            return result
+    results.append({"source_call_id": call_id})
+    return results[-1]
+
+
+def _message_step(message: Any) -> dict[str, Any]:
+    """Return the step of a message that was not sampled in this conversation."""
+    if not isinstance(message, dict):
+        return {"source": "user", "message": _text_of(message)}
+    role, content = message.get("role"), content_of(message.get("content"))
+    if role == "assistant":
+        return {"source": "agent", **_said(message), "is_copied_context": True}
+    if role in ("tool", "function"):  # of a call that this conversation does not have
+        facts = {key: message[key] for key in ("tool_call_id", "name") if key in message}
+        return {"source": "system", "message": "", "observation": {"results": [{"content": content, "extra": facts}]}}
+    extra = {} if role in ("user", *_SOURCES) else {"extra": {"role": role}}
+    return {"source": _SOURCES.get(role, "user"), "message": content, **extra}
+
+
+def _sampled_step(step: Step, choice: Choice, reply: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the step of a sampled reply, with its token ids and logprobs."""
+    usage = step.usage or {}
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    logprobs = {} if is_unlogged(step) else {"logprobs": choice.logprobs.tolist()}
+    versions = [span.policy_version for span in choice.spans] or [step.policy_version]
+    extra = {
+        "step_id": step.step_id,
+        "choice": choice.index,
+        "finish_reason": choice.finish_reason,
+        "policy": step.policy,
+        "policy_versions": versions,
+        "problems": list(step.problems),
+    }
+    prompt = step.prompts[choice.prompt].tolist()
+    return {
+        "timestamp": datetime.fromtimestamp(step.timing.received, UTC).isoformat(),
+        "source": "agent",
+        "model_name": step.model_served or step.model_asked or "unknown",
+        **_said(reply),
+        "metrics": {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": len(choice.ids),
+            **({"cached_tokens": cached} if isinstance(cached, int) else {}),
+            "prompt_token_ids": prompt,
+            "completion_token_ids": choice.ids.tolist(),
+            **logprobs,
+        },
+        "llm_call_count": 1,
+        "extra": {name: value for name, value in extra.items() if value not in (None, [])},
+    }
+
+
+def _said(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the text, the reasoning and the tool calls of an assistant's message."""
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    calls = message.get("tool_calls")
+    said: dict[str, Any] = {"message": content_of(message.get("content"))}
+    if isinstance(reasoning, str):
+        said["reasoning_content"] = reasoning
+    if isinstance(calls, list) and calls:
+        said["tool_calls"] = [_tool_call(number, call) for number, call in enumerate(calls)]
+    return said
+
+
+def _tool_call(number: int, call: Any) -> dict[str, Any]:
+    """Return a tool call. Arguments that are no JSON object are in `extra`, as the model wrote them."""
+    fields = call if isinstance(call, dict) else {}
+    called = fields.get("function") or fields.get("custom") or {}
+    called = called if isinstance(called, dict) else {}
+    text = called.get("arguments", called.get("input"))
+    try:
+        arguments = orjson.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        arguments = None
+    found = {
+        "tool_call_id": str(fields.get("id") or f"call_{number}"),
+        "function_name": str(called.get("name") or "unknown"),
+        "arguments": arguments if isinstance(arguments, dict) else {},
+    }
+    return found if isinstance(arguments, dict) else {**found, "extra": {"arguments": text}}
+
+
+def content_of(content: Any) -> str | list[dict[str, Any]]:
+    """Return the content of a message: a text, or ATIF's parts. An image without a known type is a text with its URL."""
+    if isinstance(content, list):
+        return [_part(part) for part in content]
+    return "" if content is None else _text_of(content)
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if isinstance(part, dict):
+        if isinstance(text := part.get("text"), str):
+            return {"type": "text", "text": text}
+        image = part.get("image_url")
+        url = image.get("url") if isinstance(image, dict) else image
+        if isinstance(url, str):
+            media_type = guess_type(url)[0]
+            if media_type in _IMAGE_TYPES:
+                return {"type": "image", "source": {"media_type": media_type, "path": url}}
+            return {"type": "text", "text": url}
+    return {"type": "text", "text": _text_of(part)}
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def _is_copy(message: Any, reply: Mapping[str, Any]) -> bool:
+    """Return whether a message is this reply as a client sends it back: with its tool calls, or else with its text."""
+    if _role(message) != "assistant":
+        return False
+    calls = _call_ids(reply)
+    if calls:
+        return calls == _call_ids(message)
+    text = message.get("content")
+    said = reply.get("content")
+    if isinstance(text, list):
+        text = "".join(part["text"] for part in text if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return isinstance(said, str) and isinstance(text, str) and bool(said.strip()) and said.strip() == text.strip()
+
+
+def _call_ids(message: Mapping[str, Any]) -> list[Any]:
+    calls = message.get("tool_calls")
+    return [call.get("id") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+
+
+def _prompt_messages(step: Step) -> list[Any]:
+    """Return the text of a completions call as a message."""
+    prompt = step.body.get("prompt")
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []

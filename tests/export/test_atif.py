@@ -1,0 +1,119 @@
+"""Harbor's trajectories (ATIF) and RolloutDetail, against Harbor's published models."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from harbor_models import MORE, NOW, REPLY, SYSTEM, TEN, USER, call, harbor
+from pydantic import TypeAdapter
+from trainers import load_published
+from typing_extensions import TypedDict
+
+from proxy.export import FORMATS
+from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.sequence import Options
+
+ATIF, DETAIL = FORMATS["atif"], FORMATS["rollout_detail"]
+FACTS = RolloutFacts("r1", group_id="g1", status="completed", reward=0.5, metadata={"agent_name": "coder", "task": 7})
+TASK = "Find out which file defines the function main, and read it."
+DELEGATE = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "d1", "type": "function", "function": {"name": "agent", "arguments": f'{{"prompt": "{TASK}"}}'}}
+    ],
+}
+FOUND = {"role": "tool", "tool_call_id": "d1", "content": "It is in main.c."}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("agent", "now")
+]
+HELPER = {"role": "system", "content": "You search files for another agent."}
+
+
+def with_tools(step, *names):
+    tools = [tool for tool in TOOLS if tool["function"]["name"] in names]
+    return replace(step, request={**step.request, "tools": tools})
+
+
+def linear():
+    """Return the calls of one conversation, with a retry."""
+    return [
+        call("1", [SYSTEM, USER], NOW, (1,), (2, 3)),
+        call("2", [SYSTEM, USER, NOW, TEN], MORE, (1, 2, 3, 4), (5,)),
+        call("3", [SYSTEM, USER, NOW, TEN], REPLY, (1, 2, 3, 4), (6, 7)),
+    ]
+
+
+def delegated():
+    """Return the calls of an agent that calls another one."""
+    ask = {"role": "user", "content": TASK}
+    return [
+        with_tools(call("1", [SYSTEM, USER], DELEGATE, (1,), (2, 3)), "agent", "now"),
+        with_tools(call("2", [HELPER, ask], NOW, (8,), (9,)), "now"),
+        with_tools(call("3", [HELPER, ask, NOW, TEN], REPLY, (8, 9, 4), (5,)), "now"),
+        with_tools(call("4", [SYSTEM, USER, DELEGATE, FOUND], REPLY, (1, 2, 3, 6), (7,)), "agent", "now"),
+    ]
+
+
+@cache
+def detail():
+    """Harbor's type of a RolloutDetail."""
+    published = load_published("harbor/models/agent/rollout_detail.py", "RolloutDetail", Any=Any, TypedDict=TypedDict)
+    return TypeAdapter(published.RolloutDetail)
+
+
+def trajectory(steps, facts=FACTS):
+    (row,) = ATIF.rows(facts, steps, Options()).rows
+    return harbor().Trajectory.model_validate(row)
+
+
+def test_a_rollout_is_a_trajectory_with_its_reward_group_and_metrics():
+    found = trajectory(linear())
+
+    assert ("ATIF-v1.8", "r1", "r1/main") == (found.schema_version, found.session_id, found.trajectory_id)
+    assert ("coder", "unknown") == (found.agent.name, found.agent.version)
+    assert {"reward": 0.5, "group_id": "g1", "status": "completed", "thread": "main"}.items() <= found.extra.items()
+    assert (5, 4) == (found.final_metrics.total_prompt_tokens, found.final_metrics.total_completion_tokens)
+    assert [[2, 3], [6, 7]] == [step.metrics.completion_token_ids for step in found.steps if step.metrics]
+
+
+def test_a_reply_that_was_retried_is_skipped():
+    """It is in the report with its tokens."""
+    rows = ATIF.rows(FACTS, linear(), Options())
+
+    assert [("1", "3")] == rows.trained
+    assert [("2", 1)] == [(left["step_id"], left["dropped_tokens"]) for left in rows.skipped]
+
+
+def test_the_result_of_a_tool_that_started_an_agent_refers_to_its_trajectory():
+    found = trajectory(delegated())
+    (embedded,) = found.subagent_trajectories
+    (caller,) = [step for step in found.steps if step.tool_calls]
+    (result,) = caller.observation.results
+
+    assert "It is in main.c." == result.content
+    assert [embedded.trajectory_id] == [reference.trajectory_id for reference in result.subagent_trajectory_ref]
+    assert [[9], [5]] == [step.metrics.completion_token_ids for step in embedded.steps if step.metrics]
+    assert "sub-agent" == embedded.extra["kind"]
+
+
+def test_rewards_of_steps_and_threads_are_in_extra():
+    main = trajectory(delegated(), replace(FACTS, thread_rewards={"main": 2.0}, step_rewards={"1": 0.25, "3": -1}))
+
+    assert (2.0, 0.5) == (main.extra["reward"], main.subagent_trajectories[0].extra["reward"])
+    assert [0.25] == [step.extra["reward"] for step in main.steps if step.extra and "reward" in step.extra]
+
+
+def test_a_rollout_without_exported_steps_has_no_trajectory():
+    assert [] == ATIF.rows(FACTS, [], Options()).rows == DETAIL.rows(FACTS, [], Options()).rows
+
+
+def test_a_rollout_detail_has_the_turns_of_a_thread():
+    """The main one is the first. The fields are Harbor's."""
+    main, helper = DETAIL.rows(FACTS, delegated(), Options()).rows
+
+    assert ([[1], [1, 2, 3, 6]], [[2, 3], [7]]) == (main["prompt_token_ids"], main["completion_token_ids"])
+    assert ([[8], [8, 9, 4]], [[9], [5]]) == (helper["prompt_token_ids"], helper["completion_token_ids"])
+    assert [[len(ids) for ids in main["completion_token_ids"]]] == [[len(turn) for turn in main["logprobs"]]]
+    for row in (main, helper):
+        assert row == detail().validate_python(row, strict=True)
