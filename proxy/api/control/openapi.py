@@ -27,6 +27,7 @@ from proxy.api.control.schemas import (
     PutEngines,
     PutPolicy,
     ReleaseBatch,
+    SessionReward,
 )
 from proxy.api.http import json_response
 from proxy.export import FORMATS
@@ -203,6 +204,13 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("delete", _R, "Delete a rollout and all its steps.", statuses=(204,)),
     Route("post", f"{_R}/finish", "Finish a rollout.", body=FinishRollout, statuses=(200, 400, 404, 409, 422)),
+    *(
+        Route("post", f"/sessions/{{rollout_id}}/{name}", summary, body=SessionReward, statuses=_SETTLED)
+        for name, summary in (
+            ("reward_info", "Set the reward of a session, as a task of Uni-Agent does."),
+            ("complete", "Finish a session as completed."),
+        )
+    ),
     Route(
         "post", f"{_R}/dispatch", "Dispatch a rollout to a rollout server.", body=DispatchRollout, statuses=_DISPATCHED
     ),

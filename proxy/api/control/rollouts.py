@@ -5,6 +5,7 @@ Every change is a compare-and-set in the store, so that concurrent changes throu
 
 import asyncio
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -112,8 +113,24 @@ async def patch_rollout(request: web.Request) -> web.Response:
     await check_step_rewards(context.store, rollout, patch.step_rewards)
     await check_threads(context.store, rollout, context.threads.rules, patch.thread_rewards)
     values = patch.model_dump(include={"reward", "advantages", "metadata", "continuation"} & patch.model_fields_set)
+    changed = await change_rollout(context, rollout, values, {name: getattr(patch, name) for name in _MERGED})
+    return json_response(await _shown(request, context, changed))
+
+
+async def change_rollout(
+    context: Context,
+    rollout: Rollout,
+    values: Mapping[str, Any],
+    rewards: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Rollout:
+    """Set values of a rollout, and add rewards of its steps and threads; return the rollout.
+
+    Raises:
+        Conflict: A reward or an advantage changes, and the group was claimed.
+        NotFound: The rollout was deleted.
+    """
     while True:
-        fields = _changes(rollout, values, {name: getattr(patch, name) for name in _MERGED})
+        fields = _changes(rollout, values, rewards)
         signals = fields.keys() - {"metadata", "continuation"}
         if signals and rollout.claimed_by is not None:
             raise Conflict(
@@ -132,10 +149,10 @@ async def patch_rollout(request: web.Request) -> web.Response:
             continue
         if stored is None:
             raise no_rollout(rollout.rollout_id)
-        patched = read_rollout(stored)
+        changed_rollout = read_rollout(stored)
         if "reward" in fields:
-            await context.finisher.rewarded(patched)
-        return json_response(await _shown(request, context, patched))
+            await context.finisher.rewarded(changed_rollout)
+        return changed_rollout
 
 
 def _changes(

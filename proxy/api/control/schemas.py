@@ -248,6 +248,12 @@ class FinishRollout(_Body):
     metadata: dict[str, Any] | None = None
 
 
+class SessionReward(_Body):
+    """`POST /sessions/{id}/reward_info` and `/complete`: what the task of a session has computed."""
+
+    reward_info: dict[str, Any] | None = None
+
+
 class DispatchRollout(_Body):
     """`POST /rollouts/{id}/dispatch`: the rollout server, its protocol, and the request that is sent to it.
 

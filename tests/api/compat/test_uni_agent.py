@@ -1,0 +1,63 @@
+"""The routes of a session in Uni-Agent's gateway for verl."""
+
+import pytest
+
+RUN = {"reward": 0.5, "acc": True, "finished": True}
+
+
+async def posted(proxy, rollout, route, info):
+    return await proxy.post(f"/sessions/{rollout}/{route}", {"reward_info": info})
+
+
+async def test_a_task_posts_the_reward_of_the_session_that_its_agent_called(proxy):
+    """The agent's base URL is that of the session; the metadata has the whole `reward_info`."""
+    await proxy.post("/rollouts", {"rollout_id": "s1", "metadata": {"task": 7}})
+    body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+    called = await proxy.post("/sessions/s1/v1/chat/completions", body)
+    set_reward = await posted(proxy, "s1", "reward_info", RUN)
+    completed = [await proxy.post("/sessions/s1/complete", {}) for _ in range(2)]
+    found = (await proxy.get("/rollouts/s1")).json
+
+    assert [200] * 4 == [answer.status for answer in (called, set_reward, *completed)]
+    assert {"status": "ok"} == set_reward.json == completed[0].json
+    assert ("completed", 0.5, {"task": 7, "reward_info": RUN}) == tuple(
+        found[key] for key in ("status", "reward", "metadata")
+    )
+    assert 1 == found["counts"]["steps"]
+
+
+@pytest.mark.parametrize(
+    ("info", "reward"),
+    [
+        ({"reward_score": 2}, 2.0),
+        ({"score": -1.5, "reward": None}, -1.5),
+        ({"reward": True}, None),
+        ({"label": "a"}, None),
+    ],
+)
+async def test_the_reward_is_the_first_number_of_reward_reward_score_and_score(proxy, info, reward):
+    await proxy.post("/rollouts", {"rollout_id": "s1"})
+    status = (await posted(proxy, "s1", "complete", info)).status
+    found = (await proxy.get("/rollouts/s1")).json
+
+    assert (200, reward, {"reward_info": info}) == (status, found["reward"], found["metadata"])
+
+
+@pytest.mark.parametrize("route", ["reward_info", "complete"])
+async def test_wrong_bodies_and_unknown_sessions_are_refused(proxy, route):
+    await proxy.post("/rollouts", {"rollout_id": "s1"})
+    statuses = [(await posted(proxy, "s1", route, info)).status for info in (7, [], "x")]
+
+    assert ([422] * 3, 404) == (statuses, (await posted(proxy, "unknown", route, RUN)).status)
+    assert "open" == (await proxy.get("/rollouts/s1")).json["status"]
+
+
+async def test_a_reward_cannot_change_once_the_group_is_claimed(proxy):
+    group = (await proxy.post("/groups", {"group_id": "g", "size": 2})).json
+    for rollout in group["rollouts"]:
+        await proxy.chat(rollout["rollout_id"])
+        await posted(proxy, rollout["rollout_id"], "complete", RUN)
+    claimed = await proxy.claim()
+    changed = await posted(proxy, group["rollouts"][0]["rollout_id"], "reward_info", {"reward": 9})
+
+    assert (["g"], 409) == ([entry["group_id"] for entry in claimed["groups"]], changed.status)
