@@ -87,7 +87,7 @@ class AtifFormat(_ByThread):
 
     name = "atif"
     reward_place: ClassVar[Place] = "turn"
-    advantage_place: ClassVar[Place] = "rollout"
+    has_images: ClassVar[bool] = True  # in its messages
     columns: ClassVar[Columns] = {
         "schema_version": TEXT,
         "session_id": TEXT,
@@ -145,7 +145,6 @@ def _document(facts: RolloutFacts, told: _Told) -> dict[str, Any]:
         "thread": told.name,
         "kind": told.thread.kind,
         "reward": of_thread.reward,
-        "advantages": of_thread.advantages,
         "group_id": facts.group_id,
         "status": facts.status,
         "metadata": dict(facts.metadata),
@@ -192,6 +191,7 @@ class RolloutDetailFormat(_ByThread):
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
         """Plan the rows. Rendering raises Inexpressible for a turn without logprobs."""
+        self.check_images(facts, steps)
         threads, skipped = self.told(steps, options)
         threads = [told for told in threads if told.calls]
         source = RowSource(self.name, facts, {step.step_id: step for step in steps}, fill)

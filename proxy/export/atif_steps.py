@@ -42,6 +42,7 @@ class Conversation:
     _entries: list[_Entry] = field(default_factory=list)
     _messages: list[Any] = field(default_factory=list)
     _reply: Mapping[str, Any] | None = None
+    _text: str = ""
 
     @property
     def steps(self) -> list[dict[str, Any]]:
@@ -51,16 +52,18 @@ class Conversation:
 
     def add(self, step: Step, choice: Choice) -> None:
         """Add a call and its reply."""
-        messages = messages_of(step) or _prompt_messages(step)
-        at = self._after_reply(messages)
-        if at is None:
-            at = count_equal(self._messages, messages)
-            self._abandon(at)
-        for index in range(at, len(messages)):
-            self._add_message(index, messages[index])
         answer = answers_of(step).get(choice.index, {})
-        reply = answer.get("message")
-        self._reply = reply if isinstance(reply, dict) else {"role": "assistant", "content": answer.get("text")}
+        messages, reply = messages_of(step), answer.get("message")
+        if not messages:
+            reply = self._add_text(step, answer.get("text"))
+        else:
+            at = self._after_reply(messages)
+            if at is None:
+                at = count_equal(self._messages, messages)
+                self._abandon(at)
+            for index in range(at, len(messages)):
+                self._add_message(index, messages[index])
+        self._reply = reply if isinstance(reply, dict) else {"role": "assistant", "content": None}
         self._messages = messages
         sampled = _sampled_step(step, choice, self._reply)
         self._entries.append(_Entry(len(messages), sampled, call=step.step_id))
@@ -94,6 +97,15 @@ class Conversation:
                     entry.message = _SETTLED
                 return index + 1
         return None
+
+    def _add_text(self, step: Step, text: Any) -> dict[str, Any]:
+        """Add the part of a prompt's text that is new, as a message of the user; return the reply."""
+        prompt = step.body.get("prompt")
+        if isinstance(prompt, str):
+            new = prompt.removeprefix(self._text) if self._text else prompt
+            self._entries.append(_Entry(_SETTLED, {"source": "user", "message": new}))
+            self._text = prompt + (text if isinstance(text, str) else "")
+        return {"role": "assistant", "content": text}
 
     def _abandon(self, at: int) -> None:
         """Remove the entries of the messages from this index on."""
@@ -256,9 +268,3 @@ def _is_copy(message: Any, reply: Mapping[str, Any]) -> bool:
 def _call_ids(message: Mapping[str, Any]) -> list[Any]:
     calls = message.get("tool_calls")
     return [call.get("id") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-
-
-def _prompt_messages(step: Step) -> list[Any]:
-    """Return the text of a completions call as a message."""
-    prompt = step.body.get("prompt")
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []

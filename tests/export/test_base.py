@@ -7,6 +7,7 @@ from math import fsum
 import pytest
 import worked
 from forests import make_step
+from reading_rows import CONVERSATIONS
 
 from proxy.export import _ALL, FORMATS, Fill, Inexpressible
 from proxy.export.base import PLAIN, Forked, MissingAdvantage, MissingReward, skipped_rows
@@ -17,7 +18,7 @@ FORK = [make_step("a", [1], [10, 9], policy_version="1"), make_step("b", [2, 3],
 # The trainer takes one row for each rollout (docs/trainers.md); a missing reward is refused or would be counted as 0.
 ONE_ROW = {"osmosis", "trl", "verl", "verl_dataproto", "skyrl", "openrlhf", "openrlhf_experience"}
 REWARDS = {
-    "optional": {"sequences", "steps", "nodes", "trl_async", "verl", "tinker", "prime_rl"},
+    "optional": {"sequences", "steps", "nodes", "trl_async", "verl", "tinker", "prime_rl", *CONVERSATIONS},
     "uniform": {"trl", "verl_dataproto"},  # a batch has the rewards of all rows, or none
 }
 
@@ -131,7 +132,7 @@ def test_a_forked_rollout_is_refused_by_formats_with_one_row_per_rollout(name):
     refusing = [branches for branches in ("all", "one", "longest", "last") if is_refused(name, branches)]
 
     assert ("one" if name in ONE_ROW else "all") == FORMATS[name].branches
-    assert (["all", "one"] if name in ONE_ROW else [] if name == "steps" else ["one"]) == refusing
+    assert (["all", "one"] if name in ONE_ROW else [] if name in ("steps", *CONVERSATIONS) else ["one"]) == refusing
 
 
 def is_refused(name, branches):
@@ -155,7 +156,7 @@ def reward_of(row):
     return None
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - CONVERSATIONS.keys()))
 def test_split_rewards_of_a_rollouts_rows_add_up_to_its_reward(name):
     """By default each row has the whole reward; a format that has it in one row only is not divided."""
     options = Options(branches="longest" if name in ONE_ROW else "all")

@@ -79,8 +79,8 @@ def test_all_rows_of_a_batch_have_images_if_one_has(name):
     assert "images" not in form.gather([members[0], Rows(members[0].rows, [])])
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - WITH_PLACE.keys() - {"verifiers"}))
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - WITH_PLACE.keys() - {"atif", "verifiers"}))
 def test_formats_without_a_place_for_images_refuse_the_rollout(name):
-    """Its ids without the images are another prompt. `verifiers` has the images in its messages."""
+    """Its ids without the images are another prompt. `atif` and `verifiers` have the images in their messages."""
     with pytest.raises(Inexpressible, match="no place for images; rollout 'r1' has 2"):
         worked.rows(name, with_images(NAME, WEB))

@@ -7,7 +7,7 @@ import pytest
 import worked
 from forests import make_choice, make_step, rollouts
 from hypothesis import given
-from reading_rows import BACK, TURNS, whole
+from reading_rows import BACK, CONVERSATIONS, TURNS, whole
 
 from proxy.export import FORMATS, Fill, Inexpressible
 from proxy.trajectory.facts import number_of
@@ -25,9 +25,9 @@ LENGTHS = Fill(prompt_length=4, response_length=10)
 FORKING = ["nodes", "scored_data", "trl_async", "slime", "tinker", "prime_rl", "areal"]
 
 
-def test_every_format_is_in_back_or_turns():
+def test_every_format_is_in_back_turns_or_conversations():
     """A new format needs an entry in one of them."""
-    assert FORMATS.keys() == BACK.keys() | TURNS.keys()
+    assert FORMATS.keys() == BACK.keys() | TURNS.keys() | CONVERSATIONS.keys()
 
 
 @pytest.mark.parametrize("name", BACK)
@@ -38,12 +38,13 @@ def test_the_canonical_row_is_restored_from_every_format(name):
     assert CANONICAL == BACK[name](row)
 
 
-@pytest.mark.parametrize("name", TURNS)
+@pytest.mark.parametrize("name", TURNS | CONVERSATIONS)
 def test_the_turns_are_restored_from_every_format_by_turn(name):
     """5 trained positions, whose logprobs add up to -1.9375."""
     expected = [(worked.P, worked.S1, worked.L1), ([*worked.P, *worked.S1, *worked.T], worked.S2, worked.L2)]
+    rows = worked.rows(name)
 
-    assert expected == [TURNS[name](row) for row in worked.rows(name)]
+    assert expected == ([TURNS[name](row) for row in rows] if name in TURNS else CONVERSATIONS[name](*rows))
     assert -1.9375 == sum(logprob for _, _, logprobs in expected for logprob in logprobs)
 
 
@@ -131,7 +132,12 @@ def test_every_format_has_rewards_by_token_where_it_has_a_place_for_them(name):
     facts = replace(worked.FACTS, step_rewards=GIVEN_REWARDS)
     rows = worked.rows(name, facts=facts, fill=LENGTHS)
     flat = [number for numbers in numbers_in(rows) for number in numbers]
-    sums = [row["reward"] for row in rows if isinstance(row, dict) and "reward" in row]
+    turns = rows[0]["steps"] if name == "atif" else rows
+    sums = [
+        row["reward"]
+        for row in (turn.get("extra", turn) for turn in turns if isinstance(turn, dict))
+        if "reward" in row
+    ]
 
     assert (FORMATS[name].reward_place == "token") == ({0.125, 4.0} <= {*flat})
     assert (FORMATS[name].reward_place == "turn") == (sums == [0.875, 6.0])

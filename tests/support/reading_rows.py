@@ -79,6 +79,24 @@ TURNS = {
 }
 
 
+def turns_of(documents):
+    """Return the turns of trajectories, and of the embedded ones."""
+    for document in documents:
+        for step in document["steps"]:
+            if metrics := step.get("metrics"):
+                yield metrics["prompt_token_ids"], metrics["completion_token_ids"], metrics.get("logprobs")
+        yield from turns_of(document["subagent_trajectories"] if document.get("subagent_trajectories") else [])
+
+
+# Parsers of the formats by conversation: all turns of a row.
+CONVERSATIONS = {
+    "atif": lambda row: list(turns_of([row])),
+    "rollout_detail": lambda row: list(
+        zip(row["prompt_token_ids"], row["completion_token_ids"], row["logprobs"], strict=True)
+    ),
+}
+
+
 def entries(name, data):
     """Return the rows in the result of a format's `gather`: its list, its lists' entries, or its groups' rows."""
     if isinstance(data, dict):
@@ -98,5 +116,7 @@ def trained_ids(name, row):
         return [token for token, logprob in zip(row["target_tokens"], row["logprobs"], strict=True) if logprob]
     if name in TURNS:
         return TURNS[name](row)[1]
+    if name in CONVERSATIONS:
+        return [token for _, ids, _ in CONVERSATIONS[name](row) for token in ids]
     ids, mask, _ = BACK[name](row)
     return [token for token, mark in zip(ids, mask, strict=True) if mark]
