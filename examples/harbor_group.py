@@ -4,6 +4,8 @@
 
 Requires harbor 0.25 (Python 3.12 and up). Its containers must reach the proxy: set `public_url` to an address that they know.
 Each trial is a rollout of its own, whose base URL and key the agent has. Retries of Harbor stay off: a rollout has one attempt.
+
+Shows rollouts that are opened for another harness, and rewards from its verifier.
 """
 
 import argparse
@@ -56,7 +58,7 @@ async def run_group(client: AsyncClient, task: Path, agent: str, model: str, siz
     return str(group["group_id"])
 
 
-async def main() -> None:
+def main() -> None:
     """Run one group, and print its rollouts and rewards."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8400")
@@ -64,7 +66,11 @@ async def main() -> None:
     parser.add_argument("--agent", default="mini-swe-agent")
     parser.add_argument("--model", default="openai/policy")
     parser.add_argument("--size", type=int, default=8)
-    options = parser.parse_args()
+    asyncio.run(show_group(parser.parse_args()))
+
+
+async def show_group(options: argparse.Namespace) -> None:
+    """Run a group, and print its rollouts."""
     async with AsyncClient(options.url) as client:
         group_id = await run_group(client, options.task, options.agent, options.model, options.size)
         for rollout in (await client.group(group_id))["rollouts"]:
@@ -72,4 +78,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()
