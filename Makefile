@@ -55,10 +55,11 @@ test-deploy: $(READY)  ## check deploy/: schemas, linters, the Dockerfile's step
 	$(BIN)/python -m tests.system.deploy.environment
 	$(BIN)/python -m pytest --timeout 300 tests/system/deploy
 
-test-agents: $(READY)  ## run third-party clients and agents, and update docs/clients.md (requires node and npm)
+test-agents: $(READY)  ## run third-party clients and agents, update docs/clients.md, and print which have newer versions (requires node and npm)
 	$(BIN)/python tests/system/agents/environment.py
 	$(BIN)/python tests/system/real_engines/environment.py
 	$(BIN)/python -m pytest -vv tests/system/agents
+	$(BIN)/python -m tests.system.agents.newer
 
 test-monitoring: $(READY)  ## check rules, alerts and the dashboard's queries with a real Prometheus (Debian's) and a real proxy
 	$(BIN)/python -m pytest tests/system/monitoring

@@ -24,6 +24,8 @@ class Loop:
     `drift` is the known kind of drift without continuation, by framing (whole or streamed), and `reflecting` the same
     where the model reasons; docs/clients.md gives the reasons. A loop without an entry must be linear. `refused` is the
     reason why a loop that rewrites its history is more than one sequence in mode `append`; the others must be one.
+    `conversations` is their number in the successful calls. `aside` is a text in the request of the one call beside
+    the main conversation.
     """
 
     client: str
@@ -40,6 +42,8 @@ class Loop:
     )
     reflecting: Mapping[str, str] = field(default_factory=dict)
     refused: str = ""
+    conversations: int = 1
+    aside: str | None = None
 
     @property
     def name(self) -> str:
@@ -67,8 +71,9 @@ PAGE = (
 )
 
 _FIXED = "one\ntwö\n"
-_STRIPPED = {WHOLE: "reasoning_stripped", STREAMED: "reasoning_stripped"}
-_EDITED = {WHOLE: "edited", STREAMED: "edited"}
+_STRIPPED = dict.fromkeys(BOTH, "reasoning_stripped")
+_BLANKS = dict.fromkeys(BOTH, "edited, whitespace")
+_EDITED = dict.fromkeys(BOTH, "edited")
 
 LOOPS = (
     Loop("OpenAI, Python", "openai", "main", "openai_sdk.py", "chat"),
@@ -92,9 +97,24 @@ LOOPS = (
         "smolagents", "smolagents", "main", "smol_agent.py", "chat",
         drift=_EDITED, reflecting=_EDITED, refused="edited",
     ),
+    Loop("Strands", "strands-agents", "litellm", "strands_agent.py", "chat", ways=(STREAMED,), reflecting=_BLANKS),
+    Loop("AutoGen", "autogen-agentchat", "litellm", "autogen_agent.py", "chat", reflecting=_STRIPPED),
+    Loop("Google ADK", "google-adk", "litellm", "adk_agent.py", "chat", reflecting=_STRIPPED),
+    Loop("Agno", "agno", "litellm", "agno_agent.py", "chat", reflecting=_STRIPPED),
+    Loop(
+        "DSPy", "dspy", "litellm", "dspy_agent.py", "chat", ways=(WHOLE,), calls=(("Tromsø", 4),), conversations=3,
+    ),
+    Loop(
+        "CrewAI", "crewai", "crewai", "crew_agent.py", "chat", refused="edited",
+        drift=dict.fromkeys(BOTH, "edited, tool_call_rewritten"), reflecting=_BLANKS,
+    ),
     Loop(
         "mini-swe-agent", "mini-swe-agent", "litellm", "swe_agent.py", "chat",
         ways=(WHOLE,), task="Fix the file.", answer=_FIXED, calls=(),
+    ),
+    Loop(
+        "aider", "aider-chat", "aider", "aider_chat.py", "chat", ways=(STREAMED,), drift=_EDITED, reflecting=_EDITED,
+        refused="edited", task="Repair the file with aider.", answer=_FIXED, calls=(),
     ),
     Loop(
         "Codex", "@openai/codex", "cli", "codex.sh", "responses",
@@ -103,5 +123,25 @@ LOOPS = (
     Loop(
         "Claude Code", "@anthropic-ai/claude-code", "cli", "claude_code.sh", "messages",
         ways=(STREAMED,), task="Repair the file.", answer=_FIXED, calls=(),
+    ),
+    Loop(
+        "opencode", "opencode-ai", "cli", "opencode.sh", "chat", ways=(STREAMED,), reflecting=_STRIPPED,
+        task="Repair the file with bash.", answer=_FIXED, calls=(), aside="Generate a title for this conversation:",
+    ),
+    Loop(
+        "Qwen Code", "@qwen-code/qwen-code", "cli", "qwen_code.sh", "chat", ways=(STREAMED,), reflecting=_STRIPPED,
+        task="Repair the file with run_shell_command.", answer=_FIXED, calls=(),
+    ),
+    Loop(
+        "pi", "@mariozechner/pi-coding-agent", "cli", "pi.sh", "chat", ways=(STREAMED,), reflecting=_STRIPPED,
+        task="Repair the file with bash.", answer=_FIXED, calls=(),
+    ),
+    Loop(
+        "Cline", "cline", "cli", "cline.sh", "chat", ways=(STREAMED,), reflecting=_STRIPPED,
+        task="Repair the file with run_commands.", answer=_FIXED, calls=(),
+    ),
+    Loop(
+        "OpenClaw", "openclaw", "cli", "openclaw.sh", "chat", ways=(STREAMED,), drift=_EDITED, reflecting=_EDITED,
+        refused="edited", task="Repair the file with exec.", answer=_FIXED, calls=(),
     ),
 )  # fmt: skip

@@ -1,23 +1,31 @@
 """The environment of the agent tests: third-party clients and agents, installed once and cached.
 
-There are two Python environments, since litellm requires openai below 3 and the others above, and one for Node. They
-are in `$XDG_CACHE_HOME/tokentape` (or `~/.cache/tokentape`), use about 1.8 GB, and may be deleted at any time. Run as a
-program, it creates what is missing and prints the folder.
+There are several Python environments, since the packages require different versions of openai and litellm, and two for
+Node: libraries, which the user's Node runs, and programs, with the Node that they require. They are in
+`$XDG_CACHE_HOME/tokentape` (or `~/.cache/tokentape`), use about 5 GB, and may be deleted at any time. Run as a program,
+it creates what is missing and prints the folders.
 """
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PYTHONS = {"main": HERE / "requirements.txt", "litellm": HERE / "requirements-litellm.txt"}
-PACKAGES = HERE / "package.json"
+PYTHONS = {
+    "main": HERE / "requirements.txt",
+    "litellm": HERE / "requirements-litellm.txt",
+    "crewai": HERE / "requirements-crewai.txt",
+    "aider": HERE / "requirements-aider.txt",
+}
+PACKAGES = {"node": HERE / "package.json", "cli": HERE / "package-cli.json"}
 OLDEST_NODE = 20
 
 
@@ -27,22 +35,26 @@ class AgentsUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The folder that contains all environments."""
+    """The folders of the environments, by name."""
 
-    folder: Path
+    folders: Mapping[str, Path]
 
     def python(self, name: str) -> Path:
-        """Return the Python of `main` or `litellm`."""
-        return self.folder / name / "bin" / "python"
+        """Return the Python of an environment."""
+        return self.folders[name] / "bin" / "python"
+
+    def packages(self, name: str) -> Path:
+        """Return the `node_modules` of `node` or `cli`."""
+        return self.folders[name] / "node_modules"
 
     @property
-    def node(self) -> Path:
-        """The folder whose `node_modules` a program must be below."""
-        return self.folder / "node"
+    def programs(self) -> Path:
+        """The folder of the programs, which contains the Node that they require."""
+        return self.packages("cli") / ".bin"
 
 
 def ensure() -> Environment:
-    """Return the environment, creating it if it is missing. A second caller waits for the first.
+    """Return the environment, creating what is missing of it. A second caller waits for the first.
 
     Raises:
         AgentsUnavailable: node or npm is missing, or a package cannot be installed.
@@ -50,16 +62,20 @@ def ensure() -> Environment:
     check_node()
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokentape"
     home.mkdir(parents=True, exist_ok=True)
-    made_of = [path.read_text() for path in (*PYTHONS.values(), PACKAGES)]
-    folder = (
-        home
-        / f"agents-{hashlib.sha256(chr(0).join([sys.version, sys.base_prefix, *made_of]).encode()).hexdigest()[:12]}"
-    )
+    folders = {name: home / f"agents-{name}-{_digest(described)}" for name, described in (PYTHONS | PACKAGES).items()}
     with (home / "agents.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when the process ends
-        if not folder.exists():
-            _make(folder)
-    return Environment(folder)
+        for left_behind in home.glob("agents-*.part-*"):
+            shutil.rmtree(left_behind, ignore_errors=True)
+        for name, folder in folders.items():
+            if not folder.exists():
+                _make(folder, name)
+    return Environment(folders)
+
+
+def _digest(described: Path) -> str:
+    made_of = [sys.version, sys.base_prefix, described.read_text()]
+    return hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:12]
 
 
 def check_node() -> None:
@@ -79,34 +95,40 @@ def check_node() -> None:
         raise AgentsUnavailable(f"The agents' tests need Node.js {OLDEST_NODE} or later; {version} is installed.")
 
 
-def _make(folder: Path) -> None:
+def _make(folder: Path, name: str) -> None:
     """Create it in a sibling folder and rename that when it is complete, so that a partial one is never used."""
-    for left_behind in folder.parent.glob("agents-*.part-*"):
-        shutil.rmtree(left_behind, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.part-", dir=folder.parent))
     try:
-        for name, requirements in PYTHONS.items():
-            _run([sys.executable, "-m", "venv", str(part / name)])
-            pip = [
-                str(part / name / "bin" / "python"),
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-            ]
-            _run([*pip, "--no-deps", "-r", str(requirements)])
-        (part / "node").mkdir()
-        shutil.copy(PACKAGES, part / "node")
-        _run(["npm", "install", "--prefix", str(part / "node"), "--no-audit", "--no-fund", "--loglevel=error"])
+        if name in PYTHONS:
+            _install_python(part, PYTHONS[name])
+        else:
+            _install_node(part, PACKAGES[name])
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _run(command: list[str]) -> None:
+def _install_python(folder: Path, requirements: Path) -> None:
+    _run([sys.executable, "-m", "venv", str(folder)])
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _run([*pip, "--no-deps", "-r", str(requirements)])
+
+
+def _install_node(folder: Path, described: Path) -> None:
+    """Install the packages of a package.json, and before them the Node that their installation requires."""
+    npm = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--loglevel=error"]
+    node = json.loads(described.read_bytes())["dependencies"].get("node")
+    if node is not None:
+        _run([*npm, f"node@{node}"])
+    shutil.copy(described, folder / "package.json")
+    _run(npm, {**os.environ, "PATH": f"{folder / 'node_modules' / '.bin'}:{os.environ['PATH']}"})
+
+
+def _run(command: list[str], environ: dict[str, str] | None = None) -> None:
     sys.stderr.write(f"agents' environment: {' '.join(command)}\n")
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=environ
+    )
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-15:])
         raise AgentsUnavailable(
@@ -117,6 +139,6 @@ def _run(command: list[str]) -> None:
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(f"{ensure().folder}\n")
+        sys.stdout.writelines(f"{folder}\n" for folder in ensure().folders.values())
     except AgentsUnavailable as unavailable:
         sys.exit(str(unavailable))

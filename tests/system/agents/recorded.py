@@ -16,12 +16,16 @@ from proxy.cli.export import ExportRequest
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A rollout as the control API returns it, its exported sequences, and the IDs of all rollouts."""
+    """A rollout as the control API returns it, its exported sequences, and the IDs of all rollouts.
+
+    `asides` are the steps of calls beside the main conversation, such as a title; `steps` and `rows` are without them.
+    """
 
     steps: list[dict[str, Any]]
     tree: dict[str, Any]
     rows: list[dict[str, Any]]
     rollouts: list[str]
+    asides: list[dict[str, Any]]
 
     @property
     def complete(self) -> list[dict[str, Any]]:
@@ -47,7 +51,7 @@ class Recorded:
     @property
     def forks(self) -> str:
         """Why the rollout is more than one sequence; empty if it is one."""
-        return "" if 1 == len(self.rows) else self.refused or self.drift
+        return "" if 1 == len(self.rows) else self.refused or self.drift or f"{len(self.rows)} conversations"
 
     @property
     def differing(self) -> int:
@@ -64,13 +68,14 @@ class Recorded:
 
     @property
     def is_linear(self) -> bool:
-        """Whether each successful call extends the previous one."""
-        parents = [node["parent"] for node in self.tree["nodes"]]
-        return parents == [None, *range(len(parents) - 1)]
+        """Whether each successful call of the main conversation extends the previous one."""
+        main = {step["step_id"] for step in self.steps}
+        parents = {at: node["parent"] for at, node in enumerate(self.tree["nodes"]) if node["step_id"] in main}
+        return list(parents.values()) == [None, *parents][:-1]
 
 
-async def recorded(http: aiohttp.ClientSession, url: str, rollout: str) -> Recorded:
-    """Fetch a rollout from the control API."""
+async def recorded(http: aiohttp.ClientSession, url: str, rollout: str, aside: str | None = None) -> Recorded:
+    """Fetch a rollout from the control API. Calls whose request contains `aside` are not of the main conversation."""
 
     async def fetch(path: str) -> Any:
         async with http.get(url + path) as response:
@@ -80,7 +85,15 @@ async def recorded(http: aiohttp.ClientSession, url: str, rollout: str) -> Recor
     steps = (await fetch(f"/rollouts/{rollout}/steps?limit=1000"))["steps"]
     rollouts = [listed["rollout_id"] for listed in (await fetch("/rollouts?limit=1000"))["rollouts"]]
     rows = (await fetch(f"/rollouts/{rollout}/export?format=sequences"))["rows"]
-    return Recorded(steps, await fetch(f"/rollouts/{rollout}/tree"), rows, rollouts)
+    asides = [step for step in steps if aside is not None and aside in orjson.dumps(step["request"]).decode()]
+    beside = {step["step_id"] for step in asides}
+    return Recorded(
+        [step for step in steps if step["step_id"] not in beside],
+        await fetch(f"/rollouts/{rollout}/tree"),
+        [row for row in rows if row["spans"][0]["step_id"] not in beside],
+        rollouts,
+        asides,
+    )
 
 
 async def scores_as_recorded(source: str | Path, engine_url: str, rollout: str) -> dict[str, Any]:

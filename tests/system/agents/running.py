@@ -9,6 +9,7 @@ import orjson
 from .environment import Environment
 
 PROGRAMS = Path(__file__).with_name("programs")
+QUIET = ("main", "litellm")  # CrewAI and aider warn on every import
 _VERSION = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
 
 
@@ -38,16 +39,18 @@ async def run(
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it downloads prices from GitHub
         "MSWEA_SILENT_STARTUP": "1",
         "LANGSMITH_TRACING": "false",
-        "PYTHONWARNINGS": "error",  # including those for responses that a client does not accept as they are
+        "CREWAI_DISABLE_TELEMETRY": "true",  # otherwise it waits for a server that it does not reach
     }
+    if runs in QUIET:
+        variables["PYTHONWARNINGS"] = "error"  # including those for responses that a client does not accept as they are
     if runs == "cli":
-        variables["PATH"] = f"{environment.node / 'node_modules' / '.bin'}:{variables['PATH']}"
+        variables["PATH"] = f"{environment.programs}:{variables['PATH']}"
     return await run_command([*_starting(runs, program, environment, folder), *words], variables, folder)
 
 
 def _starting(runs: str, program: Path, environment: Environment, folder: Path) -> list[str]:
     if runs == "node":  # it looks for packages from the program's own folder
-        (folder / "node_modules").symlink_to(environment.node / "node_modules")
+        (folder / "node_modules").symlink_to(environment.packages("node"))
         for source in {program, *PROGRAMS.glob("*.mjs")}:
             (folder / source.name).write_bytes(source.read_bytes())
         return ["node", str(folder / program.name)]
@@ -61,7 +64,7 @@ async def installed_version(runs: str, package: str, environment: Environment) -
     if runs == "bash":
         return (await run_command(["curl", "--version"])).split()[1]
     if runs in ("node", "cli"):
-        described = (environment.node / "node_modules" / package / "package.json").read_bytes()
+        described = (environment.packages(runs) / package / "package.json").read_bytes()
         return orjson.loads(described)["version"]
     return (await run_command([str(environment.python(runs)), "-c", _VERSION, package])).strip()
 

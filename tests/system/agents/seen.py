@@ -1,4 +1,4 @@
-"""The results table of docs/clients.md. It is written by a run of all tests, once every client ran."""
+"""The results table of docs/clients.md. A run of the tests updates the rows of the clients of which every test ran."""
 
 import re
 from collections.abc import Iterator
@@ -44,21 +44,28 @@ class Table:
     page: dict[str, tuple[str, Seen]] = field(default_factory=dict)
     page_append: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether every client ran."""
-        runs = {(loop.name, way, thinks) for loop in LOOPS for way in loop.ways for thinks in (False, True)}
-        programs = {client.heading for client in ON_THE_PAGE_ONLY}
-        return runs <= self.loops.keys() & self.append.keys() and programs <= self.page.keys() & self.page_append.keys()
-
     def write(self) -> None:
         """Write the table into the page."""
-        lines = [_HEAD, "|---" * 10 + "|", *(line for loop in LOOPS for line in self._lines(loop))]
+        page = DOCUMENT.read_text()
+        present: dict[tuple[str, ...], list[str]] = {}
+        for line in _TABLE.findall(page)[0].splitlines():
+            if line.startswith("| "):
+                present.setdefault(_key(line), []).append(line)
+        lines = [_HEAD, "|---" * 10 + "|"]
+        for loop in LOOPS:
+            lines += list(self._lines(loop)) if self._ran(loop) else present.get((loop.client, loop.dialect), [])
         for client in ON_THE_PAGE_ONLY:
-            way, seen = self.page[client.heading]
-            lines.append(_line(client.heading, seen, way, "not tried", self.page_append[client.heading]))
+            if client.heading in self.page.keys() & self.page_append.keys():
+                way, seen = self.page[client.heading]
+                lines.append(_line(client.heading, seen, way, "not tried", self.page_append[client.heading]))
+            else:
+                lines += [line for key, found in present.items() if key[0] == client.heading for line in found]
         table = "\n".join(lines)
-        DOCUMENT.write_text(_TABLE.sub(lambda _: f"\n{table}\n\n", DOCUMENT.read_text()))
+        DOCUMENT.write_text(_TABLE.sub(lambda _: f"\n{table}\n\n", page))
+
+    def _ran(self, loop: Loop) -> bool:
+        runs = {(loop.name, way, thinks) for way in loop.ways for thinks in (False, True)}
+        return runs <= self.loops.keys() & self.append.keys()
 
     def _lines(self, loop: Loop) -> Iterator[str]:
         """Yield one line if streaming makes no difference, otherwise two."""
@@ -74,6 +81,12 @@ class Table:
         plain, thinking = ((loop.name, way, thinks) for thinks in (False, True))
         refused = sorted({self.append[plain], self.append[thinking]} - {""})
         return self.loops[plain], self.loops[thinking], ", ".join(refused)
+
+
+def _key(line: str) -> tuple[str, ...]:
+    """Return the client and the dialect of a line."""
+    cells = [cell.strip() for cell in line.split("|")]
+    return cells[1], cells[3]
 
 
 def _line(client: str, seen: Seen, way: str, thinking: str, refused: str) -> str:

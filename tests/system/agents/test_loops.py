@@ -45,12 +45,18 @@ async def show_the_stop_token(http, url: str) -> None:
 
 def reflecting_task(loop: Loop) -> str:
     """Return the task in which the model reasons."""
-    return loop.task.replace("?", ", on reflection?").replace("file.", "file, on reflection.")
+    return f"{loop.task[:-1]}, on reflection{loop.task[-1]}"
 
 
 def scripted_outcome(loop: Loop):
     """Return the outcome of the script."""
     return {"answer": loop.answer, "calls": [list(call) for call in loop.calls]}
+
+
+def check_asides(loop: Loop, found) -> None:
+    """Check that a call beside the main conversation is an exact step too."""
+    asides = [(step["status"], step["fidelity"]["exact"]) for step in found.asides]
+    assert [("complete", True)] * (loop.aside is not None) == asides
 
 
 async def table_row(loop: Loop, found, environment) -> Seen:
@@ -71,18 +77,19 @@ async def test_a_loop_has_the_scripted_outcome_and_exact_steps(
     async with scripted() as engine, proxying(engine, store, **TERMS, **OFF) as served:
         where = address(served.url, "a-loop")
         outcome = await run_loop(loop, way, where, environment, tmp_path / "recorded")
-        found = await recorded(http, served.url, "a-loop")
+        found = await recorded(http, served.url, "a-loop", loop.aside)
         scored = await scores_as_recorded(served.url, engine, "a-loop")
     table.loops[loop.name, way, False] = await table_row(loop, found, environment)
 
     assert scripted_outcome(loop) == outcome
     assert ["a-loop"] == found.rollouts
     assert ["complete", "error", "complete", "complete"] == [step["status"] for step in found.steps]
+    check_asides(loop, found)
     assert {loop.dialect.partition(",")[0]} == {step["dialect"] for step in found.steps}
     assert {way == STREAMED} == {bool(step["request"].get("stream")) for step in found.steps}
     assert [] == found.inexact
     assert found.drift in ("", loop.drift.get(way)), found.why
-    assert found.is_linear == (not found.drift)
+    assert found.is_linear == (not found.drift and not loop.refused and 1 == loop.conversations)
     assert {"main"} == {thread["kind"] for thread in found.tree["threads"]} - {"auxiliary"}
     assert is_scored_alike(scored), scored
 
@@ -102,7 +109,7 @@ async def test_reasoning_is_sent_back_or_the_tree_reports_drift(
     async with scripted() as engine, proxying(engine, store, **TERMS, **OFF) as served:
         where = address(served.url, "a-loop")
         outcome = await run_loop(loop, way, where, environment, tmp_path / "reflecting", task=reflecting_task(loop))
-        found = await recorded(http, served.url, "a-loop")
+        found = await recorded(http, served.url, "a-loop", loop.aside)
         scored = await scores_as_recorded(served.url, engine, "a-loop")
     table.loops[loop.name, way, True] = await table_row(loop, found, environment)
 
@@ -124,9 +131,10 @@ async def test_a_linear_loop_is_one_sequence_in_append(
         await show_the_stop_token(http, served.url)
         where, task = address(served.url, "a-loop"), reflecting_task(loop) if thinks else loop.task
         outcome = await run_loop(loop, way, where, environment, tmp_path / "continued", task=task)
-        found = await recorded(http, served.url, "a-loop")
+        found = await recorded(http, served.url, "a-loop", loop.aside)
         scored = await scores_as_recorded(served.url, engine, "a-loop")
-        steps = [step for step in await stored_steps(store, "a-loop") if step.status == "complete"]
+        main = {step["step_id"] for step in found.complete}
+        steps = [step for step in await stored_steps(store, "a-loop") if step.step_id in main]
     table.append[loop.name, way, thinks] = found.forks
 
     assert scripted_outcome(loop) == outcome
@@ -136,7 +144,7 @@ async def test_a_linear_loop_is_one_sequence_in_append(
     assert is_scored_alike(scored), scored
     assert loop.refused == found.refused, found.why
     if not loop.refused:
-        assert 1 == len(found.rows), found.why
-        assert found.is_linear
+        assert loop.conversations == len(found.rows), found.why
+        assert found.is_linear == (1 == loop.conversations)
         assert [] == found.tree["drift"]
-        assert len(steps) - 1 == found.differing
+        assert len(steps) - loop.conversations == found.differing

@@ -12,7 +12,7 @@ from .clients import LOOPS
 from .conftest import SCRIPT, WINDOW
 from .recorded import is_scored_alike, recorded, scores_as_recorded
 from .running import address
-from .test_loops import TERMS, run_loop, scripted_outcome
+from .test_loops import TERMS, check_asides, run_loop, scripted_outcome
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +40,15 @@ async def test_a_loop_is_recorded_exactly_by_two_workers(number, served, environ
     way, rollout = loop.ways[-1], f"loop-{number}"
     task = f"{loop.task} That is loop {number}."  # the engine fails once for each task
     outcome = await run_loop(loop, way, address(url, rollout), environment, tmp_path / "recorded", task=task)
-    found = await recorded(http, url, rollout)
+    found = await recorded(http, url, rollout, loop.aside)
     scored = await scores_as_recorded(url, engine, rollout)
 
     assert scripted_outcome(loop) == outcome
     assert ["complete", "error", "complete", "complete"] == [step["status"] for step in found.steps]
+    check_asides(loop, found)
     assert [] == found.inexact
     assert found.refused in (loop.refused, "close"), found.why
-    assert found.is_linear == (not found.refused)
+    assert found.is_linear == (not found.refused and 1 == loop.conversations)
     assert is_scored_alike(scored), scored
 
 
