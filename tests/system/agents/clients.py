@@ -99,7 +99,7 @@ LOOPS = (
     ),
     Loop("Strands", "strands-agents", "litellm", "strands_agent.py", "chat", ways=(STREAMED,), reflecting=_BLANKS),
     Loop("AutoGen", "autogen-agentchat", "litellm", "autogen_agent.py", "chat", reflecting=_STRIPPED),
-    Loop("Google ADK", "google-adk", "litellm", "adk_agent.py", "chat", reflecting=_STRIPPED),
+    Loop("Google ADK", "google-adk", "litellm", "adk_agent.py", "chat"),
     Loop("Agno", "agno", "litellm", "agno_agent.py", "chat", reflecting=_STRIPPED),
     Loop(
         "DSPy", "dspy", "litellm", "dspy_agent.py", "chat", ways=(WHOLE,), calls=(("Tromsø", 4),), conversations=3,
@@ -113,8 +113,8 @@ LOOPS = (
         ways=(WHOLE,), task="Fix the file.", answer=_FIXED, calls=(),
     ),
     Loop(
-        "aider", "aider-chat", "aider", "aider_chat.py", "chat", ways=(STREAMED,), drift=_EDITED, reflecting=_EDITED,
-        refused="edited", task="Repair the file with aider.", answer=_FIXED, calls=(),
+        "aider", "aider-chat", "aider", "aider_chat.py", "chat", ways=(STREAMED,), refused="edited",
+        task="Repair the file with aider.", answer=_FIXED, calls=(),
     ),
     Loop(
         "Codex", "@openai/codex", "cli", "codex.sh", "responses",
@@ -125,23 +125,27 @@ LOOPS = (
         ways=(STREAMED,), task="Repair the file.", answer=_FIXED, calls=(),
     ),
     Loop(
-        "opencode", "opencode-ai", "cli", "opencode.sh", "chat", ways=(STREAMED,), reflecting=_STRIPPED,
-        task="Repair the file with bash.", answer=_FIXED, calls=(), aside="Generate a title for this conversation:",
-    ),
-    Loop(
-        "Qwen Code", "@qwen-code/qwen-code", "cli", "qwen_code.sh", "chat", ways=(STREAMED,), reflecting=_STRIPPED,
+        "Gemini CLI", "@google/gemini-cli", "cli", "gemini_cli.sh", "gemini", ways=(STREAMED,),
         task="Repair the file with run_shell_command.", answer=_FIXED, calls=(),
     ),
     Loop(
-        "pi", "@mariozechner/pi-coding-agent", "cli", "pi.sh", "chat", ways=(STREAMED,), reflecting=_STRIPPED,
+        "opencode", "opencode-ai", "cli", "opencode.sh", "chat", ways=(STREAMED,),
+        task="Repair the file with bash.", answer=_FIXED, calls=(), aside="Generate a title for this conversation:",
+    ),
+    Loop(
+        "Qwen Code", "@qwen-code/qwen-code", "cli", "qwen_code.sh", "chat", ways=(STREAMED,),
+        task="Repair the file with run_shell_command.", answer=_FIXED, calls=(),
+    ),
+    Loop(
+        "pi", "@mariozechner/pi-coding-agent", "cli", "pi.sh", "chat", ways=(STREAMED,),
         task="Repair the file with bash.", answer=_FIXED, calls=(),
     ),
     Loop(
-        "Cline", "cline", "cli", "cline.sh", "chat", ways=(STREAMED,), reflecting=_STRIPPED,
+        "Cline", "cline", "cli", "cline.sh", "chat", ways=(STREAMED,),
         task="Repair the file with run_commands.", answer=_FIXED, calls=(),
     ),
     Loop(
-        "OpenClaw", "openclaw", "cli", "openclaw.sh", "chat", ways=(STREAMED,), drift=_EDITED, reflecting=_EDITED,
-        refused="edited", task="Repair the file with exec.", answer=_FIXED, calls=(),
+        "OpenClaw", "openclaw", "cli", "openclaw.sh", "chat", ways=(STREAMED,), refused="edited",
+        task="Repair the file with exec.", answer=_FIXED, calls=(),
     ),
 )  # fmt: skip
