@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from contextlib import AsyncExitStack
 from pathlib import Path
+from secrets import token_hex
 
 import aiohttp
 import pytest
@@ -100,6 +101,13 @@ async def guarded(server):
         async with made.http.post(f"{made.url}/rollouts", json={"rollout_id": "secret"}, headers=headers) as response:
             assert 201 == response.status
         yield made
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def empty(server):
+    """A proxy without rollouts."""
+    async with AsyncExitStack() as stack:
+        yield await start_contents(stack, server, f"ui-{token_hex(4)}")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
