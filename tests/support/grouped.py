@@ -16,6 +16,7 @@ from proxy.export.containers import CONTAINERS
 from proxy.rollouts.group import Group
 from proxy.rollouts.rollout import Rollout, no_rollout
 from proxy.trajectory.sequence import Options
+from proxy.trajectory.thread_rules import ThreadOptions
 
 EOS = 9
 FILL = Fill(prompt_length=64, response_length=64)
@@ -93,7 +94,9 @@ async def no_tokenizer(_name):
 
 
 # What read_group_rows uses of the context.
-CONTEXT = SimpleNamespace(store=None, policies=policies_of(), tokenizers=SimpleNamespace(get=no_tokenizer))
+CONTEXT = SimpleNamespace(
+    store=None, policies=policies_of(), tokenizers=SimpleNamespace(get=no_tokenizer), threads=ThreadOptions()
+)
 
 
 def query_for(name, advantage="given", **options):

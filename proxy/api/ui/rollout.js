@@ -46,7 +46,8 @@ export function Rollout({ rolloutId, tab, shell }) {
 /** Return the threads of a rollout that has several. */
 function threadsOf(tree) {
   if (tree === null || tree.threads.length < 2) return [];
-  const named = tree.threads.map(({ name, steps, reward }) => `${name} (${count(steps)}${reward === undefined ? "" : `, reward ${decimal(reward)}`})`);
+  const rewarded = (reward) => (reward === undefined ? "" : `, reward ${decimal(reward)}`);
+  const named = tree.threads.map(({ name, steps, reward }) => `${name} (${count(steps)}${rewarded(reward)})`);
   return [["Threads", line(named.join(" · "), 400)]];
 }
 

@@ -103,7 +103,7 @@ function marks(row) {
     row.status !== "error" && !row.exact && mark("flagged", row.problems.join(", "), `⚑ ${line(row.problems[0] ?? "", 30)}`),
     row.continuation && !isNamedByDrift && continuationMark(row.continuation),
     row.drift.length > 0 && mark("driftmark", row.drift.map(driftTitle).join(", "), `◆ ${line(row.drift[0].kind, 20)}`),
-    row.thread && row.thread.kind !== "main" && mark("threadmark", threadTitle(row.thread), `≡ ${line(row.thread.agent ?? row.thread.kind, 20)}`),
+    row.thread && row.thread.kind !== "main" && threadMark(row.thread),
     row.fork && row.fork.kind !== "drift" && mark("forkmark", forkTitle(row.fork), `↳ ${row.fork.kind}`),
     row.delivered === false && mark("flagged", "the client did not receive the response", "undelivered"),
     row.late && mark("flagged", "the call ended after the rollout finished", "late"),
@@ -123,7 +123,10 @@ function continuationMark(continuation) {
 const forkTitle = ({ why, expected, found }) =>
   `fork: ${why}${found === undefined ? "" : `. Before: ${expected ?? "no message"} | Here: ${found}`}`;
 
-/** Return what the thread of a step is, and what starts it. */
-const threadTitle = ({ name, tool, title }) => `thread ${name}${tool === undefined ? "" : `, called by ${tool}`}: ${title}`;
+/** Return the mark of a step's thread; its title has what starts the thread. */
+function threadMark({ agent, kind, name, tool, title }) {
+  const about = `thread ${name}${tool === undefined ? "" : `, called by ${tool}`}: ${title}`;
+  return html`<span class="threadmark" title=${line(about, 300)}>≡ ${line(agent ?? kind, 20)}</span>`;
+}
 
 const driftTitle = ({ kind, why }) => (why === undefined ? kind : `${kind} (not continued: ${why})`);
