@@ -32,12 +32,14 @@ run: $(RUNNABLE)  ## run the proxy on LISTEN=127.0.0.1:8400, with the simulator 
 # test starts would compile the sources again, which doubles the time.
 test test-system: export PYTHONDONTWRITEBYTECODE =
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Tests of modules that start many processes: they belong to make test-system.
+PROCESSES := tests/cli/test_main.py tests/server/test_shutdown.py tests/server/test_supervisor.py tests/test_skips.py
 
 test: $(READY)  ## run the tests of all modules, of the laws and of the pages
-	$(PYTEST) --ignore=tests/system
+	$(PYTEST) --ignore=tests/system $(PROCESSES:%=--ignore=%)
 
 test-system: $(READY)  ## run the tests of whole processes: faults, fuzzing, security, costs, replicas, examples
-	$(PYTEST) tests/system
+	$(PYTEST) tests/system $(PROCESSES)
 
 test-faults: $(READY)  ## kill, freeze and fill up processes under load, 8 minutes, and a training loop, 5; SECONDS_LONG=, GROUPS_LONG=, SEED=
 	$(BIN)/python -m tests.system.faults.run --seconds $(or $(SECONDS_LONG),420) $(if $(SEED),--seed $(SEED))
