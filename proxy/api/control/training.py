@@ -7,8 +7,9 @@ from statistics import fmean
 from typing import Any, Final
 
 from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.api.context import CONTEXT
+from proxy.api.context import CONTEXT, Context
 from proxy.api.control.reward_metrics import earned_by
 from proxy.api.http import json_response
 from proxy.api.query import int_param, reject_unknown_params
@@ -23,6 +24,7 @@ _DEFAULT_LIMIT: Final = 200
 _MAX_LIMIT: Final = 1000
 _MAX_ROLLOUTS: Final = 8000  # that one response reads: about a second
 _AT_ONCE: Final = 16
+_REFUSED: Final = "tokentape_refused_groups_total{"
 
 
 async def show_training(request: web.Request) -> web.Response:
@@ -59,12 +61,25 @@ async def show_training(request: web.Request) -> web.Response:
             "version": version,
             "groups": entries,
             "statuses": Counter(entry["status"] for entry in entries),
+            "refused": await _refused(context, policy),
             "dropped": Counter(entry["code"] for entry in entries if entry["status"] == "dropped"),
             "equal": _share([entry["equal"] for entry in entries]),
             "covered": {"groups": len(entries), "rollouts": rollouts},
             "older": page.cursor is not None or is_cut,
         }
     )
+
+
+async def _refused(context: Context, policy: str) -> dict[str, int]:
+    """Return how often claims at this process have refused a group of a policy since it started, by reason.
+
+    That is a metric, which the workers of a process sum.
+    """
+    lines = (await context.worker_metrics.exposition()).decode().splitlines()
+    text = "\n".join(line for line in lines if line.startswith(_REFUSED))
+    samples = [sample for family in text_string_to_metric_families(text + "\n") for sample in family.samples]
+    counts = {sample.labels["reason"]: int(sample.value) for sample in samples if sample.labels["policy"] == policy}
+    return {reason: count for reason, count in counts.items() if count}
 
 
 def _is_of(group: Group, policy: str) -> bool:

@@ -36,12 +36,13 @@ function Loaded({ shell, chosen, choose }) {
 
 const named = (counts) => Object.entries(counts).map(([name, n]) => `${line(name, 40)} ${count(n)}`).join(", ") || "none";
 
-const factsOf = ({ policy, version, statuses, dropped, equal }) => [
+const factsOf = ({ policy, version, statuses, dropped, refused, equal }) => [
   ["Policy", line(policy, 60)],
   ["Version", line(version ?? "not announced", 60)],
   ["Groups", named(statuses)],
   ["Groups with equal rewards", equal === null ? "–" : `${decimal(100 * equal, 1)} %`],
   ["Dropped, by reason", named(dropped)],
+  ["Refused by claims since the start, by reason", named(refused)],
 ];
 
 function Charts({ groups }) {

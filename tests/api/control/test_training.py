@@ -45,6 +45,15 @@ async def test_a_response_covers_a_bounded_number_of_groups_and_rollouts(proxy, 
     assert ({"groups": 2, "rollouts": 4}, True) == (found["covered"], found["older"])
 
 
+async def test_refused_groups_are_counted_by_reason(proxy):
+    """Each time that a claim refuses one; those of other policies are not."""
+    await opened(proxy, "unrewarded", [None, 1], 3)
+    for _ in range(2):
+        await proxy.claim(members="all", format="scored_data")
+
+    assert {"no_reward": 2} == (await proxy.get("/training")).json["refused"]
+
+
 @pytest.mark.parametrize(
     ("query", "status"), [("limit=0", 400), ("limit=1001", 400), ("policy=other", 404), ("policies=a", 400)]
 )
