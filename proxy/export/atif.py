@@ -31,7 +31,7 @@ from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.sequence import Options, Skipped, select
 from proxy.trajectory.step import Choice, Step
-from proxy.trajectory.threads import Thread, find_threads
+from proxy.trajectory.threads import MAIN, Thread, find_threads
 
 _VERSION: Final = "ATIF-v1.8"
 _UNKNOWN: Final = "unknown"
@@ -46,6 +46,12 @@ class _Told:
     conversation: Conversation
     calls: list[tuple[Step, Choice]]
 
+    @property
+    def kind(self) -> str:
+        """The kind of the thread. Rules may have given it, so that its name has precedence."""
+        kind, _, digest = self.name.partition(":")
+        return kind if digest or kind == MAIN else self.thread.kind
+
 
 class _ByThread(Listed, Planned):
     """A format whose rows are conversations: those of each thread, without replies that the agent abandoned."""
@@ -56,7 +62,7 @@ class _ByThread(Listed, Planned):
     def told(self, steps: Sequence[Step], options: Options) -> tuple[list[_Told], list[Skipped]]:
         """Return the threads of a rollout as conversations, the main one first, and the steps that are in none."""
         chosen, skipped = select(steps, options)
-        threads = find_threads(step for step, _ in chosen)
+        threads = find_threads({step.step_id: step for step, _ in chosen}.values())
         found: dict[str, _Told] = {}
         before: Step | None = None
         for step, choice in chosen:
@@ -74,7 +80,7 @@ class _ByThread(Listed, Planned):
             skipped += [Skipped(name, why, step_tokens(told, name)) for name in told.conversation.abandoned]
             told.calls = [call for call in told.calls if call[0].step_id not in abandoned]
         order = {thread.name: number for number, thread in enumerate(threads.all)}
-        return sorted(found.values(), key=lambda told: order[told.thread.name]), skipped
+        return sorted(found.values(), key=lambda told: (told.name != MAIN, order[told.thread.name])), skipped
 
 
 def step_tokens(told: _Told, step_id: str) -> int:
@@ -143,7 +149,7 @@ def _document(facts: RolloutFacts, told: _Told) -> dict[str, Any]:
     metrics = [step["metrics"] for step in steps if "metrics" in step]
     extra = {
         "thread": told.name,
-        "kind": told.thread.kind,
+        "kind": told.kind,
         "reward": of_thread.reward,
         "group_id": facts.group_id,
         "status": facts.status,

@@ -84,13 +84,9 @@ class Conversation:
         """Return the index after the previous reply; None if these messages do not contain it."""
         if self._reply is None:
             return 0
-        expected = len(self._messages)
-        if (
-            len(messages) > expected
-            and _role(messages[expected]) == "assistant"
-            and messages[:expected] == self._messages
-        ):
-            return expected + 1
+        at = len(self._messages)
+        if len(messages) > at and messages[:at] == self._messages and _may_be_copy(messages[at], self._reply):
+            return at + 1
         for index in range(len(messages) - 1, -1, -1):
             if _is_copy(messages[index], self._reply):
                 for entry in self._entries:  # the history was changed or cut: what it has had is not sent again
@@ -251,6 +247,17 @@ def _role(message: Any) -> Any:
     return message.get("role") if isinstance(message, dict) else None
 
 
+def _may_be_copy(message: Any, reply: Mapping[str, Any]) -> bool:
+    """Return whether a message in the place of this reply may be the reply with changes, and not another one."""
+    if _role(message) != "assistant":
+        return False
+    calls, own_calls = _call_ids(message), _call_ids(reply)
+    if calls and own_calls:
+        return calls == own_calls
+    text, own_text = _joined(message.get("content")), _joined(reply.get("content"))
+    return text in own_text or own_text in text
+
+
 def _is_copy(message: Any, reply: Mapping[str, Any]) -> bool:
     """Return whether a message is this reply as a client sends it back: with its tool calls, or else with its text."""
     if _role(message) != "assistant":
@@ -258,11 +265,16 @@ def _is_copy(message: Any, reply: Mapping[str, Any]) -> bool:
     calls = _call_ids(reply)
     if calls:
         return calls == _call_ids(message)
-    text = message.get("content")
-    said = reply.get("content")
-    if isinstance(text, list):
-        text = "".join(part["text"] for part in text if isinstance(part, dict) and isinstance(part.get("text"), str))
-    return isinstance(said, str) and isinstance(text, str) and bool(said.strip()) and said.strip() == text.strip()
+    text = _joined(reply.get("content"))
+    return text != "" and text == _joined(message.get("content"))
+
+
+def _joined(content: Any) -> str:
+    """Return the text of a content without white space around it."""
+    if isinstance(content, list):
+        parts = (part.get("text") for part in content if isinstance(part, dict))
+        content = "".join(part for part in parts if isinstance(part, str))
+    return content.strip() if isinstance(content, str) else ""
 
 
 def _call_ids(message: Mapping[str, Any]) -> list[Any]:

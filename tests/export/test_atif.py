@@ -97,6 +97,29 @@ def test_the_result_of_a_tool_that_started_an_agent_refers_to_its_trajectory():
     assert "sub-agent" == embedded.extra["kind"]
 
 
+def test_threads_that_rules_have_named_keep_their_names_and_kinds():
+    """The thread `main` is the trajectory, although another one is the main one without rules."""
+    names = ["auxiliary:705a1b7f44cd", "main", "main", "auxiliary:705a1b7f44cd"]
+    named = [replace(step, thread=name) for step, name in zip(delegated(), names, strict=True)]
+    found = trajectory(named)
+    (embedded,) = found.subagent_trajectories
+    rows = DETAIL.rows(FACTS, named, Options())
+
+    assert ["main", "auxiliary"] == [each.extra["kind"] for each in (found, embedded)]
+    assert [[9], [5]] == [step.metrics.completion_token_ids for step in found.steps if step.metrics]
+    assert ["main", names[0]] == rows.threads
+    assert [[9], [5]] == rows.rows[0]["completion_token_ids"]
+
+
+def test_other_choices_of_a_call_are_in_no_trajectory():
+    """They are in the report."""
+    (step,) = [call("1", [USER], REPLY, (1,), (2, 3))]
+    several = replace(step, choices=(*step.choices, replace(step.choices[0], index=1)))
+    rows = ATIF.rows(FACTS, [several], Options())
+
+    assert ([("1",)], ["1"]) == (rows.trained, [left["step_id"] for left in rows.skipped])
+
+
 def test_rewards_of_steps_and_threads_are_in_extra():
     main = trajectory(delegated(), replace(FACTS, thread_rewards={"main": 2.0}, step_rewards={"1": 0.25, "3": -1}))
 

@@ -80,6 +80,16 @@ def test_a_reply_that_the_next_call_does_not_contain_is_abandoned():
     assert [("user", "What time is it?"), ("user", "And tomorrow?"), ("agent", "Eleven.")] == outline(went_back)
 
 
+def test_another_reply_in_the_place_of_a_recorded_one_is_copied_context():
+    """Its call is not exported, for example because it is flagged. The recorded reply is not in the conversation."""
+    other = {"role": "assistant", "content": "It is noon."}
+    made = conversation(call("a", [USER], REPLY), call("c", [USER, other, MORE], {**REPLY, "content": "Eleven."}))
+
+    assert ["a"] == made.abandoned
+    assert [None, True, None, None] == [step.get("is_copied_context") for step in made.steps]
+    assert "It is noon." == made.steps[1]["message"]
+
+
 def test_a_history_that_the_agent_changed_or_cut_is_not_repeated():
     """The reply is found by its tool calls, or by its text."""
     shorter = [SYSTEM, {**NOW, "reasoning_content": None, "content": ""}, TEN]
