@@ -21,7 +21,7 @@ class ScorerSettings(Section):
     )
     version: Annotated[str, Field(min_length=1)] | None = Field(
         None,
-        description="Version of its weights, which rows have. Change it with the weights: scores are cached by it.",
+        description="Version of its weights. Change it with the weights: scores are cached by it, and only with it.",
     )
 
 

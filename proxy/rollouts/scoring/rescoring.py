@@ -2,8 +2,8 @@
 
 Rule 1: scores are of one set of weights. Those of a policy are computed again if its version was announced, or a pause began or
         ended, while they were computed.
-Rule 2: a cached value belongs to the ids, the trained positions, the model and the version of the weights. The scores of a
-        policy are not cached without an announced version, nor in a pause, in which its weights may be newer than the version.
+Rule 2: a cached value belongs to the ids, the trained positions, the model and the version of the weights. Scores are not
+        cached without a version, nor those of a policy in a pause, in which its weights may be newer than the version.
 Rule 3: an error of an engine ends the export or the claim. What was scored before is cached for the next one. A row that no
         engine can score is refused like one that the format cannot express.
 """
@@ -174,7 +174,8 @@ class Rescoring:
     async def _weights(self, leaf: Step) -> _Weights:
         """Return the weights that a request would use now."""
         if not self._engines.is_policy:
-            return _Weights(self._engines.version, is_known=True)
+            version = self._engines.version
+            return _Weights(version, is_known=version is not None)
         announced = await self._cache.store.announcements.read()
         version = read_version(announced, leaf.policy)
         names = [announcement_name(name, leaf.policy) for name in (POLICY_ANNOUNCEMENT, PAUSE_ANNOUNCEMENT)]

@@ -126,6 +126,16 @@ async def test_scores_are_cached_by_ids_model_and_version(store, upstream):
     assert 3 == len(engines.scored)
 
 
+async def test_scores_of_a_scorer_without_a_version_are_not_cached(store, upstream):
+    """Its weights may have been replaced."""
+    engines = FakeEngines(upstream)
+    engines.version = None
+    for _ in range(2):
+        await scored_by(store, engines)
+
+    assert 2 == len(engines.scored)
+
+
 async def test_a_policy_is_scored_again_if_its_weights_change_meanwhile(store, upstream):
     """Its version is that of the scores; they are cached only if a version is announced."""
 
