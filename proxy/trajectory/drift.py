@@ -80,12 +80,13 @@ class Boundary:
     @property
     def known(self) -> Kind | None:
         """The kind, if ids and messages determine it; None if it depends on the texts."""
+        differs = self.in_reply or self.opens_reply
+        if differs and self.changed in {None, "whitespace"} and thinks(self.reply) and not thinks(self.sent_back):
+            return "reasoning_stripped"
         if self.changed is not None:
             return self.changed
-        if not self.in_reply and not self.opens_reply:
+        if not differs:
             return "template"
-        if thinks(self.reply) and not thinks(self.sent_back):
-            return "reasoning_stripped"
         return "template" if self.window.is_cut_off else None
 
     def kind(self, expected: str | None, found: str | None) -> Kind:
@@ -183,10 +184,11 @@ class _Memory:
         for position in reversed(range(max(whole + 1, 1), len(chain))):
             replies = self._requested.get(chain[position - 1], {}) if _is_reply(messages[position]) else {}
             youngest = islice(reversed(replies.values()), _COMPARED)
-            changes = [(changed, node) for reply, node in youngest if (changed := change(reply, messages[position]))]
+            changes = [(change(reply, messages[position]), node) for reply, node in youngest if isinstance(reply, dict)]
             if changes:
+                equal = {self._tree.same(node): node for changed, node in reversed(changes) if changed is None}
                 nearest = min(reversed(changes), key=lambda pair: pair[0] == "edited")
-                return {self._tree.same(nearest[1]): nearest[1]}, nearest[0]
+                return (equal, None) if equal else ({self._tree.same(nearest[1]): nearest[1]}, nearest[0])
         if whole >= 0:
             return self._replied[chain[whole]], None
         node = self._one_message_apart(messages) if chain else None

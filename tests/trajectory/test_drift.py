@@ -96,6 +96,16 @@ def test_an_edited_reply_is_drift_of_its_own_kind(returned, kind):
     assert ([kind] if kind else []) == [drift.kind for drift in find_drift(grow(steps))]
 
 
+def test_a_reply_that_is_sent_back_as_parts_is_not_edited():
+    """Strands sends a list of one text part, also for one of several equal replies."""
+    parts = {**REPLY, "content": [{"type": "text", "text": "reply"}]}
+    a = call("a", [1], [[10], [11]], [ASK], REPLY, REPLY)
+    rewritten, continued = [call("b", ids, [[20]], [ASK, parts, MORE], REPLY) for ids in ([7], [1, 11, 2])]
+
+    assert [("a", "unexplained")] == [(drift.earlier_step_id, drift.kind) for drift in find_drift(grow([a, rewritten]))]
+    assert [] == find_drift(grow([a, continued]))
+
+
 def test_an_edited_later_reply_is_reported_instead_of_an_earlier_unchanged_one():
     """The latest turn that the messages continue is reported."""
     edited = {**REPLY, "content": "edited"}
@@ -187,6 +197,7 @@ def test_incomplete_characters_are_not_compared(expected, found):
     [
         ([1] * 9 + [3, 10, 11], REPLY, "reasoning_stripped"),  # it may open the reply, whose thoughts the agent dropped
         ([1] * 10 + [2, 11], REPLY, "reasoning_stripped"),
+        ([1] * 10 + [2, 11], {**REPLY, "content": "reply\n"}, "reasoning_stripped"),
         ([3] * 11, THINKING, "template"),  # far from the reply
         ([1] * 10 + [2, 10], THINKING, "template"),  # it ends there
     ],

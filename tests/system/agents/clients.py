@@ -72,7 +72,7 @@ PAGE = (
 
 _FIXED = "one\ntwö\n"
 _STRIPPED = dict.fromkeys(BOTH, "reasoning_stripped")
-_BLANKS = dict.fromkeys(BOTH, "edited, whitespace")
+_REDUCED = dict.fromkeys(BOTH, "edited, reasoning_stripped")
 _EDITED = dict.fromkeys(BOTH, "edited")
 
 LOOPS = (
@@ -97,16 +97,20 @@ LOOPS = (
         "smolagents", "smolagents", "main", "smol_agent.py", "chat",
         drift=_EDITED, reflecting=_EDITED, refused="edited",
     ),
-    Loop("Strands", "strands-agents", "litellm", "strands_agent.py", "chat", ways=(STREAMED,), reflecting=_BLANKS),
+    Loop("Strands", "strands-agents", "litellm", "strands_agent.py", "chat", ways=(STREAMED,), reflecting=_STRIPPED),
     Loop("AutoGen", "autogen-agentchat", "litellm", "autogen_agent.py", "chat", reflecting=_STRIPPED),
     Loop("Google ADK", "google-adk", "litellm", "adk_agent.py", "chat"),
     Loop("Agno", "agno", "litellm", "agno_agent.py", "chat", reflecting=_STRIPPED),
+    Loop(
+        "Agno", "agno", "litellm", "agno_agent.py", "responses", refused="edited",
+        drift=dict.fromkeys(BOTH, "edited, tool_call_rewritten"), reflecting=_REDUCED,
+    ),
     Loop(
         "DSPy", "dspy", "litellm", "dspy_agent.py", "chat", ways=(WHOLE,), calls=(("Tromsø", 4),), conversations=3,
     ),
     Loop(
         "CrewAI", "crewai", "crewai", "crew_agent.py", "chat", refused="edited",
-        drift=dict.fromkeys(BOTH, "edited, tool_call_rewritten"), reflecting=_BLANKS,
+        drift=dict.fromkeys(BOTH, "edited, tool_call_rewritten"), reflecting=_REDUCED,
     ),
     Loop(
         "mini-swe-agent", "mini-swe-agent", "litellm", "swe_agent.py", "chat",

@@ -1,14 +1,16 @@
 """A chat response, rendered in the format of Responses: whole, or as events.
 
-Reasoning and text end where another item begins: LangChain treats a later piece or end as a new item. Calls end with the
-response, since agents run a call as soon as it is complete (Codex), and the step must be stored before.
+One item is open at a time, as at OpenAI: Agno 3.1 loses a call that is open while another begins, and LangChain 1.7 treats a
+later piece of a text as a new item. Reasoning and text end where another item begins. A call ends with the response, since
+agents run it as soon as it is complete (Codex), and the step must be stored before; what follows a call is sent at the end.
 
 Invariant: the whole response equals the one in the stream's last event, however the chunks are split. If a stream returns
 to reasoning or text after another item, that is an item of its own in the stream.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -31,6 +33,7 @@ from proxy.protocols.sse import EVENT_STREAM
 REASONING_FIELDS = ("reasoning", "reasoning_content")  # of chat messages; an engine with both repeats the same text
 
 _ENDED_EARLY = "The engine's response ended early."
+_TEXT: Final = -1  # in place of the index of a call: a piece of reasoning or text
 
 
 class ResponsesRenderer:
@@ -50,10 +53,13 @@ class ResponsesRenderer:
         self._items: list[TextItem | CallItem] = []
         self._reasoning: list[TextItem] = []
         self._messages: list[TextItem] = []
-        self._open: TextItem | None = None  # the reasoning or message that is being streamed
+        self._open: TextItem | CallItem | None = None
         self._calls: dict[int, CallItem] = {}
+        self._held: dict[int, list[Callable[[], bytes]]] = {}  # the pieces that follow an open call, by index
         self._unnamed: dict[int, Json] = {}  # calls whose name is not yet received
         self._logprobs: list[Json] = []  # of tokens whose text is not yet received
+        self._status: Status = "completed"
+        self._last_call = _TEXT  # its index, known at the end
         self._final: Json = {}
 
     def feed(self, chunk: Json) -> bytes:
@@ -71,19 +77,17 @@ class ResponsesRenderer:
         """Return the events that end the stream."""
         events = [self._begin()]
         choices = (response or {}).get("choices")
+        self._last_call = max([*self._calls, *self._held, *self._unnamed], default=_TEXT)
         if error is not None or not choices:
-            reason = failure(error or _ENDED_EARLY)
-            return events[0] + self._last("failed", reason, self._output("failed"), response)
+            self._status = "failed"
+            return events[0] + self._last(failure(error or _ENDED_EARLY), response)
+        self._status, reason = ending(choices[0].get("finish_reason"))
+        held, self._held = self._held, {}
+        events += [write() for pieces in held.values() for write in pieces]
         events.append(self._begin_missing(choices[0].get("message") or {}))
-        status, reason = ending(choices[0].get("finish_reason"))
         if self._messages:
             self._messages[-1].add_logprobs(self._logprobs)
-        for item, item_status in zip(self._items, self._statuses(status), strict=True):
-            if isinstance(item, CallItem):
-                events.append(item.end(item_status))
-            elif item is self._open:
-                events.append(self._end_open(item_status))
-        events.append(self._last(status, reason, self._output(status), response))
+        events += [self._end_open(), self._last(reason, response)]
         return b"".join(events)
 
     def whole(self, response: Json) -> Json:
@@ -106,47 +110,58 @@ class ResponsesRenderer:
         return b"".join(self._events.write(kind, response=response) for kind in kinds)
 
     def _take(self, delta: Json) -> bytes:
-        """Return the events of one delta."""
+        """Return the events of one delta, except those that follow an open call."""
         events = []
-        reasoning = next((delta[name] for name in REASONING_FIELDS if delta.get(name)), None)
-        if isinstance(reasoning, str):
-            events.append(self._add_reasoning(reasoning))
-        if isinstance(content := delta.get("content"), str) and content:
-            events.append(self._add_content("output_text", content))
-        if isinstance(refusal := delta.get("refusal"), str) and refusal:
-            events.append(self._add_content("refusal", refusal))
-        events.extend(self._add_call(call) for call in delta.get("tool_calls") or ())
+        for index, write in self._pieces(delta):
+            if isinstance(self._open, CallItem) and self._open is not self._calls.get(index):
+                self._held.setdefault(index, []).append(write)
+            else:
+                events.append(write())
         return b"".join(events)
 
+    def _pieces(self, delta: Json) -> Iterator[tuple[int, Callable[[], bytes]]]:
+        """Yield what writes each piece of a delta, after the index of its call or _TEXT."""
+        reasoning = next((delta[name] for name in REASONING_FIELDS if delta.get(name)), None)
+        if isinstance(reasoning, str):
+            yield _TEXT, partial(self._add_reasoning, reasoning)
+        if isinstance(content := delta.get("content"), str) and content:
+            yield _TEXT, partial(self._add_content, "output_text", content)
+        if isinstance(refusal := delta.get("refusal"), str) and refusal:
+            yield _TEXT, partial(self._add_content, "refusal", refusal)
+        for call in delta.get("tool_calls") or ():
+            yield call["index"], partial(self._add_call, call)
+
     def _add_reasoning(self, piece: str) -> bytes:
-        events = b""
-        if self._open is None or self._open not in self._reasoning:
-            events = self._begin_text(names.REASONING, self._reasoning, {"type": "reasoning", "summary": []})
-        assert self._open is not None
-        return events + self._open.append("reasoning_text", piece)
+        fields = {"type": "reasoning", "summary": []}
+        item, events = self._open_text(names.REASONING, self._reasoning, fields)
+        return events + item.append("reasoning_text", piece)
 
     def _add_content(self, kind: Literal["output_text", "refusal"], piece: str) -> bytes:
         """Return the events of a piece of the message's text, with logprobs, or of its refusal."""
-        events = self._begin_message()
-        assert self._open is not None
+        item, events = self._open_message()
         if kind == "refusal":
-            return events + self._open.append(kind, piece)
+            return events + item.append(kind, piece)
         logprobs, self._logprobs = self._logprobs, []
-        return events + self._open.append(kind, piece, logprobs)
+        return events + item.append(kind, piece, logprobs)
 
-    def _begin_message(self) -> bytes:
-        if self._open is not None and self._open in self._messages:
-            return b""
-        return self._begin_text(names.MESSAGE, self._messages, {"type": "message", "role": "assistant"})
+    def _open_message(self) -> tuple[TextItem, bytes]:
+        return self._open_text(names.MESSAGE, self._messages, {"type": "message", "role": "assistant"})
 
-    def _begin_text(self, kind: str, items: list[TextItem], fields: Json) -> bytes:
-        """End the open item and begin a reasoning item or a message."""
-        events = self._end_open("completed")
-        name = names.item_name(kind, self._identity.step_id, len(items))
-        self._open = TextItem(self._events, name, len(self._items), fields)
-        items.append(self._open)
-        self._items.append(self._open)
-        return events + self._open.begin()
+    def _open_text(self, kind: str, items: list[TextItem], fields: Json) -> tuple[TextItem, bytes]:
+        """Return the open item of this kind, and the events that end another one and begin it."""
+        if items and self._open is items[-1]:
+            return items[-1], b""
+        events = self._end_open()
+        item = TextItem(
+            self._events, names.item_name(kind, self._identity.step_id, len(items)), len(self._items), fields
+        )
+        items.append(item)
+        return item, events + self._begin_item(item)
+
+    def _begin_item(self, item: TextItem | CallItem) -> bytes:
+        self._items.append(item)
+        self._open = item
+        return item.begin()
 
     def _add_call(self, call: Json) -> bytes:
         """Return the events of a piece of a call, which begins as soon as its name is known."""
@@ -168,10 +183,9 @@ class ResponsesRenderer:
         kind = names.FUNCTION_CALL if tool.kind == "function" else names.CUSTOM_CALL
         name = names.item_name(kind, step, index)
         call_id = waiting["id"] or names.item_name(names.CALL, step, index)
-        events = self._end_open("completed")
+        events = self._end_open()
         item = self._calls[index] = CallItem(self._events, name, len(self._items), tool, call_id)
-        self._items.append(item)
-        return events + item.begin() + item.append(waiting["arguments"])
+        return events + self._begin_item(item) + item.append(waiting["arguments"])
 
     def _begin_missing(self, message: Json) -> bytes:
         """Begin the items that have no events yet: calls without a name, an empty text, the message of an empty response."""
@@ -179,31 +193,33 @@ class ResponsesRenderer:
         if message.get("content") == "" and not self._messages:
             events.append(self._add_content("output_text", ""))
         if not self._items:
-            events.append(self._begin_message())
+            events.append(self._open_message()[1])
         return b"".join(events)
 
-    def _end_open(self, status: Status) -> bytes:
+    def _end_open(self) -> bytes:
         """End the open item; reasoning ends with its seal."""
         item, self._open = self._open, None
         if item is None:
             return b""
+        status = self._status_of(item)
+        if isinstance(item, CallItem):
+            return item.end(status)
         sealed = self._adds_seal and item in self._reasoning
         return item.end(status, **({"encrypted_content": seal(item.text_of("reasoning_text"))} if sealed else {}))
 
-    def _statuses(self, status: Status) -> list[Status]:
-        """Return the status of each item: all are completed, or all but the message's last one."""
-        unfinished = self._calls[max(self._calls)] if self._calls else self._items[-1] if self._items else None
-        cut: Status = "completed" if status == "completed" else "incomplete"
-        return [cut if item is unfinished else "completed" for item in self._items]
+    def _status_of(self, item: TextItem | CallItem) -> Status:
+        """Return the status of an item: completed, or incomplete if the response is cut in it: in the last call, else item."""
+        unfinished = self._items[-1] if self._last_call == _TEXT else self._calls.get(self._last_call)
+        return "completed" if self._status == "completed" or item is not unfinished else "incomplete"
 
-    def _output(self, status: Status) -> list[Json]:
-        statuses = self._statuses(status)
-        return [item.to_json(item_status) for item, item_status in zip(self._items, statuses, strict=True)]
-
-    def _last(self, status: Status, reason: Json, output: Sequence[Json], response: Json | None) -> bytes:
+    def _last(self, reason: Json, response: Json | None) -> bytes:
         """Return the terminal event, which contains the response."""
-        usage = (response or {}).get("usage")
         self._final = make_response(
-            self._body, self._identity, status=status, output=output, usage=usage, reason=reason
+            self._body,
+            self._identity,
+            status=self._status,
+            output=[item.to_json(self._status_of(item)) for item in self._items],
+            usage=(response or {}).get("usage"),
+            reason=reason,
         )
-        return self._events.write(f"response.{status}", response=self._final)
+        return self._events.write(f"response.{self._status}", response=self._final)

@@ -79,6 +79,37 @@ def test_streamed_and_unstreamed_output_agree_for_any_chunking(message, sealed, 
 
 
 @settings(max_examples=40)
+@given(message=messages(), data=st.data())
+def test_each_item_ends_before_the_next_begins_and_no_call_before_its_step_is_stored(message, data):
+    """finish() is called after the step is stored; pieces of messages with parallel calls may be in any order."""
+    chunks = data.draw(in_chunks(message))
+    parts, calls = [
+        [chunk for chunk in chunks if any("tool_calls" in choice["delta"] for choice in chunk["choices"]) == has_call]
+        for has_call in (False, True)
+    ]
+    shuffled = [*data.draw(st.permutations(parts)), *calls]
+    if data.draw(st.booleans()):
+        shuffled = data.draw(st.permutations(shuffled))
+    renderer = ResponsesRenderer(BODY, IDENTITY)
+    before = events_of(b"".join(map(renderer.feed, shuffled)))
+    after = events_of(renderer.finish(folded(shuffled)))
+    is_open = None
+    for event in [*before, *after]:
+        kind = event["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert is_open is None
+            is_open = event["output_index"]
+        assert event.get("output_index") == (is_open if "output_index" in event else None)
+        if kind == "output_item.done":
+            is_open = None
+
+    assert is_open is None
+    ended = [event["item"]["type"] for event in before if event["type"] == "response.output_item.done"]
+    assert {"reasoning", "message"} >= set(ended)
+    assert after[-1]["response"]["output"] == accumulated([*before, *after])
+
+
+@settings(max_examples=40)
 @given(message=messages(), thought=st.sampled_from(["reasoning", "reasoning_content"]))
 def test_output_is_read_back_as_the_sampled_message(message, thought):
     """The message that a chat client would return, byte for byte."""
@@ -123,12 +154,15 @@ def test_the_order_of_deltas_does_not_change_the_message_that_is_read_back(messa
     assert expected == back
 
 
-def test_text_items_end_when_the_next_begins_and_calls_at_the_end():
+def test_text_items_end_when_the_next_begins_and_what_follows_a_call_is_sent_at_the_end():
     """finish() sends the events of the end: no call is complete before its step is stored."""
     renderer = ResponsesRenderer(BODY, IDENTITY)
     deltas = [
         {"role": "assistant", "content": ""}, {"reasoning": "hm"}, {"content": "so"},
-        {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "look", "arguments": "{}"}}]}, {},
+        {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "look", "arguments": "{}"}}]},
+        {"tool_calls": [{"index": 1, "id": "d", "function": {"name": "look", "arguments": "{"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": " "}}, {"index": 1, "function": {"arguments": "}"}}]},
+        {"content": "and"},
     ]  # fmt: skip
     kinds = [
         [
@@ -137,6 +171,8 @@ def test_text_items_end_when_the_next_begins_and_calls_at_the_end():
         ]
         for delta in deltas
     ]
+    last = renderer.finish(folded([{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]))
+    ends = [event["type"].removeprefix("response.") for event in events_of(last)]
 
     assert [
         ["created", "in_progress"],
@@ -145,7 +181,16 @@ def test_text_items_end_when_the_next_begins_and_calls_at_the_end():
          "output_text.delta"],
         ["output_text.done", "content_part.done", "output_item.done", "output_item.added", "function_call_arguments.delta"],
         [],
+        ["function_call_arguments.delta"],
+        [],
     ] == kinds  # fmt: skip
+    assert [
+        "function_call_arguments.done", "output_item.done", "output_item.added",
+        "function_call_arguments.delta", "function_call_arguments.delta",
+        "function_call_arguments.done", "output_item.done", "output_item.added",
+        "content_part.added", "output_text.delta", "output_text.done", "content_part.done", "output_item.done",
+        "completed",
+    ] == ends  # fmt: skip
 
 
 def test_each_finish_reason_has_a_status():

@@ -1,10 +1,11 @@
-"""Agno's agent, with its model class for OpenAI's API."""
+"""Agno's agent, with its model classes for OpenAI's APIs."""
 
 from agno.agent import Agent
-from agno.models.openai import OpenAIChat
-from weather import MODEL, STREAMED, SYSTEM, TASK, report, weather
+from agno.models.openai import OpenAIChat, OpenAIResponses
+from weather import DIALECT, MODEL, STREAMED, SYSTEM, TASK, report, weather
 
-agent = Agent(model=OpenAIChat(id=MODEL), tools=[weather], instructions=SYSTEM, telemetry=False)
+model = (OpenAIResponses if DIALECT == "responses" else OpenAIChat)(id=MODEL)
+agent = Agent(model=model, tools=[weather], instructions=SYSTEM, telemetry=False)
 if STREAMED:
     events = list(agent.run(TASK, stream=True, yield_run_output=True))
     report(events[-1].messages[-1].content)
