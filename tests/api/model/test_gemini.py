@@ -105,6 +105,15 @@ async def test_a_stream_has_the_same_parts_in_each_format(store, simulated, http
     assert all(step.exact for step in steps)
 
 
+async def test_a_body_cannot_request_a_stream(store, simulated, http):
+    """The method in the URL does."""
+    async with proxying(simulated, store) as served:
+        _, _, text = await sent(http, f"{served.url}/rollouts/r1{GENERATE}", {**BODY, "stream": True, "alt": "sse"})
+
+    strictly(orjson.loads(text))
+    assert (await stored_steps(store, "r1"))[0].exact
+
+
 @pytest.mark.parametrize(
     "path", ["/v1beta/models/org/name:7b:generateContent", "/v1/models/org%2Fname%3A7b%3AgenerateContent"]
 )
@@ -185,6 +194,7 @@ BAD = [
     ("POST", GENERATE, {"contents": [{"role": "system", "parts": [{"text": "a"}]}]}, 400, "INVALID_ARGUMENT"),
     ("POST", GENERATE, {"contents": [{"parts": [{"functionResponse": {"name": "f"}}]}]}, 400, "INVALID_ARGUMENT"),
     ("POST", GENERATE, {**BODY, "tools": [{"googleSearch": {}}]}, 400, "INVALID_ARGUMENT"),
+    ("POST", GENERATE, {**BODY, "generationConfig": {"maxOutputTokens": 1e300}}, 400, "INVALID_ARGUMENT"),
     ("POST", GENERATE, [], 400, "INVALID_ARGUMENT"),
     ("POST", f"{MODEL}:countTokens", {"contents": []}, 400, "INVALID_ARGUMENT"),
     ("POST", f"{MODEL}:embedContent", {}, 404, "NOT_FOUND"),

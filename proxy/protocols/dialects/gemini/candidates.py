@@ -86,16 +86,21 @@ def ending_of(choice: Mapping[str, Any]) -> Json:
 
 
 def _logprobs(entries: list[Json]) -> Json:
-    """Return the logprobs of the sampled tokens and of their alternatives, as texts without ids."""
+    """Return the logprobs of the sampled tokens and of their alternatives, as texts without ids.
+
+    llama.cpp writes a logprob of minus infinity as null, with which there is no average.
+    """
     result: Json = {"chosenCandidates": [_token(entry) for entry in entries]}
     if any(entry.get("top_logprobs") for entry in entries):
         tops = ([_token(other) for other in entry.get("top_logprobs") or ()] for entry in entries)
         result["topCandidates"] = [{"candidates": others} for others in tops]
-    return {"avgLogprobs": sum(entry["logprob"] for entry in entries) / len(entries), "logprobsResult": result}
+    known = [value for entry in entries if isinstance(value := entry.get("logprob"), int | float)]
+    average = {"avgLogprobs": sum(known) / len(known)} if len(known) == len(entries) else {}
+    return {**average, "logprobsResult": result}
 
 
 def _token(entry: Mapping[str, Any]) -> Json:
-    return {"token": entry["token"], "logProbability": entry["logprob"]}
+    return {"token": entry.get("token"), "logProbability": entry.get("logprob")}
 
 
 def usage_from(usage: Any) -> Json:

@@ -7,12 +7,14 @@ may be that entry, an enum has any case, and an integer may be written as a floa
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from proxy.protocols.dialects.translation import Json
 from proxy.protocols.dialects.validation import a_count, a_list, a_text, an_object, refusal
 
 T = TypeVar("T")
+
+_LIMIT: Final = 2**63  # of integers in JSON for an engine
 
 
 @cache
@@ -56,7 +58,8 @@ def texts(value: Any, path: str) -> list[str]:
 
 def an_integer(value: Any, path: str) -> int:
     """Return the value if it is an integer, also one that is written as a float (`topK: 40.0`)."""
-    return int(value) if isinstance(value, float) and value.is_integer() else a_count(value, path)
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _LIMIT
+    return int(value) if is_whole else a_count(value, path)
 
 
 def one_of_names(value: Any, path: str, known: Mapping[str, T]) -> T:

@@ -70,7 +70,8 @@ def check_alt(alt: str, method: str) -> None:
 def bound_fields(target: Target, alt: str) -> dict[str, Any]:
     """Return the fields of a request that its URL has, with which it is recorded.
 
-    `model` is a field of Google's request message, too, and a path has its value; the API key of a URL is no field.
+    `model` is a field of Google's request message, too, and a path has its value; the API key of a URL is no field. A field
+    `stream` of a body has no effect.
     """
-    streamed = {"stream": True, "alt": alt} if target.method == STREAM else {}
+    streamed = {"stream": True, "alt": alt} if target.method == STREAM else {"stream": False}
     return {"model": target.model, **streamed}

@@ -98,6 +98,15 @@ def test_requested_logprobs_are_texts_without_ids():
     assert {"finishReason": "STOP"} == ending_of({"finish_reason": "stop", "logprobs": {"content": []}})
 
 
+def test_a_logprob_may_be_null():
+    """llama.cpp writes minus infinity as null; there is no average then."""
+    entries = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": None, "top_logprobs": [{"token": "c"}]}]
+
+    ending = ending_of({"finish_reason": "stop", "logprobs": {"content": entries}})
+    assert [-0.5, None] == [token["logProbability"] for token in ending["logprobsResult"]["chosenCandidates"]]
+    assert "avgLogprobs" not in ending
+
+
 @pytest.mark.parametrize(
     ("usage", "expected"),
     [

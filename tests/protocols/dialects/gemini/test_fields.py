@@ -55,9 +55,9 @@ def test_an_object_may_be_in_place_of_a_list():
 
 
 def test_an_integer_may_be_a_float_without_a_fraction():
-    """The SDKs send `topK: 40.0`."""
+    """The SDKs send `topK: 40.0`; one beyond 64 bits could not be sent to an engine."""
     assert (40, int) == (an_integer(40.0, "a"), type(an_integer(40.0, "a")))
-    for value in (1.5, True, "1", float("inf")):
+    for value in (1.5, True, "1", float("inf"), 1e300, -(2.0**63)):
         with pytest.raises(UnprocessableRequest, match="a: must be an integer"):
             an_integer(value, "a")
 

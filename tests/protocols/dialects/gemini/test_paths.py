@@ -94,5 +94,6 @@ def test_an_unknown_format_is_rejected():
 
 
 def test_a_request_is_recorded_with_the_fields_of_its_url():
-    assert {"model": "a/b"} == bound_fields(Target("a/b", GENERATE), "json")
+    """They replace fields of the body with these names."""
+    assert {"model": "a/b", "stream": False} == bound_fields(Target("a/b", GENERATE), "json")
     assert {"model": "m", "stream": True, "alt": "sse"} == bound_fields(Target("m", STREAM), "sse")
