@@ -9,9 +9,10 @@ started one refers to it. `extra` has the reward, the group and the thread. The 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, ClassVar, Final
 
-from proxy.export.atif_steps import Conversation
+from proxy.export.atif_steps import Conversation, Result
 from proxy.export.base import (
     IDS,
     JSON,
@@ -64,28 +65,23 @@ class _ByThread(Listed, Planned):
         chosen, skipped = select(steps, options)
         threads = find_threads({step.step_id: step for step, _ in chosen}.values())
         found: dict[str, _Told] = {}
-        before: Step | None = None
-        for step, choice in chosen:
-            if step is before:
-                skipped.append(Skipped(step.step_id, f"choice {choice.index} of the call is in no conversation"))
-                continue
-            before, thread = step, threads.of[step.step_id]
+        for _, choices in groupby(chosen, key=lambda call: call[0].step_id):
+            calls = list(choices)
+            step, thread = calls[0][0], threads.of[calls[0][0].step_id]
             name = step.thread or thread.name
             told = found.setdefault(name, _Told(thread, name, Conversation(), []))
-            told.conversation.add(step, choice)
-            told.calls.append((step, choice))
+            told.conversation.add(step, [choice for _, choice in calls])
         for told in found.values():
-            abandoned = set(told.conversation.abandoned)
-            why = "the conversation continued without its reply"
-            skipped += [Skipped(name, why, step_tokens(told, name)) for name in told.conversation.abandoned]
-            told.calls = [call for call in told.calls if call[0].step_id not in abandoned]
+            told.calls = told.conversation.calls
+        kept = {step.step_id: choice.index for told in found.values() for step, choice in told.calls}
+        for step, choice in chosen:
+            if step.step_id not in kept:
+                skipped.append(Skipped(step.step_id, "the conversation continued without its reply", len(choice.ids)))
+            elif kept[step.step_id] != choice.index:
+                why = f"choice {choice.index} of the call is in no conversation"
+                skipped.append(Skipped(step.step_id, why, len(choice.ids)))
         order = {thread.name: number for number, thread in enumerate(threads.all)}
         return sorted(found.values(), key=lambda told: (told.name != MAIN, order[told.thread.name])), skipped
-
-
-def step_tokens(told: _Told, step_id: str) -> int:
-    """Return the number of sampled tokens of a step of a thread."""
-    return sum(len(choice.ids) for step, choice in told.calls if step.step_id == step_id)
 
 
 class AtifFormat(_ByThread):
@@ -115,23 +111,26 @@ class AtifFormat(_ByThread):
 
 def _trajectory(facts: RolloutFacts, threads: Sequence[_Told]) -> dict[str, Any]:
     main, others = threads[0], threads[1:]
+    results = {key: found for told in threads for key, found in told.conversation.results().items()}
     for told in others:
-        _refer(told, facts, threads)
+        _refer(told, facts, results)
     embedded = [_document(facts, told) for told in others]
     return {**_document(facts, main), "subagent_trajectories": embedded or None}
 
 
-def _refer(told: _Told, facts: RolloutFacts, threads: Sequence[_Told]) -> None:
-    """Let the result of the tool call that started a thread refer to its trajectory."""
+def _refer(told: _Told, facts: RolloutFacts, results: Mapping[tuple[str, str, str], Mapping[str, Result]]) -> None:
+    """Let the result of the tool call that started a thread refer to its trajectory.
+
+    Of several calls whose arguments begin alike, it is the one whose argument is in the prompt of the thread.
+    """
     thread = told.thread
-    if thread.started_by is None or thread.tool is None:
+    found = results.get((thread.started_by or "", thread.tool or "", thread.title))
+    if found is None:
         return
-    for other in threads:
-        result = other.conversation.result_of(thread.started_by, thread.tool, thread.title)
-        if result is not None:
-            reference = {"trajectory_id": _trajectory_id(facts, told), "session_id": facts.rollout_id}
-            result.setdefault("subagent_trajectory_ref", []).append(reference)
-            return
+    prompt = told.conversation.prompt
+    result = next((result for text, result in found.items() if text in prompt), next(iter(found.values())))()
+    reference = {"trajectory_id": _trajectory_id(facts, told), "session_id": facts.rollout_id}
+    result.setdefault("subagent_trajectory_ref", []).append(reference)
 
 
 def _trajectory_id(facts: RolloutFacts, told: _Told) -> str:

@@ -2,46 +2,59 @@
 
 A message becomes a step once: those that a call has in common with the history are not repeated, and the result of a tool is an
 observation of the step that called it. A reply that the next call does not contain was abandoned: it, and what followed the
-messages in common, are removed. An assistant message that was not sampled in this conversation is copied context, which
-consumers do not train.
+messages in common, are removed. Of several choices the one that the next call contains is the reply. An assistant message that
+was not sampled in this conversation is copied context, which consumers do not train.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from itertools import product, takewhile
 from mimetypes import guess_type
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import orjson
 
 from proxy.trajectory.blocks import count_equal
 from proxy.trajectory.fidelity import is_unlogged
+from proxy.trajectory.json_bytes import to_json_bytes
+from proxy.trajectory.openings import texts_in
 from proxy.trajectory.step import Choice, Step, answers_of, messages_of
 from proxy.trajectory.threads import title_of
 
 _SOURCES: Final[Mapping[Any, str]] = {"system": "system", "developer": "system"}
-_SETTLED: Final = -1
 _IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+
+Call: TypeAlias = tuple[Step, Choice]
+Result: TypeAlias = Callable[[], dict[str, Any]]  # returns the result, and adds it if the tool has not answered
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A step, or an observation of one, and the index of its message. `call` has the recorded call of a sampled step."""
+    """A step, or an observation of one, and the index of its message. `call` is the recorded call of a sampled step."""
 
     message: int
     step: dict[str, Any]
     observed: dict[str, Any] | None = None
-    call: str | None = None
+    call: Call | None = None
 
 
 @dataclass(slots=True)
 class Conversation:
-    """The steps of one conversation. `abandoned` has the ids of the recorded steps whose replies are not in it."""
+    """The steps of one conversation. The cost of a call is that of its new messages, and of comparing it with the call before.
 
-    abandoned: list[str] = field(default_factory=list)
+    Invariant: the entries from `_settled` on are ordered by their messages; those before it are never removed.
+    """
+
     _entries: list[_Entry] = field(default_factory=list)
+    _settled: int = 0
     _messages: list[Any] = field(default_factory=list)
-    _reply: Mapping[str, Any] | None = None
+    _replies: list[tuple[Choice, Mapping[str, Any]]] = field(default_factory=list)  # of the call before
+    _callers: dict[str, list[dict[str, Any]]] = field(
+        default_factory=dict
+    )  # the steps that called a tool, by its call ID
     _text: str = ""
 
     @property
@@ -50,84 +63,122 @@ class Conversation:
         steps = [entry.step for entry in self._entries if entry.observed is None]
         return [{"step_id": number, **step} for number, step in enumerate(steps, 1)]
 
-    def add(self, step: Step, choice: Choice) -> None:
-        """Add a call and its reply."""
-        answer = answers_of(step).get(choice.index, {})
-        messages, reply = messages_of(step), answer.get("message")
-        if not messages:
-            reply = self._add_text(step, answer.get("text"))
-        else:
+    @property
+    def calls(self) -> list[Call]:
+        """The calls whose replies are in the conversation, each with the choice that is."""
+        return [entry.call for entry in self._entries if entry.call is not None]
+
+    @property
+    def prompt(self) -> str:
+        """The texts before the first reply."""
+        before = takewhile(lambda entry: entry.call is None, self._entries)
+        return "\n".join(_joined(entry.step["message"]) for entry in before)
+
+    def add(self, step: Step, choices: Sequence[Choice]) -> None:
+        """Add a call and its reply: of several choices the one with which the next call continues, or the first one."""
+        answers, messages = answers_of(step), messages_of(step)
+        if messages:
             at = self._after_reply(messages)
-            if at is None:
-                at = count_equal(self._messages, messages)
-                self._abandon(at)
             for index in range(at, len(messages)):
                 self._add_message(index, messages[index])
-        self._reply = reply if isinstance(reply, dict) else {"role": "assistant", "content": None}
+        else:
+            self._add_text(step, answers.get(choices[0].index, {}).get("text"))
         self._messages = messages
-        sampled = _sampled_step(step, choice, self._reply)
-        self._entries.append(_Entry(len(messages), sampled, call=step.step_id))
+        self._replies = [
+            (choice, _reply_of(answers.get(choice.index, {}), is_chat=bool(messages))) for choice in choices
+        ]
+        self._add_sampled(step, *self._replies[0])
 
-    def result_of(self, step_id: str, tool: str, title: str) -> dict[str, Any] | None:
-        """Return the result of the tool call of a recorded step that has an argument with this beginning; None if none has.
-
-        It is added if the tool has not answered.
-        """
+    def results(self) -> dict[tuple[str, str, str], dict[str, Result]]:
+        """Return the results of tool calls by the text of an argument; these by recorded step, tool and title of the text."""
+        found: defaultdict[tuple[str, str, str], dict[str, Result]] = defaultdict(dict)
         for entry in self._entries:
-            for called in entry.step.get("tool_calls", ()) if entry.call == step_id else ():
-                texts = [text for text in called["arguments"].values() if isinstance(text, str)]
-                if called["function_name"] == tool and any(title_of(text) == title for text in texts):
-                    return _observed(entry.step, called["tool_call_id"])
-        return None
+            if entry.call is None:
+                continue
+            for called in entry.step.get("tool_calls", ()):
+                for text in texts_in(called["arguments"]):
+                    key = entry.call[0].step_id, called["function_name"], title_of(text)
+                    found[key].setdefault(text.strip(), partial(_observed, entry.step, called["tool_call_id"]))
+        return found
 
-    def _after_reply(self, messages: Sequence[Any]) -> int | None:
-        """Return the index after the previous reply; None if these messages do not contain it."""
-        if self._reply is None:
+    def _after_reply(self, messages: Sequence[Any]) -> int:
+        """Return the index after the previous reply; without it, that of the first new message, and the reply is removed."""
+        if not self._replies:
             return 0
-        at = len(self._messages)
-        if len(messages) > at and messages[:at] == self._messages and _may_be_copy(messages[at], self._reply):
-            return at + 1
-        for index in range(len(messages) - 1, -1, -1):
-            if _is_copy(messages[index], self._reply):
-                for entry in self._entries:  # the history was changed or cut: what it has had is not sent again
-                    entry.message = _SETTLED
-                return index + 1
-        return None
+        common = count_equal(self._messages, list(messages))
+        is_whole = common == len(self._messages) < len(messages)
+        for is_same, number in product((_is_copy, _may_be_copy), range(len(self._replies))) if is_whole else ():
+            if is_same(messages[common], self._replies[number][1]):
+                self._choose(number)
+                return common + 1
+        for index in range(len(messages) - 1, common - 1, -1):
+            for number, (_, reply) in enumerate(self._replies):
+                if _is_copy(messages[index], reply):
+                    self._choose(number)
+                    self._settled = len(
+                        self._entries
+                    )  # the history was changed or cut: what it has had is not sent again
+                    return index + 1
+        self._abandon(common)
+        return common
 
-    def _add_text(self, step: Step, text: Any) -> dict[str, Any]:
-        """Add the part of a prompt's text that is new, as a message of the user; return the reply."""
+    def _choose(self, number: int) -> None:
+        """Replace the reply of the call before by that of another choice of the call."""
+        if number:
+            step, _ = self._remove().call or (None, None)
+            assert step is not None
+            self._add_sampled(step, *self._replies[number])
+
+    def _add_sampled(self, step: Step, choice: Choice, reply: Mapping[str, Any]) -> None:
+        self._append(_Entry(len(self._messages), _sampled_step(step, choice, reply), call=(step, choice)))
+
+    def _add_text(self, step: Step, text: Any) -> None:
+        """Add the part of a prompt's text that is new, as a message of the user."""
         prompt = step.body.get("prompt")
         if isinstance(prompt, str):
             new = prompt.removeprefix(self._text) if self._text else prompt
-            self._entries.append(_Entry(_SETTLED, {"source": "user", "message": new}))
+            self._append(_Entry(0, {"source": "user", "message": new}))
             self._text = prompt + (text if isinstance(text, str) else "")
-        return {"role": "assistant", "content": text}
+        self._settled = len(self._entries)
+
+    def _append(self, entry: _Entry) -> None:
+        self._entries.append(entry)
+        for called in entry.step.get("tool_calls", ()) if entry.observed is None else ():
+            self._callers.setdefault(called["tool_call_id"], []).append(entry.step)
+
+    def _remove(self) -> _Entry:
+        """Remove the last entry."""
+        entry = self._entries.pop()
+        if entry.observed is None:
+            for called in entry.step.get("tool_calls", ()):
+                self._callers[called["tool_call_id"]].pop()
+            return entry
+        results = entry.step["observation"]["results"]
+        results.pop()
+        if not results:
+            del entry.step["observation"]
+        return entry
 
     def _abandon(self, at: int) -> None:
         """Remove the entries of the messages from this index on."""
-        kept = []
-        for entry in self._entries:
-            if entry.message < at:
-                kept.append(entry)
-            elif entry.observed is not None:
-                entry.step["observation"]["results"].remove(entry.observed)
-            elif entry.call is not None:
-                self.abandoned.append(entry.call)
-        for entry in kept:
-            if not entry.step.get("observation", {"results": True})["results"]:
-                del entry.step["observation"]
-        self._entries = kept
+        while len(self._entries) > self._settled and self._entries[-1].message >= at:
+            self._remove()
 
     def _add_message(self, index: int, message: Any) -> None:
-        if _role(message) == "tool":
-            call_id = message.get("tool_call_id")
-            for entry in reversed(self._entries):
-                if any(called["tool_call_id"] == call_id for called in entry.step.get("tool_calls", ())):
-                    result = _observed(entry.step, call_id)
-                    result["content"] = content_of(message.get("content"))
-                    self._entries.append(_Entry(index, entry.step, result))
-                    return
-        self._entries.append(_Entry(index, _message_step(message)))
+        call_id = message.get("tool_call_id") if _role(message) == "tool" else None
+        callers = self._callers.get(call_id) if isinstance(call_id, str) else None
+        if not callers:
+            self._append(_Entry(index, _message_step(message)))
+            return
+        results = callers[-1].setdefault("observation", {"results": []})["results"]
+        results.append({"source_call_id": call_id, "content": content_of(message.get("content"))})
+        self._entries.append(_Entry(index, callers[-1], results[-1]))
+
+
+def _reply_of(answer: Mapping[str, Any], *, is_chat: bool) -> Mapping[str, Any]:
+    """Return the reply as a message of an assistant."""
+    reply = answer.get("message") if is_chat else {"role": "assistant", "content": answer.get("text")}
+    return reply if isinstance(reply, dict) else {"role": "assistant", "content": None}
 
 
 def _observed(step: dict[str, Any], call_id: str) -> dict[str, Any]:
@@ -240,7 +291,7 @@ def _part(part: Any) -> dict[str, Any]:
 
 
 def _text_of(value: Any) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    return value if isinstance(value, str) else to_json_bytes(value).decode()
 
 
 def _role(message: Any) -> Any:

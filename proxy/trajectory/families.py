@@ -62,21 +62,21 @@ class Families:
 
     def _continued(self, opening: Opening) -> tuple[int, Opening] | None:
         """Return the step whose messages and reply an opening begins with."""
-        last = len(opening.messages) - 1
+        last = opening.length - 1
         for at in range(last, max(opening.first - 1, last - _COMPARED), -1):
-            found = self._replied.get(self._place(opening, at, self._digests.of(opening.messages[at])))
+            found = self._replied.get(self._place(opening, at, self._digests.of(opening.message(at))))
             if found is not None:
                 return found
         return None
 
     def _add_replies(self, node: int, opening: Opening) -> None:
         for reply in replies_of(opening.step):
-            place = self._place(opening, len(opening.messages), self._digests.of(reply))
+            place = self._place(opening, opening.length, self._digests.of(reply))
             self._replied[place] = (node, opening)
 
     def _place(self, opening: Opening, at: int, reply: bytes) -> Hashable:
         """Return what identifies a reply: its conversation, its index, the message before it, and the reply itself."""
-        before = self._digests.of(opening.messages[at - 1]) if at else b""
+        before = self._digests.of(opening.message(at - 1)) if at else b""
         return opening.model, opening.digest, at, before, reply
 
     def _root(self, node: int) -> int:

@@ -1,22 +1,25 @@
 """What distinguishes the conversations of a rollout: model, system prompt, tools and first messages of their steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 
 from proxy.trajectory.conversation import Digests, text_of
 from proxy.trajectory.step import Step, answers_of, messages_of
 
+T = TypeVar("T")
+
 _INSTRUCTIONS: Final = ("system", "developer")
-_DIGITS: Final = {ord(digit): None for digit in "0123456789"}
+_DIGITS: Final = b"0123456789"
 _SIMILAR: Final = 0.8  # of the words
 _SIMILAR_WITH_TOOLS: Final = 0.5
 _MAX_ARGUMENTS: Final = 2**18  # characters of a call's arguments that are read
 _MAX_STRINGS: Final = 64  # of a call's arguments
+_ENDS: Final = 16  # messages, and parts of a message, that are read at the beginning and at the end of many
 
 
 class System:
@@ -24,12 +27,12 @@ class System:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.key = blake2b(text.translate(_DIGITS).encode(errors="replace"), digest_size=16).digest()
+        self.key = blake2b(_without_digits(text), digest_size=16).digest()
 
     @cached_property
     def words(self) -> frozenset[str]:
         """The different words."""
-        return frozenset(self.text.translate(_DIGITS).split())
+        return frozenset(_without_digits(self.text).decode().split())
 
     def resembles(self, other: "System", *, share_tools: bool) -> bool:
         """Return whether the two may be states of one prompt."""
@@ -43,16 +46,26 @@ class System:
 class Opening:
     """A step as a part of a conversation.
 
-    `messages` are those after the system prompt, `first` the number of them before the first reply, `digest` a digest of these.
-    `agent` is the one that the client named.
+    `messages` are all messages, and `start` the number of those of the system prompt. After these, `first` is the number of
+    messages before the first reply, and `digest` a digest of them. `agent` is the one that the client named.
     """
 
     step: Step
     system: System
     tools: frozenset[str]
     messages: list[Any]
+    start: int
     first: int
     digest: bytes
+
+    @property
+    def length(self) -> int:
+        """The number of messages after the system prompt."""
+        return len(self.messages) - self.start
+
+    def message(self, at: int) -> Any:
+        """Return the message with this index after the system prompt."""
+        return self.messages[self.start + at]
 
     @property
     def step_id(self) -> str:
@@ -77,16 +90,16 @@ class Opening:
         return text_of(next(users, {}))
 
     def parts(self) -> Iterator[str]:
-        """Yield the texts of the user messages before the first reply."""
-        for message in self.messages[: self.first]:
-            if _role(message) == "user":
-                yield from _parts(message)
+        """Yield the texts of the user messages before the first reply; of many, those of the first and the last ones."""
+        for at in _ends(range(self.start, self.start + self.first)):
+            if _role(self.messages[at]) == "user":
+                yield from _parts(self.messages[at])
 
     def imported(self) -> Iterator[str]:
         """Yield the texts of the messages with which the conversation begins: of users, and the first reply."""
         yield from self.parts()
-        for message in self.messages[self.first : self.first + 1]:
-            yield from _parts(message)
+        if self.first < self.length:
+            yield from _parts(self.message(self.first))
 
 
 @dataclass(slots=True)
@@ -95,18 +108,32 @@ class Openings:
 
     digests: Digests = field(default_factory=Digests)
     _systems: dict[bytes, System] = field(default_factory=dict)
+    _before: tuple[list[Any], blake2b] = field(default_factory=lambda: ([], _hashed()))  # of the step before
 
     def read(self, step: Step) -> Opening:
         """Return the opening of a step, which needs its request."""
         messages = messages_of(step) if step.is_chat else []
         start = next((at for at, message in enumerate(messages) if _role(message) not in _INSTRUCTIONS), len(messages))
-        rest = messages[start:]
-        first = next((at for at, message in enumerate(rest) if _role(message) == "assistant"), len(rest))
+        first, digest = self._beginning(messages, start)
         key = b"".join(map(self.digests.of, messages[:start]))
         if key not in self._systems:
             self._systems[key] = System("\n".join(map(text_of, messages[:start])))
-        digest = blake2b(b"".join(map(self.digests.of, rest[:first])), digest_size=16).digest()
-        return Opening(step, self._systems[key], _tools(step), rest, first, digest)
+        return Opening(step, self._systems[key], _tools(step), messages, start, first, digest)
+
+    def _beginning(self, messages: list[Any], start: int) -> tuple[int, bytes]:
+        """Return the number of messages before the first reply, and a digest of them.
+
+        What they have in common with those of the step before is not read again: an agent may send no reply in its history.
+        """
+        before, hashed = self._before
+        if messages[start : start + len(before)] != before:
+            before, hashed = [], _hashed()
+        begun = start + len(before)
+        end = next((at for at in range(begun, len(messages)) if _role(messages[at]) == "assistant"), len(messages))
+        hashed = hashed.copy()
+        hashed.update(b"".join(map(self.digests.of, messages[begun:end])))
+        self._before = messages[start:end], hashed
+        return end - start, hashed.digest()
 
 
 def replies_of(step: Step) -> Iterator[dict[str, Any]]:
@@ -130,11 +157,11 @@ def called_with(message: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 arguments = orjson.loads(arguments) if len(arguments) <= _MAX_ARGUMENTS else None
             except orjson.JSONDecodeError:
                 continue
-        for text in _strings(arguments):
+        for text in texts_in(arguments):
             yield name if isinstance(name, str) else "", text
 
 
-def _strings(value: Any) -> list[str]:
+def texts_in(value: Any) -> list[str]:
     """Return the texts of a JSON value, the outer ones first, and not more than are compared."""
     found, values = [], [value]
     for each in values:  # it grows meanwhile
@@ -145,9 +172,22 @@ def _strings(value: Any) -> list[str]:
     return found
 
 
+def _without_digits(text: str) -> bytes:
+    return text.encode(errors="replace").translate(None, _DIGITS)  # a hundred times as fast as that of a text
+
+
+def _hashed() -> blake2b:
+    return blake2b(digest_size=16)
+
+
+def _ends(values: Sequence[T]) -> Sequence[T]:
+    """Return the values; of many, the first and the last ones."""
+    return values if len(values) <= 2 * _ENDS else [*values[:_ENDS], *values[-_ENDS:]]
+
+
 def _parts(message: Any) -> Iterator[str]:
     content = message.get("content") if isinstance(message, dict) else message
-    for part in content if isinstance(content, list) else [content]:
+    for part in _ends(content) if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str) and (stripped := text.strip()):
             yield stripped

@@ -14,6 +14,7 @@ _LINE: Final = 16  # characters from which a line identifies a text
 _LINES: Final = 3  # the longest lines of a text, by which it is found in another one
 _SOURCES: Final = 4  # of equal texts, the newest
 _COMPARED: Final = 64  # places at which one conversation repeats a sampled text
+_CHECKED: Final = 256  # lines of sampled texts in one conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ class Starts:
     def _request(self, at: int) -> Hashable:
         """Return what is equal for attempts at one call."""
         opening = self._openings[at]
-        last = self._digests.of(opening.messages[-1]) if opening.messages else b""
-        return self._conversations[at], len(opening.messages), last
+        last = self._digests.of(opening.messages[-1]) if opening.length else b""
+        return self._conversations[at], opening.length, last
 
     def _search_all(self) -> None:
         """Find what starts each conversation among the texts that older steps sampled."""
@@ -104,16 +105,22 @@ class Starts:
                 self._lines[line].append(_Sampled(at, text))
 
     def _search(self, conversation: tuple[int, bytes], at: int) -> None:
-        """Find what starts a conversation; `at` is the index of its oldest step."""
+        """Find what starts a conversation; `at` is the index of its oldest step.
+
+        A text that a step of the family has in its own first messages is not evidence: agents search for their task.
+        """
         for sampled, line in islice(self._candidates(at), _COMPARED):
             source = self._openings[sampled.at]
+            is_family = self._families.of(sampled.at) == conversation[0]
             if sampled.tool is not None:
+                if is_family and any(line in part for part in source.parts()):
+                    continue
                 self._found[conversation] = Start(source.step_id, sampled.text, sampled.tool)
                 return
             if self._is_summary(sampled.at, line, at):
                 start = Start(source.step_id, sampled.text)
                 self._found[conversation] = start
-                if self._families.of(sampled.at) == conversation[0]:
+                if is_family:
                     self._summaries[self._request(sampled.at)] = replace(start, is_summary=True)
                 return
 
@@ -123,11 +130,15 @@ class Starts:
         for part in opening.parts():
             for sampled in reversed(self._arguments.get(part, _NONE)):
                 yield sampled, part
-        for text in opening.imported():
-            for line in map(str.strip, text.splitlines()):
-                for sampled in reversed(self._lines.get(line, _NONE)) if len(line) >= _LINE else ():
-                    if sampled.tool is None or sampled.text in text:
-                        yield sampled, line
+        repeated = (
+            (sampled, line, text)
+            for text in opening.imported()
+            for line in dict.fromkeys(map(str.strip, text.splitlines()))
+            for sampled in reversed(self._lines.get(line, _NONE))
+        )
+        for sampled, line, text in islice(repeated, _CHECKED):
+            if sampled.tool is None or sampled.text in text:
+                yield sampled, line
 
     def _is_summary(self, source_at: int, line: str, at: int) -> bool:
         """Return whether a step sampled a summary: of its own conversation, or of the family from the text of its beginning.
@@ -136,7 +147,7 @@ class Starts:
         """
         source, family = self._openings[source_at], self._families.of(at)
         if self._families.of(source_at) == family:
-            may_be = source.first < len(source.messages)
+            may_be = source.first < source.length
         else:
             began = self._openings[self._family_began[family]]
             parts = list(source.parts())

@@ -133,7 +133,7 @@ class _Group:
 
     @property
     def turns(self) -> set[tuple[bytes, int]]:
-        return {(opening.digest, len(opening.messages)) for opening in self.openings}
+        return {(opening.digest, opening.length) for opening in self.openings}
 
     @property
     def is_long(self) -> bool:

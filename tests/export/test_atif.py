@@ -1,9 +1,12 @@
 """Harbor's trajectories (ATIF) and RolloutDetail, against Harbor's published models."""
 
+import time
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import orjson
+import pytest
 from harbor_models import MORE, NOW, REPLY, SYSTEM, TEN, USER, call, harbor
 from pydantic import TypeAdapter
 from trainers import load_published
@@ -97,6 +100,28 @@ def test_the_result_of_a_tool_that_started_an_agent_refers_to_its_trajectory():
     assert "sub-agent" == embedded.extra["kind"]
 
 
+def test_agents_whose_prompts_begin_alike_belong_to_their_own_calls():
+    """Their prompts may be nested in the arguments."""
+    prompts = [f"{'You search files for another agent. ' * 4}Search for {name}." for name in ("main", "test")]
+    tasks = [orjson.dumps({"options": {"prompt": f"{prompt}\n"}}).decode() for prompt in prompts]
+    calls = [{"id": f"d{at}", "function": {"name": "agent", "arguments": task}} for at, task in enumerate(tasks)]
+    delegate = {"role": "assistant", "content": "", "tool_calls": calls}
+    found = trajectory(
+        [
+            with_tools(call("1", [SYSTEM, USER], delegate, (1,), (2, 3)), "agent"),
+            *(
+                with_tools(call(name, [HELPER, {"role": "user", "content": prompt}], REPLY, (8, at), (9,)), "now")
+                for at, (name, prompt) in enumerate(zip("23", reversed(prompts), strict=True))
+            ),
+        ]
+    )
+
+    results = found.steps[-1].observation.results
+    references = {each.subagent_trajectory_ref[0].trajectory_id: each.source_call_id for each in results}
+    embedded = {each.trajectory_id: each.steps[1].message for each in found.subagent_trajectories}
+    assert {prompts[0]: "d0", prompts[1]: "d1"} == {embedded[name]: call_id for name, call_id in references.items()}
+
+
 def test_threads_that_rules_have_named_keep_their_names_and_kinds():
     """The thread `main` is the trajectory, although another one is the main one without rules."""
     names = ["auxiliary:705a1b7f44cd", "main", "main", "auxiliary:705a1b7f44cd"]
@@ -117,7 +142,40 @@ def test_other_choices_of_a_call_are_in_no_trajectory():
     several = replace(step, choices=(*step.choices, replace(step.choices[0], index=1)))
     rows = ATIF.rows(FACTS, [several], Options())
 
-    assert ([("1",)], ["1"]) == (rows.trained, [left["step_id"] for left in rows.skipped])
+    assert ([("1",)], [("1", 2)]) == (
+        rows.trained,
+        [(left["step_id"], left["dropped_tokens"]) for left in rows.skipped],
+    )
+
+
+def test_the_choice_with_which_the_agent_continued_is_the_reply():
+    """In each format; the others are in the report."""
+    first = call("1", [USER], REPLY, (1,), (2,))
+    other = {**REPLY, "content": "It is noon."}
+    response = {"choices": [{"index": 0, "message": REPLY}, {"index": 1, "message": other}]}
+    second = replace(call("1", [USER], other, (1,), (5, 6)).choices[0], index=1)
+    steps = [
+        replace(first, choices=(*first.choices, second), response=response),
+        call("2", [USER, other, MORE], REPLY, (1, 5, 6, 7), (8,)),
+    ]
+
+    assert [[5, 6], [8]] == [step.metrics.completion_token_ids for step in trajectory(steps).steps if step.metrics]
+    rows = DETAIL.rows(FACTS, steps, Options())
+    assert ([[5, 6], [8]], [("1", 1)]) == (
+        rows.rows[0]["completion_token_ids"],
+        [(left["step_id"], left["dropped_tokens"]) for left in rows.skipped],
+    )
+
+
+@pytest.mark.parametrize("histories", [False, True], ids=["retries", "histories without replies"])
+def test_a_thousand_abandoned_replies_cost_half_a_second_at_most(histories):
+    messages = [SYSTEM, *({**USER, "content": f"result {number}"} for number in range(1000))]
+    steps = [call(f"{n:04}", messages[: n + 2] if histories else messages[:2], REPLY) for n in range(999)]
+    started = time.process_time()
+    rows = ATIF.rows(FACTS, steps, Options())
+
+    assert time.process_time() - started < 0.5
+    assert 998 == len(rows.skipped)
 
 
 def test_rewards_of_steps_and_threads_are_in_extra():

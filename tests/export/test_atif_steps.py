@@ -1,5 +1,7 @@
 """The steps of an ATIF trajectory from the calls of one conversation."""
 
+from dataclasses import replace
+
 import pytest
 from harbor_models import MORE, NOW, REPLY, SYSTEM, TEN, USER, call, harbor
 from hypothesis import given
@@ -11,8 +13,13 @@ from proxy.export.atif_steps import Conversation, content_of
 def conversation(*steps):
     made = Conversation()
     for step in steps:
-        made.add(step, step.choices[0])
+        made.add(step, step.choices)
     return made
+
+
+def kept(made):
+    """Return the IDs of the calls whose replies are in the conversation."""
+    return [step.step_id for step, _ in made.calls]
 
 
 def outline(made):
@@ -41,7 +48,7 @@ def test_each_message_is_a_step_once_and_results_of_tools_are_observations():
         ("agent", "Eleven."),
     ] == outline(made)
     assert [1, 2, 3, 4, 5, 6] == [step["step_id"] for step in made.steps]
-    assert [] == made.abandoned
+    assert ["a", "b", "c"] == kept(made)
 
 
 def test_a_sampled_step_has_its_ids_logprobs_reasoning_and_tool_calls():
@@ -75,8 +82,8 @@ def test_a_reply_that_the_next_call_does_not_contain_is_abandoned():
         call("c", [USER, MORE], {**REPLY, "content": "Eleven."}),
     )
 
-    assert ([("user", "What time is it?"), ("agent", "")], ["a"]) == (outline(retried), retried.abandoned)
-    assert ["a", "b"] == went_back.abandoned
+    assert ([("user", "What time is it?"), ("agent", "")], ["b"]) == (outline(retried), kept(retried))
+    assert ["c"] == kept(went_back)
     assert [("user", "What time is it?"), ("user", "And tomorrow?"), ("agent", "Eleven.")] == outline(went_back)
 
 
@@ -85,7 +92,7 @@ def test_another_reply_in_the_place_of_a_recorded_one_is_copied_context():
     other = {"role": "assistant", "content": "It is noon."}
     made = conversation(call("a", [USER], REPLY), call("c", [USER, other, MORE], {**REPLY, "content": "Eleven."}))
 
-    assert ["a"] == made.abandoned
+    assert ["c"] == kept(made)
     assert [None, True, None, None] == [step.get("is_copied_context") for step in made.steps]
     assert "It is noon." == made.steps[1]["message"]
 
@@ -102,7 +109,15 @@ def test_a_history_that_the_agent_changed_or_cut_is_not_repeated():
     assert ["Be brief.", "What time is it?", "", "It is ten.", "What time is it?", "It is ten."] == [
         step["message"] for step in made.steps
     ]
-    assert [] == made.abandoned
+    assert ["a", "b", "c"] == kept(made)
+
+
+def test_two_results_with_one_id_are_two_observations():
+    """Some parsers of engines give each call of a reply the same ID; they are removed with their call as well."""
+    calls = [call("a", [USER], NOW), call("b", [USER, NOW, TEN, {**TEN, "content": "11:00"}], REPLY)]
+
+    assert ("agent", "", "10:00", "11:00") == outline(conversation(*calls))[1]
+    assert ["c"] == kept(conversation(*calls, call("c", [USER, MORE], REPLY)))
 
 
 def test_an_assistant_message_that_was_not_sampled_here_is_copied_context():
@@ -150,10 +165,68 @@ MESSAGES = st.lists(
     )
 )
 def test_any_conversation_is_valid_for_harbor_and_has_each_call_once(calls):
-    """In the trajectory, or as abandoned."""
+    """In the trajectory, or as abandoned; its metrics have the sampled ids and logprobs."""
     made = conversation(*(call(str(number), messages, reply) for number, (messages, reply) in enumerate(calls)))
     agent = {"name": "agent", "version": "1"}
     trajectory = harbor().Trajectory.model_validate({"agent": agent, "steps": made.steps})
-    kept = [step.extra["step_id"] for step in trajectory.steps if step.metrics]
+    sampled = [step for step in trajectory.steps if step.metrics]
 
-    assert sorted([*kept, *made.abandoned]) == [str(number) for number in range(len(calls))]
+    assert kept(made) == [step.extra["step_id"] for step in sampled] == sorted(kept(made))
+    assert str(len(calls) - 1) == kept(made)[-1]
+    for (step, choice), found in zip(made.calls, sampled, strict=True):
+        assert choice.ids.tolist() == found.metrics.completion_token_ids
+        assert step.prompts[0].tolist() == found.metrics.prompt_token_ids
+        assert choice.logprobs.tolist() == found.metrics.logprobs
+
+
+@st.composite
+def sessions(draw):
+    """Draw calls of an agent that continues with any choice, tries again, or goes back; and the history at the end.
+
+    Returns the calls, the messages with the last reply, and the kept calls with the index of their choice.
+    """
+    history, calls, replies = [SYSTEM, USER], [], {}
+    for number in range(draw(st.integers(1, 8))):
+        texts = [f"reply {number} {index}" for index in range(draw(st.integers(1, 3)))]
+        if draw(st.booleans()):  # a call of two tools each, whose IDs may be equal
+            names = [f"c{number}", draw(st.sampled_from([f"c{number}", f"d{number}"]))]
+            made = [{"id": name, "function": {"name": "now", "arguments": "{}"}} for name in names]
+            texts, tools = texts[:1], [{**TEN, "tool_call_id": name, "content": f"{name} is ten"} for name in names]
+            sampled = [{"role": "assistant", "content": texts[0], "tool_calls": made}]
+        else:
+            tools, sampled = [], [{"role": "assistant", "content": text} for text in texts]
+        response = {"choices": [{"index": index, "message": reply} for index, reply in enumerate(sampled)]}
+        step = call(f"{number}", list(history), sampled[0], ids=(number, 3))
+        choices = tuple(replace(step.choices[0], index=index) for index in range(len(sampled)))
+        calls.append(replace(step, response=response, choices=choices))
+        chosen = draw(st.integers(0, len(sampled) - 1))
+        then = draw(st.sampled_from(["continue", "continue", "retry", "back"]))
+        if then == "continue":
+            replies[len(history)] = (f"{number}", chosen)
+            history = [*history, sampled[chosen], *tools, {**MORE, "content": f"user {number}"}]
+        elif then == "back":
+            at = draw(st.sampled_from([at for at, each in enumerate(history) if each["role"] == "user"]))
+            history = [*history[:at], {**USER, "content": f"other {number}"}]
+            replies = {place: reply for place, reply in replies.items() if place < at}
+    last = call("last", list(history), REPLY)
+    return [*calls, last], [*history, REPLY], [*replies.values(), ("last", 0)]
+
+
+@given(sessions())
+def test_a_trajectory_is_the_history_at_the_end(drawn):
+    """Each message once, in order, each result beside its call; sampled replies have the ids of the choice that continues."""
+    calls, history, expected = drawn
+    made = conversation(*calls)
+    texts = [
+        text
+        for step in made.steps
+        for text in (
+            step["message"],
+            *(each["content"] for each in step.get("observation", {"results": []})["results"]),
+        )
+    ]
+
+    assert [message["content"] for message in history] == texts
+    assert expected == [(step.step_id, choice.index) for step, choice in made.calls]
+    assert not any(step.get("is_copied_context") for step in made.steps)
+    harbor().Trajectory.model_validate({"agent": {"name": "agent", "version": "1"}, "steps": made.steps})

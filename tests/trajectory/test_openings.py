@@ -3,6 +3,7 @@
 import pytest
 from any_json import JSON
 from hypothesis import given
+from hypothesis import strategies as st
 from threaded import call, said, user
 
 from proxy.trajectory.openings import Openings, System, called_with
@@ -12,11 +13,12 @@ def test_an_opening_has_the_system_prompt_the_tools_and_the_messages_before_the_
     messages = [user("Task"), {"role": "system", "content": "More."}, said("Reply"), user("Next")]
     opening = Openings().read(call(1, *messages, system="You work.", tools=("a", "b")))
 
-    assert ("You work.", {"a", "b"}, 2, messages) == (
+    assert ("You work.", {"a", "b"}, 2, 4, messages[0]) == (
         opening.system.text,
         opening.tools,
         opening.first,
-        opening.messages,
+        opening.length,
+        opening.message(0),
     )
     assert (["Task"], "Next") == (list(opening.parts()), opening.user)
     assert ["Task", "Reply"] == list(opening.imported())
@@ -27,6 +29,33 @@ def test_parts_of_a_message_are_texts_of_their_own():
     opening = Openings().read(call(1, {"role": "user", "content": parts}))
 
     assert ["<reminder>", "Task"] == list(opening.parts())
+
+
+def test_of_many_messages_and_parts_the_first_and_the_last_texts_are_read():
+    """An agent may send no reply in its history."""
+    parts = {"role": "user", "content": [{"type": "text", "text": f"part {number}"} for number in range(100)]}
+    opening = Openings().read(call(1, *[user(f"text {number}") for number in range(100)], parts))
+    texts = list(opening.parts())
+
+    assert (["text 0", "part 99"], 16 + 15 + 32) == ([texts[0], texts[-1]], len(texts))
+    assert 101 == opening.first
+
+
+@given(st.lists(st.lists(st.sampled_from([user("a"), user("b"), said("r"), "odd"]), max_size=6), max_size=6))
+def test_the_steps_before_do_not_change_the_opening_of_a_step(drawn):
+    """What two steps have in common is read once."""
+    steps = [call(number, *messages, system="S" * (number % 2)) for number, messages in enumerate(drawn)]
+    reader = Openings()
+
+    for step in steps:
+        found, alone = reader.read(step), Openings().read(step)
+        assert (alone.first, alone.digest, alone.system.key) == (found.first, found.digest, found.system.key)
+
+
+def test_a_prompt_may_have_any_characters():
+    """Digits are those of ASCII; a lone surrogate is a question mark."""
+    assert System("Il est 12 h — é\ud800").key == System("Il est 3 h — é?").key
+    assert {"Il", "est", "h"} == System("Il est 12 h").words
 
 
 @pytest.mark.parametrize("tools", [None, 7, "bash", [7, None, {"name": 3}, {"function": 4}]])

@@ -82,6 +82,20 @@ def test_states_with_earlier_replies_are_no_compactions():
     assert [None] * 4 == starts(*steps)
 
 
+def test_an_agent_that_searches_for_its_task_starts_nothing():
+    """Also without its replies in its history, which then begins with the task and the results."""
+    question = "Who wrote Hamlet in the year 1600?"
+    search = said("", ("search", {"query": question}))
+    for first, second in (
+        ([user(question)], [user(question), user("Nothing was found.")]),
+        ([user(f"Question:\n{question}")], [user(f"Question:\n{question}\nResult: nothing")]),
+    ):
+        steps = [call(n, *m, system="S", tools=("search",), reply=search) for n, m in enumerate((first, second))]
+        assert [None, None] == starts(*steps)
+    other = call(2, user(question), system="Rank documents.")
+    assert [None, ("s000001", "search")] == starts(call(1, user(question), system="S", reply=search), other)
+
+
 def test_a_line_that_the_source_was_given_is_no_evidence():
     """A reply that repeats the task does not start the next conversation with the same task."""
     task = "Build a house that is blue, with a roof."

@@ -253,6 +253,9 @@ def test_titles_are_short_and_one_line():
     assert " ".join(["A long task"] * 7)[:80] == thread.title
 
 
+RESULTS = [user(f"result {n}") for n in range(1000)]
+
+
 def words(count, seed):
     return " ".join(
         f"{chr(97 + n % 26)}{chr(97 + n // 26 % 26)}{chr(97 + seed % 26)}{seed // 26}x" for n in range(count)
@@ -268,8 +271,12 @@ def words(count, seed):
         [{"messages": [TASK], "tools": ("t",), "reply": said("", *[("t", {"p": f"do {n}"}) for n in range(2000)])},
          *({"messages": [user(f"do {n}")]} for n in range(2000))],
         [{"messages": [TASK, said("r"), *[user("more")] * n], "system": f"{words(50, n)}"} for n in range(1000)],
+        [{"messages": RESULTS[: n + 1], "system": "S", "reply": said(f"reply {n}")} for n in range(1000)],
+        [{"messages": [TASK], "reply": said("", ("t", {"p": "A line that is long.\nAnother line, the end."}))},
+         {"messages": [user("A line that is long.\n" * 20_000)]}],
+        [{"messages": [TASK], "system": f"{n} " + "é — " * 5000} for n in range(400)],
     ],
-    ids=["prompts", "states", "agents", "turns"],
+    ids=["prompts", "states", "agents", "turns", "histories without replies", "a repeated line", "long prompts"],
 )  # fmt: skip
 def test_thousands_of_roots_cost_a_second_at_most(calls):
     steps = rollout(*calls)
