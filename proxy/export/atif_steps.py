@@ -24,7 +24,7 @@ from proxy.trajectory.openings import texts_in
 from proxy.trajectory.step import Choice, Step, answers_of, messages_of
 from proxy.trajectory.threads import title_of
 
-_SOURCES: Final[Mapping[Any, str]] = {"system": "system", "developer": "system"}
+_SOURCES: Final[Mapping[str, str]] = {"system": "system", "developer": "system", "user": "user"}
 _IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 Call: TypeAlias = tuple[Step, Choice]
@@ -201,8 +201,9 @@ def _message_step(message: Any) -> dict[str, Any]:
     if role in ("tool", "function"):  # of a call that this conversation does not have
         facts = {key: message[key] for key in ("tool_call_id", "name") if key in message}
         return {"source": "system", "message": "", "observation": {"results": [{"content": content, "extra": facts}]}}
-    extra = {} if role in ("user", *_SOURCES) else {"extra": {"role": role}}
-    return {"source": _SOURCES.get(role, "user"), "message": content, **extra}
+    source = _SOURCES.get(role) if isinstance(role, str) else None
+    extra = {} if source is not None else {"extra": {"role": role}}
+    return {"source": source or "user", "message": content, **extra}
 
 
 def _sampled_step(step: Step, choice: Choice, reply: Mapping[str, Any]) -> dict[str, Any]:

@@ -153,7 +153,10 @@ def test_contents_are_texts_or_parts(content, expected):
 
 MESSAGES = st.lists(
     st.sampled_from(
-        [SYSTEM, USER, MORE, NOW, TEN, REPLY, {"role": "other", "content": 7}, "odd", {"role": "assistant"}]
+        [
+            *(SYSTEM, USER, MORE, NOW, TEN, REPLY, {"role": "other", "content": 7}, "odd", {"role": "assistant"}),
+            {"role": ["user"], "content": {"a": 1}},
+        ]
     ),
     max_size=6,
 )
