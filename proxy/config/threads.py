@@ -14,7 +14,10 @@ def _check_pattern(pattern: str) -> str:
 
 
 Kind: TypeAlias = Literal["main", "sub-agent", "compaction", "auxiliary"]
-Preset: TypeAlias = Literal["claude-code", "codex", "opencode"]
+Preset: TypeAlias = Literal[
+    "agno", "aider", "autogen", "claude-code", "cline", "codex", "crewai", "gemini-cli", "google-adk", "langchain",
+    "openclaw", "opencode", "pi", "qwen-code", "smolagents", "strands",
+]  # fmt: skip
 _PRESETS: Final = ", ".join(get_args(Preset))
 Pattern: TypeAlias = Annotated[str, Field(max_length=1000), AfterValidator(_check_pattern)]
 
@@ -26,12 +29,15 @@ class ThreadRuleSettings(Section):
     model: Pattern | None = Field(None, description="Pattern of the model that the call names.")
     system: Pattern | None = Field(None, description="Pattern of the whole system prompt.")
     user: Pattern | None = Field(None, description="Pattern of the whole text of the last user message.")
+    tools: Pattern | None = Field(
+        None, description="Pattern of the sorted names of the call's tools, with spaces between."
+    )
     agent: Pattern | None = Field(None, description="Pattern of the header X-Agent-Name.")
 
     @model_validator(mode="after")
     def _has_a_pattern(self) -> Self:
-        if (self.model, self.system, self.user, self.agent) == (None, None, None, None):
-            raise ValueError("a rule requires model, system, user or agent")
+        if all(each is None for each in (self.model, self.system, self.user, self.tools, self.agent)):
+            raise ValueError("a rule requires model, system, user, tools or agent")
         return self
 
 

@@ -1,9 +1,11 @@
 """What distinguishes the conversations of a rollout: model, system prompt, tools and first messages of their steps."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -134,6 +136,26 @@ class Openings:
         hashed.update(b"".join(map(self.digests.of, messages[begun:end])))
         self._before = messages[start:end], hashed
         return end - start, hashed.digest()
+
+
+def works_in_turns(openings: Sequence[Opening], digests: Digests) -> bool:
+    """Return whether steps have tools, or are a conversation of several turns.
+
+    A turn has the last message of an earlier one at the same place. Questions that an agent adds to the states of a history
+    do not.
+    """
+    if any(opening.tools for opening in openings):
+        return True
+    ends: defaultdict[bytes, defaultdict[int, set[bytes]]] = defaultdict(partial(defaultdict, set))
+    for opening in openings:
+        if opening.length:
+            ends[opening.digest][opening.length].add(digests.of(opening.messages[-1]))
+    shorter = {digest: dict(pairwise(sorted(by_length, reverse=True))) for digest, by_length in ends.items()}
+    for opening in openings:
+        length = shorter.get(opening.digest, {}).get(opening.length)
+        if length is not None and digests.of(opening.message(length - 1)) in ends[opening.digest][length]:
+            return True
+    return False
 
 
 def replies_of(step: Step) -> Iterator[dict[str, Any]]:

@@ -1,9 +1,9 @@
-"""Rules for the kinds of threads: patterns of a call's model, system prompt, last user message and agent.
+"""Rules for the kinds of threads: patterns of a call's model, system prompt, last user message, tools and agent.
 
 A pattern has `*` for any characters. It is matched part by part; the time is linear in the text for any pattern.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -19,19 +19,24 @@ KINDS_OF: Final[Mapping[Wanted, frozenset[ThreadKind]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ThreadRule:
-    """The kind of the calls that match all its patterns; a pattern that is None matches any call."""
+    """The kind of the calls that match all its patterns; a pattern that is None matches any call.
+
+    `tools` is a pattern of the sorted names of the call's tools, with spaces between them.
+    """
 
     kind: ThreadKind
     model: str | None = None
     system: str | None = None
     user: str | None = None
+    tools: str | None = None
     agent: str | None = None
 
-    def has(self, *, model: str | None, system: str, user: str, agent: str | None) -> bool:
+    def has(self, *, model: str | None, system: str, user: str, tools: str, agent: str | None) -> bool:
         """Return whether a call matches."""
         return (
             (self.model is None or matches(self.model, model or ""))
             and (self.agent is None or matches(self.agent, agent or ""))
+            and (self.tools is None or matches(self.tools, tools))
             and (self.system is None or matches(self.system, system))
             and (self.user is None or matches(self.user, user))
         )
@@ -54,30 +59,9 @@ def matches(pattern: str, text: str) -> bool:
     return position <= end and text.endswith(last)
 
 
-PRESETS: Final[Mapping[str, tuple[ThreadRule, ...]]] = {
-    # Claude Code 2.1.197
-    "claude-code": (
-        ThreadRule("auxiliary", system="*Generate a concise, sentence-case title (*"),
-        ThreadRule("compaction", user="*Your task is to create a detailed summary of the *conversation *"),
-    ),
-    # opencode 1.18.33
-    "opencode": (
-        ThreadRule("auxiliary", system="You are a title generator.*"),
-        ThreadRule("compaction", system="You are a context summarization agent.*"),
-    ),
-    # Codex 0.169.0
-    "codex": (ThreadRule("compaction", user="You are performing a CONTEXT CHECKPOINT COMPACTION.*"),),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class ThreadOptions:
     """The rules of a proxy, and which threads are exported by default; None: all of them, and rows do not name them."""
 
     rules: tuple[ThreadRule, ...] = ()
     default: Wanted | None = None
-
-
-def rules_of(presets: Iterable[str], rules: Iterable[ThreadRule]) -> tuple[ThreadRule, ...]:
-    """Return the rules in the order in which they are tried: the configured ones, then those of the presets."""
-    return (*rules, *(rule for preset in presets for rule in PRESETS[preset]))

@@ -143,15 +143,16 @@ class Starts:
     def _is_summary(self, source_at: int, line: str, at: int) -> bool:
         """Return whether a step sampled a summary: of its own conversation, or of the family from the text of its beginning.
 
-        A line that the step has in its own first messages is not evidence.
+        A line that the step has in its own first messages is not evidence, nor is a plan, which is older than what it begins.
         """
         source, family = self._openings[source_at], self._families.of(at)
         if self._families.of(source_at) == family:
             may_be = source.first < source.length
         else:
-            began = self._openings[self._family_began[family]]
+            began_at = self._family_began[family]
             parts = list(source.parts())
-            may_be = not source.tools and any(text in part for text in began.parts() for part in parts)
+            may_be = began_at < source_at and not source.tools
+            may_be = may_be and any(text in part for text in self._openings[began_at].parts() for part in parts)
         return may_be and not any(line in part for part in source.parts())
 
 

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from proxy.trajectory.families import Families
-from proxy.trajectory.openings import Opening, Openings
+from proxy.trajectory.openings import Opening, Openings, works_in_turns
 from proxy.trajectory.step import Step
 from proxy.trajectory.thread_rules import KINDS_OF, ThreadKind, ThreadRule, Wanted
 from proxy.trajectory.thread_starts import Start, Starts
@@ -107,11 +107,12 @@ def select_threads(
 class _Group:
     """The steps of a thread, before its kind is known."""
 
-    __slots__ = ("agent", "kind", "openings", "parent", "rule", "start")
+    __slots__ = ("agent", "is_long", "kind", "openings", "parent", "rule", "start")
 
     def __init__(self, agent: str | None) -> None:
         self.agent = agent  # after which it is named
         self.openings: list[Opening] = []
+        self.is_long = False
         self.start: Start | None = None
         self.rule: ThreadRule | None = None
         self.kind: ThreadKind | None = None
@@ -134,12 +135,6 @@ class _Group:
     @property
     def turns(self) -> set[tuple[bytes, int]]:
         return {(opening.digest, opening.length) for opening in self.openings}
-
-    @property
-    def is_long(self) -> bool:
-        """Whether it has tools or a conversation of several turns."""
-        turns = self.turns
-        return any(opening.tools for opening in self.openings) or len({digest for digest, _ in turns}) < len(turns)
 
 
 def _found(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> Threads:
@@ -184,6 +179,7 @@ def _grouped(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> Iterator[_
         of_step[opening.step_id] = groups.get((family, None if begun is None else begun.key), group)
     for group in groups.values():
         group.parent = None if group.start is None else of_step.get(group.start.source)
+        group.is_long = works_in_turns(group.openings, reader.digests)
     yield from groups.values()
 
 
@@ -195,6 +191,7 @@ def _rule(opening: Opening, rules: Sequence[ThreadRule]) -> int | None:
             agent=opening.agent,
             system=opening.system.text if rule.system is not None else "",
             user=opening.user if rule.user is not None else "",
+            tools=" ".join(sorted(opening.tools)) if rule.tools is not None else "",
         ):
             return number
     return None

@@ -25,6 +25,7 @@ def test_presets_export_agents_by_default(section, default):
         ({"rules": [{"kind": "main", "model": "a"}, {"kind": "main", "model": "**"}]}, "threads.rules.1.model"),
         ({"rules": [{"kind": "auxiliary", "user": ["a"]}]}, "threads.rules.0.user"),
         ({"rules": [{"kind": "auxiliary", "agent": 7}]}, "threads.rules.0.agent"),
+        ({"rules": [{"kind": "auxiliary", "tools": "*"}]}, "threads.rules.0.tools"),
         ({"rules": [{"kind": "auxiliary", "system": "x" * 1001}]}, "threads.rules.0.system"),
         ({"rules": [{"kind": "title", "system": "x"}]}, "threads.rules.0.kind"),
         ({"rules": [{"kind": "auxiliary"}]}, "threads.rules.0"),

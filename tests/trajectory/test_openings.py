@@ -4,9 +4,9 @@ import pytest
 from any_json import JSON
 from hypothesis import given
 from hypothesis import strategies as st
-from threaded import call, said, user
+from threaded import call, conversation, said, user
 
-from proxy.trajectory.openings import Openings, System, called_with
+from proxy.trajectory.openings import Openings, System, called_with, works_in_turns
 
 
 def test_an_opening_has_the_system_prompt_the_tools_and_the_messages_before_the_first_reply():
@@ -125,3 +125,26 @@ def test_any_json_in_place_of_messages_and_calls_is_read(value):
     assert 1 == opening.first
     assert isinstance(opening.user, str)
     assert all(isinstance(text, str) for text in [*opening.imported(), *(text for _, text in called_with(reply))])
+
+
+def in_turns(lists, tools=()):
+    """Return whether calls with these messages are of a conversation."""
+    reader = Openings()
+    return works_in_turns([reader.read(call(n, *each, tools=tools)) for n, each in enumerate(lists)], reader.digests)
+
+
+@given(turns=st.integers(1, 8), seed=st.randoms(use_true_random=False), edited=st.booleans())
+def test_a_conversation_has_turns_in_any_order_and_questions_about_its_states_have_none(turns, seed, edited):
+    """Also if an agent edits the replies before it sends them back."""
+    lists = [each["messages"] for each in conversation(turns, "Task")]
+    if edited:
+        lists = [[said("edited") if each["role"] == "assistant" else each for each in messages] for messages in lists]
+    seed.shuffle(lists)
+
+    assert in_turns(lists) == (turns > 1)
+    assert not in_turns([[*messages, said("Done."), user("Who is next?")] for messages in lists])
+
+
+def test_attempts_at_one_call_are_no_turns_and_calls_with_tools_are():
+    assert not in_turns([[user("Task")], [user("Task")], [user("Other"), said("a"), user("b")], []])
+    assert in_turns([[user("Task")]], tools=("bash",))

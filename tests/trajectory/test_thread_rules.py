@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config.threads import Kind, Preset
-from proxy.trajectory.thread_rules import KINDS_OF, PRESETS, ThreadKind, ThreadRule, matches, rules_of
+from proxy.config.threads import Kind
+from proxy.trajectory.thread_rules import KINDS_OF, ThreadKind, ThreadRule, matches
 
 TEXTS = st.text("ab*\n", max_size=8)
 
@@ -37,23 +37,25 @@ def test_the_time_of_a_match_does_not_depend_on_backtracking():
         (ThreadRule("auxiliary", model="haiku*", system="You*titles."), True),
         (ThreadRule("auxiliary", model="haiku*", system="You*code."), False),
         (ThreadRule("auxiliary", user="Summarize*"), True),
+        (ThreadRule("auxiliary", tools="bash*"), True),
+        (ThreadRule("auxiliary", tools="bash"), False),
+        (ThreadRule("auxiliary", tools=""), False),
         (ThreadRule("auxiliary", agent="*"), True),
         (ThreadRule("auxiliary", agent="judge"), False),
     ],
 )
 def test_a_rule_matches_calls_that_match_all_its_patterns(rule, is_matched):
-    facts = {"model": "haiku-4", "system": "You write titles.", "user": "Summarize this.", "agent": None}
+    facts = {
+        "model": "haiku-4",
+        "system": "You write titles.",
+        "user": "Summarize this.",
+        "tools": "bash read",
+        "agent": None,
+    }
 
     assert is_matched == rule.has(**facts)
 
 
-def test_configured_rules_precede_those_of_presets():
-    own = ThreadRule("main", model="m")
-
-    assert (own, *PRESETS["codex"], *PRESETS["opencode"]) == rules_of(["codex", "opencode"], [own])
-
-
-def test_the_settings_have_the_same_kinds_and_presets():
-    assert set(PRESETS) == set(get_args(Preset))
+def test_the_settings_have_the_same_kinds():
     assert get_args(ThreadKind) == get_args(Kind)
     assert KINDS_OF["main"] < KINDS_OF["agents"] < KINDS_OF["all"] == set(get_args(ThreadKind))

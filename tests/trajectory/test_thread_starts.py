@@ -72,6 +72,16 @@ def test_a_summary_of_another_prompt_is_of_the_conversation_whose_text_it_was_gi
     assert [None, None, None] == starts(work, with_tools, continued)
 
 
+def test_a_plan_for_a_conversation_that_begins_after_it_is_no_summary():
+    """As of a planner that was given the task of the main conversation."""
+    plan = "Draw the house first.\nThen build its walls."
+    planner = call(1, user("Make a plan for:\nBuild a house."), system="You plan.", reply=plan)
+    work = [user("Build a house."), said(f"This is the plan:\n{plan}"), user("Go on.")]
+
+    assert [None, None] == starts(planner, call(2, *work, system="S", tools=("bash",)))
+    assert [None, None] == starts(planner, call(2, user("Build a house."), user(f"The plan:\n{plan}"), system="S"))
+
+
 def test_states_with_earlier_replies_are_no_compactions():
     """As of an agent without a history, which writes its last reply into each state."""
     steps = [

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threaded import call, conversation, recorded_calls, said, sessions, user
 
-from proxy.trajectory.thread_rules import PRESETS, ThreadRule, rules_of
+from proxy.trajectory.thread_presets import PRESETS, rules_of
+from proxy.trajectory.thread_rules import ThreadRule
 from proxy.trajectory.threads import find_threads, select_threads
 
 ALL_PRESETS = rules_of(PRESETS, ())
@@ -170,6 +171,24 @@ def test_threads_with_tools_or_turns_are_no_auxiliary_ones():
     expert = conversation(1, "Look it up", system="Look things up.", tools=("b",))
 
     assert ["main"] * 3 + ["sub-agent"] * 3 == kinds(*rollout(*work, *critic, *expert))
+
+
+def test_questions_about_the_states_of_another_conversation_are_auxiliary():
+    """As the checks of Gemini CLI whether the model or the user is next, by another model."""
+    work = conversation(3, "Task", system="Work on it.", tools=("a",))
+    ask = [{"messages": [*each["messages"], each["reply"], user("Who is next?")], "model": "small"} for each in work]
+
+    assert ["main", "auxiliary"] * 3 == kinds(
+        *rollout(*(each for pair in zip(work, ask, strict=True) for each in pair))
+    )
+
+
+def test_a_rollout_with_a_plan_has_a_main_thread():
+    plan = "Draw the house first.\nThen build its walls."
+    planner = conversation(1, "Make a plan for:\nTask", system="You plan.")[0] | {"reply": said(plan)}
+    work = conversation(2, f"Task\n{plan}", system="Work on it.", tools=("a",))
+
+    assert ["auxiliary", "main", "main"] == kinds(*rollout(planner, *work))
 
 
 def test_the_main_thread_is_the_oldest_that_is_not_auxiliary_and_that_nothing_starts():
