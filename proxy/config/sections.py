@@ -91,7 +91,9 @@ class RecordSettings(Section):
         "auto (by what the engine loses in streams; docs/exactness.md).",
     )
     keep_alive_interval_s: float = Field(
-        10, gt=0, description="Seconds between SSE comments to a client that waits for a replayed call."
+        10,
+        gt=0,
+        description="Seconds between SSE comments to a client that waits for a replayed call, or for what follows a tool call.",
     )
 
 

@@ -164,6 +164,7 @@ class ClientStream:
         self.only_keepalives_sent = False
         self._headers: list[tuple[str, str]] = []
         self._is_stream = False
+        self._written: float | None = None  # when the last bytes were forwarded, as `CallState.last_byte`
         self._stream: web.StreamResponse | None = None
 
     @property
@@ -190,7 +191,8 @@ class ClientStream:
         """Set the head from the engine's; nothing is written yet. `content_type` replaces the engine's."""
         plan = self._call.plan
         self.status = status
-        self._is_stream = content_type == plan.stream_format.content_type
+        body_type = content_type or headers.get("Content-Type", "")
+        self._is_stream = body_type.startswith("text/event-stream") or body_type == plan.stream_format.content_type
         shown = downstream(headers, rollout_id=plan.rollout_id, step_id=plan.step_id)
         if content_type is not None:
             shown = [pair for pair in shown if pair[0].lower() != "content-type"] + [("Content-Type", content_type)]
@@ -203,6 +205,18 @@ class ClientStream:
             self.set_head(200, {}, content_type=stream_format.content_type)
             self.only_keepalives_sent = True
         await self.write(stream_format.keep_alive)
+
+    async def forward(self, shown: bytes, interval_s: float) -> None:
+        """Write bytes of the engine's response; while all of a stream is held, a keep-alive comment at intervals."""
+        now = self._call.last_byte or 0.0
+        if shown:
+            await self.write(shown)
+            self.only_keepalives_sent = False
+        elif now - (self._written or self._call.first_byte or now) < interval_s or not self.is_stream:
+            return
+        else:
+            await self.keep_alive()
+        self._written = now
 
     async def write(self, shown: bytes) -> None:
         """Write bytes of the body. Raises ClientConnectionResetError if the client has disconnected."""

@@ -247,9 +247,7 @@ async def _stream(
                 if size < _THREAD_FROM_BYTES
                 else await _in_thread_if_large(size, partial(exchange.feed, read))
             )
-            if shown:
-                await client.write(shown)
-                client.only_keepalives_sent = False
+            await client.forward(shown, context.settings.record.keep_alive_interval_s)
             if exchange.is_over:
                 break
         if exchange.is_over:

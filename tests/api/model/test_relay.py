@@ -4,7 +4,7 @@ import asyncio
 import re
 import socket
 import struct
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import aiohttp
@@ -54,6 +54,62 @@ async def test_an_unstreamed_call_returns_the_plain_response_and_records_the_ids
     assert whole["choices"][0]["token_ids"] == step.choices[0].ids.tolist()
     assert (True, "complete", True) == (step.exact, step.status, step.delivered)
     assert {"return_token_ids": True, "logprobs": True} == step.sent["set"]
+
+
+def tool_events(*deltas) -> list[bytes]:
+    """Return a stream's events with these deltas, then its end."""
+    event = {"id": "c", "object": "chat.completion.chunk", "model": "m", "created": 1}
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
+    chunks = [orjson.dumps({**event, "choices": [choice]}) for choice in choices]
+    return [b"data: " + chunk + b"\n\n" for chunk in [*chunks, b"[DONE]"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "end", "waiting"),
+    [
+        ("/v1/responses", {"input": "hi", "stream": True}, b"response.output_item.done", b": keep-alive\n\n"),
+        ("/v1/messages", {**BODY, "max_tokens": 9, "stream": True}, b"content_block_stop", b": keep-alive\n\n"),
+        (
+            "/v1beta/models/tiny:streamGenerateContent?alt=sse",
+            {"contents": [{"parts": [{"text": "hi"}]}]},
+            b"functionCall",
+            b"\r\n\r\n",
+        ),
+    ],
+)
+async def test_a_client_gets_comments_while_parallel_calls_are_held(store, engine, http, path, body, end, waiting):
+    """The first call ends after the step is stored, and the second one follows it."""
+    pieces = [
+        {"tool_calls": [{"index": index, "id": f"c{index}", "function": {"name": "f", "arguments": text}}]}
+        for index, text in [(0, "{}"), (1, "{"), (1, " "), (1, "}")]
+    ]
+    waited = asyncio.Event()
+    *begun, more, closed, last, done = tool_events(*pieces)
+
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        await stream.write(b"".join(begun))
+        while not waited.is_set():
+            await stream.write(more)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(waited.wait(), 0.002)
+        await stream.write(closed + last + done)
+        return stream
+
+    engine.respond = respond
+    record = {"streaming": "live", "keep_alive_interval_s": 0.001}
+    async with proxying(engine.url, store, record=record) as served:
+        address = f"{served.url}/rollouts/r1{path}"
+        async with http.post(address, json={"model": "tiny", **body}) as response:
+            before = await response.content.readuntil(waiting)
+            waited.set()
+            after = await response.content.read()
+
+    assert end not in before
+    assert 2 <= after.count(end)
+    assert ["complete"] == [step.status for step in await stored_steps(store, "r1")]
 
 
 async def test_events_of_a_stream_are_forwarded_as_they_arrive(store, engine, http):

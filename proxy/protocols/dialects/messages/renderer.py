@@ -1,7 +1,7 @@
 """A chat response, rendered in Anthropic's format: whole, or as events.
 
-A stream opens a block with its first piece and closes it when another begins; `finish` alone ends the response.
-Accumulated, the events are the whole response.
+A stream opens a block with its first piece and closes it when another begins; the block of a call is closed by `finish`, which
+also sends what follows it. Accumulated, the events are the whole response.
 
 A message with text after its calls, or reasoning after its text, keeps that order in a stream; rendered whole, it has chat's
 order: reasoning, text, calls. Sent back, both are read as the same message.
@@ -9,9 +9,11 @@ order: reasoning, text, calls. Sent back, both are read as the same message.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from proxy.protocols.dialects.base import engine_message
+from proxy.protocols.dialects.held_pieces import TEXT, HeldPieces, Piece
 from proxy.protocols.dialects.messages import events as shapes
 from proxy.protocols.dialects.messages.errors import error_object
 from proxy.protocols.dialects.messages.events import stop_reason_from, usage_from
@@ -53,6 +55,7 @@ class MessagesRenderer:
         self._has_text = False
         self._calls: dict[int, _Call] = {}
         self._ids: set[str] = set()
+        self._held = HeldPieces()
 
     def whole(self, response: Json) -> Json:
         """Return an unstreamed response."""
@@ -63,11 +66,9 @@ class MessagesRenderer:
 
     def feed(self, chunk: Json) -> bytes:
         """Return the events of a chunk."""
-        events = [] if self._started else [self._start(chunk.get("usage"))]
-        for choice in chunk.get("choices") or ():
-            if choice.get("index", 0) == 0:
-                events += self._take(choice.get("delta") or {})
-        return b"".join(events)
+        begun = b"" if self._started else self._start(chunk.get("usage"))
+        deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or () if choice.get("index", 0) == 0]
+        return begun + b"".join([self._held.take(self._pieces(delta)) for delta in deltas])
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
         """Return the events that end the stream."""
@@ -76,6 +77,7 @@ class MessagesRenderer:
             return shapes.event("error", error=error_object("api_error", message)["error"])
         choice, usage = _first(response), usage_from(response.get("usage"))
         events = [] if self._started else [self._start(response.get("usage"))]
+        events.append(self._held.release())
         for call in self._calls.values():
             if call.block is None:
                 events += self._begin_call(call)
@@ -108,18 +110,27 @@ class MessagesRenderer:
         message = shapes.message(self._identity, [], {**usage_from(usage), "output_tokens": 0}, None, None)
         return shapes.event("message_start", message=message) + shapes.PING
 
-    def _take(self, delta: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield the events of a delta: reasoning, text, calls."""
+    def _pieces(self, delta: Mapping[str, Any]) -> Iterator[Piece]:
+        """Yield the pieces of a delta: reasoning, text, calls."""
         reasoning, content = _reasoning(delta), delta.get("content")
         if reasoning:
-            yield from self._begin("thinking", shapes.thinking("", ""), again=False)
-            yield self._delta(self._blocks - 1, {"type": "thinking_delta", "thinking": reasoning})
+            yield TEXT, partial(self._add_reasoning, reasoning)
         if content:
-            self._has_text = True
-            yield from self._begin("text", shapes.text(""), again=False)
-            yield self._delta(self._blocks - 1, {"type": "text_delta", "text": content})
+            yield TEXT, partial(self._add_text, content)
         for piece in delta.get("tool_calls") or ():
-            yield from self._call(piece)
+            yield piece.get("index", 0), partial(self._add_call, piece)
+
+    def _add_reasoning(self, reasoning: str) -> bytes:
+        begun = b"".join(self._begin("thinking", shapes.thinking("", ""), again=False))
+        return begun + self._delta(self._blocks - 1, {"type": "thinking_delta", "thinking": reasoning})
+
+    def _add_text(self, content: str) -> bytes:
+        self._has_text = True
+        begun = b"".join(self._begin("text", shapes.text(""), again=False))
+        return begun + self._delta(self._blocks - 1, {"type": "text_delta", "text": content})
+
+    def _add_call(self, piece: Mapping[str, Any]) -> bytes:
+        return b"".join(self._call(piece))
 
     def _call(self, piece: Mapping[str, Any]) -> Iterator[bytes]:
         """Yield the events of a piece of a tool call."""
@@ -140,6 +151,7 @@ class MessagesRenderer:
         call.call_id = choose_call_id(call.call_id, self._ids, self._identity.step_id, call.index)
         yield from self._begin("tool_use", shapes.tool_use(call.call_id, call.name or "", {}))
         call.block = self._blocks - 1
+        self._held.open_call = call.index
         yield from self._feed_arguments(call)
 
     def _feed_arguments(self, call: _Call) -> Iterator[bytes]:

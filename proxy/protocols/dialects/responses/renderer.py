@@ -1,19 +1,20 @@
 """A chat response, rendered in the format of Responses: whole, or as events.
 
 One item is open at a time, as at OpenAI: Agno 3.1 loses a call that is open while another begins, and LangChain 1.7 treats a
-later piece of a text as a new item. Reasoning and text end where another item begins. A call ends with the response, since
-agents run it as soon as it is complete (Codex), and the step must be stored before; what follows a call is sent at the end.
+later piece of a text as a new item. Reasoning and text end where another item begins; a call ends with the response, and what
+follows it is sent then.
 
 Invariant: the whole response equals the one in the stream's last event, however the chunks are split. If a stream returns
 to reasoning or text after another item, that is an item of its own in the stream.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import orjson
 
+from proxy.protocols.dialects.held_pieces import TEXT, HeldPieces, Piece
 from proxy.protocols.dialects.responses import item_ids as names
 from proxy.protocols.dialects.responses.events import CallItem, Events, TextItem
 from proxy.protocols.dialects.responses.request import LOGPROBS, included
@@ -33,7 +34,6 @@ from proxy.protocols.sse import EVENT_STREAM
 REASONING_FIELDS = ("reasoning", "reasoning_content")  # of chat messages; an engine with both repeats the same text
 
 _ENDED_EARLY = "The engine's response ended early."
-_TEXT: Final = -1  # in place of the index of a call: a piece of reasoning or text
 
 
 class ResponsesRenderer:
@@ -55,11 +55,11 @@ class ResponsesRenderer:
         self._messages: list[TextItem] = []
         self._open: TextItem | CallItem | None = None
         self._calls: dict[int, CallItem] = {}
-        self._held: dict[int, list[Callable[[], bytes]]] = {}  # the pieces that follow an open call, by index
+        self._held = HeldPieces()
         self._unnamed: dict[int, Json] = {}  # calls whose name is not yet received
         self._logprobs: list[Json] = []  # of tokens whose text is not yet received
         self._status: Status = "completed"
-        self._last_call = _TEXT  # its index, known at the end
+        self._last_call = TEXT  # its index, known at the end
         self._final: Json = {}
 
     def feed(self, chunk: Json) -> bytes:
@@ -70,20 +70,19 @@ class ResponsesRenderer:
                 continue
             if self._adds_logprobs:
                 self._logprobs.extend(logprob_entries(choice.get("logprobs")))
-            events.append(self._take(choice.get("delta") or {}))
+            events.append(self._held.take(self._pieces(choice.get("delta") or {})))
         return b"".join(events)
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
         """Return the events that end the stream."""
         events = [self._begin()]
         choices = (response or {}).get("choices")
-        self._last_call = max([*self._calls, *self._held, *self._unnamed], default=_TEXT)
+        self._last_call = max([*self._calls, *self._held.calls, *self._unnamed], default=TEXT)
         if error is not None or not choices:
             self._status = "failed"
             return events[0] + self._last(failure(error or _ENDED_EARLY), response)
         self._status, reason = ending(choices[0].get("finish_reason"))
-        held, self._held = self._held, {}
-        events += [write() for pieces in held.values() for write in pieces]
+        events.append(self._held.release())
         events.append(self._begin_missing(choices[0].get("message") or {}))
         if self._messages:
             self._messages[-1].add_logprobs(self._logprobs)
@@ -109,25 +108,15 @@ class ResponsesRenderer:
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._events.write(kind, response=response) for kind in kinds)
 
-    def _take(self, delta: Json) -> bytes:
-        """Return the events of one delta, except those that follow an open call."""
-        events = []
-        for index, write in self._pieces(delta):
-            if isinstance(self._open, CallItem) and self._open is not self._calls.get(index):
-                self._held.setdefault(index, []).append(write)
-            else:
-                events.append(write())
-        return b"".join(events)
-
-    def _pieces(self, delta: Json) -> Iterator[tuple[int, Callable[[], bytes]]]:
-        """Yield what writes each piece of a delta, after the index of its call or _TEXT."""
+    def _pieces(self, delta: Json) -> Iterator[Piece]:
+        """Yield the pieces of a delta."""
         reasoning = next((delta[name] for name in REASONING_FIELDS if delta.get(name)), None)
         if isinstance(reasoning, str):
-            yield _TEXT, partial(self._add_reasoning, reasoning)
+            yield TEXT, partial(self._add_reasoning, reasoning)
         if isinstance(content := delta.get("content"), str) and content:
-            yield _TEXT, partial(self._add_content, "output_text", content)
+            yield TEXT, partial(self._add_content, "output_text", content)
         if isinstance(refusal := delta.get("refusal"), str) and refusal:
-            yield _TEXT, partial(self._add_content, "refusal", refusal)
+            yield TEXT, partial(self._add_content, "refusal", refusal)
         for call in delta.get("tool_calls") or ():
             yield call["index"], partial(self._add_call, call)
 
@@ -185,6 +174,7 @@ class ResponsesRenderer:
         call_id = waiting["id"] or names.item_name(names.CALL, step, index)
         events = self._end_open()
         item = self._calls[index] = CallItem(self._events, name, len(self._items), tool, call_id)
+        self._held.open_call = index
         return events + self._begin_item(item) + item.append(waiting["arguments"])
 
     def _begin_missing(self, message: Json) -> bytes:
@@ -209,7 +199,7 @@ class ResponsesRenderer:
 
     def _status_of(self, item: TextItem | CallItem) -> Status:
         """Return the status of an item: completed, or incomplete if the response is cut in it: in the last call, else item."""
-        unfinished = self._items[-1] if self._last_call == _TEXT else self._calls.get(self._last_call)
+        unfinished = self._items[-1] if self._last_call == TEXT else self._calls.get(self._last_call)
         return "completed" if self._status == "completed" or item is not unfinished else "incomplete"
 
     def _last(self, reason: Json, response: Json | None) -> bytes:

@@ -127,6 +127,29 @@ def test_a_block_is_closed_when_the_next_begins():
     assert 5 == ended[1]["usage"]["output_tokens"]
 
 
+def test_what_follows_a_call_is_sent_at_the_end():
+    """Claude Code runs a tool as soon as its block ends: that of a call ends in finish(). One block is open at a time."""
+    texts = [{"content": "a"}, {"reasoning": "b"}]
+    calls = [
+        {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{"}}]},
+        {"tool_calls": [{"index": 1, "id": "d", "function": {"name": "g", "arguments": '{"a"'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}, {"index": 1, "function": {"arguments": ":1}"}}]},
+    ]
+    chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in [*calls, *texts]]
+    rendered = renderer()
+
+    fed = [[event["type"] for event in events_of(rendered.feed(chunk))] for chunk in chunks]
+    ended = events_of(rendered.finish(folded(chunks)))
+
+    block = ["content_block_start", "content_block_delta"]
+    assert [["message_start", "ping", *block], [], ["content_block_delta"], [], []] == fed
+    end = ["content_block_delta", "content_block_stop", *block, "content_block_stop", *block, "content_block_delta"]
+    assert ["content_block_stop", *block, *end, "content_block_stop", "message_delta", "message_stop"] == [
+        event["type"] for event in ended
+    ]
+    assert [0, 1, 1, 1, 1, 2, 2, 2, 3, 3, 3, 3] == [event["index"] for event in ended if "index" in event]
+
+
 def test_message_start_has_the_input_tokens_of_the_first_chunk():
     """If the first chunk has none, message_delta has them, and the SDK uses those."""
     chunk = {"choices": [], "usage": {"prompt_tokens": 33, "prompt_tokens_details": {"cached_tokens": 30}}}
