@@ -125,6 +125,10 @@ LOOPS = (
         ways=(STREAMED,), task="Repair the file.", answer=_FIXED, calls=(),
     ),
     Loop(
+        "Codex, default model", "@openai/codex", "cli", "codex_default.sh", "responses",
+        ways=(STREAMED,), task="Repair the file.", answer=_FIXED, calls=(),
+    ),
+    Loop(
         "Claude Code", "@anthropic-ai/claude-code", "cli", "claude_code.sh", "messages",
         ways=(STREAMED,), task="Repair the file.", answer=_FIXED, calls=(),
     ),
