@@ -4,7 +4,6 @@ A session is a rollout: the agent calls `/sessions/{id}/v1/…`, and the task po
 the rollout's reward is its `reward`, else `reward_score` or `score`.
 """
 
-from math import isfinite
 from typing import Any, Final
 
 from aiohttp import web
@@ -14,7 +13,8 @@ from proxy.api.control.rollouts import change_rollout
 from proxy.api.control.schemas import SessionReward, body_from
 from proxy.api.http import json_response
 from proxy.api.query import rollout_from
-from proxy.rollouts.rollout import Rollout
+from proxy.api.reward_values import LARGEST
+from proxy.errors import UnprocessableRequest
 
 _REWARDS: Final = ("reward", "reward_score", "score")
 _DONE: Final = {"status": "ok"}
@@ -25,7 +25,9 @@ async def set_reward_info(request: web.Request) -> web.Response:
     context, body = request.app[CONTEXT], await body_from(request, SessionReward)
     rollout = await rollout_from(request)
     if body.reward_info is not None:
-        await change_rollout(context, rollout, _values(rollout, body.reward_info))
+        reward = _reward(body.reward_info)
+        values = {} if reward is None else {"reward": reward}
+        await change_rollout(context, rollout, values, {"metadata": {"reward_info": body.reward_info}})
     return json_response(_DONE)
 
 
@@ -33,15 +35,25 @@ async def complete_session(request: web.Request) -> web.Response:
     """`POST /sessions/{id}/complete`: finish a session as completed, with a reward if there is one. Repeats change nothing."""
     context, body = request.app[CONTEXT], await body_from(request, SessionReward)
     rollout = await rollout_from(request)
-    values = {} if body.reward_info is None else _values(rollout, body.reward_info)
-    await context.finisher.finish(rollout, "completed", reward=values.get("reward"), metadata=values.get("metadata"))
+    reward = _reward(body.reward_info or {})
+    if body.reward_info is not None and not rollout.is_finished:
+        rollout = await change_rollout(context, rollout, {}, {"metadata": {"reward_info": body.reward_info}})
+    await context.finisher.finish(rollout, "completed", reward=reward)
     return json_response(_DONE)
 
 
-def _values(rollout: Rollout, info: dict[str, Any]) -> dict[str, Any]:
-    """Return the metadata and, if `reward_info` has one, the reward."""
-    rewards = [info[name] for name in _REWARDS if type(info.get(name)) in (int, float) and isfinite(info[name])]
-    return {"metadata": {**rollout.metadata, "reward_info": info}, **({"reward": float(rewards[0])} if rewards else {})}
+def _reward(info: dict[str, Any]) -> float | None:
+    """Return the reward, if `reward_info` has one. Raises UnprocessableRequest for one beyond float32."""
+    for name in _REWARDS:
+        value: Any = info.get(name)
+        if type(value) in (int, float):
+            if not -LARGEST <= value <= LARGEST:
+                raise UnprocessableRequest(
+                    f"reward_info.{name}: must be within the range of float32 (±{LARGEST:.8g}).",
+                    param=f"reward_info.{name}",
+                )
+            return float(value)
+    return None
 
 
 UNI_AGENT_ROUTES: Final = [

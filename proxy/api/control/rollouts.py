@@ -121,16 +121,17 @@ async def change_rollout(
     context: Context,
     rollout: Rollout,
     values: Mapping[str, Any],
-    rewards: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    added: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Rollout:
-    """Set values of a rollout, and add rewards of its steps and threads; return the rollout.
+    """Set values of a rollout, and add rewards of its steps and threads, or metadata; return the rollout.
 
     Raises:
         Conflict: A reward or an advantage changes, and the group was claimed.
         NotFound: The rollout was deleted.
     """
+    known: Mapping[str, bytes] = write_fields({name: getattr(rollout, name) or None for name in added})
     while True:
-        fields = _changes(rollout, values, rewards)
+        fields = _changes(rollout, values, added)
         signals = fields.keys() - {"metadata", "continuation"}
         if signals and rollout.claimed_by is not None:
             raise Conflict(
@@ -138,14 +139,14 @@ async def change_rollout(
                 "advantages cannot be changed.",
                 param=min(signals),
             )
-        expect = write_fields({name: getattr(rollout, name) or None for name in _MERGED})
-        expected = {"claimed_by": None, **{name: expect.get(name) for name in _MERGED}} if signals else {}
+        expected = {name: known.get(name) for name in fields.keys() & added} | ({"claimed_by": None} if signals else {})
         try:
             stored = await context.store.update_if(
                 rollout.rollout_id, fields, expect=expected, now_ms=context.clock.now_ms()
             )
         except FieldsChanged as changed:
             rollout = read_rollout(changed.rollout)  # changed by another request: try again
+            known = changed.rollout.fields
             continue
         if stored is None:
             raise no_rollout(rollout.rollout_id)
@@ -156,10 +157,10 @@ async def change_rollout(
 
 
 def _changes(
-    rollout: Rollout, values: Mapping[str, Any], rewards: Mapping[str, Mapping[str, Any]]
+    rollout: Rollout, values: Mapping[str, Any], added: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, bytes | None]:
     """Return the fields that change; equal values change nothing. Rewards of steps and threads are added to the known ones."""
-    merged = {name: {**getattr(rollout, name), **given} for name, given in rewards.items() if given}
+    merged = {name: {**getattr(rollout, name), **given} for name, given in added.items() if given}
     values_to_set = {**values, **merged}
     return {
         name: None if value is None else orjson.dumps(value)

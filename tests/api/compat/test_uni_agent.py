@@ -1,5 +1,7 @@
 """The routes of a session in Uni-Agent's gateway for verl."""
 
+import asyncio
+
 import pytest
 
 RUN = {"reward": 0.5, "acc": True, "finished": True}
@@ -50,6 +52,34 @@ async def test_wrong_bodies_and_unknown_sessions_are_refused(proxy, route):
 
     assert ([422] * 3, 404) == (statuses, (await posted(proxy, "unknown", route, RUN)).status)
     assert "open" == (await proxy.get("/rollouts/s1")).json["status"]
+
+
+@pytest.mark.parametrize("route", ["reward_info", "complete"])
+async def test_a_reward_beyond_float32_is_refused(proxy, route):
+    """As in all rewards; nothing changes."""
+    await proxy.post("/rollouts", {"rollout_id": "s1"})
+    refused = await posted(proxy, "s1", route, {"score": 1e300})
+    found = (await proxy.get("/rollouts/s1")).json
+
+    assert (422, "reward_info.score") == (refused.status, refused.json["error"]["param"])
+    assert ("open", None, {}) == tuple(found[key] for key in ("status", "reward", "metadata"))
+
+
+@pytest.mark.parametrize("route", ["reward_info", "complete"])
+@pytest.mark.parametrize("before", [None, {}, {"task": 7}])
+async def test_metadata_that_changes_meanwhile_is_kept(proxy, store, route, before):
+    """`reward_info` is added to the metadata as it is in the store."""
+    await proxy.post("/rollouts", {"rollout_id": "s1", **({} if before is None else {"metadata": before})})
+    store.waiting["update_if"], store.reached["update_if"] = asyncio.Event(), asyncio.Event()
+    slow = asyncio.ensure_future(posted(proxy, "s1", route, RUN))
+    await store.reached["update_if"].wait()
+    overtaken = store.waiting.pop("update_if")
+    quick = await proxy.patch("/rollouts/s1", {"metadata": {"other": 1}})
+    overtaken.set()
+    found = [(await slow).status, quick.status, (await proxy.get("/rollouts/s1")).json]
+
+    assert [200, 200] == found[:2]
+    assert ({"other": 1, "reward_info": RUN}, 0.5) == (found[2]["metadata"], found[2]["reward"])
 
 
 async def test_a_reward_cannot_change_once_the_group_is_claimed(proxy):
