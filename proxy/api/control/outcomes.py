@@ -107,8 +107,9 @@ def _with_thread_advantages(outcomes: Sequence[Outcome], estimator: Callable[[Re
 
 
 def _kind(thread: str) -> str:
-    """Return the agent, or the kind before the digest."""
-    return thread.partition(":")[0]
+    """Return the agent, or the kind with the colon before the digest, which no name of an agent has."""
+    kind, colon, _ = thread.partition(":")
+    return kind + colon
 
 
 def _check_range(outcome: Outcome, values: Sequence[float]) -> None:

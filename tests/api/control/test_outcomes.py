@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 from forests import make_step
+from msgspec import structs
 from policies import policies_of
 
 from proxy.api.control import outcomes as outcomes_module
@@ -67,6 +68,17 @@ async def test_a_rollout_without_a_reward_has_no_advantage_and_is_not_in_the_bas
     members = [played("r0", None, reward=1.0), played("r1", None), played("r2", None, reward=0.0)]
 
     assert [1.0, None, -1.0] == advantages(await outcomes_of(query_for(estimator), *members))
+
+
+def test_an_agent_named_as_a_kind_is_not_compared_with_threads_of_the_kind():
+    """Threads are compared with those of their kind, or of the same agent."""
+    threads = [{"sub-agent": 1.0, "sub-agent:0a": 5.0}, {"sub-agent": 0.0, "sub-agent:0b": 7.0}]
+    rollouts = [structs.replace(played(f"r{n}")[0], thread_rewards=given) for n, given in enumerate(threads)]
+    found = estimated([Outcome(rollout) for rollout in rollouts], "dr_grpo")
+
+    assert [{"sub-agent": 0.5, "sub-agent:0a": -1.0}, {"sub-agent": -0.5, "sub-agent:0b": 1.0}] == [
+        outcome.rollout.thread_advantages for outcome in found
+    ]
 
 
 async def test_steps_are_not_read_for_advantages_of_rollouts():
