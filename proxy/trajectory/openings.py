@@ -85,12 +85,6 @@ class Opening:
         """The model that the client named."""
         return self.step.model_asked or self.step.model_served
 
-    @property
-    def user(self) -> str:
-        """The text of the last user message."""
-        users = (message for message in reversed(self.messages) if _role(message) == "user")
-        return text_of(next(users, {}))
-
     def parts(self) -> Iterator[str]:
         """Yield the texts of the user messages before the first reply; of many, those of the first and the last ones."""
         for at in _ends(range(self.start, self.start + self.first)):
@@ -110,6 +104,9 @@ class Openings:
 
     digests: Digests = field(default_factory=Digests)
     _systems: dict[bytes, System] = field(default_factory=dict)
+    _users: dict[bytes, tuple[list[Any], int | None]] = field(
+        default_factory=dict
+    )  # of the newest step by conversation
     _before: tuple[list[Any], blake2b] = field(default_factory=lambda: ([], _hashed()))  # of the step before
 
     def read(self, step: Step) -> Opening:
@@ -121,6 +118,16 @@ class Openings:
         if key not in self._systems:
             self._systems[key] = System("\n".join(map(text_of, messages[:start])))
         return Opening(step, self._systems[key], _tools(step), messages, start, first, digest)
+
+    def user(self, opening: Opening) -> str:
+        """Return the text of the last user message. What the step before of its conversation has is not searched again."""
+        before, found = self._users.get(opening.digest, ([], None))
+        messages = opening.messages
+        begun = len(before) if messages[: len(before)] == before else 0
+        users = (at for at in range(len(messages) - 1, begun - 1, -1) if _role(messages[at]) == "user")
+        found = next(users, found if begun else None)
+        self._users[opening.digest] = messages, found
+        return "" if found is None else text_of(messages[found])
 
     def _beginning(self, messages: list[Any], start: int) -> tuple[int, bytes]:
         """Return the number of messages before the first reply, and a digest of them.

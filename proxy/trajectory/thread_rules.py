@@ -3,7 +3,7 @@
 A pattern has `*` for any characters. It is matched part by part; the time is linear in the text for any pattern.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -31,15 +31,47 @@ class ThreadRule:
     tools: str | None = None
     agent: str | None = None
 
-    def has(self, *, model: str | None, system: str, user: str, tools: str, agent: str | None) -> bool:
-        """Return whether a call matches."""
+    def has(self, *, model: str | None, system: str, user: str | None, tools: str, agent: str | None) -> bool:
+        """Return whether a call matches. `user` is None if any user message may."""
         return (
             (self.model is None or matches(self.model, model or ""))
             and (self.agent is None or matches(self.agent, agent or ""))
             and (self.tools is None or matches(self.tools, tools))
             and (self.system is None or matches(self.system, system))
-            and (self.user is None or matches(self.user, user))
+            and (self.user is None or user is None or matches(self.user, user))
         )
+
+
+class RuleSearch:
+    """Finds the first rule that a call matches. Patterns are compared once with each different prompt."""
+
+    def __init__(self, rules: Sequence[ThreadRule]) -> None:
+        self._rules = rules
+        self._candidates: dict[Hashable, tuple[int, ...]] = {}
+
+    def first(
+        self, *, model: str | None, system: str, tools: frozenset[str], agent: str | None, user: Callable[[], str]
+    ) -> int | None:
+        """Return the index of the rule. `user` returns the last user message; it is called if a rule has a pattern of it."""
+        if not self._rules:
+            return None
+        key = model, system, tools, agent
+        if key not in self._candidates:
+            names = " ".join(sorted(tools))
+            self._candidates[key] = tuple(
+                number
+                for number, rule in enumerate(self._rules)
+                if rule.has(model=model, system=system, user=None, tools=names, agent=agent)
+            )
+        text: str | None = None
+        for number in self._candidates[key]:
+            pattern = self._rules[number].user
+            if pattern is None:
+                return number
+            text = user() if text is None else text
+            if matches(pattern, text):
+                return number
+        return None
 
 
 def matches(pattern: str, text: str) -> bool:

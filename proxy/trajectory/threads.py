@@ -15,13 +15,14 @@ is linear in the steps and their new messages: steps are compared by digests, an
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
 from proxy.trajectory.families import Families
 from proxy.trajectory.openings import Opening, Openings, works_in_turns
 from proxy.trajectory.step import Step
-from proxy.trajectory.thread_rules import KINDS_OF, ThreadKind, ThreadRule, Wanted
+from proxy.trajectory.thread_rules import KINDS_OF, RuleSearch, ThreadKind, ThreadRule, Wanted
 from proxy.trajectory.thread_starts import Start, Starts
 
 MAIN: Final = "main"
@@ -157,7 +158,17 @@ def _grouped(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> Iterator[_
     reader = Openings()
     openings = [reader.read(step) for step in ordered]
     families = Families(openings, reader.digests)
-    matched = [_rule(opening, rules) for opening in openings]
+    search = RuleSearch(rules)
+    matched = [
+        search.first(
+            model=opening.model,
+            system=opening.system.text,
+            tools=opening.tools,
+            agent=opening.agent,
+            user=partial(reader.user, opening),
+        )
+        for opening in openings
+    ]
     starts = Starts(openings, families, reader.digests)
     groups: dict[Any, _Group] = {}
     of_step: dict[str, _Group] = {}  # of the step's conversation, also if the step belongs to what follows it
@@ -181,20 +192,6 @@ def _grouped(ordered: Sequence[Step], rules: Sequence[ThreadRule]) -> Iterator[_
         group.parent = None if group.start is None else of_step.get(group.start.source)
         group.is_long = works_in_turns(group.openings, reader.digests)
     yield from groups.values()
-
-
-def _rule(opening: Opening, rules: Sequence[ThreadRule]) -> int | None:
-    """Return the index of the first rule that a step matches."""
-    for number, rule in enumerate(rules):
-        if rule.has(
-            model=opening.model,
-            agent=opening.agent,
-            system=opening.system.text if rule.system is not None else "",
-            user=opening.user if rule.user is not None else "",
-            tools=" ".join(sorted(opening.tools)) if rule.tools is not None else "",
-        ):
-            return number
-    return None
 
 
 def _classify(groups: Sequence[_Group]) -> None:

@@ -11,7 +11,8 @@ from proxy.trajectory.openings import Openings, System, called_with, works_in_tu
 
 def test_an_opening_has_the_system_prompt_the_tools_and_the_messages_before_the_first_reply():
     messages = [user("Task"), {"role": "system", "content": "More."}, said("Reply"), user("Next")]
-    opening = Openings().read(call(1, *messages, system="You work.", tools=("a", "b")))
+    reader = Openings()
+    opening = reader.read(call(1, *messages, system="You work.", tools=("a", "b")))
 
     assert ("You work.", {"a", "b"}, 2, 4, messages[0]) == (
         opening.system.text,
@@ -20,7 +21,7 @@ def test_an_opening_has_the_system_prompt_the_tools_and_the_messages_before_the_
         opening.length,
         opening.message(0),
     )
-    assert (["Task"], "Next") == (list(opening.parts()), opening.user)
+    assert (["Task"], "Next") == (list(opening.parts()), reader.user(opening))
     assert ["Task", "Reply"] == list(opening.imported())
 
 
@@ -50,6 +51,7 @@ def test_the_steps_before_do_not_change_the_opening_of_a_step(drawn):
     for step in steps:
         found, alone = reader.read(step), Openings().read(step)
         assert (alone.first, alone.digest, alone.system.key) == (found.first, found.digest, found.system.key)
+        assert Openings().user(alone) == reader.user(found)
 
 
 def test_a_prompt_may_have_any_characters():
@@ -71,9 +73,10 @@ def test_tools_are_named_in_both_spellings(tools):
 
 
 def test_completions_have_no_messages():
-    opening = Openings().read(call(1, user("hi"), dialect="completions"))
+    reader = Openings()
+    opening = reader.read(call(1, user("hi"), dialect="completions"))
 
-    assert ([], 0, "") == (opening.messages, opening.first, opening.user)
+    assert ([], 0, "") == (opening.messages, opening.first, reader.user(opening))
 
 
 @pytest.mark.parametrize(
@@ -120,10 +123,11 @@ def test_long_arguments_are_not_read():
 @given(value=JSON)
 def test_any_json_in_place_of_messages_and_calls_is_read(value):
     reply = {"role": "assistant", "content": value, "tool_calls": value}
-    opening = Openings().read(call(1, user("hi"), reply, {"role": "user", "content": value}, reply=reply))
+    reader = Openings()
+    opening = reader.read(call(1, user("hi"), reply, {"role": "user", "content": value}, reply=reply))
 
     assert 1 == opening.first
-    assert isinstance(opening.user, str)
+    assert isinstance(reader.user(opening), str)
     assert all(isinstance(text, str) for text in [*opening.imported(), *(text for _, text in called_with(reply))])
 
 

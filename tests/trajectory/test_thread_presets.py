@@ -89,7 +89,7 @@ def test_no_rule_of_any_preset_has_a_call_of_a_main_thread_or_a_sub_agent(agent)
             "model": opening.model,
             "agent": opening.agent,
             "system": opening.system.text,
-            "user": opening.user,
+            "user": reader.user(opening),
             "tools": " ".join(sorted(opening.tools)),
         }
         for opening in calls

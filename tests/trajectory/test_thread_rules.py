@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config.threads import Kind
-from proxy.trajectory.thread_rules import KINDS_OF, ThreadKind, ThreadRule, matches
+from proxy.trajectory.thread_rules import KINDS_OF, RuleSearch, ThreadKind, ThreadRule, matches
 
 TEXTS = st.text("ab*\n", max_size=8)
 
@@ -54,6 +54,26 @@ def test_a_rule_matches_calls_that_match_all_its_patterns(rule, is_matched):
     }
 
     assert is_matched == rule.has(**facts)
+
+
+def test_the_first_rule_that_matches_applies():
+    """The user message is read only if a rule has a pattern of it and may match, and once for each call."""
+    rules = [
+        ThreadRule("main", system="S", user="a*"),
+        ThreadRule("auxiliary", system="S", user="b*"),
+        ThreadRule("sub-agent", tools="read write"),
+    ]
+    search, read = RuleSearch(rules), []
+
+    def first(system, user, tools=()):
+        return search.first(
+            model="m", system=system, tools=frozenset(tools), agent=None, user=lambda: read.append(user) or user
+        )
+
+    assert [0, 1, None] == [first("S", user) for user in ("aa", "bb", "cc")]
+    assert [None, 2] == [first("T", "x"), first("T", "x", ("write", "read"))]
+    assert ["aa", "bb", "cc"] == read
+    assert RuleSearch(()).first(model=None, system="", tools=frozenset(), agent=None, user=str) is None
 
 
 def test_the_settings_have_the_same_kinds():

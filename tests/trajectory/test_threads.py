@@ -272,6 +272,7 @@ def test_titles_are_short_and_one_line():
     assert " ".join(["A long task"] * 7)[:80] == thread.title
 
 
+RESULTS_OF_TOOLS = [{"role": role, "content": f"{n}"} for n in range(1000) for role in ("assistant", "tool")]
 RESULTS = [user(f"result {n}") for n in range(1000)]
 
 
@@ -294,8 +295,9 @@ def words(count, seed):
         [{"messages": [TASK], "reply": said("", ("t", {"p": "A line that is long.\nAnother line, the end."}))},
          {"messages": [user("A line that is long.\n" * 20_000)]}],
         [{"messages": [TASK], "system": f"{n} " + "é — " * 5000} for n in range(400)],
+        [{"messages": [TASK, *RESULTS_OF_TOOLS[: 2 * n]], "system": "S", "tools": ("t",)} for n in range(1000)],
     ],
-    ids=["prompts", "states", "agents", "turns", "histories without replies", "a repeated line", "long prompts"],
+    ids=["prompts", "states", "agents", "turns", "histories without replies", "a repeated line", "long prompts", "tools"],
 )  # fmt: skip
 def test_thousands_of_roots_cost_a_second_at_most(calls):
     steps = rollout(*calls)
