@@ -14,6 +14,7 @@
     │   ├── UnsupportedEncoding     415   the content encoding is not supported
     │   ├── ExpectationFailed  417   the `Expect` header is not supported
     │   ├── UnprocessableRequest    422   a value is not allowed
+    │   ├── UpgradeRequired    426   the request is for a WebSocket
     │   ├── LimitReached       429   a limit of the rollout is reached
     │   ├── Overloaded         429   the calls in flight use too much memory
     │   ├── EngineBusy         429   the queue of the engine is full, or waiting in it timed out
@@ -154,6 +155,13 @@ class UnprocessableRequest(BadRequest):
 
     status = 422
     code = "unprocessable_request"
+
+
+class UpgradeRequired(BadRequest):
+    """The request is for a WebSocket, which the model API does not have. Codex 0.169 then uses HTTP at once."""
+
+    status = 426
+    code = "upgrade_required"
 
 
 class LimitReached(BadRequest):

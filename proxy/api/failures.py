@@ -12,7 +12,7 @@ from proxy.api.auth import MODEL_API, SESSION_API
 from proxy.api.body import release
 from proxy.api.context import CONTEXT
 from proxy.api.http import ERROR_DIALECT, RESPONSE_STARTED
-from proxy.errors import BadRequest, InternalError, NotFound, ProxyError, StoreUnavailable
+from proxy.errors import BadRequest, InternalError, NotFound, ProxyError, StoreUnavailable, UpgradeRequired
 from proxy.protocols.dialects.base import openai_error
 from proxy.telemetry.logs import LOG
 from storage.errors import StorageError
@@ -43,6 +43,8 @@ def error_response(request: web.Request, error: ProxyError) -> web.Response:
     headers = {"Content-Type": "application/json"}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
+    if isinstance(error, UpgradeRequired):
+        headers["Upgrade"] = "HTTP/1.1"  # RFC 9110, section 15.5.22
     if error.kind in {"rollout_limit", "rollout_closed"}:
         headers["X-Should-Retry"] = "false"  # OpenAI's clients would retry, which cannot succeed
     status = dialect.status(error) if dialect else error.status

@@ -22,7 +22,7 @@ from proxy.api.model.gemini import answer_gemini
 from proxy.api.model.stored_responses import STORED, answer_stored
 from proxy.api.model.unrecorded import COUNT, count_tokens, forward, show_models, unknown_path
 from proxy.api.rollout_id import parse_path
-from proxy.errors import NotFound
+from proxy.errors import BadRequest, NotFound, UpgradeRequired
 from proxy.protocols.dialects.gemini.paths import is_gemini
 from proxy.protocols.translated_call import error_dialect_for
 
@@ -81,11 +81,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
         return await route.handle(call)
     if target.endpoint in context.settings.engines.passthrough:
         return await forward(request, context, target.endpoint, await read_bytes(request))
-    raise (
-        unknown_path(request.method, target.endpoint)
-        if calls is None
-        else _other_method(request.method, target.endpoint)
-    )
+    raise (unknown_path(request.method, target.endpoint) if calls is None else _other_method(request, target.endpoint))
 
 
 def _route_of(routes: Mapping[str, ModelRoute], endpoint: str) -> ModelRoute | None:
@@ -94,5 +90,7 @@ def _route_of(routes: Mapping[str, ModelRoute], endpoint: str) -> ModelRoute | N
     return next((route for prefix, route in _PREFIXES.items() if endpoint.startswith(prefix)), None)
 
 
-def _other_method(method: str, endpoint: str) -> NotFound:
-    return NotFound(f"{method} {endpoint} is not supported; use POST.")
+def _other_method(request: web.Request, endpoint: str) -> BadRequest:
+    if request.headers.get("Upgrade", "").lower() == "websocket":
+        return UpgradeRequired(f"{endpoint} has no WebSocket; use POST.")
+    return NotFound(f"{request.method} {endpoint} is not supported; use POST.")

@@ -1,5 +1,6 @@
 """Routes of the model API."""
 
+import aiohttp
 import pytest
 from fakes import proxying
 
@@ -28,3 +29,14 @@ async def test_the_error_of_a_wrong_method_names_the_right_one(store, engine, ht
         body = await response.json()
 
     assert "POST" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/rollouts/r1/v1/responses"])
+async def test_a_websocket_is_refused_so_that_the_client_uses_http(store, engine, http, path):
+    """Codex tries a WebSocket first; after any other status it tries five times more."""
+    async with proxying(engine.url, store) as served:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await http.ws_connect(served.url + path)
+
+    assert (426, "HTTP/1.1") == (refused.value.status, refused.value.headers["Upgrade"])
+    assert [] == engine.requests
