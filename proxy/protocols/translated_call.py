@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import METHODS, TRANSLATORS
 from proxy.protocols.dialects.base import is_on
+from proxy.protocols.dialects.gemini.paths import GENERATE, is_of_google
 from proxy.protocols.dialects.translation import (
     CallIdentity,
     ResolvedReferences,
@@ -114,7 +115,7 @@ def error_dialect_for(endpoint: str, headers: Mapping[str, str]) -> Translator |
     """Return the error dialect of a path that samples nothing; None: OpenAI's."""
     if "anthropic-version" in headers or endpoint.startswith("/v1/messages/"):
         return TRANSLATORS["/v1/messages"]
-    return None
+    return METHODS[GENERATE] if is_of_google(headers) else None
 
 
 def renderer_for(step: Step) -> ResponseRenderer:

@@ -198,6 +198,7 @@ def test_the_dialect_of_errors_on_other_routes_is_detected_by_headers():
     """Anthropic's clients send their version with every request."""
     assert "messages" == error_dialect_for("/v1/models", {"anthropic-version": "2023-06-01"}).name
     assert "messages" == error_dialect_for("/v1/messages/count_tokens", {}).name
+    assert "gemini" == error_dialect_for("/upload/v1/files", {"x-goog-api-key": "k"}).name
     assert None is error_dialect_for("/v1/models", {})
 
 

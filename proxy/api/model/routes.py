@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from aiohttp import web
 
 from proxy.api.adapters import CallRoute
-from proxy.api.auth import check_minted, identify
+from proxy.api.auth import check_minted, google_key, identify
 from proxy.api.body import read_bytes
 from proxy.api.context import CONTEXT
 from proxy.api.health import show_health
@@ -23,6 +23,7 @@ from proxy.api.model.stored_responses import STORED, answer_stored
 from proxy.api.model.unrecorded import COUNT, count_tokens, forward, show_models, unknown_path
 from proxy.api.rollout_id import parse_path
 from proxy.errors import BadRequest, NotFound, UpgradeRequired
+from proxy.protocols.dialects.gemini import GEMINI
 from proxy.protocols.dialects.gemini.paths import is_gemini
 from proxy.protocols.translated_call import error_dialect_for
 
@@ -72,7 +73,12 @@ async def answer(request: web.Request) -> web.StreamResponse:
         request[ERROR_DIALECT] = errors
     if calls is None:
         route = _route_of(request.app[OTHERS], target.endpoint)
-    caller = await identify(request, context, takes_control_keys=route is not None and route.takes_control_keys)
+    caller = await identify(
+        request,
+        context,
+        takes_control_keys=route is not None and route.takes_control_keys,
+        other_key=google_key(request) if errors is GEMINI else None,
+    )
     check_minted(caller.minted, target.rollout_id)
     call = ModelRequest(request, context, target.endpoint, target.rollout_id, caller)
     if calls is not None and request.method == "POST":

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from io import BytesIO
 
 import httpx2
 import orjson
@@ -202,6 +203,22 @@ BAD = [
     ("PUT", MODEL, {}, 404, "NOT_FOUND"),
     ("GET", "/v1beta/models/unknown", None, 404, "NOT_FOUND"),
 ]
+
+
+@pytest.mark.parametrize(("key", "status", "name"), [(SECRET, 404, "NOT_FOUND"), ("wrong", 401, "UNAUTHENTICATED")])
+async def test_other_methods_of_googles_clients_are_errors_in_their_format(store, simulated, sdk, key, status, name):
+    """Also those whose paths have no version of Google's alone: the SDK uses version 1."""
+    async with proxying(simulated, store, agents={"api_keys": [SECRET]}) as served:
+        client = sdk(f"{served.url}/rollouts/r1", key)
+        for method in (
+            lambda: client.models.embed_content(model="simulated", contents="x"),
+            lambda: client.caches.create(model="simulated", config=types.CreateCachedContentConfig(contents="x")),
+            lambda: client.files.upload(file=BytesIO(b"x"), config={"mime_type": "text/plain"}),
+            lambda: client.files.get(name="x"),
+        ):
+            with pytest.raises(ClientError) as raised:
+                await method()
+            assert (status, name) == (raised.value.code, raised.value.status)
 
 
 async def test_a_bad_request_is_an_error_in_googles_format_and_nothing_is_recorded(store, simulated, http):

@@ -36,7 +36,12 @@ def is_gemini(endpoint: str, headers: Mapping[str, str]) -> bool:
         return True
     if not endpoint.startswith(_V1):
         return False
-    return any(name in headers for name in _CLIENT) or unquote(endpoint).endswith((GENERATE, STREAM, COUNT))
+    return is_of_google(headers) or unquote(endpoint).endswith((GENERATE, STREAM, COUNT))
+
+
+def is_of_google(headers: Mapping[str, str]) -> bool:
+    """Return whether a request is of one of Google's clients."""
+    return any(name in headers for name in _CLIENT)
 
 
 def read_target(endpoint: str, http_method: str) -> Target | None:

@@ -20,7 +20,7 @@ def json_schema(value: Any, path: str) -> Json:
             schema[field] = read(inner, f"{path}.{name}")
         elif name == "example":
             schema["examples"] = [inner]
-        elif name not in {"nullable", "propertyOrdering"}:
+        elif name not in {"nullable", "propertyOrdering"} and (name, inner) != _ENUM_FORMAT:
             schema[name] = inner
     if schema.get("type") == "type_unspecified":
         del schema["type"]
@@ -82,4 +82,5 @@ _READERS: Final[Mapping[str, tuple[str, Callable[[Any, str], Any]]]] = {
     "$defs": ("$defs", _named),
     **{name: (name, _number) for name in _COUNTS},
 }
+_ENUM_FORMAT: Final = ("format", "enum")  # of Google's strings with an `enum`; some grammars refuse unknown formats
 _NAMES: Final = {snake_case(name): name for name in (*_READERS, "propertyOrdering")}

@@ -7,7 +7,7 @@ from proxy.protocols.dialects.gemini.schemas import json_schema
 
 
 def test_a_schema_of_googles_reference_becomes_json_schema():
-    """Types in lower case, null as a type, numbers for counts, in the order of `propertyOrdering`."""
+    """Types in lower case, null as a type, numbers for counts, no format of enums, in the order of `propertyOrdering`."""
     schema = {
         "type": "OBJECT",
         "description": "A recipe.",
@@ -28,7 +28,7 @@ def test_a_schema_of_googles_reference_becomes_json_schema():
         "properties": {
             "name": {"type": ["string", "null"], "examples": ["Soup"]},
             "steps": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 9},
-            "size": {"type": ["string", "null"], "format": "enum", "enum": ["S", "L", None]},
+            "size": {"type": ["string", "null"], "enum": ["S", "L", None]},
         },
         "required": ["name"],
     } == converted
