@@ -102,7 +102,7 @@ def _in_order(threads, random) -> list[Step]:
 def recorded_calls() -> dict[str, list[tuple[Step, str]]]:
     """Return the calls of real agents in order, each with the thread to which it belongs.
 
-    Their texts are cut after 800 characters.
+    Their texts are cut to 800 characters.
     """
     found: dict[str, list[tuple[Step, str]]] = {}
     for name, calls in orjson.loads(_RECORDED.read_bytes()).items():

@@ -152,6 +152,17 @@ def test_a_commit_message_of_an_agent_without_tools_is_auxiliary():
     assert [["main", "sub-agent"], ["main", "auxiliary"]] == kinds("aider", *steps)
 
 
+def test_a_memory_that_is_written_before_the_first_call_is_not_the_main_thread():
+    """Agno's runs at the same time, with tools and with the message of the user."""
+    memory = TEXTS["agno"]["auxiliary"]["system"][1]
+    steps = [
+        call(1, user("Repair it."), system=memory, tools=("add_memory",)),
+        call(2, user("Repair it."), system="You work.", tools=("bash",)),
+    ]
+
+    assert [["main", "sub-agent"], ["auxiliary", "main"]] == kinds("agno", *steps)
+
+
 def test_a_plan_is_trained():
     """As smolagents writes one before a conversation with tools."""
     plan = TEXTS["smolagents"]["sub-agent"]["user"][0]

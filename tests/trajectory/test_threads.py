@@ -43,7 +43,7 @@ def names(*steps, rules=()):
 @pytest.mark.parametrize("rules", [(), ALL_PRESETS], ids=["without rules", "with all presets"])
 @pytest.mark.parametrize("agent", recorded_calls())
 def test_calls_of_real_agents_have_the_threads_to_which_they_belong(agent, rules):
-    """Claude Code, opencode and Codex: titles, sub-agents and compactions."""
+    """Titles, sub-agents, handoffs, selections of a speaker, and compactions."""
     calls = recorded_calls()[agent]
     found = find_threads([step for step, _ in calls], rules)
     by_thread = {}

@@ -16,6 +16,7 @@ from .running import PROGRAMS, address, run
 from .test_loops import APPEND, DRIFTING, TERMS, show_the_stop_token
 
 SCRIPT = Path(__file__).with_name("threads.yaml")
+WAY = ("chat", "whole")  # as the programs of test_loops.py
 READ, MORE = "Read the numbers, please.", "Now look at them."
 
 
@@ -23,10 +24,11 @@ READ, MORE = "Read the numbers, please.", "Now look at them."
 class Case:
     """A session: preset, program and its words, and the number of steps of each thread, the main one first.
 
-    `without` are the threads without the preset, if others. `rows` is the number of the main thread's sequences.
+    `without` are the threads without the preset, if others. `rows` is the number of the main thread's sequences: several if
+    the agent rewrites its history.
     """
 
-    preset: str
+    preset: str | None
     program: str
     words: tuple[str, ...]
     threads: tuple[tuple[str, int], ...]
@@ -37,7 +39,7 @@ class Case:
     @property
     def name(self) -> str:
         """The test's ID."""
-        return f"{self.preset}: {', '.join(dict.fromkeys(kind for kind, _ in self.threads[1:]))}"
+        return f"{self.program}: {', '.join(dict.fromkeys(kind for kind, _ in self.threads[1:]))}"
 
 
 CASES = (
@@ -86,8 +88,45 @@ CASES = (
         (("main", 1), ("compaction", 1), ("compaction", 1)),
     ),
     Case(
-        "aider", "aider_threads.py", ("Repair the file with aider.", "chat", "streamed"),
+        "aider", "aider_threads.py", ("Repair the file with aider.", *WAY),
         (("main", 1), ("auxiliary", 1)), without=(("main", 1), ("sub-agent", 1)), runs="aider",
+    ),
+    Case(
+        None, "openai_agents_threads.py", ("Delegate the forecast to ask and hand it over.", *WAY),
+        (("main", 2), ("sub-agent", 2), ("sub-agent", 2)), runs="main",
+    ),
+    Case(
+        None, "pydantic_threads.py", ("Delegate the forecast to ask.", *WAY),
+        (("main", 2), ("sub-agent", 2)), runs="main",
+    ),
+    Case(
+        "smolagents", "smol_agent_threads.py", ("Delegate the forecast to the managed agent.", *WAY),
+        (("main", 2), ("sub-agent", 1), ("sub-agent", 1)),
+        without=(("main", 2), ("auxiliary", 1), ("sub-agent", 1)), rows=2, runs="main",
+    ),
+    Case(
+        "langchain", "langchain_threads.py", ("Delegate the forecast to ask, then look.", *WAY),
+        (("main", 2), ("compaction", 1), ("compaction", 1), ("sub-agent", 2)), runs="main",
+    ),
+    Case(
+        "strands", "strands_threads.py", ("Delegate the forecast to ask.", *WAY),
+        (("main", 2), ("compaction", 1), ("compaction", 1), ("sub-agent", 2)), runs="litellm",
+    ),
+    Case(
+        "agno", "agno_threads.py", ("Delegate the forecast to the member.", *WAY),
+        (("main", 2), ("auxiliary", 1), ("sub-agent", 2)), runs="litellm",
+    ),
+    Case(
+        "autogen", "autogen_threads.py", ("Discuss the forecast.", *WAY),
+        (("main", 2), ("auxiliary", 1), ("sub-agent", 2)), runs="litellm",
+    ),
+    Case(
+        "google-adk", "adk_threads.py", ("Delegate the forecast to the agent tool.", *WAY),
+        (("main", 2), ("sub-agent", 2)), runs="litellm",
+    ),
+    Case(
+        "crewai", "crew_threads.py", ("Delegate the forecast to a coworker.", *WAY),
+        (("main", 2), ("sub-agent", 2)), runs="crewai",
     ),
 )  # fmt: skip
 
@@ -95,7 +134,7 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 async def test_threads_have_the_calls_that_belong_to_them(case, environment, scripted, store, http, tmp_path):
     """With the agent's preset, and without it where the general rules suffice. The main thread is one sequence."""
-    threads = {"threads": {"presets": [case.preset]}}
+    threads = {"threads": {"presets": [case.preset] if case.preset else []}}
     async with (
         scripted(script=read_script(SCRIPT), **DRIFTING) as engine,
         proxying(engine, store, **TERMS, **APPEND, **threads) as served,
