@@ -61,7 +61,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
         "@anthropic-ai/claude-code",
         "2.1.197",
         (
-            *_by("compaction", user=("*Your task is to create a detailed summary of *conversation*",)),
+            *_by("compaction", user=("*Respond with TEXT ONLY.*Your task is to create a detailed summary of *conversation*",)),
             *_by(
                 "auxiliary",
                 system=(
