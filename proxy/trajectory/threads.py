@@ -13,7 +13,7 @@ The result does not depend on the order of the steps of different threads, excep
 is linear in the steps and their new messages: steps are compared by digests, and with a few others at most.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -77,9 +77,19 @@ def find_threads(steps: Iterable[Step], rules: Sequence[ThreadRule] = ()) -> Thr
         return found
     known = {thread.name: thread for thread in found.all}
     late = {step_id: thread for step_id, thread in _found(ordered, rules).of.items() if step_id not in found.of}
-    added = {thread.name: thread for thread in late.values() if thread.name not in known}
-    of = {step_id: known.get(thread.name, thread) for step_id, thread in late.items()}
-    return Threads((*found.all, *added.values()), {**found.of, **of})
+    names = {step_id: thread.name for step_id, thread in (late | {**found.of}).items()}
+    present = frozenset(names.values())
+    added = {thread.name: _renamed(thread, names, present) for thread in late.values() if thread.name not in known}
+    threads = known | added
+    return Threads(tuple(threads.values()), {step_id: threads[name] for step_id, name in names.items()})
+
+
+def _renamed(thread: Thread, names: Mapping[str, str], present: Container[str]) -> Thread:
+    """Return a thread of late steps. Its parent may have another name with late steps than without."""
+    if thread.parent is None or thread.started_by is None or thread.parent in present:
+        return thread
+    parent = names[thread.started_by]
+    return replace(thread, parent=None if parent == thread.name else parent)
 
 
 def title_of(text: str) -> str:

@@ -7,8 +7,13 @@ from typing import Any
 
 import orjson
 import pytest
+from forests import make_choice
 from harbor_models import MORE, NOW, REPLY, SYSTEM, TEN, USER, call, harbor
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from threaded import call as drawn_call
+from threaded import said, user
 from trainers import load_published
 from typing_extensions import TypedDict
 
@@ -183,6 +188,48 @@ def test_rewards_of_steps_and_threads_are_in_extra():
 
     assert (2.0, 0.5) == (main.extra["reward"], main.subagent_trajectories[0].extra["reward"])
     assert [0.25] == [step.extra["reward"] for step in main.steps if step.extra and "reward" in step.extra]
+
+
+TEXTS = ["The user wants a house that is blue.", "Its roof is done and painted red.", "Count the files, please."]
+
+
+@st.composite
+def rollouts(draw):
+    """Draw calls that continue, repeat, change or shorten the histories of others, with several choices and tools."""
+    texts, histories, steps = st.sampled_from(TEXTS), [], []
+    for number in range(draw(st.integers(1, 8))):
+        messages = draw(st.sampled_from([*histories, [user(draw(texts))]]))
+        messages = [*messages, *draw(st.lists(st.sampled_from([user("x"), said("y"), TEN, NOW]), max_size=2))]
+        replies = [said(draw(texts)) for _ in range(draw(st.integers(1, 2)))]
+        if draw(st.booleans()):
+            replies = [{**said("", ("agent", {"prompt": draw(texts)}), ("agent", {"prompt": draw(texts)}))}]
+        response = {"choices": [{"index": index, "message": reply} for index, reply in enumerate(replies)]}
+        choices = tuple(make_choice(index, [number, index, 7]) for index in range(len(replies)))
+        facts = {"system": draw(st.sampled_from(["", "S"])), "tools": draw(st.sampled_from([(), ("agent",)]))}
+        agent = draw(st.sampled_from([None, None, "critic"]))
+        made = drawn_call(number, *messages, agent=agent, response=response, **facts)
+        steps.append(replace(made, choices=choices))
+        histories += [messages, *([*messages, reply] for reply in replies)]
+    return steps
+
+
+@given(rollouts())
+def test_each_sampled_token_is_once_in_a_trajectory_or_in_the_report(steps):
+    """With its own ids; the details have the same calls."""
+    rows = ATIF.rows(FACTS, steps, Options())
+    (row,) = rows.rows
+    harbor().Trajectory.model_validate(row)
+    documents = [row, *(row["subagent_trajectories"] or [])]
+    sampled = [step for each in documents for step in each["steps"] if "metrics" in step]
+    ids = {(step["extra"]["step_id"], step["extra"]["choice"]): step["metrics"] for step in sampled}
+    recorded = {(step.step_id, choice.index): choice.ids.tolist() for step in steps for choice in step.choices}
+    details = DETAIL.rows(FACTS, steps, Options()).rows
+
+    assert len(sampled) == len(ids)
+    assert all(recorded[key] == metrics["completion_token_ids"] for key, metrics in ids.items())
+    dropped = sum(left["dropped_tokens"] for left in rows.skipped)
+    assert sum(map(len, recorded.values())) == dropped + sum(len(recorded[key]) for key in ids)
+    assert sorted(step for step, _ in ids) == sorted(step for each in details for step in each["extra"]["step_id"])
 
 
 def test_a_rollout_without_exported_steps_has_no_trajectory():

@@ -117,6 +117,22 @@ def test_late_steps_do_not_change_the_threads_of_others(orders, data):
     assert find_threads(in_time).of == {step.step_id: found.of[step.step_id] for step in in_time}
 
 
+def test_the_parent_of_a_late_thread_is_a_thread_of_the_rollout():
+    """Late calls of a planner would make its thread another one."""
+    plan, help_, paint = user("Plan it, please."), "Help me with the house.", "Paint the house in blue."
+    calls = [
+        {"messages": [TASK], "system": "S", "tools": ("t",), "reply": said("", ("t", {"p": help_})), "late": True},
+        {"messages": [user(help_)], "system": "T", "tools": ("t",), "reply": said("", ("t", {"p": paint}))},
+        {"messages": [user(paint)], "system": "U", "tools": ("t",), "late": True},
+        {"messages": [plan], "system": "V", "tools": ("t",)},
+    ]
+    found = find_threads(rollout(*calls))
+    names = {thread.name for thread in found.all}
+
+    assert all(thread.parent in {None, *names} for thread in found.all)
+    assert found.of["s000001"].name == found.of["s000002"].parent
+
+
 @settings(max_examples=25)
 @given(steps=odd_steps())
 def test_values_of_any_type_have_threads(steps):
