@@ -66,7 +66,7 @@ def _chosen(body: Mapping[str, Any], functions: Mapping[str, Json]) -> Json:
     path = "toolConfig.functionCallingConfig"
     calling = optional(an_object, config, "functionCallingConfig", "toolConfig") or {}
     given, mode_path = at(calling, "mode", path)
-    names = optional(texts, calling, "allowedFunctionNames", path) or []
+    names = dict.fromkeys(optional(texts, calling, "allowedFunctionNames", path) or ())
     if names and (not isinstance(given, str) or given.upper() not in {"ANY", "VALIDATED"}):
         raise refusal(f"{path}.allowedFunctionNames", "may be set only with mode ANY or VALIDATED")
     for name in names:
@@ -77,8 +77,8 @@ def _chosen(body: Mapping[str, Any], functions: Mapping[str, Json]) -> Json:
     choice: Any = one_of_names(given, mode_path, _MODES)
     if choice == "required" and not functions:
         raise refusal(mode_path, "ANY requires functionDeclarations")
-    if choice == "required" and len(set(names)) == 1:
-        return _fields(functions.values(), {"type": "function", "function": {"name": names[0]}})
+    if choice == "required" and len(names) == 1:
+        return _fields(functions.values(), {"type": "function", "function": {"name": next(iter(names))}})
     return _fields([function for name, function in functions.items() if not names or name in names], choice)
 
 
