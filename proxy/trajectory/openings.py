@@ -148,19 +148,23 @@ class Openings:
 def works_in_turns(openings: Sequence[Opening], digests: Digests) -> bool:
     """Return whether steps have tools, or are a conversation of several turns.
 
-    A turn has the last message of an earlier one at the same place. Questions that an agent adds to the states of a history
-    do not.
+    A turn has the last message of an earlier one at the same place, or its reply behind it. Questions that an agent adds to
+    the states of a history have neither.
     """
     if any(opening.tools for opening in openings):
         return True
     ends: defaultdict[bytes, defaultdict[int, set[bytes]]] = defaultdict(partial(defaultdict, set))
     for opening in openings:
         if opening.length:
-            ends[opening.digest][opening.length].add(digests.of(opening.messages[-1]))
+            last = (opening.messages[-1], *replies_of(opening.step))
+            ends[opening.digest][opening.length].update(map(digests.of, last))
     shorter = {digest: dict(pairwise(sorted(by_length, reverse=True))) for digest, by_length in ends.items()}
     for opening in openings:
         length = shorter.get(opening.digest, {}).get(opening.length)
-        if length is not None and digests.of(opening.message(length - 1)) in ends[opening.digest][length]:
+        if length is None:
+            continue
+        found = {digests.of(opening.message(length - 1)), digests.of(opening.message(length))}
+        if found & ends[opening.digest][length]:
             return True
     return False
 

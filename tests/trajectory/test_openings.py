@@ -149,6 +149,23 @@ def test_a_conversation_has_turns_in_any_order_and_questions_about_its_states_ha
     assert not in_turns([[*messages, said("Done."), user("Who is next?")] for messages in lists])
 
 
+def test_a_conversation_has_turns_if_an_agent_adds_a_reminder_to_the_last_message():
+    """As aider adds its rules for edits, which it does not send again in the history."""
+    calls = conversation(3, "Task")
+    for each in calls:
+        each["messages"] = [
+            user("Files"),
+            said("Ok."),
+            *each["messages"][:-1],
+            user(each["messages"][-1]["content"] + " Be brief."),
+        ]
+    reader = Openings()
+    openings = [reader.read(call(n, *each["messages"], reply=each["reply"])) for n, each in enumerate(calls)]
+
+    assert works_in_turns(openings, reader.digests)
+    assert not works_in_turns(openings[:1], reader.digests)
+
+
 def test_attempts_at_one_call_are_no_turns_and_calls_with_tools_are():
     assert not in_turns([[user("Task")], [user("Task")], [user("Other"), said("a"), user("b")], []])
     assert in_turns([[user("Task")]], tools=("bash",))
