@@ -72,11 +72,11 @@ def encode_scores(scores: Scores) -> bytes:
 
 def decode_scores(encoded: bytes) -> Scores | None:
     """Return the scores of `encode_scores`; None if another version wrote the bytes."""
-    head, _, raw = encoded.partition(b"\n")
+    head, newline, raw = encoded.partition(b"\n")
     try:
         engine, model, policy_version, count, top_k = orjson.loads(head)
         first, second = 4 * count, 4 * count * (1 + top_k)
-        if len(raw) != second + 4 * count * top_k:
+        if not newline or len(raw) != second + 4 * count * top_k:
             return None
         top_ids, top = ids_from_little_endian(raw[first:second]), logprobs_from_little_endian("f", raw[second:])
         logprobs = logprobs_from_little_endian("f", raw[:first])
