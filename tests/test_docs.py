@@ -11,12 +11,13 @@ from proxy.config.settings import Settings
 from proxy.telemetry.metrics import make_metrics
 
 ROOT = Path(__file__).parent.parent
+PAGES = pages()
 
 
-@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_generated_pages_are_up_to_date(path):
     """`make docs` changes no file."""
-    assert pages()[path] == path.read_text()
+    assert PAGES[path] == path.read_text()
 
 
 def test_the_example_configuration_has_every_setting_with_its_default():

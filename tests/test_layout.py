@@ -128,7 +128,8 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_modules(path: Path, *, whole: bool) -> set[str]:
+@cache
+def imported_modules(path: Path, *, whole: bool) -> frozenset[str]:
     """The modules a file imports: at its top level, or anywhere (`whole`)."""
     tree = syntax_tree(path)
     found = set()
@@ -137,7 +138,7 @@ def imported_modules(path: Path, *, whole: bool) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def test_the_imported_packages_are_those_of_this_checkout():
@@ -167,10 +168,12 @@ def layer_from(name: str) -> str:
     return parts[1] if parts[0] == "proxy" and len(parts) > 1 else parts[0]
 
 
-def own_imports(path: Path) -> set[str]:
+MODULES = frozenset(map(module_name, SOURCES))
+
+
+def own_imports(path: Path) -> frozenset[str]:
     """Return the modules of these packages that a file imports anywhere, without the names imported from them."""
-    ours = {module_name(source) for source in SOURCES}
-    return imported_modules(path, whole=True) & ours
+    return imported_modules(path, whole=True) & MODULES
 
 
 def test_a_module_imports_only_lower_layers():

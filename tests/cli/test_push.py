@@ -4,6 +4,7 @@ import io
 from dataclasses import replace
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from atropos import atropos_service
 from fakes import proxying
@@ -30,15 +31,23 @@ async def call_proxy(http, method, url, body=None):
         return await response.json(content_type=None)
 
 
-@pytest.fixture
-async def service(http):
-    """Atropos' service with a trainer and an environment of groups of four: its URL and the environment's ID."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running_service():
+    """The URL of Atropos' service."""
     async with atropos_service() as url:
-        await call_proxy(http, "POST", url + "/register", TRAINER)
-        await call_proxy(http, "GET", url + "/batch")
-        env = await call_proxy(http, "POST", url + "/register-env", ENVIRONMENT)
-        assert "success" == env["status"]
-        yield url, env["env_id"]
+        yield url
+
+
+@pytest.fixture
+async def service(http, running_service):
+    """Atropos' service with a trainer and an environment of groups of four: its URL and the environment's ID."""
+    async with http.get(running_service + "/reset_data") as reset:
+        assert 200 == reset.status
+    await call_proxy(http, "POST", running_service + "/register", TRAINER)
+    await call_proxy(http, "GET", running_service + "/batch")
+    env = await call_proxy(http, "POST", running_service + "/register-env", ENVIRONMENT)
+    assert "success" == env["status"]
+    return running_service, env["env_id"]
 
 
 @pytest.fixture

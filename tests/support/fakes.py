@@ -76,10 +76,12 @@ class FakeEngine:
 
         self.respond = respond
 
-    def hangs(self) -> None:
-        """Never answer."""
+    def hangs(self, *, lists_models: bool = True) -> None:
+        """Answer no call. The proxy requests the list of models for `/engines`: it is empty, or not answered either."""
 
         async def respond(request: web.Request, body: dict) -> web.StreamResponse:
+            if lists_models and request.path == "/v1/models":
+                return web.json_response({"data": []})
             await asyncio.Event().wait()
             raise AssertionError
 

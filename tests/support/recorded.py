@@ -5,6 +5,7 @@ import fnmatch
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import orjson
@@ -120,17 +121,19 @@ def _body(text: str) -> dict | None:
         return None
 
 
-def http_cassettes(kind: str) -> list[Cassette]:
+@cache
+def http_cassettes(kind: str) -> tuple[Cassette, ...]:
     """Load every cassette of SGLang or llama.cpp in a native dialect."""
     names = sorted(name_from(path, kind) for path in ROOTS[kind].rglob("*.http"))
     found = [load_http(kind, name) for name in names if name != "native_emoji_stream"]  # a response without its request
-    return [cassette for cassette in found if cassette.path in DIALECTS and cassette.body is not None]
+    return tuple(cassette for cassette in found if cassette.path in DIALECTS and cassette.body is not None)
 
 
-def dialect_cassettes(kind: str = "vllm") -> list[Cassette]:
+@cache
+def dialect_cassettes(kind: str = "vllm") -> tuple[Cassette, ...]:
     """Load every cassette in a native dialect that has a JSON body."""
     found = [load(name, kind) for name in names(kind=kind)]
-    return [cassette for cassette in found if cassette.path in DIALECTS and cassette.body is not None]
+    return tuple(cassette for cassette in found if cassette.path in DIALECTS and cassette.body is not None)
 
 
 def plan_of(

@@ -8,7 +8,7 @@ import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from random import Random
 from typing import Any
 
@@ -59,6 +59,18 @@ def _tokenizer(template: ChatTemplate) -> tuple[Tokenizer, dict[str, int], set[i
     return made, made.get_vocab(), {made.token_to_id(text) for text in (*template.specials, *template.tags)}
 
 
+@lru_cache(maxsize=20_000)
+def _encoded(template: ChatTemplate, text: str) -> "array[int]":
+    """Return the ids of a text; rollouts with one template share most of theirs."""
+    return array("i", _tokenizer(template)[0].encode(text, add_special_tokens=False).ids)
+
+
+@cache
+def _texts(template: ChatTemplate, options: bytes) -> dict[bytes, str]:
+    """Return the dictionary of a template's renderings with these arguments, which its engines fill."""
+    return {}
+
+
 class TemplateEngine:
     """An engine that serves one template. `options` are the template's arguments."""
 
@@ -67,12 +79,14 @@ class TemplateEngine:
         self.options = options
         self.day = 0
         self._tokenizer, self._pieces, self._whole = _tokenizer(template)
-        self._texts: dict[bytes, str] = {}
+        self._texts = _texts(template, orjson.dumps(options, option=orjson.OPT_SORT_KEYS))
 
     def text(self, messages: Sequence[Message], tools: Any = None, *, prompt: bool = True) -> str:
         """Return the rendered text. Raises CannotRender."""
         key = orjson.dumps([messages, tools, prompt, self.day])
         if key not in self._texts:
+            if len(self._texts) > 1000:
+                self._texts.clear()
             self._texts[key] = self.template.render(messages, tools, prompt=prompt, day=self.day, **self.options)
         return self._texts[key]
 
@@ -82,7 +96,7 @@ class TemplateEngine:
 
     def encode(self, text: str) -> "array[int]":
         """Return the ids of a text in which special tokens are written as text."""
-        return array("i", self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return _encoded(self.template, text)[:]
 
     def detokenize(self, ids: Sequence[int], *, specials: bool = True) -> str:
         """Return the text of ids, with special tokens by default."""

@@ -31,7 +31,12 @@ async def workers(tmp_path):
 
 async def value_of(totals, line):
     """Return the value of a sample in the exposition."""
-    (value,) = re.findall(rf"^{re.escape(line)} (\S+)$", (await totals.exposition()).decode(), re.MULTILINE)
+    return value_in(await totals.exposition(), line)
+
+
+def value_in(exposition, line):
+    """Return the value of a sample."""
+    (value,) = re.findall(rf"^{re.escape(line)} (\S+)$", exposition.decode(), re.MULTILINE)
     return float(value)
 
 
@@ -45,13 +50,14 @@ async def test_any_worker_returns_the_sum_of_all(workers):
 
     for _ in range(2):
         for _, any_of_them in started:
-            assert 6 == await value_of(any_of_them, 'tokentape_calls_total{dialect="chat",engine="e",status="200"}')
+            shown = await any_of_them.exposition()
+            assert 6 == value_in(shown, 'tokentape_calls_total{dialect="chat",engine="e",status="200"}')
             labels = 'dialect="chat",engine="e"'
             bucket = f'tokentape_call_duration_seconds_bucket{{{labels},le="0.025",status="200"}}'
-            assert 2 == await value_of(any_of_them, bucket)
-            assert 3 == await value_of(any_of_them, f'tokentape_call_duration_seconds_count{{{labels},status="200"}}')
-            assert 6 == await value_of(any_of_them, "tokentape_in_flight_calls")
-            assert 3 == await value_of(any_of_them, "tokentape_workers")
+            assert 2 == value_in(shown, bucket)
+            assert 3 == value_in(shown, f'tokentape_call_duration_seconds_count{{{labels},status="200"}}')
+            assert 6 == value_in(shown, "tokentape_in_flight_calls")
+            assert 3 == value_in(shown, "tokentape_workers")
 
 
 async def test_states_are_the_minimum_or_maximum_of_all_workers(workers):

@@ -1,10 +1,8 @@
-"""Batches: claim, ack, release, extend; several consumers and processes, some of which are killed."""
+"""Batches: claim, ack, release, extend; several consumers and processes."""
 
 import asyncio
-from collections import Counter
 
 from fakes import settings_for
-from killed_consumers import check_leases, consume, events
 
 from proxy.server.listener import running
 
@@ -191,30 +189,3 @@ async def test_a_batch_can_be_acked_at_any_process(proxy, store):
         proxy.http.post(f"{other.url}/batches/{batch['batch_id']}/ack") as response,
     ):
         assert ["g"] == (await response.json())["acked"]
-
-
-async def test_when_consumers_and_a_proxy_are_killed_no_group_is_lost_or_claimed_twice_at_once(
-    proxy, store, server, tmp_path
-):
-    """Consumer processes use two proxies; some of them and one proxy are killed. Exact claims have two groups or none."""
-    groups = {f"g{number}" for number in range(24)}
-    for name in groups:
-        await proxy.group(name, 1, 0)
-
-    async def done():
-        return len(await names_done(proxy))
-
-    log = tmp_path / "log"
-    await consume(server, store._store._prefix, log, done, len(groups))
-
-    holds, acked = events(log, "claimed"), Counter(group for _, group in events(log, "acked"))
-    assert groups == await names_done(proxy)
-    assert {1} == set(acked.values())
-    assert {0, 2} >= {count for (count,) in events(log, "exact")} >= {2}
-    assert len(holds) > len(groups)  # consumers that were killed lost some of theirs
-    check_leases(holds)
-
-
-async def names_done(proxy):
-    listed = (await proxy.get("/groups?status=done")).json
-    return {group["group_id"] for group in listed["groups"]}

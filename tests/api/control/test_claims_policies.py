@@ -1,14 +1,11 @@
 """Claims of several policies: each takes a group once, independently of the others."""
 
 import asyncio
-from collections import Counter
 
 import aiohttp
-import orjson
 import pytest
 from control_api import ProxyClient
 from fakes import settings_for
-from killed_consumers import check_leases, consume, events
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
@@ -306,28 +303,3 @@ async def test_the_only_policy_that_is_trained_needs_no_name(store):
         claimed = await proxy.claim()
 
         assert (["g"], "default") == (groups_of(claimed), claimed["policy"])
-
-
-async def test_two_policies_take_each_group_once_although_consumers_and_a_proxy_are_killed(
-    proxy, store, server, tmp_path
-):
-    """Consumers of two policies use two proxies; both policies get the same rewards."""
-    names = {f"g{number}" for number in range(12)}
-    for name in names:
-        await record(proxy, name, BOTH, BOTH)
-    of_both = {policy + name for policy in ("planner", "coder") for name in names}
-
-    async def done():
-        listed = [(await proxy.get(f"/groups?status=done&policy={policy}")).json for policy in ("planner", "coder")]
-        return sum(len(found["groups"]) for found in listed)
-
-    settings = {"TOKENTAPE_POLICIES": orjson.dumps(POLICIES).decode()}
-    log = tmp_path / "log"
-    await consume(
-        server, store._store._prefix, log, done, len(of_both), policies=("planner", "coder"), settings=settings
-    )
-
-    assert dict.fromkeys(names, "done") == {name: await proxy.status(name) for name in names}
-    assert dict.fromkeys(of_both, 1) == {**dict.fromkeys(of_both, 1), **Counter(g for _, g in events(log, "acked"))}
-    assert {(1.0, 0.0)} == {tuple(rewards) for _, rewards in events(log, "rewards")}
-    check_leases(events(log, "claimed"))

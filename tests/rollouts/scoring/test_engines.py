@@ -73,7 +73,7 @@ async def test_an_error_names_the_last_engine(two):
     with pytest.raises(EngineError, match=r"Engine .* did not score 30 tokens: the engine returned status 500"):
         await engines.score(model, IDS, POSITIONS, 0)
     engines.limits = ScoringLimits(timeout_s=0.2)
-    first.hangs(), second.hangs()
+    first.hangs(lists_models=False), second.hangs(lists_models=False)
     with pytest.raises(EngineTimeout, match=r"within 0.2 s \(rescore.timeout_s\)"):
         await engines.score(model, IDS, POSITIONS, 0)
     with pytest.raises(EngineTimeout, match="did not list its models"):
