@@ -1,9 +1,9 @@
 """What distinguishes the conversations of a rollout: model, system prompt, tools and first messages of their steps."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Final, TypeVar
@@ -21,27 +21,35 @@ _SIMILAR: Final = 0.8  # of the words
 _SIMILAR_WITH_TOOLS: Final = 0.5
 _MAX_ARGUMENTS: Final = 2**18  # characters of a call's arguments that are read
 _MAX_STRINGS: Final = 64  # of a call's arguments
+_PROMPTS: Final = 16  # whose words are kept: those of a thousand long prompts would take a gigabyte
 _ENDS: Final = 16  # messages, and parts of a message, that are read at the beginning and at the end of many
 
 
 class System:
-    """A system prompt. `key` is equal for prompts that differ in digits only, as in dates and times."""
+    """A system prompt. `key` is equal for prompts that differ in digits only, as in dates and times.
 
-    def __init__(self, text: str) -> None:
+    `words_of` returns the different words of a text, and may keep them.
+    """
+
+    __slots__ = ("_words_of", "key", "text")
+
+    def __init__(self, text: str, words_of: Callable[[str], frozenset[str]] | None = None) -> None:
         self.text = text
+        self._words_of = words_of or _words_of
         self.key = blake2b(_without_digits(text), digest_size=16).digest()
 
-    @cached_property
+    @property
     def words(self) -> frozenset[str]:
         """The different words."""
-        return frozenset(_without_digits(self.text).decode().split())
+        return self._words_of(self.text)
 
     def resembles(self, other: "System", *, share_tools: bool) -> bool:
         """Return whether the two may be states of one prompt."""
         if self.key == other.key:
             return True
-        most = max(len(self.words), len(other.words))
-        return len(self.words & other.words) >= most * (_SIMILAR_WITH_TOOLS if share_tools else _SIMILAR)
+        words, others = self.words, other.words
+        most = max(len(words), len(others))
+        return len(words & others) >= most * (_SIMILAR_WITH_TOOLS if share_tools else _SIMILAR)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +112,7 @@ class Openings:
 
     digests: Digests = field(default_factory=Digests)
     _systems: dict[bytes, System] = field(default_factory=dict)
+    _words_of: Callable[[str], frozenset[str]] = field(default_factory=lambda: lru_cache(maxsize=_PROMPTS)(_words_of))
     _users: dict[bytes, tuple[list[Any], int | None]] = field(
         default_factory=dict
     )  # of the newest step by conversation
@@ -116,7 +125,7 @@ class Openings:
         first, digest = self._beginning(messages, start)
         key = b"".join(map(self.digests.of, messages[:start]))
         if key not in self._systems:
-            self._systems[key] = System("\n".join(map(text_of, messages[:start])))
+            self._systems[key] = System("\n".join(map(text_of, messages[:start])), self._words_of)
         return Opening(step, self._systems[key], _tools(step), messages, start, first, digest)
 
     def user(self, opening: Opening) -> str:
@@ -203,6 +212,10 @@ def texts_in(value: Any) -> list[str]:
         elif isinstance(each, dict | list):
             values += list(each.values() if isinstance(each, dict) else each)[: max(0, _MAX_STRINGS - len(values))]
     return found
+
+
+def _words_of(text: str) -> frozenset[str]:
+    return frozenset(_without_digits(text).decode().split())
 
 
 def _without_digits(text: str) -> bytes:

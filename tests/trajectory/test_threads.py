@@ -2,8 +2,10 @@
 
 import random
 import time
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from any_json import odd_steps, read_back
@@ -321,3 +323,16 @@ def test_thousands_of_roots_cost_a_second_at_most(calls):
     find_threads(steps, ALL_PRESETS)
 
     assert time.process_time() - started < 1
+
+
+def test_the_words_of_many_long_prompts_are_not_all_kept():
+    """An agent may have a map of its files in the prompt, which changes with each call."""
+    base = " ".join(map("".join, product("abcdefghij", repeat=4)))
+    ends = ["".join(pair) for pair in product("abcdefgh", repeat=2)]
+    steps = rollout(*({"messages": [TASK], "system": f"{base} {end}", "tools": ("t",)} for end in ends))
+    tracemalloc.start()
+    try:
+        assert 1 == len(find_threads(steps).all)
+        assert tracemalloc.get_traced_memory()[1] < 30 * 2**20
+    finally:
+        tracemalloc.stop()
