@@ -12,6 +12,7 @@ import orjson
 
 from proxy.trajectory.conversation import Digests, text_of
 from proxy.trajectory.step import Step, answers_of, messages_of
+from proxy.trajectory.thread_agents import agent_of
 
 T = TypeVar("T")
 
@@ -61,6 +62,7 @@ class Opening:
     """
 
     step: Step
+    agent: str | None
     system: System
     tools: frozenset[str]
     messages: list[Any]
@@ -81,12 +83,6 @@ class Opening:
     def step_id(self) -> str:
         """The ID of the step, which sorts by time."""
         return self.step.step_id
-
-    @property
-    def agent(self) -> str | None:
-        """The agent that the client named."""
-        agent = self.step.extra.get("agent")
-        return agent if isinstance(agent, str) and agent else None
 
     @property
     def model(self) -> str | None:
@@ -126,7 +122,7 @@ class Openings:
         key = b"".join(map(self.digests.of, messages[:start]))
         if key not in self._systems:
             self._systems[key] = System("\n".join(map(text_of, messages[:start])), self._words_of)
-        return Opening(step, self._systems[key], _tools(step), messages, start, first, digest)
+        return Opening(step, agent_of(step), self._systems[key], _tools(step), messages, start, first, digest)
 
     def user(self, opening: Opening) -> str:
         """Return the text of the last user message. What the step before of its conversation has is not searched again."""

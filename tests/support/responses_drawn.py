@@ -171,6 +171,7 @@ RICH = {
         {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "o"}]},
         {"type": "custom_tool_call_output", "call_id": "p", "output": "o"},
         {"type": "item_reference", "id": "msg_0"},
+        {"type": "agent_message", "author": "/a", "content": [{"type": "encrypted_content", "encrypted_content": "e"}]},
     ],
 }  # fmt: skip
 EARLIER = ResolvedReferences(items={"msg_0": {"role": "assistant", "content": "a"}})

@@ -3,11 +3,10 @@
 A call that is rejected here is neither sent nor recorded.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -41,6 +40,7 @@ from proxy.rollouts.prompt_continuation import continuation_mode
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_steps
 from proxy.trajectory.images import IMAGES
+from proxy.trajectory.thread_agents import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import tokens_left
@@ -48,8 +48,6 @@ from proxy.upstream.headers import AGENT_HEADER, CONTINUATION_HEADER, ROLLOUT_HE
 from proxy.upstream.image_tokens import with_placeholders
 from proxy.upstream.routing import Failover
 from proxy.upstream.system_messages import with_engine_traits
-
-_AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResponse:
@@ -191,7 +189,7 @@ async def _send(
 
 def _agent(name: str) -> str:
     """Return the name of an agent if it is valid. Raises BadRequest."""
-    if not _AGENT_NAME.fullmatch(name):
+    if not AGENT_NAME.fullmatch(name):
         raise BadRequest(
             f"{AGENT_HEADER} must have 1 to 64 letters, digits, '.', '_' and '-', and begin with a letter or digit.",
             param=AGENT_HEADER,

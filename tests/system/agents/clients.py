@@ -125,7 +125,7 @@ LOOPS = (
         ways=(STREAMED,), task="Repair the file.", answer=_FIXED, calls=(),
     ),
     Loop(
-        "Codex, as installed", "@openai/codex", "cli", "codex_default.sh", "responses",
+        "Codex, default model", "@openai/codex", "cli", "codex_default.sh", "responses",
         ways=(STREAMED,), task="Repair the file.", answer=_FIXED, calls=(),
     ),
     Loop(

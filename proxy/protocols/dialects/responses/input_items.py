@@ -16,7 +16,7 @@ from proxy.protocols.dialects.responses.content_parts import read_assistant_cont
 from proxy.protocols.dialects.responses.item_ids import step_of
 from proxy.protocols.dialects.responses.response_object import reasoning_from
 from proxy.protocols.dialects.responses.tools import ADDITIONAL, arguments_for, chat_name, hosted, input_from
-from proxy.protocols.dialects.responses.validation import optional, required, unknown, wrong
+from proxy.protocols.dialects.responses.validation import objects, optional, required, unknown, wrong
 from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
 
 _WITHOUT_MESSAGE: Final = (ADDITIONAL, "configuration_update")  # settings of the agent; `tools` reads additional tools
@@ -115,6 +115,7 @@ class _MessageBuilder:
         self._by_step: dict[str, Json] = {}
         self._takes: Mapping[str, Callable[[Json, str], None]] = {
             "message": self._message,
+            "agent_message": self._agent_message,
             "reasoning": self._reasoning,
             "function_call": self._call,
             "custom_tool_call": self._call,
@@ -161,6 +162,17 @@ class _MessageBuilder:
             message["content"] = (message["content"] or "") + text
         if refusal is not None:
             message["refusal"] = message.get("refusal", "") + refusal
+
+    def _agent_message(self, item: Json, path: str) -> None:
+        """Add a message between agents of Codex 0.169. Its payload is an argument as it was sampled, not encrypted."""
+        parts = objects(required(item, "content", list, path), f"{path}.content")
+        texts = [
+            {"type": "text", "text": required(part, "encrypted_content", str, f"{path}.content[{number}]")}
+            if part.get("type") == "encrypted_content"
+            else part
+            for number, part in enumerate(parts)
+        ]
+        self._add({"role": "user", "content": read_content(texts, f"{path}.content")})
 
     def _reasoning(self, item: Json, path: str) -> None:
         name = optional(item, "id", str, path)

@@ -141,6 +141,21 @@ def test_reasoning_without_text_is_looked_up_by_id():
     )
 
 
+def test_a_message_between_agents_is_a_user_message():
+    """Its payload is the argument of a call, which Codex expects to be encrypted: a part of its own."""
+    content = [
+        {"type": "input_text", "text": "Payload:\n"},
+        {"type": "encrypted_content", "encrypted_content": "Count."},
+    ]
+    sent = {"type": "agent_message", "author": "/root", "recipient": "/root/count", "content": content}
+
+    (message,) = read(sent)
+
+    assert {
+        "role": "user", "content": [{"type": "text", "text": "Payload:\n"}, {"type": "text", "text": "Count."}],
+    } == message  # fmt: skip
+
+
 def test_an_item_reference_is_replaced_by_its_item():
     """With its type or by id alone; an unknown id is rejected with the id in the message."""
     resolved = ResolvedReferences(items={"a": assistant_message("x"), "b": THOUGHT})
@@ -189,6 +204,13 @@ def test_a_call_in_a_namespace_gets_the_tools_chat_name():
         ([output("1") | {"output": 1}], "input[0].output"),
         ([THOUGHT | {"summary": "x"}], "input[0].summary"),
         ([assistant_message("a", id=1)], "input[0].id"),
+        ([{"type": "agent_message"}], "input[0].content"),
+        ([{"type": "agent_message", "content": "a"}], "input[0].content"),
+        (
+            [{"type": "agent_message", "content": [{"type": "encrypted_content"}]}],
+            "input[0].content[0].encrypted_content",
+        ),
+        ([{"type": "agent_message", "content": [{"type": "a"}]}], "input[0].content[0].type"),
     ],
 )
 def test_an_invalid_item_is_rejected_with_its_path(items, param):

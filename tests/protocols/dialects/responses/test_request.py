@@ -213,5 +213,7 @@ def test_a_request_with_every_field_is_read():
     """Otherwise the property tests on RICH could be reading errors only."""
     chat = read(RICH, TranslationOptions(), EARLIER)
 
-    assert ["system", "user", "assistant", "tool", "tool", "assistant"] == [turn["role"] for turn in chat["messages"]]
+    assert ["system", "user", "assistant", "tool", "tool", "assistant", "user"] == [
+        turn["role"] for turn in chat["messages"]
+    ]
     assert ["look"] == [tool["function"]["name"] for tool in chat["tools"]]

@@ -1,0 +1,36 @@
+"""The agent of a call, after which its thread is named: by the header `X-Agent-Name`, or by Codex's metadata."""
+
+import re
+from typing import Final
+
+import orjson
+
+from proxy.trajectory.step import Step
+
+AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def agent_of(step: Step) -> str | None:
+    """Return the name of the agent that made a call; None if the client names none."""
+    named = step.extra.get("agent")
+    return named if isinstance(named, str) and named else _codex_agent(step)
+
+
+def _codex_agent(step: Step) -> str | None:
+    """Return the task of a sub-agent of Codex 0.169, `root.count` for `/root/count`.
+
+    The sub-agents of its default model begin with the history of their caller, so that no text distinguishes them.
+    """
+    metadata = step.request.get("client_metadata")
+    turn = metadata.get("x-codex-turn-metadata") if isinstance(metadata, dict) else None
+    if not isinstance(turn, str):
+        return None
+    try:
+        fields = orjson.loads(turn)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(fields, dict) or fields.get("subagent_kind") != "thread_spawn":
+        return None
+    path = fields.get("agent_name")
+    name = path.strip("/").replace("/", ".") if isinstance(path, str) else ""
+    return name if AGENT_NAME.fullmatch(name) else None
