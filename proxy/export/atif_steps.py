@@ -2,16 +2,16 @@
 
 A message becomes a step once: those that a call has in common with the history are not repeated, and the result of a tool is an
 observation of the step that called it. A reply that the next call does not contain was abandoned: it, and what followed the
-messages in common, are removed. Of several choices the one that the next call contains is the reply. An assistant message that
-was not sampled in this conversation is copied context, which consumers do not train.
+messages in common, are removed, and return if a later call contains them. Of several choices the reply is the one that the next
+call contains. An assistant message that was not sampled in this conversation is copied context, which consumers do not train.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from itertools import product, takewhile
+from itertools import islice, product, takewhile
 from mimetypes import guess_type
 from typing import Any, Final, TypeAlias
 
@@ -27,7 +27,10 @@ from proxy.trajectory.threads import title_of
 _SOURCES: Final[Mapping[str, str]] = {"system": "system", "developer": "system", "user": "user"}
 _IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
+_RESTORED: Final = 16  # replies that are compared with a message
+
 Call: TypeAlias = tuple[Step, Choice]
+_Reply: TypeAlias = tuple[list[Any], Step, Choice, Mapping[str, Any]]  # with the messages before it
 Result: TypeAlias = Callable[[], dict[str, Any]]  # returns the result, and adds it if the tool has not answered
 
 
@@ -52,9 +55,9 @@ class Conversation:
     _settled: int = 0
     _messages: list[Any] = field(default_factory=list)
     _replies: list[tuple[Choice, Mapping[str, Any]]] = field(default_factory=list)  # of the call before
-    _callers: dict[str, list[dict[str, Any]]] = field(
-        default_factory=dict
-    )  # the steps that called a tool, by its call ID
+    _callers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # steps that called a tool, by its call ID
+    _sampled: defaultdict[Hashable, list[_Reply]] = field(default_factory=partial(defaultdict, list))
+    _kept: set[str] = field(default_factory=set)  # the recorded steps whose replies are entries
     _text: str = ""
 
     @property
@@ -80,14 +83,17 @@ class Conversation:
         if messages:
             at = self._after_reply(messages)
             for index in range(at, len(messages)):
-                self._add_message(index, messages[index])
+                if not self._restore(index, messages):
+                    self._add_message(index, messages[index])
         else:
             self._add_text(step, answers.get(choices[0].index, {}).get("text"))
         self._messages = messages
         self._replies = [
             (choice, _reply_of(answers.get(choice.index, {}), is_chat=bool(messages))) for choice in choices
         ]
-        self._add_sampled(step, *self._replies[0])
+        for choice, reply in self._replies:
+            self._sampled[_key(len(messages), reply)].append((messages, step, choice, reply))
+        self._add_sampled(len(messages), step, *self._replies[0])
 
     def results(self) -> dict[tuple[str, str, str], dict[str, Result]]:
         """Return the results of tool calls by the text of an argument; these by recorded step, tool and title of the text."""
@@ -115,9 +121,7 @@ class Conversation:
             for number, (_, reply) in enumerate(self._replies):
                 if _is_copy(messages[index], reply):
                     self._choose(number)
-                    self._settled = len(
-                        self._entries
-                    )  # the history was changed or cut: what it has had is not sent again
+                    self._settled = len(self._entries)  # the history was changed or cut: it is not repeated
                     return index + 1
         self._abandon(common)
         return common
@@ -127,10 +131,22 @@ class Conversation:
         if number:
             step, _ = self._remove().call or (None, None)
             assert step is not None
-            self._add_sampled(step, *self._replies[number])
+            self._add_sampled(len(self._messages), step, *self._replies[number])
 
-    def _add_sampled(self, step: Step, choice: Choice, reply: Mapping[str, Any]) -> None:
-        self._append(_Entry(len(self._messages), _sampled_step(step, choice, reply), call=(step, choice)))
+    def _restore(self, index: int, messages: list[Any]) -> bool:
+        """Add the message with this index as the reply that was sampled after the messages before it; return whether it was.
+
+        The agent returns to a conversation that it left, as one that searches a tree, or has equal sub-agents in parallel.
+        """
+        found = self._sampled.get(_key(index, messages[index]), ()) if _role(messages[index]) == "assistant" else ()
+        for before, step, choice, reply in islice(found, _RESTORED):
+            if step.step_id not in self._kept and _is_copy(messages[index], reply) and before == messages[:index]:
+                self._add_sampled(index, step, choice, reply)
+                return True
+        return False
+
+    def _add_sampled(self, index: int, step: Step, choice: Choice, reply: Mapping[str, Any]) -> None:
+        self._append(_Entry(index, _sampled_step(step, choice, reply), call=(step, choice)))
 
     def _add_text(self, step: Step, text: Any) -> None:
         """Add the part of a prompt's text that is new, as a message of the user."""
@@ -143,12 +159,16 @@ class Conversation:
 
     def _append(self, entry: _Entry) -> None:
         self._entries.append(entry)
+        if entry.call is not None:
+            self._kept.add(entry.call[0].step_id)
         for called in entry.step.get("tool_calls", ()) if entry.observed is None else ():
             self._callers.setdefault(called["tool_call_id"], []).append(entry.step)
 
     def _remove(self) -> _Entry:
         """Remove the last entry."""
         entry = self._entries.pop()
+        if entry.call is not None:
+            self._kept.discard(entry.call[0].step_id)
         if entry.observed is None:
             for called in entry.step.get("tool_calls", ()):
                 self._callers[called["tool_call_id"]].pop()
@@ -173,6 +193,11 @@ class Conversation:
         results = callers[-1].setdefault("observation", {"results": []})["results"]
         results.append({"source_call_id": call_id, "content": content_of(message.get("content"))})
         self._entries.append(_Entry(index, callers[-1], results[-1]))
+
+
+def _key(index: int, message: Mapping[str, Any]) -> Hashable:
+    """Return what is equal for a reply and its copies: its place, and its tool calls or else its text."""
+    return index, tuple(map(str, _call_ids(message))) or _joined(message.get("content"))
 
 
 def _reply_of(answer: Mapping[str, Any], *, is_chat: bool) -> Mapping[str, Any]:

@@ -87,6 +87,24 @@ def test_a_reply_that_the_next_call_does_not_contain_is_abandoned():
     assert [("user", "What time is it?"), ("user", "And tomorrow?"), ("agent", "Eleven.")] == outline(went_back)
 
 
+def test_a_conversation_that_the_agent_left_returns_with_its_sampled_replies():
+    """As one of two equal sub-agents in parallel, or of the branches of a search."""
+    noon = {**REPLY, "content": "It is noon."}
+    calls = [
+        call("a1", [USER], REPLY, ids=(1,)),
+        call("b1", [USER], noon, ids=(2,)),
+        call("a2", [USER, REPLY, MORE], {**REPLY, "content": "Ten."}, ids=(3,)),
+        call("b2", [USER, noon, MORE], {**REPLY, "content": "Noon."}, ids=(4,)),
+    ]
+
+    assert [["a1"], ["b1"], ["a1", "a2"], ["b1", "b2"]] == [
+        kept(conversation(*calls[: number + 1])) for number in range(4)
+    ]
+    assert [2, 4] == [
+        step["metrics"]["completion_token_ids"][0] for step in conversation(*calls).steps if "metrics" in step
+    ]
+
+
 def test_another_reply_in_the_place_of_a_recorded_one_is_copied_context():
     """Its call is not exported, for example because it is flagged. The recorded reply is not in the conversation."""
     other = {"role": "assistant", "content": "It is noon."}
@@ -174,7 +192,8 @@ def test_any_conversation_is_valid_for_harbor_and_has_each_call_once(calls):
     trajectory = harbor().Trajectory.model_validate({"agent": agent, "steps": made.steps})
     sampled = [step for step in trajectory.steps if step.metrics]
 
-    assert kept(made) == [step.extra["step_id"] for step in sampled] == sorted(kept(made))
+    assert kept(made) == [step.extra["step_id"] for step in sampled]
+    assert len(kept(made)) == len(set(kept(made)))
     assert str(len(calls) - 1) == kept(made)[-1]
     for (step, choice), found in zip(made.calls, sampled, strict=True):
         assert choice.ids.tolist() == found.metrics.completion_token_ids
@@ -184,11 +203,11 @@ def test_any_conversation_is_valid_for_harbor_and_has_each_call_once(calls):
 
 @st.composite
 def sessions(draw):
-    """Draw calls of an agent that continues with any choice, tries again, or goes back; and the history at the end.
+    """Draw calls of an agent that continues with any choice, tries again, goes back, or returns; and the history at the end.
 
     Returns the calls, the messages with the last reply, and the kept calls with the index of their choice.
     """
-    history, calls, replies = [SYSTEM, USER], [], {}
+    history, calls, replies, left = [SYSTEM, USER], [], {}, []
     for number in range(draw(st.integers(1, 8))):
         texts = [f"reply {number} {index}" for index in range(draw(st.integers(1, 3)))]
         if draw(st.booleans()):  # a call of two tools each, whose IDs may be equal
@@ -203,14 +222,17 @@ def sessions(draw):
         choices = tuple(replace(step.choices[0], index=index) for index in range(len(sampled)))
         calls.append(replace(step, response=response, choices=choices))
         chosen = draw(st.integers(0, len(sampled) - 1))
-        then = draw(st.sampled_from(["continue", "continue", "retry", "back"]))
+        then = draw(st.sampled_from(["continue", "continue", "retry", "back", "return"]))
         if then == "continue":
-            replies[len(history)] = (f"{number}", chosen)
+            replies = {**replies, len(history): (f"{number}", chosen)}
             history = [*history, sampled[chosen], *tools, {**MORE, "content": f"user {number}"}]
         elif then == "back":
             at = draw(st.sampled_from([at for at, each in enumerate(history) if each["role"] == "user"]))
             history = [*history[:at], {**USER, "content": f"other {number}"}]
             replies = {place: reply for place, reply in replies.items() if place < at}
+        elif then == "return":
+            history, replies = draw(st.sampled_from([*left, (history, replies)]))
+        left.append((history, dict(replies)))
     last = call("last", list(history), REPLY)
     return [*calls, last], [*history, REPLY], [*replies.values(), ("last", 0)]
 
