@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import orjson
 import pytest
+from each_cassette import of_each
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import Cassette, cut, dialect_cassettes, http_cassettes, load, load_http, names, plan_of, play
@@ -36,10 +37,6 @@ FACTS = RolloutFacts("r1", None, "open", None, {}, None, {})
 LIVE = {"stream": True, "stream_options": {"unknown": True}}  # an unknown option, which prevents a synthetic stream
 
 
-def name_of(cassette: Cassette) -> str:
-    return f"{cassette.kind}-{cassette}"
-
-
 def plan_as_recorded(cassette: Cassette) -> Plan:
     """Return the plan of the recorded call, streamed as recorded."""
     body = cassette.body | (LIVE if cassette.is_stream and cassette.body.get("stream") else {})
@@ -59,7 +56,7 @@ def recorded_values(step: Step) -> tuple:
 PLANS = st.sampled_from([plan_as_recorded, plan_without_options])
 
 
-@pytest.mark.parametrize("cassette", EVERY, ids=name_of)
+@of_each(EVERY)
 def test_split_byte_by_byte(cassette: Cassette):
     """Reading the response byte by byte yields the same bytes for the client, and the same step."""
     plan = plan_without_options(cassette)
@@ -79,7 +76,7 @@ def test_split_anywhere(cassette: Cassette, planned, sizes):
     assert (shown, end, recorded_values(step)) == (*pieces[:2], recorded_values(pieces[2]))
 
 
-@pytest.mark.parametrize("cassette", [c for c in STREAMS if re.search(rb"[\x80-\xff]", c.response)], ids=name_of)
+@of_each(c for c in STREAMS if re.search(rb"[\x80-\xff]", c.response))
 def test_split_within_every_character(cassette: Cassette):
     """So does a split before each continuation byte of UTF-8."""
     positions = [i for i, byte in enumerate(cassette.response) if 0x80 <= byte < 0xC0]
@@ -90,7 +87,7 @@ def test_split_within_every_character(cassette: Cassette):
     assert recorded_values(play(plan, cassette)[2]) == recorded_values(play(plan, cassette, reads)[2])
 
 
-@pytest.mark.parametrize("cassette", STREAMS, ids=name_of)
+@of_each(STREAMS)
 def test_line_ends_may_be_crlf(cassette: Cassette):
     """The client gets the engine's line ends."""
     plan = plan_without_options(cassette)
@@ -164,7 +161,7 @@ def test_once_and_ids(steps, include):
         assert trained[name] or not step.exact or not choice.ids
 
 
-@pytest.mark.parametrize("cassette", EVERY, ids=name_of)
+@of_each(EVERY)
 def test_round_trip(cassette: Cassette):
     """`decode(encode(step)) == step`."""
     step = play(plan_without_options(cassette), cassette)[2]
@@ -173,9 +170,7 @@ def test_round_trip(cassette: Cassette):
     assert repr(step) == repr(decode(record.record, BlockReader(record.blocks), None))
 
 
-@pytest.mark.parametrize(
-    "cassette", [c for c in EVERY if not plan_as_recorded(c).view.strip_rules.anything], ids=name_of
-)
+@of_each(c for c in EVERY if not plan_as_recorded(c).view.strip_rules.anything)
 def test_transparency_a_client_that_requests_the_injected_options_gets_the_engines_bytes(cassette: Cassette):
     """So does a client of a call for which nothing is injected."""
     assert cassette.response == b"".join(play(plan_as_recorded(cassette), cassette)[:2])
@@ -185,9 +180,7 @@ def test_transparency_a_client_that_requests_the_injected_options_gets_the_engin
 UNSTREAMED_SGLEXT = {c.response for c in EVERY if b'"sglext"' in c.response and not c.is_stream}
 
 
-@pytest.mark.parametrize(
-    "cassette", [c for c in EVERY if c.status == 200 and c.response not in UNSTREAMED_SGLEXT], ids=name_of
-)
+@of_each(c for c in EVERY if c.status == 200 and c.response not in UNSTREAMED_SGLEXT)
 def test_transparency_a_client_without_the_options_gets_no_ids_and_no_logprobs(cassette: Cassette):
     """All it gets is in the engine's response."""
     plan = plan_without_options(cassette)

@@ -5,6 +5,7 @@ import re
 
 import orjson
 import pytest
+from each_cassette import of_each
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import CASSETTES, Cassette, dialect_cassettes, http_cassettes, load, names, plan_of, play
@@ -103,7 +104,7 @@ def responses_with_flags():
     return [item for item in every if not (item.kind == "vllm" and item.name.startswith("recorded/"))]
 
 
-@pytest.mark.parametrize("cassette", responses_with_flags(), ids=str)
+@of_each(responses_with_flags())
 def test_a_recorded_response_gets_exactly_its_listed_flags(cassette):
     """A new check must flag no response of a real engine that it did not flag before."""
     plan = plan_of(cassette.path, cassette.body, kind=cassette.kind, headers=cassette.headers)

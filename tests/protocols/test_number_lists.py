@@ -4,6 +4,7 @@ from unittest.mock import patch
 
 import orjson
 import pytest
+from each_cassette import of_each
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded import cut, dialect_cassettes, http_cassettes, plan_of, play
@@ -99,7 +100,7 @@ def test_lists_that_are_parsed_apart_are_those_of_the_whole(body, ids):
     assert expected == outcome(body) == outcome(body, KnownPrompt(text, pack_ids(ids)))
 
 
-@pytest.mark.parametrize("cassette", CASSETTES, ids=lambda cassette: f"{cassette.kind}-{cassette}")
+@of_each(CASSETTES)
 def test_recorded_responses_have_the_step_of_the_whole(cassette):
     """Streamed or not, for a client that requested the lists and for one that did not."""
     whole, streamed = as_a_whole()

@@ -2,6 +2,7 @@
 
 import orjson
 import pytest
+from each_cassette import of_each
 from recorded import dialect_cassettes, http_cassettes, load, load_http, plan_of, play
 
 from proxy.protocols import synthetic_stream as replay
@@ -52,7 +53,7 @@ def comparable(value):
     return [comparable(inner) for inner in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("cassette", WHOLE, ids=lambda cassette: f"{cassette.kind}-{cassette}")
+@of_each(WHOLE)
 def test_an_accumulated_replay_equals_the_response(cassette):
     accumulator = DIALECTS[cassette.path].accumulator()
     for chunk in payloads(replayed(cassette)):

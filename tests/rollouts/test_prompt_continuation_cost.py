@@ -88,7 +88,7 @@ async def test_the_memory_of_turns_is_about_what_is_counted(store, words):
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        for _ in range(20):
+        for _ in range(10):
             kept.append(Turns())
             for step in await stored_steps(store, "r1"):
                 kept[-1].add(step)

@@ -15,6 +15,7 @@ from anthropic_events import (
     sampled_items,
     sent_back,
 )
+from each_cassette import of_each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import dialect_cassettes, http_cassettes
@@ -263,7 +264,7 @@ def payloads(stream: bytes) -> list[dict]:
     return [orjson.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("cassette", [item for item in RECORDED if item.is_stream], ids=lambda it: f"{it.kind}-{it}")
+@of_each(item for item in RECORDED if item.is_stream)
 def test_recorded_streams_of_every_engine_are_rendered(cassette):
     """They accumulate to the unstreamed response, which is read back as the sampled message."""
     chunks = payloads(cassette.response)
@@ -279,9 +280,7 @@ def test_recorded_streams_of_every_engine_are_rendered(cassette):
     assert orjson.dumps(sampled(message)) == orjson.dumps(read_again(message, answer))
 
 
-@pytest.mark.parametrize(
-    "cassette", [item for item in RECORDED if not item.is_stream], ids=lambda it: f"{it.kind}-{it}"
-)
+@of_each(item for item in RECORDED if not item.is_stream)
 def test_recorded_responses_of_every_engine_are_rendered(cassette):
     """They are read back as the sampled message."""
     response = orjson.loads(cassette.response)
