@@ -9,7 +9,7 @@ from proxy.rollouts.rollout import Marks, Rollout, no_rollout, own_metadata, rea
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode
 from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.step import Step
+from proxy.trajectory.step import Step, messages_of
 from proxy.trajectory.thread_rules import ThreadRule
 from proxy.trajectory.threads import find_threads
 from proxy.upstream.concurrency import in_thread_if
@@ -68,8 +68,7 @@ def weights_of(steps: Sequence[Step]) -> Weights:
     for step in steps:
         choices += max(1, len(step.choices))
         tokens += step.sampled + sum(map(len, step.prompts))
-        if isinstance(found := step.request.get("messages"), list):
-            messages += len(found)
+        messages += len(messages_of(step))
     short = choices + messages // _MESSAGES_OF_A_STEP
     return Weights(short + tokens // _TOKENS_OF_A_STEP, short + tokens // _PACKED_TOKENS_OF_A_STEP)
 

@@ -83,9 +83,10 @@ def test_a_tree_of_ten_thousand_nodes_takes_at_most_4_s_of_cpu_time(rollout):
 
 
 def test_tokens_weigh_less_in_packed_rows():
-    """Lists of numbers take longer to make than copies of arrays. Choices and messages weigh the same."""
+    """Lists of numbers take longer to make than copies of arrays. Choices and messages weigh the same, translated ones too."""
     short, long = make_step("a", [1], [2]), make_step("b", range(80_000), make_choice(0, range(1_920)))
     asked = make_step("c", [1], [2], request={"messages": [ASK] * 640})
+    translated = make_step("d", [1], [2], request={"contents": []}, sent={"set": {"messages": [ASK] * 640}})
 
-    assert [(1, 1), (11, 11)] == [weights_of([step]) for step in (short, asked)]
+    assert [(1, 1), (11, 11), (11, 11)] == [weights_of([step]) for step in (short, asked, translated)]
     assert (82, 12) == weights_of([short, long])
