@@ -63,8 +63,11 @@ class Conversation:
     @property
     def steps(self) -> list[dict[str, Any]]:
         """The steps, numbered from 1."""
-        steps = [entry.step for entry in self._entries if entry.observed is None]
-        return [{"step_id": number, **step} for number, step in enumerate(steps, 1)]
+        entries = [entry for entry in self._entries if entry.observed is None]
+        return [
+            {"step_id": number, **entry.step, **({} if entry.call is None else {"metrics": _metrics(*entry.call)})}
+            for number, entry in enumerate(entries, 1)
+        ]
 
     @property
     def calls(self) -> list[Call]:
@@ -232,11 +235,7 @@ def _message_step(message: Any) -> dict[str, Any]:
 
 
 def _sampled_step(step: Step, choice: Choice, reply: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the step of a sampled reply, with its token ids and logprobs."""
-    usage = step.usage or {}
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    logprobs = {} if is_unlogged(step) else {"logprobs": choice.logprobs.tolist()}
+    """Return the step of a sampled reply. Its metrics are added once it is known that the reply is kept."""
     versions = [span.policy_version for span in choice.spans] or [step.policy_version]
     extra = {
         "step_id": step.step_id,
@@ -246,22 +245,30 @@ def _sampled_step(step: Step, choice: Choice, reply: Mapping[str, Any]) -> dict[
         "policy_versions": versions,
         "problems": list(step.problems),
     }
-    prompt = step.prompts[choice.prompt].tolist()
     return {
         "timestamp": datetime.fromtimestamp(step.timing.received, UTC).isoformat(),
         "source": "agent",
         "model_name": step.model_served or step.model_asked or "unknown",
         **_said(reply),
-        "metrics": {
-            "prompt_tokens": len(prompt),
-            "completion_tokens": len(choice.ids),
-            **({"cached_tokens": cached} if isinstance(cached, int) else {}),
-            "prompt_token_ids": prompt,
-            "completion_token_ids": choice.ids.tolist(),
-            **logprobs,
-        },
+        "metrics": {},
         "llm_call_count": 1,
         "extra": {name: value for name, value in extra.items() if value not in (None, [])},
+    }
+
+
+def _metrics(step: Step, choice: Choice) -> dict[str, Any]:
+    """Return the token ids and logprobs of a reply, and their counts."""
+    usage = step.usage or {}
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    prompt = step.prompts[choice.prompt].tolist()
+    return {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": len(choice.ids),
+        **({"cached_tokens": cached} if isinstance(cached, int) else {}),
+        "prompt_token_ids": prompt,
+        "completion_token_ids": choice.ids.tolist(),
+        **({} if is_unlogged(step) else {"logprobs": choice.logprobs.tolist()}),
     }
 
 

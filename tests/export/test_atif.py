@@ -183,6 +183,20 @@ def test_a_thousand_abandoned_replies_cost_half_a_second_at_most(histories):
     assert 998 == len(rows.skipped)
 
 
+def test_branches_in_turns_with_long_prompts_cost_half_a_second_at_most():
+    """The ids of replies are read once, when it is known which ones are kept."""
+    histories, steps = [[USER], [USER]], []
+    for number in range(120):
+        messages, reply = histories[number % 2], {**REPLY, "content": f"reply {number}"}
+        steps.append(call(f"{number:03}", messages, reply, range(20_000)))
+        histories[number % 2] = [*messages, reply, {**USER, "content": f"more {number}"}]
+    started = time.process_time()
+    rows = ATIF.rows(FACTS, steps, Options())
+
+    assert time.process_time() - started < 0.5
+    assert [tuple(f"{number:03}" for number in range(1, 120, 2))] == rows.trained
+
+
 def test_rewards_of_steps_and_threads_are_in_extra():
     main = trajectory(delegated(), replace(FACTS, thread_rewards={"main": 2.0}, step_rewards={"1": 0.25, "3": -1}))
 
