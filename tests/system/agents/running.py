@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -45,7 +47,18 @@ async def run(
         variables["PYTHONWARNINGS"] = "error"  # including those for responses that a client does not accept as they are
     if runs == "cli":
         variables["PATH"] = f"{environment.programs}:{variables['PATH']}"
-    return await run_command([*_starting(runs, program, environment, folder), *words], variables, folder)
+    try:
+        return await run_command([*_starting(runs, program, environment, folder), *words], variables, folder)
+    finally:
+        _kill_left_behind(folder)
+
+
+def _kill_left_behind(home: Path) -> None:
+    """Kill what a program leaves running (its home is the same): Cline's hub, which later programs would use."""
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or belongs to another user
+            if f"HOME={home}".encode() in environ.read_bytes().split(b"\0"):
+                os.kill(int(environ.parent.name), signal.SIGKILL)
 
 
 def _starting(runs: str, program: Path, environment: Environment, folder: Path) -> list[str]:
