@@ -40,7 +40,7 @@ class FakeEngine:
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if request.path != "/v1/models":  # the proxy requests it if a response names another model
             self.requests.append(body)
-        self.reached.set()
+            self.reached.set()
         try:
             return await self.respond(request, body)
         except (asyncio.CancelledError, ConnectionResetError):

@@ -58,7 +58,7 @@ async def balancing(address: str, port: int, names: str, http: aiohttp.ClientSes
     balancer = await asyncio.create_subprocess_exec(*command, env=variables)
     url = f"http://{address}:{port}"
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await _passes_on(http, url):
                 assert balancer.returncode is None, "HAProxy exited; see stderr"
                 await asyncio.sleep(0.05)
