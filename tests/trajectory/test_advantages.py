@@ -11,7 +11,8 @@ from proxy.trajectory.advantages import BATCH, ESTIMATORS, STEP
 
 LARGEST = 3.4028234663852886e38  # of float32
 BASELINES = [name for name in ESTIMATORS if name != STEP]
-REWARDS = st.lists(st.floats(-1e6, 1e6, allow_subnormal=False), min_size=2, max_size=16)  # the mean of 5e-324 and 0 is 0
+NUMBERS = st.floats(-1e6, 1e6, allow_subnormal=False)  # the mean of 0 and 5e-324 is 0
+REWARDS = st.lists(NUMBERS, min_size=2, max_size=16)
 RETURNS = st.lists(st.lists(st.floats(-LARGEST, LARGEST), min_size=1, max_size=5), max_size=6)
 MODERATE = st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=5), min_size=1, max_size=6)
 
