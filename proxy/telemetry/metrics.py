@@ -59,8 +59,9 @@ class _WithCachedLabels(MetricWrapperBase):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._cached = lru_cache(maxsize=None)(super().labels)
-        self.labels = self._cached  # type: ignore[method-assign]
+        if self._labelnames and not self._labelvalues:  # not a series
+            self._cached = lru_cache(maxsize=None)(super().labels)
+            self.labels = self._cached  # type: ignore[method-assign]
 
     def remove(self, *labelvalues: Any) -> None:
         """Remove the series of these label values."""

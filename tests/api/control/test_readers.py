@@ -26,10 +26,9 @@ FACTS = RolloutFacts("r1", "g1", reward=1.0, advantages=0.5, metadata={"env_name
 FILL = Fill(prompt_length=64, response_length=64)
 FAST = {"suppress_health_check": list(HealthCheck), "deadline": None,
         "phases": [Phase.explicit, Phase.reuse, Phase.generate]}  # fmt: skip  # deep values shrink for minutes
-many = settings(max_examples=2 * settings.default.max_examples, **FAST)
 
 
-@many
+@settings(**FAST)
 @given(odd_steps())
 def test_steps_trees_and_token_texts_can_be_encoded_as_json(steps):
     steps = read_back(steps)
@@ -43,7 +42,7 @@ def test_steps_trees_and_token_texts_can_be_encoded_as_json(steps):
             assert len(recorded(step, choice, 0, 5) or ()) <= len(choice.ids)
 
 
-@many
+@settings(**FAST)
 @given(odd_steps())
 def test_any_policy_version_is_a_number_or_none(steps):
     for version in versions_of(read_back(steps)):
@@ -66,7 +65,7 @@ def test_rows_are_written_to_every_container_or_rejected_with_a_reason(steps):
                 assert writer.closing({"skipped": rows.skipped}) is not None
 
 
-@many
+@settings(**FAST)
 @given(odd_steps())
 def test_a_stored_response_is_replayed_or_not_available(steps):
     for step in read_back(steps):
@@ -83,7 +82,7 @@ class Letters:
         return [*map(ord, text)]
 
 
-@many
+@settings(**FAST)
 @given(odd_steps())
 def test_retokenization_accepts_any_step(steps):
     """A step without usable text is unchanged."""

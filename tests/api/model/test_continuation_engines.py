@@ -143,7 +143,7 @@ async def test_a_tokenizer_that_hangs_delays_a_call_by_the_timeout_at_most(store
         await agent.turn()
         steps, counts = await proxy.steps("r1"), await proxy.counts()
 
-    assert 0.2 <= elapsed < 2
+    assert 0.2 <= elapsed < 20  # seconds on a busy machine; without the timeout, the call would not end
     assert [None, "timeout", "sent"] == continuations(steps)
     assert all(step.exact for step in steps)
     assert 1 == counts["refused:timeout"]
