@@ -163,10 +163,10 @@ async def flagged(contents: Contents) -> None:
         reason="the engine returned 400",
         response={"status": 400, "body": f"bad {ALERT}"},
         timing=Timing(BEGAN + 4, BEGAN + 4, BEGAN + 4.2, BEGAN + 4.2),
-        request={"messages": []},
+        request=AS_CHAT,
     )
     steps = [
-        contents.step("branching", 0, start, reply),
+        contents.step("branching", 0, start, reply, request=AS_CHAT),
         contents.step(
             "branching",
             1,
@@ -176,8 +176,10 @@ async def flagged(contents: Contents) -> None:
             sent={"set": AS_CHAT},
             extra=continued,
         ),
-        contents.step("branching", 2, [*whole, *contents.ids(9)], contents.ids(24), spans=two, extra=forked),
-        contents.step("branching", 3, contents.ids(12), contents.ids(16), problems=("echo",)),
+        contents.step(
+            "branching", 2, [*whole, *contents.ids(9)], contents.ids(24), spans=two, extra=forked, request=AS_CHAT
+        ),
+        contents.step("branching", 3, contents.ids(12), contents.ids(16), problems=("echo",), request=AS_CHAT),
         failed,
     ]
     await contents.made("branching", steps)

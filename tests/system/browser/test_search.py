@@ -6,6 +6,7 @@ from playwright.async_api import expect
 async def test_a_search_lists_rollouts_with_their_matches_and_what_it_searched(contents, open_page):
     """A match leads to its step, with the keyboard as well; the URL has the text."""
     page = await open_page(f"{contents.url}/ui")
+    await expect(page.locator(".row.g-rollouts:not(.head)").first).to_be_visible()
     await page.keyboard.press("g")
     await page.keyboard.press("s")
     await expect(page.locator("#filter")).to_be_focused()
