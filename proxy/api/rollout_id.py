@@ -17,10 +17,15 @@ _PREFIXES = ("/rollouts/", "/sessions/")
 
 @dataclass(frozen=True, slots=True)
 class RequestPath:
-    """A parsed path: the endpoint as engines know it, and the rollout that the path names, if any."""
+    """A parsed path: the endpoint as engines know it, and the segment that names the rollout, still encoded, if any."""
 
     endpoint: str
-    rollout_id: str | None
+    segment: str | None = None
+
+    @property
+    def rollout_id(self) -> str | None:
+        """The rollout that the path names. Raises BadRequest for an invalid ID, in the dialect of the endpoint."""
+        return None if self.segment is None else id_from_path(self.segment)
 
 
 def id_from_path(segment: str) -> str:
@@ -36,13 +41,13 @@ def id_from_path(segment: str) -> str:
 def parse_path(raw_path: str) -> RequestPath:
     """Return the endpoint and the rollout of a path: `/rollouts/{id}/v1/…`, `/sessions/{id}/v1/…` or `/v1/…`.
 
-    `raw_path` is the encoded path without the query. Raises BadRequest for an invalid ID.
+    `raw_path` is the encoded path without the query.
     """
     for prefix in _PREFIXES:
         segment, slash, rest = raw_path.removeprefix(prefix).partition("/")
         if raw_path.startswith(prefix) and slash:
-            return RequestPath(f"/{rest}", id_from_path(segment))
-    return RequestPath(raw_path, None)
+            return RequestPath(f"/{rest}", segment)
+    return RequestPath(raw_path)
 
 
 def named_rollout(

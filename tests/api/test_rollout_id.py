@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.api.rollout_id import RequestPath, id_from_path, named_rollout, parse_path
+from proxy.api.rollout_id import id_from_path, named_rollout, parse_path
 from proxy.errors import BadRequest
 from proxy.rollouts.rollout import checked_id
 
@@ -19,9 +19,9 @@ def test_every_rollout_id_can_be_percent_encoded_in_a_path(name):
     segment = quote(name, safe="")
 
     assert name == checked_id(name)
-    assert RequestPath("/v1/models", name) == parse_path(f"/rollouts/{segment}/v1/models")
-    assert RequestPath("/v1/x", name) == parse_path(f"/sessions/{segment}/v1/x")
-    assert RequestPath("/inference/v1/generate", name) == parse_path(f"/rollouts/{segment}/inference/v1/generate")
+    for prefix, endpoint in [("rollouts", "/v1/models"), ("sessions", "/v1/x"), ("rollouts", "/inference/v1/generate")]:
+        path = parse_path(f"/{prefix}/{segment}{endpoint}")
+        assert (endpoint, name) == (path.endpoint, path.rollout_id)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", "\x00", "\x7f", "\x85", "\ud800"])
@@ -39,7 +39,7 @@ def test_a_path_that_is_not_utf8_is_rejected(segment):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/rollouts", "/rollouts/r1", "/other/r1/v1", "/"])
 def test_a_path_without_a_prefix_has_no_rollout_id(path):
-    assert RequestPath(path, None) == parse_path(path)
+    assert (path, None) == (parse_path(path).endpoint, parse_path(path).rollout_id)
 
 
 def test_the_rollout_id_is_taken_from_the_first_source_that_has_one():

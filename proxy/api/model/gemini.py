@@ -44,7 +44,8 @@ async def answer_gemini(
     is_array = target is not None and target.method == STREAM and alt != "sse"
     request[ERROR_DIALECT] = GEMINI_ARRAY if is_array else GEMINI
     caller = await identify(request, context, other_key=google_key(request))
-    check_minted(caller.minted, path.rollout_id)
+    rollout_id = path.rollout_id
+    check_minted(caller.minted, rollout_id)
     if path.endpoint in context.settings.engines.passthrough:
         return await forward(request, context, path.endpoint, await read_bytes(request))
     if target is None:
@@ -57,7 +58,7 @@ async def answer_gemini(
     if target.method == COUNT:
         return await _count_tokens(request, context, target)
     endpoint = STREAM_ARRAY if is_array else target.method
-    call = ModelRequest(request, context, endpoint, path.rollout_id, caller, bound_fields(target, alt))
+    call = ModelRequest(request, context, endpoint, rollout_id, caller, bound_fields(target, alt))
     return await handle_call(call, calls[endpoint])
 
 

@@ -79,8 +79,9 @@ async def answer(request: web.Request) -> web.StreamResponse:
         takes_control_keys=route is not None and route.takes_control_keys,
         other_key=google_key(request) if errors is GEMINI else None,
     )
-    check_minted(caller.minted, target.rollout_id)
-    call = ModelRequest(request, context, target.endpoint, target.rollout_id, caller)
+    rollout_id = target.rollout_id
+    check_minted(caller.minted, rollout_id)
+    call = ModelRequest(request, context, target.endpoint, rollout_id, caller)
     if calls is not None and request.method == "POST":
         return await handle_call(call, calls)
     if route is not None and route.method in (None, request.method):

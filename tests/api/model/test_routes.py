@@ -31,6 +31,28 @@ async def test_the_error_of_a_wrong_method_names_the_right_one(store, engine, ht
     assert "POST" in body["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "fields"),
+    [
+        ("/v1/chat/completions", {"message", "type", "param", "code"}),
+        ("/v1/messages", {"type", "message"}),
+        ("/v1/responses", {"message", "type", "param", "code"}),
+        ("/v1beta/models/m:generateContent", {"code", "message", "status"}),
+    ],
+)
+async def test_the_error_of_an_invalid_rollout_id_has_the_dialects_format(store, engine, http, endpoint, fields):
+    async with (
+        proxying(engine.url, store) as served,
+        http.post(f"{served.url}/rollouts/a%00b{endpoint}", json={}) as response,
+    ):
+        error = (await response.json())["error"]
+
+    assert 400 == response.status
+    assert fields == error.keys() - {"details"}
+    assert "rollout id" in error["message"]
+    assert [] == engine.requests
+
+
 @pytest.mark.parametrize("path", ["/v1/responses", "/rollouts/r1/v1/responses"])
 async def test_a_websocket_is_refused_so_that_the_client_uses_http(store, engine, http, path):
     """Codex tries a WebSocket first; after any other status it tries five times more."""
