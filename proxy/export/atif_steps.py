@@ -265,7 +265,7 @@ def _metrics(step: Step, choice: Choice) -> dict[str, Any]:
     return {
         "prompt_tokens": len(prompt),
         "completion_tokens": len(choice.ids),
-        **({"cached_tokens": cached} if isinstance(cached, int) else {}),
+        **({"cached_tokens": cached} if type(cached) is int else {}),
         "prompt_token_ids": prompt,
         "completion_token_ids": choice.ids.tolist(),
         **({} if is_unlogged(step) else {"logprobs": choice.logprobs.tolist()}),

@@ -1,4 +1,4 @@
-"""The agent of a call, after which its thread is named: by the header `X-Agent-Name`, or by Codex's metadata."""
+"""The agent of a call, after which its thread is named: by the header `X-Agent-Name`, or a sub-agent by Codex's metadata."""
 
 import re
 from typing import Final
@@ -8,6 +8,7 @@ import orjson
 from proxy.trajectory.step import Step
 
 AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+SUB_AGENT: Final = "sub-agent:"  # precedes the name of a task, which no header can
 
 
 def agent_of(step: Step) -> str | None:
@@ -17,9 +18,10 @@ def agent_of(step: Step) -> str | None:
 
 
 def _codex_agent(step: Step) -> str | None:
-    """Return the task of a sub-agent of Codex 0.169, `root.count` for `/root/count`.
+    """Return the task of a sub-agent of Codex 0.169, `sub-agent:root.count` for `/root/count`.
 
-    The sub-agents of its default model begin with the history of their caller, so that no text distinguishes them.
+    The sub-agents of its default model begin with the history of their caller, so that no text distinguishes them. The model
+    names the tasks: rewards are compared with those of other sub-agents, not of tasks with the same name.
     """
     metadata = step.request.get("client_metadata")
     turn = metadata.get("x-codex-turn-metadata") if isinstance(metadata, dict) else None
@@ -33,4 +35,4 @@ def _codex_agent(step: Step) -> str | None:
         return None
     path = fields.get("agent_name")
     name = path.strip("/").replace("/", ".") if isinstance(path, str) else ""
-    return name if AGENT_NAME.fullmatch(name) else None
+    return f"{SUB_AGENT}{name}" if AGENT_NAME.fullmatch(name) else None

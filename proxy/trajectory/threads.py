@@ -22,6 +22,7 @@ from typing import Any, Final
 from proxy.trajectory.families import Families
 from proxy.trajectory.openings import Opening, Openings, works_in_turns
 from proxy.trajectory.step import Step
+from proxy.trajectory.thread_agents import SUB_AGENT
 from proxy.trajectory.thread_rules import KINDS_OF, RuleSearch, ThreadKind, ThreadRule, Wanted
 from proxy.trajectory.thread_starts import Start, Starts
 
@@ -130,6 +131,11 @@ class _Group:
         self.parent: _Group | None = None
 
     @property
+    def is_task(self) -> bool:
+        """Whether the client's metadata names it as a sub-agent."""
+        return self.agent is not None and self.agent.startswith(SUB_AGENT)
+
+    @property
     def oldest(self) -> Opening:
         return self.openings[0]
 
@@ -212,6 +218,8 @@ def _classify(groups: Sequence[_Group]) -> None:
             group.kind = MAIN
         elif group.rule is not None:
             group.kind = group.rule.kind
+        elif group.is_task:
+            group.kind = "sub-agent"
         elif group.start is not None:
             group.kind = "compaction" if group.start.tool is None else "sub-agent"
         elif not group.is_long and any(opening.step_id in summaries for opening in group.openings):
@@ -275,7 +283,7 @@ def _thread(name: str, groups: Sequence[_Group], names: Mapping[int, str]) -> Th
     return Thread(
         name=name,
         kind=group.kind or MAIN,
-        agent=group.agent,
+        agent=None if group.is_task else group.agent,
         model=group.oldest.model,
         title=title_of(text),
         steps=sum(len(each.openings) for each in groups),

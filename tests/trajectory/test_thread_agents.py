@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from threaded import call, said, user
 
-from proxy.trajectory.thread_agents import AGENT_NAME, agent_of
+from proxy.trajectory.thread_agents import AGENT_NAME, SUB_AGENT, agent_of
 from proxy.trajectory.threads import find_threads
 
 
@@ -25,8 +25,8 @@ def codex(number, *messages, turn, **facts):
 @pytest.mark.parametrize(
     ("turn", "agent"),
     [
-        (metadata(), "root.count"),
-        (metadata(agent_name="/root/plan/count"), "root.plan.count"),
+        (metadata(), "sub-agent:root.count"),
+        (metadata(agent_name="/root/plan/count"), "sub-agent:root.plan.count"),
         (metadata(agent_name="/"), None),
         (metadata(agent_name="/root/" + "a" * 64), None),
         (metadata(agent_name="/root/a b"), None),
@@ -50,10 +50,10 @@ def test_the_header_has_precedence():
 
 
 @given(st.text() | st.from_regex(r"/?root/[a-z_/]{1,70}", fullmatch=True))
-def test_each_name_is_one_that_the_header_may_have(path):
+def test_each_task_has_a_name_as_the_header_may_have(path):
     name = agent_of(codex(1, user("Task"), turn=metadata(agent_name=path)))
 
-    assert name is None or AGENT_NAME.fullmatch(name)
+    assert name is None or AGENT_NAME.fullmatch(name.removeprefix(SUB_AGENT))
 
 
 def test_a_sub_agent_that_begins_with_the_history_of_its_caller_has_its_own_thread():
@@ -69,5 +69,16 @@ def test_a_sub_agent_that_begins_with_the_history_of_its_caller_has_its_own_thre
 
     found = find_threads(steps)
 
-    assert ["main", "main", "root.count", "root.count"] == [found.of[step.step_id].name for step in steps]
-    assert ["main", "sub-agent"] == [thread.kind for thread in found.all]
+    assert ["main", "main", "sub-agent:root.count", "sub-agent:root.count"] == [
+        found.of[step.step_id].name for step in steps
+    ]
+    assert [("main", None), ("sub-agent", None)] == [(thread.kind, thread.agent) for thread in found.all]
+
+
+def test_a_task_of_one_call_without_tools_is_a_sub_agent():
+    """The metadata of its caller is certain."""
+    main = [codex(n, user("Task"), turn=metadata(subagent_kind=None)) for n in (1, 2)]
+    task = call(3, user("Count."))
+    task.request.update(metadata())
+
+    assert "sub-agent" == find_threads([*main, task]).of[task.step_id].kind
