@@ -1,26 +1,34 @@
 """Continuation of text completions: a prompt that begins with the prompt and the completion of an earlier step."""
 
 from array import array
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
-from proxy.continuation.matching import Sampler, call_problem, turn_problem
+from proxy.continuation.matching import Ambiguous, Sampler, call_problem, nearest, turn_problem
 from proxy.continuation.turns import Turn, Turns, options_of
 from proxy.continuation.types import Continuation, Detokenize, Lookup, LookupFailed, LookupResult, Reason, Tokenize
 
 
-def match_text(turns: Turns, body: Mapping[str, Any], sampler: Sampler) -> Turn | Reason | None:
-    """Return the turn that a text prompt continues, the reason why it continues none, or None if it is a first prompt."""
+def match_text(
+    turns: Turns, body: Mapping[str, Any], sampler: Sampler, *, undelivered: Collection[str] = ()
+) -> Turn | Ambiguous | Reason | None:
+    """Return the turn that a text prompt continues, the reason why it continues none, or None if it is a first prompt.
+
+    Several turns match: the one with the longest text; of equal ones that of the same agent, then delivered ones.
+    """
     prompt = body.get("prompt")
     if not len(turns) or not isinstance(prompt, str):
         return None
     options = options_of(body)
     reason: Reason | None = None
-    for turn in turns.of_text(prompt):
-        problem = call_problem(body) or turn_problem(turn, options, sampler)
-        if problem is None:
-            return turn
-        reason = reason or problem
+    for equal in turns.of_text(prompt):
+        problems = {turn: call_problem(body) or turn_problem(turn, options, sampler) for turn in equal}
+        usable = [turn for turn, problem in problems.items() if problem is None]
+        if usable:
+            usable = [turn for turn in usable if turn.agent == sampler.agent] or usable
+            usable = [turn for turn in usable if turn.is_delivered] or usable
+            return nearest(usable, undelivered) or Ambiguous(usable)
+        reason = reason or problems[equal[-1]]
     return reason
 
 

@@ -1,16 +1,15 @@
 """The turn that a call continues, found by the messages of the call."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.continuation.turns import Turn, Turns, options_of
+from proxy.continuation.turns import Turn, Turns, has_own_ids, options_of
 from proxy.continuation.types import Message, Mode, Reason
-from proxy.trajectory.conversation import change, text_of
+from proxy.trajectory.conversations import Caller
 from proxy.trajectory.step import DEFAULT_POLICY
 
-_OWN_IDS: Final = ("prompt_token_ids", "input_ids")
-_REPLY_FIELDS: Final = ("role", "content", "reasoning", "reasoning_content", "tool_calls")
+_REPLY_FIELDS: Final = ("role", "content", "reasoning", "reasoning_content", "tool_calls", "function_call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,46 +27,78 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
+class Ambiguous:
+    """Turns with different ids, of which nothing in a call distinguishes the one that it continues; the oldest first."""
+
+    turns: Sequence[Turn]
+
+
+@dataclass(frozen=True, slots=True)
 class Sampler:
-    """What samples a call: the kind of its engine, the name of the model there, and the policy of the model."""
+    """What samples a call: the kind of its engine, the name of the model there, and the policy of the model.
+
+    And whose call it is: the name of its agent, and the steps whose responses it names by id.
+    """
 
     kind: str
     model: str | None
     policy: str = DEFAULT_POLICY
+    agent: str | None = None
+    steps: Collection[str] = ()
 
 
-def match(turns: Turns, body: Mapping[str, Any], sampler: Sampler, *, mode: Mode) -> Match | Reason | None:
+def match(
+    turns: Turns, body: Mapping[str, Any], sampler: Sampler, *, mode: Mode, undelivered: Collection[str] = ()
+) -> Match | Ambiguous | Reason | None:
     """Return the turn that a chat call continues, the reason why it continues none, or None if it is a first call.
 
-    `body` is the body that is sent to the engine. Several turns match: the one after most messages, then the one of the call's
-    policy, then the one that the agent sends back unchanged, then the youngest.
+    `body` is the body that is sent to the engine. Several turns match: the one after most messages; of equal ones the one that
+    `Conversations.follow` finds nearest. `undelivered`: steps that are marked so after they were added.
     """
     messages = body.get("messages")
     if not len(turns) or not isinstance(messages, list):
         return None
-    replies = [position for position, message in enumerate(messages) if _role(message) == "assistant"]
-    if not replies:
+    if not any(_role(message) == "assistant" for message in messages):
         return None
     if (problem := call_problem(body)) or (problem := _messages_problem(messages)):
         return problem
-    chain = turns.newest.chain(messages)
     options = options_of(body)
+    caller: Caller[Turn] = Caller(
+        fits=lambda turn: _fits(turn, options, sampler) is None,
+        agent=sampler.agent,
+        steps=sampler.steps,
+        drops_thoughts=mode
+        == "append",  # in `faithful` the template decides what is shown, but the agent removed these
+    )
     reason: Reason = "edited"
-    for position in reversed(replies):
-        turn = _turn_at(turns, chain, position, messages[position], mode, sampler.policy) if position else None
-        if turn is None:
+    for followed in turns.conversations.follow(messages, caller):
+        if not followed.replies:
+            if mode == "append":
+                return "edited"
             continue
+        turn = nearest(followed.replies, undelivered)
+        if turn is None:
+            return Ambiguous(followed.replies)
         refused = turn_problem(turn, options, sampler)
         if refused is None:
-            return _match(turn, messages, position)
+            return _match(turn, messages, followed.position)
         reason = refused if reason == "edited" else reason  # the reason of the longest match
     return reason
 
 
+def nearest(turns: Sequence[Turn], undelivered: Collection[str] = ()) -> Turn | None:
+    """Return the youngest of turns with equal ids, the delivered ones if there are any; None if their ids differ."""
+    turns = [turn for turn in turns if turn.step_id not in undelivered] or turns
+    youngest = max(turns, key=lambda turn: turn.index)
+    same = (
+        turn.ids == youngest.ids and turn.prompt_ids == youngest.prompt_ids for turn in turns if turn is not youngest
+    )
+    return youngest if all(same) else None
+
+
 def call_problem(body: Mapping[str, Any]) -> Reason | None:
     """Return why a call of any dialect cannot be continued, by its options."""
-    params = body.get("kv_transfer_params")
-    if any(body.get(name) is not None for name in _OWN_IDS) or (isinstance(params, Mapping) and params):
+    if has_own_ids(body):
         return "own_ids"
     if body.get("echo"):
         return "echo"
@@ -99,39 +130,18 @@ def _role(message: Any) -> Any:
     return message.get("role") if isinstance(message, Mapping) else None
 
 
-def _turn_at(
-    turns: Turns, chain: Sequence[bytes], position: int, sent_back: Message, mode: Mode, policy: str
-) -> Turn | None:
-    """Return the turn whose messages these begin with, and whose reply the agent sends back at this position."""
-    candidates = turns.by_messages.get((position, chain[position - 1]), ())
-    ranked = [
-        (turn.policy == policy, rank, turn.problem is None, turn.index, turn)
-        for turn in candidates
-        if (rank := _equality(turn.reply, sent_back, mode)) is not None
-    ]
-    return max(ranked, key=lambda entry: entry[:4])[4] if ranked else None
-
-
-def _equality(reply: Message, sent_back: Message, mode: Mode) -> int | None:
-    """Return how equal a message is to a reply: 2 unchanged, 1 formatted differently, 0 without its reasoning; None: edited."""
-    changed = change(reply, sent_back)
-    if changed is None:
-        return 2
-    if changed in {"tool_call_rewritten", "whitespace"}:
-        return 1 if text_of(reply).strip() == text_of(sent_back).strip() else None
-    # The template decides what is shown in `faithful`, but the agent itself removed this.
-    return 0 if changed == "reasoning_stripped" and mode == "append" else None
-
-
 def turn_problem(turn: Turn, options: bytes, sampler: Sampler) -> Reason | None:
     """Return why a turn cannot be continued by a call with these options and this sampler."""
     if turn.problem is not None:
         return turn.problem
+    return _fits(turn, options, sampler) or (None if turn.ids else "empty")
+
+
+def _fits(turn: Turn, options: bytes, sampler: Sampler) -> Reason | None:
+    """Return why a turn is one of another model or of a call with other options."""
     if (turn.kind, turn.model, turn.policy) != (sampler.kind, sampler.model, sampler.policy):
         return "model"
-    if turn.options != options:
-        return "options"
-    return None if turn.ids else "empty"
+    return "options" if turn.options != options else None
 
 
 def _match(turn: Turn, messages: Sequence[Message], position: int) -> Match:
@@ -146,10 +156,12 @@ def _match(turn: Turn, messages: Sequence[Message], position: int) -> Match:
 def restore(reply: Message, sent_back: Message) -> Message:
     """Return a reply as the engine returned it, as a message of a request.
 
-    Tool calls have the ids that the agent sends back, because its tool messages refer to them.
+    Tool calls have the ids that the agent sends back, because its tool messages refer to them; the name is the agent's.
     """
     message = {name: reply[name] for name in _REPLY_FIELDS if reply.get(name) not in (None, [], "")}
     message.setdefault("content", reply.get("content"))
+    if sent_back.get("name") is not None:
+        message["name"] = sent_back["name"]
     calls, theirs = message.get("tool_calls"), sent_back.get("tool_calls")
     if isinstance(calls, list) and isinstance(theirs, list) and len(calls) == len(theirs):
         message["tool_calls"] = [

@@ -9,8 +9,9 @@ from typing import Any, Final
 import orjson
 
 from proxy.continuation.types import Message, Reason, Rendering, digest_of, rendering_of
-from proxy.trajectory.conversation import NewestMessages
+from proxy.trajectory.conversations import Conversations
 from proxy.trajectory.step import Choice, Ids, Step, answers_of, messages_of
+from proxy.trajectory.thread_agents import agent_of
 
 # Fields of a body that do not change the prompt of a call. A field that is unknown here may change it.
 _NEUTRAL: Final = frozenset(
@@ -30,6 +31,7 @@ _NEUTRAL: Final = frozenset(
     }
 )  # fmt: skip
 
+_OWN_IDS: Final = ("prompt_token_ids", "input_ids")
 _NO_STOPS: Final = frozenset[int]()
 _FINISHED: Final = ("stop", "length", "tool_calls", "function_call")
 _BYTES_PER_TURN: Final = 1000  # an estimate: the objects of a turn, without its ids and its reply
@@ -41,19 +43,23 @@ _BYTES_PER_CALL: Final = 500  # an estimate: the objects of a tool call, without
 class Turn:
     """One choice of a recorded step.
 
-    `position`: the number of messages before the reply, or the number of bytes of the prompt and completion text of a
-    completions step, whose prompt text has `text_start` characters. `reply`: the message as the engine returned it; empty for
-    completions. The first `prompt_length` values of `prompt` are the prompt ids (a later prompt that begins with them is
-    shared); `ids` are the sampled ones. `rendering` identifies the rendering of the step's messages, None if it is the
-    prompt. `parent`: the turn that the step continues, if its prompt was sent as ids. `problem`: why the turn cannot be
-    continued. `is_hidden`: the message may not contain everything that was sampled.
+    `place`: the number of messages before the reply, and their digest; of a completions step, the number of bytes of its prompt
+    and completion text, and their digest; the prompt text has `text_start` characters. `reply`: the message as the engine
+    returned it; empty for completions. `names`: the ids of its response and of its calls. The first `prompt_length` values of
+    `prompt` are the prompt ids (a later prompt that begins with them is shared); `ids` are the sampled ones. `rendering`
+    identifies the rendering of the step's messages, None if it is the prompt. `parent`: the turn that the step continues, if
+    its prompt was sent as ids. `problem`: why the turn cannot be continued. `is_hidden`: the message may not contain
+    everything that was sampled.
     """
 
     step_id: str
     choice: int
     index: int
-    position: int
+    place: tuple[int, bytes]
     reply: Message
+    names: frozenset[str]
+    agent: str | None
+    is_delivered: bool
     prompt: Ids
     prompt_length: int
     ids: Ids
@@ -97,7 +103,7 @@ class Turn:
         replies: dict[int, Message] = {}
         turn = self.parent
         while turn is not None:
-            replies[turn.position] = turn.reply
+            replies[turn.place[0]] = turn.reply
             turn = turn.parent
         return replies
 
@@ -107,64 +113,66 @@ class Turns:
     """The turns of one rollout.
 
     `calls`: the functions of the sampled tool calls, by call id. `size`: the approximate memory in bytes. `indexes`: those of
-    the steps that were added. `stops`: the engine kind, model and id of each stop token that closed a turn. `newest`: the
-    messages of the newest call, whose memory is not part of `size`.
+    the steps that were added. `stops`: the engine kind, model and id of each stop token that closed a turn. `conversations`:
+    the turns by messages; the memory of the newest messages is not part of `size`. `named`: the turns by step id and choice.
     """
 
-    by_messages: dict[tuple[int, bytes], list[Turn]] = field(default_factory=dict)
+    conversations: Conversations[Turn] = field(default_factory=Conversations)
     by_text: dict[int, dict[bytes, list[Turn]]] = field(default_factory=dict)
     indexes: set[int] = field(default_factory=set)
     stops: set[tuple[str, str | None, int]] = field(default_factory=set)
     calls: dict[str, Message] = field(default_factory=dict)
     size: int = 0
-    newest: NewestMessages = field(default_factory=NewestMessages)
-    _named: dict[tuple[str, int], Turn] = field(default_factory=dict)
+    named: dict[tuple[str, int], Turn] = field(default_factory=dict)
     _users: dict[int, int] = field(default_factory=dict)  # the number of turns that share an array, by its id()
 
     def __len__(self) -> int:
         """Return the number of turns."""
-        return len(self._named)
+        return len(self.named)
 
     def add(self, step: Step, index: int | None = None) -> None:
         """Add the choices of a step that was read from, or written to, the store; `index` is its index there.
 
-        A step that was read has its index.
+        A step that was read has its index. A step whose client sent prompt ids of its own is no turn: its messages are not its
+        prompt.
         """
         index = step.index if index is None else index
         if index is not None:
             if index in self.indexes:
                 return
             self.indexes.add(index)
+        body = step.body
+        if has_own_ids(body):
+            return
         if step.is_chat:
             if messages := messages_of(step):
-                place = len(messages), self.newest.chain(messages)[-1]
-                self._add(step, index, place, None)
-        elif step.dialect == "completions" and isinstance(prompt := step.body.get("prompt"), str):
-            self._add(step, index, None, prompt)
+                self._add(step, index, body, self.conversations.place(messages), None)
+        elif step.dialect == "completions" and isinstance(prompt := body.get("prompt"), str):
+            self._add(step, index, body, (0, b""), prompt)
 
-    def _add(self, step: Step, index: int | None, place: tuple[int, bytes] | None, text: str | None) -> None:
-        """Add the choices of a step after these messages, or after this prompt text."""
-        body = step.body
+    def _add(
+        self, step: Step, index: int | None, body: Mapping[str, Any], place: tuple[int, bytes], text: str | None
+    ) -> None:
+        """Add the choices of a step after the messages of this place, or after this prompt text."""
         answers = answers_of(step)
         for answer in answers.values():
             if calls := calls_by_id(step.step_id, answer.get("message")):
                 self.calls |= calls
                 self.size += _size_of_calls(calls)
-        parent, rendering = self._continued(step)
+        before, parent, rendering = self._continued(step)
         prompts = [prompt if isinstance(prompt, array) else prompt[:] for prompt in step.prompts]
         for choice in step.choices:
             answer = answers.get(choice.index, {})
-            turn = _turn(step, index, body, choice, answer, prompts, parent, rendering)
+            turn = _turn(step, index, place, choice, answer, prompts, parent, rendering)
             if turn is None:
                 continue
-            if place is not None:
-                turn.position = place[0]
-                self.by_messages.setdefault(place, []).append(turn)
-            elif text is not None:
+            if text is None:
+                self.conversations.add(turn, before)
+            else:
                 whole = (text + str(answer.get("text", ""))).encode("utf-8", "surrogatepass")
-                turn.position, turn.text_start = len(whole), len(text)
-                self.by_text.setdefault(len(whole), {}).setdefault(_digest(whole), []).append(turn)
-            self._named[turn.step_id, turn.choice] = turn
+                turn.place, turn.text_start = (len(whole), _digest(whole)), len(text)
+                self.by_text.setdefault(len(whole), {}).setdefault(turn.place[1], []).append(turn)
+            self.named[turn.step_id, turn.choice] = turn
             self.size += _BYTES_PER_TURN + _BYTES_PER_ID * len(turn.ids) + _size_of_texts(turn.reply)
             self._hold(turn.prompt)
             if turn.is_closed and turn.ids:
@@ -178,30 +186,37 @@ class Turns:
         """
         return self.calls.get(call_id) or self.calls.get(call_id.partition("_")[2])
 
-    def of_text(self, prompt: str) -> Iterator[Turn]:
-        """Yield the turns whose prompt and completion text this prompt begins with, the longest first, the youngest first."""
+    def of_text(self, prompt: str) -> Iterator[list[Turn]]:
+        """Yield the turns whose prompt and completion text this prompt begins with, by the text, the longest first."""
         text = prompt.encode("utf-8", "surrogatepass")
-        found: list[Turn] = []
+        found: list[list[Turn]] = []
         state, done = blake2b(digest_size=16), 0
         for length in sorted(length for length in self.by_text if length <= len(text)):
             state.update(memoryview(text)[done:length])
             done = length
-            found += self.by_text[length].get(state.copy().digest(), [])
+            if equal := self.by_text[length].get(state.copy().digest()):
+                found.append(equal)
         yield from reversed(found)
 
-    def _continued(self, step: Step) -> tuple[Turn | None, Rendering | None]:
-        """Return the turn that a step continues by ids, and what identifies its rendering if that is not its prompt."""
+    def _continued(self, step: Step) -> tuple[Turn | None, Turn | None, Rendering | None]:
+        """Return the turn that a step follows, and the same if it continues that one by ids.
+
+        And what identifies the step's rendering, if that is not its prompt.
+        """
         facts = step.extra.get("continuation")
-        if not isinstance(facts, dict) or "kept" not in facts:
-            return None, None
-        parent = self._named.get((str(facts.get("step_id")), int(facts.get("choice") or 0)))
+        if not isinstance(facts, dict):
+            return None, None, None
+        before = self.named.get((str(facts.get("step_id")), int(facts.get("choice") or 0)))
+        if "kept" not in facts:
+            return before, None, None
         if facts.get("rendered") is None:
-            return parent, None
-        return parent, Rendering(int(facts["rendered"]), str(facts["rendered_digest"]), int(facts["rendered_last"]))
+            return before, before, None
+        rendered = int(facts["rendered"]), str(facts["rendered_digest"]), int(facts["rendered_last"])
+        return before, before, Rendering(*rendered)
 
     def _share(self, step: Step, parent: Turn | None) -> None:
         """Let the turns before a step use the array of its prompt, which begins with theirs."""
-        own = next((turn for choice in step.choices if (turn := self._named.get((step.step_id, choice.index)))), None)
+        own = next((turn for choice in step.choices if (turn := self.named.get((step.step_id, choice.index)))), None)
         if own is None or not step.exact:
             return
         turn = parent
@@ -237,6 +252,12 @@ def calls_by_id(step_id: str, message: Any) -> dict[str, Message]:
     return found
 
 
+def has_own_ids(body: Mapping[str, Any]) -> bool:
+    """Return whether the client of a call sends prompt ids itself."""
+    params = body.get("kv_transfer_params")
+    return any(body.get(name) is not None for name in _OWN_IDS) or bool(isinstance(params, Mapping) and params)
+
+
 def options_of(body: Mapping[str, Any]) -> bytes:
     """Return the digest of everything in a body that may change its prompt, except messages and text."""
     options = {name: value for name, value in body.items() if name not in _NEUTRAL and value is not None}
@@ -253,7 +274,7 @@ def _digest(data: bytes) -> bytes:
 def _turn(  # noqa: PLR0917 - the parts of a turn
     step: Step,
     index: int | None,
-    body: Mapping[str, Any],
+    place: tuple[int, bytes],
     choice: Choice,
     answer: Mapping[str, Any],
     prompts: Sequence[Ids],
@@ -267,14 +288,19 @@ def _turn(  # noqa: PLR0917 - the parts of a turn
     is_usable = step.exact and step.status == "complete" and choice.finish_reason in _FINISHED
     if choice.prompt >= len(prompts) or not isinstance(answer.get("text", ""), str):
         return None
-    prompt = prompts[choice.prompt]
+    prompt, body = prompts[choice.prompt], step.body
     stops = body.get("stop_token_ids")
+    response_id = (step.response or {}).get("id")
+    names = {*calls_by_id(step.step_id, message), *([response_id] if isinstance(response_id, str) else ())}
     return Turn(
         step_id=step.step_id,
         choice=choice.index,
         index=-1 if index is None else index,
-        position=0,
+        place=place,
         reply=message,
+        names=frozenset(names),
+        agent=agent_of(step.extra, step.request),
+        is_delivered=step.delivered,
         prompt=prompt,
         prompt_length=len(prompt),
         ids=choice.ids,

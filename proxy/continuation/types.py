@@ -12,14 +12,15 @@ Mode = Literal["off", "faithful", "append"]
 Message: TypeAlias = Mapping[str, Any]
 
 Reason = Literal[
-    "edited", "options", "model", "content", "prefill", "no_user", "flagged", "own_ids", "echo", "unsupported",
+    "edited", "ambiguous", "options", "model", "content", "prefill", "no_user", "flagged", "own_ids", "echo", "unsupported",
     "history", "reasoning_stripped", "content_stripped", "tool_calls_stripped", "close", "other_stop", "empty",
     "hidden_output", "twin", "window", "tokenize", "timeout", "returned_ids", "refused_ids", "unverified",
     "store", "internal",
 ]  # fmt: skip
 
 REASONS: Final[dict[Reason, str]] = {
-    "edited": "The messages differ from those of every earlier step: the agent changed a message.",
+    "edited": "The messages differ from those of every earlier step: the agent changed a message or its reasoning.",
+    "ambiguous": "Several earlier replies are equal to the one that the agent sends back, and their token ids differ.",
     "options": "The tools, the chat template or another field that changes the prompt differ from the earlier step, or "
     "the call truncates its prompt.",
     "model": "The earlier step was sampled by another model, another policy or another kind of engine.",

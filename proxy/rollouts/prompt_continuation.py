@@ -5,14 +5,14 @@ Every failure on the way sends the call unchanged.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
 from proxy.clock import Clock
 from proxy.continuation.bridge import continue_turn
 from proxy.continuation.completions import continue_text, match_text
-from proxy.continuation.matching import Match, Sampler, match
+from proxy.continuation.matching import Ambiguous, Match, Sampler, match
 from proxy.continuation.turns import Turn, Turns, own_rendering
 from proxy.continuation.types import (
     Continuation,
@@ -24,14 +24,16 @@ from proxy.continuation.types import (
     rendering_of,
 )
 from proxy.errors import BadRequest, DamagedStep, EngineError, NotFound
+from proxy.protocols.dialects.responses.item_ids import repeated_steps
 from proxy.protocols.plan import Plan, with_continuation
 from proxy.rollouts.newest import Newest
-from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.rollout import DELIVERED_MARK, UNDELIVERED_MARK, Rollout, read_marks
 from proxy.rollouts.steps import decode_records
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.conversation import NewestMessages
 from proxy.trajectory.step import Step
+from proxy.trajectory.thread_agents import agent_of
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import BackgroundTasks, in_thread_if, off_loop
 from proxy.upstream.headers import CONTINUATION_HEADER
@@ -184,8 +186,7 @@ class PromptContinuation:
         self, plan: Plan, rollout: Rollout, endpoint: Endpoint, mode: Mode, body_bytes: int
     ) -> Match | Turn | Reason | None:
         """Return the turn that a call continues, or why it continues none; None for the first call of a conversation."""
-        found: Match | Turn | Reason | None
-        body, sampler = plan.body, Sampler(endpoint.engine.kind, plan.model_served, plan.policy)
+        found: Match | Turn | Ambiguous | Reason | None
         key = (rollout.rollout_id, rollout.incarnation)
         try:
             entry = await self._complete(key, rollout)
@@ -195,15 +196,26 @@ class PromptContinuation:
         async with entry.lock:
             turns = entry.turns
             size = body_bytes + _BYTES_PER_COMPARISON * len(turns)
-            if plan.dialect.name == "chat":
-                found = await off_loop(size, match, turns, body, sampler, mode=mode)
-            else:
-                found = await off_loop(size, match_text, turns, body, sampler)
+            found = await off_loop(size, _search, turns, plan, endpoint.engine.kind, mode)
+            if isinstance(found, Ambiguous):
+                try:
+                    undelivered = await self._undelivered(rollout, found)
+                except StorageError:
+                    return "store"
+                found = await off_loop(size, _search, turns, plan, endpoint.engine.kind, mode, undelivered)
+        if isinstance(found, Ambiguous):
+            return "ambiguous"
         if isinstance(found, str) or found is None:
             return found
         if endpoint.engine.prompt_ids_fields(plan.dialect.name, []) is None:
             return "unsupported"
         return endpoint.continuation_fault or found
+
+    async def _undelivered(self, rollout: Rollout, found: Ambiguous) -> frozenset[str]:
+        """Return the steps of turns that were marked as undelivered after they were added. Raises StorageError."""
+        steps = {turn.step_id for turn in found.turns}
+        names = [mark + step for mark in (UNDELIVERED_MARK, DELIVERED_MARK) for step in steps]
+        return read_marks(await self._store.marks(rollout.rollout_id, names)).undelivered
 
     async def _continue(
         self, plan: Plan, endpoint: Endpoint, mode: Mode, found: "Match | Turn | Reason", body_bytes: int
@@ -289,7 +301,7 @@ class PromptContinuation:
         """Count the memory of a rollout that has changed, and drop the least recently used ones above the limit."""
         if self._entries.get(key) is not entry:
             return  # dropped meanwhile
-        newest = entry.turns.newest
+        newest = entry.turns.conversations.newest
         if newest.size:
             self._newest.put(key, newest, newest.size)
         size = _BYTES_PER_ENTRY + entry.turns.size
@@ -313,6 +325,19 @@ def continuation_mode(default: Mode, rollout: Rollout, header: str | None) -> Mo
     raise BadRequest(
         f"{CONTINUATION_HEADER} must be one of {', '.join(modes)}, not {header[:100]!r}.", param=CONTINUATION_HEADER
     )
+
+
+def _search(
+    turns: Turns, plan: Plan, kind: str, mode: Mode, undelivered: Collection[str] = ()
+) -> Match | Turn | Ambiguous | Reason | None:
+    """Return the turn that a call continues, as `match` and `match_text`."""
+    agent = agent_of(plan.extra, plan.request)
+    if plan.dialect.name != "chat":
+        sampler = Sampler(kind, plan.model_served, plan.policy, agent)
+        return match_text(turns, plan.body, sampler, undelivered=undelivered)
+    steps = repeated_steps(plan.request) if plan.translation is not None else ()
+    sampler = Sampler(kind, plan.model_served, plan.policy, agent, steps)
+    return match(turns, plan.body, sampler, mode=mode, undelivered=undelivered)
 
 
 def _add_all(turns: Turns, steps: Sequence[tuple[int, Step]]) -> None:

@@ -1,12 +1,14 @@
 """Comparison of message lists by what agents send back.
 
-Messages are compared by role, content, and the names and arguments of tool calls. What engines add to a reply (nulls,
-refusal, reasoning, ids of calls) and agents commonly omit is no difference.
+Messages are compared by role, content, name, and the names and arguments of tool calls. What engines add to a reply (nulls,
+refusal, reasoning, ids of calls) and agents commonly omit is no difference, nor is the name that agents give to a reply.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from hashlib import blake2b
+from operator import is_
 from typing import Any, Final, Literal
 
 import orjson
@@ -16,8 +18,12 @@ from proxy.trajectory.blocks import count_equal
 Change = Literal["reasoning_stripped", "tool_call_rewritten", "whitespace", "edited"]
 
 _LONG_BYTES: Final = 2**16
+_THOUGHTS: Final = ("reasoning", "reasoning_content")
 _BYTES_PER_MESSAGE: Final = 100  # an estimate: the objects of a message and of its digest
-_THOUGHTS = re.compile(r"^.*?</think>", re.DOTALL)
+_END_OF_THOUGHTS: Final = "</think>"
+_LONG_NUMBER: Final = re.compile(
+    r"[0-9]{16}"
+)  # a float64, as which orjson reads integers beyond 64 bits, has fewer exact digits
 
 
 class Digests:
@@ -33,7 +39,7 @@ class Digests:
             return []
         before, links = self._before
         # Most lists continue the previous one. Comparing shared objects is cheap; digests would be quadratic in the turns.
-        links = links.copy() if messages[: len(before)] == before else []
+        links = links.copy() if _begins_with(messages, before) else []
         for message in messages[len(links) :]:
             links.append(self.link(links[-1] if links else b"", message))
         self._before = (messages, links)
@@ -89,16 +95,53 @@ def _essence(message: Any) -> bytes:
     """
     if not isinstance(message, dict):
         return orjson.dumps(message)
-    parts = [message.get("role"), message.get("content") or "", _calls(message), message.get("tool_call_id")]
+    role = message.get("role")
+    parts = [role, message.get("content") or "", raw_calls(message), message.get("tool_call_id")]
+    if role != "assistant" and message.get("name") is not None:
+        parts.append(message["name"])
     return b"\n".join(map(orjson.dumps, parts))
 
 
-def _calls(message: Mapping[str, Any]) -> list[list[Any]]:
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return []
-    functions = [call.get("function") or {} for call in calls if isinstance(call, dict)]
-    return [[function.get("name"), function.get("arguments")] for function in functions if isinstance(function, dict)]
+def _begins_with(messages: list[Any], before: list[Any]) -> bool:
+    """Return whether a list begins with other messages, which are mostly the same objects; 1, 1.0 and true differ."""
+    if len(messages) < len(before) or all(map(is_, messages, before)):
+        return len(messages) >= len(before)
+    pairs = zip(messages, before, strict=False)
+    return all(one is other or (one == other and _essence(one) == _essence(other)) for one, other in pairs)
+
+
+def raw_calls(message: Mapping[str, Any]) -> list[list[Any]]:
+    """Return the name and the arguments of each call of a message, that of the deprecated `function_call` included."""
+    calls, function = message.get("tool_calls"), message.get("function_call")
+    found = [call.get("function") or {} for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    if function is not None:
+        found.append(function)
+    return [[function.get("name"), function.get("arguments")] for function in found if isinstance(function, dict)]
+
+
+def canonical_calls(message: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the name and the arguments of each call as texts that are equal for equal JSON."""
+    return [
+        (name if isinstance(name, str) else canonical_json(name), canonical_json(arguments))
+        for name, arguments in raw_calls(message)
+    ]
+
+
+def canonical_json(text: Any) -> str:
+    """Return a text that is equal for equal JSON: of the value of a text that is JSON, else of the text or value itself.
+
+    Spaces, escapes and the order of keys make no difference; 1, 1.0 and true do, and integers are compared digit by digit.
+    """
+    if not isinstance(text, str):
+        return _canonical(text)
+    try:
+        return _canonical(json.loads(text) if _LONG_NUMBER.search(text) else orjson.loads(text))  # noqa: TID251
+    except (ValueError, RecursionError):
+        return text
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))  # noqa: TID251 - integers of any size
 
 
 def thinks(message: Any) -> bool:
@@ -114,9 +157,21 @@ def thoughts_of(message: Mapping[str, Any]) -> str:
     return thoughts if isinstance(thoughts, str) else ""
 
 
+def thoughts_sent(message: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the reasoning in the fields of a message without its whitespace; None if it is no text."""
+    values = [value for name in _THOUGHTS if (value := message.get(name))]
+    return frozenset(map(bare, values)) - {""} if all(isinstance(value, str) for value in values) else None
+
+
+def split_thoughts(text: str) -> tuple[str, str]:
+    """Return the reasoning at the beginning of a text without its tags, and the rest; no reasoning if no tag ends it."""
+    thoughts, found, rest = text.partition(_END_OF_THOUGHTS)
+    return (thoughts.strip().removeprefix("<think>"), rest) if found else ("", text)
+
+
 def calls_tools(message: Any) -> bool:
     """Return whether a reply calls tools."""
-    return isinstance(message, dict) and bool(_calls(message))
+    return isinstance(message, dict) and bool(raw_calls(message))
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -139,23 +194,17 @@ def change(reply: Any, sent_back: Any) -> Change | None:
     if not isinstance(reply, dict) or not isinstance(sent_back, dict):
         return None
     ours, theirs = text_of(reply), text_of(sent_back)
-    if _calls(reply) != _calls(sent_back):
-        same = _read(_calls(reply)) == _read(_calls(sent_back))
+    if _texts(reply) != _texts(sent_back):
+        same = canonical_calls(reply) == canonical_calls(sent_back)
         return "tool_call_rewritten" if same and bare(ours) == bare(theirs) else "edited"
     if ours == theirs:
         return None
-    without_thoughts = _THOUGHTS.sub("", ours)
+    _, without_thoughts = split_thoughts(ours)
     if without_thoughts != ours and bare(without_thoughts) == bare(theirs):
         return "reasoning_stripped"
     return "whitespace" if bare(ours) == bare(theirs) else "edited"
 
 
-def _read(calls: list[list[Any]]) -> list[list[Any]]:
-    """Return the calls with parsed arguments."""
-    read = []
-    for name, arguments in calls:
-        try:
-            read.append([name, orjson.loads(arguments) if isinstance(arguments, str) else arguments])
-        except orjson.JSONDecodeError:
-            read.append([name, arguments])
-    return read
+def _texts(message: Mapping[str, Any]) -> list[list[str]]:
+    """Return the calls of a message as sampled texts: values that are no texts are compared as JSON."""
+    return [[part if isinstance(part, str) else canonical_json(part) for part in call] for call in raw_calls(message)]

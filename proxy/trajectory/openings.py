@@ -122,7 +122,9 @@ class Openings:
         key = b"".join(map(self.digests.of, messages[:start]))
         if key not in self._systems:
             self._systems[key] = System("\n".join(map(text_of, messages[:start])), self._words_of)
-        return Opening(step, agent_of(step), self._systems[key], _tools(step), messages, start, first, digest)
+        return Opening(
+            step, agent_of(step.extra, step.request), self._systems[key], _tools(step), messages, start, first, digest
+        )
 
     def user(self, opening: Opening) -> str:
         """Return the text of the last user message. What the step before of its conversation has is not searched again."""

@@ -3,9 +3,11 @@
 from collections import Counter
 from functools import cache
 
+import orjson
 from bridge_oracle import begins_with_the_recorded_ids, ends_as_rendered, keeps_the_history, not_shown, wrong_bridge
 from continued_rollouts import Boundary, Rollout
 from conversation_plans import NAMES, plans
+from equal_replies import ROLLOUTS, Siblings, decode, parse
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from proxy.continuation.types import REASONS
@@ -97,3 +99,39 @@ def test_the_sample_is_varied():
     reasons = {boundary.reason for boundary in boundaries()}
     expected = {"close", "other_stop", "history", "options", "reasoning_stripped", "hidden_output"}
     assert expected <= reasons, expected - reasons
+
+
+def as_sent(messages):
+    """Return what messages have that a prompt shows."""
+    return [
+        {
+            "role": message["role"],
+            "reasoning": message.get("reasoning") or "",
+            "content": message["content"].strip(),
+            "calls": [[call["function"]["name"], orjson.loads(call["function"]["arguments"])] for call in calls],
+        }
+        for message in messages
+        for calls in [message.get("tool_calls") or ()]
+    ]
+
+
+@settings(max_examples=max(200, settings().max_examples))
+@given(ROLLOUTS)
+def test_the_ids_decode_to_the_messages_that_the_agent_sent(moves):
+    """With replies that are equal in part, other choices, retries and agents in one rollout.
+
+    Reasoning that the agent left out is restored; reasoning and ids of calls that it sends back are those of the turn.
+    """
+    rollout = Siblings()
+    for move in moves:
+        sent = rollout.make(move)
+        if sent.result is None or sent.result.ids is None:
+            continue
+        shown, expected = parse(decode(sent.result.ids)), as_sent(sent.messages)
+        for message, wanted in zip(shown, expected, strict=True):
+            if not wanted["reasoning"]:
+                message["reasoning"] = ""
+        assert repr(expected) == repr(shown)  # 1, 1.0 and True differ
+        turn = sent.found.turn
+        ids = {call["id"] for call in sent.messages[turn.place[0]].get("tool_calls") or ()}
+        assert not ids & rollout.turns.calls.keys() or ids <= turn.names

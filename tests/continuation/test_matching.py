@@ -3,7 +3,7 @@
 import pytest
 from turns import STOP, USER, assistant, chat_step, tool_call, turns_of
 
-from proxy.continuation.matching import Match, Sampler, match
+from proxy.continuation.matching import Ambiguous, Match, Sampler, match
 
 MORE = {"role": "user", "content": "And then?"}
 REPLY = assistant("Hi there", reasoning="They greet.", refusal=None, tool_calls=[])
@@ -148,9 +148,9 @@ def test_flagged_partial_and_aborted_steps_are_not_continued(facts):
     assert "flagged" == found(turns, [USER, assistant("Hi there"), MORE])
 
 
-def test_the_longest_turn_is_continued_then_the_youngest():
+def test_the_longest_turn_is_continued_then_the_youngest_with_equal_ids():
     """A retry of the first call and a later turn match as well."""
-    retry = chat_step("s2", [USER], REPLY, [1, 2], [4, STOP], index=1)
+    retry = chat_step("s2", [USER], REPLY, [1, 2], [3, STOP], index=1)
     later = chat_step("s3", [USER, assistant("Hi there"), MORE], assistant("Bye"), [1, 2, 3], [5, STOP], index=2)
     turns = turns_of(FIRST, retry, later)
 
@@ -159,6 +159,63 @@ def test_the_longest_turn_is_continued_then_the_youngest():
     assert "s3" == found(turns, end).turn.step_id
     edited = [USER, assistant("Hi there"), MORE, assistant("Good bye"), MORE]
     assert "s2" == found(turns, edited).turn.step_id
+
+
+@pytest.mark.parametrize(("prompt", "sampled"), [([1, 2], [4, STOP]), ([1, 4], [3, STOP])])
+def test_equal_turns_with_different_ids_are_ambiguous(prompt, sampled):
+    """Unless all but one are marked as undelivered; if all are, nothing is known."""
+    turns = turns_of(FIRST, chat_step("s2", [USER], REPLY, prompt, sampled, index=1))
+    messages = [USER, assistant("Hi there"), MORE]
+    body = {"model": "policy", "messages": messages}
+
+    assert ["s1", "s2"] == [turn.step_id for turn in found(turns, messages).turns]
+    result = match(turns, body, Sampler("vllm", "policy"), mode="faithful", undelivered={"s2"})
+    assert isinstance(result, Match)
+    assert "s1" == result.turn.step_id
+    both = match(turns, body, Sampler("vllm", "policy"), mode="faithful", undelivered={"s1", "s2"})
+    assert isinstance(both, Ambiguous)
+
+
+def test_reasoning_that_was_changed_is_rendered_in_faithful_and_refused_in_append():
+    """In `faithful` an earlier turn may be continued, with what was sent after it."""
+    later = chat_step(
+        "s2", [USER, assistant("Hi there"), MORE], assistant("Bye", reasoning="Go."), [1, 2, 3], [5, STOP], index=1
+    )
+    turns = turns_of(FIRST, later)
+    messages = [USER, assistant("Hi there"), MORE, assistant("Bye", reasoning="Stay."), MORE]
+
+    result = found(turns, messages)
+    assert isinstance(result, Match)
+    assert ("s1", messages[2:]) == (result.turn.step_id, result.new)
+    assert "edited" == found(turns, messages, "append")
+    assert "edited" == found(turns, [USER, assistant("Hi there", reasoning="They leave."), MORE])
+
+
+def test_the_agent_and_the_steps_that_it_names_distinguish_equal_turns():
+    """The header X-Agent-Name; the ids of responses and items of the Responses API."""
+    mine = chat_step("s1", [USER], REPLY, [1, 2], [3, STOP], index=0, extra={"agent": "a"})
+    theirs = chat_step("s2", [USER], REPLY, [1, 2], [4, STOP], index=1, extra={"agent": "b"})
+    body = {"model": "policy", "messages": [USER, assistant("Hi there"), MORE]}
+    by_agent = match(turns_of(mine, theirs), body, Sampler("vllm", "policy", agent="a"), mode="faithful")
+    by_step = match(turns_of(mine, theirs), body, Sampler("vllm", "policy", agent="a", steps={"s2"}), mode="faithful")
+
+    assert ("s1", "s2") == (by_agent.turn.step_id, by_step.turn.step_id)
+
+
+@pytest.mark.parametrize(
+    "body", [{"prompt_token_ids": [1]}, {"input_ids": [1]}, {"kv_transfer_params": {"prompt_token_ids": [1]}}]
+)
+def test_a_call_with_prompt_ids_of_its_own_is_no_turn(body):
+    """Its messages are not its prompt."""
+    assert None is found(turns_of(chat_step("s1", [USER], REPLY, [1], [3, STOP], body=body)), [USER, REPLY, MORE])
+
+
+def test_the_name_that_the_agent_gives_to_a_reply_is_rendered():
+    """The engine returns none."""
+    result = found(turns_of(FIRST), [USER, assistant("Hi there", name="helper"), MORE])
+
+    assert isinstance(result, Match)
+    assert "helper" == result.reply["name"]
 
 
 def test_earlier_turns_are_restored_as_the_continued_step_rendered_them():

@@ -9,7 +9,7 @@ MORE = {"role": "user", "content": "More"}
 
 
 def only(turns):
-    ((turn,),) = turns.by_messages.values()
+    (turn,) = turns.named.values()
     return turn
 
 
@@ -66,7 +66,7 @@ def test_turns_share_the_ids_of_the_longest_prompt_that_continues_them():
             chat_step(f"s{number}", messages, assistant(str(number)), prompts[-1], [1, STOP], index=number, extra=facts)
         )
     turns = turns_of(*steps)
-    chain = [turn for places in turns.by_messages.values() for turn in places]
+    chain = list(turns.named.values())
 
     assert prompts == [turn.prompt_ids.tolist() for turn in chain]
     assert 1 == len({id(turn.prompt) for turn in chain})
@@ -81,8 +81,8 @@ def test_completions_are_found_by_the_text_that_a_prompt_begins_with():
         text_step("s3", "No", "", [4], [5]),
     )
 
-    assert ["s2", "s1"] == [turn.step_id for turn in turns.of_text("Once upon a time")]
-    assert ["s1"] == [turn.step_id for turn in turns.of_text("Once upon")]
+    assert ["s2", "s1"] == [turn.step_id for (turn,) in turns.of_text("Once upon a time")]
+    assert ["s1"] == [turn.step_id for (turn,) in turns.of_text("Once upon")]
     assert [] == list(turns.of_text("Once"))
 
 

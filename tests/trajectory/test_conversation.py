@@ -25,6 +25,7 @@ def called(**function) -> dict:
         {**REPLY, "content": "It is 5."},
         {**REPLY, "tool_call_id": "x"},
         {**REPLY, "tool_calls": [{"function": LOOK}]},
+        {**REPLY, "function_call": LOOK},
         "no message",
     ],
 )
@@ -34,6 +35,15 @@ def test_role_content_tool_calls_and_call_id_distinguish_messages(other):
     assert digests.of(REPLY) != digests.of(other)
     assert digests.of(CALL) != digests.of(called(name="touch"))
     assert digests.of(CALL) != digests.of(called(arguments="{}"))
+
+
+def test_names_distinguish_messages_but_not_replies():
+    """Engines return replies without one, and some agents name them."""
+    digests, user = Digests(), {"role": "user", "content": "Hi"}
+
+    assert 3 == len({digests.of(message) for message in (user, {**user, "name": "a"}, {**user, "name": "b"})})
+    assert digests.of(user) == digests.of({**user, "name": None})
+    assert digests.of(REPLY) == digests.of({**REPLY, "name": "helper"})
 
 
 def test_nulls_reasoning_and_tool_call_ids_do_not_distinguish_messages():
@@ -59,10 +69,10 @@ def test_equal_prefixes_have_equal_digests():
 )
 def test_messages_have_the_same_digests_after_any_others(lists):
     """Also where Python's values are equal and their JSON is not."""
-    newest = NewestMessages()
+    newest, digests = NewestMessages(), Digests()
     with patch("proxy.trajectory.conversation._LONG_BYTES", 1):
         for messages in lists:
-            assert Digests().chain(messages) == newest.chain(messages)
+            assert Digests().chain(messages) == newest.chain(messages) == digests.chain(messages)
 
 
 def test_long_messages_are_digested_once():
@@ -93,6 +103,9 @@ def test_long_messages_are_digested_once():
         (CALL, called(arguments='{"b":[2],"a":1}'), "tool_call_rewritten"),
         (CALL, called(arguments={"a": 1, "b": [2]}), "tool_call_rewritten"),
         (CALL, called(arguments='{"a": 2}'), "edited"),
+        (CALL, called(arguments='{"a": 1.0, "b": [2]}'), "edited"),
+        (CALL, called(arguments={"a": True, "b": [2]}), "edited"),
+        (called(arguments={"a": 1}), called(arguments={"a": True}), "edited"),
         (CALL, called(arguments="{odd"), "edited"),
         (CALL, {**called(arguments='{"b":[2],"a":1}'), "content": "more"}, "edited"),
     ],

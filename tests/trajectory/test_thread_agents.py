@@ -22,6 +22,10 @@ def codex(number, *messages, turn, **facts):
     return step
 
 
+def agent_named(step):
+    return agent_of(step.extra, step.request)
+
+
 @pytest.mark.parametrize(
     ("turn", "agent"),
     [
@@ -42,16 +46,16 @@ def codex(number, *messages, turn, **facts):
 )
 def test_the_agent_of_codexs_metadata_is_the_path_of_its_task(turn, agent):
     """Of sub-agents only, and only if it is a valid name."""
-    assert agent == agent_of(codex(1, user("Task"), turn=turn))
+    assert agent == agent_named(codex(1, user("Task"), turn=turn))
 
 
 def test_the_header_has_precedence():
-    assert "critic" == agent_of(codex(1, user("Task"), turn=metadata(), agent="critic"))
+    assert "critic" == agent_named(codex(1, user("Task"), turn=metadata(), agent="critic"))
 
 
 @given(st.text() | st.from_regex(r"/?root/[a-z_/]{1,70}", fullmatch=True))
 def test_each_task_has_a_name_as_the_header_may_have(path):
-    name = agent_of(codex(1, user("Task"), turn=metadata(agent_name=path)))
+    name = agent_named(codex(1, user("Task"), turn=metadata(agent_name=path)))
 
     assert name is None or AGENT_NAME.fullmatch(name.removeprefix(SUB_AGENT))
 

@@ -9,8 +9,6 @@ Invariant: the items of a response, sent back in any order that agents use, are 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-import orjson
-
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.responses.content_parts import read_assistant_content, read_content
 from proxy.protocols.dialects.responses.item_ids import step_of
@@ -18,6 +16,7 @@ from proxy.protocols.dialects.responses.response_object import reasoning_from
 from proxy.protocols.dialects.responses.tools import ADDITIONAL, arguments_for, chat_name, hosted, input_from
 from proxy.protocols.dialects.responses.validation import objects, optional, required, unknown, wrong
 from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
+from proxy.trajectory.conversation import canonical_json
 
 _WITHOUT_MESSAGE: Final = (ADDITIONAL, "configuration_update")  # settings of the agent; `tools` reads additional tools
 _ROLES: Final = ("user", "system", "developer", "assistant")
@@ -94,13 +93,7 @@ def _restored(sampled: str | None, received: str) -> str:
 
     Key order and spaces make no difference: pydantic-ai 2.68 and LangChain 1.7 reserialize arguments.
     """
-    if sampled is None or sampled == received:
-        return received
-    try:
-        before, after = (orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS) for text in (sampled, received))
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # no JSON, or nested deeper than orjson writes
-        return received
-    return sampled if before == after else received
+    return received if sampled is None or canonical_json(sampled) != canonical_json(received) else sampled
 
 
 class _MessageBuilder:

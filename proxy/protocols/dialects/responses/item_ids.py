@@ -2,7 +2,8 @@
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 RESPONSE: Final = "resp"
 MESSAGE: Final = "msg"
@@ -32,6 +33,14 @@ def step_of(name: object) -> str | None:
     """Return the step id in the id of a response or an item; None for a foreign id."""
     found = _NAME.fullmatch(name) if isinstance(name, str) else None
     return found and (found[1] or found[3])
+
+
+def repeated_steps(body: Mapping[str, Any]) -> frozenset[str]:
+    """Return the steps of the responses that a body of this dialect names, or of which it has items."""
+    entries = body.get("input")
+    items = [item.get("id") for item in entries if isinstance(item, Mapping)] if isinstance(entries, list) else []
+    found = {name: step_of(name) for name in (body.get("previous_response_id"), *items) if isinstance(name, str)}
+    return frozenset(step for name, step in found.items() if step and not name.startswith(f"{INPUT}_"))
 
 
 def rollout_of(name: object) -> str | None:
