@@ -31,19 +31,19 @@ each call continues the step whose messages and reply it repeats.
 
 ## Which reply is continued
 
-A call continues the recorded reply that it sends back after the most messages, of the same model, policy and options. Several
-recorded replies can be equal in text and calls: those of retries, of several choices (`n`), of sub-agents. Then these decide, in
-this order:
+A call continues the recorded reply that it sends back after the most messages, of the same model, policy and options.
+Several recorded replies can be equal in text and calls: those of retries, of several choices (`n`), of sub-agents. Then these
+decide, in this order:
 
 1. IDs of tool calls and responses that the engine made and the agent repeats;
-2. reasoning that the agent sends back, which must be equal, whitespace apart (reasoning that it does not send back is restored);
+2. reasoning that the agent sends back, which must be equal, whitespace apart (what it does not send back is restored);
 3. unchanged text before text in other whitespace or arguments in another format;
-4. the agent (`X-Agent-Name`), then the recorded calls whose messages the call begins with, such as an earlier attempt at it;
+4. the agent (`X-Agent-Name`), then recorded calls whose messages the call begins with, such as an earlier attempt at it;
 5. replies that a client received before those that none did.
 
-If replies with different token ids remain, the call is sent as it came (`ambiguous`). If the agent changed the reasoning, `faithful`
-lets the engine render what was sent, and `append` refuses (`edited`). Numbers in arguments are compared as JSON has them: `1`,
-`1.0` and `true` are different. A call with prompt ids of its own is never continued by others.
+If replies with different token ids remain, the call is sent as it came (`ambiguous`). If the agent changed the reasoning,
+`faithful` lets the engine render what was sent, and `append` refuses (`edited`). Numbers in arguments are compared as JSON has
+them: `1`, `1.0` and `true` are different. A call with prompt ids of its own is never continued by others.
 
 ## Modes
 
