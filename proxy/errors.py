@@ -4,6 +4,8 @@
     ├── BadRequest             400   the request is malformed
     │   ├── Unauthorized       401   the API key is missing or invalid
     │   ├── Forbidden          403   the API key does not permit the request
+    │   ├── UnknownHost        403   the `Host` is not allowed without API keys
+    │   ├── CrossSite          403   a web page of another origin sent the request, and no API key is required
     │   ├── NotFound           404   the path, rollout or step does not exist
     │   ├── RequestTimeout     408   receiving the request body timed out
     │   ├── Conflict           409   the request conflicts with the stored state
@@ -81,6 +83,18 @@ class Forbidden(BadRequest):
     status = 403
     kind = "permission_error"
     code = "forbidden"
+
+
+class UnknownHost(Forbidden):
+    """The `Host` of the request is not allowed while the API requires no key. The message names the setting."""
+
+    code = "unknown_host"
+
+
+class CrossSite(Forbidden):
+    """A web page of another origin sent the request, and the API requires no key."""
+
+    code = "cross_site"
 
 
 class NotFound(BadRequest):

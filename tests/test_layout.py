@@ -60,7 +60,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("http", "api_keys", "rollout_id", "memory_limit", "long_texts", "adapters"),
         ("surplus_calls",),
         ("context",),
-        ("auth", "query", "urls", "health", "failures", "body", "reward_values"),
+        ("origins", "auth", "query", "urls", "health", "failures", "body", "reward_values"),
         ("model", "control", "ui"),
         ("compat",),
     ),

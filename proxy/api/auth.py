@@ -9,6 +9,7 @@ from aiohttp import web
 
 from proxy.api.api_keys import MintedKey, proves, read_minted
 from proxy.api.context import CONTEXT, Context
+from proxy.api.origins import ORIGINS
 from proxy.api.rollout_id import KEY_PREFIX
 from proxy.errors import Forbidden, StoreUnavailable, Unauthorized
 from storage.errors import StorageError
@@ -40,33 +41,45 @@ def google_key(request: web.Request) -> str | None:
 async def identify(
     request: web.Request, context: Context, *, takes_control_keys: bool = False, other_key: str | None = None
 ) -> Caller:
-    """Return the caller of a request. Raises Unauthorized for a missing or invalid key.
+    """Return the caller of a request of the model API.
 
+    Raises Unauthorized for a missing or invalid key, Forbidden for a request that `check_origin` refuses.
     `other_key` is the key where the client's dialect has it, for a request without the usual headers.
     """
+    check_origin(request, is_linked=False)  # GET as well: `engines.passthrough` may have paths that change an engine
     key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key") or other_key
     minted = read_minted(key) if key else None
     if minted is not None:
         return Caller(key, minted, await prove(context, minted))
-    if takes_control_keys and key is not None and key in context.control_keys:
+    if takes_control_keys and has_control(key, context):
         return Caller(key, None)
     if context.agent_keys.are_required and (key is None or key not in context.agent_keys):
         raise Unauthorized("Invalid API key." if key else "An API key is required.")
     return Caller(key, None)
 
 
+def has_control(key: str | None, context: Context) -> bool:
+    """Return whether the key of a request of the model API, or none, gives access to the control API as well.
+
+    Without a configured control key, the control API is open to all but agents' keys; on its own port, only there.
+    """
+    if key is not None and key in context.control_keys:
+        return True
+    is_open = not context.control_keys and context.settings.control.listen is None
+    return is_open and (key is None or not _is_of_agents(key, context))
+
+
 def may_report(caller: Caller, context: Context) -> bool:
     """Return whether a caller may report the result of a rollout, which sets its reward and status.
 
-    It requires the key of the rollout's dispatch or a control key. Without a configured control key, the control API lets
-    every client set rewards: then so does this, if both APIs share a port and the key is not an agent's.
+    It requires the key of the rollout's dispatch, or access to the control API, whose routes do the same.
     """
-    if caller.is_dispatched or (caller.key is not None and caller.key in context.control_keys):
-        return True
-    is_agent = caller.minted is not None or (
-        caller.key is not None and (caller.key in context.agent_keys or caller.key.startswith(KEY_PREFIX))
-    )
-    return not is_agent and not context.control_keys and context.settings.control.listen is None
+    return caller.is_dispatched or has_control(caller.key, context)
+
+
+def _is_of_agents(key: str, context: Context) -> bool:
+    """Return whether agents have this key: a minted one, a configured one, or the name of a rollout."""
+    return read_minted(key) is not None or key.startswith(KEY_PREFIX) or key in context.agent_keys
 
 
 async def prove(context: Context, minted: MintedKey) -> bool:
@@ -92,6 +105,13 @@ def check_minted(minted: MintedKey | None, rollout_id: str | None) -> None:
         raise Forbidden(f"The API key belongs to another rollout than {rollout_id!r}.")
 
 
+def check_origin(request: web.Request, *, is_linked: bool) -> None:
+    """Raise UnknownHost or CrossSite for a request that a listener without keys refuses."""
+    check = request.app.get(ORIGINS)
+    if check is not None:
+        check.check(request.method, request.headers, is_linked=is_linked)
+
+
 # The routes of the model API: those of most calls, and that of every path outside of the control API.
 CALL_PATHS: Final = ("/rollouts/{rollout}/v1/{path}", "/v1/{path}")
 OTHER_PATHS: Final = "/{path}"
@@ -105,22 +125,20 @@ _OPEN: Final = ("/health", "/healthz", "/ready", "/readyz", "/", "/ui", "/ui/", 
 async def require_control_key(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Reject requests of the control API without a control key, if one is configured."""
+    """Reject requests of the control API without a control key, if one is configured; `identify` is for the model API."""
     resource = request.match_info.route.resource
     canonical = "" if resource is None else resource.canonical
-    if canonical and canonical not in (*MODEL_API, *_OPEN) and not canonical.startswith(f"{SESSION_API}/"):
-        check_control_key(request, request.app[CONTEXT])
+    if canonical not in MODEL_API and not canonical.startswith(f"{SESSION_API}/"):
+        check_origin(request, is_linked=True)
+        if canonical and canonical not in _OPEN:
+            check_control_key(request, request.app[CONTEXT])
     return await handler(request)
 
 
 def check_control_key(request: web.Request, context: Context) -> None:
     """Raise Unauthorized for a missing or unknown key, Forbidden for an agent's."""
     key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key")
-    if (
-        key is not None
-        and (read_minted(key) is not None or key in context.agent_keys)
-        and key not in context.control_keys
-    ):
+    if key is not None and key not in context.control_keys and _is_of_agents(key, context):
         raise Forbidden("This API key is for the model API only; the control API requires a control key.")
     if context.control_keys and (key is None or key not in context.control_keys):
         raise Unauthorized("A control key is required (Authorization: Bearer …).")

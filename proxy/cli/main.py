@@ -37,7 +37,7 @@ def serve(
     workers: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default 1.")] = None,
     *,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow a non-loopback address without API keys.")
+        bool, typer.Option("--insecure", help="Allow an address or a control API without API keys.")
     ] = False,
 ) -> None:
     """Run the proxy. If no engine is configured, it starts the simulator."""
@@ -325,7 +325,7 @@ def check(
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen on.")] = None,
     *,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow a non-loopback address without API keys.")
+        bool, typer.Option("--insecure", help="Allow an address or a control API without API keys.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -49,6 +49,13 @@ def _can_be_called(url: str, parts: SplitResult) -> bool:
     )
 
 
+def host_pattern(pattern: str) -> str:
+    """Return a name, `*.name` or `*` in lower case. Raises ValueError."""
+    if pattern != "*" and not _HOST.fullmatch(pattern.removeprefix("*.")):
+        raise ValueError(f"invalid host {pattern!r}: expected a name without scheme and port, *.NAME or *")
+    return pattern.lower().removesuffix(".")
+
+
 def without_secrets(url: str) -> str:
     """Return a URL without user and password, for messages."""
     return re.sub(r"//.*@", "//…@", url)  # up to the last @: a password may contain slashes

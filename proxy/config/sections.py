@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from proxy.config.addresses import base_url, split_listen
+from proxy.config.addresses import base_url, host_pattern, split_listen
 
 
 class Section(BaseModel):
@@ -30,6 +30,7 @@ def _check_listen(listen: str) -> str:
 
 
 Listen: TypeAlias = Annotated[str, AfterValidator(_check_listen)]
+HostPattern: TypeAlias = Annotated[str, AfterValidator(host_pattern)]
 
 
 def _check_caps(cap: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from proxy.config.sections import (
     ControlSettings,
     DialectSettings,
     EnginesSettings,
+    HostPattern,
     Listen,
     ListenTlsSettings,
     LogSettings,
@@ -59,7 +60,16 @@ class Settings(BaseSettings):
 
     listen: Listen = Field("127.0.0.1:8400", description="Address to listen on, as HOST:PORT.")
     listen_tls: ListenTlsSettings = Field(ListenTlsSettings(), description="TLS for the addresses of both APIs.")
-    insecure: bool = Field(default=False, description="Allow a non-loopback address without API keys.")
+    allowed_hosts: list[HostPattern] = Field(
+        [],
+        description="Host names by which clients reach a listener without API keys, besides localhost, IP addresses and that "
+        "of agents.url: host.docker.internal, the name of a container or a balancer, *.example.com, or * for any "
+        "(docs/security.md).",
+    )
+    insecure: bool = Field(
+        default=False,
+        description="Allow a non-loopback address, or the control API beside agents' keys, without API keys.",
+    )
     workers: int = Field(
         1, ge=1, description="Number of processes that share the port and the store (docs/workers.md)."
     )
@@ -117,6 +127,13 @@ class Settings(BaseSettings):
                     "pass --insecure if the network is closed"
                 )
                 raise PydanticCustomError("no_keys", "{sentence}", {"sentence": sentence, "setting": setting})
+        if self.agents.api_keys and not self.control.api_keys and self.control.listen is None and not self.insecure:
+            sentence = (
+                "agents.api_keys is set and control.api_keys is empty: an agent that omits its key could set its reward and "
+                "read and delete all rollouts. Set control.api_keys, give the control API an address that agents cannot "
+                "reach (control.listen), or pass --insecure"
+            )
+            raise PydanticCustomError("no_keys", "{sentence}", {"sentence": sentence, "setting": "control.api_keys"})
         return self
 
     @classmethod

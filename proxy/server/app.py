@@ -25,6 +25,7 @@ from proxy.api.failures import answer_failures
 from proxy.api.memory_limit import InFlightBytes
 from proxy.api.model.call import CallState, Trace
 from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
+from proxy.api.origins import ORIGINS, origin_check
 from proxy.api.surplus_calls import SurplusCalls
 from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.clock import Clock, SystemClock, new_id
@@ -84,7 +85,7 @@ def make_app(
     The caller closes a `store` that it passes. Services are opened at start-up, which raises StorageError or ValueError on
     failure.
     """
-    app = _new_app()
+    app = _new_app(settings, settings.listen, serves_model=True, serves_control=settings.control.listen is None)
     app[CALLS] = CALL_ROUTES
     app[OTHERS] = {**MODEL_ROUTES, **OSMOSIS_ROUTES}
     app.cleanup_ctx.append(_context_lifespan(settings, store, clock or SystemClock(), slot))
@@ -100,7 +101,8 @@ def make_app(
 
 def make_control_app(settings: Settings, app: web.Application) -> web.Application:
     """Return the control API alone, which shares the services of a started application."""
-    control = _new_app()
+    listen = settings.control.listen or settings.listen
+    control = _new_app(settings, listen, serves_model=False, serves_control=True)
     control[CONTEXT] = app[CONTEXT]
     control[ROLLOUT_SERVERS] = app[ROLLOUT_SERVERS]
     control.add_routes(_control_routes(settings))
@@ -126,8 +128,12 @@ def _control_routes(settings: Settings) -> list[web.RouteDef]:
     return [*(SESSION_ROUTES if settings.atropos.enabled else ()), *CONTROL_ROUTES, *COMPAT_ROUTES, *PAGE_ROUTES]
 
 
-def _new_app() -> web.Application:
-    return web.Application(middlewares=[answer_failures, require_control_key])
+def _new_app(settings: Settings, listen: str, *, serves_model: bool, serves_control: bool) -> web.Application:
+    app = web.Application(middlewares=[answer_failures, require_control_key])
+    check = origin_check(settings, listen, serves_model=serves_model, serves_control=serves_control)
+    if check is not None:
+        app[ORIGINS] = check
+    return app
 
 
 def _context_lifespan(

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
-from aiohttp import http_exceptions, web
+from aiohttp import HttpVersion10, HttpVersion11, http_exceptions, web
 
 from proxy.api.failures import internal_error
 from proxy.errors import BadRequest, ExpectationFailed, ProxyError
@@ -51,7 +51,7 @@ class _Server(web.Server):
 
     def __init__(self, server: web.Server, runner: Runner) -> None:
         super().__init__(
-            _with_known_expectations(server.request_handler),
+            _with_known_versions(server.request_handler),
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
         )
@@ -67,13 +67,20 @@ class _Server(web.Server):
             self._runner.on_connection_lost()
 
 
+_VERSIONS: Final = (HttpVersion10, HttpVersion11)
 _Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-def _with_known_expectations(handle: _Handler) -> _Handler:
-    """Respond to an unknown `Expect` header, which aiohttp refuses in plain text before any middleware."""
+def _with_known_versions(handle: _Handler) -> _Handler:
+    """Refuse versions of HTTP other than 1.0 and 1.1, which aiohttp (3.14) answers, and an unknown `Expect` header, which it
+    refuses in plain text before any middleware.
+    """
 
     async def handled(request: web.BaseRequest) -> web.StreamResponse:
+        if request.version not in _VERSIONS:
+            refusal = _refusal(BadRequest("Unsupported version of HTTP; use HTTP/1.1."))
+            refusal.force_close()
+            return refusal
         if request.headers.get("Expect", "100-continue").lower() != "100-continue":
             return _refusal(ExpectationFailed("Unsupported Expect header; only 100-continue is supported."))
         return await handle(request)

@@ -24,9 +24,17 @@ _NOT_UPSTREAM = _HOP_BY_HOP | {
     ROLLOUT_HEADER.lower(), GROUP_HEADER.lower(), CONTINUATION_HEADER.lower(), "x-reply-tokens", "x-reply-ids",
     AGENT_HEADER.lower(),
 }  # fmt: skip
+# What TokenTape sets itself; and what is about the engine's own address and not about its response: addresses behind
+# TokenTape, credentials for them, and the permissions that the engine gives to web pages, also those of other origins.
 _NOT_DOWNSTREAM = _HOP_BY_HOP | {
     "content-length", "content-encoding", "date", ROLLOUT_HEADER.lower(), STEP_HEADER.lower(),
+    "location", "content-location", "refresh", "link", "alt-svc", "via", "x-served-by", "x-backend-server",
+    "x-accel-redirect", "x-sendfile",
+    "set-cookie", "set-cookie2", "www-authenticate", "authentication-info",
+    "timing-allow-origin", "strict-transport-security", "clear-site-data", "service-worker-allowed", "origin-agent-cluster",
+    "report-to", "reporting-endpoints", "nel", "sourcemap", "x-sourcemap",
 }  # fmt: skip
+_NOT_DOWNSTREAM_PREFIXES = ("access-control-", "content-security-policy", "cross-origin-")
 
 # Invalid in header values (RFC 9110, 5.5): aiohttp's server refuses to write them.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -44,7 +52,7 @@ def upstream(headers: Iterable[tuple[str, str]], *, api_key: str | None) -> list
 
 def downstream(headers: Mapping[str, str], *, rollout_id: str | None, step_id: str | None) -> list[tuple[str, str]]:
     """Return the engine's headers as they are sent to the client, with the ids of the rollout and the step."""
-    shown = _passing(headers.items(), _NOT_DOWNSTREAM)
+    shown = _passing(headers.items(), _NOT_DOWNSTREAM, _NOT_DOWNSTREAM_PREFIXES)
     if rollout_id is not None:
         shown.append((ROLLOUT_HEADER, rollout_id))
     if step_id is not None:
@@ -52,8 +60,10 @@ def downstream(headers: Mapping[str, str], *, rollout_id: str | None, step_id: s
     return shown
 
 
-def _passing(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> list[tuple[str, str]]:
-    """Return the headers that are neither dropped by name nor listed in a `Connection` header, and can be written.
+def _passing(
+    headers: Iterable[tuple[str, str]], dropped: frozenset[str], prefixes: tuple[str, ...] = ()
+) -> list[tuple[str, str]]:
+    """Return the headers that are neither dropped by name or prefix nor listed in a `Connection` header, and can be written.
 
     aiohttp accepts control characters in the headers of a response, and refuses to write them.
     """
@@ -61,7 +71,7 @@ def _passing(headers: Iterable[tuple[str, str]], dropped: frozenset[str]) -> lis
     listed: set[str] = set()
     for name, value in headers:
         lower = name.lower()
-        if lower in dropped and lower != "connection":
+        if (lower in dropped and lower != "connection") or lower.startswith(prefixes):
             continue
         if not (name.isprintable() and value.isprintable()) and _CONTROL.search(f"{name}{value}"):
             continue

@@ -93,6 +93,9 @@ def _by_name(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
 UNAVAILABLE_STATUSES: Final = frozenset({502, 503, 504})
 
 
+REDIRECTS: Final = frozenset({300, 301, 302, 303, 305, 307, 308})  # 304 answers a conditional request
+
+
 class Failover:
     """The endpoints of one call, in routing order: at most `max_attempts` of them."""
 
@@ -114,7 +117,13 @@ class Failover:
         return self._left.pop(0)
 
     def check_status(self, endpoint: Endpoint, status: int) -> None:
-        """Raise EngineDisconnected for a response that another endpoint may answer better, if one is left."""
+        """Raise EngineDisconnected for a redirect, and, if an endpoint is left, for a response that it may answer better."""
+        if status in REDIRECTS:
+            raise EngineDisconnected(
+                f"Engine {endpoint.label} responded with a redirect (status {status}), which is not followed; set the URL of "
+                "the endpoint to its target",
+                public="The engine's response is invalid: a redirect",
+            )
         if status in UNAVAILABLE_STATUSES and self._left:
             raise EngineDisconnected(f"Engine {endpoint.label} returned status {status}")
 

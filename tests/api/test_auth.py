@@ -24,7 +24,7 @@ async def post(http, url, **named):
 
 async def test_with_configured_keys_a_call_requires_one_of_them(store, engine, http):
     """A missing key, a wrong key and a rollout's name as the key are 401."""
-    async with proxying(engine.url, store, agents={"api_keys": ["good"]}) as served:
+    async with proxying(engine.url, store, agents={"api_keys": ["good"]}, control={"api_keys": ["boss"]}) as served:
         url = served.url + "/rollouts/r1/v1/chat/completions"
         statuses = [
             (await post(http, url, json=BODY, headers={"Authorization": f"Bearer {key}"} if key else {}))[0].status
@@ -39,7 +39,7 @@ async def test_a_minted_key_names_its_rollout_and_is_rejected_for_others(store, 
     stored = await store.open("r1", {}, now_ms=1)
     secret = await store.set_once("minting-secret", b"s" * 32)
     headers = {"Authorization": f"Bearer {mint('r1', stored.incarnation, secret)}"}
-    async with proxying(engine.url, store, agents={"api_keys": ["good"]}) as served:
+    async with proxying(engine.url, store, agents={"api_keys": ["good"]}, control={"api_keys": ["boss"]}) as served:
         own, _ = await post(http, served.url + "/v1/chat/completions", json=BODY, headers=headers)
         other, _ = await post(http, served.url + "/rollouts/r2/v1/chat/completions", json=BODY, headers=headers)
         body, _ = await post(

@@ -51,7 +51,7 @@ async def send_without_reading(url: str) -> socket.socket:
     address = urlsplit(url)
     await asyncio.get_running_loop().sock_connect(client, (address.hostname, address.port))
     body = orjson.dumps(BODY | {"stream": True})
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     await asyncio.get_running_loop().sock_sendall(client, head.encode() + body)
     return client
 

@@ -16,7 +16,7 @@ def test_options_precede_the_environment_which_precedes_the_file(tmp_path, monke
     file.write_text("store: {prefix: file, ttl_s: 5, timeout_s: 3}\nlisten: 127.0.0.1:1\n")
     monkeypatch.setenv("TOKENTAPE_STORE__PREFIX", "environment")
     monkeypatch.setenv("TOKENTAPE_STORE__PASSWORD", "secret")
-    monkeypatch.setenv("TOKENTAPE_AGENTS__API_KEYS", '["k"]')
+    monkeypatch.setenv("TOKENTAPE_CONTROL__API_KEYS", '["k"]')
     settings = load(file, listen="127.0.0.1:2", store={"timeout_s": 4})
 
     store = settings.store
@@ -38,6 +38,10 @@ def test_options_precede_the_environment_which_precedes_the_file(tmp_path, monke
         ({"control": {"api_keys": ["schlüssel"]}}, "printable ASCII"),
         ({"listen": "0.0.0.0:80"}, "agents.api_keys"),
         ({"listen": "0.0.0.0:80", "agents": {"api_keys": ["k"]}}, "control.api_keys"),
+        ({"agents": {"api_keys": ["k"]}}, "control.api_keys is empty"),
+        ({"allowed_hosts": ["http://proxy"]}, "without scheme and port"),
+        ({"allowed_hosts": ["proxy:80"]}, "without scheme and port"),
+        ({"allowed_hosts": ["*proxy"]}, "without scheme and port"),
         ({"control": {"listen": ":80"}}, "control.api_keys"),
         ({"continuation": {"mode": "exact"}}, "'off', 'faithful' or 'append'"),
         ({"continuation": {"mode": True}}, "'off', 'faithful' or 'append'"),
@@ -57,6 +61,22 @@ def test_listening_beyond_loopback_requires_keys_or_insecure():
 
     assert load(listen="0.0.0.0:80", agents=keys, control=keys)
     assert load(listen="0.0.0.0:80", insecure=True)
+
+
+def test_keys_of_agents_require_control_keys_unless_the_control_api_has_its_own_address():
+    """An agent could omit its key. Open calls beside control keys are allowed."""
+    keys = {"api_keys": ["k"]}
+    with pytest.raises(ValidationError, match="an agent that omits its key could set its reward"):
+        load(agents=keys)
+
+    assert load(control=keys)
+    assert load(agents=keys, control=keys)
+    assert load(agents=keys, insecure=True)
+    assert load(agents=keys, control={"listen": "127.0.0.1:1"})
+
+
+def test_allowed_hosts_are_names_in_lower_case():
+    assert ["proxy", "*.rl.svc", "*", "a_b-c"] == load(allowed_hosts=["Proxy.", "*.rl.svc", "*", "a_b-c"]).allowed_hosts
 
 
 def test_a_misspelt_setting_in_a_file_or_the_environment_is_named(tmp_path, monkeypatch):

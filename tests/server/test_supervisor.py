@@ -234,6 +234,7 @@ def test_an_error_of_the_workers_at_the_start_is_printed_once(tmp_path):
 
 
 async def test_workers_share_the_control_apis_port(tmp_path):
+    """Each of them checks the `Host` at both addresses."""
     config = tmp_path / "config.yaml"
     config.write_text("workers: 2\ncontrol: {listen: '127.0.0.1:0'}\nlisten: 127.0.0.1:0\n")
     with started("serve", "--config", str(config), "--store", f"embedded:{tmp_path / 'store'}") as (_, url, output):
@@ -241,14 +242,19 @@ async def test_workers_share_the_control_apis_port(tmp_path):
         async with aiohttp.ClientSession() as http:
             shown = [(await http.get(f"{address}/rollouts", headers={"Connection": "close"})).status
                      for address in (control, control, control, control, url)]  # fmt: skip
+            rebound = [(await http.get(f"{address}/v1/models", headers={"Connection": "close", "Host": "evil.test"})).status
+                       for address in (control, control, url, url)]  # fmt: skip
 
     assert [200, 200, 200, 200, 404] == shown
+    assert [403, 403, 403, 403] == rebound
 
 
 def test_secrets_and_sockets_of_workers_are_not_accessible_to_other_users(tmp_path):
     """Settings are sent through a pipe; the sockets are in a folder with mode 0700."""
     config = tmp_path / "config.yaml"
-    config.write_text("workers: 2\nagents: {api_keys: [planted-secret]}\nlisten: 127.0.0.1:0\n")
+    config.write_text(
+        "workers: 2\nagents: {api_keys: [planted-secret]}\ncontrol: {api_keys: [planted-too]}\nlisten: 127.0.0.1:0\n"
+    )
     with started("serve", "--config", str(config), "--store", f"embedded:{tmp_path / 'store'}") as (process, _, _):
         workers = children_of(process.pid, WORKER)
         lines = [Path(f"/proc/{pid}/{name}").read_text() for pid in workers for name in ("cmdline", "environ")]

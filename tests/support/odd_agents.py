@@ -130,7 +130,7 @@ async def ask_raw(url: str, request: Request) -> Answer:
     reader, writer = await asyncio.open_connection(at.hostname, at.port)
     names = {name.lower() for name, _ in request.headers}
     usual = (
-        (b"Host", b"proxy"),
+        (b"Host", b"localhost"),
         (b"Content-Type", b"application/json"),
         (b"Content-Length", b"%d" % len(request.body)),
     )

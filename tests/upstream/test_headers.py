@@ -57,3 +57,19 @@ def test_the_engines_headers_are_forwarded_with_rollout_and_step_id():
     )
 
     assert [("Content-Type", "x"), ("Retry-After", "7"), ("X-Rollout-Id", "r1"), ("X-Step-Id", "s1")] == forwarded
+
+
+def test_headers_about_the_engines_own_address_are_not_forwarded():
+    """Addresses, cookies and credentials, and permissions of web pages; what describes the response is."""
+    dropped = [
+        "Location", "Content-Location", "Refresh", "Link", "Alt-Svc", "Via", "X-Served-By", "X-Accel-Redirect", "Set-Cookie",
+        "WWW-Authenticate", "Access-Control-Allow-Origin", "access-control-allow-credentials", "Access-Control-Expose-Headers",
+        "Timing-Allow-Origin", "Content-Security-Policy", "Content-Security-Policy-Report-Only", "Cross-Origin-Resource-Policy",
+        "Strict-Transport-Security", "Clear-Site-Data", "Service-Worker-Allowed", "Report-To", "NEL", "SourceMap",
+    ]  # fmt: skip
+    kept = {
+        "Content-Type": "text/event-stream", "Server": "uvicorn", "Retry-After": "7", "X-Should-Retry": "false",
+        "X-Request-Id": "1", "request-id": "2", "X-RateLimit-Remaining": "3", "X-Accel-Buffering": "no",
+    }  # fmt: skip
+
+    assert list(kept.items()) == headers.downstream(dict.fromkeys(dropped, "x") | kept, rollout_id=None, step_id=None)

@@ -144,7 +144,7 @@ async def test_a_key_is_in_a_header_or_in_the_query_and_nowhere_else(store, engi
     engine.plays(load("chat_ids_lp"))
     caplog.set_level(logging.DEBUG)
     texts = []
-    async with proxying(engine.url, store, agents={"api_keys": [SECRET]}) as served:
+    async with proxying(engine.url, store, agents={"api_keys": [SECRET]}, control={"api_keys": ["boss"]}) as served:
         for query, headers, status in KEYS:
             answered, _, text = await sent(http, f"{served.url}/rollouts/r1{GENERATE}{query}", **headers)
             texts.append(text)
@@ -208,7 +208,7 @@ BAD = [
 @pytest.mark.parametrize(("key", "status", "name"), [(SECRET, 404, "NOT_FOUND"), ("wrong", 401, "UNAUTHENTICATED")])
 async def test_other_methods_of_googles_clients_are_errors_in_their_format(store, simulated, sdk, key, status, name):
     """Also those whose paths have no version of Google's alone: the SDK uses version 1."""
-    async with proxying(simulated, store, agents={"api_keys": [SECRET]}) as served:
+    async with proxying(simulated, store, agents={"api_keys": [SECRET]}, control={"api_keys": ["boss"]}) as served:
         client = sdk(f"{served.url}/rollouts/r1", key)
         for method in (
             lambda: client.models.embed_content(model="simulated", contents="x"),

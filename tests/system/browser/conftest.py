@@ -58,7 +58,12 @@ def find_chromium() -> str:
 async def browser():
     """A headless Chromium."""
     async with async_playwright() as playwright:
-        started = await playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        args = (
+            "--no-sandbox",
+            "--host-resolver-rules=MAP rebound.test 127.0.0.1",  # a stranger's name that resolves to this machine
+            "--disable-features=LocalNetworkAccessChecks",  # as in browsers that let pages send requests to this machine
+        )
+        started = await playwright.chromium.launch(executable_path=find_chromium(), args=args)
         yield started
         await started.close()
 

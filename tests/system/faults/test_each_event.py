@@ -157,7 +157,9 @@ async def test_a_client_disconnect_within_the_request_leaves_nothing(store, engi
     engine.plays(WHOLE)
     async with proxying(engine.url, store) as served:
         where = urlsplit(served.url)
-        head = f"POST /rollouts/r1{WHOLE.path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = (
+            f"POST /rollouts/r1{WHOLE.path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        )
         for size in range(len(head + body)):
             reader, writer = await asyncio.open_connection(where.hostname, where.port)
             writer.write((head + body)[:size])

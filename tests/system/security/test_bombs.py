@@ -103,7 +103,7 @@ async def test_json_bombs_are_rejected_or_harmless(api, engine, bomb, status):
 ])  # fmt: skip
 async def test_huge_headers_are_rejected(api, engine, lines):
     """One long line, one long name, ten thousand lines: 400, and nothing is sent to the engine."""
-    head = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\nContent-Length: 2\r\n\r\n{}"
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n%s\r\nContent-Length: 2\r\n\r\n{}"
     response = await api.raw(head % (PATH.encode(), lines))
 
     assert not response or response.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
@@ -112,13 +112,13 @@ async def test_huge_headers_are_rejected(api, engine, lines):
 
 async def test_the_length_of_a_path_is_limited(api):
     """A request line of 100 kB is 400."""
-    response = await api.raw(b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % (b"a" * 100_000))
+    response = await api.raw(b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"a" * 100_000))
 
     assert not response or b" 400 " in response[:15]
 
 
 @HASTY
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: "])
 async def test_an_incomplete_request_head_times_out(api, sent):
     """The connection is closed after agents.idle_timeout_s, even if bytes keep arriving; other clients are served meanwhile."""
     parts = urlsplit(api.url)
@@ -143,7 +143,7 @@ async def test_an_incomplete_request_head_times_out(api, sent):
 @HASTY
 async def test_an_incomplete_body_is_408(api, engine):
     """After agents.body_timeout_s; nothing is sent to the engine."""
-    head = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100\r\n\r\n{" % PATH.encode()
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 100\r\n\r\n{" % PATH.encode()
     response = await api.raw(head)
 
     assert response.startswith(b"HTTP/1.1 408")

@@ -44,7 +44,7 @@ def sent(path: bytes, *lines: bytes) -> bytes:
     """Send a request as bytes, with POST where the path accepts it."""
     body = CHAT if path.partition(b"?")[0].rpartition(b"/")[2] in POSTED else b""
     line = b"%s %s HTTP/1.1" % (b"POST" if body else b"GET", path)
-    head = (line, b"Host: x", b"Connection: close", b"Content-Length: %d" % len(body))
+    head = (line, b"Host: localhost", b"Connection: close", b"Content-Length: %d" % len(body))
     return b"\r\n".join((*head, *lines)) + b"\r\n\r\n" + body
 
 

@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+from aiohttp import web
 from fakes import proxying
 from recorded import load
+from stored import stored_steps
 
 from proxy.api.control.openapi import ROUTES
 
@@ -37,7 +39,7 @@ async def test_no_url_of_a_request_is_fetched(store, engine, guarded_api, trap):
     body = dict.fromkeys(NAMES, url) | {"rollout_id": "r1", "servers": [{"base_url": url, "server_type": "vllm"}]}
     content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": url}]
     chat = {"messages": [{"role": "user", "content": content}], "prompt": url, "metadata": body}
-    headers = dict.fromkeys(("X-Forwarded-Host", "X-Original-URL", "X-Upstream", "Forwarded", "Referer", "Origin"), url)
+    headers = dict.fromkeys(("X-Forwarded-Host", "X-Original-URL", "X-Upstream", "Forwarded", "Referer"), url)
     async with proxying(engine.url, store, atropos={"enabled": True}) as served:
         api = guarded_api(served.url)
         for route in ROUTES:
@@ -54,19 +56,36 @@ async def test_no_url_of_a_request_is_fetched(store, engine, guarded_api, trap):
     assert engine.requests
 
 
-async def test_a_redirect_of_the_engine_is_not_followed(store, engine, guarded_api, trap):
-    """The client gets it unchanged; an engine cannot redirect the proxy to another server."""
-    from aiohttp import web
-
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 305, 307, 308])
+async def test_a_redirect_of_the_engine_is_not_followed(store, engine, guarded_api, trap, status):
+    """Neither by TokenTape nor by the client, which gets 502 without the address; the step has the error."""
     url, called = trap
 
     async def respond(request, body):
-        return web.Response(status=307, headers={"Location": url})
+        return web.Response(status=status, headers={"Location": url})
 
     engine.respond = respond
     async with proxying(engine.url, store) as served:
         api = guarded_api(served.url)
-        response = await api.call("POST", "/v1/chat/completions", json={"messages": []}, allow_redirects=False)
+        path, chat = "/rollouts/r1/v1/chat/completions", {"messages": []}
+        answers = [
+            await api.call(method, path, json=body, allow_redirects=False)
+            for method, path, body in (
+                ("POST", path, chat),
+                (
+                    "POST",
+                    "/rollouts/r1/v1/messages",
+                    {"max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]},
+                ),
+                ("POST", "/tokenize", {}),
+                ("GET", "/v1/models", None),
+                ("GET", "/v1beta/models", None),
+            )
+        ]
+    steps = await stored_steps(store, "r1")
 
-    assert 307 == response.status
+    assert [502] * 5 == [answer.status for answer in answers]
+    assert not [answer for answer in answers if url in answer.text.decode() or "Location" in answer.headers]
+    assert {"engine_disconnected"} == {answers[index].json["error"]["code"] for index in (0, 2, 3)}
+    assert ["error", "error"] == [answers[1].json["type"], steps[0].status]
     assert not called.is_set()

@@ -106,7 +106,7 @@ async def seen(api, engine, store):
         await send("POST", chat, json=CHAT, headers={"Idempotency-Key": "planted-3"})
     await send("POST", "/rollouts/r1/dispatch", CONTROL, json={"server": "runner", "messages": QUESTION, "wait": True})
     for line in (b"Authorization Bearer planted-line", b"X-Api-Key: planted-\x00", b"Authorization: Bearer planted\nX"):
-        await api.raw(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%s\r\n\r\n" % line)
+        await api.raw(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n%s\r\n\r\n" % line)
     paths = ("/metrics", "/engines", "/ready", "/rollouts", "/rollouts/r1", "/rollouts/r1/steps", "/rollouts/r1/tree")
     for path in (*paths, *(f"/rollouts/r1/export?format={name}&report=true" for name in FORMATS)):
         response = await api.call("GET", path, CONTROL)

@@ -13,7 +13,8 @@ from proxy.rollouts.rollout import MAX_ID_CHARACTERS
 WHOLE = load("chat_ids_lp")
 BODY = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
 HIDDEN = (
-    b"POST /rollouts/hidden/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
+    b"POST /rollouts/hidden/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(BODY)
+    + BODY
 )
 PATH = "/rollouts/r1/v1/chat/completions"
 
@@ -28,7 +29,7 @@ async def api(store, engine, guarded_api):
 def request(*lines, body=BODY, path=PATH, length=True):
     """Return a POST with these header lines that closes the connection."""
     sized = (b"Content-Length: %d" % len(body),) if length else ()
-    head = (b"POST %s HTTP/1.1" % path.encode("latin-1"), b"Host: x", b"Connection: close", *sized, *lines)
+    head = (b"POST %s HTTP/1.1" % path.encode("latin-1"), b"Host: localhost", b"Connection: close", *sized, *lines)
     return b"\r\n".join(head) + b"\r\n\r\n" + body
 
 
@@ -158,7 +159,7 @@ async def test_a_model_name_reaches_no_other_route_of_the_engine(api, engine, pa
     """Dot segments and control characters, encoded or not, are 404 without a request to the engine."""
     await engine_is_known(api)
     before = len(engine.requests)
-    response = await api.raw(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
+    response = await api.raw(b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path.encode())
 
     assert [404] == statuses(response)
     assert before == len(engine.requests)

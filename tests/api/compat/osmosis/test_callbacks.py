@@ -155,9 +155,9 @@ async def test_os_6_null_fields_of_messages_are_not_sent_to_the_engine(store, en
 async def test_os_7_callbacks_require_the_dispatchs_key_or_an_agents_key(store, engine, runner):
     """Without a key they are 401, with another rollout's 403; the engine does not get the key."""
     engine.plays(WHOLE)
-    async with dispatching(engine.url, store, runner, agents={"api_keys": ["agent"]}) as proxy:
-        await proxy.post("/rollouts", {"rollout_id": "r1"})
-        await proxy.post("/rollouts/r1/dispatch", DISPATCH)
+    async with dispatching(engine.url, store, runner, **KEYS) as proxy:
+        await proxy.post("/rollouts", {"rollout_id": "r1"}, BOSS)
+        await proxy.post("/rollouts/r1/dispatch", DISPATCH, BOSS)
         key = runner.requests[0]["callback_api_key"]
         refused = [
             (await proxy.post(prefix + path, FLAT | {"status": "COMPLETED"}, headers))[0]
@@ -607,3 +607,21 @@ async def test_a_dispatch_response_above_64_kb_fails_the_rollout(proxy, runner, 
 
     assert ("failed", None, "completed", 1.0) == (long.status, long.reward, kept.status, kept.reward)
     assert ["final_messages"] == kept.metadata["osmosis"]["left_out"]
+
+
+@pytest.mark.parametrize("sections", [{}, {"agents": {"api_keys": ["agent"]}, "insecure": True}, KEYS])
+@pytest.mark.parametrize("key", [None, "any", "rollout:r1", "agent", "boss"])
+async def test_a_key_reports_a_result_where_it_rewards_a_session(store, engine, runner, sections, key):
+    """The routes of the control API and `/v1/rollout/completed` reward the rollout for the same keys, and for none."""
+    headers = {} if key is None else keyed(key)
+    rewards = []
+    async with dispatching(engine.url, store, runner, **sections) as proxy:
+        for path in ("/rollouts/r1/finish", "/sessions/r1/complete", "/v1/rollout/completed", COMPLETED):
+            await store.open("r1", {}, now_ms=1)
+            body = {"reward_info": {"reward": 0.25}} if "sessions" in path else RESULT
+            body = {"status": "completed", "reward": 0.25} if path.endswith("finish") else body
+            await proxy.post(path, body, headers)
+            rewards.append((await stored_rollout(store, "r1")).reward)
+            await store.delete("r1")
+
+    assert 1 == len(set(rewards)), rewards
