@@ -60,7 +60,7 @@ async def _stream_response(request: web.Request, answer: EngineResponse) -> web.
 
 async def show_models(call: ModelRequest) -> web.StreamResponse:
     """`GET /v1/models`: the engine's models and their configured aliases, in Anthropic's format for its clients."""
-    request, context, path = call.request, call.context, call.endpoint
+    request, context, path = call.request, call.context, call.endpoint.rstrip("/")  # vLLM redirects a path with a slash
     aliases = [alias for alias in context.settings.models if not alias.endswith("*")]
     name = path.removeprefix("/v1/models").removeprefix("/")
     if not names_a_model(name):

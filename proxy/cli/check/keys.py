@@ -35,6 +35,12 @@ def check_keys(settings: Settings) -> Iterator[Finding]:
     listens = {"agents": settings.listen, "control": settings.control.listen or settings.listen}
     if settings.insecure:
         yield from _missing({"agents": agents, "control": control}, listens)
+    if agents and not control and is_loopback(split_listen(listens["control"])[0]):
+        seen = (
+            f"the control API at {listens['control']} requires no key, and agents have keys (control.api_keys is empty)"
+        )
+        fix = "set control.api_keys: an agent on this machine could set its reward, and read and delete all rollouts"
+        yield Finding("keys", "note", seen, fix)
     if set(agents) & set(control):
         fix = "use separate keys for the control API; with this one, every agent can read and delete all rollouts"
         yield Finding("keys", "fault", "a key is in both agents.api_keys and control.api_keys", fix)

@@ -187,7 +187,10 @@ async def test_a_probe_is_forwarded_counted_and_not_recorded(store, engine, http
 
 
 async def test_a_probe_requires_an_api_key(store, engine, http):
-    sections = {"agents": {"probes": {"user_agents": ["probe"]}, "api_keys": ["secret"]}}
+    sections = {
+        "agents": {"probes": {"user_agents": ["probe"]}, "api_keys": ["secret"]},
+        "control": {"api_keys": ["boss"]},
+    }
     async with (
         proxying(engine.url, store, **sections) as served,
         http.post(served.url + CHAT, json=PING, headers={"User-Agent": "probe/1"}) as response,

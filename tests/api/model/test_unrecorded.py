@@ -53,6 +53,7 @@ async def test_a_passthrough_path_is_also_forwarded_below_a_rollout(store, engin
     [
         ("/v1/models", ["policy"]),
         ("/rollouts/r1/v1/models", ["policy"]),
+        ("/v1/models/", ["policy"]),  # vLLM redirects it to its own address
     ],
 )
 async def test_models_are_listed_as_the_engine_lists_them(store, engine, path, expected):

@@ -32,12 +32,22 @@ def test_an_open_address_without_keys_is_a_note():
     assert "control.api_keys is empty" in note
 
 
+def test_an_open_control_api_beside_agents_keys_is_a_note():
+    """On one address it requires --insecure, on an address of its own it does not."""
+    (shared,) = findings_for([GOOD], insecure=True)["note"]
+    (own,) = findings_for([GOOD], control_listen="127.0.0.1:8401")["note"]
+
+    assert "control API at 127.0.0.1:8400 requires no key" in shared
+    assert "control API at 127.0.0.1:8401 requires no key" in own
+    assert {"ok": [], "note": [], "fault": []} == findings_for([], [OTHER])
+
+
 @pytest.mark.parametrize(
     "key", ["hunter2", "aaaaaaaaaaaaaaaaaaaaaaaa", "my-secret-key-of-ours", "CHANGEME-0123456789", "a-key-for-agents"]
 )
 def test_a_weak_key_is_a_fault_and_on_loopback_a_note(key):
     """The finding does not contain the key."""
-    (note,) = findings_for([key])["note"]
+    (note,) = findings_for([key], [OTHER])["note"]
     (fault,) = findings_for([GOOD], [key], listen="0.0.0.0:8400")["fault"]
 
     assert "agents.api_keys[0] is weak" in note
@@ -54,7 +64,7 @@ def test_a_key_of_both_apis_is_a_fault():
 
 def test_a_duplicate_key_is_a_note_and_a_key_like_a_minted_one_a_fault():
     """The proxy would look up the rollout of such a key."""
-    (note,) = findings_for([GOOD, GOOD])["note"]
+    (note,) = findings_for([GOOD, GOOD], [OTHER])["note"]
     (fault,) = findings_for([], ["tt-cjE.0123456789abcdefghij"])["fault"]
 
     assert "agents.api_keys[1] is a duplicate" in note
