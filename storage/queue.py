@@ -44,6 +44,10 @@ class Queue(Protocol):
         """Return how many groups of a queue have no holder, how many have one, and the age of the oldest one without one."""
         ...
 
+    async def holders(self, queue: str = DEFAULT_QUEUE) -> dict[str, int]:
+        """Return the holders of groups of a queue, and for how many ms (by the server's clock) each did not claim or extend."""
+        ...
+
     async def claim(
         self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
     ) -> bool:
@@ -57,9 +61,12 @@ class Queue(Protocol):
         ...
 
     async def release(
-        self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int
+        self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int, silent_ms: int = 0
     ) -> bool:
-        """Return the group to its old position in its queue; return False if this holder does not have it."""
+        """Return the group to its old position in its queue; return False if this holder does not have it.
+
+        With `silent_ms`, also False if the holder has claimed or extended groups within this time.
+        """
         ...
 
     async def remove(self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int) -> bool:

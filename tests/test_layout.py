@@ -285,8 +285,8 @@ def test_there_is_no_import_cycle():
 
 
 def test_files_and_functions_are_short():
-    """A file has at most 400 lines, a function at most 50."""
-    assert [] == [relative_name(path) for path in SOURCES if len(path.read_text().splitlines()) > 400]
+    """A file has at most 700 lines, a function at most 50."""
+    assert [] == [relative_name(path) for path in SOURCES if len(path.read_text().splitlines()) > 700]
     assert [] == [
         (relative_name(path), node.name)
         for path in SOURCES

@@ -14,6 +14,7 @@ from tokentape.types import BatchResult, ClaimedGroup
 
 LONG_POLL_S: Final = 30.0
 HEARTBEATS_PER_LEASE: Final = 3  # two can fail before the lease expires
+MAX_HEARTBEAT_S: Final = 20.0  # if two are due, another instance of the consumer takes the batch over
 LOST_STATUSES: Final = (404, 409)
 LEASE_LOST: Final = "lease_lost"
 GROUPS_REFUSED: Final = "groups_refused"
@@ -46,19 +47,41 @@ class Batch:
     """Claimed groups. `async with` acknowledges the batch at its end, and releases it after an exception.
 
     `claimed` is the whole response to the claim and `groups` its groups (`tokentape.types.ClaimedGroup`): `data` is the
-    group in the claimed format, and `rows[i]` describes row i of it: rollout, steps, reward, advantage. `is_lost` is set
-    if the lease of any group expires in spite of the heartbeat: another consumer has claimed it, and `ack` raises.
+    group in the claimed format, and `rows[i]` describes row i of it: rollout, steps, reward, advantage.
+
+    A heartbeat extends the lease. Once it finds that the lease of any group is lost in spite of it, because another consumer
+    has the group or no extension succeeded within the lease, `is_lost` is true, and `check`, `groups` and `ack` raise.
     """
 
     def __init__(self, client: BatchApi, claimed: dict[str, Any], lease_s: float) -> None:
         self.claimed = claimed
         self.batch_id: str = claimed["batch_id"]
-        self.groups: list[ClaimedGroup] = claimed["groups"]
-        self.is_lost = False
         self._client = client
         self._lease_s = lease_s
+        self._extended_at = monotonic()
+        self._why_lost: str | None = None
         self._is_ended = False
-        self._heartbeat = AsyncHeartbeat(self._extend_lease, lease_s / HEARTBEATS_PER_LEASE)
+        self._heartbeat = AsyncHeartbeat(self._extend_lease, heartbeat_interval(lease_s))
+
+    @property
+    def groups(self) -> list[ClaimedGroup]:
+        """The groups. Raises ClientError as `check` does."""
+        self.check()
+        groups: list[ClaimedGroup] = self.claimed["groups"]
+        return groups
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the heartbeat has found that the lease is lost."""
+        return self._why_lost is not None
+
+    def check(self) -> None:
+        """Raise ClientError (409, `lease_lost`) if the heartbeat has found that the lease is lost. Sends no request.
+
+        Call it before each change of the weights.
+        """
+        if self._why_lost is not None:
+            raise ClientError(self._why_lost, status=409, type="conflict", code=LEASE_LOST)
 
     async def ack(self, *, delete: bool | None = None) -> None:
         """Acknowledge the batch; `delete` deletes its rollouts. Raises ClientError (404 or 409) if a group is lost."""
@@ -99,14 +122,25 @@ class Batch:
 
     async def _extend_lease(self) -> bool:
         """Extend the lease; return whether the batch still has it."""
+        began = monotonic()
         try:
             result = await self._client.extend_batch(self.batch_id, lease_s=self._lease_s)
-            is_lost = bool(result["lost"])
-        except ClientError as error:  # any other error can be over at the next heartbeat
-            is_lost = error.status in LOST_STATUSES
-        if is_lost and not self._is_ended:
-            self.is_lost = True
-        return not is_lost
+        except ClientError as error:
+            is_over = error.status in LOST_STATUSES or began - self._extended_at >= self._lease_s
+            why = error.message if is_over else None  # any other error can be over at the next heartbeat
+        else:
+            self._extended_at = began
+            lost = ", ".join(result["lost"])
+            why = f"The lease of batch {self.batch_id!r} expired and another consumer claimed {lost}." if lost else None
+        if why is not None and not self._is_ended:
+            self._why_lost = why
+            LOG.warning("batch %s is lost: %s", self.batch_id, why)
+        return why is None
+
+
+def heartbeat_interval(lease_s: float) -> float:
+    """Return the interval of a batch's heartbeat in seconds."""
+    return min(lease_s / HEARTBEATS_PER_LEASE, MAX_HEARTBEAT_S)
 
 
 class Stall:
@@ -163,7 +197,12 @@ async def claim_batches(
         else:
             poll_s = LONG_POLL_S if ends_at is None else min(LONG_POLL_S, max(0.0, ends_at - monotonic()))
         claimed = await client.claim_batch(
-            consumer=consumer, groups=groups, wait_s=stall.limit(poll_s), lease_s=lease_s, **options
+            consumer=consumer,
+            groups=groups,
+            wait_s=stall.limit(poll_s),
+            lease_s=lease_s,
+            heartbeat_s=heartbeat_interval(lease_s),
+            **options,
         )
         _log_excluded(claimed, logged)
         stall.check(claimed)

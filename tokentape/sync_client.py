@@ -6,6 +6,7 @@ from contextlib import suppress
 from time import sleep
 from types import TracebackType
 from typing import Any, Literal, Self, cast
+from uuid import uuid4
 
 from tokentape import requests
 from tokentape.sync_batches import Batch, claim_batches
@@ -29,6 +30,7 @@ class Client:
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0, attempts: int = 5) -> None:
         require("httpx2", user="Client", requirement="httpx2>=2")
         self.url = url.rstrip("/")
+        self._instance = uuid4().hex
         self._max_attempts = attempts
         self._timeout_s = timeout_s
         self._http = httpx.Client(
@@ -173,9 +175,10 @@ class Client:
         `policy` is required if several policies are trained; each of them claims a group independently of the others.
         Options: `format`, `threads`, `wait_s`, `lease_s`, `exact`, `members`, `min_group`, `max_staleness` and the other fields
         of the route. Acknowledge the batch or extend its lease before the lease expires; otherwise another consumer can claim
-        its groups. `waiting`, `refused`, `dropped` and `reasons` of the response are the groups that are not in the batch.
+        its groups. With `heartbeat_s` it is extended so often: another client with the same `consumer` takes the batch over
+        once that was missed. `waiting`, `refused`, `dropped` and `reasons` of the response are groups that are not in it.
         """
-        body = {"consumer": consumer, "groups": groups, "policy": policy, **options}
+        body = {"consumer": consumer, "groups": groups, "policy": policy, "instance": self._instance, **options}
         return cast("dict[str, Any]", self._request(requests.claim_batch(body)))
 
     def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> BatchResult:
@@ -215,6 +218,9 @@ class Client:
         generator is closed it is released, so that no group is lost: call `ack` before a `break`. The loop ends when no group
         is available for `wait_s`; None waits without a limit. The reason why groups are refused or dropped is logged once per
         reason.
+
+        A client that was started again with the name of one that died takes its batches over after 40 s at most; consumers
+        that run at the same time need different names.
 
         Raises ClientError (`code` is `groups_refused`) if claims refuse every complete group for `stall_s`, or at once if the
         reason is `branches=one` or the format; never if `stall_s` is None.

@@ -157,10 +157,13 @@ class ClaimedGroup(TypedDict):
     `data` is the group in the claimed format. `rows` has an entry for each row of `data`, in the same order: for each item
     of a list, for each entry of the lists of an object, for each rollout in Marin's groups. `rollouts`, `rewards` and
     `advantages` have an entry for each rollout that has rows. `skipped` lists the other members by `rollout_id`, with the
-    reason (`why`), and the steps that no row trains by `step_id`.
+    reason (`why`), and the steps that no row trains by `step_id`. `delivery` is 1, or more if the group was in an earlier
+    batch, of `previous_consumer`: it may have trained on it.
     """
 
     group_id: str
+    delivery: int
+    previous_consumer: str | None
     policy_version: str | None
     complete_ms: int | None
     metadata: dict[str, Any]

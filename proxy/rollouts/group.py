@@ -30,7 +30,8 @@ class PolicyState:
 
     `status`: complete while the group is queued; claimed while `batch_id` leases it to `consumer`, until `lease_ms`; done once
     the batch is acknowledged; dropped if it left the queue untrained, with the reason in `why` and its kind in `code`.
-    `oldest` is the oldest version of the policy that sampled a token of the group, None if unknown.
+    `oldest` is the oldest version of the policy that sampled a token of the group, None if unknown. `delivery`: how many
+    batches had the group; `delivered_to`: the consumer of the last of them, also once it was released.
     """
 
     status: str
@@ -40,6 +41,8 @@ class PolicyState:
     lease_ms: int | None = None
     why: str | None = None
     code: str | None = None
+    delivery: int = 0
+    delivered_to: str | None = None
 
     def status_at(self, now_ms: int) -> str:
         """Return the status; a claimed group with an expired lease is complete."""
@@ -219,17 +222,23 @@ def member_fields(opening: Mapping[str, Any]) -> dict[str, bytes]:
     return write_fields({**terms, "group_id": opening["group_id"]})
 
 
-Ending = Literal["acked", "released"]
+Ending = Literal["acked", "released", "taken_over"]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch of groups for a policy, as they were queued. `ended` and `answer` are set once it is acknowledged or released."""
+    """A batch of groups for a policy, as they were queued. `ended` and `answer` are set once it is acknowledged or released.
+
+    `instance` is the process of the consumer that claimed it, and `heartbeat_ms` how often that one extends its lease. The
+    batch is `taken_over` once it missed that and another instance of the consumer released its groups.
+    """
 
     batch_id: str
     consumer: str
     policy: str
     held: tuple[QueuedGroup, ...]
+    instance: str | None = None
+    heartbeat_ms: int | None = None
     ended: Ending | None = None
     answer: Mapping[str, Any] | None = None
 
@@ -243,12 +252,18 @@ def read_batch(stored: StoredEntity) -> Batch:
         consumer=known["consumer"],
         policy=policy,
         held=tuple(QueuedGroup(group, entry_id, b"", policy) for group, entry_id in known["held"]),
+        instance=known.get("instance"),
+        heartbeat_ms=known.get("heartbeat_ms"),
         ended=known.get("ended"),
         answer=known.get("answer"),
     )
 
 
-def write_batch(consumer: str, policy: str, held: list[QueuedGroup]) -> dict[str, bytes]:
+def write_batch(
+    consumer: str, policy: str, held: list[QueuedGroup], *, instance: str | None = None, heartbeat_ms: int | None = None
+) -> dict[str, bytes]:
     """Return the stored fields of a new batch."""
     entries = [(waiting.group, waiting.entry_id) for waiting in held]
-    return write_fields({"consumer": consumer, "held": entries, "policy": None if policy == DEFAULT_POLICY else policy})
+    named = None if policy == DEFAULT_POLICY else policy
+    beats = {"instance": instance, "heartbeat_ms": heartbeat_ms}
+    return write_fields({"consumer": consumer, "held": entries, "policy": named, **beats})

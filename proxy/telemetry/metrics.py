@@ -132,6 +132,7 @@ class Metrics:
     claim_staleness: Histogram
     refused_groups: Counter
     dropped_groups: Counter
+    redelivered_groups: Counter
     claim_wait_seconds: Histogram
     audits: Counter
     audit_logprob_difference: Histogram
@@ -175,6 +176,7 @@ class Metrics:
             self.rollout_tokens,
             self.claim_staleness,
             self.claim_wait_seconds,
+            self.redelivered_groups,
         ):
             metric.labels(name)
         for counter, values in (
@@ -298,6 +300,10 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         ("policy", "reason"),
     ),
     "dropped_groups": (Counter, "Groups that claims dropped, by reason (docs/http-api.md).", ("policy", "reason")),
+    "redelivered_groups": (
+        Counter, "Claimed groups that an earlier batch of the policy had: its lease expired, or it was released or taken over.",
+        ("policy",),
+    ),
     "claim_wait_seconds": (_SECONDS, "Time that claims of batches waited for groups.", ("policy",)),
     "audits": (Counter, "Steps scored again by their engine (audit.sample_rate), by verdict.", ("engine", "verdict")),
     "audit_logprob_difference": (

@@ -62,6 +62,16 @@ class RedisQueue:
         available, claimed, ages = zip(*parts, strict=True)
         return QueueCounts(sum(available), sum(claimed), max(ages))
 
+    async def holders(self, queue: str = DEFAULT_QUEUE) -> dict[str, int]:
+        """Return the holders of groups of a queue, and for how many ms each has not claimed or extended."""
+        keys = [queue_key(self._prefix, bucket, queue) for bucket in BUCKETS]
+        found: dict[str, int] = {}
+        for part in await asyncio.gather(*(self._run(scripts.QUEUE_HOLDERS, [key], []) for key in keys)):
+            for name, silent_ms in part:
+                holder = name.decode()
+                found[holder] = min(silent_ms, found.get(holder, silent_ms))
+        return found
+
     async def claim(
         self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, lease_ms: int, now_ms: int
     ) -> bool:
@@ -75,19 +85,27 @@ class RedisQueue:
         return await self._move(group, holder, holder, _idle(lease_ms), fields, now_ms)
 
     async def release(
-        self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int
+        self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int, silent_ms: int = 0
     ) -> bool:
         """Return the group to its old position in its queue; return False if this holder does not have it."""
-        return await self._move(group, holder, _NO_HOLDER, MAX_LEASE_MS, fields, now_ms)
+        return await self._move(group, holder, _NO_HOLDER, MAX_LEASE_MS, fields, now_ms, silent_ms=silent_ms)
 
     async def remove(self, group: QueuedGroup, holder: str, fields: Mapping[str, bytes | None], *, now_ms: int) -> bool:
         """Remove the group from its queue; return False if this holder does not have it."""
         return await self._move(group, holder, _REMOVED, 0, fields, now_ms)
 
     async def _move(
-        self, group: QueuedGroup, source: str, to: str, idle_ms: int, fields: Mapping[str, bytes | None], now_ms: int
+        self,
+        group: QueuedGroup,
+        source: str,
+        to: str,
+        idle_ms: int,
+        fields: Mapping[str, bytes | None],
+        now_ms: int,
+        *,
+        silent_ms: int = 0,
     ) -> bool:
-        arguments = (source, to, group.entry_id, idle_ms, *encode_optional(fields))
+        arguments = (source, to, group.entry_id, idle_ms, silent_ms, *encode_optional(fields))
         return bool(await self._write(scripts.QUEUE_MOVE, group.group, [group.queue], now_ms, *arguments))
 
     async def _write(

@@ -7,8 +7,8 @@ proxies require.
 A queue is a stream for each bucket with one consumer group, whose list of pending entries (PEL) records which holder has
 which entry, and since when. All entries are pending: those without a holder belong to the consumer `-` and have been idle for
 longer than any lease. A lease shorter than the maximum is an XCLAIM with IDLE set to the difference. So an entry is available
-if it has been idle for the maximum lease (not its own lease), and only the server's clock is used. All scripts of the queues
-except `QUEUE_AVAILABLE` and `QUEUE_COUNTS` get the seven keys of the group, then the stream; `ENQUEUE` several of them.
+if it has been idle for the maximum lease (not its own lease), and only the server's clock is used. `ENQUEUE` and `QUEUE_MOVE`
+get the seven keys of the group, then the stream (`ENQUEUE` several of them), the other scripts of the queues the stream only.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -79,6 +79,7 @@ TIMERS_CLAIM: Final = _load("timers_claim")
 TIMERS_MOVE: Final = _load("timers_move")
 
 ENQUEUE: Final = _load(*_FIELDS, "queue_pending", "queue_enqueue")
-QUEUE_MOVE: Final = _load(*_FIELDS, "queue_pending", "queue_move")
+QUEUE_MOVE: Final = _load(*_FIELDS, "queue_pending", "queue_consumers", "queue_move")
 QUEUE_AVAILABLE: Final = _load("queue_pending", "queue_available")
-QUEUE_COUNTS: Final = _load("prune", "queue_pending", "queue_counts")
+QUEUE_HOLDERS: Final = _load("queue_consumers", "queue_holders")
+QUEUE_COUNTS: Final = _load("prune", "queue_pending", "queue_consumers", "queue_counts")

@@ -32,9 +32,11 @@ async def test_a_batch_is_acknowledged_when_the_loop_continues(client, server):
 
     assert [("b1", [group("g1"), group("g2")], []), ("b2", [group("g3")], ["ack b1"])] == seen
     assert ["ack b1", "ack b2"] == server.ended()
-    assert {"consumer": "c", "groups": 2, "wait_s": 0, "lease_s": 30, "format": "trl", "order": "oldest"} == (
-        server.requests[0][1]
-    )
+    claims = [request[1] for request in server.requests if request[0] == "claim"]
+    assert 1 == len({claim.pop("instance") for claim in claims})
+    assert claims[0] == {
+        "consumer": "c", "groups": 2, "wait_s": 0, "lease_s": 30, "heartbeat_s": 10, "format": "trl", "order": "oldest",
+    }  # fmt: skip
 
 
 async def test_the_policy_of_the_batches_is_that_of_each_claim(client, server):
@@ -127,13 +129,62 @@ async def test_the_error_of_a_partly_lost_batch_names_the_lost_groups(client, se
     assert ["ack b1"] == server.ended()
 
 
+async def test_a_lost_lease_raises_at_the_next_step_of_the_body(client, server, caplog):
+    """`check` and `groups` raise before anything is trained, without a request; the batch is not acknowledged."""
+    server.ready, server.partly_lost = [[group("g1"), group("g2")]], ["g2"]
+    async with aclosing(client.batches(consumer="c", groups=2, wait_s=0, lease_s=0.03)) as batches:
+        batch = await anext(batches)
+        batch.check()
+        await server.extended.wait()
+        while not batch.is_lost:  # the response is on its way
+            await asyncio.sleep(0)
+        sent = len(server.requests)
+        for step in (batch.check, lambda: batch.groups):
+            with pytest.raises(ClientError, match="another consumer claimed g2") as caught:
+                step()
+            assert (409, "lease_lost") == (caught.value.status, caught.value.code)
+        assert sent == len(server.requests)
+
+    assert ["release b1"] == server.ended()
+    assert [batch.batch_id in record.message for record in caplog.records if "is lost" in record.message] == [True]
+
+
+async def test_a_lease_that_cannot_be_extended_for_its_whole_time_is_lost(client, server, engine):
+    """Another consumer may have claimed its groups; the acknowledgement asks the server."""
+    server.ready = [[group("g1")]]
+
+    async def respond(request, body):
+        if request.path.endswith("/extend"):
+            return web.json_response({"error": {"message": "no store", "type": "t", "code": "c"}}, status=503)
+        return await server.respond(request, body)
+
+    engine.respond = respond
+    async for batch in client.batches(consumer="c", groups=1, wait_s=0, lease_s=0.03):
+        while not batch.is_lost:
+            await asyncio.sleep(0)
+        with pytest.raises(ClientError, match="no store"):
+            batch.check()
+
+    assert ["ack b1"] == server.ended()
+
+
+@pytest.mark.parametrize(("lease_s", "heartbeat_s"), [(30, 10), (60, 20), (600, 20)])
+async def test_a_claim_has_the_interval_of_its_heartbeat(client, server, lease_s, heartbeat_s):
+    """A third of the lease, and 20 s at most, so that a trainer that is started again need not wait for a long lease."""
+    async for _ in client.batches(consumer="c", groups=1, wait_s=0, lease_s=lease_s):
+        pass
+
+    assert heartbeat_s == server.requests[0][1]["heartbeat_s"]
+
+
 def test_a_partly_lost_batch_has_the_error_code_of_the_proxy():
     """The client raises it for a response with status 200, the proxy for a batch that is lost as a whole."""
     assert LEASE_LOST == errors.LeaseLost.code
 
 
-async def test_a_heartbeat_that_fails_once_does_not_lose_the_lease(client, server, engine):
+async def test_a_heartbeat_that_fails_once_does_not_lose_the_lease(client, server, engine, monkeypatch):
     """503 is not a lost lease."""
+    monkeypatch.setattr("tokentape.batches.HEARTBEATS_PER_LEASE", 3000)
     server.ready = [[group("g1")]]
     unavailable = [True]
 
@@ -144,7 +195,7 @@ async def test_a_heartbeat_that_fails_once_does_not_lose_the_lease(client, serve
         return await server.respond(request, body)
 
     engine.respond = respond
-    async for batch in client.batches(consumer="c", groups=1, wait_s=0, lease_s=0.03):
+    async for batch in client.batches(consumer="c", groups=1, wait_s=0, lease_s=30):
         await server.extended.wait()
         assert not batch.is_lost
 

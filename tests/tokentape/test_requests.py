@@ -167,8 +167,8 @@ GROUPS = [
     (("groups",), {"status": "complete"}, "GET", "/groups?status=complete&limit=100", None),
     (("delete_group", "g/1"), {}, "DELETE", "/groups/g%2F1", None),
     (("export_group", "g/1", "trl"), {"report": False}, "GET", "/groups/g%2F1/export?format=trl&report=false", None),
-    (("claim_batch",), {"consumer": "c", "groups": 2, "wait_s": 0.5}, "POST", "/batches/claim",
-     {"consumer": "c", "groups": 2, "wait_s": 0.5}),
+    (("claim_batch",), {"consumer": "c", "groups": 2, "wait_s": 0.5, "instance": "i"}, "POST", "/batches/claim",
+     {"consumer": "c", "groups": 2, "wait_s": 0.5, "instance": "i"}),
     (("ack_batch", "b"), {"delete": True}, "POST", "/batches/b/ack", {"delete": True}),
     (("ack_batch", "b"), {}, "POST", "/batches/b/ack", {}),
     (("release_batch", "b"), {}, "POST", "/batches/b/release", {}),
@@ -202,6 +202,19 @@ async def test_groups_batches_and_policy_have_their_routes(
     await client.close()
 
     assert [(method, path, body)] == received
+
+
+async def test_the_claims_of_a_client_have_its_instance(client_at, engine, received):
+    """The instance is made when the client is created, so that one that was started again has another."""
+    clients = [client_at(engine.url) for _ in range(2)]
+    for client in (*clients, *clients):
+        await client.claim_batch(consumer="c", groups=1)
+    for client in clients:
+        await client.close()
+    instances = [body["instance"] for _, _, body in received]
+
+    assert instances[:2] == instances[2:]
+    assert 2 == len(set(instances))
 
 
 def test_the_id_of_what_is_opened_is_made_before_the_request():

@@ -37,11 +37,13 @@ from proxy.clock import new_id
 from proxy.errors import Conflict, LeaseLost, NotFound
 from proxy.rollouts.group import Batch, Ending, read_batch, read_group, state_fields, write_batch
 from proxy.rollouts.rollout import ClaimId, write_fields
-from storage.errors import StorageError
+from proxy.telemetry.logs import LOG
+from storage.errors import FieldsChanged, StorageError
 from storage.types import QueueCounts, QueuedGroup
 
 _POLL_INTERVAL_S: Final = 0.2
 _LEASE_PARTS: Final = 3  # a lease is extended after this part of it
+_INTERVALS_MISSED: Final = 2  # without a heartbeat: one was due after the first, and the next one is
 
 
 async def claim_batch(request: web.Request) -> web.Response:
@@ -80,8 +82,10 @@ async def _fill_in_time(request: web.Request, context: Context, claim: Claim, de
     The interval is random, so that exact claims that compete for groups do not do so again at the same time. It is not shorter
     than a poll, which takes long if thousands of groups are refused.
     """
+    others: dict[str, Batch] = {}
     while True:
         began = context.clock.monotonic()
+        await _take_over(context, claim, others)
         await fill(context, claim)
         remaining_s = deadline - context.clock.monotonic()
         if claim.held or remaining_s <= 0 or _is_disconnected(request):
@@ -116,6 +120,47 @@ async def _keep_leases(context: Context, claim: Claim) -> None:
                 await context.store.queue.extend(held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
 
 
+async def _take_over(context: Context, claim: Claim, others: dict[str, Batch]) -> None:
+    """Release the groups of other instances of the consumer that missed a heartbeat, and end their batches.
+
+    A heartbeat is missed if the next one is due as well. `others` has the batches that this claim has read before.
+    """
+    consumer, instance = claim.body.consumer, claim.body.instance
+    if instance is None:
+        return
+    silences = await context.store.queue.holders(claim.policy.name)
+    found = await asyncio.gather(*(context.store.batches.get(name) for name in silences.keys() - others.keys()))
+    others |= {stored.name: read_batch(stored) for stored in found if stored is not None}
+    for name, silence_ms in silences.items():
+        batch = others.get(name)
+        if batch is None or batch.consumer != consumer or batch.instance in (None, instance) or not batch.heartbeat_ms:
+            continue
+        if silence_ms >= (limit_ms := _INTERVALS_MISSED * batch.heartbeat_ms):
+            await _end_silent(context, batch, instance, limit_ms)
+
+
+async def _end_silent(context: Context, batch: Batch, instance: str, limit_ms: int) -> None:
+    """End a batch and release its groups, unless its lease is extended meanwhile: the first group decides for all."""
+    for waiting in batch.held:
+        if await release(context, batch.batch_id, waiting, silent_ms=limit_ms):
+            break
+    else:
+        return
+    with suppress(FieldsChanged):  # it ended otherwise meanwhile
+        fields = write_fields({"ended": "taken_over"})
+        now_ms = context.clock.now_ms()
+        await context.store.batches.update_if(batch.batch_id, fields, expect={"ended": None}, now_ms=now_ms)
+    for waiting in batch.held:
+        await release(context, batch.batch_id, waiting)
+    shown = {
+        "batch_id": batch.batch_id,
+        "consumer": batch.consumer,
+        "instance": batch.instance,
+        "taken_over_by": instance,
+    }
+    LOG.warning("Batch taken over from an instance of its consumer that missed a heartbeat", extra={"fields": shown})
+
+
 def _is_disconnected(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
@@ -132,7 +177,13 @@ async def _record(context: Context, claim: Claim) -> int | None:
         now_ms = context.clock.now_ms()
         fields = held_fields(context, claim.id, claim.body.consumer, claim.body.lease_s)
         has = [
-            await context.store.queue.extend(held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
+            await context.store.queue.extend(
+                held.waiting,
+                claim.batch_id,
+                fields | held.delivered_to(claim.body.consumer),
+                lease_ms=lease_ms,
+                now_ms=now_ms,
+            )
             for held in claim.held
         ]
         if all(has):
@@ -143,10 +194,10 @@ async def _record(context: Context, claim: Claim) -> int | None:
         await put_back(context, claim)
     if not claim.held:
         return None
-    entries = [held.waiting for held in claim.held]
-    await context.store.batches.open(
-        claim.batch_id, write_batch(claim.body.consumer, claim.policy.name, entries), now_ms=now_ms
-    )
+    body, entries = claim.body, [held.waiting for held in claim.held]
+    heartbeat_ms = None if body.heartbeat_s is None else max(1, round(body.heartbeat_s * 1000))
+    batch = write_batch(body.consumer, claim.policy.name, entries, instance=body.instance, heartbeat_ms=heartbeat_ms)
+    await context.store.batches.open(claim.batch_id, batch, now_ms=now_ms)
     return now_ms + lease_ms
 
 
@@ -256,6 +307,13 @@ async def _batch_from(request: web.Request, *, ending: Ending | None) -> Batch:
     if stored is None:
         raise NotFound(f"Batch {name!r} not found.", param="batch_id")
     batch = read_batch(stored)
+    if batch.ended == "taken_over":
+        raise LeaseLost(
+            f"Batch {name!r} was taken over: another instance of consumer {batch.consumer!r} claims its groups, because this "
+            f"one sent no heartbeat for {_INTERVALS_MISSED * (batch.heartbeat_ms or 0) / 1000:g} s. Do not train on them. "
+            "Consumers that run at the same time need different names.",
+            param="batch_id",
+        )
     if batch.ended not in (None, ending):
         raise Conflict(f"Batch {name!r} was already {batch.ended}.", param="batch_id")
     return batch

@@ -56,6 +56,9 @@ class Held:
     `members` are those whose rewards the claim froze or `freezing` freezes; `earlier` has the claims of those that other claims
     of the policy froze before. `outcomes` are those of its rollouts, if the advantages of the batch depend on them. `earned` is
     None if there were earlier claims.
+
+    `delivery` counts the batches of the policy that had the group, with this one; `previous_consumer` had the last of them.
+    `undone` are the fields of the group with which its release undoes the delivery.
     """
 
     waiting: QueuedGroup
@@ -65,6 +68,15 @@ class Held:
     rendered: bytes = b""
     outcomes: Sequence[Outcome] = ()
     earned: Earned | None = None
+    delivery: int = 1
+    previous_consumer: str | None = None
+    undone: Mapping[str, bytes | None] = field(default_factory=dict)
+
+    def delivered_to(self, consumer: str) -> dict[str, bytes | None]:
+        """Return the fields of the group in a batch of this consumer, and note how to undo them."""
+        policy, before = self.waiting.queue, self.delivery - 1
+        self.undone = state_fields(policy, delivery=before or None, delivered_to=self.previous_consumer)
+        return state_fields(policy, delivery=self.delivery, delivered_to=consumer)
 
 
 @dataclass(slots=True)
@@ -143,10 +155,18 @@ def _still_refused(context: Context, claim: Claim) -> set[str]:
     return {name for name, reason in claim.refused.items() if reason.code != MissingReward.code}
 
 
-async def release(context: Context, batch_id: str, waiting: QueuedGroup) -> bool:
-    """Return a leased group to the queue; return whether it was leased."""
-    fields = state_fields(waiting.queue, status="complete", **dict.fromkeys(_UNHELD))
-    return await context.store.queue.release(waiting, batch_id, fields, now_ms=context.clock.now_ms())
+async def release(
+    context: Context,
+    batch_id: str,
+    waiting: QueuedGroup,
+    undone: Mapping[str, bytes | None] | None = None,
+    *,
+    silent_ms: int = 0,
+) -> bool:
+    """Return a leased group to the queue; return whether it was leased, and its batch not extended for `silent_ms`."""
+    fields = {**state_fields(waiting.queue, status="complete", **dict.fromkeys(_UNHELD)), **(undone or {})}
+    now_ms = context.clock.now_ms()
+    return await context.store.queue.release(waiting, batch_id, fields, now_ms=now_ms, silent_ms=silent_ms)
 
 
 async def undo(context: Context, claim: Claim, held: Iterable[Held]) -> None:
@@ -156,7 +176,7 @@ async def undo(context: Context, claim: Claim, held: Iterable[Held]) -> None:
         for group in held:
             try:
                 await _unfreeze(context, claim, group)
-                await release(context, claim.batch_id, group.waiting)
+                await release(context, claim.batch_id, group.waiting, group.undone)
             except StorageError as error:  # the group is available again when its lease expires
                 fields = {"group_id": group.waiting.group, "why": str(error)}
                 LOG.error(
@@ -286,6 +306,12 @@ async def _rendered(context: Context, claim: Claim, held: Held) -> Reason | None
     }
     group, frozen = counted(group, frozen)
     held.earned = None if held.earlier else earned_by(frozen)
+    state = group.states.get(policy)
+    if state is not None:
+        held.delivery = 1 + (
+            state.delivery or bool(held.earlier)
+        )  # batches before deliveries were counted left claims only
+        held.previous_consumer = state.delivered_to
     return await _render_frozen(context, claim, held, group, frozen)
 
 
@@ -293,6 +319,7 @@ async def observe(context: Context, claim: Claim) -> None:
     """Count the groups that are returned to the client, and the rewards of those that no other claim returned before."""
     policy = claim.policy.name
     context.metrics.group_events.labels(policy, "claimed").inc(len(claim.held))
+    context.metrics.redelivered_groups.labels(policy).inc(sum(held.delivery > 1 for held in claim.held))
     first = [(held.earned, _oldest(held.waiting)) for held in claim.held if held.earned is not None]
 
     def observe_first() -> None:
@@ -353,6 +380,8 @@ async def _render_frozen(
         "group_id": group.group_id,
         "policy_version": _oldest(held.waiting),
         "complete_ms": group.complete_ms,
+        "delivery": held.delivery,
+        "previous_consumer": held.previous_consumer,
         "metadata": group.metadata,
         **gathered.described(query),
         "late": {rollout.rollout_id: late for rollout in rollouts if (late := rollout.counts.get("late", 0))},

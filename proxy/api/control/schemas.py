@@ -126,9 +126,14 @@ class ClaimBatch(_Body):
     """`POST /batches/claim`. The export options have the same names as in export queries.
 
     `exact`: exactly `groups` groups or none. `policy`: the policy that is trained; default: the only one that is.
+
+    `instance`: an ID that the process of the consumer made when it started. `heartbeat_s`: how often it will extend the lease;
+    once it missed that, a claim of another instance of the consumer takes its batches over, before their leases expire.
     """
 
     consumer: Id
+    instance: Id | None = None
+    heartbeat_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)] | None = None
     policy: str | None = None
     groups: Annotated[int, Field(ge=1, le=1000)] = 1
     wait_s: Annotated[FiniteFloat, Field(ge=0, le=600)] = 0

@@ -3,9 +3,7 @@
 -- KEYS: the stream.
 if redis.call('EXISTS', KEYS[1]) == 0 then return {0, 0, 0} end
 local free, held = 0, 0
-for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], 'holders')) do
-  local facts = {}
-  for i = 1, #consumer, 2 do facts[consumer[i]] = consumer[i + 1] end
+for _, facts in ipairs(consumers(KEYS[1])) do
   local idle = 0
   if facts['name'] == '-' then idle = facts['pending']
   elseif facts['pending'] > 0 then

@@ -1,13 +1,19 @@
 -- Move an entry from one holder to another; '-' is no holder, '' removes the entry. An entry without a holder can
 -- also be taken from a holder whose lease has expired. If the entry already is where it should go, the response of
--- this script may have been lost. Entries of groups that no longer exist are removed.
--- ARGV: from, to, entry ID, idle time of the entry, changes (see fields.lua).
+-- this script may have been lost. Entries of groups that no longer exist are removed. With a silence, an entry is not taken
+-- from a holder that has claimed or extended entries of the stream within this time.
+-- ARGV: from, to, entry ID, idle time of the entry, silence in ms (0: none), changes (see fields.lua).
 if redis.call('EXISTS', KEYS[8]) == 0 then return 0 end
 local from, to, entry_id = ARGV[4], ARGV[5], ARGV[6]
 local pending = redis.call('XPENDING', KEYS[8], 'holders', entry_id, entry_id, 1)[1]
 if not pending then return 0 end
 local owner, is_free = pending[2], pending[3] >= MAX_LEASE_MS
 if owner ~= to and owner ~= from and not (from == '-' and is_free) then return 0 end
+if tonumber(ARGV[8]) > 0 and owner == from then
+  for _, holder in ipairs(consumers(KEYS[8])) do
+    if holder['name'] == from and holder['idle'] < tonumber(ARGV[8]) then return 0 end
+  end
+end
 local is_gone = redis.call('EXISTS', KEYS[1]) == 0
 if to == '' or is_gone then
   redis.call('XACK', KEYS[8], 'holders', entry_id)
@@ -17,5 +23,5 @@ if owner ~= '-' and owner ~= to and #redis.call('XPENDING', KEYS[8], 'holders', 
   redis.call('XGROUP', 'DELCONSUMER', KEYS[8], 'holders', owner)
 end
 if is_gone then return 0 end
-change(8)
+change(9)
 return 1

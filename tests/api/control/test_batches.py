@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from fakes import settings_for
 
 from proxy.server.listener import running
@@ -158,6 +159,9 @@ async def test_an_invalid_claim_is_rejected_and_claims_nothing(proxy):
         ({"consumer": "t", "wait_s": 601}, 422),
         ({"consumer": "t", "order": "random"}, 422),
         ({"consumer": "t", "colour": 1}, 422),
+        ({"consumer": "t", "instance": ""}, 422),
+        ({"consumer": "t", "instance": 1}, 422),
+        ({"consumer": "t", "heartbeat_s": 0}, 422),
         ({"consumer": "t", "members": "some"}, 422),
         ({"consumer": "t", "members": None, "min_group": 0}, 422),
         ({"consumer": "t", "exact": "yes"}, 422),
@@ -189,3 +193,138 @@ async def test_a_batch_can_be_acked_at_any_process(proxy, store):
         proxy.http.post(f"{other.url}/batches/{batch['batch_id']}/ack") as response,
     ):
         assert ["g"] == (await response.json())["acked"]
+
+
+async def test_a_group_has_the_number_of_its_delivery_and_the_consumer_of_the_one_before(proxy):
+    """After an expired lease and after a release; a claim that refuses it does not count."""
+    await proxy.group("g", 1)
+    batches = [await proxy.claim(lease_s=0.05)]
+    batches.append(await claim_once_available(proxy, consumer="second"))
+    await settle(proxy, batches[-1], "release")
+    refused = await proxy.claim(consumer="third", format="prime_rl", advantage="none")  # it requires an advantage
+    batches.append(await proxy.claim(consumer="fourth"))
+
+    assert [] == refused["groups"]
+    assert [("g", 1, None), ("g", 2, "trainer"), ("g", 3, "second")] == [
+        delivered(group) for batch in batches for group in batch["groups"]
+    ]
+
+
+async def test_a_claim_that_fails_is_no_delivery(proxy, store):
+    """Its groups are released as they were before."""
+    await proxy.group("g", 1)
+    await settle(proxy, await proxy.claim(), "release")
+    batches = store.batches
+    open_batch, batches.open = batches.open, unreachable
+    failed = await proxy.post("/batches/claim", {"consumer": "failed"})
+    batches.open = open_batch
+    batch = await proxy.claim(consumer="next")
+
+    assert 503 == failed.status
+    assert [("g", 2, "trainer")] == [delivered(group) for group in batch["groups"]]
+
+
+async def test_a_redelivered_group_counts_in_its_metric(proxy):
+    """Once for each batch after the first one."""
+    await proxy.group("g", 1)
+    for _ in range(3):
+        await settle(proxy, await proxy.claim(), "release")
+
+    metrics = (await proxy.get("/metrics")).text
+    assert 'tokentape_redelivered_groups_total{policy="default"} 2.0' in metrics.decode()
+
+
+async def test_a_group_that_was_claimed_before_deliveries_were_counted_is_redelivered(proxy, store):
+    """Its rollouts have the earlier claim; which consumer that was is not known."""
+    await proxy.group("g", 1)
+    await settle(proxy, await proxy.claim(), "release")
+    fields = {"delivery": None, "delivered_to": None}
+    await store.groups.update_if("g", fields, expect={}, now_ms=1)
+    batch = await proxy.claim()
+
+    assert [("g", 2, None)] == [delivered(group) for group in batch["groups"]]
+
+
+async def test_a_new_instance_takes_over_the_batches_of_one_that_missed_its_heartbeat(proxy, store):
+    """At any process and long before the lease ends; all requests of the earlier instance are then 409."""
+    await proxy.group("g1", 1)
+    await proxy.group("g2", 1)
+    early = await proxy.claim(groups=2, instance="a", heartbeat_s=0.05, lease_s=600)
+    async with (
+        running(settings_for(None), store) as other,
+        proxy.http.post(
+            f"{other.url}/batches/claim", json={"consumer": "trainer", "groups": 1, "instance": "b", "wait_s": 20}
+        ) as response,
+    ):
+        batch = await response.json()
+    responses = [await settle(proxy, early, verb) for verb in ("extend", "ack", "release")]
+    rest = await proxy.claim(consumer="other")
+
+    assert [("g1", 2, "trainer")] == [delivered(group) for group in batch["groups"]]
+    assert [("g2", 2, "trainer")] == [delivered(group) for group in rest["groups"]]
+    assert [(409, "lease_lost")] * 3 == [(response.status, response.json["error"]["code"]) for response in responses]
+    assert "another instance of consumer 'trainer' claims its groups" in responses[0].json["error"]["message"]
+    assert "no heartbeat for 0.1 s" in responses[0].json["error"]["message"]
+    assert 200 == (await settle(proxy, batch, "ack")).status
+
+
+def delivered(group):
+    return group["group_id"], group["delivery"], group["previous_consumer"]
+
+
+async def test_instances_that_send_their_heartbeats_keep_their_batches(proxy):
+    """Also if they have the same name by mistake; nor is a batch taken over by its own instance."""
+    await proxy.group("g1", 1)
+    await proxy.group("g2", 1)
+    first = await proxy.claim(instance="a", heartbeat_s=3600)
+    second = await proxy.claim(instance="b", heartbeat_s=0.01)
+    await proxy.claim(instance="b", wait_s=0.3)
+    third = await proxy.claim(instance="c", heartbeat_s=3600, wait_s=20)
+
+    assert ["g2"] == [group["group_id"] for group in third["groups"]]
+    assert 409 == (await settle(proxy, second, "extend")).status
+    assert [200, 200] == [(await settle(proxy, batch, "ack")).status for batch in (first, third)]
+
+
+@pytest.mark.parametrize(
+    ("early", "late"),
+    [
+        ({}, {"instance": "b"}),
+        ({"instance": "a"}, {"instance": "b"}),
+        ({"heartbeat_s": 0.01}, {"instance": "b"}),
+        ({"instance": "a", "heartbeat_s": 0.01}, {}),
+        ({"instance": "a", "heartbeat_s": 0.01}, {"instance": "b", "consumer": "other"}),
+    ],
+)
+async def test_a_batch_is_taken_over_within_its_consumer_and_with_its_heartbeat_only(proxy, early, late):
+    """Others have their leases as without instances."""
+    await proxy.group("g", 1)
+    batch = await proxy.claim(**early)
+    assert [] == (await proxy.claim(wait_s=0.3, **late))["groups"]
+
+    assert 200 == (await settle(proxy, batch, "ack")).status
+
+
+async def test_a_batch_that_extends_its_lease_while_it_is_taken_over_keeps_its_groups(proxy, store):
+    """The first group decides: its release fails if the lease was extended meanwhile."""
+    await proxy.group("g", 1)
+    batch = await proxy.claim(instance="a", heartbeat_s=0.01)
+    queue = store.queue
+    holders, queue.holders = queue.holders, None
+
+    async def outdated(name):
+        return dict.fromkeys(await holders(name), 3600000)
+
+    queue.holders = outdated
+    release = queue.release
+
+    async def after_an_extension(*arguments, **options):
+        extended.append((await settle(proxy, batch, "extend")).status)
+        return await release(*arguments, **{**options, "silent_ms": 3_600_000})
+
+    extended, queue.release = [], after_an_extension
+    late = await proxy.claim(instance="b")
+    queue.release, queue.holders = release, holders
+
+    assert ([], 200) == (late["groups"], extended[0])
+    assert 200 == (await settle(proxy, batch, "ack")).status

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from time import monotonic
 
 import pytest
 
@@ -118,6 +119,41 @@ async def test_an_expired_lease_can_be_extended_if_no_other_holder_has_claimed(s
     assert await store.queue.extend(queued, "h", {}, **LONG)
     assert [] == await store.queue.list_available(1)
     assert await store.queue.remove(queued, "h", {}, now_ms=9)
+
+
+async def test_the_silence_of_a_holder_ends_when_it_extends(store, until):
+    """A holder is silent since it last claimed or extended; reads do not end its silence."""
+    queued = await enqueued(store, "a", "b")
+    await store.queue.claim(queued["a"], "h", {}, **LONG)
+    await store.queue.claim(queued["b"], "other", {}, **LONG)
+
+    async def is_silent():
+        await store.queue.list_available(10)
+        await store.queue.counts()
+        return (await store.queue.holders())["h"] >= 30
+
+    await until(is_silent)
+    began = monotonic()
+    assert await store.queue.extend(queued["a"], "h", {}, **LONG)
+    silences = await store.queue.holders()
+
+    assert {"h", "other"} == silences.keys()
+    assert silences["h"] <= (monotonic() - began) * 1000 + 2
+    assert silences["other"] >= 30
+
+
+async def test_a_group_is_released_in_place_of_a_holder_that_is_silent_only(store, until):
+    """Then the holder has it no more; a holder that extended in time keeps it."""
+    queued = (await enqueued(store, "g"))["g"]
+    await store.queue.claim(queued, "h", {"held_by": b"h"}, **LONG)
+    assert not await store.queue.release(queued, "h", {"held_by": None}, now_ms=9, silent_ms=3_600_000)
+    assert b"h" == await field(store, "held_by")
+    await until(lambda: store.queue.release(queued, "h", {"held_by": None}, now_ms=9, silent_ms=30))
+
+    assert [queued] == await store.queue.list_available(10)
+    assert await field(store, "held_by") is None
+    assert not await store.queue.extend(queued, "h", {}, **LONG)
+    assert {} == await store.queue.holders()
 
 
 async def test_a_released_group_keeps_its_position(store):
