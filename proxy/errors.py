@@ -1,5 +1,7 @@
 """The errors that clients can receive: HTTP status, type, code and message.
 
+A condition has the same status in all dialects, which determine the format of the body only.
+
     ProxyError                       never raised itself
     ├── BadRequest             400   the request is malformed
     │   ├── Unauthorized       401   the API key is missing or invalid
@@ -16,6 +18,7 @@
     │   ├── UnsupportedEncoding     415   the content encoding is not supported
     │   ├── ExpectationFailed  417   the `Expect` header is not supported
     │   ├── UnprocessableRequest    422   a value is not allowed
+    │   │   └── InvalidValue   400   the dialect does not allow a value, as the API that it is of responds
     │   ├── UpgradeRequired    426   the request is for a WebSocket
     │   ├── LimitReached       429   a limit of the rollout is reached
     │   ├── Overloaded         429   the calls in flight use too much memory
@@ -169,6 +172,13 @@ class UnprocessableRequest(BadRequest):
 
     status = 422
     code = "unprocessable_request"
+
+
+class InvalidValue(UnprocessableRequest):
+    """A value of a call is not allowed, or cannot be translated to chat. The API of the dialect has the same status."""
+
+    status = 400
+    code = "invalid_value"
 
 
 class UpgradeRequired(BadRequest):

@@ -12,7 +12,16 @@ from proxy.api.auth import MODEL_API, SESSION_API
 from proxy.api.body import release
 from proxy.api.context import CONTEXT
 from proxy.api.http import ERROR_DIALECT, RESPONSE_STARTED
-from proxy.errors import BadRequest, InternalError, NotFound, ProxyError, StoreUnavailable, UpgradeRequired
+from proxy.errors import (
+    BadRequest,
+    Conflict,
+    InternalError,
+    LimitReached,
+    NotFound,
+    ProxyError,
+    StoreUnavailable,
+    UpgradeRequired,
+)
 from proxy.protocols.dialects.base import openai_error
 from proxy.telemetry.logs import LOG
 from storage.errors import StorageError
@@ -40,15 +49,20 @@ def error_response(request: web.Request, error: ProxyError) -> web.Response:
     """Return the error response in the format of the request's API and dialect."""
     error = visible_error(request, error)
     dialect = request.get(ERROR_DIALECT)
+    body = dialect.error(error) if dialect else openai_error(error)
+    return web.Response(status=error.status, headers=error_headers(request, error), body=body)
+
+
+def error_headers(request: web.Request, error: ProxyError) -> dict[str, str]:
+    """Return the headers of an error response."""
     headers = {"Content-Type": "application/json"}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
     if isinstance(error, UpgradeRequired):
         headers["Upgrade"] = "HTTP/1.1"  # RFC 9110, section 15.5.22
-    if error.kind in {"rollout_limit", "rollout_closed"}:
-        headers["X-Should-Retry"] = "false"  # OpenAI's clients would retry, which cannot succeed
-    status = dialect.status(error) if dialect else error.status
-    return web.Response(status=status, headers=headers, body=dialect.error(error) if dialect else openai_error(error))
+    if isinstance(error, Conflict | LimitReached) and _is_of_an_agent(request):
+        headers["X-Should-Retry"] = "false"  # OpenAI's and Anthropic's clients would retry, which cannot succeed
+    return headers
 
 
 def _is_of_an_agent(request: web.Request) -> bool:

@@ -14,7 +14,7 @@ from proxy.api.model.call import ModelRequest
 from proxy.api.model.calls import handle_call
 from proxy.api.model.unrecorded import find_model, forward, models_and_aliases, tokens_of, unknown_path
 from proxy.api.rollout_id import RequestPath
-from proxy.errors import UnprocessableRequest
+from proxy.errors import InvalidValue
 from proxy.protocols.dialects.gemini import GEMINI, GEMINI_ARRAY, models_list
 from proxy.protocols.dialects.gemini.fields import at, optional
 from proxy.protocols.dialects.gemini.paths import (
@@ -70,7 +70,7 @@ async def _count_tokens(request: web.Request, context: Context, target: Target) 
         body = read_body(text)
         whole = optional(an_object, body, _WHOLE)
         if whole is not None and at(body, "contents")[0] is not None:
-            raise UnprocessableRequest(f"{_WHOLE}: must not be present together with contents", param=_WHOLE)
+            raise InvalidValue(f"{_WHOLE}: must not be present together with contents", param=_WHOLE)
         return {**(body if whole is None else whole), **bound_fields(target, "json")}
 
     return json_response({"totalTokens": await tokens_of(context, GENERATE, read, body_bytes=len(text))})

@@ -306,7 +306,7 @@ def _failed(call: CallState, client: ClientStream, error: Exception) -> Outcome:
     step = exchange.fail(f"internal error {fault.error_id}", call.timing())
     body = plan.error_dialect.error(fault)
     if not client.headers_sent:
-        client.set_head(plan.error_dialect.status(fault), {"Content-Type": "application/json"})
+        client.set_head(fault.status, {"Content-Type": "application/json"})
         return Outcome(body, step, broken=False)
     if not client.is_stream:
         return Outcome(b"", step, broken=True)
@@ -332,7 +332,7 @@ def _broken(call: CallState, client: ClientStream, exchange: Exchange | None, fa
     if client.headers_sent:
         return replace(outcome, broken=plan.translation is None)
     retry = {} if fault.retry_after_s is None else {"Retry-After": str(fault.retry_after_s)}
-    client.set_head(plan.error_dialect.status(fault), {"Content-Type": "application/json", **retry})
+    client.set_head(fault.status, {"Content-Type": "application/json", **retry})
     return Outcome(error, outcome.step, broken=False)
 
 

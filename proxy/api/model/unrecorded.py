@@ -14,7 +14,7 @@ from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.http import RESPONSE_STARTED, json_response
 from proxy.api.model.call import ModelRequest
-from proxy.errors import EngineDisconnected, EngineError, NotFound, UnprocessableRequest
+from proxy.errors import BadRequest, EngineDisconnected, EngineError, NotFound
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.gemini.paths import is_gemini
 from proxy.protocols.dialects.messages import models_list as listing
@@ -157,7 +157,7 @@ _MESSAGES: Final = "/v1/messages"
 
 
 async def count_tokens(call: ModelRequest) -> web.Response:
-    """`POST /v1/messages/count_tokens`. Raises UnprocessableRequest if the engine cannot count tokens."""
+    """`POST /v1/messages/count_tokens`. Raises BadRequest if the engine cannot count tokens."""
     text = await read_bytes(call.request)
     tokens = await tokens_of(
         call.context, _MESSAGES, lambda: {"max_tokens": 1, **read_body(text)}, body_bytes=len(text)
@@ -168,7 +168,7 @@ async def count_tokens(call: ModelRequest) -> web.Response:
 async def tokens_of(context: Context, endpoint: str, read: Callable[[], dict[str, Any]], *, body_bytes: int) -> int:
     """Return the number of tokens of the prompt of a translated call, whose body `read` returns.
 
-    Raises UnprocessableRequest if the engine cannot count tokens.
+    Raises BadRequest if the engine cannot count tokens.
     """
     translated = await off_loop(body_bytes, lambda: read_translated_call(endpoint, read(), context.translation))
     assert translated is not None
@@ -182,7 +182,7 @@ async def tokens_of(context: Context, endpoint: str, read: Callable[[], dict[str
     chat = await off_loop(body_bytes, translated.native, {}, chosen.kind)
     counted = await count_prompt(context.upstream, chosen, DIALECTS[CHAT], chat, body_bytes=body_bytes)
     if counted is None:
-        raise UnprocessableRequest(
+        raise BadRequest(
             f"Counting the tokens of messages is not supported by {chosen.settings.public_label} ({chosen.kind})."
         )
     return counted.tokens

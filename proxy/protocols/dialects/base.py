@@ -33,11 +33,7 @@ class ErrorDialect(Protocol):
     name: DialectName
 
     def error(self, error: ProxyError) -> bytes:
-        """Return the response body of an error of TokenTape."""
-        ...
-
-    def status(self, error: ProxyError) -> int:
-        """Return the response status of an error of TokenTape."""
+        """Return the response body of an error of TokenTape. The response has the status of the error, in every dialect."""
         ...
 
 

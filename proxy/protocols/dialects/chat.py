@@ -45,7 +45,3 @@ class Chat:
     def error(self, error: ProxyError) -> bytes:
         """Return OpenAI's error body."""
         return openai_error(error)
-
-    def status(self, error: ProxyError) -> int:
-        """Return the error's own status."""
-        return error.status

@@ -52,10 +52,6 @@ class Completions:
         """Return OpenAI's error body."""
         return openai_error(error)
 
-    def status(self, error: ProxyError) -> int:
-        """Return the error's own status."""
-        return error.status
-
 
 def prompt_count(body: Mapping[str, Any]) -> int | None:
     """Return the number of prompts in the body; None for an invalid one, which the engine refuses."""

@@ -65,7 +65,3 @@ class Generate:
     def error(self, error: ProxyError) -> bytes:
         """Return OpenAI's error body."""
         return openai_error(error)
-
-    def status(self, error: ProxyError) -> int:
-        """Return the error's own status."""
-        return error.status

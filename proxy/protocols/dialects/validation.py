@@ -6,13 +6,13 @@ A path has Anthropic's format: `messages.0.content.1.text`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.errors import UnprocessableRequest
+from proxy.errors import InvalidValue
 from proxy.protocols.dialects.translation import Json
 
 
-def refusal(path: str, sentence: str) -> UnprocessableRequest:
+def refusal(path: str, sentence: str) -> InvalidValue:
     """Return the error for the value at this path."""
-    return UnprocessableRequest(f"{path}: {sentence}", param=path)
+    return InvalidValue(f"{path}: {sentence}", param=path)
 
 
 def a_text(value: Any, path: str) -> str:

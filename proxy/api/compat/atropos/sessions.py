@@ -23,7 +23,7 @@ from proxy.api.compat.atropos.session import (
     terms_from,
 )
 from proxy.api.context import CONTEXT, Context
-from proxy.api.failures import visible_error
+from proxy.api.failures import error_headers, visible_error
 from proxy.api.health import healthy_engines
 from proxy.api.http import RESPONSE_STARTED, json_response
 from proxy.errors import Conflict, NotFound, ProxyError, StoreUnavailable
@@ -54,9 +54,8 @@ def with_atropos_errors(route: Handler) -> Handler:
         if isinstance(error, SchemaFault):
             return json_response({"detail": error.detail}, status=422)
         error = visible_error(request, error)
-        headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
         body = error_body(error.status, error.message)
-        return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
+        return web.Response(status=error.status, body=body, headers=error_headers(request, error))
 
     return handle
 

@@ -18,7 +18,7 @@ import orjson
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import DialectName, engine_message
 from proxy.protocols.dialects.gemini.contents import call_ids_from
-from proxy.protocols.dialects.gemini.errors import error_for, error_object, status_for
+from proxy.protocols.dialects.gemini.errors import error_for, error_object
 from proxy.protocols.dialects.gemini.renderer import GeminiRenderer
 from proxy.protocols.dialects.gemini.request import read
 from proxy.protocols.dialects.translation import CallIdentity, Json, References, ResolvedReferences, TranslationOptions
@@ -47,10 +47,6 @@ class Gemini:
     def renderer(self, body: Mapping[str, Any], identity: CallIdentity) -> GeminiRenderer:
         """Return the renderer of the response to this body."""
         return GeminiRenderer(body, identity)
-
-    def status(self, error: ProxyError) -> int:
-        """Return the status for a client of this dialect."""
-        return status_for(error)
 
     def error(self, error: ProxyError) -> bytes:
         """Return Google's error body."""

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.errors import Conflict, EngineBusy, LimitReached, Overloaded, Paused, ProxyError
+from proxy.errors import LimitReached, ProxyError
 from proxy.protocols.dialects.base import engine_message
 from proxy.protocols.dialects.translation import Json
 
@@ -23,18 +23,8 @@ _NAMES: Final = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
-_FULL: Final = (Overloaded, EngineBusy, Paused)
 _TYPE: Final = "type.googleapis.com/google.rpc."
 _DOMAIN: Final = "tokentape"
-
-
-def status_for(error: ProxyError) -> int:
-    """Return the status of an error among those of Google's API. What may succeed soon is 503, as an overloaded model is."""
-    if isinstance(error, _FULL):
-        return 503
-    if isinstance(error, Conflict):
-        return 400
-    return error.status if error.status >= 500 or error.status in _NAMES else 400
 
 
 def name_for(status: int) -> str:
@@ -59,8 +49,7 @@ def error_for(error: ProxyError) -> Json:
         details.append({"@type": f"{_TYPE}BadRequest", "fieldViolations": [violation]})
     if error.retry_after_s is not None and not isinstance(error, LimitReached):
         details.append({"@type": f"{_TYPE}RetryInfo", "retryDelay": f"{error.retry_after_s}s"})
-    name = "FAILED_PRECONDITION" if isinstance(error, Conflict) else None
-    return error_object(status_for(error), error.message, name=name, details=details)
+    return error_object(error.status, error.message, details=details)
 
 
 def error_from(text: str) -> Json:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import DialectName, engine_message
-from proxy.protocols.dialects.messages.errors import error_body, status_for
+from proxy.protocols.dialects.messages.errors import error_body
 from proxy.protocols.dialects.messages.messages import tool_call_ids
 from proxy.protocols.dialects.messages.renderer import MessagesRenderer
 from proxy.protocols.dialects.messages.request import read
@@ -41,13 +41,9 @@ class Messages:
         """Return the renderer of the response to this body."""
         return MessagesRenderer(identity, body.get("stop_sequences"))
 
-    def status(self, error: ProxyError) -> int:
-        """Return the status for a client of this dialect."""
-        return status_for(error)
-
     def error(self, error: ProxyError) -> bytes:
         """Return Anthropic's error body."""
-        return error_body(status_for(error), error.message, error.param)
+        return error_body(error.status, error.message, error.param)
 
     def engine_error(self, status: int, text: str) -> bytes:
         """Return the engine's message in Anthropic's error body."""

@@ -1,13 +1,11 @@
 """Errors in Anthropic's format.
 
-Anthropic's errors have a type for each status and no field for a parameter: the message names it.
+Anthropic's errors have a type for each status of its API, and no field for a parameter: the message names it.
 """
 
 from typing import Any, Final
 
 import orjson
-
-from proxy.errors import EngineBusy, Overloaded, Paused, ProxyError
 
 _TYPES: Final = {
     400: "invalid_request_error",
@@ -23,14 +21,6 @@ _TYPES: Final = {
 # By the refused parameter. The SDK's tool runner requests a thread first, and continues without one if the error has these
 # details (anthropic 2.12, lib/threads).
 _DETAILS: Final = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
-_FULL: Final = (Overloaded, EngineBusy, Paused)
-
-
-def status_for(error: ProxyError) -> int:
-    """Return the status of an error among those of Anthropic's API."""
-    if isinstance(error, _FULL):
-        return 529
-    return error.status if error.status >= 500 or error.status in _TYPES else 400
 
 
 def type_for(status: int) -> str:

@@ -53,10 +53,6 @@ class Responses:
         """Return the renderer of the response."""
         return ResponsesRenderer(body, identity)
 
-    def status(self, error_: ProxyError) -> int:
-        """Return the error's own status."""
-        return error_.status
-
     def error(self, error_: ProxyError) -> bytes:
         """Return OpenAI's error body."""
         return error(error_)

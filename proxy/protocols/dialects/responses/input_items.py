@@ -9,7 +9,7 @@ Invariant: the items of a response, sent back in any order that agents use, are 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from proxy.errors import UnprocessableRequest
+from proxy.errors import InvalidValue
 from proxy.protocols.dialects.responses.content_parts import read_assistant_content, read_content
 from proxy.protocols.dialects.responses.item_ids import step_of
 from proxy.protocols.dialects.responses.response_object import reasoning_from
@@ -31,7 +31,7 @@ _HOSTED: Final = frozenset({
 
 
 def read_items(value: object, options: TranslationOptions, resolved: ResolvedReferences) -> list[Json]:
-    """Return the chat messages of `input`. Raises UnprocessableRequest or BadRequest, naming the item."""
+    """Return the chat messages of `input`. Raises InvalidValue or BadRequest, naming the item."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
@@ -136,7 +136,7 @@ class _MessageBuilder:
         name = required(item, "id", str, path)
         found = self._resolved.items.get(name)
         if found is None:
-            raise UnprocessableRequest(
+            raise InvalidValue(
                 f"{path}.id names {name[:100]!r}, which is not in any recorded response", param=f"{path}.id"
             )
         return found

@@ -32,7 +32,7 @@ def read(
     """Return the chat body.
 
     Raises:
-        UnprocessableRequest: A value has a wrong type.
+        InvalidValue: A value has a wrong type.
         BadRequest: A feature is not supported.
     """
     _refuse(body)

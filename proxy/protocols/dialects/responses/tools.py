@@ -146,7 +146,7 @@ def read_tools(body: Mapping[str, Any], *, ignore_hosted: bool) -> Tools:
 
     Raises:
         BadRequest: A tool is hosted, and hosted tools are not ignored.
-        UnprocessableRequest: A tool is invalid.
+        InvalidValue: A tool is invalid.
     """
     chat_tools: list[Json] = []
     by_name: dict[str, Tool] = {}

@@ -6,7 +6,7 @@ Null counts as absent, as the SDK's types allow it nearly everywhere.
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 
-from proxy.errors import BadRequest, UnprocessableRequest
+from proxy.errors import BadRequest, InvalidValue
 from proxy.protocols.dialects.translation import Json
 
 _WORDS: Final = {
@@ -49,14 +49,14 @@ def strings(value: list[Any], path: str) -> list[str]:
     return value
 
 
-def wrong(param: str, expected: str, value: object) -> UnprocessableRequest:
+def wrong(param: str, expected: str, value: object) -> InvalidValue:
     """Return the error for a value of the wrong type."""
-    return UnprocessableRequest(f"{param} must be {expected}, not {_WORDS[type(value)]}", param=param)
+    return InvalidValue(f"{param} must be {expected}, not {_WORDS[type(value)]}", param=param)
 
 
-def unknown(param: str, value: str, known: str) -> UnprocessableRequest:
+def unknown(param: str, value: str, known: str) -> InvalidValue:
     """Return the error for an unknown value."""
-    return UnprocessableRequest(f"{param} cannot be {value[:100]!r}: {known}", param=param)
+    return InvalidValue(f"{param} cannot be {value[:100]!r}: {known}", param=param)
 
 
 def refused(param: str, message: str) -> BadRequest:

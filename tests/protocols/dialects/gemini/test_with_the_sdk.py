@@ -45,7 +45,7 @@ class Served:
             if isinstance(reply, ProxyError):
                 raise reply
         except ProxyError as error:
-            return httpx2.Response(GEMINI.status(error), content=GEMINI.error(error))
+            return httpx2.Response(error.status, content=GEMINI.error(error))
         self.chats.append(chat)
         return self.respond(body, reply if "choices" in reply else response_of(reply))
 
@@ -208,8 +208,10 @@ def test_a_truncated_call_has_its_complete_arguments(client, streams):
         (errors.NotFound("no"), ClientError, 404, "NOT_FOUND"),
         (errors.Unauthorized("no"), ClientError, 401, "UNAUTHENTICATED"),
         (errors.LimitReached("no"), ClientError, 429, "RESOURCE_EXHAUSTED"),
-        (errors.UnprocessableRequest("no"), ClientError, 400, "INVALID_ARGUMENT"),
-        (errors.EngineBusy("no"), ServerError, 503, "UNAVAILABLE"),
+        (errors.InvalidValue("no"), ClientError, 400, "INVALID_ARGUMENT"),
+        (errors.RolloutClosed("no"), ClientError, 409, "ABORTED"),
+        (errors.EngineBusy("no"), ClientError, 429, "RESOURCE_EXHAUSTED"),
+        (errors.StoreUnavailable("no"), ServerError, 503, "UNAVAILABLE"),
     ],
 )
 def test_errors_raise_the_sdks_exceptions(client, streams, error, raised, code, status):

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape, status codes and types."""
+"""Errors in Anthropic's shape and types."""
 
 import orjson
 import pytest
@@ -7,7 +7,7 @@ from anthropic.types import ErrorResponse
 from proxy import errors
 from proxy.protocols.dialects.base import engine_message
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.errors import status_for, type_for
+from proxy.protocols.dialects.messages.errors import type_for
 
 ERRORS = [
     kind
@@ -17,30 +17,29 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "kind"),
+    ("error", "kind"),
     [
-        (errors.BadRequest, 400, "invalid_request_error"),
-        (errors.UnprocessableRequest, 400, "invalid_request_error"),
-        (errors.UnsupportedEncoding, 400, "invalid_request_error"),
-        (errors.RolloutClosed, 400, "invalid_request_error"),
-        (errors.Unauthorized, 401, "authentication_error"),
-        (errors.Forbidden, 403, "permission_error"),
-        (errors.NotFound, 404, "not_found_error"),
-        (errors.RequestTooLarge, 413, "request_too_large"),
-        (errors.LimitReached, 429, "rate_limit_error"),
-        (errors.EngineBusy, 529, "overloaded_error"),
-        (errors.Overloaded, 529, "overloaded_error"),
-        (errors.Paused, 529, "overloaded_error"),
-        (errors.EngineDisconnected, 502, "api_error"),
-        (errors.StoreUnavailable, 503, "api_error"),
-        (errors.EngineTimeout, 504, "timeout_error"),
+        (errors.BadRequest, "invalid_request_error"),
+        (errors.UnprocessableRequest, "invalid_request_error"),
+        (errors.InvalidValue, "invalid_request_error"),
+        (errors.RolloutClosed, "invalid_request_error"),
+        (errors.Unauthorized, "authentication_error"),
+        (errors.Forbidden, "permission_error"),
+        (errors.NotFound, "not_found_error"),
+        (errors.RequestTooLarge, "request_too_large"),
+        (errors.LimitReached, "rate_limit_error"),
+        (errors.EngineBusy, "rate_limit_error"),
+        (errors.Overloaded, "rate_limit_error"),
+        (errors.Paused, "rate_limit_error"),
+        (errors.EngineDisconnected, "api_error"),
+        (errors.StoreUnavailable, "api_error"),
+        (errors.EngineTimeout, "timeout_error"),
     ],
 )
-def test_an_error_has_the_status_and_type_of_anthropics_api(error, status, kind):
-    """Overload that passes is 529, on which clients retry."""
+def test_an_error_has_the_type_of_anthropics_api_for_its_status(error, kind):
+    """A status that the API does not have is of an invalid request or of the API."""
     body = orjson.loads(MESSAGES.error(error("why")))
 
-    assert status == status_for(error("why")) == MESSAGES.status(error("why"))
     assert {"type": "error", "error": {"type": kind, "message": "why"}} == body
 
 

@@ -39,7 +39,7 @@ class Served:
             if isinstance(reply, ProxyError):
                 raise reply
         except ProxyError as error:
-            return httpx2.Response(MESSAGES.status(error), content=MESSAGES.error(error))
+            return httpx2.Response(error.status, content=MESSAGES.error(error))
         self.chats.append(chat)
         step = f"s{len(self.chats)}"
         renderer = MESSAGES.renderer(body, CallIdentity(step, 1795229441, body["model"]))
@@ -229,8 +229,10 @@ def test_a_truncated_tool_call_does_not_break_the_sdk():
         (errors.NotFound("no"), anthropic.NotFoundError),
         (errors.Unauthorized("no"), anthropic.AuthenticationError),
         (errors.LimitReached("no"), anthropic.RateLimitError),
-        (errors.UnprocessableRequest("no"), anthropic.BadRequestError),
-        (errors.EngineBusy("no"), anthropic.InternalServerError),
+        (errors.InvalidValue("no"), anthropic.BadRequestError),
+        (errors.RolloutClosed("no"), anthropic.ConflictError),
+        (errors.EngineBusy("no"), anthropic.RateLimitError),
+        (errors.StoreUnavailable("no"), anthropic.InternalServerError),
     ],
 )
 def test_errors_raise_the_sdks_exceptions(error, raised):

@@ -183,25 +183,25 @@ def test_leading_system_messages_are_merged_for_other_engines():
         ({"background": True}, 400, "background"),
         ({"conversation": "conv_1"}, 400, "conversation"),
         ({"prompt": {"id": "p"}}, 400, "prompt"),
-        ({"input": None}, 422, "input"),
-        ({"model": 1}, 422, "model"),
-        ({"instructions": []}, 422, "instructions"),
-        ({"stream": "yes"}, 422, "stream"),
-        ({"temperature": "0"}, 422, "temperature"),
-        ({"max_output_tokens": 1.5}, 422, "max_output_tokens"),
-        ({"top_logprobs": True, "include": []}, 422, "top_logprobs"),
-        ({"include": [1]}, 422, "include[0]"),
-        ({"metadata": {"a": 1}}, 422, "metadata[0]"),
-        ({"truncation": "x"}, 422, "truncation"),
-        ({"text": {"format": {"type": "x"}}}, 422, "text.format.type"),
-        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, 422, "text.format.schema"),
-        ({"reasoning": {"effort": 1}}, 422, "reasoning.effort"),
-        ({"chat_template_kwargs": 1}, 422, "chat_template_kwargs"),
-        ({"previous_response_id": 1}, 422, "previous_response_id"),
+        ({"input": None}, 400, "input"),
+        ({"model": 1}, 400, "model"),
+        ({"instructions": []}, 400, "instructions"),
+        ({"stream": "yes"}, 400, "stream"),
+        ({"temperature": "0"}, 400, "temperature"),
+        ({"max_output_tokens": 1.5}, 400, "max_output_tokens"),
+        ({"top_logprobs": True, "include": []}, 400, "top_logprobs"),
+        ({"include": [1]}, 400, "include[0]"),
+        ({"metadata": {"a": 1}}, 400, "metadata[0]"),
+        ({"truncation": "x"}, 400, "truncation"),
+        ({"text": {"format": {"type": "x"}}}, 400, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, 400, "text.format.schema"),
+        ({"reasoning": {"effort": 1}}, 400, "reasoning.effort"),
+        ({"chat_template_kwargs": 1}, 400, "chat_template_kwargs"),
+        ({"previous_response_id": 1}, 400, "previous_response_id"),
     ],
 )
 def test_an_invalid_request_is_rejected_with_its_field(fields, status, param):
-    """400 for unsupported features, 422 for invalid values."""
+    """As OpenAI's API does: unsupported features, and invalid values."""
     with pytest.raises(BadRequest) as raised:
         read({"input": "hi", **fields}, TranslationOptions())
 
