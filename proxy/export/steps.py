@@ -26,6 +26,7 @@ from proxy.export.base import (
     skipped_rows,
 )
 from proxy.export.images import placed_json
+from proxy.export.turn_view import reward_of
 from proxy.trajectory.arrays import unpack_experts, unpack_mask
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
@@ -112,16 +113,10 @@ def _row(facts: RolloutFacts, step: Step, choice: Choice, *, unlogged: bool) -> 
         "policy_version": step.policy_version,
         "temperature": number(step.sampling.get("temperature")),
         "constrained": step.constrained,
-        "reward": _reward(step, facts),
+        "reward": reward_of(step, facts),
         "metadata": dict(facts.metadata),
     }
     return {**row, **_rare(step, choice)}
-
-
-def _reward(step: Step, facts: RolloutFacts) -> float | None:
-    """Return the step's reward, or else the rollout's."""
-    own = facts.step_reward(step.step_id)
-    return facts.reward if own is None else own
 
 
 def _rare(step: Step, choice: Choice) -> dict[str, Any]:

@@ -156,9 +156,15 @@ def _cut(turn: TurnRow, room: int) -> TurnRow:
 
 
 def step_reward(step: Step, source: RowSource) -> float:
-    """Return the step's reward, or else the rollout's."""
-    own = source.facts.step_reward(step.step_id)
-    return source.reward() if own is None else own
+    """Return the step's reward, or else the rollout's. Raises MissingReward."""
+    reward = reward_of(step, source.facts)
+    return source.reward() if reward is None else reward
+
+
+def reward_of(step: Step, facts: RolloutFacts) -> float | None:
+    """Return the step's reward, or else the rollout's, if there is one."""
+    own = facts.step_reward(step.step_id)
+    return facts.reward if own is None else own
 
 
 def prompt_fill(source: RowSource) -> float:

@@ -2,7 +2,7 @@
 
 A step without ids has null `tokens`, and is in the report. A message of `completion` has a role, a text (empty if the
 engine returned null) and no null fields. `is_truncated`: the limit, an abort, `max_len` or a lost connection
-ended the reply. `trajectory_id` is the rollout's id.
+ended the reply. `reward` is null if there is none, as in verifiers before its rubric. `trajectory_id` is the rollout's id.
 """
 
 from array import array
@@ -25,7 +25,7 @@ from proxy.export.base import (
     RewardUse,
 )
 from proxy.export.sequence_view import RowSource
-from proxy.export.turn_view import TurnRow, TurnView, prompt_fill, step_reward
+from proxy.export.turn_view import TurnRow, TurnView, prompt_fill, reward_of, step_reward
 from proxy.trajectory.sequence import is_cut
 from proxy.trajectory.step import Choice, Step, answers_of
 from proxy.trajectory.tree import placeable
@@ -39,7 +39,6 @@ class VerifiersFormat(Listed, TurnView):
     name = "verifiers"
     reward_place: ClassVar[Place] = "turn"
     advantage_place: ClassVar[Place] = "turn"
-    reward: ClassVar[RewardUse] = "required"
     whole = True
     has_images: ClassVar[bool] = True  # in its messages
     cuts = True
@@ -104,7 +103,7 @@ def _shown(step: Step, choice: Choice, tokens: dict[str, Any] | None, source: Ro
         "completion": completion if step.is_chat else next(iter(completion), None),
         "response": {**response, "choices": shown},
         "tokens": tokens,
-        "reward": step_reward(step, source),
+        "reward": reward_of(step, source.facts),
         "advantage": _advantage(step, source.facts.advantages),
         "is_truncated": is_cut(step, choice) or (tokens is not None and tokens["is_truncated"]),
         "trajectory_id": source.facts.rollout_id,

@@ -165,8 +165,8 @@ class Exchange:
         status: Status = "error" if answer.error is not None else "complete" if answer.ended else "partial"
         packed = self._tokens(answer.response)
         prompts, choices = packed.prompts, packed.choices
-        usage, is_sound = check_usage(None if answer.response is None else answer.response.get("usage"))
-        special = {*plan.problems, *answer.problems, *packed.problems, *(() if is_sound else ("bad_usage",))}
+        usage, wrong_usage = check_usage(None if answer.response is None else answer.response.get("usage"))
+        special = {*plan.problems, *answer.problems, *packed.problems, *(() if wrong_usage is None else (wrong_usage,))}
         if IMAGES in plan.extra:
             packed = _with_images(plan.extra[IMAGES], packed, special)
         if self._is_unlisted_model(answer):

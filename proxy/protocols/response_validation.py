@@ -145,17 +145,17 @@ def _spans(sampled: Sampled, count: int, policy_version: str | None) -> tuple[Sp
     return tuple(spans) if joined and bounds[-1] == count else None
 
 
-def check_usage(usage: Any) -> tuple[Json | None, bool]:
-    """Return the usage to record, and whether it is valid: non-negative integers, and their sum."""
+def check_usage(usage: Any) -> tuple[Json | None, str | None]:
+    """Return the usage to record, and its problem: counts must be non-negative integers, and the total their sum."""
     if usage is None:
-        return None, True
+        return None, None
     if not isinstance(usage, dict) or not _is_flat(usage, _USAGE_DEPTH):
-        return None, False
+        return None, "bad_usage"
     known = [usage[name] for name in _COUNTS if usage.get(name) is not None]
     for count in known:
         if type(count) is not int or count < 0:
-            return usage, False
-    return usage, len(known) < 3 or 2 * known[2] == sum(known)
+            return usage, "bad_usage"
+    return usage, None if len(known) < 3 or 2 * known[2] == sum(known) else "usage_sum"
 
 
 def _is_flat(value: Any, depth: int) -> bool:

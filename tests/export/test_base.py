@@ -18,7 +18,7 @@ FORK = [make_step("a", [1], [10, 9], policy_version="1"), make_step("b", [2, 3],
 # The trainer takes one row for each rollout (docs/trainers.md); a missing reward is refused or would be counted as 0.
 ONE_ROW = {"osmosis", "trl", "verl", "verl_dataproto", "skyrl", "openrlhf", "openrlhf_experience"}
 REWARDS = {
-    "optional": {"sequences", "steps", "nodes", "trl_async", "verl", "tinker", "prime_rl", *CONVERSATIONS},
+    "optional": {"sequences", "steps", "nodes", "trl_async", "verl", "tinker", "prime_rl", "verifiers", *CONVERSATIONS},
     "uniform": {"trl", "verl_dataproto"},  # a batch has the rewards of all rows, or none
 }
 

@@ -7,7 +7,7 @@ import pytest
 import worked
 from forests import make_step
 
-from proxy.export import FORMATS, Inexpressible
+from proxy.export import FORMATS
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Choice
 
@@ -156,9 +156,14 @@ def test_a_step_has_one_advantage_or_null(advantages, expected):
     assert expected == [row["advantage"] for row in rows]
 
 
-def test_a_missing_reward_is_rejected():
-    with pytest.raises(Inexpressible, match="requires a reward; rollout .* has none"):
-        worked.rows("verifiers", facts=replace(worked.FACTS, reward=None))
+def test_a_missing_reward_is_null():
+    """As in verifiers' own steps and state (0.1.9) until its rubric scores them; a reward of a step is its own."""
+    rows = worked.rows("verifiers", facts=replace(worked.FACTS, reward=None))
+    mixed = worked.rows("verifiers", facts=replace(worked.FACTS, reward=None, step_rewards={"a": 0.25}))
+
+    assert [None, None] == [row["reward"] for row in rows]
+    assert [0.25, None] == [row["reward"] for row in mixed]
+    assert "optional" == FORMATS["verifiers"].reward
 
 
 @pytest.mark.parametrize(("reason", "truncated"), [("stop", False), ("length", True), ("abort", True)])

@@ -17,9 +17,10 @@ from golden_session import play
 from golden_store import OLD, dump_store, load_store, read_block, read_record, readable, records_of
 from msgspec import structs
 
-from proxy.api.control import batches, groups, rollouts, steps
+from proxy.api.control import batches, claims, groups, rollouts, steps
 from proxy.api.control.export_query import ExportQuery
-from proxy.export import FORMATS, OF_POLICIES, verl
+from proxy.export import FORMATS, OF_POLICIES, verifiers, verl
+from proxy.export.base import MissingReward
 from proxy.rollouts import recorder
 from proxy.rollouts.rollout import HTTP_COUNT
 from proxy.trajectory import outline
@@ -30,7 +31,8 @@ from storage import StoreOptions, open_store
 
 @pytest.fixture(autouse=True)
 def as_recorded(monkeypatch):
-    """Omit what is newer than the files: fields of rows, claims, rollouts and trees, rewards by token of `verl_dataproto`.
+    """Omit what is newer than the files: fields of rows, claims, rollouts and trees, rewards by token of `verl_dataproto`, null
+    rewards of `verifiers`.
 
     Of Arrow and Parquet, the columns of images.
     """
@@ -44,13 +46,25 @@ def as_recorded(monkeypatch):
 
     monkeypatch.setattr(ExportQuery, "about", without_weight)
     monkeypatch.setattr(verl, "step_reward_ends", at_the_end)
+    reward_of = verifiers.reward_of
+
+    def required(step, facts):
+        reward = reward_of(step, facts)
+        if reward is None:
+            raise MissingReward("Format 'verifiers' requires a reward")
+        return reward
+
+    monkeypatch.setattr(verifiers, "reward_of", required)
+    monkeypatch.setattr(verifiers.VerifiersFormat, "reward", "required")
 
     write = batches._batch_json
 
     def without_counts(*args):
-        return re.sub(rb'"waiting":{[^}]*},|,"reasons":{"dropped":{[^}]*},"refused":{[^}]*}}', b"", write(*args))
+        later = rb'"waiting":{[^}]*},|,"reasons":{"dropped":{[^}]*},"refused":{[^}]*}}|"delivery":\d,"previous_consumer":null,'
+        return re.sub(later, b"", write(*args))
 
     monkeypatch.setattr(batches, "_batch_json", without_counts)
+    monkeypatch.setattr(claims.Held, "delivered_to", lambda *_: {})
     entry_of = recorder._entry
 
     def without_first(*args, **named):

@@ -102,6 +102,7 @@ STREAMS: list[tuple[str, str, Change]] = [
     (STREAM, "bad_usage", usage(completion_tokens=24.0)),
     (STREAM, "bad_usage", usage(prompt_tokens=True)),
     (STREAM, "bad_usage", put(-1, usage=[24])),
+    (STREAM, "usage_sum", usage(total_tokens=1)),
     (STREAM, "no_usage", lose(-1)),
     (TEXT_STREAM, "no_usage", lose(-1)),
     (STREAM, "unknown_finish_reason", choice(-2, finish_reason="because")),

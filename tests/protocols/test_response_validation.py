@@ -113,23 +113,27 @@ def test_a_stop_reason_that_is_neither_a_string_nor_a_token_id_is_flagged(value,
 
 
 @pytest.mark.parametrize(
-    ("usage", "is_sound"),
+    ("usage", "problem"),
     [
-        (None, True),
-        ({}, True),
-        ({"prompt_tokens": 1, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": None}}, True),
-        ({"prompt_tokens_details": {"cached_tokens": 0, "multimodal_tokens": {"image": 4}}}, True),
-        ({"prompt_tokens": "1"}, False),
-        ({"completion_tokens": -1}, False),
-        ({"total_tokens": 1.0}, False),
-        ({"details": {"a": {"b": {}}}}, False),
-        ([1], False),
-        (7, False),
+        (None, None),
+        ({}, None),
+        ({"prompt_tokens": 1, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": None}}, None),
+        ({"prompt_tokens_details": {"cached_tokens": 0, "multimodal_tokens": {"image": 4}}}, None),
+        ({"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}, None),
+        ({"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 4}, "usage_sum"),
+        ({"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 0}, "usage_sum"),
+        ({"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": "3"}, "bad_usage"),
+        ({"prompt_tokens": "1"}, "bad_usage"),
+        ({"completion_tokens": -1}, "bad_usage"),
+        ({"total_tokens": 1.0}, "bad_usage"),
+        ({"details": {"a": {"b": {}}}}, "bad_usage"),
+        ([1], "bad_usage"),
+        (7, "bad_usage"),
     ],
 )
-def test_usage_with_values_that_are_no_counts_is_rejected(usage, is_sound):
-    """Nor may it be nested deeper than any engine nests it."""
-    assert is_sound == check_usage(usage)[1]
+def test_usage_with_values_that_are_no_counts_or_a_wrong_sum_is_rejected(usage, problem):
+    """Each has its own code. Nor may usage be nested deeper than any engine nests it."""
+    assert problem == check_usage(usage)[1]
 
 
 def test_responses_of_generate_need_no_message():

@@ -8,7 +8,7 @@ import asyncio
 import enum
 import typing
 from array import array
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Optional
 
@@ -201,7 +201,10 @@ def test_marins_conversion_marks_our_sampled_tokens():
 @pytest.mark.parametrize("max_len", [None, 12, 5])
 @pytest.mark.parametrize("finish_reason", ["stop", "length", "tool_calls"])
 def test_verifiers_steps_are_ours(max_len, finish_reason):
-    """verifiers' environment makes our step of the recorded response, except for fields that only ours has."""
+    """verifiers' environment makes our step of the recorded response, except for fields that only ours has.
+
+    Its step has no reward and no advantage before its rubric, as ours of a rollout without them.
+    """
     names = ("parse_response_tokens", "parse_response_messages", "parse_is_truncated")
     classes = {"ChatCompletion": ChatCompletion, "TrajectoryStepTokens": dict, "ChatMessage": dict, "cast": typing.cast}
     parsers = load_published("verifiers/utils/response_utils.py", *names, **classes)
@@ -228,6 +231,9 @@ def test_verifiers_steps_are_ours(max_len, finish_reason):
 
     assert made[0].keys() == row.keys()
     assert {**made[0], "response": row["response"], "reward": 1.0, "advantage": 0.5, "extras": row["extras"]} == row
+    unscored = replace(worked.FACTS, reward=None, advantages=None)
+    (bare,) = worked.rows("verifiers", [step], options=Options(max_len=max_len), facts=unscored)
+    assert {**made[0], "response": row["response"], "extras": row["extras"]} == bare
 
 
 @pytest.mark.parametrize("max_len", [None, 12, 11, 10, 9, 3])
