@@ -25,7 +25,10 @@ CLOCKS_MS = 60_000  # between replicas
 
 
 def values_of(client: Client, rollout: Rollout, policy: str) -> dict[str, float]:
-    """Return what is logged of a rollout. The version is that of its oldest token; what is unknown is absent."""
+    """Return what is logged of a rollout. The version is that of its oldest token; what is unknown is absent.
+
+    Its staleness is known if the epoch is the announced one.
+    """
     values: dict[str, float] = {
         name: rollout["counts"][name] for name in ("steps", "prompt_tokens", "sampled_tokens", "flagged")
     }
@@ -34,12 +37,17 @@ def values_of(client: Client, rollout: Rollout, policy: str) -> dict[str, float]
         values["reward"] = rollout["reward"]
     tree = client.tree(rollout["rollout_id"], texts=False)
     values["drift"] = tree["counts"]["drift"]
-    versions = [node["policy_version"] or "" for node in tree["nodes"] if node.get("policy", "default") == policy]
-    numbers = [int(version) for version in versions if version.isdecimal()]
-    announced = client.policy(policy)["version"] or ""
+    nodes = [node for node in tree["nodes"] if node.get("policy", "default") == policy]
+    numbers = [  # of each step: its epoch and version
+        (node.get("policy_epoch", 0), int(version))
+        for node in nodes
+        if (version := node["policy_version"] or "").isdecimal()
+    ]
+    announced = client.policy(policy)
     if numbers:
-        values["policy_version"] = min(numbers)
-        values |= {"staleness": int(announced) - min(numbers)} if announced.isdecimal() else {}
+        epoch, values["policy_version"] = min(numbers)
+        if epoch == announced["epoch"] and (announced["version"] or "").isdecimal():
+            values["staleness"] = int(announced["version"]) - values["policy_version"]
     return values
 
 

@@ -14,6 +14,7 @@ from contextlib import aclosing, suppress
 from itertools import pairwise
 from typing import Any
 from urllib.request import Request, urlopen
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -89,10 +90,14 @@ def loss_of(logits: Table, sampled: Sampled, clip: float = 0.2) -> tuple[float, 
     return -float(np.minimum(unclipped, clipped).mean()), gradient.astype(np.float32), ratio
 
 
-async def push(client: AsyncClient, engine: str, logits: Table, version: int) -> None:
-    """Update the weights after calls in flight have ended ("drain"), so that each turn has one policy version."""
+async def push(client: AsyncClient, engine: str, logits: Table, version: int, run: str) -> None:
+    """Update the weights after calls in flight have ended ("drain"), so that each turn has one policy version.
+
+    The versions of each run begin at 0: its ID begins an epoch of the policy, without the groups of earlier runs.
+    """
     body = Request(f"{engine}/load_weights", logits.astype("<f4").tobytes(), method="POST")  # noqa: S310 - a fixed URL
-    await client.update_policy(version, lambda: asyncio.to_thread(lambda: urlopen(body).close()), in_flight="drain")  # noqa: S310
+    load = lambda: asyncio.to_thread(lambda: urlopen(body).close())  # noqa: E731, S310
+    await client.update_policy(version, load, in_flight="drain", run=run)
 
 
 def learn(weights: list[Table], groups: Sequence[ClaimedGroup], rate: float) -> Line:
@@ -113,6 +118,7 @@ async def train(url: str, engine: str, *, steps: int, groups: int, size: int, ra
     """Run the training loop: print a row per step, and return all rows."""
     weights: list[Table] = [np.zeros((len(VOCABULARY), len(VOCABULARY)), dtype=np.float32)]  # by policy version
     lines: list[Line] = []
+    run = uuid4().hex
     print("policy  reward  loss before ->  after    ratio-1  tokens  stale  last words")
     async with (
         AsyncClient(url) as client,
@@ -120,14 +126,14 @@ async def train(url: str, engine: str, *, steps: int, groups: int, size: int, ra
         asyncio.TaskGroup() as playing,
         aclosing(client.batches(consumer="grpo", groups=groups, exact=True, advantage="grpo", wait_s=120)) as batches,
     ):
-        await push(client, engine, weights[0], 0)
+        await push(client, engine, weights[0], 0, run)
         playing.create_task(play_groups(client, agents, min(2, steps) * groups, size))
         async for batch in batches:
             if len(lines) + 2 < steps:  # agents are two batches ahead, and run while this one is trained
                 playing.create_task(play_groups(client, agents, groups, size))
             lines.append(await asyncio.to_thread(learn, weights, batch.groups, rate))
             print("{:6} {:7.3f} {:12.4f} -> {:7.4f} {:9.1e} {:7} {:6.2f}  {}".format(*lines[-1]), flush=True)
-            await push(client, engine, weights[-1], len(lines))
+            await push(client, engine, weights[-1], len(lines), run)
             if len(lines) == steps:
                 await batch.ack()
                 break

@@ -26,12 +26,13 @@ RolloutFunc = Callable[[list[Prompt], Any], dict[str, list[Any]]]
 def make_rollout_func(url: str, solve: Solve, *, api_key: str | None = None, push: Push | None = None) -> RolloutFunc:
     """Return the argument of `rollout_func=`. `api_key` is a control key, if the proxy requires one."""
     pushed: list[int] = []
+    run = uuid4().hex  # a trainer that resumes from a checkpoint begins an epoch: its steps repeat
 
     async def roll_out(prompts: list[Prompt], trainer: Any) -> dict[str, list[Any]]:
         async with AsyncClient(url, api_key=api_key) as client, AsyncOpenAI(base_url=url, api_key="-") as agents:
             step = trainer.state.global_step
             if step not in pushed[-1:]:
-                await announce(client, step, lambda: push(trainer) if push and step else None)
+                await announce(client, step, lambda: push(trainer) if push and step else None, run)
                 pushed.append(step)
             names = group_names(len(prompts), trainer.num_generations)
             pairs = zip(prompts, names, strict=True)
@@ -45,12 +46,12 @@ def make_rollout_func(url: str, solve: Solve, *, api_key: str | None = None, pus
     return rollout_func
 
 
-async def announce(client: AsyncClient, version: int, push: Callable[[], None]) -> None:
+async def announce(client: AsyncClient, version: int, push: Callable[[], None], run: str) -> None:
     """Update the weights and announce their version, while no call is in flight."""
     await client.pause(drain_s=60)
     try:
         await asyncio.to_thread(push)
-        await client.put_policy(version)
+        await client.put_policy(version, run=run)
     finally:
         await client.resume()
 

@@ -13,6 +13,7 @@ A condition has the same status in all dialects, which determine the format of t
     │   ├── Conflict           409   the request conflicts with the stored state
     │   ├── RolloutClosed      409   the rollout is finished
     │   ├── LeaseLost          409   the lease of the batch expired
+    │   ├── LowerVersion       409   the version of a policy is lower than the announced one
     │   ├── DamagedStep        409   a stored step is unreadable
     │   ├── RequestTooLarge    413   the request body is too large
     │   ├── UnsupportedEncoding     415   the content encoding is not supported
@@ -136,6 +137,12 @@ class LeaseLost(Conflict):
 
     kind = "lease_lost"
     code = "lease_lost"
+
+
+class LowerVersion(Conflict):
+    """The version of a policy is lower than the announced one, and no new epoch begins."""
+
+    code = "lower_version"
 
 
 class DamagedStep(Conflict):

@@ -12,7 +12,17 @@ from tokentape.batches import Batch, claim_batches
 from tokentape.events import follow_events
 from tokentape.transport import ClientError, LineBuffer, Request, error_from_response, parse_line, require, retry_delay
 from tokentape.types import BatchResult, Change, FinishStatus, OpenedRollout, Rollout, Step
-from tokentape.updates import NOT_ANNOUNCED, NOT_FOUND, STILL_PAUSED, InFlight, afinished, check_drained, check_update
+from tokentape.updates import (
+    NOT_ANNOUNCED,
+    NOT_FOUND,
+    STILL_PAUSED,
+    InFlight,
+    afinished,
+    check_drained,
+    check_follows,
+    check_update,
+    logged,
+)
 
 with suppress(ImportError):  # `import tokentape` works without httpx2; the constructor raises
     import httpx2 as httpx
@@ -239,12 +249,19 @@ class AsyncClient:
         return cast("dict[str, Any]", await self._request(requests.policies()))
 
     async def policy(self, policy: str | None = None) -> dict[str, Any]:
-        """Return the version of a policy (None: `default`), which is recorded in steps whose engine reports none."""
+        """Return the announced {version, epoch, run} of a policy (None: `default`); steps whose engine reports none have it."""
         return cast("dict[str, Any]", await self._request(requests.policy(policy)))
 
-    async def put_policy(self, version: str | int, *, policy: str | None = None) -> dict[str, Any]:
-        """Announce the version of a policy (None: `default`) that the engines serve from now on."""
-        return cast("dict[str, Any]", await self._request(requests.put_policy(version, policy)))
+    async def put_policy(
+        self, version: str | int, *, policy: str | None = None, run: str | None = None, new_epoch: bool = False
+    ) -> dict[str, Any]:
+        """Announce the version of a policy (None: `default`) that the engines serve from now on: {version, epoch, run}.
+
+        A new epoch begins if `run` is another ID than the last one, or with `new_epoch`: then the version may be lower, and
+        groups that were sampled before are dropped. Otherwise a lower version is a ClientError (code `lower_version`).
+        """
+        request = requests.put_policy(version, policy, run, new_epoch=new_epoch)
+        return logged(cast("dict[str, Any]", await self._request(request)))
 
     async def pause(
         self,
@@ -273,10 +290,15 @@ class AsyncClient:
         mode: Literal["wait", "reject"] = "wait",
         in_flight: InFlight = "drain",
         policy: str | None = None,
+        run: str | None = None,
     ) -> dict[str, Any]:
         """Pause calls of a policy (None: `default`), drain, call `update`, announce `version`, resume.
 
-        Return {version, in_flight} at the update. Calls of other policies are neither paused nor waited for.
+        Return {version, epoch, run, in_flight} at the update. Calls of other policies are neither paused nor waited for.
+
+        `run` is an ID of the training run, for example that of its tracker. Another ID than the last one begins a new epoch:
+        the run may continue from an earlier version, and groups that were sampled before are dropped. Otherwise a lower
+        version than the announced one raises ClientError (code `lower_version`) without an update.
 
         `update` loads the weights into the engines; the asynchronous client awaits its result. `in_flight` is what happens
         to calls that do not end within `drain_s`: "drain" raises ClientError (code `not_drained`) without an update; "abort"
@@ -286,6 +308,7 @@ class AsyncClient:
         `resume`.
         """
         check_update(version, in_flight)
+        check_follows(await self.policy(policy), version, run)
         drains, choice = in_flight != "continue", "abort" if in_flight == "abort" else "keep"
         try:
             paused = await self._request(requests.pause(mode, drain_s if drains else 0, choice, policy))
@@ -300,7 +323,7 @@ class AsyncClient:
                     error.add_note(STILL_PAUSED.format(path=requests.resume(policy).path))
             raise
         try:
-            announced = await self.put_policy(version, policy=policy)
+            announced = await self.put_policy(version, policy=policy, run=run)
         except BaseException as error:
             error.add_note(NOT_ANNOUNCED)
             raise
@@ -317,15 +340,16 @@ class AsyncClient:
         mode: Literal["wait", "reject"] = "wait",
         in_flight: Literal["drain", "abort"] = "drain",
         policy: str | None = None,
+        run: str | None = None,
     ) -> dict[str, Any]:
         """Load a LoRA adapter of a policy into every vLLM as the model `name`, under a pause, and announce its version.
 
-        `name` None is the only model of the policy.
+        `name` None is the only model of the policy. `run` is that of `update_policy`.
         `path` is a folder at the engines, another one for each version. If an engine fails, all keep the adapter of before.
         """
         pause = {"drain_s": drain_s, "mode": mode, "in_flight": in_flight}
-        request = requests.load_adapter({"name": name, "path": path, "version": version, **pause}, policy)
-        return cast("dict[str, Any]", await self._request(request))
+        request = requests.load_adapter({"name": name, "path": path, "version": version, "run": run, **pause}, policy)
+        return logged(cast("dict[str, Any]", await self._request(request)))
 
     def managed_server(  # async only
         self,

@@ -119,9 +119,10 @@ def policy(policy: str | None) -> Request:
     return Request("GET", _policy_path(policy))
 
 
-def put_policy(version: str | int, policy: str | None) -> Request:
+def put_policy(version: str | int, policy: str | None, run: str | None, *, new_epoch: bool) -> Request:
     """`PUT /policies/{policy}`."""
-    return Request("PUT", _policy_path(policy), {"version": version})
+    body = {"version": version, "run": run, "new_epoch": new_epoch or None}
+    return Request("PUT", _policy_path(policy), without_none(body))
 
 
 def pause(mode: str, drain_s: float, in_flight: str, policy: str | None) -> Request:

@@ -120,6 +120,7 @@ class Step(TypedDict):
     reward: float | None
     policy_version: str | None
     policy_version_end: str | None
+    policy_epoch: NotRequired[int]
     fidelity: Fidelity
     extra: dict[str, Any]
 
@@ -154,6 +155,8 @@ class RowFacts(TypedDict):
 class ClaimedGroup(TypedDict):
     """A group of a batch.
 
+    `policy_version` is the oldest version of its tokens in their earliest epoch, `policy_epoch`; `staleness` is how far it is
+    behind the announced one, null if that is unknown or the epoch is another one.
     `data` is the group in the claimed format. `rows` has an entry for each row of `data`, in the same order: for each item
     of a list, for each entry of the lists of an object, for each rollout in Marin's groups. `rollouts`, `rewards` and
     `advantages` have an entry for each rollout that has rows. `skipped` lists the other members by `rollout_id`, with the
@@ -165,6 +168,8 @@ class ClaimedGroup(TypedDict):
     delivery: int
     previous_consumer: str | None
     policy_version: str | None
+    policy_epoch: int
+    staleness: int | None
     complete_ms: int | None
     metadata: dict[str, Any]
     rollouts: list[str]

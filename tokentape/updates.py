@@ -1,13 +1,16 @@
 """What `update_policy` of both clients checks and raises."""
 
+import logging
 from collections.abc import Mapping
 from inspect import isawaitable, iscoroutine
 from typing import Any, Final, Literal
 
 from tokentape.transport import NOT_VALID, ClientError
 
+LOG: Final = logging.getLogger("tokentape.client")
 InFlight = Literal["drain", "abort", "continue"]
 MAX_VERSION: Final = 256  # characters
+_DIGITS: Final = 18
 NOT_DRAINED: Final = "not_drained"
 NOT_FOUND: Final = 404
 STILL_PAUSED: Final = "Calls are still paused; POST {path} ends the pause."
@@ -23,6 +26,26 @@ def check_update(version: object, in_flight: str) -> None:
         raise _not_valid("version", f"must be an integer or a string of 1 to {MAX_VERSION} characters, not {version!r}")
     if in_flight not in ("drain", "abort", "continue"):
         raise _not_valid("in_flight", f"must be 'drain', 'abort' or 'continue', not {in_flight!r}")
+
+
+def check_follows(announced: Mapping[str, Any], version: str | int, run: str | None) -> None:
+    """Raise ClientError if the proxy would refuse to announce the version after the update."""
+    known, number = _number(announced["version"]), _number(version)
+    if known is not None and number is not None and number < known and run in (None, announced.get("run")):
+        raise ClientError(
+            f"Version {version} is lower than {known}, the announced one; nothing was updated. If the run continues from an "
+            "earlier version, use another run= than before, or put_policy(version, new_epoch=True) first.",
+            type="conflict_error",
+            code="lower_version",
+            param="version",
+        )
+
+
+def logged(announced: dict[str, Any]) -> dict[str, Any]:
+    """Return the response to an announcement, and log its warning if it has one."""
+    if "warning" in announced:
+        LOG.warning("%s", announced["warning"])
+    return announced
 
 
 def check_drained(paused: Mapping[str, Any], drain_s: float) -> None:
@@ -48,6 +71,12 @@ def finished(result: object) -> None:
         result.close()
     if isawaitable(result):
         raise TypeError("Client.update_policy requires a blocking function; use AsyncClient for an asynchronous one.")
+
+
+def _number(version: str | int | None) -> int | None:
+    """Return a version as a number; None unless it is a decimal number of at most 18 digits."""
+    text = str(version)
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
 
 def _not_valid(name: str, problem: str) -> ClientError:

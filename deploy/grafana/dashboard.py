@@ -243,6 +243,10 @@ REWARDS = Row("Rewards", [
           *((quantile(share, "rollout_tokens"), legend) for share, legend in QUANTILES)),
     graph("Staleness at the claim", "Announced policy version minus the oldest of a group's tokens.", "short",
           *((quantile(share, "claim_staleness"), legend) for share, legend in QUANTILES)),
+    graph("Epochs of policies", "A new one begins if a run continues from an earlier version; groups from before are dropped.",
+          "short", (gauge("policy_epoch", "policy", "max"), "{{policy}}"), width=12),
+    graph("Steps of unknown staleness", "Their policy version is not a number.", "suffix: /s",
+          (f"{rate('unknown_version_steps', 'policy')} > 0", "{{policy}}"), width=12),
 ])  # fmt: skip
 
 PROCESS = Row("Process", [

@@ -41,10 +41,13 @@ async def delete_rollout(address: ControlAddress, rollout_id: str, *, as_json: b
     _report(f"rollout {rollout_id!r}: deleted", {"rollout_id": rollout_id, "deleted": True}, as_json=as_json)
 
 
-async def set_policy(address: ControlAddress, policy: str, version: str, *, as_json: bool) -> None:
-    """Announce the version of a policy. Raises OSError if the request fails."""
-    announced = await _send(address, "PUT", _policy_path(policy), {"version": version})
-    _report(f"policy {policy!r}: version {announced['version']}", announced, as_json=as_json)
+async def set_policy(address: ControlAddress, policy: str, body: Mapping[str, Any], *, as_json: bool) -> None:
+    """Announce the version of a policy. Fields that are None are omitted. Raises OSError if the request fails."""
+    announced = await _send(address, "PUT", _policy_path(policy), _present(body))
+    epoch = f", epoch {announced['epoch']}" if announced.get("epoch") else ""
+    if "warning" in announced and not as_json:
+        print_note(announced["warning"], "yellow")
+    _report(f"policy {policy!r}: version {announced['version']}{epoch}", announced, as_json=as_json)
 
 
 async def pause_policy(

@@ -134,15 +134,22 @@ def list_policies(url: ProxyUrl = DEFAULT_URL, api_key: ProxyKey = None, *, as_j
 def set_policy(
     version: Annotated[str, typer.Argument(help="Version of the weights.")],
     policy: PolicyName = _DEFAULT_POLICY,
+    run_id: Annotated[
+        str | None, typer.Option("--run", help="ID of the training run; another one begins a new epoch.")
+    ] = None,
     url: ProxyUrl = DEFAULT_URL,
     api_key: ProxyKey = None,
     *,
+    new_epoch: Annotated[
+        bool, typer.Option("--new-epoch", help="Begin an epoch: the run continues from an earlier version.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Announce the version of the weights to all processes of the store; steps record it."""
     from proxy.cli.actions import set_policy as announce  # noqa: PLC0415 - keeps `--help` fast
 
-    run(announce(address_of(url, None, api_key), policy, version, as_json=as_json))
+    body = {"version": version, "run": run_id, "new_epoch": new_epoch or None}
+    run(announce(address_of(url, None, api_key), policy, body, as_json=as_json))
 
 
 @policies.command("pause")

@@ -2,7 +2,8 @@
 
 `truncated`: the model did not end the last turn (its limit, an abort, a lost connection), or `max_len` cut the row.
 `constrained` of a span: its logprobs are not those of the model alone, but include a grammar or a forced tool call.
-`policy` is only in rows of a named policy, not in those of `default`, `thread` only if threads are requested. `images` is only
+`policy` is only in rows of a named policy, not in those of `default`, `thread` only if threads are requested, `epoch` only in
+spans of later epochs than the first. `images` is only
 in rows with images: the name of each, and the range of its placeholder in `token_ids`, or null if the engine's ids do not show
 it. With `rescore`, `rescored` is what scored the row, and `rescored_logprobs` are its logprobs beside the recorded ones, null
 where nothing is trained.
@@ -70,6 +71,7 @@ class SequencesFormat(Listed, Planned):
                 "temperature": LOGPROB,
                 "owned": FLAG,
                 "constrained": FLAG,
+                "epoch": COUNT,
             }
         ],
         "finish_reason": TEXT,

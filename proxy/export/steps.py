@@ -1,7 +1,8 @@
 """Recorded steps: nothing is joined, so no mask is needed.
 
-Rare fields are only in the rows that have them: `policy` if it is not `default`, `thread` if threads are requested, `spans` if
-the policy version changed during sampling, experts and masks if the engine returned them, images, and problems.
+Rare fields are only in the rows that have them: `policy` if it is not `default`, `policy_epoch` if it is not the first one,
+`thread` if threads are requested, `spans` if the policy version changed during sampling, experts and masks if the engine
+returned them, images, and problems.
 """
 
 from collections.abc import Sequence
@@ -62,6 +63,7 @@ class StepsFormat(Listed, Planned):
         "constrained": FLAG,
         "reward": REWARD,
         "metadata": JSON,
+        "policy_epoch": COUNT,
         "spans": [{"start": COUNT, "end": COUNT, "policy_version": TEXT}],
         "routed_experts": JSON,
         "sampling_mask": [IDS],
@@ -127,6 +129,8 @@ def _rare(step: Step, choice: Choice) -> dict[str, Any]:
     rare: dict[str, Any] = {}
     if step.policy != DEFAULT_POLICY:
         rare["policy"] = step.policy
+    if step.policy_epoch:
+        rare["policy_epoch"] = step.policy_epoch
     if step.thread is not None:
         rare["thread"] = step.thread
     if len(choice.spans) > 1:

@@ -253,7 +253,9 @@ class Exchange:
             problems = check_messages(plan.dialect.name, response)
             tokens = plan.engine.tokens(plan.dialect.name, plan.body, response, self.follow_up_response)
             given = plan.dialect.prompt_ids(plan.body) if plan.prompt_ids is None else [plan.prompt_ids]
-            packed = pack_tokens(tokens, plan.response_options.samples, plan.policy_version, given)
+            packed = pack_tokens(
+                tokens, plan.response_options.samples, plan.policy_version, given, epoch=plan.policy_epoch
+            )
         except (OverflowError, *MALFORMED):
             return Packed(problems=frozenset({"unparsed_event"}))
         return replace(packed, problems=packed.problems | problems) if problems else packed

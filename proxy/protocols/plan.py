@@ -72,6 +72,7 @@ class Plan:
     headers: Mapping[str, str] = field(default_factory=dict)
     policy: str = DEFAULT_POLICY
     policy_version: str | None = None
+    policy_epoch: int = 0
     translation: Translator | None = None
     prompt_ids: list[int] | None = None
     problems: tuple[str, ...] = ()
@@ -139,17 +140,16 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     traits: Traits | None = None,
     headers: Mapping[str, str] | None = None,
     policy: str = DEFAULT_POLICY,
-    policy_version: str | None = None,
+    policy_at: tuple[str | None, int] = (None, 0),
     extra: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Plan a call. `headers` are the client's, by lowercase name. Raises UnprocessableRequest for tokens of a live stream."""
+    """Plan a call. `headers` are the client's; `policy_at` is the announced version and epoch. Raises UnprocessableRequest."""
     fields, unset = edit(body, options, dialect)
     call = _engine_call(dialect, body, (fields, unset), traits or Traits(engine.kind), options, headers)
     images, framing = _images(body), _framing(engine, options, call)
     removed = _STREAM if framing == "replay" else frozenset[str]()
     call = replace(call, body=_without(call.body, removed)) if removed else call
-    injection = engine.inject(call)
-    sent_body = {**call.body, **injection.fields}
+    sent_body = {**call.body, **(injection := engine.inject(call)).fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
     return Plan(
         step_id=step_id,
@@ -170,7 +170,8 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         wants_logprobs=call.wants_logprobs,
         headers=injection.headers,
         policy=policy,
-        policy_version=policy_version,
+        policy_version=policy_at[0],
+        policy_epoch=policy_at[1],
         problems=injection.problems,
         expected=_expected_problems(engine, call, framing),
         extra={**(extra or {}), **({} if framing == "whole" else {"streaming": framing}), **images},

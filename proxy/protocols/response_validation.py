@@ -38,12 +38,18 @@ class Packed:
 
 
 def pack_tokens(
-    tokens: Tokens, samples: int | None, policy_version: str | None, sent_prompts: Sequence[list[int]] | None = None
+    tokens: Tokens,
+    samples: int | None,
+    policy_version: str | None,
+    sent_prompts: Sequence[list[int]] | None = None,
+    *,
+    epoch: int = 0,
 ) -> Packed:
     """Pack the engine's lists.
 
     Choice index = prompt index times `samples` plus sample index, if each choice has a prompt of its own. `sent_prompts`
-    are the prompts of the request, if it has ids. Raises ValueError, TypeError or OverflowError for invalid ids.
+    are the prompts of the request, if it has ids; `epoch` is that of the policy when the call was sent. Raises ValueError,
+    TypeError or OverflowError for invalid ids.
     """
     problems = set(tokens.problems)
     prompts: dict[int, list[int]] = {} if tokens.prompt_ids is None else {0: tokens.prompt_ids}
@@ -52,7 +58,7 @@ def pack_tokens(
         prompt = sampled.index // (samples or 1) if tokens.prompt_ids is None else 0
         if sampled.prompt_ids is not None and prompts.setdefault(prompt, sampled.prompt_ids) != sampled.prompt_ids:
             problems.add("mixed_prompts")
-        choices.append(_choice(sampled, prompt, policy_version, problems))
+        choices.append(_choice(sampled, prompt, policy_version, epoch, problems))
     if (
         sent_prompts is not None
         and prompts
@@ -83,13 +89,13 @@ def _listed(prompt: Sequence[int]) -> list[int]:
     return prompt.tolist() if isinstance(prompt, array) else list(prompt)
 
 
-def _choice(sampled: Sampled, prompt: int, policy_version: str | None, problems: set[str]) -> Choice:
+def _choice(sampled: Sampled, prompt: int, policy_version: str | None, epoch: int, problems: set[str]) -> Choice:
     ids = pack_ids(sampled.ids or [])
     if ids and sampled.counted is not None and sampled.counted != len(ids):
         problems.add("completion_count")
     if sampled.sampling_mask is not None and len(sampled.sampling_mask) != len(ids):
         problems.add("mask_count")
-    spans = _spans(sampled, len(ids), policy_version)
+    spans = _spans(sampled, len(ids), policy_version, epoch)
     if spans is None:
         problems.add("version_spans")
     return Choice(
@@ -124,13 +130,13 @@ def _stop_reason(value: Any, problems: set[str]) -> int | str | None:
     return None
 
 
-def _spans(sampled: Sampled, count: int, policy_version: str | None) -> tuple[Span, ...] | None:
+def _spans(sampled: Sampled, count: int, policy_version: str | None, epoch: int) -> tuple[Span, ...] | None:
     """Return the spans of policy versions: the engine's own, else one for all. None: the engine's do not cover the ids.
 
     A numeric version is kept as its digits, as in `PUT /policy`.
     """
     if sampled.spans is None or not count:
-        return (Span(0, count, policy_version),) if count else ()
+        return (Span(0, count, policy_version, epoch),) if count else ()
     spans = []
     for start, end, version in sampled.spans:
         named = str(version) if type(version) is int else version
@@ -139,7 +145,7 @@ def _spans(sampled: Sampled, count: int, policy_version: str | None) -> tuple[Sp
         if start > end:
             return None
         if start < end:
-            spans.append(Span(start, end, named))
+            spans.append(Span(start, end, named, epoch))
     bounds = [0, *(span.end for span in spans)]
     joined = all(span.start == bound for span, bound in zip(spans, bounds, strict=False))
     return tuple(spans) if joined and bounds[-1] == count else None

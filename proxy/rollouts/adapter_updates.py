@@ -16,7 +16,7 @@ import orjson
 from proxy.clock import Clock, new_id
 from proxy.errors import Conflict, EngineError, EngineTimeout, EngineUnreachable, UnprocessableRequest
 from proxy.rollouts.pause import announcement_name
-from proxy.rollouts.policy import Policy
+from proxy.rollouts.policy import Announced, Policy
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import BackgroundTasks
 from proxy.upstream.lora import load_adapter, unload_adapter
@@ -31,7 +31,10 @@ _LOAD_TIMEOUT_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class AdapterUpdate:
-    """An adapter to load: its name at the engines, its path there, its policy version, and the pause meanwhile."""
+    """An adapter to load: its name at the engines, its path there, its policy version, and the pause meanwhile.
+
+    `run` and `new_epoch` are those of the announcement.
+    """
 
     name: str
     path: str
@@ -39,6 +42,8 @@ class AdapterUpdate:
     mode: str
     drain_s: float
     aborts: bool
+    run: str | None = None
+    new_epoch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,10 @@ class AdapterUpdates:
         self._tasks.cancel()
         await self._tasks.wait()
 
-    async def apply(self, update: AdapterUpdate) -> list[str]:
-        """Load an adapter under a pause, announce its version, and resume; return the labels of the endpoints.
+    async def apply(self, update: AdapterUpdate) -> tuple[list[str], Announced]:
+        """Load an adapter under a pause, announce its version, and resume.
+
+        Return the labels of the endpoints, and what is announced.
 
         An update continues if its client disconnects. After an error, nothing is announced, and the endpoints have the
         adapter of before; if that cannot be loaded, calls stay paused.
@@ -76,11 +83,14 @@ class AdapterUpdates:
         Raises:
             UnprocessableRequest: An endpoint is no vLLM, or no endpoint serves the adapter.
             Conflict: Another update is in progress, calls are in flight, or the path has the adapter of another version.
+            LowerVersion: The version cannot be announced; nothing is loaded.
             EngineError: An endpoint did not load the adapter.
         """
         return await asyncio.shield(self._tasks.start(self._apply(update)))
 
-    async def _apply(self, update: AdapterUpdate) -> list[str]:
+    async def _apply(self, update: AdapterUpdate) -> tuple[list[str], Announced]:
+        version, run, new_epoch = update.version, update.run, update.new_epoch
+        await self._version.check(self._announcements, version, run=run, new_epoch=new_epoch)
         endpoints = await self._endpoints(update.name)
         async with self._owned(update) as owner:
             before = (await self._record(owner))[0].loaded
@@ -95,9 +105,9 @@ class AdapterUpdates:
                 raise
             loaded = {"path": update.path, "version": update.version}
             await self._write(owner, {**before, update.name: loaded}, lease_ms=_LEASE_MS)
-            await self._version.announce(self._announcements, update.version)
+            announced = await self._version.announce(self._announcements, version, run=run, new_epoch=new_epoch)
             await self._pause.announce(None)
-        return [endpoint.label for endpoint in endpoints]
+        return [endpoint.label for endpoint in endpoints], announced
 
     async def _drain(self, update: AdapterUpdate) -> None:
         """Pause calls and wait until none is in flight. Raises Conflict."""

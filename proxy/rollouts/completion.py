@@ -5,16 +5,17 @@ unfinished.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import orjson
 
 from proxy.clock import Clock
 from proxy.errors import DamagedStep, NotFound
 from proxy.rollouts.due_times import first_due_ms
-from proxy.rollouts.group import Group, find_group, mark_finished, member_fields, state_fields
+from proxy.rollouts.group import Group, age_fields, find_group, mark_finished, member_fields, state_fields
+from proxy.rollouts.policy import read_announced
 from proxy.rollouts.rollout import SURPLUS, Rollout, read_rollout, write_fields
 from proxy.rollouts.steps import aside, read_steps
 from proxy.telemetry.logs import LOG
@@ -26,6 +27,7 @@ from storage.store import Store
 
 _CONCURRENCY = 16  # rollouts read at the same time
 _SURPLUS: Final = "its over-sampled group does not need it"
+Versions: TypeAlias = set[tuple[int, str | None]]  # that sampled tokens, with their epochs
 FAILED: Final = ("failed", "aborted")  # statuses after which a member is replaced
 
 
@@ -83,9 +85,9 @@ class GroupCompletion:
         fields: dict[str, bytes | None] = {**write_fields({"complete_ms": now_ms})}
         notes = {}
         for policy, versions in queued.items():
-            oldest = _oldest(versions)
-            fields |= state_fields(policy, status="complete", oldest=oldest)
-            notes[policy] = orjson.dumps({"oldest": oldest} if versions else {"oldest": oldest, "empty": True})
+            age = age_fields(*_oldest(versions))
+            fields |= state_fields(policy, status="complete", **age)
+            notes[policy] = orjson.dumps(age if versions else {**age, "empty": True})
         expect = {"status": None, "complete_ms": None}  # a group of other policies has no field status
         try:
             await self.store.queue.enqueue(group_id, notes, fields, expect=expect, now_ms=now_ms)
@@ -94,7 +96,7 @@ class GroupCompletion:
         for policy in queued:
             self.metrics.group_events.labels(policy, "complete").inc()
 
-    async def _queued(self, group: Group) -> dict[str, set[str | None]]:
+    async def _queued(self, group: Group) -> dict[str, Versions]:
         """Return the policies in whose queues a group is put, each with the versions that sampled its tokens.
 
         They are the trained ones that have steps in the group, or all of them if that is none or unknown.
@@ -104,7 +106,8 @@ class GroupCompletion:
             found = await _versions(self.store, group)
         except DamagedStep as damage:
             LOG.error("Oldest policy version of a group is unknown", extra={"fields": {"why": damage.message}})
-            return {policy: {None} for policy in trained}
+            announced = await self.store.announcements.read()
+            return {policy: {(read_announced(announced, policy).epoch, None)} for policy in trained}
         return {policy: found[policy] for policy in trained if policy in found} or {policy: set() for policy in trained}
 
     async def settle(self, group: Group) -> None:
@@ -144,9 +147,9 @@ def counted(group: Group, rollouts: Sequence[Rollout]) -> tuple[Group, list[Roll
     return replace(group, members=members, unneeded=unneeded), kept
 
 
-async def _versions(store: Store, group: Group) -> dict[str, set[str | None]]:
+async def _versions(store: Store, group: Group) -> dict[str, Versions]:
     """Return for each policy with steps in the group the versions that sampled its tokens. Raises DamagedStep."""
-    found: dict[str, set[str | None]] = {}
+    found: dict[str, Versions] = {}
     for rollout in await members_of(store, group):
         try:
             steps = await read_steps(store, rollout, whole=False)
@@ -157,18 +160,19 @@ async def _versions(store: Store, group: Group) -> dict[str, set[str | None]]:
     return found
 
 
-def _oldest(versions: Iterable[str | None]) -> str | None:
-    """Return the oldest version; None unless all versions are numbers."""
-    numbers = [number_of(version) for version in versions]
-    known = [number for number in numbers if number is not None]
-    return str(min(known)) if known and len(known) == len(numbers) else None
+def _oldest(versions: Versions) -> tuple[str | None, int]:
+    """Return the oldest version in the earliest epoch, and that epoch; None unless all versions of all epochs are numbers."""
+    first = min((epoch for epoch, _ in versions), default=0)
+    numbers = [(epoch, number_of(version)) for epoch, version in versions]
+    known = [number for epoch, number in numbers if number is not None and epoch == first]
+    return (str(min(known)) if known and all(number is not None for _, number in numbers) else None), first
 
 
-def versions_of(steps: list[Step]) -> dict[str, set[str | None]]:
-    """Return by policy the versions that sampled tokens of these steps; None is among them if one is unknown."""
-    found: dict[str, set[str | None]] = {}
+def versions_of(steps: list[Step]) -> dict[str, Versions]:
+    """Return by policy the epochs and versions that sampled tokens of these steps; a version is None if it is unknown."""
+    found: dict[str, Versions] = {}
     for step in steps:
         found.setdefault(step.policy, set()).update(
-            span.policy_version for choice in step.choices for span in choice.spans
+            (span.epoch, span.policy_version) for choice in step.choices for span in choice.spans
         )
     return found

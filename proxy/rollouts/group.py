@@ -30,12 +30,14 @@ class PolicyState:
 
     `status`: complete while the group is queued; claimed while `batch_id` leases it to `consumer`, until `lease_ms`; done once
     the batch is acknowledged; dropped if it left the queue untrained, with the reason in `why` and its kind in `code`.
-    `oldest` is the oldest version of the policy that sampled a token of the group, None if unknown. `delivery`: how many
-    batches had the group; `delivered_to`: the consumer of the last of them, also once it was released.
+    `epoch` is the earliest epoch of the policy in which a token of the group was sampled, and `oldest` the oldest version among
+    those tokens, None if unknown. `delivery`: how many batches had the group; `delivered_to`: the consumer of the last of them,
+    also once it was released.
     """
 
     status: str
     oldest: str | None = None
+    epoch: int = 0
     batch_id: str | None = None
     consumer: str | None = None
     lease_ms: int | None = None
@@ -156,6 +158,11 @@ def state_fields(policy: str, **values: Any) -> dict[str, bytes | None]:
     """Return the stored fields of a group's state for a policy; None removes a field."""
     suffix = "" if policy == DEFAULT_POLICY else f":{policy}"
     return {f"{name}{suffix}": None if value is None else orjson.dumps(value) for name, value in values.items()}
+
+
+def age_fields(oldest: str | None, epoch: int) -> dict[str, Any]:
+    """Return the oldest version of a group as its state and its entry in the queue have it: the first epoch is not written."""
+    return {"oldest": oldest, "epoch": epoch} if epoch else {"oldest": oldest}
 
 
 def _named(marks: Mapping[str, bytes], kind: str) -> frozenset[str]:

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Any, Final, Self
 
 import orjson
 
-from proxy.errors import NotFound, UnprocessableRequest
+from proxy.errors import LowerVersion, NotFound, UnprocessableRequest
 from proxy.rollouts.pause import Pause, announcement_name
 from proxy.telemetry.logs import LOG
+from proxy.trajectory.facts import number_of
 from proxy.trajectory.step import DEFAULT_POLICY
 from storage.store import Announcements
 from storage.types import Announcement, newer
@@ -20,35 +21,140 @@ _MAX_LOGGED: Final = 100  # models that no policy lists
 _MAX_NAME: Final = 100  # characters of a model's name in the log
 
 
-def read_version(announcements: Mapping[str, Announcement], policy: str = DEFAULT_POLICY) -> str | None:
-    """Return the announced version of a policy, or None."""
-    announcement = announcements.get(announcement_name(POLICY_ANNOUNCEMENT, policy))
-    version: str | None = None if announcement is None else orjson.loads(announcement.value)
-    return version
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What is announced of a policy: its version, its epoch, and the ID of the run that trains it, if that is known.
+
+    Versions are compared within an epoch. A new one begins when a run continues from an earlier version, and 0 is the first;
+    `highest` is the highest number that was announced in the epoch.
+    """
+
+    version: str | None = None
+    epoch: int = 0
+    run: str | None = None
+    highest: int | None = None
+
+    @classmethod
+    def read(cls, announcement: Announcement | None) -> Self:
+        """Return the value of an announcement. The version alone is that of the first epoch, without a run."""
+        value: Any = None if announcement is None else orjson.loads(announcement.value)
+        return cls(**value) if isinstance(value, dict) else cls(value, highest=number_of(value))
+
+    def written(self) -> bytes:
+        """Return the value to announce: the version alone, as earlier releases have it, if there is no more."""
+        is_plain = self == Announced(self.version, highest=number_of(self.version))
+        return orjson.dumps(self.version if is_plain else self)
+
+    def advanced(self, version: str, *, run: str | None = None, new_epoch: bool = False) -> "Announced":
+        """Return what is announced after this, in a new epoch if that is requested or the run is another one.
+
+        Raises:
+            LowerVersion: The number is lower than one that was announced in the epoch.
+        """
+        number = number_of(version)
+        if new_epoch or (run not in (None, self.run) and self.version is not None):
+            return Announced(version, self.epoch + 1, run, number)
+        if number is not None and self.highest is not None and number < self.highest:
+            raise LowerVersion(
+                f"Version {version} is lower than {self.highest}, which was announced before; nothing was announced. If the "
+                "run continues from an earlier version, send new_epoch: true or the ID of another run; groups sampled before "
+                "are then dropped. If an old request was repeated, nothing needs to be done.",
+                param="version",
+            )
+        return Announced(version, self.epoch, run or self.run, self.highest if number is None else number)
+
+    def staleness(self, version: str | None, epoch: int) -> int | None:
+        """Return how many versions a token is behind, below 0 if its engine reported a version before its announcement.
+
+        It is None if the token is of another epoch, or a version is not a number.
+        """
+        number, own = number_of(version), number_of(self.version)
+        return None if epoch != self.epoch or number is None or own is None else own - number
+
+    @property
+    def warning(self) -> str | None:
+        """Why the staleness of groups of this version is unknown, or None."""
+        return unknown_staleness(self.version)
+
+
+NOTHING: Final = Announced()
+
+
+def unknown_staleness(version: str | None) -> str | None:
+    """Return a warning if a version is not a number."""
+    if version is None or number_of(version) is not None:
+        return None
+    return (
+        f"Version {version[:_MAX_NAME]!r} is not a number of at most 18 digits: the staleness of its groups is unknown, and "
+        "claims with max_staleness do not take them."
+    )
+
+
+def read_announced(announcements: Mapping[str, Announcement], policy: str = DEFAULT_POLICY) -> Announced:
+    """Return what is announced of a policy."""
+    return Announced.read(announcements.get(announcement_name(POLICY_ANNOUNCEMENT, policy)))
 
 
 class PolicyVersion:
     """The latest version of a policy that this process knows; calls compare it at their start and end."""
 
-    __slots__ = ("_name", "_number", "current")
+    __slots__ = ("_name", "_number", "announced")
 
     def __init__(self, policy: str = DEFAULT_POLICY) -> None:
-        self.current: str | None = None
+        self.announced = NOTHING
         self._name = announcement_name(POLICY_ANNOUNCEMENT, policy)
         self._number = -1
 
     def __repr__(self) -> str:
-        return f"<PolicyVersion {self.current!r}>"
+        return f"<PolicyVersion {self.announced!r}>"
+
+    @property
+    def current(self) -> str | None:
+        """The version, or None."""
+        return self.announced.version
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the version."""
+        return self.announced.epoch
 
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
         """Apply a newer announcement."""
         announcement = newer(announcements, self._name, self._number)
         if announcement is not None:
-            self.current, self._number = orjson.loads(announcement.value), announcement.number
+            self.announced, self._number = Announced.read(announcement), announcement.number
 
-    async def announce(self, announcements: Announcements, version: str) -> None:
-        """Announce the version of all calls that begin afterwards, in all processes of the store."""
-        self.apply({self._name: await announcements.announce(self._name, orjson.dumps(version))})
+    async def check(
+        self, announcements: Announcements, version: str, *, run: str | None = None, new_epoch: bool = False
+    ) -> None:
+        """Raise LowerVersion if the version cannot be announced now."""
+        Announced.read((await announcements.read()).get(self._name)).advanced(version, run=run, new_epoch=new_epoch)
+
+    async def announce(
+        self, announcements: Announcements, version: str, *, run: str | None = None, new_epoch: bool = False
+    ) -> Announced:
+        """Announce the version of all calls that begin afterwards, in all processes of the store; return what is announced.
+
+        It follows what is announced when it is written, so that of concurrent announcements none is lost. Also what is
+        announced already is written again: an interrupted announcement may have reached some buckets only.
+
+        Raises:
+            LowerVersion: The number is lower than one that was announced in the epoch.
+        """
+        following, value = NOTHING, b""
+        while True:
+            present = (await announcements.read()).get(self._name)
+            if present is None or present.value != value:  # equal: written by an attempt whose response was lost
+                following = Announced.read(present).advanced(version, run=run, new_epoch=new_epoch)
+                value = following.written()
+            number = 0 if present is None else present.number
+            announcement = await announcements.announce_if(self._name, value, number)
+            if announcement is not None:
+                break
+        self.apply({self._name: announcement})
+        if following.warning is not None:
+            LOG.warning(following.warning, extra={"fields": {"announcement": self._name}})
+        return following
 
 
 @dataclass(frozen=True, slots=True)

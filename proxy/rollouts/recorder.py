@@ -25,6 +25,7 @@ from proxy.clock import Clock
 from proxy.errors import ProxyError, StoreUnavailable
 from proxy.rollouts.journal import Journal
 from proxy.rollouts.newest import Newest
+from proxy.rollouts.policy import unknown_staleness
 from proxy.rollouts.rollout import BEGAN_FIELD, DELIVERED_MARK, HTTP_COUNT, TASK_FIELD, UNDELIVERED_MARK
 from proxy.rollouts.store_health import StoreHealth
 from proxy.telemetry.logs import LOG
@@ -76,6 +77,7 @@ class Recorder:
         self._known: OrderedDict[tuple[str, str], KnownBlocks] = OrderedDict()
         self._chains = Newest[tuple[str, str], KnownBlocks](_CHAIN_BYTES, KnownBlocks.forget_chains)
         self._known_count = 0
+        self._warned: set[str] = set()  # policies
         self.tasks = BackgroundTasks()
         self._journal = journal
         self.has_journal = journal is not None
@@ -311,6 +313,19 @@ class Recorder:
         metrics.prompt_tokens.labels(step.engine.name).inc(counts["prompt_tokens"])
         for code in step.problems:
             metrics.fidelity_problems.labels(code).inc()
+        self._check_versions(step)
+
+    def _check_versions(self, step: Step) -> None:
+        """Count a step whose tokens have a version that is not a number, and log the first one of each policy."""
+        for choice in step.choices:
+            for span in choice.spans:
+                warning = unknown_staleness(span.policy_version)
+                if warning is not None:
+                    self._metrics.unknown_version_steps.labels(step.policy).inc()
+                    if step.policy not in self._warned:
+                        self._warned.add(step.policy)
+                        LOG.warning(warning, extra={"fields": {"policy": step.policy, "step_id": step.step_id}})
+                    return
 
 
 async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step, Record]:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from aiohttp import web
@@ -306,9 +307,12 @@ def _policies(
         (new_policy(name, policy) for name, policy in with_default(settings.policies).items()),
         logs_unlisted=bool(settings.policies) and DEFAULT_POLICY not in settings.policies,
     )
-    metrics.reward_windows.announced = lambda: {policy.name: policy.version.current for policy in policies}
+    metrics.reward_windows.announced = lambda: {
+        policy.name: (policy.version.epoch, policy.version.current) for policy in policies
+    }
     for policy in policies:
         metrics.begin_policy(policy.name)
+        metrics.policy_epoch.labels(policy.name).set_function(partial(attrgetter("epoch"), policy.version))
     return policies
 
 

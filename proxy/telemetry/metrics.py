@@ -37,9 +37,10 @@ _SIGNS: Final = ("positive", "negative")
 _GROUP_EVENTS: Final = ("complete", "claimed", "released", "done", "dropped")
 
 # Why claims refuse or drop groups: the codes of their responses.
-_STALE: Final = ("stale", "unknown_version")
+_STALE: Final = ("stale", "earlier_epoch", "unknown_version")
 REFUSAL_REASONS: Final = (
     *_STALE,
+    "later_epoch",
     "forked",
     "format",
     "no_reward",
@@ -130,6 +131,8 @@ class Metrics:
     compared_groups: Counter
     rollout_tokens: Histogram
     claim_staleness: Histogram
+    policy_epoch: Gauge
+    unknown_version_steps: Counter
     refused_groups: Counter
     dropped_groups: Counter
     redelivered_groups: Counter
@@ -177,6 +180,8 @@ class Metrics:
             self.claim_staleness,
             self.claim_wait_seconds,
             self.redelivered_groups,
+            self.policy_epoch,
+            self.unknown_version_steps,
         ):
             metric.labels(name)
         for counter, values in (
@@ -293,7 +298,13 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     ),
     "rollout_tokens": (_TOKENS, "Tokens sampled by each rollout in claimed groups.", ("policy",)),
     "claim_staleness": (
-        _VERSIONS, "Announced policy version minus the oldest of a group's tokens, when it is claimed.", ("policy",)
+        _VERSIONS,
+        "Announced policy version minus the oldest of a group's tokens of its epoch, when it is claimed; 0 if these are ahead.",
+        ("policy",),
+    ),
+    "policy_epoch": (Gauge, "Announced epoch of the policy: how often a run began from an earlier version.", ("policy",)),
+    "unknown_version_steps": (
+        Counter, "Stored steps with a policy version that is not a number, so that their staleness is unknown.", ("policy",)
     ),
     "refused_groups": (
         Counter, "Groups that claims refused, by reason (docs/http-api.md); they remain in the queue, and count in each claim.",
@@ -346,6 +357,7 @@ START_TIME: Final = "process_start_time_seconds"
 # How the values of several workers become one, for gauges that are not summed (docs/workers.md). A store that one worker cannot
 # reach counts as down; an endpoint that one worker can use counts as healthy.
 AGGREGATION: Final[dict[str, Callable[[float, float], float]]] = {
+    "tokentape_policy_epoch": max,
     "tokentape_store_up": min,
     "tokentape_engine_healthy": max,
     "tokentape_oldest_call_age_seconds": max,

@@ -2,8 +2,8 @@
 
 A window is ten versions, for example `120-129`. Each policy has the ten newest windows; rewards of older ones count as `older`,
 and those of versions that are not numbers as `unknown`. Windows are ordered by their versions, so that all workers end the same
-ones: the sum of a series over workers would fall if only some of them ended it. If a lower version than those of all windows is
-announced, another run began, and the windows of the earlier one end.
+ones: the sum of a series over workers would fall if only some of them ended it. If a new epoch begins, or a lower version than
+those of all windows is announced, another run began, and the windows of the earlier one end; its rewards then count as `older`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,25 +21,34 @@ OLDER: Final = "older"
 class VersionWindows:
     """The windows of each policy in this process. `begin` starts their series at 0, `end` removes them.
 
-    Hold `lock` from the choice of a window until its series is changed. `announced` returns the announced version of policies.
+    Hold `lock` from the choice of a window until its series is changed. `announced` returns the announced epoch and version of
+    policies.
     """
 
     def __init__(self, begin: Callable[[str, str], None], end: Callable[[str, str], None]) -> None:
         self.lock = Lock()
-        self.announced: Callable[[], Mapping[str, str | None]] = dict
+        self.announced: Callable[[], Mapping[str, tuple[int, str | None]]] = dict
         self._begin = begin
         self._end = end
         self._live: dict[str, set[int]] = {}
+        self._epochs: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"<VersionWindows {self._live}>"
 
-    def of(self, policy: str, version: str | None) -> str:
-        """Return the window of a version. Its series exist, and those of the next window, which so begin at 0."""
+    def of(self, policy: str, version: str | None, epoch: int | None = None) -> str:
+        """Return the window of a version of an epoch, by default of the present one.
+
+        Its series exist, and those of the next window, which so begin at 0.
+        """
         number = number_of(version)
         if number is None:
             return UNKNOWN
         self.settle()
+        if epoch is not None:
+            self._reach(policy, epoch)
+            if epoch < self._epochs[policy]:
+                return OLDER
         window = number // WIDTH
         self._start(policy, {window, window + 1})
         return label_of(window) if window in self._live[policy] else OLDER
@@ -57,10 +66,17 @@ class VersionWindows:
 
     def settle(self) -> None:
         """End the windows of an earlier run."""
-        for policy, version in self.announced().items():
+        for policy, (epoch, version) in self.announced().items():
+            self._reach(policy, epoch)
             number, live = number_of(version), self._live.get(policy)
             if live and number is not None and number // WIDTH < min(live):
                 self._stop(policy, list(live))
+
+    def _reach(self, policy: str, epoch: int) -> None:
+        """End the windows of earlier epochs than this. The first one that is known may have windows of the worker before."""
+        if epoch > self._epochs.setdefault(policy, epoch):
+            self._epochs[policy] = epoch
+            self._stop(policy, list(self._live.get(policy, ())))
 
     def _start(self, policy: str, windows: set[int]) -> None:
         """Start those of these windows that are among the newest, and end the others."""

@@ -31,7 +31,7 @@ from proxy.trajectory.images import IMAGES, data_in
 from proxy.trajectory.record_head import ChoiceHead, Head, read_head
 from proxy.trajectory.record_values import ODD, Typed, flagged, object_of, sent_of
 from proxy.trajectory.shared_ids import SharedIds
-from proxy.trajectory.step import DEFAULT_POLICY, Choice, EngineFacts, Ids, Prompt, Span, Step, Timing, messages_of
+from proxy.trajectory.step import DEFAULT_POLICY, Choice, EngineFacts, Ids, Prompt, Step, Timing, messages_of
 
 SCHEMA: Final = 3
 _WITHOUT_IMAGES: Final = 2
@@ -46,7 +46,7 @@ _FACTS: Final = (  # fields that the head contains unchanged
     "extra",
 )  # fmt: skip
 _facts_of: Final = attrgetter(*_FACTS)
-_ENGINE, _TIMING, _SPAN = (tuple(field.name for field in fields(kind)) for kind in (EngineFacts, Timing, Span))
+_ENGINE, _TIMING = (tuple(field.name for field in fields(kind)) for kind in (EngineFacts, Timing))
 
 
 class UnreadableRecord(ValueError):
@@ -183,7 +183,7 @@ def _checksum(schema: int, packed: bytes) -> bytes:
     return blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()
 
 
-def _object_of(value: EngineFacts | Timing | Span, names: tuple[str, ...]) -> dict[str, Any]:
+def _object_of(value: EngineFacts | Timing, names: tuple[str, ...]) -> dict[str, Any]:
     """Return a dataclass as a dict: orjson takes several times as long to write a dataclass."""
     return {name: getattr(value, name) for name in names}
 
@@ -194,7 +194,7 @@ def _choice_head(choice: Choice) -> dict[str, Any]:
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "prompt": choice.prompt,
-        "spans": [_object_of(span, _SPAN) for span in choice.spans],
+        "spans": [span.as_dict() for span in choice.spans],
         "ids": len(choice.ids),
         "logprobs": len(choice.logprobs),
         "code": choice.logprobs.typecode,

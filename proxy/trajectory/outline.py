@@ -110,6 +110,7 @@ def _call(step: Step, continuation: Mapping[str, Any] | None) -> dict[str, Any]:
         "sampled": step.sampled,
         **({} if step.policy == DEFAULT_POLICY else {"policy": step.policy, "model": step.model_served}),
         "policy_version": step.policy_version,
+        **({"policy_epoch": step.policy_epoch} if step.policy_epoch else {}),
         "status": step.status,
         "delivered": step.delivered,
         "late": step.late,

@@ -85,6 +85,6 @@ def read_head(text: bytes) -> Head | None:
             return None
     for choice in head.choices:
         for span in choice.spans or ():
-            if not 0 <= span.start <= span.end <= choice.ids:
+            if not (0 <= span.start <= span.end <= choice.ids and 0 <= span.epoch <= LARGEST):
                 return None
     return head

@@ -38,6 +38,13 @@ class Typed:
         """Return a policy version; an integer becomes a string."""
         return str(value) if type(value) is int else self.text(value)
 
+    def epoch(self, value: Any) -> int:
+        """Return the epoch of a span; the first one, 0, if it is no count."""
+        if type(value) is int and 0 <= value <= LARGEST:
+            return value
+        self.problems[ODD] = None
+        return 0
+
     def stop_reason(self, value: Any) -> int | str | None:
         """Return a stop reason: a token id or a string."""
         return value if type(value) is int and abs(value) <= LARGEST else self.text(value)
@@ -176,7 +183,7 @@ def _span(value: Mapping[str, Any], typed: Typed) -> Span:
     start, end = value.get("start"), value.get("end")
     if type(start) is not int or type(end) is not int:
         return _NO_SPAN
-    return Span(start, end, typed.version(value.get("policy_version")))
+    return Span(start, end, typed.version(value.get("policy_version")), typed.epoch(value.get("epoch", 0)))
 
 
 def _timing(value: Mapping[str, Any]) -> Timing:

@@ -47,7 +47,8 @@ class Options:
 class SequenceSpan(Struct, frozen=True):
     """A sampled half-open range of a sequence.
 
-    `owned`: trained in this row; else it is context, trained in another one. `constrained` is that of its step.
+    `owned`: trained in this row; else it is context, trained in another one. `constrained` is that of its step. `epoch` is
+    that of its policy when the call was sent.
     """
 
     start: int
@@ -58,6 +59,14 @@ class SequenceSpan(Struct, frozen=True):
     temperature: float | None
     owned: bool
     constrained: bool | None = None
+    epoch: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the span as JSON has it: the first epoch is not written."""
+        shown = asdict(self)
+        if not self.epoch:
+            del shown["epoch"]
+        return shown
 
 
 @dataclass(frozen=True)
@@ -121,7 +130,7 @@ class Row:
             "mask": mask,
             "logprobs": logprobs,
             "prompt_len": self.prompt_len,
-            "spans": list(map(asdict, self.spans)),
+            "spans": [span.as_dict() for span in self.spans],
             "finish_reason": self.finish_reason,
             "truncated": self.truncated,
             "stop_token_sampled": self.stop_token_sampled,
@@ -376,6 +385,7 @@ def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
             temperature=temperature,
             owned=owned,
             constrained=constrained,
+            epoch=span.epoch,
         )
         for span in node.choice.spans or (Span(0, len(node.choice.ids), node.step.policy_version),)
     ]

@@ -23,11 +23,20 @@ Logprobs: TypeAlias = "array[float]"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A half-open range of one choice's sampled ids, and the policy version that sampled it."""
+    """A half-open range of one choice's sampled ids, and the policy version that sampled it.
+
+    `epoch`: that of the policy when the call was sent; versions of different epochs cannot be compared.
+    """
 
     start: int
     end: int
     policy_version: str | None = None
+    epoch: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the span as JSON has it: the first epoch is not written."""
+        shown = {"start": self.start, "end": self.end, "policy_version": self.policy_version}
+        return {**shown, "epoch": self.epoch} if self.epoch else shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,11 @@ class Step:
     late: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
     thread: str | None = None
+
+    @property
+    def policy_epoch(self) -> int:
+        """The epoch of the policy when the call was sent; 0 for a step without sampled ids."""
+        return next((span.epoch for choice in self.choices for span in choice.spans), 0)
 
     @property
     def is_chat(self) -> bool:

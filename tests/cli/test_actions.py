@@ -15,6 +15,7 @@ from proxy.cli.actions import (
     set_policy,
 )
 from proxy.cli.export import Refused
+from proxy.rollouts.policy import unknown_staleness
 
 
 async def test_a_rollout_is_rewarded_finished_and_deleted_and_each_can_be_repeated(
@@ -70,7 +71,8 @@ async def test_a_policy_is_announced_paused_and_resumed(address, call_proxy, htt
     assert await pause_policy(address, "default", {"mode": "reject", "in_flight": "keep"}, 5, as_json=False)
     async with http.post(f"{address.url}/v1/completions", json={"prompt": "once"}) as refused:
         assert 429 == refused.status
-    await set_policy(address, "default", "-7", as_json=False)
+    await set_policy(address, "default", {"version": "7"}, as_json=False)
+    await set_policy(address, "default", {"version": "-7", "run": "a", "new_epoch": None}, as_json=False)
     await resume_policy(address, "default", as_json=False)
     async with http.post(f"{address.url}/v1/completions", json={"prompt": "once"}) as answered:
         assert 200 == answered.status
@@ -78,11 +80,13 @@ async def test_a_policy_is_announced_paused_and_resumed(address, call_proxy, htt
     assert "-7" == (await call_proxy("GET", "/policies"))["policies"][0]["version"]
     assert [
         "policy 'default': new calls are rejected, no calls in flight",
-        "policy 'default': version -7",
+        "policy 'default': version 7",
+        unknown_staleness("-7"),
+        "policy 'default': version -7, epoch 1",
         "policy 'default': calls are sent",
     ] == capsys.readouterr().err.splitlines()
     with pytest.raises(Refused, match="404"):
-        await set_policy(address, "no/such", "1", as_json=False)
+        await set_policy(address, "no/such", {"version": "1"}, as_json=False)
 
 
 async def test_a_pause_with_a_call_in_flight_is_not_drained(address, call_proxy, http, monkeypatch):

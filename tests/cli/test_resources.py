@@ -53,13 +53,15 @@ async def test_groups_are_listed_and_shown(invoke, recorded, call_proxy):
 async def test_policies_are_listed_announced_paused_and_resumed(store, address, invoke):
     """Each by its name."""
     async with proxying(address.url, store, policies=POLICIES) as served:
-        assert 0 == (await invoke("policy", "set", "-3", "--policy", "student", url=served.url))[0]
+        for more in (("-3",), ("5", "--run", "a"), ("-3", "--new-epoch")):
+            assert 0 == (await invoke("policy", "set", *more, "--policy", "student", url=served.url))[0]
         code, _, errors = await invoke("policy", "pause", "--policy", "judge", "--drain-s", "30", url=served.url)
         assert (0, "policy 'judge': new calls wait, no calls in flight\n") == (code, errors)
         _, out, _ = await invoke("policy", "list", "--json", url=served.url)
         found = {policy["name"]: (policy["version"], policy["mode"]) for policy in orjson.loads(out)["policies"]}
         assert {"student": ("-3", None), "judge": (None, "wait")}.items() <= found.items()
         code, out, _ = await invoke("policy", "list", url=served.url)
+        assert ["student", "-3", "2"] in [line.split()[:3] for line in out.splitlines()]
         assert ["judge", "wait", "no", "j-*"] in [line.split() for line in out.splitlines()]
         assert (0, "policy 'judge': calls are sent\n") == (
             await invoke("policy", "resume", "--policy", "judge", url=served.url)

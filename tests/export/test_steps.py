@@ -83,6 +83,15 @@ def test_routed_experts_sampling_mask_and_version_spans_are_exported():
     } == {key: value for key, value in row.items() if key not in plain}
 
 
+def test_the_epoch_is_exported_unless_it_is_the_first_one():
+    first, second = (
+        make_step("a", [1], replace(make_choice(0, [10]), spans=(Span(0, 1, "8", epoch),))) for epoch in (0, 2)
+    )
+
+    assert [None, 2] == [rows(step)[0].get("policy_epoch") for step in (first, second)]
+    assert FORMATS["steps"].columns.keys() >= rows(second)[0].keys()
+
+
 @given(rollouts(), st.randoms())
 def test_each_trainable_choice_is_one_row_in_order_of_age(steps, random):
     """In any order of steps."""

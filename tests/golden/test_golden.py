@@ -17,7 +17,7 @@ from golden_session import play
 from golden_store import OLD, dump_store, load_store, read_block, read_record, readable, records_of
 from msgspec import structs
 
-from proxy.api.control import batches, claims, groups, rollouts, steps
+from proxy.api.control import batches, claims, groups, policy, rollouts, steps
 from proxy.api.control.export_query import ExportQuery
 from proxy.export import FORMATS, OF_POLICIES, verifiers, verl
 from proxy.export.base import MissingReward
@@ -34,7 +34,7 @@ def as_recorded(monkeypatch):
     """Omit what is newer than the files: fields of rows, claims, rollouts and trees, rewards by token of `verl_dataproto`, null
     rewards of `verifiers`.
 
-    Of Arrow and Parquet, the columns of images.
+    Of Arrow and Parquet, the columns of images and epochs.
     """
     about = ExportQuery.about
 
@@ -60,11 +60,15 @@ def as_recorded(monkeypatch):
     write = batches._batch_json
 
     def without_counts(*args):
-        later = rb'"waiting":{[^}]*},|,"reasons":{"dropped":{[^}]*},"refused":{[^}]*}}|"delivery":\d,"previous_consumer":null,'
-        return re.sub(later, b"", write(*args))
+        newer = (
+            rb'"waiting":{[^}]*},|,"reasons":{"dropped":{[^}]*},"refused":{[^}]*}}|"policy_epoch":0,|"staleness":\w+,'
+            rb'|"delivery":\d,"previous_consumer":null,'
+        )
+        return re.sub(newer, b"", write(*args))
 
     monkeypatch.setattr(batches, "_batch_json", without_counts)
     monkeypatch.setattr(claims.Held, "delivered_to", lambda *_: {})
+    monkeypatch.setattr(policy, "_shown", lambda announced: {"version": announced.version})
     entry_of = recorder._entry
 
     def without_first(*args, **named):
@@ -89,7 +93,9 @@ def as_recorded(monkeypatch):
     monkeypatch.setattr(outline, "_call", lambda *args: _without(call(*args), "first_byte_ms"))
     monkeypatch.setattr(outline, "find_forks", lambda *args: find_forks(*args) and {})
     for form in (*FORMATS.values(), *OF_POLICIES.values()):
-        columns = _without(form.columns, "images", "multi_modal_data", "multimodal_inputs")
+        columns = _without(form.columns, "images", "multi_modal_data", "multimodal_inputs", "policy_epoch")
+        if "spans" in columns:
+            columns["spans"] = [_without(columns["spans"][0], "epoch")]
         monkeypatch.setattr(type(form), "columns", columns)
     tree_json = steps._tree_json
 

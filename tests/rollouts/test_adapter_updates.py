@@ -72,7 +72,10 @@ async def test_an_adapter_is_loaded_at_all_endpoints_before_its_version_is_annou
     responses = [await fleet.load(version) for version in (1, 2, 2)]
 
     assert [200] * 3 == [response.status for response in responses]
-    assert {"name": "policy", "path": "/v2", "version": "2", "endpoints": ["vllm-0", "vllm-1"]} == responses[-1].json
+    first = {"epoch": 0, "run": None}
+    assert {"name": "policy", "path": "/v2", "version": "2", **first, "endpoints": ["vllm-0", "vllm-1"]} == (
+        responses[-1].json
+    )
     assert (["/v2", "/v2"], "2", False) == (fleet.paths, await fleet.version(), await fleet.is_paused())
 
 
@@ -165,6 +168,23 @@ async def test_endpoints_of_other_models_get_no_adapter(store, http, fleet):
 
     assert (["vllm-0"], ["/v1", None]) == (response.json["endpoints"], fleet.paths)
     assert (422, "name") == (unknown.status, unknown.json["error"]["param"])
+
+
+async def test_a_lower_version_is_409_before_anything_is_loaded(fleet):
+    """Unless a new epoch begins: the run continues from an earlier version."""
+    await fleet.load(5)
+    refused = await fleet.load(4)
+    before, paused = fleet.paths, await fleet.is_paused()
+    other_run = await fleet.load(4, path="/b4", run="b")
+    again = await fleet.load(4, path="/b4", run="b")
+    epoch = await fleet.load(3, path="/c3", new_epoch=True)
+
+    assert (409, "lower_version") == (refused.status, refused.json["error"]["code"])
+    assert (["/v5", "/v5"], False) == (before, paused)
+    assert [("4", 1, "b"), ("4", 1, "b"), ("3", 2, None)] == [
+        tuple(response.json[name] for name in ("version", "epoch", "run")) for response in (other_run, again, epoch)
+    ]
+    assert ["/c3", "/c3"] == fleet.paths
 
 
 async def test_another_version_at_the_same_path_is_409(fleet):

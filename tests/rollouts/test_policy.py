@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policies import policies_of
 
-from proxy.errors import NotFound, UnprocessableRequest
-from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, PolicyVersion, read_version
+from proxy.errors import LowerVersion, NotFound, UnprocessableRequest
+from proxy.rollouts.policy import NOTHING, POLICY_ANNOUNCEMENT, Announced, PolicyVersion, read_announced
 from storage.types import Announcement
 
 TWO = {"planner": {"models": ["planner", "planner-*"]}, "judge": {"models": ["judge"], "train": False}}
@@ -24,8 +24,8 @@ def notices(version, number):
 
 def test_a_version_is_read_from_announcements():
     """It is None if none was announced."""
-    assert None is read_version({})
-    assert "7" == read_version(notices("7", 1))
+    assert NOTHING == read_announced({})
+    assert Announced("7", highest=7) == read_announced(notices("7", 1))
 
 
 def test_an_older_announcement_does_not_replace_a_newer_one():
@@ -46,7 +46,87 @@ def test_each_policy_has_its_own_version():
     policies.apply(announcements)
 
     assert ["2", None, "7"] == [policy.version.current for policy in policies]
-    assert ["2", None, "7"] == [read_version(announcements, policy.name) for policy in policies]
+    assert ["2", None, "7"] == [read_announced(announcements, policy.name).version for policy in policies]
+
+
+class Store:
+    """Announcements of one store. `lost`: responses of writes that are lost. `others`: what others write before each write."""
+
+    def __init__(self, lost=0, others=()):
+        self.held, self.lost, self.others = {}, lost, list(others)
+
+    async def read(self):
+        return dict(self.held)
+
+    async def announce_if(self, name, value, number):
+        for other in self.others[:1]:
+            del self.others[0]
+            self.write(name, other)
+        if number != (self.held[name].number if name in self.held else 0):
+            return None
+        self.write(name, value)
+        if self.lost:
+            self.lost -= 1
+            return None
+        return self.held[name]
+
+    def write(self, name, value):
+        self.held[name] = Announcement(value, self.held[name].number + 1 if name in self.held else 1)
+
+
+async def test_an_announcement_follows_what_another_process_announces_at_the_same_time():
+    """None is lost: the epoch counts both beginnings, and a lower version is refused."""
+    policy, store = PolicyVersion(), Store()
+    await policy.announce(store, "9")
+    store.others = [orjson.dumps({"version": "7", "epoch": 1, "run": "b", "highest": 7})]
+    both = await policy.announce(store, "5", run="c")
+    store.others = [orjson.dumps({"version": "8", "epoch": 2, "run": "c", "highest": 8})]
+
+    assert Announced("5", 2, "c", 5) == both == policy.announced
+    with pytest.raises(LowerVersion, match="6 is lower than 8"):
+        await policy.announce(store, "6")
+    assert Announced("5", 2, "c", 5) == policy.announced
+
+
+async def test_an_announcement_whose_response_is_lost_begins_one_epoch():
+    policy, store = PolicyVersion(), Store(lost=2)
+    await policy.announce(store, "9", new_epoch=True)
+
+    assert 1 == policy.epoch == read_announced(await store.read()).epoch
+
+
+VERSIONS = st.integers(0, 9).map(str) | st.sampled_from(["main", "-1", "9" * 19, ""])
+STEPS = st.lists(st.tuples(VERSIONS, st.sampled_from([None, "a", "b"]), st.booleans()))
+
+
+@given(STEPS)
+def test_numbers_never_fall_within_an_epoch_and_epochs_never_fall(announcements):
+    """What is written is read again, and the same announcement again changes nothing unless it begins an epoch."""
+    known, highest = NOTHING, -1
+    for version, run, new_epoch in announcements:
+        try:
+            following = known.advanced(version, run=run, new_epoch=new_epoch)
+        except LowerVersion:
+            assert int(version) < highest
+            assert not new_epoch
+            assert run in (None, known.run) or known is NOTHING
+            continue
+        begins = following.epoch > known.epoch
+        assert begins == (new_epoch or (run not in (None, known.run) and known.version is not None))
+        assert following == Announced.read(Announcement(following.written(), 1))
+        assert following == following.advanced(version, run=run)
+        highest = -1 if begins else highest
+        if following.warning is None:
+            assert int(version) >= highest
+            highest = int(version)
+        known = following
+
+
+@given(VERSIONS, st.integers(0, 2), VERSIONS, st.integers(0, 2))
+def test_staleness_is_the_distance_of_numbers_in_one_epoch(version, epoch, announced, now):
+    expected = int(announced) - int(version) if epoch == now and {version, announced} <= set("0123456789") else None
+
+    assert expected == Announced(announced, now).staleness(version, epoch)
 
 
 @pytest.mark.parametrize(

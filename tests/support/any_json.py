@@ -70,7 +70,7 @@ SAMPLING = JSON | st.fixed_dictionaries(
 VERSION = st.sampled_from(["1", "2", None, 3, "v", "9" * 5000]) | JSON
 
 BOUND = st.integers(-1, 4) | JSON
-SPANS = st.lists(st.builds(Span, BOUND, BOUND, VERSION), max_size=2).map(tuple)
+SPANS = st.lists(st.builds(Span, BOUND, BOUND, VERSION, st.integers(-1, 2) | JSON), max_size=2).map(tuple)
 
 
 @st.composite

@@ -209,7 +209,7 @@ async def test_the_windows_of_an_earlier_run_end_in_every_worker(workers):
     for metrics in (first, second):
         for version in range(900, 1000, 10):
             reward(metrics, version)
-        metrics.reward_windows.announced = lambda: {"default": "2"}
+        metrics.reward_windows.announced = lambda: {"default": (0, "2")}
     reward(first, 2)
 
     assert {0: 1, 10: 0} == windows_of((await totals.exposition()).decode())

@@ -86,11 +86,36 @@ def test_the_windows_of_an_earlier_run_end_when_a_lower_version_is_announced():
     for announced, expected in (("main", 10), ("905", 10), ("3", 0)):
         for version in range(820, 920, 10):
             series.windows.of("default", str(version)) if announced == "main" else None
-        series.windows.announced = lambda announced=announced: {"default": announced, "other": announced}
+        series.windows.announced = lambda announced=announced: dict.fromkeys(("default", "other"), (0, announced))
         series.windows.settle()
 
         assert expected == len(series.live)
     assert "0-9" == series.windows.of("default", "3")
+
+
+def test_the_windows_of_an_earlier_epoch_end_when_a_new_one_begins():
+    """Also if its versions overlap with the earlier ones, and whether a claim or an announcement shows it first."""
+    for shown_first in ("announcement", "claim"):
+        series = Series()
+        series.windows.announced = lambda: {"default": (1, "125")}
+        series.windows.of("default", "125", 1)
+        if shown_first == "announcement":
+            series.windows.announced = lambda: {"default": (2, "121")}
+            series.windows.settle()
+            assert set() == series.live
+
+        assert "120-129" == series.windows.of("default", "121", 2)
+        assert OLDER == series.windows.of("default", "125", 1)
+        assert {("default", "120-129"), ("default", "130-139")} == series.live
+
+
+def test_windows_that_a_worker_takes_over_continue_in_their_epoch():
+    series = Series()
+    series.windows.adopt("default", "120-129")
+    series.windows.announced = lambda: {"default": (3, "125")}
+    series.windows.settle()
+
+    assert {("default", "120-129")} == series.live
 
 
 @given(st.integers(0, 10**16))

@@ -49,7 +49,7 @@ async def test_the_batches_example_acknowledges_each_batch_and_ends(engine):
 
 async def test_the_example_of_weight_updates_announces_a_version(url):
     """No call is in flight."""
-    assert "{'version': '13', 'in_flight': 0}\n" == await run(EXAMPLES[2], url)
+    assert "{'version': '13', 'epoch': 0, 'run': None, 'in_flight': 0}\n" == await run(EXAMPLES[2], url)
 
 
 async def test_the_managed_server_example_prints_four_completions(url):

@@ -185,6 +185,8 @@ GROUPS = [
     (("policy", "p/1"), {}, "GET", "/policies/p%2F1", None),
     (("policy", ".."), {}, "GET", "/policies/%2E%2E", None),
     (("put_policy", 7), {"policy": "planner"}, "PUT", "/policies/planner", {"version": 7}),
+    (("put_policy", 7), {"run": "a"}, "PUT", "/policy", {"version": 7, "run": "a"}),
+    (("put_policy", 7), {"new_epoch": True}, "PUT", "/policy", {"version": 7, "new_epoch": True}),
     (("pause",), {"policy": "planner", "drain_s": 2.5}, "POST", "/policies/planner/pause?drain_s=2.5", {"mode": "wait"}),
     (("load_adapter", None, "/adapters/7", 7), {"policy": "planner"}, "POST", "/policies/planner/adapter",
      {"path": "/adapters/7", "version": 7, "drain_s": 60.0, "mode": "wait", "in_flight": "drain"}),

@@ -22,7 +22,7 @@ def requests(engine):
 
     async def respond(request, body):
         received.append((request.method, request.raw_path, body))
-        if request.path in engine.failing:
+        if {request.path, f"{request.method} {request.path}"} & engine.failing:
             return web.json_response({"error": {"message": "failed"}}, status=500)
         return web.json_response({"version": "2", "mode": "wait", "in_flight": 0, "drained": drained})
 
@@ -44,6 +44,7 @@ async def test_an_update_pauses_drains_updates_announces_and_resumes(client_at, 
     await client.close()
 
     assert [
+        ("GET", "/policy", {"raw": b""}),
         ("POST", "/policy/pause?drain_s=30", {"mode": "reject"}),
         "update",
         ("PUT", "/policy", {"version": 2}),
@@ -58,6 +59,7 @@ async def test_an_update_of_a_named_policy_uses_its_routes(client_at, engine, re
     await client.close()
 
     assert [
+        ("GET", "/policies/planner", {"raw": b""}),
         ("POST", "/policies/planner/pause?drain_s=60.0", {"mode": "wait"}),
         "update",
         ("PUT", "/policies/planner", {"version": 2}),
@@ -89,7 +91,7 @@ async def test_calls_in_flight_are_aborted_after_the_drain_or_continue_without_o
     await client.update_policy("v2", lambda: None, drain_s=5, in_flight=in_flight)
     await client.close()
 
-    assert ("POST", path, body) == requests[0]
+    assert ("POST", path, body) == requests[1]
 
 
 async def test_after_an_exception_of_the_callback_calls_resume_with_the_old_version(client_at, served):
@@ -103,7 +105,7 @@ async def test_after_an_exception_of_the_callback_calls_resume_with_the_old_vers
     with pytest.raises(RuntimeError, match="no weights"):
         await client.update_policy(2, update)
 
-    assert ({"version": "1"}, None) == (await client.policy(), (await client.resume())["mode"])
+    assert ("1", None) == ((await client.policy())["version"], (await client.resume())["mode"])
     await client.close()
 
 
@@ -123,14 +125,58 @@ async def test_if_resuming_fails_after_an_exception_there_is_a_note_on_how_to_re
 
 async def test_calls_stay_paused_if_the_version_cannot_be_announced(client_at, engine, requests):
     """The engines have weights whose version is not known."""
-    engine.failing = {"/policy"}
+    engine.failing = {"PUT /policy"}
     client = client_at(engine.url)
     with pytest.raises(ClientError) as caught:
         await client.update_policy(2, lambda: None)
     await client.close()
 
-    assert ["POST", "PUT"] == [method for method, *_ in requests]
+    assert ["GET", "POST", "PUT"] == [method for method, *_ in requests]
     assert "calls stay paused until" in caught.value.__notes__[0]
+
+
+async def test_a_lower_version_is_refused_before_calls_are_paused_unless_the_run_is_another_one(client_at, served):
+    """The same version again, and one that is not a number, are no lower ones."""
+    client, updates = client_at(served.url), []
+
+    async def update(version, **options):
+        announced = await client.update_policy(version, lambda: updates.append(version), **options)
+        return announced["version"], announced["epoch"], announced["run"]
+
+    first = [await update(105, run="a"), await update(105, run="a")]
+    for options in ({}, {"run": "a"}):
+        with pytest.raises(ClientError, match="104 is lower than 105") as caught:
+            await update(104, **options)
+    paused = (await client.policies())["policies"][0]["mode"]
+    other = await update(104, run="b")
+    named = [await update("eval"), await update("105")]
+    await client.close()
+
+    assert [("105", 0, "a")] * 2 == first
+    assert ("lower_version", [105, 105, 104, "eval", "105"], None) == (caught.value.code, updates, paused)
+    assert [("104", 1, "b"), ("eval", 1, "b"), ("105", 1, "b")] == [other, *named]
+
+
+async def test_a_new_epoch_of_an_announcement_takes_any_version(client_at, served):
+    client = client_at(served.url)
+    await client.put_policy(105)
+    with pytest.raises(ClientError) as caught:
+        await client.put_policy(104)
+    announced = await client.put_policy(104, new_epoch=True)
+    await client.close()
+
+    assert ("lower_version", 409) == (caught.value.code, caught.value.status)
+    assert {"version": "104", "epoch": 1, "run": None} == announced
+
+
+async def test_a_version_that_is_not_a_number_is_logged_by_the_client(client_at, served, caplog):
+    client = client_at(served.url)
+    await client.update_policy("main", lambda: None)
+    await client.close()
+
+    assert ["tokentape.client"] == [
+        record.name for record in caplog.records if "is not a number" in record.message and "tape.cl" in record.name
+    ]
 
 
 @pytest.mark.parametrize("version", [None, "", "x" * 257, 1.5, True])
@@ -162,7 +208,7 @@ async def test_the_asynchronous_client_awaits_the_callback(served):
         result = await client.update_policy(7, update)
 
     assert done.is_set()
-    assert {"version": "7", "in_flight": 0} == result
+    assert {"version": "7", "epoch": 0, "run": None, "in_flight": 0} == result
 
 
 async def test_the_blocking_client_rejects_an_asynchronous_callback(served):
@@ -175,7 +221,7 @@ async def test_the_blocking_client_rejects_an_asynchronous_callback(served):
         with pytest.raises(TypeError, match="use AsyncClient"):
             await asyncio.to_thread(client.update_policy, 7, update)
 
-        assert {"version": None} == await asyncio.to_thread(client.policy)
+        assert (await asyncio.to_thread(client.policy))["version"] is None
 
 
 async def test_a_call_that_does_not_end_prevents_an_update_that_drains(served, engine, http):
@@ -190,7 +236,7 @@ async def test_a_call_that_does_not_end_prevents_an_update_that_drains(served, e
         async with http.post(served.url + CHAT, json=BODY) as other:
             assert 200 == other.status
 
-        assert ("not_drained", [], {"version": None}) == (caught.value.code, updates, await client.policy())
+        assert ("not_drained", [], None) == (caught.value.code, updates, (await client.policy())["version"])
         assert caught.value.message.startswith("1 calls are in flight after 0.1 s")
 
 

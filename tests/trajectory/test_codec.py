@@ -29,6 +29,7 @@ VALUE = st.recursive(
     max_leaves=6,
 )
 FIELDS = st.dictionaries(TEXT, VALUE, max_size=3)
+UNCHANGED = FIELDS.filter({"set", "unset"}.isdisjoint)  # their types are checked
 IDS = st.builds(
     lambda ids, times: pack_ids(ids * times),
     st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5),
@@ -51,7 +52,7 @@ def choices_drawn(draw):
         finish_reason=draw(MAYBE),
         stop_reason=draw(MAYBE | st.integers(0, 9)),
         prompt=draw(st.integers(0, 3)),
-        spans=tuple(Span(start, end, draw(MAYBE)) for start, end in pairwise(ends)),
+        spans=tuple(Span(start, end, draw(MAYBE), start % 3) for start, end in pairwise(ends)),
         routed_experts=draw(st.none() | EXPERTS),
         sampling_mask=draw(st.none() | MASKS),
     )
@@ -88,7 +89,8 @@ def steps(draw):
             model_asked=MAYBE,
             model_served=MAYBE,
             request=requests(prompts),
-            sent=FIELDS | st.fixed_dictionaries({"set": requests(prompts), "unset": st.lists(TEXT, max_size=2)}),
+            sent=FIELDS.filter({"set", "unset"}.isdisjoint)
+            | st.fixed_dictionaries({"set": requests(prompts), "unset": st.lists(TEXT, max_size=2)}),
             response=st.none() | FIELDS,
             prompts=st.just(prompts),
             choices=st.lists(CHOICES, max_size=3).map(tuple),

@@ -66,6 +66,14 @@ def test_the_policy_default_is_not_written():
     assert ["planner"] * 2 == [read_head(orjson.dumps(HEAD)).policy, value_by_value(HEAD)[1].policy]
 
 
+def test_the_first_epoch_is_not_written():
+    """So the record of a step of the first epoch has no more bytes than before, and an old record is of that epoch."""
+    later = head_json(replace(STEP, choices=(replace(CHOICE, spans=(Span(0, 2, "v1", 3),)),)))
+
+    assert {"start", "end", "policy_version"} == HEAD["choices"][0]["spans"][0].keys()
+    assert (0, 3) == tuple(read_head(orjson.dumps(head)).choices[0].spans[0].epoch for head in (HEAD, later))
+
+
 def test_a_head_of_this_version_is_read_in_one_pass():
     head = read_head(orjson.dumps(HEAD))
 
@@ -110,6 +118,9 @@ def seconds(timing):
         (("finish",), None),
         (("choices", 0, "spans", 0, "end"), 3),
         (("choices", 0, "spans", 0, "start"), -1),
+        (("choices", 0, "spans", 0, "epoch"), -1),
+        (("choices", 0, "spans", 0, "epoch"), 2**63),
+        (("choices", 0, "spans", 0, "epoch"), None),
         (("choices", 0, "stop_reason"), 2**63),
         (("choices", 0, "ids"), -1),
         (("choices", 0, "code"), "q"),

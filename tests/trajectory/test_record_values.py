@@ -1,7 +1,7 @@
 """Values of a decoded record have the types that a step declares, whichever version wrote it."""
 
 from array import array
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from any_json import JSON
@@ -49,6 +49,21 @@ def test_policy_versions_of_another_type_are_dropped_and_flagged(version):
     step = read(with_choice(spans=(Span(0, 2, version),)))
 
     assert (None, ("unparsed_event",)) == (step.choices[0].spans[0].policy_version, step.problems)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2**63 - 1])
+def test_the_epoch_of_a_span_is_stored(epoch):
+    step = read(with_choice(spans=(Span(0, 2, "3", epoch),)))
+
+    assert ((Span(0, 2, "3", epoch),), epoch, True) == (step.choices[0].spans, step.policy_epoch, step.exact)
+
+
+@pytest.mark.parametrize("epoch", [-1, 2**63, 1.0, True, "1", None, [], {}])
+def test_an_epoch_that_is_no_count_is_the_first_one_and_flagged(epoch, monkeypatch):
+    monkeypatch.setattr(Span, "as_dict", asdict)
+    step = read(with_choice(spans=(Span(0, 2, "3", epoch),)))
+
+    assert ((Span(0, 2, "3", 0),), ("unparsed_event",)) == (step.choices[0].spans, step.problems)
 
 
 @pytest.mark.parametrize("span", [(0, 3), (-1, 1), (1, 0), ("0", 2), (0, None), (0.0, 2), (False, True)])

@@ -30,7 +30,7 @@ from proxy.export.base import MissingReward
 from proxy.rollouts.completion import counted, members_of
 from proxy.rollouts.freezing import Claims, freeze, supersede, unfreeze
 from proxy.rollouts.group import Group, find_group, state_fields
-from proxy.rollouts.policy import Policy, read_version
+from proxy.rollouts.policy import NOTHING, Announced, Policy, read_announced
 from proxy.rollouts.rollout import ClaimId, Rollout
 from proxy.rollouts.steps import aside
 from proxy.telemetry.logs import LOG
@@ -46,6 +46,7 @@ _MAX_CONSIDERED: Final = 1000  # entries of each bucket, the longest waiting one
 _EXAMINE_INTERVAL_S: Final = 2.0  # between two examinations of groups that were refused without a reward
 _UNHELD: Final = ("batch_id", "consumer", "lease_ms")
 _ROLLOUTS_OF_A_STEP: Final = 32  # whose metrics take as long as a step in `aside`
+_LATER: Final = "later_epoch"  # the store may have lost its announcement: such a group is never dropped
 _UNKNOWN: Final = -1  # a policy version that is not a number counts as older than any
 
 
@@ -90,7 +91,7 @@ class Claim:
     body: ClaimBatch
     query: ExportQuery
     policy: Policy
-    policy_version: str | None = None
+    announced: Announced = NOTHING
     held: list[Held] = field(default_factory=list)
     dropped: dict[str, Reason] = field(default_factory=dict)
     refused: dict[str, Reason] = field(default_factory=dict)
@@ -120,7 +121,7 @@ class Claim:
 
 async def fill(context: Context, claim: Claim) -> None:
     """Lease waiting groups in the order of the claim, until it is full or none is left; an exact claim is full or empty."""
-    claim.policy_version = read_version(await context.store.announcements.read(), claim.policy.name)
+    claim.announced = read_announced(await context.store.announcements.read(), claim.policy.name)
     waiting = await context.store.queue.list_available(_MAX_CONSIDERED, claim.policy.name)
     refused = _still_refused(context, claim)
     found = [entry for entry in waiting if entry.group not in refused]
@@ -192,21 +193,18 @@ def held_fields(context: Context, claim: ClaimId, consumer: str, lease_s: float)
     return state_fields(claim.policy, status="claimed", batch_id=claim.batch_id, consumer=consumer, lease_ms=until)
 
 
-def _rank(waiting: QueuedGroup, order: str) -> int:
+def _rank(waiting: QueuedGroup, order: str) -> tuple[int, int]:
     """Return the sort key of a group. Groups of equal rank stay in queue order."""
-    version = _version(waiting)
-    return version if order == "oldest" else -version
+    oldest, epoch = _oldest(waiting)
+    number = number_of(oldest)
+    version = _UNKNOWN if number is None else number
+    return (epoch, version) if order == "oldest" else (-epoch, -version)
 
 
-def _version(waiting: QueuedGroup) -> int:
-    number = number_of(_oldest(waiting))
-    return _UNKNOWN if number is None else number
-
-
-def _oldest(waiting: QueuedGroup) -> str | None:
-    """Return the oldest policy version of a group's tokens; None if it is unknown."""
-    oldest: str | None = orjson.loads(waiting.note)["oldest"]
-    return oldest
+def _oldest(waiting: QueuedGroup) -> tuple[str | None, int]:
+    """Return the oldest policy version of a group's tokens, None if it is unknown, and its epoch."""
+    note = orjson.loads(waiting.note)
+    return note["oldest"], note.get("epoch", 0)
 
 
 async def _take(context: Context, claim: Claim, entries: Iterator[QueuedGroup], count: int) -> bool:
@@ -227,7 +225,8 @@ async def _take(context: Context, claim: Claim, entries: Iterator[QueuedGroup], 
 async def _lease(context: Context, claim: Claim, waiting: QueuedGroup) -> bool:
     """Lease one group, unless it is too stale or incomplete and remains in the queue; return whether the claim has it now."""
     too_stale = why_stale(claim, waiting)
-    kept = too_stale if claim.body.stale == "keep" else None
+    keeps = claim.body.stale == "keep" or (too_stale is not None and too_stale.code == _LATER)
+    kept = too_stale if keeps else None
     if kept is None and too_stale is None and claim.body.members == "all":
         kept = await _why_incomplete(context, claim, waiting)
     if kept is not None:
@@ -271,16 +270,27 @@ async def _render(context: Context, claim: Claim, held: Held) -> bool:
 
 
 def why_stale(claim: Claim, waiting: QueuedGroup) -> Reason | None:
-    """Return why a group is too old for the claim; None if it is not, or has no tokens. A group of unknown age is too old."""
-    max_staleness = claim.body.max_staleness
-    if max_staleness is None or orjson.loads(waiting.note).get("empty"):
+    """Return why a group is too old for the claim; None if it is not, or has no tokens. A group of unknown age is too old.
+
+    Its staleness is that within the announced epoch: a token ahead of the announced version is fresh.
+    """
+    max_staleness, now = claim.body.max_staleness, claim.announced.epoch
+    if orjson.loads(waiting.note).get("empty"):
         return None
-    now, oldest = number_of(claim.policy_version), _version(waiting)
-    if now is None or oldest == _UNKNOWN:
+    oldest, epoch = _oldest(waiting)
+    if epoch < now and claim.body.earlier_epochs == "drop":
+        why = f"its oldest token is of epoch {epoch} of the policy, and epoch {now} has begun"
+        return Reason("earlier_epoch", why)
+    if max_staleness is None:
+        return None
+    if epoch > now:
+        why = f"its oldest token is of epoch {epoch} of the policy, and the announced one is {now}"
+        return Reason(_LATER, why)
+    behind = claim.announced.staleness(oldest, epoch)
+    if behind is None:
         path = "/policy" if claim.policy.name == DEFAULT_POLICY else f"/policies/{claim.policy.name}"
         why = f"the policy version of its tokens or the announced one (PUT {path}) is not a number"
         return Reason("unknown_version", why)
-    behind = now - oldest
     if behind <= max_staleness:
         return None
     return Reason("stale", f"its oldest token is {behind} policy versions behind; max_staleness is {max_staleness}")
@@ -324,7 +334,7 @@ async def observe(context: Context, claim: Claim) -> None:
 
     def observe_first() -> None:
         for earned, oldest in first:
-            observe_claimed(context.metrics, policy, earned, oldest, claim.policy_version)
+            observe_claimed(context.metrics, policy, earned, *oldest, claim.announced)
 
     await aside(sum(len(earned.tokens) for earned, _ in first) // _ROLLOUTS_OF_A_STEP, observe_first)
 
@@ -370,7 +380,7 @@ async def _render_frozen(
     outcomes: Sequence[Outcome] | None = None,
 ) -> Reason | None:
     """Render a group whose rewards are frozen, with these outcomes if they are known; return why it is dropped, or None."""
-    query = claim.query
+    query, (oldest, epoch) = claim.query, _oldest(held.waiting)
     gathered = await read_group_rows(context, query, group, rollouts, claim.conditions, whole=True, outcomes=outcomes)
     if gathered.reason is not None:
         return gathered.reason
@@ -378,7 +388,9 @@ async def _render_frozen(
     whole = await gathered.whole(query)
     described = {
         "group_id": group.group_id,
-        "policy_version": _oldest(held.waiting),
+        "policy_version": oldest,
+        "policy_epoch": epoch,
+        "staleness": claim.announced.staleness(oldest, epoch),
         "complete_ms": group.complete_ms,
         "delivery": held.delivery,
         "previous_consumer": held.previous_consumer,

@@ -252,6 +252,7 @@ def _state(state: PolicyState, now_ms: int) -> dict[str, Any]:
     return {
         "status": status,
         "policy_version": state.oldest,
+        **({"policy_epoch": state.epoch} if state.epoch else {}),
         **(held if status == "claimed" else {}),
         **({"why": state.why, "code": state.code} if status == "dropped" else {}),
     }

@@ -4,6 +4,8 @@ A policy has a version of its weights, which the trainer announces, and a pause 
 whose engine reports none.
 """
 
+from typing import Any
+
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
@@ -11,7 +13,7 @@ from proxy.api.control.schemas import MAX_DRAIN_S, LoadAdapter, PausePolicy, Put
 from proxy.api.http import json_response
 from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.rollouts.adapter_updates import AdapterUpdate
-from proxy.rollouts.policy import Policy, read_version
+from proxy.rollouts.policy import Announced, Policy, read_announced
 from proxy.trajectory.step import DEFAULT_POLICY
 
 
@@ -26,7 +28,7 @@ async def list_policies(request: web.Request) -> web.Response:
                     "name": policy.name,
                     "models": policy.models,
                     "train": policy.is_trained,
-                    "version": read_version(announced, policy.name),
+                    **_shown(read_announced(announced, policy.name)),
                     "mode": policy.pause.mode,
                 }
                 for policy in context.policies
@@ -36,17 +38,23 @@ async def list_policies(request: web.Request) -> web.Response:
 
 
 async def show_policy(request: web.Request) -> web.Response:
-    """`GET /policies/{policy}`: the announced version, or null."""
+    """`GET /policies/{policy}`: the announced version, or null, with its epoch and run."""
     context, policy = _policy_from(request)
-    return json_response({"version": read_version(await context.store.announcements.read(), policy.name)})
+    return json_response(_shown(read_announced(await context.store.announcements.read(), policy.name)))
 
 
 async def put_policy(request: web.Request) -> web.Response:
-    """`PUT /policies/{policy}`: announce the version of all calls that begin afterwards, in all processes of the store."""
+    """`PUT /policies/{policy}`: announce the version of all calls that begin afterwards, in all processes of the store.
+
+    Raises:
+        LowerVersion: The number is lower than one that was announced in the epoch.
+    """
     context, policy = _policy_from(request)
-    version = str((await body_from(request, PutPolicy)).version)
-    await policy.version.announce(context.store.announcements, version)
-    return json_response({"version": version})
+    body = await body_from(request, PutPolicy)
+    announced = await policy.version.announce(
+        context.store.announcements, str(body.version), run=body.run, new_epoch=body.new_epoch
+    )
+    return json_response(_shown(announced) | _warning(announced))
 
 
 async def pause_policy(request: web.Request) -> web.Response:
@@ -82,10 +90,26 @@ async def load_adapter(request: web.Request) -> web.Response:
     if policy is not context.policies.of(name):
         raise UnprocessableRequest(f"The model {name!r} does not belong to policy {policy.name!r}.", param="name")
     update = AdapterUpdate(
-        name, body.path, str(body.version), body.mode, body.drain_s, aborts=body.in_flight == "abort"
+        name,
+        body.path,
+        str(body.version),
+        body.mode,
+        body.drain_s,
+        aborts=body.in_flight == "abort",
+        run=body.run,
+        new_epoch=body.new_epoch,
     )
-    endpoints = await context.adapter_updates[policy.name].apply(update)
-    return json_response({"name": name, "path": body.path, "version": update.version, "endpoints": endpoints})
+    endpoints, announced = await context.adapter_updates[policy.name].apply(update)
+    shown = _shown(announced) | _warning(announced)
+    return json_response({"name": name, "path": body.path, **shown, "endpoints": endpoints})
+
+
+def _shown(announced: Announced) -> dict[str, Any]:
+    return {"version": announced.version, "epoch": announced.epoch, "run": announced.run}
+
+
+def _warning(announced: Announced) -> dict[str, str]:
+    return {} if announced.warning is None else {"warning": announced.warning}
 
 
 def _policy_from(request: web.Request) -> tuple[Context, Policy]:

@@ -6,9 +6,9 @@ from math import sqrt
 from statistics import fmean
 from typing import Final
 
+from proxy.rollouts.policy import Announced
 from proxy.rollouts.rollout import Rollout
 from proxy.telemetry.metrics import Metrics
-from proxy.trajectory.facts import number_of
 
 _COMPARED: Final = 2  # rewards, at least, that are equal or not
 
@@ -29,16 +29,15 @@ def earned_by(rollouts: Sequence[Rollout]) -> Earned:
     )
 
 
-def observe_claimed(metrics: Metrics, policy: str, earned: Earned, oldest: str | None, announced: str | None) -> None:
-    """Count a group that is claimed for a policy.
-
-    `oldest` is the oldest version of its tokens of this policy, `announced` the current version.
-    """
+def observe_claimed(
+    metrics: Metrics, policy: str, earned: Earned, oldest: str | None, epoch: int, announced: Announced
+) -> None:
+    """Count a group that is claimed for a policy. `oldest` is the oldest version of its tokens of this policy, of `epoch`."""
     rewards = earned.rewards
     for count in earned.tokens:
         metrics.rollout_tokens.labels(policy).observe(count)
     with metrics.reward_windows.lock:
-        versions = metrics.reward_windows.of(policy, oldest)
+        versions = metrics.reward_windows.of(policy, oldest, epoch)
         for reward in rewards:
             metrics.reward.labels(policy, versions).observe(reward)
             metrics.reward_amount.labels(policy, versions, "negative" if reward < 0 else "positive").inc(abs(reward))
@@ -48,6 +47,6 @@ def observe_claimed(metrics: Metrics, policy: str, earned: Earned, oldest: str |
             spread = sqrt(fmean((reward - mean) ** 2 for reward in rewards))
             metrics.group_reward_spread.labels(policy).observe(spread)
             metrics.compared_groups.labels(policy, "equal" if len(set(rewards)) == 1 else "different").inc()
-    first, last = number_of(oldest), number_of(announced)
-    if first is not None and last is not None:
-        metrics.claim_staleness.labels(policy).observe(max(0, last - first))
+    staleness = announced.staleness(oldest, epoch)
+    if staleness is not None:
+        metrics.claim_staleness.labels(policy).observe(max(0, staleness))

@@ -141,6 +141,7 @@ class ClaimBatch(_Body):
     order: Literal["oldest", "newest"] = "oldest"
     max_staleness: Annotated[int, Field(ge=0)] | None = None
     stale: Literal["drop", "keep"] = "drop"
+    earlier_epochs: Literal["drop", "take"] = "drop"
     exact: bool = False
     format: str = "sequences"
     advantage: Literal["none", "given", "step", "grpo", "rloo", "dr_grpo", "reinforce_pp"] = "given"
@@ -161,6 +162,12 @@ class ClaimBatch(_Body):
     response_length: Annotated[int, Field(ge=1)] | None = None
     rescore: str | None = None
     rescore_top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K)] = 0
+
+    @model_validator(mode="after")
+    def _has_one_rule_for_earlier_epochs(self) -> Self:
+        if self.earlier_epochs == "take" and self.max_staleness is not None:
+            raise ValueError("max_staleness cannot be compared with earlier epochs; omit it, or earlier_epochs: take")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -200,9 +207,14 @@ MAX_DRAIN_S = 3600
 
 
 class PutPolicy(_Body):
-    """`PUT /policies/{policy}`. A number is stored as its decimal digits."""
+    """`PUT /policies/{policy}`. A number is stored as its decimal digits.
+
+    A new epoch begins with `new_epoch`, or if `run` is another ID than the last one that was announced.
+    """
 
     version: Version
+    run: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    new_epoch: bool = False
 
 
 class PausePolicy(_Body):
@@ -215,7 +227,7 @@ class PausePolicy(_Body):
     in_flight: Literal["keep", "abort"] = "keep"
 
 
-class LoadAdapter(_Body):
+class LoadAdapter(PutPolicy):
     """`POST /policies/{policy}/adapter`: a LoRA adapter, its name as a model, its path at the engines, and its policy version.
 
     The default name is the only model of the policy.
@@ -225,7 +237,6 @@ class LoadAdapter(_Body):
 
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     path: Annotated[str, Field(min_length=1, max_length=4096)]
-    version: Version
     mode: Literal["wait", "reject"] = "wait"
     drain_s: Annotated[FiniteFloat, Field(ge=0, le=MAX_DRAIN_S)] = 60
     in_flight: Literal["drain", "abort"] = "drain"

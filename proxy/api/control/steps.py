@@ -133,6 +133,7 @@ def step_json(step: Step, rollout: Rollout) -> dict[str, Any]:
         **({} if step.policy == DEFAULT_POLICY else {"policy": step.policy}),
         "policy_version": step.policy_version,
         "policy_version_end": step.policy_version_end,
+        **({"policy_epoch": step.policy_epoch} if step.policy_epoch else {}),
         "fidelity": {
             "exact": step.exact,
             "problems": list(step.problems),
@@ -150,7 +151,7 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
         "logprobs": list(_finite(choice)),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
-        "spans": [asdict(span) for span in choice.spans],
+        "spans": [span.as_dict() for span in choice.spans],
     }
 
 

@@ -15,10 +15,9 @@ from proxy.api.http import json_response
 from proxy.api.query import int_param, reject_unknown_params
 from proxy.rollouts.completion import counted, members_of
 from proxy.rollouts.group import Group, find_group
-from proxy.rollouts.policy import read_version
+from proxy.rollouts.policy import Announced, read_announced
 from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.advantages import normalized
-from proxy.trajectory.facts import number_of
 
 _DEFAULT_LIMIT: Final = 200
 _MAX_LIMIT: Final = 1000
@@ -37,7 +36,7 @@ async def show_training(request: web.Request) -> web.Response:
     limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
     names = [policy.name for policy in context.policies]
     policy = context.policies.named(request.query.get("policy") or next(iter(context.policies.trained), names[0])).name
-    version = read_version(await context.store.announcements.read(), policy)
+    announced = read_announced(await context.store.announcements.read(), policy)
     page = await context.store.groups.list(limit=limit)
     entries: list[dict[str, Any]] = []
     rollouts = read = 0
@@ -53,12 +52,13 @@ async def show_training(request: web.Request) -> web.Response:
         rollouts_of = await asyncio.gather(*(members_of(context.store, group) for group in groups))
         for group, members in zip(groups, rollouts_of, strict=True):
             rollouts += len(members)
-            entries.append(_entry(group, members, policy, version, context.clock.now_ms()))
+            entries.append(_entry(group, members, policy, announced, context.clock.now_ms()))
     return json_response(
         {
             "policy": policy,
             "policies": names,
-            "version": version,
+            "version": announced.version,
+            "epoch": announced.epoch,
             "groups": entries,
             "statuses": Counter(entry["status"] for entry in entries),
             "refused": await _refused(context, policy),
@@ -87,21 +87,20 @@ def _is_of(group: Group, policy: str) -> bool:
     return group.is_open or policy in group.states
 
 
-def _entry(group: Group, rollouts: list[Rollout], policy: str, version: str | None, now_ms: int) -> dict[str, Any]:
+def _entry(group: Group, rollouts: list[Rollout], policy: str, announced: Announced, now_ms: int) -> dict[str, Any]:
     """Return what a group earned; values are null where they are unknown. Its version is that of its oldest token."""
     state = group.states.get(policy)
     earned = earned_by(counted(group, rollouts)[1])
     rewards = earned.rewards
     advantages = [value for (value,) in normalized([[reward] for reward in rewards])] if len(rewards) > 1 else []
     mean = fmean(rewards) if rewards else None
-    oldest = None if state is None else state.oldest
-    first, last = number_of(oldest), number_of(version)
     return {
         "group_id": group.group_id,
         "status": group.status_for(policy, now_ms) or "open",
         "code": None if state is None else state.code,
-        "version": oldest,
-        "staleness": None if first is None or last is None else last - first,
+        "version": None if state is None else state.oldest,
+        "epoch": None if state is None else state.epoch,
+        "staleness": None if state is None else announced.staleness(state.oldest, state.epoch),
         "created_ms": group.created_ms,
         "complete_ms": group.complete_ms,
         "members": len(rollouts),

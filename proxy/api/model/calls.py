@@ -297,6 +297,7 @@ class CallPlanner:
                 context.upstream, endpoint, options, call.dialect, body, body_bytes=call.body_bytes
             )
             options = replace(options, room_left=left)
+        announced = self.policy.version.announced
         plan = await off_loop(
             call.body_bytes,
             make_plan,
@@ -312,7 +313,7 @@ class CallPlanner:
             traits=endpoint.known,
             headers=call.request.headers,
             policy=self.policy.name,
-            policy_version=self.policy.version.current,
+            policy_at=(announced.version, announced.epoch),
             extra=extra,
         )
         if adapter is not None:

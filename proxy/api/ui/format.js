@@ -74,6 +74,7 @@ export function kept(name) {
   }
 }
 
-/** Return a policy version, after the name of the policy unless that is `default`; null if there is neither. */
-export const versionOf = ({ policy = null, policy_version: version }) =>
-  [policy, version].filter((part) => part !== null).join(" ") || null;
+/** Return a policy version, after the name of the policy unless that is `default`, and the epoch unless that is the first one;
+ * null if there is none of them. */
+export const versionOf = ({ policy = null, policy_version: version, policy_epoch: epoch = 0 }) =>
+  [policy, epoch ? `epoch ${epoch}` : null, version].filter((part) => part !== null).join(" ") || null;

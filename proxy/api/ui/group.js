@@ -1,7 +1,7 @@
 // One group: its facts, its rollouts with their totals, and its live updates.
 
 import { json } from "./api.js";
-import { clock, decimal, hash, line } from "./format.js";
+import { clock, decimal, hash, line, versionOf } from "./format.js";
 import { Facts, html, Path, useKeys, useMemo } from "./html.js";
 import { RolloutTable } from "./list.js";
 import { SideBySide } from "./side_by_side.js";
@@ -51,7 +51,7 @@ function factsOf(group) {
     ["Status", html`<${Status} of=${group.status} />`],
     ["Finished", `${group.finished} of ${group.size ?? group.members}`],
     ["Reward", mean === null ? "none yet" : `mean ${decimal(mean)}, standard deviation ${decimal(deviation)}`],
-    ["Policy version", line(String(group.policy_version ?? "–"))],
+    ["Policy version", line(versionOf(group) ?? "–")],
     ["Opened", clock(group.created_ms)],
     ["Metadata", line(JSON.stringify(group.metadata ?? {}), 400)],
   ];

@@ -4,7 +4,7 @@
 // one of its rollouts changes.
 
 import { json } from "./api.js";
-import { count, decimal, hash, line } from "./format.js";
+import { count, decimal, hash, line, versionOf } from "./format.js";
 import { sumsOf } from "./group.js";
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { Filter } from "./list.js";
@@ -55,7 +55,7 @@ const COLUMNS = [
   {
     key: "policy",
     title: "Version",
-    cell: (g) => line(String(g.policy_version ?? "–"), 40),
+    cell: (g) => line(versionOf(g) ?? "–", 40),
     sort: (g) => g.policy_version,
   },
   { key: "held", title: "Consumer", cell: (g) => line(g.consumer ?? g.why ?? "–", 60), sort: (g) => g.consumer ?? null },

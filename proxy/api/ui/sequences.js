@@ -114,7 +114,7 @@ function rowOf(row) {
       return row.mask[at] === 1 ? "sampled" : "context";
     },
     logprob: (at) => row.logprobs[at],
-    version: (at) => (spanAt(at) ? versionOf({ policy: row.policy, ...spanAt(at) }) : null),
+    version: (at) => (spanAt(at) ? versionOf({ policy: row.policy, policy_epoch: spanAt(at).epoch, ...spanAt(at) }) : null),
     span: (at) => {
       const span = spanAt(at);
       return span ? `${span.start}–${span.end} of step ${line(span.step_id, 60)}, choice ${span.choice}` : "prompt";

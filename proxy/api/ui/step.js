@@ -127,6 +127,7 @@ function factsOf(step) {
     ["Speed", took("last_byte") ? `${decimal((1000 * sampled) / took("last_byte"), 1)} tokens/s` : "–"],
     ...(step.policy === undefined ? [] : [["Policy", line(step.policy)]]),
     ["Policy version", line(versions.join(" → ") || "–")],
+    ...(step.policy_epoch ? [["Policy epoch", count(step.policy_epoch)]] : []),
     ["Reward", Array.isArray(step.reward) ? `${step.reward.length} rewards, one per token` : decimal(step.reward)],
     ["Engine", line(`${step.engine.name} (${step.engine.kind} ${step.engine.version ?? ""})`)],
     ["Model", line(`${step.model.served ?? step.model.asked ?? "–"}`)],

@@ -36,9 +36,10 @@ function Loaded({ shell, chosen, choose }) {
 
 const named = (counts) => Object.entries(counts).map(([name, n]) => `${line(name, 40)} ${count(n)}`).join(", ") || "none";
 
-const factsOf = ({ policy, version, statuses, dropped, refused, equal }) => [
+const factsOf = ({ policy, version, epoch, statuses, dropped, refused, equal }) => [
   ["Policy", line(policy, 60)],
   ["Version", line(version ?? "not announced", 60)],
+  ...(epoch ? [["Epoch", count(epoch)]] : []),
   ["Groups", named(statuses)],
   ["Groups with equal rewards", equal === null ? "–" : `${decimal(100 * equal, 1)} %`],
   ["Dropped, by reason", named(dropped)],
@@ -76,9 +77,10 @@ const labelOf = (g, what, value) => `${line(g.group_id, 60)} at ${clock(timeOf(g
 
 function byVersion(groups) {
   const rewarded = groups.filter((g) => g.reward !== null);
-  const nameOf = (g) => g.version ?? UNKNOWN;
-  const order = (a, b) => (Number.isNaN(a - b) ? a.localeCompare(b) : a - b);
-  const versions = [...new Set(rewarded.map(nameOf))].sort(order);
+  const nameOf = (g) => (g.epoch ? `${g.epoch}:${g.version ?? UNKNOWN}` : (g.version ?? UNKNOWN)); // of a later epoch: 1:104
+  const compare = (a, b) => (Number.isNaN(a - b) ? a.localeCompare(b) : a - b);
+  const order = (a, b) => (a.epoch ?? 0) - (b.epoch ?? 0) || compare(a.version ?? UNKNOWN, b.version ?? UNKNOWN);
+  const versions = [...new Map(rewarded.map((g) => [nameOf(g), g])).values()].sort(order).map(nameOf);
   const marks = rewarded.map((g, at) => ({
     x: versions.indexOf(nameOf(g)) + (((at * 0.618) % 1) - 0.5) * 0.4, // spread out, at the same place after each redraw
     y: g.reward,

@@ -80,6 +80,7 @@ def policies_table(policies: Sequence[Mapping[str, Any]], width: int) -> tuple[T
     columns = (
         Column("policy", lambda row: visible(row["name"])),
         Column("version", lambda row: visible("" if row["version"] is None else row["version"])),
+        Column("epoch", lambda row: str(row.get("epoch") or ""), 3, is_number=True),
         Column("new calls", lambda row: _pause(row["mode"])),
         Column("trained", lambda row: "yes" if row["train"] else "no", 1),
         Column("models", lambda row: visible(", ".join(row["models"])), 2),

@@ -19,7 +19,7 @@ import orjson
 from proxy.rollouts.archive.archiver import Claim
 from proxy.rollouts.archive.dataset import Dataset
 from proxy.rollouts.archive.rows import CLAIM, Row, Saved, name_of, read_saved, record_of
-from proxy.rollouts.group import PolicyState, read_group, state_fields
+from proxy.rollouts.group import PolicyState, age_fields, read_group, state_fields
 from proxy.trajectory.blocks import KnownBlocks
 from storage.errors import FieldsChanged
 from storage.store import Store
@@ -151,11 +151,11 @@ class Importer:
 
     async def _enqueue(self, saved: Saved, waiting: Mapping[str, PolicyState]) -> None:
         """Put a group into the queues of these policies, unless it has a state for them."""
-        notes = {policy: orjson.dumps({"oldest": state.oldest}) for policy, state in waiting.items()}
+        notes = {policy: orjson.dumps(age_fields(state.oldest, state.epoch)) for policy, state in waiting.items()}
         fields: dict[str, bytes | None] = {}
         expect: dict[str, bytes | None] = {}
         for policy, state in waiting.items():
-            fields |= state_fields(policy, status="complete", oldest=state.oldest)
+            fields |= state_fields(policy, status="complete", **age_fields(state.oldest, state.epoch))
             expect |= state_fields(policy, status=None)
         with suppress(FieldsChanged):
             await self._store.queue.enqueue(saved.name, notes, fields, expect=expect, now_ms=saved.touched_ms)

@@ -2,8 +2,8 @@
 
 Rule 1: scores are of one set of weights. Those of a policy are computed again if its version was announced, or a pause began or
         ended, while they were computed.
-Rule 2: a cached value belongs to the ids, the trained positions, the model and the version of the weights. Scores are not
-        cached without a version, nor those of a policy in a pause, in which its weights may be newer than the version.
+Rule 2: a cached value belongs to the ids, the trained positions, the model, and the epoch and version of the weights. Scores
+        are not cached without a version, nor those of a policy in a pause, in which its weights may be newer than the version.
 Rule 3: an error of an engine ends the export or the claim. What was scored before is cached for the next one. A row that no
         engine can score is refused like one that the format cannot express.
 """
@@ -22,7 +22,7 @@ import orjson
 
 from proxy.errors import BadRequest, Conflict, EngineBusy, UnprocessableRequest
 from proxy.rollouts.pause import PAUSE_ANNOUNCEMENT, announcement_name
-from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, read_version
+from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, read_announced
 from proxy.rollouts.scoring.engines import ScoringEngines
 from proxy.rollouts.scoring.requests import OtherVocabulary, TokenScores, TooLong
 from proxy.rollouts.scoring.vocabulary import differing_id, is_unlikely
@@ -46,11 +46,12 @@ ReadText = Callable[[str, Sequence[int]], Awaitable[str | None]]  # of ids at th
 
 
 class _Weights(NamedTuple):
-    """The version of weights, whether it identifies them, and numbers that differ after any change of them."""
+    """The version of weights, whether it identifies them in its epoch, and numbers that differ after any change of them."""
 
     version: str | None
     is_known: bool
     changes: tuple[int, ...] = ()
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ class Rescoring:
         model = leaf.model_served if self._engines.is_policy else self._model
         for _ in range(_ATTEMPTS):
             weights = await self._weights(leaf)
-            name = self._cache_name(leaf, row, ids, model, weights.version) if weights.is_known else None
+            name = self._cache_name(leaf, row, ids, model, weights) if weights.is_known else None
             if name is not None and (cached := await self._cache.get(name)) is not None:
                 return cached
             endpoint, scored = await self._at_engine(leaf, row, ids, positions, model)
@@ -177,17 +178,18 @@ class Rescoring:
             version = self._engines.version
             return _Weights(version, is_known=version is not None)
         announced = await self._cache.store.announcements.read()
-        version = read_version(announced, leaf.policy)
+        policy = read_announced(announced, leaf.policy)
         names = [announcement_name(name, leaf.policy) for name in (POLICY_ANNOUNCEMENT, PAUSE_ANNOUNCEMENT)]
         numbers = tuple(announced[name].number if name in announced else 0 for name in names)
         pause = announced.get(names[1])
         is_paused = pause is not None and orjson.loads(pause.value) is not None
-        return _Weights(version, is_known=version is not None and not is_paused, changes=numbers)
+        return _Weights(policy.version, policy.version is not None and not is_paused, numbers, policy.epoch)
 
-    def _cache_name(self, leaf: Step, row: Row, ids: Ids, model: str | None, version: str | None) -> str:
+    def _cache_name(self, leaf: Step, row: Row, ids: Ids, model: str | None, weights: _Weights) -> str:
         """Return the name of the scores in the cache."""
         policy = leaf.policy if self._engines.is_policy else None
-        digest = blake2b(orjson.dumps([self._name, policy, model, version, self._top_k, len(ids)]), digest_size=20)
+        known = [self._name, policy, model, weights.version, self._top_k, len(ids)]
+        digest = blake2b(orjson.dumps([*known, weights.epoch] if weights.epoch else known), digest_size=20)
         digest.update(ids.tobytes())
         digest.update(row.trained[: len(ids)])
         return digest.hexdigest()

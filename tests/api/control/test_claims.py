@@ -46,9 +46,10 @@ async def record_versions(proxy, **groups):
 
 async def test_groups_are_ordered_by_their_oldest_policy_version(proxy):
     """An unknown version is the oldest; `order` reverses the order."""
-    await record_versions(proxy, unknown=None, nine=9, ten=10)
-    members = await proxy.group("both", None, finish=False)
+    await record_versions(proxy, unknown=None)
     await proxy.put("/policy", {"version": 8})
+    members = await proxy.group("both", None, finish=False)
+    await record_versions(proxy, nine=9, ten=10)
     await proxy.chat(members[0])
     await proxy.finish(members[0])
 

@@ -11,6 +11,8 @@ from stored import stored_steps, wait_for_steps
 
 from proxy.server.listener import running
 
+FIRST = {"epoch": 0, "run": None}
+
 
 async def recorded_version(proxy, rollout):
     (step, *_) = (await proxy.get(f"/rollouts/{rollout}/steps")).json["steps"]
@@ -23,16 +25,17 @@ async def recorded_version(proxy, rollout):
 
 async def test_steps_have_the_policy_version_that_was_set_before_the_call(proxy):
     """The version is a string; a number is converted."""
-    assert {"version": None} == (await proxy.get("/policy")).json
+    assert {"version": None, **FIRST} == (await proxy.get("/policy")).json
     for number, version in enumerate((None, 12, "main")):
         if version is not None:
-            assert {"version": str(version)} == (await proxy.put("/policy", {"version": version})).json
+            announced = (await proxy.put("/policy", {"version": version})).json
+            assert {"version": str(version), **FIRST} == {name: announced[name] for name in ("version", *FIRST)}
         await proxy.chat(f"r{number}")
     stamps = [await recorded_version(proxy, f"r{number}") for number in range(3)]
 
     assert [None, "12", "main"] == [version.start for version in stamps]
     assert [[None], ["12"], ["main"]] == [version.spans for version in stamps]
-    assert {"version": "main"} == (await proxy.get("/policy")).json
+    assert {"version": "main", **FIRST} == (await proxy.get("/policy")).json
 
 
 async def test_a_policy_version_applies_to_every_process_once_the_response_is_sent(proxy, store):
@@ -44,12 +47,26 @@ async def test_a_policy_version_applies_to_every_process_once_the_response_is_se
             assert str(version) == (await recorded_version(proxy, f"r{version}")).start
 
 
-@pytest.mark.parametrize("body", [{}, {"version": None}, {"version": ""}, {"version": 1.5}, {"version": "x" * 257}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"version": None},
+        {"version": ""},
+        {"version": 1.5},
+        {"version": "x" * 257},
+        {"version": 2, "run": ""},
+        {"version": 2, "run": 7},
+        {"version": 2, "run": "x" * 257},
+        {"version": 2, "new_epoch": "yes"},
+        {"version": 2, "epoch": 3},
+    ],
+)
 async def test_an_invalid_policy_version_is_422_and_changes_nothing(proxy, body):
     await proxy.put("/policy", {"version": 1})
 
     assert 422 == (await proxy.put("/policy", body)).status
-    assert {"version": "1"} == (await proxy.get("/policy")).json
+    assert {"version": "1", **FIRST} == (await proxy.get("/policy")).json
 
 
 @pytest.fixture

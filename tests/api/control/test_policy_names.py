@@ -13,6 +13,7 @@ from stored import stored_steps, wait_for_steps
 from proxy.server.listener import running
 
 POLICIES = {"planner": {"models": ["planner", "planner-*"]}, "judge": {"models": ["judge"], "train": False}}
+FIRST = {"epoch": 0, "run": None}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -30,15 +31,16 @@ async def recorded(store, *rollouts):
 async def test_steps_have_the_policy_of_their_model_and_its_version(proxy, store):
     """A version of one policy changes no other; `/policies/default` is `/policy`."""
     for policy, version in (("planner", 3), ("judge", "j1"), ("default", 9)):
-        assert {"version": str(version)} == (await proxy.put(f"/policies/{policy}", {"version": version})).json
+        announced = (await proxy.put(f"/policies/{policy}", {"version": version})).json
+        assert (str(version), 0, None) == tuple(announced[name] for name in ("version", "epoch", "run"))
     for model in ("planner", "planner-7b", "judge", "other"):
         await proxy.chat(model, model=model)
 
     assert [("planner", "3"), ("planner", "3"), ("judge", "j1"), ("default", "9")] == await recorded(
         store, "planner", "planner-7b", "judge", "other"
     )
-    assert {"version": "9"} == (await proxy.get("/policy")).json == (await proxy.get("/policies/default")).json
-    assert {"version": "3"} == (await proxy.get("/policies/planner")).json
+    assert {"version": "9", **FIRST} == (await proxy.get("/policy")).json == (await proxy.get("/policies/default")).json
+    assert {"version": "3", **FIRST} == (await proxy.get("/policies/planner")).json
 
 
 async def test_the_policies_are_listed_with_models_versions_and_pauses(proxy):
@@ -52,10 +54,11 @@ async def test_the_policies_are_listed_with_models_versions_and_pauses(proxy):
             "models": ["planner", "planner-*"],
             "train": True,
             "version": None,
+            **FIRST,
             "mode": "reject",
         },
-        {"name": "judge", "models": ["judge"], "train": False, "version": "4", "mode": None},
-        {"name": "default", "models": [], "train": False, "version": None, "mode": None},
+        {"name": "judge", "models": ["judge"], "train": False, "version": "4", **FIRST, "mode": None},
+        {"name": "default", "models": [], "train": False, "version": None, **FIRST, "mode": None},
     ] == (await proxy.get("/policies")).json["policies"]
 
 

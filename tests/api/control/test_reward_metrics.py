@@ -5,16 +5,18 @@ from prometheus_client import CollectorRegistry
 
 from proxy.api.control import batches
 from proxy.api.control.reward_metrics import Earned, earned_by, observe_claimed
+from proxy.rollouts.policy import NOTHING, Announced
 from proxy.rollouts.rollout import Rollout
 from proxy.telemetry.metrics import make_metrics
 
 
-def observed(*groups, oldest=None, announced=None):
+def observed(*groups, oldest=None, announced=None, epochs=(0, 0)):
     """Return a reader of the metrics of groups with these rewards; `versions` of rewards is unknown unless given."""
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
+    now = Announced(announced, epochs[1])
     for rewards in groups:
-        observe_claimed(metrics, "default", Earned(tuple(rewards), (3,) * len(rewards)), oldest, announced)
+        observe_claimed(metrics, "default", Earned(tuple(rewards), (3,) * len(rewards)), oldest, epochs[0], now)
 
     def read(name, **labels):
         windowed = {"versions": "unknown"} if name.startswith("reward") else {}
@@ -49,7 +51,7 @@ def test_rewards_are_counted_by_the_window_of_the_oldest_version_of_their_policy
     registry = CollectorRegistry()
     metrics = make_metrics(registry)
     for policy, oldest, reward in (("planner", "129", 1.0), ("planner", "120", -2.0), ("solver", "3", 4.0)):
-        observe_claimed(metrics, policy, Earned((reward,), (3,)), oldest, None)
+        observe_claimed(metrics, policy, Earned((reward,), (3,)), oldest, 0, NOTHING)
 
     def count(policy, versions):
         return registry.get_sample_value("tokentape_reward_count", {"policy": policy, "versions": versions})
@@ -67,6 +69,12 @@ def test_staleness_is_counted_between_numbers(oldest, announced, expected):
     read = observed([1.0], oldest=oldest, announced=announced)
 
     assert expected == (read("claim_staleness_count"), read("claim_staleness_sum"))
+
+
+def test_groups_of_another_epoch_have_no_staleness():
+    read = observed([1.0], oldest="3", announced="5", epochs=(0, 1))
+
+    assert 0 == read("claim_staleness_count")
 
 
 def test_the_largest_rewards_are_finite():

@@ -90,6 +90,21 @@ async def test_groups_return_to_the_queue_unless_they_had_left_it(stores, tmp_pa
     assert (await find_group(store, "g1")).members == (await find_group(other, "g1")).members
 
 
+async def test_groups_return_to_the_queue_with_their_oldest_version_and_epoch(stores, tmp_path):
+    store, other = stores
+    for group in ("g0", "g1"):
+        for name in await open_group(store, group, 1):
+            await Process(store, SetClock()).finisher.finish(await stored_rollout(store, name), "completed", reward=1)
+    await store.groups.update_if("g1", {"oldest": b'"7"', "epoch": b"2"}, expect={}, now_ms=2000)
+    await archiver(store, tmp_path).sweep()
+    await importer(other, tmp_path).run()
+    notes = {queued.group: queued.note for queued in await other.queue.list_available(9)}
+    states = [(await find_group(other, name)).states["default"] for name in ("g0", "g1")]
+
+    assert {"g0": b'{"oldest":null}', "g1": b'{"oldest":"7","epoch":2}'} == notes
+    assert [(None, 0), ("7", 2)] == [(state.oldest, state.epoch) for state in states]
+
+
 async def test_imported_rollouts_are_neither_archived_again_nor_deleted(store, tmp_path):
     """By an archive to the same dataset."""
     await finished(store, "a")

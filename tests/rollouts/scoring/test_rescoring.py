@@ -126,6 +126,16 @@ async def test_scores_are_cached_by_ids_model_and_version(store, upstream):
     assert 3 == len(engines.scored)
 
 
+async def test_scores_of_a_policy_are_cached_by_its_epoch(store, upstream):
+    """A version of another epoch has other weights. Those of the first epoch have the name that they had before."""
+    engines = FakeEngines(upstream, is_policy=True)
+    for value in (b'"8"', b'{"version":"8","epoch":1}', b'{"version":"8","epoch":1,"run":"a"}'):
+        await store.announcements.announce(POLICY_ANNOUNCEMENT, value)
+        await scored_by(store, engines)
+
+    assert 2 == len(engines.scored)
+
+
 async def test_scores_of_a_scorer_without_a_version_are_not_cached(store, upstream):
     """Its weights may have been replaced."""
     engines = FakeEngines(upstream)

@@ -103,7 +103,7 @@ async def test_calls_resume_with_the_old_version_if_the_engine_is_unreachable(st
         async with proxying(engine, store) as served, AsyncClient(served.url) as client:
             await client.put_policy(0)
             with pytest.raises(OSError, match="refused"):
-                await grpo_numpy.push(client, "http://127.0.0.1:9", np.zeros((28, 28), np.float32), 1)
+                await grpo_numpy.push(client, "http://127.0.0.1:9", np.zeros((28, 28), np.float32), 1, "run")
 
             assert "0" == (await client.policy())["version"]
             group = await client.open_group(1)
