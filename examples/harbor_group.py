@@ -52,9 +52,14 @@ async def run_group(client: AsyncClient, task: Path, agent: str, model: str, siz
     config = JobConfig(
         agents=agents, tasks=[TaskConfig(path=task)], n_concurrent_trials=size, skip_credential_checks=True
     )
-    job = await Job.create(config)
-    job.on_trial_ended(finish)
-    await job.run()
+    try:
+        job = await Job.create(config)
+        job.on_trial_ended(finish)
+        await job.run()
+    finally:  # a trial that did not end leaves no rollout open
+        for rollout in (await client.group(group["group_id"]))["rollouts"]:
+            if rollout["status"] in ("open", "limited"):
+                await client.finish_rollout(rollout["rollout_id"], "aborted")
     return str(group["group_id"])
 
 

@@ -8,18 +8,21 @@ engine's weights. `trl_grpo.py` trains with it; this file as a program prints th
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 from openai import AsyncOpenAI
 
-from tokentape import AsyncClient
+from tokentape import AsyncClient, ClientError
 
 Prompt = Any  # from the data set: a text, or a list of messages
 Solve = Callable[[AsyncOpenAI, Prompt], Awaitable[float]]  # an agent: it solves a prompt and returns the reward
 Push = Callable[[Any], None]
+ATTEMPTS, IDLE_S = 3, 1800.0  # at a prompt; limit of a rollout that this process leaves open
 RolloutFunc = Callable[[list[Prompt], Any], dict[str, list[Any]]]
 
 
@@ -36,9 +39,8 @@ def make_rollout_func(url: str, solve: Solve, *, api_key: str | None = None, pus
                 pushed.append(step)
             names = group_names(len(prompts), trainer.num_generations)
             pairs = zip(prompts, names, strict=True)
-            return gathered(
-                await asyncio.gather(*(play(client, agents, solve, prompt, name) for prompt, name in pairs))
-            )
+            playing = (play(client, agents, solve, prompt, name) for prompt, name in pairs)
+            return gathered(filled(prompts, await asyncio.gather(*playing, return_exceptions=True)))  # all of them end
 
     def rollout_func(prompts: list[Prompt], trainer: Any) -> dict[str, list[Any]]:
         return asyncio.run(roll_out(prompts, trainer))
@@ -63,18 +65,43 @@ def group_names(prompts: int, size: int) -> list[str]:
 
 
 async def play(client: AsyncClient, agents: AsyncOpenAI, solve: Solve, prompt: Prompt, group: str) -> dict[str, Any]:
-    """Run one rollout and return its row for TRL. A group without a size does not enter the queue of batches."""
-    opened = await client.open_rollout(group_id=group)
-    name = opened["rollout_id"]
-    reward = await solve(agents.with_options(base_url=opened["base_url"], api_key=opened["api_key"]), prompt)
-    await client.finish_rollout(name, reward=reward)
-    # Drift splits a rollout into several sequences; only the last one is trained.
-    rows = [row async for row in client.export_rollout(name, format="trl", branches="last")]
-    if len(rows) != 1 or not rows[0]["completion_ids"]:
-        raise RuntimeError(
-            f"TRL takes one row a rollout, and {name} has {len(rows)}: see {client.url}/rollouts/{name}/tree"
-        )
-    return rows[0]
+    """Return the row of the first rollout that has one for TRL, of `ATTEMPTS`; raise the last error.
+
+    A group without a size does not enter the queue of batches.
+    """
+    errors: list[Exception] = []
+    while len(errors) < ATTEMPTS:
+        opened = await client.open_rollout(group_id=group, idle_s=IDLE_S)
+        name = opened["rollout_id"]
+        try:
+            reward = await solve(agents.with_options(base_url=opened["base_url"], api_key=opened["api_key"]), prompt)
+            await client.finish_rollout(name, reward=reward)
+            # Drift splits a rollout into several sequences; only the last one is trained.
+            rows = [row async for row in client.export_rollout(name, format="trl", branches="last")]
+            if len(rows) == 1 and rows[0]["completion_ids"]:
+                return rows[0]
+            see = f"{client.url}/rollouts/{name}/tree"
+            errors.append(RuntimeError(f"TRL takes one row a rollout, and {name} has {len(rows)}: see {see}"))
+        except Exception as error:  # noqa: BLE001 - of this agent: the others continue
+            errors.append(error)
+            with suppress(ClientError):
+                await client.finish_rollout(name, "failed")
+    raise errors[-1]
+
+
+def filled(prompts: Sequence[Prompt], rows: Sequence[dict[str, Any] | BaseException]) -> list[dict[str, Any]]:
+    """Replace errors by another row, of the same prompt if there is one, of which no token is trained; raise if all failed."""
+    known = [(prompt, row) for prompt, row in zip(prompts, rows, strict=True) if isinstance(row, dict)]
+    complete = []
+    for prompt, row in zip(prompts, rows, strict=True):
+        if isinstance(row, BaseException):
+            if not known:
+                raise row
+            print(f"no token of a prompt is trained: {row!r}", file=sys.stderr)
+            other = next((found for same, found in known if same == prompt), known[0][1])
+            row = {**other, "env_mask": [[0] * len(bits) for bits in other["env_mask"]]}  # noqa: PLW2901
+        complete.append(row)
+    return complete
 
 
 def gathered(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -13,6 +13,7 @@
     prompt_logprobs  the most likely token ids at each position of a prompt
     requests         one function per route: method, path, query and body
     transport        Request, ClientError and the retry policy
+    waits            what the clients' waits log, and how they end
     types            the JSON of responses as TypedDicts, and the protocols between these modules
     __main__         the `tokentape` command, which starts the server's command line
 

@@ -84,6 +84,11 @@ def group(group_id: str, method: str = "GET") -> Request:
     return Request(method, f"/groups/{quote_id(group_id)}")
 
 
+def requeue_group(group_id: str, body: Mapping[str, Any]) -> Request:
+    """`POST /groups/{id}/requeue`."""
+    return Request("POST", f"/groups/{quote_id(group_id)}/requeue", without_none(body))
+
+
 def events(rollout_id: str | None) -> Request:
     """`GET /events`, whose response does not end."""
     return Request("GET", "/events", query=query_from(rollout_id=rollout_id))

@@ -1,9 +1,8 @@
 # Generated from tokentape/batches.py by `python -m docs.generate`; edit batches.py instead.
 """Batches of complete groups, claimed one after the other, with leases that are extended while the trainer works."""
 
-import logging
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from time import monotonic
 from types import TracebackType
@@ -12,6 +11,7 @@ from typing import Any, Final, Protocol, Self
 from tokentape.heartbeat import Heartbeat
 from tokentape.transport import ClientError
 from tokentape.types import BatchResult, ClaimedGroup
+from tokentape.waits import LOG, MAX_WAIT_S, Wait, what_batches_wait_for
 
 LONG_POLL_S: Final = 30.0
 HEARTBEATS_PER_LEASE: Final = 3  # two can fail before the lease expires
@@ -19,8 +19,8 @@ MAX_HEARTBEAT_S: Final = 20.0  # if two are due, another instance of the consume
 LOST_STATUSES: Final = (404, 409)
 LEASE_LOST: Final = "lease_lost"
 GROUPS_REFUSED: Final = "groups_refused"
+REWARD_PENDING: Final = "reward_pending"  # the reason ends by itself
 LASTING: Final = frozenset({"forked", "format"})  # reasons that do not change while the rollouts do not
-LOG: Final = logging.getLogger("tokentape.client")
 _NAMES_AND_NUMBERS: Final = re.compile(r"'[^']*'|\d+")
 
 
@@ -161,12 +161,13 @@ class Stall:
         """Raise ClientError if a claim refused every group, for reasons that last, or like all claims for `stall_s`."""
         refused = claimed.get("refused", [])
         available = claimed.get("waiting", {}).get("available", 0)
-        if self._stall_s is None or claimed["batch_id"] is not None or not refused or available > len(refused):
+        codes = [group.get("code", "refused") for group in refused]
+        is_all = claimed["batch_id"] is None and refused and available <= len(refused) and REWARD_PENDING not in codes
+        if self._stall_s is None or not is_all:
             self._since = None
             return
         now = monotonic()
         self._since = now if self._since is None else self._since
-        codes = [group.get("code", "refused") for group in refused]
         if set(codes) <= LASTING or now - self._since >= self._stall_s:
             counted = ", ".join(f"{code} ({codes.count(code)})" for code in dict.fromkeys(codes))
             first = refused[0]
@@ -185,18 +186,16 @@ def claim_batches(
     wait_s: float | None,
     lease_s: float,
     stall_s: float | None,
+    list_open: Callable[[], Any],
     **options: Any,
 ) -> Generator[Batch, None, None]:
-    """Claim one batch after the other; see `Client.batches`."""
+    """Claim one batch after the other; see `Client.batches`. `list_open` returns the newest open groups, for logs."""
     logged: set[str] = set()
     stall = Stall(stall_s)
-    ends_at: float | None = None  # of the wait for the next batch
+    wait: Wait | None = None  # for the next batch
     while True:
-        if wait_s is not None and ends_at is None:
-            ends_at = monotonic() + wait_s
-            poll_s = min(LONG_POLL_S, wait_s)
-        else:
-            poll_s = LONG_POLL_S if ends_at is None else min(LONG_POLL_S, max(0.0, ends_at - monotonic()))
+        wait = Wait(MAX_WAIT_S if wait_s is None else wait_s) if wait is None else wait
+        poll_s = round(min(LONG_POLL_S, wait.until_log_s, wait.left_s), 3)
         claimed = client.claim_batch(
             consumer=consumer,
             groups=groups,
@@ -210,9 +209,17 @@ def claim_batches(
         if claimed["batch_id"] is not None:
             with Batch(client, claimed, lease_s) as batch:
                 yield batch
-            ends_at = None
-        elif ends_at is not None and monotonic() >= ends_at:
-            return
+            wait = None
+        elif not wait.left_s or not wait.until_log_s:
+            if wait_s is not None and not wait.left_s:
+                return
+            open_groups = None
+            with suppress(ClientError):
+                open_groups = (list_open())["groups"]
+            what = what_batches_wait_for(claimed, groups, options, open_groups)
+            if not wait.left_s:
+                raise wait.error(what)
+            wait.log(what)
 
 
 def _log_excluded(claimed: dict[str, Any], logged: set[str]) -> None:

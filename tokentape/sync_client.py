@@ -24,6 +24,7 @@ from tokentape.updates import (
     finished,
     logged,
 )
+from tokentape.waits import LOG, OPEN_PAGE
 
 with suppress(ImportError):  # `import tokentape` works without httpx2; the constructor raises
     import httpx2 as httpx
@@ -63,8 +64,9 @@ class Client:
         """Open a rollout; the same options again return the same rollout.
 
         Options: `group_id`, `metadata`, `model`, `sampling` ({override, default, cap}), `tools`, `limits` ({max_steps,
-        max_tokens}), `deadline_s` and `idle_s` (it is finished as `aborted` at this age, or without a call in flight for so
-        long), `continuation` ("off", "faithful", "append"). Pass `base_url` and `api_key` of the response to the agent.
+        max_tokens}), `deadline_s`, `idle_s` and `start_s` (it is finished as `aborted` at this age, without a call in flight
+        for so long, or without a first call), `continuation` ("off", "faithful", "append"). Pass `base_url` and `api_key` of
+        the response to the agent.
         """
         return cast("OpenedRollout", self._request(requests.open_rollout(rollout_id, options)))
 
@@ -80,8 +82,14 @@ class Client:
         return self._list_pages("rollouts", filters)
 
     def patch_rollout(self, rollout_id: str, **changes: Any) -> Rollout:
-        """Set `reward`, `step_rewards`, `thread_rewards`, `advantages`, `metadata` or `continuation`; others are unchanged."""
-        return cast("Rollout", self._request(requests.patch_rollout(rollout_id, changes)))
+        """Set `reward`, `step_rewards`, `thread_rewards`, `advantages`, `metadata` or `continuation`; others are unchanged.
+
+        `warning` of the result, which is logged, is why a reward has no effect: the group was dropped before.
+        """
+        patched = cast("Rollout", self._request(requests.patch_rollout(rollout_id, changes)))
+        if "warning" in patched:
+            LOG.warning("rollout %r: %s", rollout_id, patched["warning"])
+        return patched
 
     def finish_rollout(
         self,
@@ -121,7 +129,8 @@ class Client:
     def events(self, rollout_id: str | None = None) -> Generator[Change | None, None, None]:
         """Follow the changes of all rollouts or of one, without end; None after each connection.
 
-        Changes are not repeated: at None, read the rollouts. A lost connection is opened again.
+        Changes are not repeated: at None, read the rollouts. A lost connection is opened again, for up to two hours; meanwhile
+        its error is logged every 30 s.
         """
         return follow_events(lambda: self._stream(requests.events(rollout_id), bytes))
 
@@ -142,7 +151,7 @@ class Client:
         """Stream the rows of many rollouts, newest rollout first. Options include `status`, `group_id`, `since`, `limit`."""
         return self._stream(requests.export({"format": format, **options}), parse_line)
 
-    def open_group(
+    def open_group(  # noqa: PLR0913 - each parameter is a named option
         self,
         size: int,
         *,
@@ -151,10 +160,14 @@ class Client:
         metadata: Mapping[str, Any] | None = None,
         deadline_s: float | None = None,
         idle_s: float | None = None,
+        start_s: float | None = None,
         over_sample: int | None = None,
         replace: bool | int | None = None,
     ) -> dict[str, Any]:
-        """Open a group and its `size` rollouts, each with the options `rollout`, `deadline_s` and `idle_s`, atomically.
+        """Open a group and its `size` rollouts, each with the options `rollout`, `idle_s` and `start_s`, atomically.
+
+        `deadline_s` is the limit of each rollout and of those that replace it, together. By default a rollout is aborted that
+        has no call for `groups.idle_s` of the settings, or no first call for `groups.start_s`.
 
         `over_sample` opens this many more; the group is complete once `size` rollouts have a reward. `replace` opens a rollout
         that fails again, at most this many times (True: 3); `replaced_by` of its finish has the new one.
@@ -162,9 +175,9 @@ class Client:
         Returns {group_id, size, status, rollouts: [{rollout_id, base_url, api_key, …}]}. The same options again return the
         same group.
         """
-        terms = {"rollout": rollout, "metadata": metadata, "deadline_s": deadline_s, "idle_s": idle_s}
+        deadlines = {"deadline_s": deadline_s, "idle_s": idle_s, "start_s": start_s}
         members = {"size": size, "over_sample": over_sample, "replace": replace}
-        request = requests.open_group(group_id, {**members, **terms})
+        request = requests.open_group(group_id, {**members, "rollout": rollout, "metadata": metadata, **deadlines})
         return cast("dict[str, Any]", self._request(request))
 
     def group(self, group_id: str) -> dict[str, Any]:
@@ -174,6 +187,18 @@ class Client:
     def groups(self, *, status: str | None = None, page: int = 100) -> Iterator[dict[str, Any]]:
         """Iterate over all groups, `page` per request."""
         return self._list_pages("groups", {"status": status, "limit": page})
+
+    def requeue_group(
+        self, group_id: str, *, max_staleness: int | None = None, policy: str | None = None
+    ) -> dict[str, Any]:
+        """Put a group that was dropped or acknowledged into the queue again; one that is queued is unchanged.
+
+        Its next delivery has `max_staleness` instead of that of the claim, and `requeued` and `acked` (how often its batches
+        were acknowledged before): a group that was acknowledged is trained again. Raises ClientError (409) while it is open
+        or claimed.
+        """
+        request = requests.requeue_group(group_id, {"max_staleness": max_staleness, "policy": policy})
+        return cast("dict[str, Any]", self._request(request))
 
     def delete_group(self, group_id: str) -> None:
         """Delete the group and its rollouts; one that does not exist is no error."""
@@ -225,9 +250,10 @@ class Client:
                 train(batch.groups)
 
         A batch is acknowledged when the loop continues, or by `batch.ack()`. After an exception, a `break` or when the
-        generator is closed it is released, so that no group is lost: call `ack` before a `break`. The loop ends when no group
-        is available for `wait_s`; None waits without a limit. The reason why groups are refused or dropped is logged once per
-        reason.
+        generator is closed it is released, so that no group is lost: call `ack` before a `break`. What a wait lacks is logged
+        every 30 s, and the reason why groups are refused or dropped once per reason. The loop ends when no group is
+        available for `wait_s`. Without `wait_s` it raises ClientError (`code` is `wait_timeout`) after two hours; `math.inf`
+        waits without a limit.
 
         A client that was started again with the name of one that died takes its batches over after 40 s at most; consumers
         that run at the same time need different names.
@@ -235,9 +261,10 @@ class Client:
         Raises ClientError (`code` is `groups_refused`) if claims refuse every complete group for `stall_s`, or at once if the
         reason is `branches=one` or the format; never if `stall_s` is None.
         """
-        options = {**options, "policy": policy}
+        options = {**options, "policy": policy, "wait_s": wait_s, "lease_s": lease_s, "stall_s": stall_s}
+        listing = requests.listing("groups", {"status": "open", "limit": OPEN_PAGE}, None)
         return claim_batches(
-            self, consumer=consumer, groups=groups, wait_s=wait_s, lease_s=lease_s, stall_s=stall_s, **options
+            self, consumer=consumer, groups=groups, list_open=lambda: self._request(listing), **options
         )
 
     def policies(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class OpenedRollout(TypedDict):
     limits: dict[str, Any] | None
     deadline_s: float | None
     idle_s: float | None
+    start_s: float | None
     reply: dict[str, str] | None
     continuation: NotRequired[ContinuationMode]
     metadata: dict[str, Any]
@@ -42,7 +43,8 @@ class Change(TypedDict):
 class Rollout(TypedDict):
     """A rollout: open, completed, failed, aborted, truncated or limited; `counts` of steps and tokens.
 
-    `reason` is "deadline" if it was finished because it exceeded `deadline_s` or `idle_s`.
+    `reason` is "deadline" if it was finished because it exceeded `deadline_s`, `idle_s` or `start_s`. `warning` of a change
+    is why it has no effect.
     """
 
     rollout_id: str
@@ -54,6 +56,7 @@ class Rollout(TypedDict):
     limits: dict[str, Any] | None
     deadline_s: float | None
     idle_s: float | None
+    start_s: float | None
     reply: dict[str, str] | None
     continuation: NotRequired[ContinuationMode]
     metadata: dict[str, Any]
@@ -72,6 +75,7 @@ class Rollout(TypedDict):
     touched_ms: int
     finished_ms: int | None
     claimed_by: str | None
+    warning: NotRequired[str]
 
 
 class Choice(TypedDict):
@@ -161,7 +165,8 @@ class ClaimedGroup(TypedDict):
     of a list, for each entry of the lists of an object, for each rollout in Marin's groups. `rollouts`, `rewards` and
     `advantages` have an entry for each rollout that has rows. `skipped` lists the other members by `rollout_id`, with the
     reason (`why`), and the steps that no row trains by `step_id`. `delivery` is 1, or more if the group was in an earlier
-    batch, of `previous_consumer`: it may have trained on it.
+    batch, of `previous_consumer`: it may have trained on it. A group that was requeued has the number of its requeues, and
+    of the acknowledgements before (`acked`): if that is not 0, it was trained before.
     """
 
     group_id: str
@@ -178,6 +183,8 @@ class ClaimedGroup(TypedDict):
     rows: list[RowFacts]
     skipped: list[dict[str, Any]]
     data: Any
+    requeued: NotRequired[int]
+    acked: NotRequired[int]
 
 
 class BatchResult(TypedDict):

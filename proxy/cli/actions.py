@@ -1,4 +1,4 @@
-"""`tokentape rollout`, `policy` and `open`: requests that change one thing, with a line that reports the result.
+"""`tokentape rollout`, `group`, `policy` and `open`: requests that change one thing, with a line that reports the result.
 
 Every request is idempotent, so that a command whose response was lost can be repeated.
 """
@@ -39,6 +39,13 @@ async def delete_rollout(address: ControlAddress, rollout_id: str, *, as_json: b
     """Delete a rollout, also one that does not exist. Raises OSError if the request fails."""
     await _send(address, "DELETE", rollout_path(rollout_id))
     _report(f"rollout {rollout_id!r}: deleted", {"rollout_id": rollout_id, "deleted": True}, as_json=as_json)
+
+
+async def requeue_group(address: ControlAddress, group_id: str, body: Mapping[str, Any], *, as_json: bool) -> None:
+    """Put a group into the queue again. Fields that are None are omitted. Raises OSError if the request fails."""
+    path = f"/groups/{quote(group_id, safe='')}/requeue"
+    queued = await _send(address, "POST", path, _present(body))
+    _report(f"group {group_id!r}: {queued['status']}", queued, as_json=as_json)
 
 
 async def set_policy(address: ControlAddress, policy: str, body: Mapping[str, Any], *, as_json: bool) -> None:

@@ -23,7 +23,7 @@ _DEFAULT_POLICY: Final = "default"
 _NEGATIVE_NUMBERS: Final = {"ignore_unknown_options": True}  # `rollout reward R -1`: else -1 is an unknown option
 
 rollouts = Commands(name="rollout", help="Finish, reward or delete a rollout.", no_args_is_help=True)
-groups = Commands(name="group", help="List groups, or show one.", no_args_is_help=True)
+groups = Commands(name="group", help="List groups; show one, or put it into the queue again.", no_args_is_help=True)
 policies = Commands(
     name="policy", help="List policies; announce a version; pause and resume calls.", no_args_is_help=True
 )
@@ -119,6 +119,27 @@ def show_group(
     from proxy.cli.show import print_group  # noqa: PLC0415
 
     run(print_group(address_of(url, store, api_key), output(), group, as_json=as_json))
+
+
+@groups.command("requeue")
+def requeue_group(
+    group: GroupId,
+    max_staleness: Annotated[
+        int | None, typer.Option(min=0, help="`max_staleness` of its next delivery, instead of that of the claim.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Policy whose queue it is put into, if several are trained.")
+    ] = None,
+    url: ProxyUrl = DEFAULT_URL,
+    api_key: ProxyKey = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Put a group that was dropped or acknowledged into the queue again. One that was acknowledged is trained again."""
+    from proxy.cli.actions import requeue_group as requeue  # noqa: PLC0415 - keeps `--help` fast
+
+    body = {"max_staleness": max_staleness, "policy": policy}
+    run(requeue(address_of(url, None, api_key), group, body, as_json=as_json))
 
 
 @policies.command("list")

@@ -331,6 +331,29 @@ class AgentsSettings(Section):
     probes: ProbeSettings = Field(ProbeSettings(), description="Health probes, which are forwarded and not recorded.")
 
 
+class GroupSettings(Section):
+    """Groups that `POST /groups` opens: the limits of their rollouts, and rewards that are set late (docs/training-loop.md)."""
+
+    idle_s: float | None = Field(
+        3600,
+        gt=0,
+        description="`idle_s` of rollouts of groups that set none: seconds without a call after which a rollout that had one "
+        "is aborted. null: none.",
+    )
+    start_s: float = Field(
+        1800,
+        gt=0,
+        description="`start_s` of rollouts with `idle_s` that set none: seconds until the first call, after which a rollout "
+        "without one is aborted.",
+    )
+    reward_s: float = Field(
+        600,
+        ge=0,
+        description="Seconds after a group is complete in which claims wait for the rewards of rollouts that were finished "
+        "without one. 0: claims do not wait.",
+    )
+
+
 class ControlSettings(Section):
     """The control API."""
 

@@ -25,6 +25,7 @@ from proxy.config.sections import (
     ControlSettings,
     DialectSettings,
     EnginesSettings,
+    GroupSettings,
     HostPattern,
     Listen,
     ListenTlsSettings,
@@ -100,6 +101,7 @@ class Settings(BaseSettings):
         DialectSettings(), description="Dialects that are translated to chat completions."
     )
     control: ControlSettings = Field(ControlSettings(), description="The control API.")
+    groups: GroupSettings = Field(GroupSettings(), description="Groups of rollouts (docs/training-loop.md).")
     store: StoreSettings = Field(StoreSettings(), description="The store of rollouts and steps.")
     record: RecordSettings = Field(RecordSettings(), description="What is recorded.")
     continuation: ContinuationSettings = Field(

@@ -5,16 +5,16 @@ unfinished.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import orjson
 
 from proxy.clock import Clock
-from proxy.errors import DamagedStep, NotFound
-from proxy.rollouts.due_times import first_due_ms
-from proxy.rollouts.group import Group, age_fields, find_group, mark_finished, member_fields, state_fields
+from proxy.errors import Conflict, DamagedStep, NotFound
+from proxy.rollouts.due_times import first_due_ms, left_of
+from proxy.rollouts.group import Group, PolicyState, age_fields, find_group, mark_finished, member_fields, state_fields
 from proxy.rollouts.policy import read_announced
 from proxy.rollouts.rollout import SURPLUS, Rollout, read_rollout, write_fields
 from proxy.rollouts.steps import aside, read_steps
@@ -60,18 +60,21 @@ class GroupCompletion:
         for rollout in finished:
             if rollout.status in FAILED and rollout.reason != SURPLUS and rollout.rollout_id not in group.replaced:
                 attempts = group.attempts(rollout.rollout_id)
-                if attempts < group.replace and group.is_open:
-                    replaced[rollout.rollout_id] = await self._replacement(group, rollout, attempts + 1)
+                deadlines = left_of(rollout, self.clock.now_ms())
+                if attempts < group.replace and group.is_open and deadlines is not None:
+                    replaced[rollout.rollout_id] = await self._replacement(group, rollout, attempts + 1, deadlines)
         await mark_finished(self.store, self.clock, group, [rollout.rollout_id for rollout in finished], replaced)
 
-    async def _replacement(self, group: Group, rollout: Rollout, attempt: int) -> str:
-        """Open a rollout with the terms of a failed one; its ID is the same if this is repeated after a crash."""
+    async def _replacement(self, group: Group, rollout: Rollout, attempt: int, deadlines: Mapping[str, float]) -> str:
+        """Open a rollout with the terms of a failed one; its ID is the same if this is repeated after a crash.
+
+        All attempts have one deadline together.
+        """
         name = f"{rollout.rollout_id.removesuffix(f'~{attempt - 1}')}~{attempt}"
         stored = await self.store.groups.get(group.group_id)
-        fields = {} if stored is None else member_fields(orjson.loads(stored.fields["opened_with"]))
+        fields = {} if stored is None else member_fields(orjson.loads(stored.fields["opened_with"]), deadlines)
         now_ms = self.clock.now_ms()
-        timer_ms = first_due_ms({"deadline_s": rollout.deadline_s, "idle_s": rollout.idle_s}, now_ms)
-        await self.store.open(name, fields, now_ms=now_ms, timer_ms=timer_ms)
+        await self.store.open(name, fields, now_ms=now_ms, timer_ms=first_due_ms(deadlines, now_ms))
         self.metrics.group_events.labels("", "replaced").inc()
         return name
 
@@ -85,9 +88,8 @@ class GroupCompletion:
         fields: dict[str, bytes | None] = {**write_fields({"complete_ms": now_ms})}
         notes = {}
         for policy, versions in queued.items():
-            age = age_fields(*_oldest(versions))
-            fields |= state_fields(policy, status="complete", **age)
-            notes[policy] = orjson.dumps(age if versions else {**age, "empty": True})
+            fields |= state_fields(policy, status="complete", **age_fields(*_oldest(versions)))
+            notes[policy] = _note(versions)
         expect = {"status": None, "complete_ms": None}  # a group of other policies has no field status
         try:
             await self.store.queue.enqueue(group_id, notes, fields, expect=expect, now_ms=now_ms)
@@ -95,6 +97,42 @@ class GroupCompletion:
             return  # another process has enqueued it
         for policy in queued:
             self.metrics.group_events.labels(policy, "complete").inc()
+
+    async def requeue(self, group: Group, policy: str, *, max_staleness: int | None = None) -> Group:
+        """Put a group that was dropped or is done into the queue of a policy again; return it. One that is queued is unchanged.
+
+        Its next delivery has this `max_staleness` instead of that of the claim.
+
+        Raises:
+            Conflict: It is open, claimed, not for this policy, or queued with another `max_staleness`.
+            NotFound: It was deleted.
+        """
+        while True:
+            now_ms = self.clock.now_ms()
+            state = _requeued(group, policy, max_staleness, now_ms)
+            if state is None:
+                return group
+            versions = (await self._queued(group)).get(policy, set())
+            limit = {} if max_staleness is None else {"max_staleness": max_staleness}
+            values = {"why": None, "code": None, "batch_id": None, "consumer": None, "lease_ms": None}
+            fields = state_fields(
+                policy, status="complete", requeued=state.requeued + 1, requeued_ms=now_ms, max_staleness=max_staleness,
+                acked=state.acked + (state.status == "done"), **values, **age_fields(*_oldest(versions)),
+            )  # fmt: skip
+            expect = state_fields(policy, status=state.status, requeued=state.requeued or None)
+            notes = {policy: _note(versions, **limit)}
+            try:
+                stored = await self.store.queue.enqueue(group.group_id, notes, fields, expect=expect, now_ms=now_ms)
+            except FieldsChanged:  # another request was first
+                stored = None
+            else:
+                self.metrics.group_events.labels(policy, "requeued").inc(stored is not None)
+            found = await find_group(self.store, group.group_id)
+            if found is None:
+                raise NotFound(f"Group {group.group_id!r} not found.", param="group_id")
+            if stored is not None:
+                return found
+            group = found
 
     async def _queued(self, group: Group) -> dict[str, Versions]:
         """Return the policies in whose queues a group is put, each with the versions that sampled its tokens.
@@ -117,6 +155,32 @@ class GroupCompletion:
         if unmarked:
             await self._mark(group, unmarked)
         await self.complete_if_full(group.group_id)
+
+
+def _requeued(group: Group, policy: str, max_staleness: int | None, now_ms: int) -> PolicyState | None:
+    """Return the state of a group that can be put into a queue again; None if it is there already. Raises Conflict."""
+    name = f"Group {group.group_id!r}"
+    if group.is_open:
+        raise Conflict(f"{name} is open: it is queued once all its rollouts are finished.", param="group_id")
+    state = group.states.get(policy)
+    if state is None:
+        raise Conflict(f"{name} is not for policy {policy!r}: it has no steps of it.", param="policy")
+    status = state.status_at(now_ms)
+    if status == "claimed":
+        raise Conflict(
+            f"{name} is claimed by {state.consumer!r} in batch {state.batch_id!r}: release that batch, or wait for its end.",
+            param="group_id",
+        )
+    if status != "complete":
+        return state
+    if max_staleness not in (None, state.max_staleness):
+        raise Conflict(f"{name} is in the queue already: claim it with this max_staleness.", param="max_staleness")
+    return None
+
+
+def _note(versions: Versions, **options: int) -> bytes:
+    """Return what the entry of a group in a queue has for claims."""
+    return orjson.dumps({**age_fields(*_oldest(versions)), **({} if versions else {"empty": True}), **options})
 
 
 async def members_of(store: Store, group: Group) -> list[Rollout]:

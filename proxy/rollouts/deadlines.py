@@ -1,10 +1,11 @@
-"""Deadlines of rollouts: a rollout that is older than `deadline_s`, or had no call in flight for `idle_s`, is finished.
+"""Deadlines of rollouts: a rollout that is older than `deadline_s`, had no call in flight for `idle_s` since its first one, or
+had no call for `start_s`, is finished.
 
 Rule 1: the rollout in the store decides: its age, and `touched_ms`, which each call sets when it begins and when its step is
         stored. Timers in the store are only the times at which some process looks at a rollout.
 Rule 2: every process looks at rollouts whose timers have expired. A claimed timer is removed after the rollout is finished and
         its group is complete; if the process dies before, the timer expires again, and another process completes the work.
-Rule 3: a process touches the rollouts with `idle_s` that have calls in flight. An idle rollout is finished only if it was not
+Rule 3: a process touches the rollouts with `idle_s` that have calls in flight. A quiet rollout is finished only if it was not
         touched since it was read. So of a call and a finish at the same moment the store has one first: either the rollout
         stays open, or the call is rejected (decisions/067).
 """
@@ -18,7 +19,7 @@ from typing import Any, Final, Self
 
 from proxy.clock import Clock
 from proxy.errors import Conflict, NotFound
-from proxy.rollouts.due_times import MIN_IDLE_S, due_ms_of, is_past_deadline
+from proxy.rollouts.due_times import MIN_IDLE_S, due_ms_of, is_past_deadline, next_look_ms
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.rollout import DEADLINE, Rollout, read_rollout
 from proxy.telemetry.logs import LOG
@@ -35,6 +36,7 @@ _FINISHES_AT_ONCE: Final = 32
 _TOUCHES_PER_IDLE: Final = 3
 _TOUCHES_AT_ONCE: Final = 64
 _TICK_S: Final = 0.25
+_TOUCHED_PART: Final = 0.01  # of `idle_s`: a call that ends so soon after a touch is not touched again
 
 
 class Deadlines:
@@ -94,7 +96,7 @@ class Deadlines:
             return None
         due, now_ms = due_ms_of(rollout), self._clock.now_ms()
         if due is None or due > now_ms:
-            return due
+            return next_look_ms(rollout, now_ms)
         seen_ms = None if is_past_deadline(rollout, now_ms) else rollout.touched_ms
         try:
             rollout = await self._finisher.finish(rollout, "aborted", reason=DEADLINE, touched_ms=seen_ms)
@@ -102,7 +104,7 @@ class Deadlines:
             return until_ms  # finished otherwise at this moment; look whether its group is complete
         except NotFound:
             return None
-        return None if rollout.is_finished else due_ms_of(rollout)
+        return None if rollout.is_finished else next_look_ms(rollout, now_ms)
 
     async def _sweep_forever(self) -> None:
         while True:
@@ -117,10 +119,11 @@ class Deadlines:
 
 @dataclass(slots=True)
 class _Active:
-    """One incarnation of a rollout with calls in flight. `touch_s` is the time of the event loop at which it is touched."""
+    """One incarnation of a rollout with calls in flight. `touched_s` and `touch_s`: its last and its next touch on the loop."""
 
     calls: int
     every_s: float
+    touched_s: float
     touch_s: float
 
 
@@ -159,10 +162,11 @@ class Activity:
 
     @contextmanager
     def kept(self, rollout: Rollout) -> Iterator[None]:
-        """Touch a rollout with `idle_s`, which its call has opened just now, inside the context and at the end."""
+        """Touch a rollout with `quiet_s`, which its call has opened just now, inside the context and at the end."""
         name = Timer(rollout.rollout_id, rollout.incarnation)
-        every_s = max(rollout.idle_s or 0, MIN_IDLE_S) / _TOUCHES_PER_IDLE
-        active = self._active.setdefault(name, _Active(0, every_s, asyncio.get_running_loop().time() + every_s))
+        quiet_s, now_s = max(rollout.quiet_s or 0, MIN_IDLE_S), asyncio.get_running_loop().time()
+        every_s = quiet_s / _TOUCHES_PER_IDLE
+        active = self._active.setdefault(name, _Active(0, every_s, now_s, now_s + every_s))
         active.calls += 1
         self._has_active.set()
         try:
@@ -171,7 +175,8 @@ class Activity:
             active.calls -= 1
             if not active.calls:
                 del self._active[name]
-                self._run(self._touch_at_end(name))
+                if asyncio.get_running_loop().time() - active.touched_s > _TOUCHED_PART * quiet_s:
+                    self._run(self._touch_at_end(name))
 
     async def touch(self) -> None:
         """Touch each rollout whose time has come. Raises StorageError."""
@@ -182,7 +187,8 @@ class Activity:
             now_ms = self._clock.now_ms()
             await asyncio.gather(*(self._store.renew(*name, now_ms=now_ms) for name, _ in chunk))
             for _, active in chunk:
-                active.touch_s = loop.time() + active.every_s
+                active.touched_s = loop.time()
+                active.touch_s = active.touched_s + active.every_s
 
     async def _touch_at_end(self, name: Timer) -> None:
         """Touch a rollout at the end of a call, which may have no step."""

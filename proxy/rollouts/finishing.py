@@ -143,6 +143,6 @@ class Finisher:
         group = await self.completion.member_finished(rollout)
         if group is not None and rollout.is_over_sampled and rollout.reason != SURPLUS:
             await self.finish_surplus(group.group_id)
-        if rollout.deadline_s is not None or rollout.idle_s is not None:
+        if (rollout.deadline_s, rollout.idle_s, rollout.start_s) != (None, None, None):
             with suppress(StorageError):  # it expires, and is removed then
                 await self.store.timers.remove(Timer(rollout.rollout_id, rollout.incarnation))

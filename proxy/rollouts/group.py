@@ -32,7 +32,8 @@ class PolicyState:
     the batch is acknowledged; dropped if it left the queue untrained, with the reason in `why` and its kind in `code`.
     `epoch` is the earliest epoch of the policy in which a token of the group was sampled, and `oldest` the oldest version among
     those tokens, None if unknown. `delivery`: how many batches had the group; `delivered_to`: the consumer of the last of them,
-    also once it was released.
+    also once it was released. `requeued` is how often it was put into the queue again, the last time at `requeued_ms` with
+    `max_staleness`, and `acked` how often it was acknowledged before that.
     """
 
     status: str
@@ -45,6 +46,10 @@ class PolicyState:
     code: str | None = None
     delivery: int = 0
     delivered_to: str | None = None
+    requeued: int = 0
+    acked: int = 0
+    requeued_ms: int | None = None
+    max_staleness: int | None = None
 
     def status_at(self, now_ms: int) -> str:
         """Return the status; a claimed group with an expired lease is complete."""
@@ -97,6 +102,16 @@ class Group:
         while name in before:
             name, count = before[name], count + 1
         return count
+
+    def queued_ms(self, policy: str) -> int:
+        """Return when the group was put into the queue of a policy."""
+        state = self.states.get(policy)
+        return max(self.complete_ms or 0, (state and state.requeued_ms) or 0)
+
+    def requeues(self, policy: str) -> dict[str, int]:
+        """Return how often the group was requeued for a policy, and acknowledged before; empty if it was not requeued."""
+        state = self.states.get(policy)
+        return {"requeued": state.requeued, "acked": state.acked} if state and state.requeued else {}
 
     def _latest(self, name: str) -> str:
         while name in self.replaced:
@@ -221,9 +236,8 @@ async def find_group(store: Store, group_id: str) -> Group | None:
     return None if stored is None else read_group(stored, await store.groups.marks(group_id))
 
 
-def member_fields(opening: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the fields with which the rollouts of a group are created. `opening`: the body with which it was opened."""
-    deadlines = {name: opening[name] for name in ("deadline_s", "idle_s") if name in opening}
+def member_fields(opening: Mapping[str, Any], deadlines: Mapping[str, float]) -> dict[str, bytes]:
+    """Return the fields with which rollouts of a group are created. `opening`: the body with which it was opened."""
     is_over_sampled = True if opening.get("over_sample") else None
     terms = {**opening.get("rollout", {}), **deadlines, "is_over_sampled": is_over_sampled}
     return write_fields({**terms, "group_id": opening["group_id"]})

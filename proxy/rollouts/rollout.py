@@ -21,7 +21,7 @@ DELIVERED_MARK = "delivered:"  # a retry of its client got the stored response
 
 
 RESULT: Final = "osmosis"  # in the metadata: the result that a rollout server or an agent reported
-DEADLINE: Final = "deadline"  # the reason of rollouts that exceeded `deadline_s` or `idle_s`
+DEADLINE: Final = "deadline"  # the reason of rollouts that exceeded `deadline_s`, `idle_s` or `start_s`
 SURPLUS: Final = "surplus"  # the reason of rollouts that their over-sampled group does not need
 DRIFT_FIELD: Final = "drift"  # counted when the rollout is finished, and completed later
 TASK_FIELD: Final = "task"  # the first words of the first call
@@ -78,8 +78,8 @@ class Rollout(Struct, frozen=True):
     """A rollout. Times are Unix milliseconds.
 
     `step_rewards` are by step ID: a number, or one for each sampled token; `thread_rewards` by thread. `claims` rely on its
-    rewards, which are frozen then (see `freezing`). `reason` is why TokenTape finished the rollout itself. `deadline_s` counts
-    from its creation, `idle_s` from its last call (see `deadlines`).
+    rewards, which are frozen then (see `freezing`). `reason` is why TokenTape finished the rollout itself. `deadline_s` and
+    `start_s`, the time until its first call, count from its creation, `idle_s` from its last call (see `deadlines`).
     """
 
     rollout_id: str
@@ -103,6 +103,7 @@ class Rollout(Struct, frozen=True):
     limits: Limits = _NO_LIMITS
     deadline_s: float | None = None
     idle_s: float | None = None
+    start_s: float | None = None
     is_over_sampled: bool = False  # its group may not need it
     osmosis: Mapping[str, Any] = {}  # of its dispatch: server, protocol, state
     result: Mapping[str, Any] | None = None  # reported by its rollout server: status, reward
@@ -124,6 +125,11 @@ class Rollout(Struct, frozen=True):
     def is_finished(self) -> bool:
         """Whether the rollout is finished."""
         return self.status in FINISHED
+
+    @property
+    def quiet_s(self) -> float | None:
+        """How long it can be without a touch while its calls are in flight; None without a limit."""
+        return self.start_s if self.idle_s is None and self.began_ms is None else self.idle_s
 
     @property
     def claimed_by(self) -> str | None:
@@ -174,6 +180,7 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         limits=_limits(limits) if (limits := fields.get("limits")) else _NO_LIMITS,
         deadline_s=fields.get("deadline_s"),
         idle_s=fields.get("idle_s"),
+        start_s=fields.get("start_s"),
         is_over_sampled=fields.get("is_over_sampled", False),
         osmosis=fields.get("osmosis") or {},
         result=fields.get("result"),

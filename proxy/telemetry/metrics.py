@@ -34,7 +34,7 @@ _LOGPROB_DIFFERENCES = (1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 _SIGNS: Final = ("positive", "negative")
 
-_GROUP_EVENTS: Final = ("complete", "claimed", "released", "done", "dropped")
+_GROUP_EVENTS: Final = ("complete", "claimed", "released", "done", "dropped", "requeued")
 
 # Why claims refuse or drop groups: the codes of their responses.
 _STALE: Final = ("stale", "earlier_epoch", "unknown_version")
@@ -44,12 +44,13 @@ REFUSAL_REASONS: Final = (
     "forked",
     "format",
     "no_reward",
+    "reward_pending",
     "no_advantage",
     "no_rows",
     "not_scored",
     "damaged_step",
 )
-DROP_REASONS: Final = (*_STALE, "equal_rewards", "too_few_members")
+DROP_REASONS: Final = (*_STALE, "equal_rewards", "too_few_members", "no_reward")
 
 # The values of proxy.rollouts.audit.verdict.Verdict.
 VERDICTS: Final = ("aligned", "shifted", "other weights", "wrong tokens")
@@ -242,7 +243,7 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "fidelity_problems": (Counter, "Fidelity problems of stored steps, by code (docs/fidelity.md).", ("code",)),
     "undelivered_steps": (Counter, "Stored steps whose client disconnected before the end of the response.", ()),
     "late_steps": (Counter, "Steps stored after their rollout finished; exports omit them by default.", ()),
-    "deadline_rollouts": (Counter, "Rollouts finished as aborted because they exceeded deadline_s or idle_s.", ()),
+    "deadline_rollouts": (Counter, "Rollouts finished as aborted because they exceeded deadline_s, idle_s or start_s.", ()),
     "restored_rollouts": (Counter, "Expired rollouts (store.ttl_s) that a step restored.", ()),
     "discarded_steps": (Counter, "Steps discarded because their rollout was deleted during the call.", ()),
     "idempotent_replays": (
@@ -278,7 +279,7 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         Counter, "Boundaries in finished rollouts where the messages continue and the token ids do not, by kind of drift.",
         ("kind",),
     ),
-    "group_events": (Counter, "Groups that became complete, claimed, released, done or dropped.", ("policy", "event")),
+    "group_events": (Counter, "Groups that became complete, claimed, released, done, dropped, requeued.", ("policy", "event")),
     "reward": (
         _REWARDS,
         "Rewards of claimed groups, each once, by windows of the version of the oldest token. The sum is `reward_amount`.",

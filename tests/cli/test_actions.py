@@ -10,6 +10,7 @@ from proxy.cli.actions import (
     finish_rollout,
     open_page,
     pause_policy,
+    requeue_group,
     resume_policy,
     reward_rollout,
     set_policy,
@@ -64,6 +65,23 @@ async def test_the_replacement_of_a_failed_member_is_named(address, call_proxy, 
     await finish_rollout(address, opened["rollouts"][0]["rollout_id"], {"status": "failed"}, as_json=False)
 
     assert "; replaced by " in capsys.readouterr().err
+
+
+async def test_a_group_is_requeued_and_an_open_one_is_refused(address, call_proxy, capsys):
+    opened = await call_proxy("POST", "/groups", {"group_id": "g/1", "size": 1})
+    with pytest.raises(Refused, match="is open"):
+        await requeue_group(address, "g/1", {"max_staleness": None, "policy": None}, as_json=False)
+    body = {"status": "completed", "reward": 1.0}
+    await call_proxy("POST", f"/rollouts/{opened['rollouts'][0]['rollout_id']}/finish", body)
+    batch = await call_proxy("POST", "/batches/claim", {"consumer": "c", "min_group": 2})
+    assert [("g/1", "too_few_members")] == [(group["group_id"], group["code"]) for group in batch["dropped"]]
+    for _ in range(2):
+        await requeue_group(address, "g/1", {"max_staleness": 3, "policy": None}, as_json=False)
+    await requeue_group(address, "g/1", {"max_staleness": None, "policy": "default"}, as_json=True)
+    captured = capsys.readouterr()
+
+    assert ["group 'g/1': complete"] * 2 == captured.err.splitlines()
+    assert 1 == orjson.loads(captured.out)["requeued"]
 
 
 async def test_a_policy_is_announced_paused_and_resumed(address, call_proxy, http, capsys):

@@ -89,7 +89,7 @@ async def test_a_group_with_an_unreadable_step_is_in_the_queues_of_all_policies(
 async def test_concurrent_completions_enqueue_a_group_once_in_each_queue(proxy, store):
     """Also after a claim has acknowledged it for one policy."""
     names = await opened(proxy, "g", ["planner", "coder"])
-    await store.update_if(names[0], {"status": b'"completed"'}, expect={}, now_ms=1)
+    await store.update_if(names[0], {"status": b'"completed"', "reward": b"1"}, expect={}, now_ms=1)
     group = await find_group(store, "g")
     completions = [
         GroupCompletion(store, SystemClock(), make_metrics(CollectorRegistry()), policies_of(POLICIES).trained)

@@ -18,6 +18,7 @@ class BatchServer:
         self.dropped: list[dict] = []
         self.other = 0
         self.requests: list[tuple] = []
+        self.open_groups: list[dict] | None = []
         self.lost: set[str] = set()
         self.partly_lost: list[str] = []
         self.long_polls = True
@@ -28,6 +29,10 @@ class BatchServer:
     async def respond(self, request, body):
         if request.path == "/batches/claim":
             return await self.claim(body)
+        if request.path == "/groups":
+            if self.open_groups is None:
+                return web.json_response({}, status=500)
+            return web.json_response({"groups": self.open_groups, "cursor": None})
         _, _, batch, verb = request.path.split("/")
         self.requests.append((verb, batch, body))
         if batch in self.lost:

@@ -86,7 +86,7 @@ async def test_a_rollout_whose_process_is_killed_during_a_call_is_idle_from_then
     """While the process was alive, the call kept the rollout open, although the other one swept."""
     (first, url), (_second, other) = await asyncio.gather(replica(), replica())
     for name in ("busy", "idle"):
-        await post(http, other + "/rollouts", {"rollout_id": name, "idle_s": 1.2})
+        await post(http, other + "/rollouts", {"rollout_id": name, "idle_s": 1.2, "start_s": 1.2})
     call = asyncio.ensure_future(http.post(f"{url}/rollouts/busy{CHAT}", json=BODY))
     async with asyncio.timeout(TIMEOUT_S):
         await engine.reached.wait()

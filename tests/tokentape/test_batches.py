@@ -11,6 +11,7 @@ from batching import BatchServer, group, refused
 from proxy import errors
 from tokentape import AsyncClient, ClientError
 from tokentape.batches import GROUPS_REFUSED, LEASE_LOST, Stall
+from tokentape.waits import MAX_WAIT_S
 
 
 @pytest.fixture
@@ -295,17 +296,65 @@ def test_a_stall_begins_again_after_a_claim_that_refused_not_all_groups(monkeypa
         stall.check(claim("stale"))
 
 
-async def test_a_long_wait_is_split_into_claims(client, server, monkeypatch):
-    """The proxy accepts 600 s; the loop ends after `wait_s` in total."""
+@pytest.fixture
+def hurried(server, monkeypatch):
+    """A clock that is 7 s later at each reading, and claims that return at once."""
     readings = count()
-    monkeypatch.setattr("tokentape.batches.monotonic", lambda: 7.0 * next(readings))  # each reading is 7 s later
+    monkeypatch.setattr("tokentape.waits.monotonic", lambda: 7.0 * next(readings))
     server.long_polls = False
 
+
+async def test_a_long_wait_is_split_into_claims(client, server, hurried):
+    """The proxy accepts 600 s; the loop ends after `wait_s` in total."""
     assert [] == [batch async for batch in client.batches(consumer="c", groups=1, wait_s=100, stall_s=None)]
     waits = [request[1]["wait_s"] for request in server.requests]
-    assert waits == sorted(waits, reverse=True)
-    assert 30 == waits[0] == waits[1]
-    assert 0 <= waits[-1] < 30
+    assert len(waits) > 1
+    assert all(0 <= wait_s <= 30 for wait_s in waits)
+
+
+async def test_a_wait_logs_what_it_waits_for(client, server, hurried, caplog):
+    """Every 30 s: the groups of the last claim by reason, and the oldest open groups. An error of the list is no error."""
+    server.refused, server.other = [refused("g1", "no_reward")], 1
+    server.open_groups = [{"group_id": f"o{number}", "finished": 3, "members": 4} for number in range(4)]
+    options = {"consumer": "c", "groups": 2, "exact": True, "policy": "planner", "stall_s": None}
+    assert [] == [batch async for batch in client.batches(wait_s=300, **options)]
+    first = [record.message for record in caplog.records if "waiting" in record.message]
+    caplog.clear()
+    server.open_groups = None
+    assert [] == [batch async for batch in client.batches(wait_s=300, **options)]
+    second = [record.message for record in caplog.records if "waiting" in record.message]
+
+    assert min(len(first), len(second)) >= 2
+    assert first[0].startswith(
+        "waiting for 2 complete groups at once of policy 'planner': 2 available; 0 claimed by others; refused: no_reward (1), "
+        "such as 'g1': it is no_reward; 4 open: 'o3' with 3 of 4 rollouts finished, 'o2' with 3 of 4 rollouts finished, 'o1' "
+    )
+    assert second[0].startswith("waiting for 2 complete groups at once of policy 'planner': 2 available")
+    assert "open" not in second[0]
+
+
+async def test_a_wait_without_wait_s_ends_with_its_reason(client, server, hurried, monkeypatch):
+    """After two hours, as an error; it begins again with each batch."""
+    monkeypatch.setattr("tokentape.batches.MAX_WAIT_S", 200.0)
+    server.ready = [[group("g1")]]
+    seen = []
+    with pytest.raises(
+        ClientError, match=r"s for a complete group: 0 available; .* no group is open. Set wait_s"
+    ) as caught:
+        seen += [batch async for batch in client.batches(consumer="c", groups=1)]
+
+    assert "wait_timeout" == caught.value.code
+    assert ["ack b1"] == server.ended()
+    assert 7200 == MAX_WAIT_S
+
+
+def test_pending_rewards_are_no_stall(monkeypatch):
+    """Such a group is claimed or dropped after `reward_s`."""
+    monkeypatch.setattr("tokentape.batches.monotonic", lambda: 1e9 * next(readings))
+    readings = count()
+    stall = Stall(60.0)
+    for _ in range(3):
+        stall.check(claim("no_reward", "reward_pending", available=2))
 
 
 async def test_closing_the_generator_releases_the_batch(client, server):

@@ -104,3 +104,23 @@ async def test_the_changes_of_a_proxy_are_followed(url):
             named.add((await asyncio.wait_for(anext(every), 60))["rollout_id"])
 
         assert {"rollout_id": "r2", "index": None, "step_id": None} == await asyncio.wait_for(anext(one), 60)
+
+
+async def test_a_long_outage_is_logged_and_ends_with_its_error(engine, delays, monkeypatch, caplog):
+    """Every 30 s, and after two hours; a connection begins the time again."""
+    now = [0.0]
+    monkeypatch.setattr("tokentape.waits.monotonic", lambda: now[0])
+
+    async def passed(seconds):
+        now[0] += 10.0
+
+    monkeypatch.setattr("tokentape.events.sleep", passed)
+    engine.respond = streaming([OPENED, "die"], *[503] * 9, [OPENED, "die"], *[503] * 2000)
+    async with AsyncClient(engine.url, attempts=1) as client:
+        with pytest.raises(ClientError, match="503"):
+            async for _ in client.events():
+                assert now[0] < 200
+
+    assert 7100 <= now[0] - 110 < 7300
+    assert caplog.messages[0].startswith("waiting for a connection: ")
+    assert 200 < len(caplog.messages) < 260

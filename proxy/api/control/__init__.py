@@ -7,7 +7,7 @@ token_texts   texts of a step's tokens
 images        an image of a rollout
 exports       rows for trainers
 export_query  options of an export, and the rows of one rollout
-groups        open, list, get, export, delete
+groups        open, list, get, export, requeue, delete
 group_rows    rows of a group, combined
 batches       claim, acknowledge, extend, release
 claims        selection of the groups of a claim
@@ -74,6 +74,7 @@ CONTROL_ROUTES: list[web.RouteDef] = [
     web.get(_GROUP, groups.show_group),
     web.delete(_GROUP, groups.delete_group),
     web.get(f"{_GROUP}/export", groups.export_group),
+    web.post(f"{_GROUP}/requeue", groups.requeue_group),
     web.post("/batches/claim", batches.claim_batch),
     web.post(f"{_BATCH}/ack", batches.ack_batch),
     web.post(f"{_BATCH}/release", batches.release_batch),

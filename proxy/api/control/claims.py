@@ -21,7 +21,14 @@ import orjson
 
 from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery
-from proxy.api.control.group_rows import GroupFilter, Reason, check_members, read_group_rows
+from proxy.api.control.group_rows import (
+    REWARD_PENDING,
+    GroupFilter,
+    Reason,
+    check_members,
+    read_group_rows,
+    why_pending,
+)
 from proxy.api.control.outcomes import Outcome, estimate
 from proxy.api.control.reward_metrics import Earned, earned_by, observe_claimed
 from proxy.api.control.schemas import ClaimBatch
@@ -153,7 +160,7 @@ def _still_refused(context: Context, claim: Claim) -> set[str]:
     if now - claim.examined_at < _EXAMINE_INTERVAL_S:
         return set(claim.refused)
     claim.examined_at = now
-    return {name for name, reason in claim.refused.items() if reason.code != MissingReward.code}
+    return {name for name, reason in claim.refused.items() if reason.code not in (MissingReward.code, REWARD_PENDING)}
 
 
 async def release(
@@ -227,7 +234,7 @@ async def _lease(context: Context, claim: Claim, waiting: QueuedGroup) -> bool:
     too_stale = why_stale(claim, waiting)
     keeps = claim.body.stale == "keep" or (too_stale is not None and too_stale.code == _LATER)
     kept = too_stale if keeps else None
-    if kept is None and too_stale is None and claim.body.members == "all":
+    if kept is None and too_stale is None:
         kept = await _why_incomplete(context, claim, waiting)
     if kept is not None:
         claim.refused[waiting.group] = kept
@@ -241,18 +248,30 @@ async def _lease(context: Context, claim: Claim, waiting: QueuedGroup) -> bool:
 
 
 async def _why_incomplete(context: Context, claim: Claim, waiting: QueuedGroup) -> Reason | None:
-    """Return why a group with all its members is not complete, or None.
+    """Return why a claim waits for a group: a member lacks something with members=all, or a reward may be set late.
 
     It is not leased and its rewards are not frozen for this: a missing one may be set at any time.
     """
+    reward_s = _reward_s(context, claim)
+    if claim.body.members != "all" and not reward_s:
+        return None
     group = await find_group(context.store, waiting.group)
     if group is None:
         return None
+    group, rollouts = counted(group, await members_of(context.store, group))
     try:
-        check_members(claim.query, *counted(group, await members_of(context.store, group)), claim.conditions)
+        check_members(claim.query, group, rollouts, claim.conditions)
     except Conflict as error:
         return Reason(error.reason, error.message)
-    return None
+    left_s = reward_s - (context.clock.now_ms() - group.queued_ms(claim.policy.name)) / 1000
+    return why_pending(rollouts, left_s) if left_s > 0 else None
+
+
+def _reward_s(context: Context, claim: Claim) -> float:
+    """Return how long the claim waits for rewards; by default, if it does not choose the members that count."""
+    if claim.body.reward_s is not None:
+        return claim.body.reward_s
+    return context.settings.groups.reward_s if claim.body.members is None else 0
 
 
 async def _render(context: Context, claim: Claim, held: Held) -> bool:
@@ -275,7 +294,8 @@ def why_stale(claim: Claim, waiting: QueuedGroup) -> Reason | None:
     Its staleness is that within the announced epoch: a token ahead of the announced version is fresh.
     """
     max_staleness, now = claim.body.max_staleness, claim.announced.epoch
-    if orjson.loads(waiting.note).get("empty"):
+    note = orjson.loads(waiting.note)
+    if note.get("empty"):
         return None
     oldest, epoch = _oldest(waiting)
     if epoch < now and claim.body.earlier_epochs == "drop":
@@ -283,6 +303,7 @@ def why_stale(claim: Claim, waiting: QueuedGroup) -> Reason | None:
         return Reason("earlier_epoch", why)
     if max_staleness is None:
         return None
+    max_staleness = note.get("max_staleness", max_staleness)  # of a group that was requeued with another
     if epoch > now:
         why = f"its oldest token is of epoch {epoch} of the policy, and the announced one is {now}"
         return Reason(_LATER, why)
@@ -395,6 +416,7 @@ async def _render_frozen(
         "delivery": held.delivery,
         "previous_consumer": held.previous_consumer,
         "metadata": group.metadata,
+        **group.requeues(claim.policy.name),
         **gathered.described(query),
         "late": {rollout.rollout_id: late for rollout in rollouts if (late := rollout.counts.get("late", 0))},
     }
@@ -431,11 +453,14 @@ async def supersede_earlier(context: Context, claim: Claim) -> None:
 
 
 async def _drop(context: Context, claim: Claim, held: Held, reason: Reason) -> None:
-    """Remove a group from the queue for good. It can still be read and exported."""
-    await _unfreeze(context, claim, held)
+    """Remove a group from the queue. It can still be read, exported and requeued.
+
+    Its rewards are frozen until it is dropped, so that the response to a later change can have a warning.
+    """
     policy, unheld = claim.policy.name, dict.fromkeys(_UNHELD)
     fields = state_fields(policy, status="dropped", why=reason.why, code=reason.code, **unheld)
     if await context.store.queue.remove(held.waiting, claim.batch_id, fields, now_ms=context.clock.now_ms()):
         claim.dropped[held.waiting.group] = reason
         context.metrics.group_events.labels(policy, "dropped").inc()
         context.metrics.dropped_groups.labels(policy, reason.code).inc()
+    await _unfreeze(context, claim, held)

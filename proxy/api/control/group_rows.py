@@ -1,7 +1,8 @@
 """The rows of a group's rollouts with their advantages, combined in the trainer's format."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -20,6 +21,14 @@ from proxy.trajectory.advantages import ESTIMATORS
 Members: TypeAlias = Literal["all", "rewarded", "completed"]
 MEMBERS: Final[tuple[Members, ...]] = ("all", "rewarded", "completed")
 GONE: Final = "deleted or expired"
+REWARD_PENDING: Final = "reward_pending"
+_SCORED: Final = ("completed", "truncated")  # rollouts that get a reward
+_MISSING: Final = {
+    MissingReward.code: "lack rewards",
+    "no_rows": "have no rows",
+    "not_completed": "are not completed",
+    DamagedStep.reason: "have an unreadable step",
+}
 _LEAST: Final = 1
 _LEAST_OF_SIZE: Final = 2  # one rollout alone has no baseline
 
@@ -137,16 +146,13 @@ async def read_group_rows(
     cannot be read is skipped; where a group must be `whole`, it raises DamagedStep.
     """
     check_members(query, group, rollouts, conditions)
-    rewards = {_rewards_of(rollout) for rollout in rollouts} - {None}
-    if conditions.only_mixed and len(rewards) < 2:
-        why = (
-            f"all its {len(rollouts)} rollouts have the same reward" if rewards else "none of its rollouts has a reward"
-        )
-        return GroupRows([], [], Reason("equal_rewards", why))
+    if conditions.only_mixed and (equal := _why_equal(rollouts)) is not None:
+        return GroupRows([], [], equal)
     excluded = _excluded(query, group, rollouts, conditions)
     outcomes = outcomes or await estimate(await read_outcomes(context, query, rollouts), query.advantage)
     found = {outcome.rollout.rollout_id: outcome for outcome in outcomes}
     members = []
+    missing: Counter[str] = Counter()
     skipped: list[dict[str, Any]] = [{"rollout_id": name, "why": why} for name, why in group.unneeded.items()]
     counted = [found[name] for name in group.members if name not in excluded]
     async with aclosing(_read_members(context, query, counted, whole=whole)) as reading:
@@ -164,11 +170,49 @@ async def read_group_rows(
                 if conditions.members == "all":
                     raise _incomplete(name, reason)
                 skipped.append({"rollout_id": name, "why": reason.why})
+                missing[reason.code] += 1
     least = conditions.least(group)
     if len(members) < least:
-        why = f"{len(members)} of its rollouts have rows; min_group is {least}"
-        return GroupRows([], skipped, Reason("too_few_members", why))
+        return GroupRows([], skipped, _too_few(len(members), missing, least))
     return GroupRows(members, skipped, outcomes=outcomes)
+
+
+def _why_equal(rollouts: Sequence[Rollout]) -> Reason | None:
+    """Return why the rewards of a group are not mixed; None if they are."""
+    rewards = [known for rollout in rollouts if (known := _rewards_of(rollout)) is not None]
+    if len(set(rewards)) > 1:
+        return None
+    if not rewards:
+        return Reason(MissingReward.code, f"{len(rollouts)} of {len(rollouts)} rollouts lack rewards")
+    if lacking := len(rollouts) - len(rewards):
+        why = f"its rewards are equal: {len(rewards)} of {len(rollouts)} rollouts; {lacking} lack rewards"
+    else:
+        why = f"all its {len(rollouts)} rollouts have the same reward"
+    return Reason("equal_rewards", why)
+
+
+def _too_few(count: int, missing: Mapping[str, int], least: int) -> Reason:
+    """Return why a group with rows of `count` members is not exported: what the others lack, by their number."""
+    total = count + sum(missing.values())
+    lacking = [f"{number} of {total} rollouts {_MISSING[code]}" for code, number in missing.items()]
+    why = f"{', '.join(lacking) or f'it has {total} rollouts'}; {count} can be trained, min_group is {least}"
+    is_reward = count + missing.get(MissingReward.code, 0) >= least
+    return Reason(MissingReward.code if is_reward else "too_few_members", why)
+
+
+def why_pending(rollouts: Sequence[Rollout], left_s: float) -> Reason | None:
+    """Return why a claim waits for rewards of these members of a group; None if each that gets a reward has one."""
+    count = sum(rollout.status in _SCORED and not _has_signal(rollout) for rollout in rollouts)
+    if not count:
+        return None
+    why = f"{count} of {len(rollouts)} rollouts lack rewards; claims wait for them for another {left_s:.0f} s"
+    return Reason(REWARD_PENDING, why)
+
+
+def _has_signal(rollout: Rollout) -> bool:
+    """Return whether a rollout has a reward, of itself or in it, or an advantage."""
+    in_it = rollout.step_rewards or rollout.thread_rewards
+    return rollout.reward is not None or rollout.advantages is not None or bool(in_it)
 
 
 async def _read_members(

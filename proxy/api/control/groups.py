@@ -1,4 +1,4 @@
-"""The routes of `/groups`: open a group with its rollouts, list, get, export and delete groups."""
+"""The routes of `/groups`: open a group with its rollouts, list, get, export, requeue and delete groups."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from proxy.api.control.export_query import EXPORT_OPTIONS, IN_GROUP, ExportQuery
 from proxy.api.control.exports import skipped_header
 from proxy.api.control.group_rows import MEMBERS, GroupFilter, GroupRows, Members, read_group_rows
 from proxy.api.control.rollouts import credentials, opened
-from proxy.api.control.schemas import OpenGroup, body_from
+from proxy.api.control.schemas import OpenGroup, RequeueGroup, body_from
 from proxy.api.http import json_response
 from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_id_from
 from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict, NotFound, RequestTooLarge
 from proxy.export.containers import Json
 from proxy.rollouts.completion import counted, members_of
-from proxy.rollouts.due_times import first_due_ms
+from proxy.rollouts.due_times import deadlines_of, first_due_ms
 from proxy.rollouts.group import STATUSES, Group, PolicyState, find_group, member_fields, read_group
 from proxy.rollouts.rollout import Rollout, write_fields
 from proxy.rollouts.steps import aside
@@ -45,11 +45,13 @@ async def open_group(request: web.Request) -> web.Response:
     own = {"over_sample": opening.over_sample or None, "replace": opening.attempts or None}
     fields = write_fields({**values, **own})
     fields["opened_with"] = orjson.dumps(payload, option=orjson.OPT_SORT_KEYS)
-    terms_fields = member_fields(payload)
+    defaults = context.settings.groups
+    deadlines = deadlines_of({**terms, **payload}, idle_s=defaults.idle_s, start_s=defaults.start_s)
+    terms_fields = member_fields(payload, deadlines)
     _check_size(len(members), terms_fields)
     rollouts = dict.fromkeys(members, terms_fields)
     now_ms = context.clock.now_ms()
-    timer_ms = first_due_ms({**terms, **payload}, now_ms)
+    timer_ms = first_due_ms(deadlines, now_ms)
     stored = await context.store.open_group(name, fields, rollouts, now_ms=now_ms, timer_ms=timer_ms)
     if stored.fields.get("opened_with") != fields["opened_with"]:
         raise Conflict(
@@ -132,6 +134,18 @@ async def show_group(request: web.Request) -> web.Response:
         if rollout.rollout_id in group.replaced.values():  # no other response has its key
             entry.update(credentials(request, context, rollout))
     return json_response(shown)
+
+
+async def requeue_group(request: web.Request) -> web.Response:
+    """`POST /groups/{id}/requeue`: put a group that was dropped or is done into the queue of a policy again.
+
+    409 while it is open or claimed; one that is in the queue is unchanged. `requeued` counts, also in the claimed group.
+    """
+    context = request.app[CONTEXT]
+    body = await body_from(request, RequeueGroup)
+    policy = context.policies.claimed(body.policy).name
+    group = await context.completion.requeue(await group_from(request), policy, max_staleness=body.max_staleness)
+    return json_response(_terms(context, group, context.clock.now_ms()))
 
 
 async def delete_group(request: web.Request) -> web.Response:
@@ -255,4 +269,5 @@ def _state(state: PolicyState, now_ms: int) -> dict[str, Any]:
         **({"policy_epoch": state.epoch} if state.epoch else {}),
         **(held if status == "claimed" else {}),
         **({"why": state.why, "code": state.code} if status == "dropped" else {}),
+        **({"requeued": state.requeued, "acked": state.acked} if state.requeued else {}),
     }

@@ -27,6 +27,7 @@ from proxy.api.control.schemas import (
     PutEngines,
     PutPolicy,
     ReleaseBatch,
+    RequeueGroup,
     SessionReward,
 )
 from proxy.api.http import json_response
@@ -230,6 +231,13 @@ ROUTES: tuple[Route, ...] = (
     Route("get", _G, "Get a group: its rollouts, their statuses and rewards.", statuses=(200, 404)),
     Route("delete", _G, "Delete a group and its rollouts.", statuses=(204,)),
     Route("get", f"{_G}/export", "Export a group in a trainer's format.", _GROUP_EXPORT, statuses=(200, 400, 404, 409)),
+    Route(
+        "post",
+        f"{_G}/requeue",
+        "Put a group that was dropped or is done into the queue again.",
+        body=RequeueGroup,
+        statuses=_SETTLED,
+    ),
     Route("post", "/batches/claim", "Claim complete groups.", body=ClaimBatch, statuses=(200, 400, 404, 422)),
     Route(
         "post",

@@ -19,8 +19,8 @@ from proxy.api.query import enum_param, int_param, reject_unknown_params, rollou
 from proxy.api.urls import model_url, path_prefix
 from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict
-from proxy.rollouts.due_times import first_due_ms
-from proxy.rollouts.group import join
+from proxy.rollouts.due_times import deadlines_of, first_due_ms
+from proxy.rollouts.group import join, read_group
 from proxy.rollouts.rollout import STATUSES, Rollout, no_rollout, own_metadata, read_marks, read_rollout, write_fields
 from proxy.rollouts.steps import check_step_rewards, check_threads
 from storage.errors import FieldsChanged
@@ -29,7 +29,7 @@ from storage.types import StoredEntity
 _DEFAULT_LIMIT = 100
 _MAX_LIMIT = 1000
 _FIELDS_OF_OPENING = (
-    "group_id", "metadata", "model", "sampling", "tools", "limits", "deadline_s", "idle_s", "reply", "continuation",
+    "group_id", "metadata", "model", "sampling", "tools", "limits", "reply", "continuation",
 )  # fmt: skip
 
 
@@ -39,10 +39,11 @@ async def open_rollout(request: web.Request) -> web.Response:
     opening = await body_from(request, OpenRollout)
     name = opening.rollout_id or new_id(context.clock)
     payload = opening.model_dump(exclude_none=True, exclude_defaults=True)
-    fields = write_fields({key: payload.get(key) for key in _FIELDS_OF_OPENING})
+    deadlines = deadlines_of(payload, idle_s=None, start_s=context.settings.groups.start_s)
+    fields = write_fields({**{key: payload.get(key) for key in _FIELDS_OF_OPENING}, **deadlines})
     fields["opened_with"] = orjson.dumps({**payload, "rollout_id": name}, option=orjson.OPT_SORT_KEYS)
     now_ms = context.clock.now_ms()
-    stored = await context.store.open(name, fields, now_ms=now_ms, timer_ms=first_due_ms(payload, now_ms))
+    stored = await context.store.open(name, fields, now_ms=now_ms, timer_ms=first_due_ms(deadlines, now_ms))
     if stored.fields.get("opened_with") != fields["opened_with"]:
         raise Conflict(
             f"Rollout {name!r} already exists with different terms."
@@ -114,7 +115,21 @@ async def patch_rollout(request: web.Request) -> web.Response:
     await check_threads(context.store, rollout, context.threads.rules, patch.thread_rewards)
     values = patch.model_dump(include={"reward", "advantages", "metadata", "continuation"} & patch.model_fields_set)
     changed = await change_rollout(context, rollout, values, {name: getattr(patch, name) for name in _MERGED})
-    return json_response(await _shown(request, context, changed))
+    shown = await _shown(request, context, changed)
+    if patch.model_fields_set - {"metadata", "continuation"} and (warning := await _without_effect(context, changed)):
+        shown["warning"] = warning
+    return json_response(shown)
+
+
+async def _without_effect(context: Context, rollout: Rollout) -> str | None:
+    """Return why no claim returns a reward that was set: the group was dropped before. None if it was not."""
+    stored = None if rollout.group_id is None else await context.store.groups.get(rollout.group_id)
+    states = {} if stored is None else read_group(stored).states
+    dropped = [f"for policy {name!r} ({state.code})" for name, state in states.items() if state.status == "dropped"]
+    if not dropped:
+        return None
+    name = rollout.group_id
+    return f"Group {name!r} was dropped {', '.join(dropped)}: POST /groups/{name}/requeue puts it into the queue again."
 
 
 async def change_rollout(
@@ -252,6 +267,7 @@ def _terms(request: web.Request, context: Context, rollout: Rollout) -> dict[str
         "limits": rollout.limits,
         "deadline_s": rollout.deadline_s,
         "idle_s": rollout.idle_s,
+        "start_s": rollout.start_s,
         "reply": rollout.reply,
         **({} if rollout.continuation is None else {"continuation": rollout.continuation}),
         "metadata": rollout.metadata,

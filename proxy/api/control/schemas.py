@@ -65,10 +65,11 @@ class ReplyTokens(_Body):
 
 
 class _Deadlines(_Body):
-    """When a rollout is finished as `aborted`: at this age, or without a call in flight for so long."""
+    """When a rollout is finished as `aborted`: at this age, without a call for `idle_s`, or without a first for `start_s`."""
 
     deadline_s: Seconds | None = None
     idle_s: Seconds | None = None
+    start_s: Seconds | None = None
 
 
 class Terms(_Deadlines):
@@ -91,7 +92,9 @@ class OpenRollout(Terms):
 
 
 class OpenGroup(_Deadlines):
-    """`POST /groups`: rollouts with the terms `rollout`; `deadline_s` and `idle_s` are terms of each of them.
+    """`POST /groups`: rollouts with the terms `rollout`; the deadlines are terms of each of them.
+
+    `deadline_s` is that of a rollout and of those that replace it, together; `groups.idle_s` is the default of `idle_s`.
 
     `over_sample`: how many more than `size` are opened. `replace`: how often each failed one is opened again; true: 3 times.
     """
@@ -122,10 +125,21 @@ class OpenGroup(_Deadlines):
         return self
 
 
+class RequeueGroup(_Body):
+    """`POST /groups/{id}/requeue`: the policy into whose queue it is put, and the `max_staleness` of its next delivery.
+
+    Default: the only policy that is trained, and the `max_staleness` of the claim.
+    """
+
+    policy: str | None = None
+    max_staleness: Annotated[int, Field(ge=0)] | None = None
+
+
 class ClaimBatch(_Body):
     """`POST /batches/claim`. The export options have the same names as in export queries.
 
     `exact`: exactly `groups` groups or none. `policy`: the policy that is trained; default: the only one that is.
+    `reward_s`: how long after a group is complete rewards are waited for; default: `groups.reward_s`, and 0 with `members`.
 
     `instance`: an ID that the process of the consumer made when it started. `heartbeat_s`: how often it will extend the lease;
     once it missed that, a claim of another instance of the consumer takes its batches over, before their leases expire.
@@ -149,6 +163,7 @@ class ClaimBatch(_Body):
     members: Literal["all", "rewarded", "completed"] | None = None
     min_group: Annotated[int, Field(ge=1)] | None = None
     only_mixed: bool = False
+    reward_s: Annotated[FiniteFloat, Field(ge=0)] | None = None
     branches: Literal["all", "one", "longest", "last"] | None = None
     threads: Literal["all", "agents", "main"] | None = None
     row_weight: Literal["full", "split"] = "full"

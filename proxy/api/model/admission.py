@@ -61,7 +61,7 @@ async def admitted(context: Context, call: IncomingCall, step_id: str) -> AsyncI
         lifetime = context.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
         policies = context.policies
         policy = policies.only or policies.of_call(model_of(context, rollout, call))
-        activity = _NOT_KEPT if rollout.idle_s is None or rollout.is_finished else context.activity.kept(rollout)
+        activity = _NOT_KEPT if rollout.quiet_s is None or rollout.is_finished else context.activity.kept(rollout)
         async with context.reservations.kept(rollout, step_id):
             with lifetime, activity:
                 if policy.pause.mode is not None and await _paused(context, call, policy):

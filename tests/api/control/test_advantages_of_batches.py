@@ -24,7 +24,7 @@ async def test_reinforce_pp_is_normalized_over_all_rewarded_rollouts_of_the_batc
     await proxy.chat(member)
     await proxy.finish(silent, reward=-2)
     await proxy.finish(member, reward=0.5)
-    batch = await proxy.claim(groups=10, advantage="reinforce_pp", min_group=1)
+    batch = await proxy.claim(groups=10, advantage="reinforce_pp", min_group=1, reward_s=0)
     one, zero, five, _, half = normalized(1, 0, 5, -2, 0.5)
 
     assert {"g1": [one, zero], "g2": [five], "g3": [half]} == by_group(batch)

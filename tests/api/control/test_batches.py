@@ -131,7 +131,7 @@ async def test_a_claim_with_wait_s_waits_for_a_group(proxy):
     empty = await proxy.claim(wait_s=0.3)
     waiting = asyncio.ensure_future(proxy.claim(wait_s=30))
     await asyncio.sleep(0)
-    await proxy.finish(member)
+    await proxy.finish(member, reward=1)
 
     assert (None, [], None) == (empty["batch_id"], empty["groups"], empty["lease_ms"])
     assert ["g"] == [group["group_id"] for group in (await waiting)["groups"]]
@@ -144,7 +144,7 @@ async def test_a_consumer_that_disconnects_while_it_waits_claims_nothing(proxy):
     assert 200 == (await proxy.get("/health")).status  # by now the claim was sent, too
     waiting.cancel()
     await asyncio.wait([waiting])
-    await proxy.finish(member)
+    await proxy.finish(member, reward=1)
 
     assert ["g"] == [group["group_id"] for group in (await claim_once_available(proxy))["groups"]]
 

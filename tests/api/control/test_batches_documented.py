@@ -37,8 +37,8 @@ async def test_a_claim_has_the_documented_fields(proxy):
     opened = await proxy.post("/groups", {"group_id": "g3", "size": 2})
     first, second = (rollout["rollout_id"] for rollout in opened.json["rollouts"])
     await proxy.chat(first)
-    await proxy.finish(first)
-    await proxy.finish(second)
+    await proxy.finish(first, reward=1)
+    await proxy.finish(second, reward=1)
     claimed = await proxy.claim(groups=3, format="trl")
     found, expected = shape(claimed), shape(CLAIM)
 

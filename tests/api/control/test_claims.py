@@ -51,7 +51,7 @@ async def test_groups_are_ordered_by_their_oldest_policy_version(proxy):
     members = await proxy.group("both", None, finish=False)
     await record_versions(proxy, nine=9, ten=10)
     await proxy.chat(members[0])
-    await proxy.finish(members[0])
+    await proxy.finish(members[0], reward=1)
 
     first = await proxy.claim(groups=10)
     await proxy.post(f"/batches/{first['batch_id']}/release")

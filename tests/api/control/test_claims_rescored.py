@@ -42,7 +42,7 @@ async def test_a_claim_without_a_working_scorer_takes_no_group(proxy, teacher):
     """The rewards of its groups can still be set; the next claim gets the group, and its scored rows from the cache."""
     members = await record_group(proxy, "g", 1, None)
     teacher.longest = await length_of(proxy, members[0])
-    failed = await proxy.post("/batches/claim", {"consumer": "c", "rescore": "teacher", "lease_s": 60})
+    failed = await proxy.post("/batches/claim", {"consumer": "c", "rescore": "teacher", "lease_s": 60, "reward_s": 0})
     teacher.longest = 10**9
 
     assert (502, "engine_error") == (failed.status, failed.json["error"]["code"])

@@ -98,7 +98,7 @@ async def test_the_deadlines_of_a_group_are_those_of_each_of_its_rollouts(proxy,
     assert 3 == len(await store.timers.claim(9, now_ms=2**53, until_ms=2**53))
 
 
-@pytest.mark.parametrize("name", ["deadline_s", "idle_s"])
+@pytest.mark.parametrize("name", ["deadline_s", "idle_s", "start_s"])
 @pytest.mark.parametrize("value", WRONG, ids=str)
 async def test_a_deadline_that_is_not_a_positive_number_is_422_and_names_the_field(proxy, name, value):
     """In rollouts and groups; nothing is opened."""
@@ -113,7 +113,7 @@ async def test_a_deadline_that_is_not_a_positive_number_is_422_and_names_the_fie
     assert [] == (await proxy.get("/rollouts")).json["rollouts"]
 
 
-@pytest.mark.parametrize("name", ["deadline_s", "idle_s"])
+@pytest.mark.parametrize("name", ["deadline_s", "idle_s", "start_s"])
 async def test_a_deadline_of_a_group_and_of_its_rollouts_is_422(proxy, name):
     response = await proxy.post("/groups", {"size": 2, name: 5, "rollout": {name: 5}})
 
@@ -165,7 +165,7 @@ def test_any_value_is_read_as_a_positive_finite_number_or_refused(name, text):
 
 async def test_a_rollout_whose_agent_sends_no_call_is_aborted_and_its_group_completes(replicas, store, fast):
     """The deadline of the last member completes the group, which can be claimed at either replica."""
-    opened = await replicas[0].post("/groups", {"group_id": "g", "size": 2, "idle_s": 0.3})
+    opened = await replicas[0].post("/groups", {"group_id": "g", "size": 2, "start_s": 0.3})
     first, second = [rollout["rollout_id"] for rollout in opened.json["rollouts"]]
     await replicas[0].post(f"/rollouts/{first}{CHAT}", BODY)
     await replicas[1].post(f"/rollouts/{first}/finish", {"status": "completed", "reward": 1.0})
@@ -183,12 +183,42 @@ async def test_a_rollout_whose_agent_sends_no_call_is_aborted_and_its_group_comp
     assert ["g"] == [group["group_id"] for group in claim.json["groups"]]
 
 
+async def test_a_rollout_is_not_idle_before_its_first_call(replicas, store, fast):
+    """Its agent may wait for its turn: only `start_s` limits that. After its call, `idle_s` does."""
+    opened = await replicas[0].post("/groups", {"group_id": "g", "size": 2, "idle_s": 0.2, "start_s": 600})
+    first, second = [rollout["rollout_id"] for rollout in opened.json["rollouts"]]
+    await replicas[1].post(f"/rollouts/{first}{CHAT}", BODY)
+    await finished(store, first)
+    waiting = await stored_rollout(store, second)
+
+    assert ("open", None) == (waiting.status, waiting.began_ms)
+
+
+@pytest.mark.parametrize(
+    ("section", "terms", "shown"),
+    [
+        ({}, {}, (None, 3600, 1800)), ({}, {"idle_s": 5, "deadline_s": 60}, (60, 5, 1800)),
+        ({}, {"start_s": 7}, (None, 3600, 7)), ({"idle_s": None}, {}, (None, None, None)),
+        ({"idle_s": None}, {"idle_s": 5}, (None, 5, 1800)), ({"idle_s": 30, "start_s": 9}, {}, (None, 30, 9)),
+    ],
+)  # fmt: skip
+async def test_rollouts_of_a_group_have_an_idle_limit_by_default(store, http, sweepless, section, terms, shown):
+    """That of the settings, so that an agent that dies does not keep its group open; other rollouts have none."""
+    async with running(settings_for(None, groups=section), store) as served:
+        proxy = ProxyClient(http, served.url)
+        group = (await proxy.post("/groups", {"size": 1, **terms})).json["rollouts"][0]
+        alone = (await proxy.post("/rollouts", {})).json
+    names = ("deadline_s", "idle_s", "start_s")
+
+    assert (shown, (None,) * 3) == tuple(tuple(rollout[name] for name in names) for rollout in (group, alone))
+
+
 async def test_a_call_that_is_longer_than_the_idle_time_keeps_its_rollout_open_at_another_replica(
     replicas, engine, store, fast
 ):
     """Both replicas sweep. The rollout is finished its idle time after the call, and the step is not late."""
     await replicas[1].post("/rollouts", {"rollout_id": "r1", "idle_s": 0.4})
-    await replicas[1].post("/rollouts", {"rollout_id": "without", "idle_s": 0.4})
+    await replicas[1].post("/rollouts", {"rollout_id": "without", "idle_s": 0.4, "start_s": 0.4})
     call = await start_call(replicas[0], engine, "r1")
     await finished(store, "without")
     async with asyncio.timeout(TIMEOUT_S):

@@ -77,8 +77,8 @@ async def test_repeated_and_concurrent_finishes_replace_a_rollout_once(proxy, st
 
 
 async def test_a_rollout_that_is_finished_by_its_deadline_is_replaced(proxy):
-    """The group shows the key of the replacement, whose deadline begins with its opening."""
-    (member,) = await opened(proxy, deadline_s=0.05)
+    """The group shows the key of the replacement, for whose first call the time begins again."""
+    (member,) = await opened(proxy, start_s=0.05)
     async with asyncio.timeout(50):
         while not (shown := (await proxy.get("/groups/g")).json["rollouts"])[0].get("replaced_by"):
             await asyncio.sleep(0.05)
@@ -88,6 +88,31 @@ async def test_a_rollout_that_is_finished_by_its_deadline_is_replaced(proxy):
     )
     assert {"base_url", "api_key"} <= shown[1].keys()
     assert not {"base_url", "api_key"} & shown[0].keys()
+
+
+async def test_all_attempts_at_a_rollout_have_one_deadline(proxy):
+    """Each replacement has what is left of it; at its end there is none."""
+    (member,) = await opened(proxy, deadline_s=1000.0, replace=2)
+    left = []
+    for name in (member, f"{member}~1"):
+        replacement = (await proxy.finish(name, status="failed")).json["replaced_by"]
+        rollouts = [(await proxy.get(f"/rollouts/{each}")).json for each in (member, replacement["rollout_id"])]
+        first, last = [rollout["created_ms"] / 1000 + rollout["deadline_s"] for rollout in rollouts]
+        left.append((replacement["deadline_s"], round(last - first, 1)))
+
+    assert 1000 > left[0][0] > left[1][0] > 900
+    assert [0, 0] == [difference for _, difference in left]
+
+
+async def test_a_rollout_without_time_left_is_not_replaced(proxy):
+    """Its group completes at its deadline, however many attempts it may have."""
+    (member,) = await opened(proxy, deadline_s=0.05, replace=100)
+    async with asyncio.timeout(50):
+        while "open" == await proxy.status("g"):
+            await asyncio.sleep(0.05)
+    (shown,) = (await proxy.get("/groups/g")).json["rollouts"]
+
+    assert (member, "aborted", "deadline") == tuple(shown[name] for name in ("rollout_id", "status", "reason"))
 
 
 async def test_a_crash_before_the_replacement_is_part_of_the_group_is_repaired(proxy, store):

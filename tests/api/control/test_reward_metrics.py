@@ -116,15 +116,15 @@ async def test_a_group_counts_when_it_is_claimed_and_not_again(proxy):
 async def test_a_claim_that_fails_or_refuses_counts_nothing(proxy, monkeypatch):
     """The group counts when it is claimed later."""
     await proxy.group("g", 1, None)
-    await proxy.claim(format="areal")
+    await proxy.claim(format="areal", members="all")
 
     async def fail(*_, **__):
         raise RuntimeError
 
     with monkeypatch.context() as failing:
         failing.setattr(batches, "normalize", fail)
-        assert 500 == (await proxy.post("/batches/claim", {"consumer": "t"})).status
+        assert 500 == (await proxy.post("/batches/claim", {"consumer": "t", "reward_s": 0})).status
     assert 0 == await count(proxy)
-    await proxy.claim()
+    await proxy.claim(reward_s=0)
 
     assert 1 == await count(proxy)

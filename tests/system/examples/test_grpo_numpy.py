@@ -84,7 +84,7 @@ async def test_an_agent_that_fails_costs_its_group_one_rollout(store, run, monke
         return await talk(agent)
 
     monkeypatch.setattr(grpo_numpy, "talk", talk_or_fail)
-    monkeypatch.setattr(grpo_numpy, "IDLE_S", 1.0)
+    monkeypatch.setattr(grpo_numpy, "LIMITS", {"deadline_s": 60.0, "idle_s": 1.0, "start_s": 1.0})
     cut = ["--steps", 2, "--groups", 1, "--size", 4]
     with bigram_engine.serving("127.0.0.1", 0, seed=7) as engine:
         async with proxying(engine, store) as served:

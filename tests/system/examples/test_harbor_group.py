@@ -67,6 +67,21 @@ async def test_each_trial_is_a_rollout_with_the_verifiers_reward(harbor, store):
     assert [name] == [entry["group_id"] for entry in batch["groups"]]
 
 
+async def test_a_job_that_fails_leaves_no_rollout_open(harbor, store, monkeypatch):
+    """Its group is complete, with the trials that ended."""
+
+    async def fail(job):
+        raise RuntimeError("no containers")
+
+    monkeypatch.setattr(Job, "run", fail)
+    async with running(settings_for(None), store) as served, AsyncClient(served.url) as client:
+        with pytest.raises(RuntimeError, match="no containers"):
+            await harbor_group.run_group(client, Path("tasks/hello"), "mini-swe-agent", "openai/policy", 4)
+        (group,) = [group async for group in client.groups()]
+
+    assert ("complete", 4) == (group["status"], group["finished"])
+
+
 @pytest.mark.parametrize(
     ("agent", "url", "key"),
     [

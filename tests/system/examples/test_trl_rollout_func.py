@@ -86,3 +86,26 @@ async def test_a_rollout_without_a_row_is_an_error(simulated):
     trainer = SimpleNamespace(num_generations=1, state=SimpleNamespace(global_step=0))
     with pytest.raises(RuntimeError, match="TRL takes one row a rollout, and [0-9a-f]+ has 0: see http://.*/tree"):
         await asyncio.to_thread(rollout_func, ["Hello"], trainer)
+
+
+async def test_an_agent_that_fails_is_tried_again_and_a_prompt_without_a_row_is_not_trained(simulated):
+    """Its rollouts are finished as failed; the other prompts are trained."""
+    url, _ = simulated
+    attempts = []
+
+    async def solve(agent, prompt):
+        attempts.append(prompt)
+        if prompt == "bad" or len(attempts) == 1:
+            raise ValueError("the agent failed")
+        await agent.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": prompt}], max_tokens=3
+        )
+        return 1.0
+
+    trainer = SimpleNamespace(num_generations=1, state=SimpleNamespace(global_step=0))
+    rows = await asyncio.to_thread(trl_rollout_func.make_rollout_func(url, solve), ["good", "bad", "fine"], trainer)
+    async with AsyncClient(url) as client:
+        statuses = [rollout["status"] async for rollout in client.rollouts()]
+
+    assert [True, False, True] == [any(mask) for mask in rows["env_mask"]]
+    assert (2, 4, 0) == tuple(statuses.count(status) for status in ("completed", "failed", "open"))

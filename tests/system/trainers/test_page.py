@@ -1,6 +1,7 @@
 """The code of docs/trainers.md, run in order against a proxy with the trainers' published classes."""
 
 import asyncio
+import itertools
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -148,6 +149,76 @@ async def test_trl_gets_a_completion_of_each_prompt(page):
     assert lengths == sorted(lengths)
     assert made["reward"] == page.recorded_reward(None, **{key: made[key] for key in ("reward", "env_mask")})
     assert [{**SAMPLING, **stop, "max_tokens": 24}] * 6 == await sampled_with(page)
+
+
+def failing(page, monkeypatch, fails):
+    """Let the attempts raise whose number, or whose task, `fails` accepts."""
+    attempt, numbers = page.attempt, itertools.count()
+
+    async def attempt_or_fail(rollout, task):
+        if fails(next(numbers), task):
+            raise ValueError("the agent failed")
+        return await attempt(rollout, task)
+
+    monkeypatch.setitem(page.played.__globals__, "attempt", attempt_or_fail)
+
+
+async def endings(page):
+    async with AsyncClient(page.url) as client:
+        return Counter([rollout["status"] async for rollout in client.rollouts()])
+
+
+async def test_an_agent_that_fails_is_tried_again_and_ends_no_run(page, monkeypatch):
+    """The others continue, and no rollout is left open."""
+    failing(page, monkeypatch, lambda number, task: number < 2)
+    args = SimpleNamespace(max_completion_length=24, generation_kwargs=None, **SAMPLING)
+    made = await asyncio.to_thread(page.rollout_func, [TASK] * 3, SimpleNamespace(args=args))
+
+    assert {3} == {len(entries) for entries in made.values()}
+    assert all(any(mask) for mask in made["env_mask"])
+    assert {"completed": 3, "failed": 2} == await endings(page)
+
+
+@pytest.mark.parametrize("trainer", ["trl", "skyrl"])
+async def test_a_task_whose_attempts_all_fail_has_a_row_of_which_nothing_is_trained(page, monkeypatch, trainer):
+    """The run ends only if all tasks fail."""
+    other = [{"role": "user", "content": "Name a city."}]
+    args = SimpleNamespace(max_completion_length=24, generation_kwargs=None, **SAMPLING)
+    params = {"max_tokens": 24, "temperature": 0.5, "top_p": 0.9, "top_k": 20}
+
+    async def run(tasks):
+        if trainer == "trl":
+            return (await asyncio.to_thread(page.rollout_func, tasks, SimpleNamespace(args=args)))["env_mask"]
+        batch = {"prompts": tasks, "sampling_params": params, "trajectory_ids": list(tasks)}
+        return (await page.RecordedGenerator().generate(batch))["loss_masks"]
+
+    failing(page, monkeypatch, lambda number, task: task == other)
+    masks = await run([TASK, other, TASK])
+    with pytest.raises(RuntimeError, match="3 attempts at a task have no row"):
+        await run([other])
+
+    assert [True, False, True] == [any(mask) for mask in masks]
+    assert {"completed": 2, "failed": 6} == await endings(page)
+
+
+async def test_an_episode_of_areal_whose_attempts_all_fail_is_rejected(page, monkeypatch):
+    failing(page, monkeypatch, lambda number, task: True)
+    gconfig = SimpleNamespace(
+        greedy=False, temperature=0.5, max_new_tokens=24, min_new_tokens=0, stop_token_ids=[9], top_p=1.0, top_k=20,
+        frequency_penalty=0.0, ignore_eos=False, stop=None,
+    )  # fmt: skip
+
+    assert None is await page.RecordedWorkflow(gconfig).arun_episode(None, {"messages": TASK})
+
+
+async def test_a_group_with_an_agent_that_fails_is_trained_without_it(page, monkeypatch):
+    """It is complete, and the member that failed is named."""
+    failing(page, monkeypatch, lambda number, task: number == 1)
+    await play(page)
+    (group,) = await page.claimed(1, "skyrl")
+
+    assert 3 == len(group["rollouts"])
+    assert ["failed"] == [name for name in await endings(page) if name != "completed"]
 
 
 def async_args(**fields):

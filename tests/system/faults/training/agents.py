@@ -79,7 +79,10 @@ class Agents:
         dice = Random(plan.group_id)
         options = {"over_sample": plan.over_sample, "replace": plan.replace, "deadline_s": plan.deadline_s}
         group = await self.insist(
-            dice, lambda client: client.open_group(8, group_id=plan.group_id, idle_s=plan.idle_s, **options)
+            dice,
+            lambda client: client.open_group(
+                8, group_id=plan.group_id, idle_s=plan.idle_s, start_s=plan.idle_s, **options
+            ),
         )
         async with asyncio.TaskGroup() as running:
             for rollout, agent in zip(group["rollouts"], plan.agents, strict=True):

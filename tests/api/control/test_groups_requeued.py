@@ -1,0 +1,199 @@
+"""Groups that are put into the queue again: dropped, stale and acknowledged ones, by several processes."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from control_api import ProxyClient
+from fakes import settings_for
+
+from proxy.server.listener import running
+
+
+async def done(proxy, name="g", **fields):
+    """Record a group that is acknowledged; return its rollouts."""
+    members = await proxy.group(name, 1, 0)
+    batch = await proxy.claim(**fields)
+    assert 200 == (await proxy.post(f"/batches/{batch['batch_id']}/ack")).status
+    return members
+
+
+async def requeue(proxy, name="g", **body):
+    return await proxy.post(f"/groups/{name}/requeue", body)
+
+
+async def test_a_group_that_is_done_is_delivered_again_and_flagged(proxy):
+    """With the rewards that were trained, which stay frozen; `acked` is how often it was acknowledged before."""
+    members = await done(proxy)
+    seen = []
+    for _ in range(2):
+        response = await requeue(proxy)
+        batch = await proxy.claim()
+        frozen = await proxy.patch(f"/rollouts/{members[0]}", {"reward": 5})
+        await proxy.post(f"/batches/{batch['batch_id']}/ack")
+        (group,) = batch["groups"]
+        seen.append(
+            (
+                response.status,
+                response.json["status"],
+                frozen.status,
+                group["rewards"],
+                group["requeued"],
+                group["acked"],
+            )
+        )
+    shown = (await proxy.get("/groups/g")).json
+    metrics = (await proxy.get("/metrics")).text.decode()
+
+    assert [(200, "complete", 409, [1.0, 0.0], count, count) for count in (1, 2)] == seen
+    assert ("done", 2, 2) == tuple(shown[name] for name in ("status", "requeued", "acked"))
+    assert 'tokentape_group_events_total{event="requeued",policy="default"} 2.0' in metrics
+
+
+async def test_a_group_that_was_never_requeued_has_no_flag(proxy):
+    await proxy.group("g", 1, 0)
+    group = (await proxy.claim())["groups"][0]
+
+    assert not {"requeued", "acked"} & {*group, *(await proxy.get("/groups/g")).json}
+
+
+async def test_a_dropped_group_is_claimed_after_a_requeue(proxy):
+    """It was never acknowledged; its reason is gone. Without its rewards, claims wait for them again."""
+    members = await proxy.group("g", None, None)
+    assert {"no_reward": 1} == (await proxy.claim(format="slime", reward_s=0))["reasons"]["dropped"]
+    requeued = (await requeue(proxy)).json
+    pending = await proxy.claim(format="slime")
+    for member in members:
+        await proxy.patch(f"/rollouts/{member}", {"reward": 1})
+    (group,) = (await proxy.claim(format="slime"))["groups"]
+
+    assert ("complete", 1, 0) == tuple(requeued[name] for name in ("status", "requeued", "acked"))
+    assert not {"why", "code"} & requeued.keys()
+    assert {"reward_pending": 1} == pending["reasons"]["refused"]
+    assert (members, 1, 0) == (group["rollouts"], group["requeued"], group["acked"])
+
+
+async def test_a_stale_group_is_claimed_with_the_max_staleness_of_its_requeue(proxy):
+    """Of that delivery only; a claim without a limit has none."""
+    await proxy.put("/policy", {"version": 1})
+    await proxy.group("g", 1, 0)
+    await proxy.put("/policy", {"version": 6})
+    stale = [await proxy.claim(max_staleness=1)]
+    for limit in (None, 4):
+        assert 200 == (await requeue(proxy, max_staleness=limit)).status
+        stale.append(await proxy.claim(max_staleness=1))
+    await requeue(proxy, max_staleness=5)
+    claimed = await proxy.claim(max_staleness=1)
+
+    assert [{"stale": 1}] * 3 == [claim["reasons"]["dropped"] for claim in stale]
+    assert "5 policy versions behind; max_staleness is 4" in stale[2]["dropped"][0]["why"]
+    assert ["g"] == [group["group_id"] for group in claimed["groups"]]
+
+
+async def test_a_group_in_the_queue_is_unchanged(proxy):
+    """Also after a repeated request; another `max_staleness` is 409, since its entry has the first one."""
+    await proxy.group("g", 1, 0)
+    first, limited = await requeue(proxy), await requeue(proxy, max_staleness=3)
+    await proxy.post(f"/batches/{(await proxy.claim())['batch_id']}/ack")
+    again = [await requeue(proxy, max_staleness=3) for _ in range(3)]
+    other = await requeue(proxy, max_staleness=4)
+
+    assert (200, False, 409) == (first.status, "requeued" in first.json, limited.status)
+    assert [(200, 1)] * 3 == [(response.status, response.json["requeued"]) for response in again]
+    assert (409, "max_staleness") == (other.status, other.json["error"]["param"])
+    assert 1 == len((await proxy.claim(groups=9))["groups"])
+
+
+async def test_a_group_that_is_open_or_claimed_is_409_and_an_unknown_one_404(proxy):
+    await proxy.group("open", 1, finish=False)
+    await proxy.group("g", 1, 0)
+    batch = await proxy.claim()
+    responses = [await requeue(proxy, name) for name in ("open", "g", "unknown")]
+    await proxy.post(f"/batches/{batch['batch_id']}/release")
+
+    assert [409, 409, 404] == [response.status for response in responses]
+    assert "is open" in responses[0].json["error"]["message"]
+    assert f"claimed by 'trainer' in batch '{batch['batch_id']}'" in responses[1].json["error"]["message"]
+    assert 200 == (await requeue(proxy)).status
+
+
+@pytest.mark.parametrize(
+    "body", [{"max_staleness": -1}, {"max_staleness": "1"}, {"policy": 1}, {"max": 1}, {"max_staleness": 1.5}]
+)
+async def test_an_invalid_body_is_422_and_requeues_nothing(proxy, body):
+    await done(proxy)
+
+    assert 422 == (await requeue(proxy, **body)).status
+    assert "done" == await proxy.status("g")
+
+
+async def test_concurrent_requeues_by_several_processes_queue_a_group_once(proxy, store, http):
+    """All of them get 200, and one claim gets it."""
+    await done(proxy)
+    async with running(settings_for(None), store) as second, running(settings_for(None), store) as third:
+        clients = [proxy, ProxyClient(http, second.url), ProxyClient(http, third.url)]
+        responses = await asyncio.gather(*(requeue(client) for client in clients * 4))
+        claims = await asyncio.gather(*(client.claim(groups=9) for client in clients))
+
+    assert {(200, 1)} == {(response.status, response.json["requeued"]) for response in responses}
+    assert 1 == sum(len(claimed["groups"]) for claimed in claims)
+
+
+async def test_requeues_claims_and_acknowledgements_at_the_same_time_deliver_each_requeue_once(proxy, store, http):
+    """Each delivery beyond the first is one requeue that was counted, however they are interleaved."""
+    await proxy.group("g", 1, 0)
+    async with running(settings_for(None), store) as served:
+        clients, statuses, delivered = [proxy, ProxyClient(http, served.url)], Counter(), []
+
+        async def train(client):
+            for _ in range(8):
+                batch = await client.claim()
+                if batch["groups"]:
+                    delivered.append(batch["groups"][0].get("requeued", 0))
+                    await client.post(f"/batches/{batch['batch_id']}/ack")
+
+        async def put_back(client):
+            for _ in range(8):
+                statuses[(await requeue(client)).status] += 1
+
+        await asyncio.gather(*(work(client) for client in clients for work in (train, put_back)))
+        shown = (await proxy.get("/groups/g")).json
+
+    assert {200, 409} >= statuses.keys()
+    assert list(range(len(delivered))) == sorted(delivered)
+    assert len(delivered) - 1 == shown.get("requeued", 0) - (shown["status"] == "complete")
+
+
+async def test_a_group_is_requeued_for_one_of_several_policies(store, http):
+    """The others keep their state. A policy without steps in the group is 409."""
+    policies = {"planner": {"models": ["p"]}, "coder": {"models": ["c"]}, "idle": {"models": ["i"]}}
+    async with running(settings_for(None, policies=policies), store) as served:
+        proxy = ProxyClient(http, served.url)
+        fields = {"status": b'"done"', "size": b"1", "members": b"[]", "complete_ms": b"1"}
+        states = {f"status:{policy}": b'"done"' for policy in ("planner", "coder")}
+        await store.groups.open("g", {**fields, **states}, now_ms=1)
+        missing, unknown = await requeue(proxy), await requeue(proxy, policy="nobody")
+        empty = await requeue(proxy, policy="idle")
+        response = await requeue(proxy, policy="planner")
+
+    assert [422, 404, 409] == [missing.status, unknown.status, empty.status]
+    shown = response.json["policies"]
+    assert ("complete", 1, "done") == (
+        shown["planner"]["status"],
+        shown["planner"]["requeued"],
+        shown["coder"]["status"],
+    )
+    assert "requeued" not in shown["coder"]
+
+
+async def test_a_group_that_is_deleted_meanwhile_is_404(proxy, store, monkeypatch):
+    await done(proxy)
+    enqueue = store.queue.enqueue
+
+    async def deleted_before(group, *arguments, **named):
+        await store.groups.delete(group)
+        return await enqueue(group, *arguments, **named)
+
+    monkeypatch.setattr(store.queue, "enqueue", deleted_before)
+
+    assert 404 == (await requeue(proxy)).status
