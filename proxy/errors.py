@@ -14,7 +14,8 @@ A condition has the same status in all dialects, which determine the format of t
     │   ├── RolloutClosed      409   the rollout is finished
     │   ├── LeaseLost          409   the lease of the batch expired
     │   ├── LowerVersion       409   the version of a policy is lower than the announced one
-    │   ├── DamagedStep        409   a stored step is unreadable
+    │   ├── Damaged            409   a stored rollout, group or batch is unreadable
+    │   │   └── DamagedStep    409   a stored step is unreadable
     │   ├── RequestTooLarge    413   the request body is too large
     │   ├── UnsupportedEncoding     415   the content encoding is not supported
     │   ├── ExpectationFailed  417   the `Expect` header is not supported
@@ -145,11 +146,35 @@ class LowerVersion(Conflict):
     code = "lower_version"
 
 
-class DamagedStep(Conflict):
-    """A stored step of the rollout is unreadable. Exports of several rollouts skip the rollout and report it."""
+class Damaged(Conflict):
+    """A stored rollout, group or batch is unreadable. Readers of several omit it and name it."""
+
+    reason = "damaged_record"
+    code = "damaged_record"
+    public = "A stored record of the rollout is unreadable"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        entity: str = "rollout",
+        name: str = "",
+        param: str | None = None,
+        public: str | None = None,
+    ) -> None:
+        super().__init__(message, param=param, public=public)
+        self.entity = entity  # what is damaged
+        self.name = name  # its ID; of a step, that of its rollout
+
+
+class DamagedStep(Damaged):
+    """A stored step of the rollout is unreadable."""
 
     reason = "damaged_step"
     code = "damaged_step"
+
+    def __init__(self, message: str, *, name: str = "", param: str | None = None, public: str | None = None) -> None:
+        super().__init__(message, entity="step", name=name, param=param, public=public)
 
 
 class RequestTooLarge(BadRequest):

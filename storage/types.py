@@ -48,6 +48,7 @@ class StoredEntity(Struct, frozen=True):
     `incarnation` changes when an entity is deleted and a new one is opened under the same name. `created` is true only in the
     result of the `open` that created it. `created_ms` and `touched_ms` are Unix milliseconds. Only `open` sets
     `announcements` and `has_reservation`; the latter is None if the entity has no limit on records.
+    `damage`: why its times, its counts or its incarnation cannot be read; what can be read is present.
     """
 
     name: str
@@ -59,6 +60,7 @@ class StoredEntity(Struct, frozen=True):
     created: bool = False
     announcements: Mapping[str, Announcement] = {}
     has_reservation: bool | None = None
+    damage: str | None = None
 
 
 class Origin(Struct, frozen=True):

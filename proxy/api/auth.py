@@ -4,14 +4,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-import orjson
 from aiohttp import web
 
 from proxy.api.api_keys import MintedKey, proves, read_minted
 from proxy.api.context import CONTEXT, Context
 from proxy.api.origins import ORIGINS
 from proxy.api.rollout_id import KEY_PREFIX
-from proxy.errors import Forbidden, StoreUnavailable, Unauthorized
+from proxy.errors import Damaged, Forbidden, StoreUnavailable, Unauthorized
+from proxy.rollouts.rollout import read_rollout
 from storage.errors import StorageError
 
 
@@ -93,7 +93,10 @@ async def prove(context: Context, minted: MintedKey) -> bool:
         raise StoreUnavailable(f"The store is unavailable: {error}") from error
     if stored is not None and proves(minted, stored.incarnation, context.secret):
         return False
-    dispatch = None if stored is None else orjson.loads(stored.fields.get("osmosis", b"{}")).get("asked")
+    try:
+        dispatch = None if stored is None else read_rollout(stored).osmosis.get("asked")
+    except Damaged:
+        dispatch = None
     if stored is None or dispatch is None or not proves(minted, stored.incarnation, context.secret, dispatch=dispatch):
         raise Unauthorized("Invalid API key: it belongs to no existing rollout.")
     return True

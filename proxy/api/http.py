@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 
 from proxy.protocols.dialects.base import ErrorDialect
+from proxy.trajectory.json_bytes import to_json_bytes
 
 RESPONSE_STARTED = web.RequestKey(
     "shown", bool
@@ -18,4 +18,4 @@ ERROR_DIALECT: Final = web.RequestKey("spoken", ErrorDialect)  # the dialect of 
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Return a response with the value as JSON."""
-    return web.Response(status=status, body=orjson.dumps(value), content_type="application/json", headers=headers)
+    return web.Response(status=status, body=to_json_bytes(value), content_type="application/json", headers=headers)

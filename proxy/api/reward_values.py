@@ -3,7 +3,6 @@
 Trainers store rewards as float32: larger numbers would be infinite there, and JSON has no infinity.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import orjson
@@ -11,27 +10,13 @@ from pydantic import AfterValidator, Field, FiniteFloat
 
 from proxy.api.body import read_body
 from proxy.errors import BadRequest, UnprocessableRequest
+from proxy.rollouts.stored_fields import LARGEST, check_numbers
 
-LARGEST: Final = 3.4028234663852886e38  # of float32
 _NO_NUMBERS: Final = ("NaN", "Infinity")  # as JavaScript and Python write them; JSON has neither
 
 
-def _all_finite(values: dict[str, Any]) -> dict[str, Any]:
-    """Check every number of an object, however deep. Raises ValueError."""
-    pending: list[Any] = [values]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, Mapping):
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            pending.extend(value)
-        elif isinstance(value, int | float) and not -LARGEST <= value <= LARGEST:
-            raise ValueError(f"every number must be finite and within the range of float32 (±{LARGEST:.8g})")
-    return values
-
-
 Signal = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
-Signals = Annotated[dict[str, Any], AfterValidator(_all_finite)]
+Signals = Annotated[dict[str, Any], AfterValidator(check_numbers)]
 
 
 def read_object(text: bytes) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from collections.abc import Set as AbstractSet
 from typing import Final, Self
 
 from proxy.api.memory_limit import CallInFlight
-from proxy.rollouts.rollout import SURPLUS, read_rollout
+from proxy.rollouts.rollout import SURPLUS, read_rollouts
 from proxy.telemetry.logs import LOG
+from proxy.telemetry.metrics import Metrics
 from storage.errors import StorageError
 from storage.store import Store
 
@@ -20,8 +21,9 @@ _READS_AT_ONCE: Final = 64
 class SurplusCalls:
     """Stop the calls of surplus rollouts, about once a second. Call `close` at the end."""
 
-    def __init__(self, store: Store, calls: AbstractSet[CallInFlight]) -> None:
+    def __init__(self, store: Store, calls: AbstractSet[CallInFlight], metrics: Metrics) -> None:
         self._store = store
+        self._metrics = metrics
         self._calls = calls
         self._task: asyncio.Task[None] | None = None
 
@@ -42,11 +44,8 @@ class SurplusCalls:
         for start in range(0, len(names), _READS_AT_ONCE):
             chunk = names[start : start + _READS_AT_ONCE]
             found = await asyncio.gather(*(self._store.get(rollout_id) for rollout_id, _ in chunk))
-            surplus = {
-                (stored.name, stored.incarnation)
-                for stored in found
-                if stored is not None and read_rollout(stored).reason == SURPLUS
-            }
+            rollouts, _ = read_rollouts(found, self._metrics)
+            surplus = {(rollout.rollout_id, rollout.incarnation) for rollout in rollouts if rollout.reason == SURPLUS}
             for call in [call for call in self._calls if call.over_sampled in surplus]:
                 call.stop("its group is complete without it")
 

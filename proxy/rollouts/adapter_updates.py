@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -17,6 +17,7 @@ from proxy.clock import Clock, new_id
 from proxy.errors import Conflict, EngineError, EngineTimeout, EngineUnreachable, UnprocessableRequest
 from proxy.rollouts.pause import announcement_name
 from proxy.rollouts.policy import Announced, Policy
+from proxy.rollouts.stored_fields import announced_value
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import BackgroundTasks
 from proxy.upstream.lora import load_adapter, unload_adapter
@@ -217,8 +218,7 @@ class AdapterUpdates:
         announcement = (await self._announcements.read()).get(self._name)
         if announcement is None:
             return _Record({}), 0
-        fields: dict[str, Any] = orjson.loads(announcement.value)
-        return _Record(**fields), announcement.number
+        return announced_value(announcement, _Record, self._name, _Record({})), announcement.number
 
     async def _swap(self, record: _Record, number: int) -> bool:
         """Write the record if the present one has this number; return whether it did."""

@@ -12,18 +12,29 @@ from typing import Final, TypeAlias
 import orjson
 
 from proxy.clock import Clock
-from proxy.errors import Conflict, DamagedStep, NotFound
+from proxy.errors import Conflict, Damaged, NotFound
 from proxy.rollouts.due_times import first_due_ms, left_of
-from proxy.rollouts.group import Group, PolicyState, age_fields, find_group, mark_finished, member_fields, state_fields
+from proxy.rollouts.group import (
+    Group,
+    PolicyState,
+    age_fields,
+    find_group,
+    mark_finished,
+    member_fields,
+    opening_of,
+    state_fields,
+)
 from proxy.rollouts.policy import read_announced
-from proxy.rollouts.rollout import SURPLUS, Rollout, read_rollout, write_fields
+from proxy.rollouts.rollout import SURPLUS, Rollout, read_rollout, read_rollouts, write_fields
 from proxy.rollouts.steps import aside, read_steps
+from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.facts import number_of
 from proxy.trajectory.step import DEFAULT_POLICY, Step
 from storage.errors import FieldsChanged
 from storage.store import Store
+from storage.types import StoredEntity
 
 _CONCURRENCY = 16  # rollouts read at the same time
 _SURPLUS: Final = "its over-sampled group does not need it"
@@ -62,7 +73,12 @@ class GroupCompletion:
                 attempts = group.attempts(rollout.rollout_id)
                 deadlines = left_of(rollout, self.clock.now_ms())
                 if attempts < group.replace and group.is_open and deadlines is not None:
-                    replaced[rollout.rollout_id] = await self._replacement(group, rollout, attempts + 1, deadlines)
+                    try:
+                        opened = await self._replacement(group, rollout, attempts + 1, deadlines)
+                    except Damaged as damage:  # its terms are lost
+                        left_out([damage], self.metrics)
+                    else:
+                        replaced[rollout.rollout_id] = opened
         await mark_finished(self.store, self.clock, group, [rollout.rollout_id for rollout in finished], replaced)
 
     async def _replacement(self, group: Group, rollout: Rollout, attempt: int, deadlines: Mapping[str, float]) -> str:
@@ -72,7 +88,7 @@ class GroupCompletion:
         """
         name = f"{rollout.rollout_id.removesuffix(f'~{attempt - 1}')}~{attempt}"
         stored = await self.store.groups.get(group.group_id)
-        fields = {} if stored is None else member_fields(orjson.loads(stored.fields["opened_with"]), deadlines)
+        fields = {} if stored is None else member_fields(opening_of(stored), deadlines)
         now_ms = self.clock.now_ms()
         await self.store.open(name, fields, now_ms=now_ms, timer_ms=first_due_ms(deadlines, now_ms))
         self.metrics.group_events.labels("", "replaced").inc()
@@ -142,7 +158,7 @@ class GroupCompletion:
         trained = self.trained or (DEFAULT_POLICY,)
         try:
             found = await _versions(self.store, group)
-        except DamagedStep as damage:
+        except Damaged as damage:
             LOG.error("Oldest policy version of a group is unknown", extra={"fields": {"why": damage.message}})
             announced = await self.store.announcements.read()
             return {policy: {(read_announced(announced, policy).epoch, None)} for policy in trained}
@@ -150,7 +166,7 @@ class GroupCompletion:
 
     async def settle(self, group: Group) -> None:
         """Mark finished members of an open group that a crash left unmarked, and enqueue the group if it is complete."""
-        rollouts = await members_of(self.store, group)
+        rollouts, _ = await read_members(self.store, group, self.metrics)
         unmarked = [rollout for rollout in rollouts if rollout.is_finished and rollout.rollout_id not in group.finished]
         if unmarked:
             await self._mark(group, unmarked)
@@ -184,12 +200,20 @@ def _note(versions: Versions, **options: int) -> bytes:
 
 
 async def members_of(store: Store, group: Group) -> list[Rollout]:
-    """Return the rollouts of a group that exist, in the group's order."""
-    found: list[Rollout] = []
+    """Return the rollouts of a group that exist, in the group's order. Raises Damaged."""
+    return [read_rollout(stored) for stored in await _stored_members(store, group)]
+
+
+async def read_members(store: Store, group: Group, metrics: Metrics) -> tuple[list[Rollout], list[dict[str, str]]]:
+    """Return the rollouts of a group that can be read, and the entries that name the others."""
+    return read_rollouts(await _stored_members(store, group), metrics)
+
+
+async def _stored_members(store: Store, group: Group) -> list[StoredEntity]:
+    found: list[StoredEntity] = []
     for start in range(0, len(group.members), _CONCURRENCY):
         names = group.members[start : start + _CONCURRENCY]
-        stored = await asyncio.gather(*map(store.get, names))
-        found += [read_rollout(entity) for entity in stored if entity is not None]
+        found += [stored for stored in await asyncio.gather(*map(store.get, names)) if stored is not None]
     return found
 
 
@@ -212,7 +236,7 @@ def counted(group: Group, rollouts: Sequence[Rollout]) -> tuple[Group, list[Roll
 
 
 async def _versions(store: Store, group: Group) -> dict[str, Versions]:
-    """Return for each policy with steps in the group the versions that sampled its tokens. Raises DamagedStep."""
+    """Return for each policy with steps in the group the versions that sampled its tokens. Raises Damaged."""
     found: dict[str, Versions] = {}
     for rollout in await members_of(store, group):
         try:

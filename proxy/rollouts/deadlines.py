@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from proxy.clock import Clock
-from proxy.errors import Conflict, NotFound
+from proxy.errors import Conflict, Damaged, NotFound
 from proxy.rollouts.due_times import MIN_IDLE_S, due_ms_of, is_past_deadline, next_look_ms
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.rollout import DEADLINE, Rollout, read_rollout
+from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from storage.errors import StorageError
@@ -90,7 +91,11 @@ class Deadlines:
         stored = await self._store.get(timer.rollout)
         if stored is None or stored.incarnation != timer.incarnation:
             return None
-        rollout = read_rollout(stored)
+        try:
+            rollout = read_rollout(stored)
+        except Damaged as damage:
+            left_out([damage], self._metrics)
+            return until_ms
         if rollout.is_finished:  # the process that finished it may have died before it completed the group
             await self._finisher.after_finish(rollout, again=True)
             return None
@@ -182,13 +187,19 @@ class Activity:
         """Touch each rollout whose time has come. Raises StorageError."""
         loop = asyncio.get_running_loop()
         due = [(name, active) for name, active in self._active.items() if active.touch_s <= loop.time()]
+        failures: list[BaseException] = []
         for start in range(0, len(due), _TOUCHES_AT_ONCE):
             chunk = due[start : start + _TOUCHES_AT_ONCE]
             now_ms = self._clock.now_ms()
-            await asyncio.gather(*(self._store.renew(*name, now_ms=now_ms) for name, _ in chunk))
-            for _, active in chunk:
-                active.touched_s = loop.time()
-                active.touch_s = active.touched_s + active.every_s
+            touched = (self._store.renew(*name, now_ms=now_ms) for name, _ in chunk)
+            for (_, active), found in zip(chunk, await asyncio.gather(*touched, return_exceptions=True), strict=True):
+                if isinstance(found, BaseException):
+                    failures.append(found)
+                else:
+                    active.touched_s = loop.time()
+                    active.touch_s = active.touched_s + active.every_s
+        if failures:  # of some of them; the others are touched
+            raise failures[0]
 
     async def _touch_at_end(self, name: Timer) -> None:
         """Touch a rollout at the end of a call, which may have no step."""

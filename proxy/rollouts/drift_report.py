@@ -12,15 +12,19 @@ Rule 3: totals are updated with compare-and-set, so that of several processes on
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from random import shuffle
 from typing import Final, Literal, TypeAlias
 
+import msgspec
 import orjson
 
 from proxy.clock import Clock
+from proxy.errors import Damaged
 from proxy.rollouts.recorder import FINISHED_FIELD
 from proxy.rollouts.rollout import DRIFT_FIELD, CountedDrift, Rollout, read_rollout
+from proxy.rollouts.stored_fields import damage_of, parsed
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.drift import Boundary, Drift, Texts, Window, explain, find_boundaries
@@ -135,7 +139,11 @@ class DriftReporter:
 
     async def _kept_texts(self, rollout_id: str, keys: Sequence[str]) -> dict[str, Pair]:
         marks = await self.store.marks(rollout_id, [_TEXTS_MARK + key for key in keys]) if keys else {}
-        return {name.removeprefix(_TEXTS_MARK): tuple(orjson.loads(value)) for name, value in marks.items()}
+        found: dict[str, Pair] = {}
+        for name, value in marks.items():
+            with suppress(Damaged), damage_of("mark", name):  # its texts are looked up again
+                found[name.removeprefix(_TEXTS_MARK)] = msgspec.convert(parsed(value), Pair)
+        return found
 
     async def _look_up_all(self, boundaries: Mapping[str, Boundary]) -> dict[str, Pair | Texts]:
         """Return the texts of boundaries, or why they have none, by key.

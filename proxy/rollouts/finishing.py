@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.clock import Clock
-from proxy.errors import Conflict, NotFound, ProxyError
-from proxy.rollouts.completion import FAILED, GroupCompletion, members_of
+from proxy.errors import Conflict, Damaged, NotFound, ProxyError
+from proxy.rollouts.completion import FAILED, GroupCompletion, read_members
 from proxy.rollouts.drift_totals import DriftTotals
 from proxy.rollouts.group import Group, find_group
 from proxy.rollouts.rollout import DEADLINE, SURPLUS, Rollout, no_rollout, read_rollout, write_fields
+from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
 from storage.errors import FieldsChanged, StorageError
 from storage.store import Store
@@ -80,13 +81,19 @@ class Finisher:
     async def rewarded(self, rollout: Rollout) -> None:
         """Finish the members that an over-sampled group does not need, once enough of its finished members have a reward."""
         if rollout.is_over_sampled and rollout.is_finished and rollout.group_id is not None:
-            await self.finish_surplus(rollout.group_id)
+            try:
+                await self.finish_surplus(rollout.group_id)
+            except Damaged as damage:  # the reward is stored all the same
+                left_out([damage], self.completion.metrics)
 
     async def replacement(self, rollout: Rollout) -> StoredEntity | None:
-        """Return the rollout that was opened in place of a failed one, if there is one."""
+        """Return the rollout that was opened in place of a failed one, if there is one and its group can be read."""
         if rollout.group_id is None or rollout.status not in FAILED:
             return None
-        group = await find_group(self.store, rollout.group_id)
+        try:
+            group = await find_group(self.store, rollout.group_id)
+        except Damaged:
+            return None
         name = None if group is None else group.replaced.get(rollout.rollout_id)
         return None if name is None else await self.store.get(name)
 
@@ -95,14 +102,13 @@ class Finisher:
         group = await find_group(self.store, group_id)
         if group is None or not group.is_open or not group.over_sample or group.size is None:
             return
-        rollouts = [
-            rollout for rollout in await members_of(self.store, group) if rollout.rollout_id not in group.replaced
-        ]
+        members, _ = await read_members(self.store, group, self.completion.metrics)
+        rollouts = [rollout for rollout in members if rollout.rollout_id not in group.replaced]
         if sum(rollout.is_finished and rollout.reward is not None for rollout in rollouts) < group.size:
             return
         for rollout in rollouts:
             if not rollout.is_finished:
-                with suppress(Conflict, NotFound):  # finished or deleted at this moment
+                with suppress(Conflict, NotFound):  # finished, deleted or damaged at this moment
                     await self.finish(rollout, "aborted", reason=SURPLUS)
 
     async def settle(self, group: Group) -> None:
@@ -140,9 +146,12 @@ class Finisher:
             self.drift_totals.complete(rollout)
         else:
             self.drift_totals.settle(rollout.rollout_id)
-        group = await self.completion.member_finished(rollout)
-        if group is not None and rollout.is_over_sampled and rollout.reason != SURPLUS:
-            await self.finish_surplus(group.group_id)
+        try:
+            group = await self.completion.member_finished(rollout)
+            if group is not None and rollout.is_over_sampled and rollout.reason != SURPLUS:
+                await self.finish_surplus(group.group_id)
+        except Damaged as damage:  # the rollout is finished all the same
+            left_out([damage], self.completion.metrics)
         if (rollout.deadline_s, rollout.idle_s, rollout.start_s) != (None, None, None):
             with suppress(StorageError):  # it expires, and is removed then
                 await self.store.timers.remove(Timer(rollout.rollout_id, rollout.incarnation))

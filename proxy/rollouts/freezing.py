@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from proxy.clock import Clock
-from proxy.rollouts.rollout import ClaimId, Rollout, read_rollout, write_claims
+from proxy.rollouts.rollout import ClaimId, Rollout, read_claims, read_rollout, write_claims
 from storage.errors import FieldsChanged
 from storage.store import Store
 from storage.types import StoredEntity
@@ -63,5 +63,5 @@ async def _change(
         try:
             return await store.update_if(rollout_id, fields, expect=expect, now_ms=clock.now_ms())
         except FieldsChanged as changed:
-            stored, known = changed.rollout, read_rollout(changed.rollout).claims
+            stored, known = changed.rollout, read_claims(changed.rollout)
     return stored

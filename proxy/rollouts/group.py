@@ -3,15 +3,21 @@
 A group that is created by calls has no size, and never becomes complete.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 import orjson
+from msgspec import Struct
 
 from proxy.clock import Clock
-from proxy.errors import Conflict
+from proxy.errors import Conflict, Damaged
 from proxy.rollouts.rollout import write_fields
+from proxy.rollouts.stored_fields import Count, Milliseconds, damage_of, left_out, parsed, read_fields
+from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import DEFAULT_POLICY
 from storage.errors import RolloutDeleted
 from storage.store import Store
@@ -36,7 +42,7 @@ class PolicyState:
     `max_staleness`, and `acked` how often it was acknowledged before that.
     """
 
-    status: str
+    status: Literal["complete", "claimed", "done", "dropped"]
     oldest: str | None = None
     epoch: int = 0
     batch_id: str | None = None
@@ -134,39 +140,89 @@ class Group:
         return self.states[policy].status_at(now_ms) if policy in self.states else None
 
 
+class _Fields(Struct):
+    """The fields of a group in the store, without its states."""
+
+    size: Count | None = None
+    over_sample: Count | None = None
+    replace: Count | None = None
+    members: list[str] | None = None
+    complete_ms: Milliseconds | None = None
+    metadata: dict[str, Any] | None = None
+
+
 def read_group(stored: StoredEntity, marks: Mapping[str, bytes] | None = None) -> Group:
-    """Return the group from its stored fields, with joined and finished members from its marks."""
-    known = {name: orjson.loads(value) for name, value in stored.fields.items() if name != "opened_with"}
-    initial: list[str] = known.get("members") or []
+    """Return the group from its stored fields, with joined and finished members from its marks. Raises Damaged."""
+    fields = read_fields(stored, _Fields, "group")
+    initial = fields.members or []
     joined = _named(marks or {}, MEMBER_MARK) - set(initial)
+    with damage_of("group", stored.name):
+        states, replaced = _read_states(stored.fields), _read_replaced(marks or {})
     return Group(
         group_id=stored.name,
         incarnation=stored.incarnation,
         created_ms=stored.created_ms,
-        size=known.get("size"),
-        over_sample=known.get("over_sample", 0),
-        replace=known.get("replace", 0),
+        size=fields.size,
+        over_sample=fields.over_sample or 0,
+        replace=fields.replace or 0,
         members=(*initial, *sorted(joined)),
-        replaced={
-            name.removeprefix(REPLACED_MARK): value.decode()
-            for name, value in (marks or {}).items()
-            if name.startswith(REPLACED_MARK)
-        },
+        replaced=replaced,
         finished=_named(marks or {}, FINISHED_MARK),
-        complete_ms=known.get("complete_ms"),
-        states=_read_states(known),
-        metadata=known.get("metadata") or {},
+        complete_ms=fields.complete_ms,
+        states=states,
+        metadata=fields.metadata or {},
     )
 
 
-def _read_states(known: Mapping[str, Any]) -> dict[str, PolicyState]:
+def _read_states(stored: Mapping[str, bytes]) -> dict[str, PolicyState]:
     """Return the state for each policy; its fields have the name of the policy as a suffix, except those of the default one."""
     found: dict[str, dict[str, Any]] = {}
-    for name, value in known.items():
+    for name, value in stored.items():
         kind, _, policy = name.partition(":")
         if kind in _STATE_FIELDS:
-            found.setdefault(policy or DEFAULT_POLICY, {})[kind] = value
-    return {policy: PolicyState(**values) for policy, values in sorted(found.items()) if "status" in values}
+            found.setdefault(policy or DEFAULT_POLICY, {})[kind] = parsed(value)
+    return {
+        policy: msgspec.convert(values, PolicyState) for policy, values in sorted(found.items()) if "status" in values
+    }
+
+
+def _read_replaced(marks: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the rollouts in place of members. Raises ValueError if a member replaces itself, also through others."""
+    replaced = {
+        name.removeprefix(REPLACED_MARK): value.decode()
+        for name, value in marks.items()
+        if name.startswith(REPLACED_MARK)
+    }
+    ended: set[str] = set()
+    for first in replaced:
+        name, path = first, set[str]()
+        while name in replaced and name not in ended:
+            if name in path:
+                raise ValueError(f"rollout {name!r} is in place of itself")
+            path.add(name)
+            name = replaced[name]
+        ended |= path
+    return replaced
+
+
+class Note(Struct, frozen=True):
+    """What the entry of a group in a queue has for claims: its age as in `PolicyState`, and whether it has no tokens.
+
+    `max_staleness`: that of a requeue, instead of the claim's.
+    """
+
+    oldest: str | None = None
+    epoch: Count = 0
+    empty: bool = False
+    max_staleness: Count | None = None
+
+
+def read_note(note: bytes) -> Note:
+    """Return the note of a group in a queue; that of a damaged one has no oldest version, which counts as older than any."""
+    try:
+        return msgspec.json.decode(note, type=Note)
+    except (ValueError, RecursionError):  # one of them is that of msgspec
+        return Note()
 
 
 def state_fields(policy: str, **values: Any) -> dict[str, bytes | None]:
@@ -231,9 +287,40 @@ async def mark_finished(
 
 
 async def find_group(store: Store, group_id: str) -> Group | None:
-    """Return the group with this ID and all its members, or None."""
+    """Return the group with this ID and all its members, or None. Raises Damaged."""
     stored = await store.groups.get(group_id)
     return None if stored is None else read_group(stored, await store.groups.marks(group_id))
+
+
+class _Opening(Struct):
+    group_id: str
+    rollout: dict[str, Any] = {}
+
+
+def opening_of(stored: StoredEntity) -> dict[str, Any]:
+    """Return the body with which a group was opened. Raises Damaged."""
+    with damage_of("group", stored.name):
+        opening: dict[str, Any] = parsed(stored.fields.get("opened_with", b"null"))
+        msgspec.convert(opening, _Opening)
+    return opening
+
+
+def member_names(stored: StoredEntity, marks: Mapping[str, bytes]) -> set[str]:
+    """Return the members of a group for its deletion: those that can be read."""
+    with suppress(ValueError, TypeError, msgspec.ValidationError):
+        initial = msgspec.convert(parsed(stored.fields.get("members", b"[]")), list[str])
+        return {*initial, *_named(marks, MEMBER_MARK)}
+    return set(_named(marks, MEMBER_MARK))
+
+
+async def find_groups(store: Store, names: Iterable[str], metrics: Metrics) -> tuple[list[Group], list[dict[str, str]]]:
+    """Return the groups that exist and can be read, with all their members, and the entries that name those that cannot."""
+    found = await asyncio.gather(*(find_group(store, name) for name in names), return_exceptions=True)
+    damaged = [result for result in found if isinstance(result, Damaged)]
+    for result in found:
+        if isinstance(result, BaseException) and not isinstance(result, Damaged):
+            raise result
+    return [result for result in found if isinstance(result, Group)], left_out(damaged, metrics)
 
 
 def member_fields(opening: Mapping[str, Any], deadlines: Mapping[str, float]) -> dict[str, bytes]:
@@ -264,19 +351,31 @@ class Batch:
     answer: Mapping[str, Any] | None = None
 
 
+class _BatchFields(Struct):
+    """The fields of a batch in the store."""
+
+    consumer: str
+    held: list[tuple[str, Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}-[0-9]{1,18}$")]]]
+    policy: str | None = None
+    instance: str | None = None
+    heartbeat_ms: Milliseconds | None = None
+    ended: Ending | None = None
+    answer: dict[str, Any] | None = None
+
+
 def read_batch(stored: StoredEntity) -> Batch:
-    """Return the batch from its stored fields."""
-    known = {name: orjson.loads(value) for name, value in stored.fields.items()}
-    policy = known.get("policy", DEFAULT_POLICY)
+    """Return the batch from its stored fields. Raises Damaged."""
+    fields = read_fields(stored, _BatchFields, "batch")
+    policy = fields.policy or DEFAULT_POLICY
     return Batch(
         batch_id=stored.name,
-        consumer=known["consumer"],
+        consumer=fields.consumer,
         policy=policy,
-        held=tuple(QueuedGroup(group, entry_id, b"", policy) for group, entry_id in known["held"]),
-        instance=known.get("instance"),
-        heartbeat_ms=known.get("heartbeat_ms"),
-        ended=known.get("ended"),
-        answer=known.get("answer"),
+        held=tuple(QueuedGroup(group, entry_id, b"", policy) for group, entry_id in fields.held),
+        instance=fields.instance,
+        heartbeat_ms=fields.heartbeat_ms,
+        ended=fields.ended,
+        answer=fields.answer,
     )
 
 

@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import orjson
+from msgspec import Struct
 
 from proxy.clock import Clock
-from proxy.errors import UnprocessableRequest
+from proxy.errors import Damaged, UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.base import is_on
 from proxy.protocols.engines import ENGINES
@@ -24,6 +26,7 @@ from proxy.protocols.sse import EVENT_STREAM
 from proxy.protocols.synthetic_stream import replay_events
 from proxy.protocols.translated_call import TRANSLATORS_BY_NAME, client_response_bytes, renderer_for
 from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.stored_fields import damage_of, log_damage, parsed
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode
@@ -110,15 +113,15 @@ class IdempotencyKeys:
         """Return the next attempt for a key with no call in flight in this process."""
         mark = ATTEMPT_MARK + digest
         noted = (await self._store.marks(rollout.rollout_id, [mark])).get(mark)
-        number, extra = 0, {"request_key": flight.request_key}
-        if noted is not None:
-            before = orjson.loads(noted)
-            _check_body(before["request_key"], flight.request_key)
-            stored = await self._stored_answer(rollout.rollout_id, before["step_id"])
+        number, extra = 0, dict[str, Any](request_key=flight.request_key)
+        before = None if noted is None else _read_attempt(rollout.rollout_id, noted)
+        if before is not None:
+            _check_body(before.request_key, flight.request_key)
+            stored = await self._stored_answer(rollout.rollout_id, before.step_id)
             if stored is not None:
                 return Attempt(step_id, extra, stored, flight.over)
-            number = before["attempt"] + 1
-            extra |= {"attempt": number, "retry_of": before["step_id"]}
+            number = before.attempt + 1
+            extra |= {"attempt": number, "retry_of": before.step_id}
         mark_fields = {"step_id": step_id, "request_key": flight.request_key, "attempt": number}
         return Attempt(step_id, extra, None, flight.over, {mark: orjson.dumps(mark_fields)})
 
@@ -135,6 +138,24 @@ class IdempotencyKeys:
                 "Stored step is unreadable; the call is repeated: %s", error, extra={"fields": {"step_id": step_id}}
             )
             return None
+
+
+class _NotedAttempt(Struct):
+    """The mark of an attempt."""
+
+    step_id: str
+    request_key: str
+    attempt: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+def _read_attempt(rollout_id: str, noted: bytes) -> _NotedAttempt | None:
+    """Return the attempt of a mark; None for a damaged one: the call is then sent again."""
+    try:
+        with damage_of("attempt of rollout", rollout_id):
+            return msgspec.convert(parsed(noted), _NotedAttempt)
+    except Damaged as damage:
+        log_damage(damage)
+        return None
 
 
 def _answer_from_record(record: bytes, blocks: Mapping[bytes, bytes]) -> StoredAnswer | None:

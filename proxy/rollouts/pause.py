@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, Literal
 
+import msgspec
 import orjson
 
 from proxy.errors import Paused
+from proxy.rollouts.stored_fields import announced_value
 from proxy.trajectory.step import DEFAULT_POLICY
 from storage.errors import StorageError
 from storage.store import Announcements
@@ -90,7 +92,8 @@ class Pause:
         """Apply a newer announcement."""
         announcement = newer(announcements, self._name, self.number)
         if announcement is not None:
-            self.mode, self.number = orjson.loads(announcement.value), announcement.number
+            self.mode = announced_value(announcement, Literal["wait", "reject"] | None, self._name, self.mode)
+            self.number = announcement.number
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -165,11 +168,10 @@ class Pause:
         for follow in self._followers:
             follow(announcements)
         if (abort := newer(announcements, self._abort_name, self._abort_number)) is not None:
-            self._aborted, self._abort_number = orjson.loads(abort.value), abort.number
+            self._aborted = announced_value(abort, int, self._abort_name, self._aborted)
+            self._abort_number = abort.number
             self._completed_calls()
-        known: list[tuple[int, int]] = [
-            orjson.loads(value) for process_id, value in beats.items() if self._is_of_policy(process_id)
-        ]
+        known = [_read_beat(value) for process_id, value in beats.items() if self._is_of_policy(process_id)]
         return sum(in_flight for _, in_flight in known), sum(number < self.number for number, _ in known)
 
     def _is_of_policy(self, process_id: str) -> bool:
@@ -195,3 +197,11 @@ class Pause:
                     await self._changed.wait()
             with suppress(StorageError):  # calls notice it and report it
                 await self.beat()
+
+
+def _read_beat(value: bytes) -> tuple[int, int]:
+    """Return the number of the pause that a process knows, and its calls in flight; none for a damaged heartbeat."""
+    try:
+        return msgspec.json.decode(value, type=tuple[int, int])
+    except (ValueError, RecursionError):  # one of them is that of msgspec
+        return 0, 0

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final, Self
+from typing import Final
 
 import orjson
 
 from proxy.errors import LowerVersion, NotFound, UnprocessableRequest
 from proxy.rollouts.pause import Pause, announcement_name
+from proxy.rollouts.stored_fields import announced_value
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.facts import number_of
 from proxy.trajectory.step import DEFAULT_POLICY
@@ -35,10 +36,15 @@ class Announced:
     highest: int | None = None
 
     @classmethod
-    def read(cls, announcement: Announcement | None) -> Self:
-        """Return the value of an announcement. The version alone is that of the first epoch, without a run."""
-        value: Any = None if announcement is None else orjson.loads(announcement.value)
-        return cls(**value) if isinstance(value, dict) else cls(value, highest=number_of(value))
+    def read(cls, announcement: Announcement | None, name: str, otherwise: "Announced | None" = None) -> "Announced":
+        """Return the value of an announcement, `otherwise` if it is damaged. The version alone is that of the first epoch."""
+        if announcement is None:
+            return NOTHING
+        value = announced_value(announcement, Announced | str | int | None, name, otherwise)
+        if isinstance(value, Announced):
+            return value
+        version = str(value) if isinstance(value, int) else value
+        return cls(version, highest=number_of(version))
 
     def written(self) -> bytes:
         """Return the value to announce: the version alone, as earlier releases have it, if there is no more."""
@@ -92,7 +98,8 @@ def unknown_staleness(version: str | None) -> str | None:
 
 def read_announced(announcements: Mapping[str, Announcement], policy: str = DEFAULT_POLICY) -> Announced:
     """Return what is announced of a policy."""
-    return Announced.read(announcements.get(announcement_name(POLICY_ANNOUNCEMENT, policy)))
+    name = announcement_name(POLICY_ANNOUNCEMENT, policy)
+    return Announced.read(announcements.get(name), name)
 
 
 class PolicyVersion:
@@ -122,13 +129,16 @@ class PolicyVersion:
         """Apply a newer announcement."""
         announcement = newer(announcements, self._name, self._number)
         if announcement is not None:
-            self.announced, self._number = Announced.read(announcement), announcement.number
+            self.announced = Announced.read(announcement, self._name, self.announced)
+            self._number = announcement.number
 
     async def check(
         self, announcements: Announcements, version: str, *, run: str | None = None, new_epoch: bool = False
     ) -> None:
         """Raise LowerVersion if the version cannot be announced now."""
-        Announced.read((await announcements.read()).get(self._name)).advanced(version, run=run, new_epoch=new_epoch)
+        Announced.read((await announcements.read()).get(self._name), self._name).advanced(
+            version, run=run, new_epoch=new_epoch
+        )
 
     async def announce(
         self, announcements: Announcements, version: str, *, run: str | None = None, new_epoch: bool = False
@@ -145,7 +155,7 @@ class PolicyVersion:
         while True:
             present = (await announcements.read()).get(self._name)
             if present is None or present.value != value:  # equal: written by an attempt whose response was lost
-                following = Announced.read(present).advanced(version, run=run, new_epoch=new_epoch)
+                following = Announced.read(present, self._name).advanced(version, run=run, new_epoch=new_epoch)
                 value = following.written()
             number = 0 if present is None else present.number
             announcement = await announcements.announce_if(self._name, value, number)

@@ -22,11 +22,18 @@ import orjson
 from msgspec import structs
 
 from proxy.clock import Clock
-from proxy.errors import ProxyError, StoreUnavailable
+from proxy.errors import Damaged, ProxyError, StoreUnavailable
 from proxy.rollouts.journal import Journal
 from proxy.rollouts.newest import Newest
 from proxy.rollouts.policy import unknown_staleness
-from proxy.rollouts.rollout import BEGAN_FIELD, DELIVERED_MARK, HTTP_COUNT, TASK_FIELD, UNDELIVERED_MARK
+from proxy.rollouts.rollout import (
+    BEGAN_FIELD,
+    DELIVERED_MARK,
+    HTTP_COUNT,
+    TASK_FIELD,
+    UNDELIVERED_MARK,
+    read_rollout,
+)
 from proxy.rollouts.store_health import StoreHealth
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
@@ -385,14 +392,14 @@ def _late_if(entry: StepWrite, stored: StoredEntity | None) -> str:
     A step that was journaled before its rollout was finished is not late, unless the rollout was claimed in a batch since.
     Times are compared by the wall clock; a step of unknown time counts as late.
     """
-    finished = None if stored is None else stored.fields.get(FINISHED_FIELD)
-    if finished is None:
+    if stored is None or FINISHED_FIELD not in stored.fields:
         return CLAIMED_FIELD
     try:
+        finished_ms = read_rollout(stored).finished_ms or 0
         taken = decode(entry.record, BlockReader(entry.blocks), whole=False).timing.stored
-    except UnreadableRecord:
-        taken = None
-    return CLAIMED_FIELD if taken is not None and taken * 1000 < orjson.loads(finished) else FINISHED_FIELD
+    except (Damaged, UnreadableRecord):
+        return FINISHED_FIELD
+    return CLAIMED_FIELD if taken is not None and taken * 1000 < finished_ms else FINISHED_FIELD
 
 
 def _fidelity(step: Step) -> str:

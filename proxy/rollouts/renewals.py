@@ -95,9 +95,14 @@ class Lifetimes:
         groups = {kept.group_id for kept in self._kept.values() if kept.group_id is not None}
         entities: list[tuple[Store, str, str | None]] = [(self._store, *name) for name in self._kept]
         entities += [(self._store.groups, group, None) for group in groups]
+        failures: list[BaseException] = []
         for start in range(0, len(entities), _CONCURRENCY):
             chunk = entities[start : start + _CONCURRENCY]
-            await asyncio.gather(*(store.renew(name, incarnation) for store, name, incarnation in chunk))
+            renewed = (store.renew(name, incarnation) for store, name, incarnation in chunk)
+            found = await asyncio.gather(*renewed, return_exceptions=True)
+            failures += [failure for failure in found if isinstance(failure, BaseException)]
+        if failures:  # of some of them; the others are renewed
+            raise failures[0]
 
     async def _renew_forever(self) -> None:
         while True:

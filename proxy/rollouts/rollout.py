@@ -1,16 +1,28 @@
 """Rollouts: their values, and how the store's fields and marks represent them."""
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 import orjson
 from msgspec import Struct
 
 from proxy.continuation.types import Mode
-from proxy.errors import BadRequest, NotFound
+from proxy.errors import BadRequest, Damaged, NotFound
 from proxy.protocols.sampling import Sampling
+from proxy.rollouts.stored_fields import (
+    Count,
+    Milliseconds,
+    Number,
+    Seconds,
+    check_numbers,
+    damage_of,
+    left_out,
+    read_fields,
+    values_of,
+)
+from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import DEFAULT_POLICY
 from storage.types import LATE_MARK, Origin, StoredEntity
 
@@ -155,44 +167,126 @@ class Marks:
     late: frozenset[str] = frozenset()
 
 
+class _SamplingFields(Struct):
+    override: dict[str, Any] | None = None
+    default: dict[str, Any] | None = None
+    cap: dict[str, Number | Literal["auto"]] | None = None
+
+
+class _LimitFields(Struct):  # development versions stored others, too
+    max_steps: Count | None = None
+    max_tokens: Count | None = None
+
+
+class _DispatchFields(TypedDict):
+    server: str
+    protocol: str
+    asked: str
+    state: str
+
+
+class _ResultFields(TypedDict):
+    status: str
+    reward: Number | None
+
+
+class _Fields(Struct):
+    """The fields of a rollout in the store. Names and types bind data: other values make the rollout unreadable."""
+
+    status: Literal["open", "limited", "completed", "failed", "aborted", "truncated"] | None = None
+    reason: str | None = None
+    finished_ms: Milliseconds | None = None
+    group_id: str | None = None
+    model: str | None = None
+    reward: Number | None = None
+    step_rewards: dict[str, Number | list[Number]] | None = None
+    thread_rewards: dict[str, Number] | None = None
+    advantages: Number | list[Any] | dict[str, Any] | None = None
+    claimed_by: str | list[tuple[str, str]] | None = None
+    metadata: dict[str, Any] | None = None
+    sampling: _SamplingFields | None = None
+    tools: list[dict[str, Any]] | None = None
+    limits: _LimitFields | None = None
+    places: Count | None = None  # `limits.max_steps`, for the store
+    deadline_s: Seconds | None = None
+    idle_s: Seconds | None = None
+    start_s: Seconds | None = None
+    is_over_sampled: bool | None = None
+    osmosis: _DispatchFields | None = None
+    result: _ResultFields | None = None
+    reply: dict[str, str] | None = None
+    continuation: Mode | None = None
+    task: str | None = None
+    began_ms: Milliseconds | None = None
+    drift: CountedDrift | None = None
+
+
 def read_rollout(stored: StoredEntity) -> Rollout:
-    """Return the rollout from its stored fields."""
-    fields = {name: orjson.loads(value) for name, value in stored.fields.items() if name != "opened_with"}
-    sampling = fields.get("sampling")
+    """Return the rollout from its stored fields. Raises Damaged."""
+    fields = read_fields(stored, _Fields, "rollout")
+    if isinstance(fields.advantages, list | dict):
+        with damage_of("rollout", stored.name):
+            check_numbers(fields.advantages)
+    rules, limits = fields.sampling, fields.limits
     return Rollout(
         rollout_id=stored.name,
         incarnation=stored.incarnation,
         created_ms=stored.created_ms,
         touched_ms=stored.touched_ms,
-        status=fields.get("status", "open"),
-        reason=fields.get("reason"),
-        finished_ms=fields.get("finished_ms"),
-        group_id=fields.get("group_id"),
-        model=fields.get("model"),
-        reward=fields.get("reward"),
-        step_rewards=fields.get("step_rewards") or {},
-        thread_rewards=fields.get("thread_rewards") or {},
-        advantages=fields.get("advantages"),
-        claims=_claims(fields["claimed_by"]) if "claimed_by" in fields else (),
-        metadata=fields.get("metadata") or {},
-        sampling=Sampling(**{name: rules or {} for name, rules in sampling.items()}) if sampling else _NO_SAMPLING,
-        tools=tuple(fields.get("tools") or ()),
-        limits=_limits(limits) if (limits := fields.get("limits")) else _NO_LIMITS,
-        deadline_s=fields.get("deadline_s"),
-        idle_s=fields.get("idle_s"),
-        start_s=fields.get("start_s"),
-        is_over_sampled=fields.get("is_over_sampled", False),
-        osmosis=fields.get("osmosis") or {},
-        result=fields.get("result"),
-        reply=fields.get("reply") or {},
-        continuation=fields.get("continuation"),
-        task=fields.get(TASK_FIELD),
-        began_ms=fields.get(BEGAN_FIELD),
+        status=fields.status or "open",
+        reason=fields.reason,
+        finished_ms=fields.finished_ms,
+        group_id=fields.group_id,
+        model=fields.model,
+        reward=fields.reward,
+        step_rewards=fields.step_rewards or {},
+        thread_rewards=fields.thread_rewards or {},
+        advantages=fields.advantages,
+        claims=() if fields.claimed_by is None else _claims(fields.claimed_by),
+        metadata=fields.metadata or {},
+        sampling=_NO_SAMPLING
+        if rules is None
+        else Sampling(rules.override or {}, rules.default or {}, rules.cap or {}),
+        tools=tuple(fields.tools or ()),
+        limits=_NO_LIMITS if limits is None else Limits(limits.max_steps, limits.max_tokens),
+        deadline_s=fields.deadline_s,
+        idle_s=fields.idle_s,
+        start_s=fields.start_s,
+        is_over_sampled=fields.is_over_sampled or False,
+        osmosis=fields.osmosis or {},
+        result=fields.result,
+        reply=fields.reply or {},
+        continuation=fields.continuation,
+        task=fields.task,
+        began_ms=fields.began_ms,
         counts=stored.counts,
-        drift=_drift(fields.get(DRIFT_FIELD), stored.counts.get("steps", 0)),
+        drift=_drift(fields.drift, stored.counts.get("steps", 0)),
         has_reservation=stored.has_reservation,
         origin=Origin(stored.created_ms, stored.fields),
     )
+
+
+def read_rollouts(found: Iterable[StoredEntity | None], metrics: Metrics) -> tuple[list[Rollout], list[dict[str, str]]]:
+    """Return the rollouts that exist and can be read, and the entries that name those that cannot."""
+    rollouts: list[Rollout] = []
+    damaged: list[Damaged] = []
+    for stored in found:
+        try:
+            rollouts += [] if stored is None else [read_rollout(stored)]
+        except Damaged as damage:
+            damaged.append(damage)
+    return rollouts, left_out(damaged, metrics)
+
+
+class _ClaimFields(Struct):
+    claimed_by: str | list[tuple[str, str]] | None = None
+
+
+def read_claims(stored: StoredEntity) -> tuple[ClaimId, ...]:
+    """Return the claims that rely on a rollout's rewards, also if other fields are damaged. Raises Damaged."""
+    with damage_of("rollout", stored.name):
+        claimed_by = values_of(stored.fields, _ClaimFields).claimed_by
+    return () if claimed_by is None else _claims(claimed_by)
 
 
 def write_fields(values: Mapping[str, Any]) -> dict[str, bytes]:
@@ -217,7 +311,7 @@ def read_marks(marks: Mapping[str, bytes]) -> Marks:
     )
 
 
-def _claims(stored: str | list[list[str]]) -> tuple[ClaimId, ...]:
+def _claims(stored: str | list[tuple[str, str]]) -> tuple[ClaimId, ...]:
     if isinstance(stored, str):
         return (ClaimId(DEFAULT_POLICY, stored),)
     return tuple(ClaimId(policy, batch_id) for policy, batch_id in stored)
@@ -231,13 +325,9 @@ def write_claims(claims: Sequence[ClaimId]) -> dict[str, bytes | None]:
     return {"claimed_by": orjson.dumps(claims[0].batch_id if is_plain else list(map(list, claims)))}
 
 
-def _limits(stored: Mapping[str, Any]) -> Limits:
-    return Limits(stored.get("max_steps"), stored.get("max_tokens"))  # development versions stored others, too
-
-
-def _drift(counted: Any, steps: int) -> CountedDrift | None:
+def _drift(counted: CountedDrift | None, steps: int) -> CountedDrift | None:
     """Return the drift of a rollout; None if it was counted in steps that are gone because the rollout expired."""
-    return CountedDrift(**counted) if counted and counted["steps"] <= steps else None
+    return counted if counted is not None and counted.steps <= steps else None
 
 
 def _named(marks: Mapping[str, bytes], kind: str) -> frozenset[str]:

@@ -122,7 +122,7 @@ def _read(name: str, record: bytes, reader: BlockReader, index: int, marks: Mark
     try:
         step = decode(record, reader, index, whole=whole)
     except UnreadableRecord as error:
-        raise DamagedStep(f"Step at index {index} of rollout {name!r} is unreadable: {error}") from error
+        raise DamagedStep(f"Step at index {index} of rollout {name!r} is unreadable: {error}", name=name) from error
     if step.step_id in marks.undelivered or step.step_id in marks.late:
         delivered = step.delivered and step.step_id not in marks.undelivered
         return replace(step, delivered=delivered, late=step.step_id in marks.late)

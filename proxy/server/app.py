@@ -159,7 +159,7 @@ def _context_lifespan(
             app[CONTEXT] = context
             app.on_shutdown.append(_begin_shutdown)
             if settings.agents.cut_surplus_calls:
-                _kept(stack, SurplusCalls(context.store, context.memory_limit.calls).start())
+                _kept(stack, SurplusCalls(context.store, context.memory_limit.calls, context.metrics).start())
             if settings.archive.url is not None:
                 _kept(stack, _archive(context, settings.archive, settings.archive.url)).start()
             settling = context.recorder.tasks.start(context.finisher.settle_all())

@@ -49,6 +49,7 @@ REFUSAL_REASONS: Final = (
     "no_rows",
     "not_scored",
     "damaged_step",
+    "damaged_record",
 )
 DROP_REASONS: Final = (*_STALE, "equal_rewards", "too_few_members", "no_reward")
 
@@ -149,6 +150,7 @@ class Metrics:
     archived_bytes: Counter
     archive_failures: Counter
     archive_oldest_age_seconds: Gauge
+    unreadable: Counter
     workers: Gauge
     workers_missing: Counter
 
@@ -337,6 +339,10 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "archive_oldest_age_seconds": (
         Gauge, "Time since the oldest rollout was finished that is not archived yet; 0 if there is none.", ()
     ),
+    "unreadable": (
+        Counter, "Stored rollouts, groups and steps that a reader omitted because they are unreadable; the log names them.",
+        ("entity",),
+    ),
     "workers": (Gauge, "Worker processes included in these metrics.", ()),
     "workers_missing": (Counter, "Workers that did not respond to a collection of metrics within a second.", ()),
 }  # fmt: skip
@@ -351,6 +357,7 @@ _INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "continuations": (("continued", "none"), ("unchanged", "none"), *(("refused", reason) for reason in REASONS)),
     "drift_boundaries": tuple((kind,) for kind in KINDS if kind != "unexplained"),
     "dropped_spans": (("queue_full",), ("export_failed",)),
+    "unreadable": (("rollout",), ("group",), ("step",)),
 }  # fmt: skip
 
 START_TIME: Final = "process_start_time_seconds"

@@ -143,7 +143,7 @@ def histogram(choices: Iterable[Choice]) -> dict[str, Any]:
     """
     counts = [0] * (_BINS + 1)
     for choice in choices:
-        places = Counter(min(int(max(-value, 0.0) / _WIDTH), _BINS) for value in choice.logprobs if isfinite(value))
+        places = Counter(int(min(max(-value, 0.0) / _WIDTH, _BINS)) for value in choice.logprobs if isfinite(value))
         for position, count in places.items():
             counts[position] += count
     return {"width": _WIDTH, "counts": counts}

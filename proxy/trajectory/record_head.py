@@ -4,6 +4,7 @@
 value by value, and drops and flags what it can. Where `read_head` returns a head, `Typed.head` returns an equal one.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
@@ -14,6 +15,10 @@ from proxy.trajectory.step import DEFAULT_POLICY, Dialect, EngineFacts, Span, St
 
 EXTRA_TYPES: Final[Mapping[str, type[Any]]] = {"request_key": str, "retry_of": str, "attempt": int, "mask_claim": int}
 LARGEST: Final = 2**63 - 1
+LATEST_S: Final = 2**38  # later than any call; its milliseconds are an integer that JSON writers accept
+_DIGITS: Final = 20  # of the largest integer of 64 bits, and of the smallest one with its sign
+_LONG_INTEGER: Final = re.compile(rb"-?[0-9]{19,}")
+_JSON_INTEGERS: Final = range(-(2**63), 2**64)  # orjson reads others as floats, and writes none
 
 _Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 _TokenId = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
@@ -32,8 +37,8 @@ class ChoiceHead(Struct):
     `experts` are form and number of bytes, `mask` the numbers of ids and offsets (see `experts_and_masks`).
     """
 
-    index: int
-    prompt: int
+    index: _TokenId
+    prompt: _TokenId
     finish_reason: str | None
     stop_reason: _TokenId | str | None
     spans: tuple[Span, ...]
@@ -74,11 +79,21 @@ class Head(Struct):
 _HEADS: Final = Decoder(Head)
 
 
+def times_of(timing: Timing) -> tuple[float, ...]:
+    """Return the times of a call that are known."""
+    times = (timing.received, timing.sent, timing.first_byte, timing.last_byte, timing.stored)
+    return tuple([time for time in times if time is not None])
+
+
 def read_head(text: bytes) -> Head | None:
     """Return the head in this JSON; None if a value has another type, or a span is out of range."""
     try:
         head = _HEADS.decode(text)
-    except DecodeError:
+    except (DecodeError, RecursionError):
+        return None
+    if not all(abs(time) < LATEST_S for time in times_of(head.timing)):
+        return None
+    if any(len(digits) > _DIGITS or int(digits) not in _JSON_INTEGERS for digits in _LONG_INTEGER.findall(text)):
         return None
     for name, value in (head.extra or {}).items():
         if type(value) is not EXTRA_TYPES.get(name, type(value)):

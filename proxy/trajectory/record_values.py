@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, Final, get_args
 
-from proxy.trajectory.record_head import EXTRA_TYPES, LARGEST, ChoiceHead, Head, PromptHead
+from proxy.trajectory.record_head import EXTRA_TYPES, LARGEST, LATEST_S, ChoiceHead, Head, PromptHead
 from proxy.trajectory.step import DEFAULT_POLICY, Dialect, EngineFacts, Span, Status, Timing
 
 ODD: Final = "unparsed_event"
@@ -132,8 +132,10 @@ def flagged(problems: tuple[str, ...], found: Iterable[str]) -> tuple[str, ...]:
 
 
 def _index(value: Any) -> int:
-    """Return a required integer."""
-    return int(_required(value, int))
+    """Return a required integer of 64 bits."""
+    if abs(_required(value, int)) > LARGEST:
+        raise ValueError("an integer has more than 64 bits")
+    return int(value)
 
 
 def _count(value: Any) -> int:
@@ -187,13 +189,16 @@ def _span(value: Mapping[str, Any], typed: Typed) -> Span:
 
 
 def _timing(value: Mapping[str, Any]) -> Timing:
-    received = number(value["received"])
+    received = _time(value["received"])
     if received is None:
-        raise ValueError("timing.received is not a number")
+        raise ValueError("timing.received is not a time")
     get = value.get
-    return Timing(
-        received, number(get("sent")), number(get("first_byte")), number(get("last_byte")), number(get("stored"))
-    )
+    return Timing(received, _time(get("sent")), _time(get("first_byte")), _time(get("last_byte")), _time(get("stored")))
+
+
+def _time(value: Any) -> float | None:
+    found = number(value)
+    return found if found is not None and abs(found) < LATEST_S else None
 
 
 def _extra(value: dict[str, Any]) -> dict[str, Any]:

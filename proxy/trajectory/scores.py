@@ -80,6 +80,9 @@ def decode_scores(encoded: bytes) -> Scores | None:
             return None
         top_ids, top = ids_from_little_endian(raw[first:second]), logprobs_from_little_endian("f", raw[second:])
         logprobs = logprobs_from_little_endian("f", raw[:first])
+        names = (engine, model, policy_version)
+        if not all(name is None or isinstance(name, str) for name in names) or not are_logprobs((*logprobs, *top)):
+            return None
         return Scores(engine, model, policy_version, logprobs, top_k, top_ids, top)
     except (ValueError, TypeError):
         return None

@@ -49,9 +49,12 @@ class EndpointRegistry:
         if announcement is None:
             return
         self.number = announcement.number
-        values = orjson.loads(announcement.value)
         try:
+            values = orjson.loads(announcement.value)
             endpoints = self._configured if values is None else _LIST.validate_python(values)
+        except orjson.JSONDecodeError as error:
+            LOG.error("Endpoints in the store are unreadable and not applied: %s", error)
+            return
         except ValidationError as error:  # announced by another version: the current endpoints stay in use
             fields = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors())
             LOG.error("Endpoints in the store are unreadable and not applied: %s", fields)

@@ -8,7 +8,7 @@ import asyncio
 
 from storage.redis import scripts
 from storage.redis.keys import BUCKETS, announcements_key, heartbeats_key, rollout_keys
-from storage.redis.replies import decode_announcements, pairs
+from storage.redis.replies import decode_announcements, pairs, readable
 from storage.redis.scripts import RunScript
 from storage.types import Announcement, Reservation
 
@@ -50,7 +50,7 @@ class RedisAnnouncements:
         """Set a value that expires; return all announcements and all heartbeats that have not expired."""
         keys = [self._keys[0], self._heartbeats]
         announcements, heartbeats = await self._run_fast(scripts.HEARTBEAT, keys, (name, lifetime_ms, value))
-        return decode_announcements(announcements), {sender.decode(): value for sender, value in pairs(heartbeats)}
+        return decode_announcements(announcements), {readable(sender): value for sender, value in pairs(heartbeats)}
 
 
 class RedisReservations:

@@ -148,6 +148,9 @@ def constants_key(prefix: str) -> bytes:
     return f"{prefix}:constants".encode()
 
 
-def name_from_member(member: str) -> str:
-    """Return the rollout name of a member of a listing."""
-    return unquote(member[AGE_DIGITS:], errors="surrogatepass")
+def decoded_name(encoded: bytes) -> str | None:
+    """Return the name that is encoded in a key, a member of a set or an entry; None if it is none."""
+    try:
+        return unquote(encoded.decode("ascii"), errors="surrogatepass") or None
+    except UnicodeError:
+        return None

@@ -1,13 +1,12 @@
 """The queues of groups on Redis: each method is one script in the bucket of its group."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
-from urllib.parse import unquote
 
 from storage.errors import FieldsChanged
 from storage.redis import scripts
-from storage.redis.keys import BUCKETS, GROUPS, bucket_for, queue_key, rollout_keys
+from storage.redis.keys import BUCKETS, GROUPS, bucket_for, decoded_name, queue_key, rollout_keys
 from storage.redis.multiplexed import Reply
 from storage.redis.replies import decode_entity, encode_optional
 from storage.redis.scripts import RunScript, Script
@@ -48,12 +47,8 @@ class RedisQueue:
         """Return groups of a queue that have no holder, oldest first: at least the first `limit` of them."""
         keys = [queue_key(self._prefix, bucket, queue) for bucket in BUCKETS]
         parts = await asyncio.gather(*(self._run(scripts.QUEUE_AVAILABLE, [key], [max(1, limit)]) for key in keys))
-        found = [
-            QueuedGroup(unquote(group.decode(), errors="surrogatepass"), entry_id.decode(), note, queue)
-            for part in parts
-            for entry_id, group, note in part
-        ]
-        return sorted(found, key=lambda queued: _age(queued.entry_id))
+        found = [_queued(entry, queue) for part in parts for entry in part]
+        return sorted(filter(None, found), key=lambda queued: _age(queued.entry_id))
 
     async def counts(self, queue: str = DEFAULT_QUEUE) -> QueueCounts:
         """Return how many groups of a queue have no holder, how many have one, and the age of the oldest one without one."""
@@ -114,6 +109,13 @@ class RedisQueue:
         keys, bucket = rollout_keys(self._prefix + GROUPS, group), bucket_for(group)
         all_keys = (*keys.all(), *(queue_key(self._prefix, bucket, queue) for queue in queues))
         return await self._run(script, all_keys, (keys.encoded, now_ms, self._ttl_s, *arguments))
+
+
+def _queued(entry: Sequence[bytes], queue: str) -> QueuedGroup | None:
+    """Return an entry of a queue; None for one that names no group."""
+    entry_id, group, note, *_ = (*entry, b"", b"")
+    name = decoded_name(group)
+    return None if name is None else QueuedGroup(name, entry_id.decode(), note, queue)
 
 
 def _idle(lease_ms: int) -> int:

@@ -20,6 +20,11 @@ from storage.errors import StorageError, StoreUnreachable
 from storage.redis.multiplexed import Reply
 from storage.types import Announcement, StoredEntity
 
+_LARGEST: Final = 2**63 - 1  # of HINCRBY
+_LATEST_MS: Final = 253_402_300_799_999  # the end of the year 9999: later times are no dates
+_DIGITS: Final = 18
+_SHOWN: Final = 40  # bytes of a damaged value
+
 # Prefixes of error replies after which a retry can succeed. redis-py removes some prefixes and uses an exception class instead.
 _RETRYABLE_PREFIXES: Final = frozenset(
     {
@@ -88,43 +93,74 @@ def decode_entity(
     announcements: Reply = (),
     has_reservation: int | None = None,
 ) -> StoredEntity:
-    """Decode a reply of HGETALL. The entity is `created` if its incarnation is `new_incarnation`."""
+    """Decode a reply of HGETALL. The entity is `created` if its incarnation is `new_incarnation`.
+
+    An entity of any bytes is decoded: readers of many need the others.
+    """
     own: dict[bytes, bytes] = {}
     fields: dict[str, bytes] = {}
     counts: dict[str, int] = {}
+    damaged: list[str] = []
     for key, value in pairs(reply):
         kind, own_name = _split(key)
         if kind == b"f:":
             fields[own_name] = value
         elif kind == b"n:":
-            counts[own_name] = int(value)
+            counts[own_name] = _number(f"count {own_name!r}", value, damaged)
         else:
             own[key] = value
-    incarnation = own[b"birth"].decode()
+    incarnation = readable(own.get(b"birth", b""))
+    if not incarnation:
+        damaged.append("its incarnation is missing")
     return StoredEntity(
         name,
         incarnation,
-        created_ms=int(own[b"created_ms"]),
-        touched_ms=int(own[b"touched_ms"]),
+        created_ms=_number("created_ms", own.get(b"created_ms", b""), damaged, _LATEST_MS),
+        touched_ms=_number("touched_ms", own.get(b"touched_ms", b""), damaged, _LATEST_MS),
         fields=fields,
         counts=counts,
         created=incarnation == new_incarnation,
         announcements=decode_announcements(announcements),
         has_reservation=None if has_reservation is None else bool(has_reservation),
+        damage="; ".join(damaged) or None,
     )
+
+
+def _number(name: str, value: bytes, damaged: list[str], largest: int = _LARGEST) -> int:
+    """Return a stored number; 0 for anything else, which is added to `damaged`."""
+    try:
+        number = int(value)
+    except ValueError:
+        number = -1
+    if 0 <= number <= largest:
+        return number
+    damaged.append(f"{name} is {value[:_SHOWN]!r}")
+    return 0
+
+
+def readable(name: bytes) -> str:
+    """Return a name as text; bytes that are no text are escaped."""
+    return name.decode(errors="backslashreplace")
 
 
 @lru_cache(maxsize=256)
 def _split(key: bytes) -> tuple[bytes, str]:
     """Return the prefix of a key of an entity's hash, and the name after it."""
-    return key[:2], key[2:].decode()
+    return key[:2], readable(key[2:])
 
 
 def decode_announcements(reply: Reply) -> dict[str, Announcement]:
-    """Decode a hash of announcements, which has a value and a number (`number:NAME`) for each name."""
+    """Decode a hash of announcements, which has a value and a number (`number:NAME`) for each name.
+
+    One whose number cannot be read counts as absent, so that all others apply.
+    """
     values = dict(pairs(reply))
-    names = [name for name in values if not name.startswith(b"number:")]
-    return {name.decode(): Announcement(values[name], int(values[b"number:" + name])) for name in names}
+    found = {}
+    for name, value in values.items():
+        number = values.get(b"number:" + name, b"")
+        if number.isdigit() and len(number) <= _DIGITS:
+            found[readable(name)] = Announcement(value, int(number))
+    return found
 
 
 def pairs(reply: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:

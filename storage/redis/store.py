@@ -28,7 +28,7 @@ from storage.redis.keys import (
 from storage.redis.listing import RedisListing
 from storage.redis.multiplexed import Reply
 from storage.redis.queue import RedisQueue
-from storage.redis.replies import checked, decode_entity, encode_optional, pairs
+from storage.redis.replies import checked, decode_entity, encode_optional, pairs, readable
 from storage.redis.scripts import Command, Script
 from storage.redis.server_info import fetch_info, summarize
 from storage.redis.timers import RedisTimers
@@ -214,7 +214,7 @@ class RedisStore:
         if names is not None:
             values = await self._execute(key, ("HMGET", key, *names)) if names else ()
             return {name: value for name, value in zip(names, values, strict=True) if value is not None}
-        return {name.decode(): value for name, value in pairs(await self._execute(key, ("HGETALL", key)))}
+        return {readable(name): value for name, value in pairs(await self._execute(key, ("HGETALL", key)))}
 
     async def read(self, rollout: str, start: int, limit: int) -> list[bytes]:
         """Return up to `limit` records from position `start`, in the order in which they were appended."""
@@ -232,14 +232,14 @@ class RedisStore:
         records, blocks, marks, entity = map(checked, await self._servers.execute(keys.rollout, commands))
         if not entity:
             return None
-        decoded_marks = {name.decode(): value for name, value in pairs(marks)}
+        decoded_marks = {readable(name): value for name, value in pairs(marks)}
         return FullRollout(decode_entity(rollout, entity), records, dict(pairs(blocks)), decoded_marks)
 
     async def find(self, rollout: str, name: str) -> tuple[int, bytes] | None:
         """Return the position and the bytes of the record with this name, or None."""
         keys = rollout_keys(self._prefix, rollout)
         reply = await self._run_pooled(scripts.FIND, keys.all(), (keys.encoded, 0, 0, name))
-        return (reply[0], reply[1]) if reply else None
+        return (reply[0], reply[1]) if reply and reply[1] is not None else None
 
     async def blocks(self, rollout: str, names: Sequence[bytes] | None = None) -> dict[bytes, bytes]:
         """Return the existing blocks with these names, or all blocks of the rollout if `names` is None."""

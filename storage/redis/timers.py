@@ -4,10 +4,9 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
 
 from storage.redis import scripts
-from storage.redis.keys import BUCKETS, rollout_keys, timers_key
+from storage.redis.keys import BUCKETS, decoded_name, rollout_keys, timers_key
 from storage.redis.scripts import RunScript
 from storage.types import Timer
 
@@ -28,7 +27,13 @@ class RedisTimers:
         claims = (self._run(scripts.TIMERS_CLAIM, [key], (now_ms, until_ms, limit)) for key in self._keys)
         parts = await asyncio.gather(*claims, return_exceptions=True)
         failures = [part for part in parts if isinstance(part, BaseException)]
-        claimed = [_timer(member) for part in parts if not isinstance(part, BaseException) for member in part]
+        claimed = []
+        for key, part in zip(self._keys, parts, strict=True):
+            for member in () if isinstance(part, BaseException) else part:
+                if (timer := _timer(member)) is None:  # no name of a rollout: no reader would ever remove it
+                    await self._run(scripts.TIMERS_MOVE, [key], ("", member, ""))
+                else:
+                    claimed.append(timer)
         if failures and not claimed:
             raise failures[0]
         return claimed
@@ -53,6 +58,7 @@ class RedisTimers:
         return keys.timers, keys.encoded + b" " + timer.incarnation.encode()
 
 
-def _timer(member: bytes) -> Timer:
-    name, _, incarnation = member.decode().partition(" ")
-    return Timer(unquote(name, errors="surrogatepass"), incarnation)
+def _timer(member: bytes) -> Timer | None:
+    name, _, incarnation = member.partition(b" ")
+    rollout = decoded_name(name)
+    return Timer(rollout, incarnation.decode()) if rollout is not None and incarnation.isalnum() else None

@@ -1,9 +1,11 @@
 """The cut of calls whose rollouts are surplus."""
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from proxy.api.surplus_calls import SurplusCalls
 from proxy.rollouts.rollout import write_fields
+from proxy.telemetry.metrics import make_metrics
 
 
 class Call:
@@ -18,6 +20,11 @@ class Call:
 
 
 @pytest.fixture
+def metrics():
+    return make_metrics(CollectorRegistry())
+
+
+@pytest.fixture
 async def open_rollout(store):
     """Return a function that opens a rollout with these fields, and returns a call of it in flight."""
 
@@ -28,7 +35,7 @@ async def open_rollout(store):
     return opened
 
 
-async def test_only_calls_of_surplus_rollouts_are_stopped(store, open_rollout):
+async def test_only_calls_of_surplus_rollouts_are_stopped(store, open_rollout, metrics):
     surplus = await open_rollout("surplus", status="aborted", reason="surplus")
     others = [
         await open_rollout("open"),
@@ -37,14 +44,14 @@ async def test_only_calls_of_surplus_rollouts_are_stopped(store, open_rollout):
     ]
     of_no_group = Call(None)
     of_before = Call(("surplus", "an earlier incarnation"))
-    await SurplusCalls(store, {surplus, *others, of_no_group, of_before}).stop_surplus()
+    await SurplusCalls(store, {surplus, *others, of_no_group, of_before}, metrics).stop_surplus()
 
     assert ["its group is complete without it"] == surplus.stopped
     assert [[], [], []] == [call.stopped for call in others]
 
 
-async def test_thousands_of_calls_are_looked_at(store, open_rollout):
+async def test_thousands_of_calls_are_looked_at(store, open_rollout, metrics):
     calls = {await open_rollout(f"r{n}", status="aborted", reason="surplus") for n in range(200)}
-    await SurplusCalls(store, calls).stop_surplus()
+    await SurplusCalls(store, calls, metrics).stop_surplus()
 
     assert all(call.stopped for call in calls)

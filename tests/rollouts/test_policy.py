@@ -113,7 +113,7 @@ def test_numbers_never_fall_within_an_epoch_and_epochs_never_fall(announcements)
             continue
         begins = following.epoch > known.epoch
         assert begins == (new_epoch or (run not in (None, known.run) and known.version is not None))
-        assert following == Announced.read(Announcement(following.written(), 1))
+        assert following == Announced.read(Announcement(following.written(), 1), "policy")
         assert following == following.advanced(version, run=run)
         highest = -1 if begins else highest
         if following.warning is None:

@@ -111,7 +111,7 @@ def test_a_malformed_response_has_no_opening(response):
 
 def test_logprobs_are_counted_in_bins_of_half_a_unit():
     """Below -10 they share a bin; NaN is not counted."""
-    values = array("d", [0.0, 0.25, -0.49, -0.5, -9.99, -10.0, -1e9, float("nan"), float("-inf")])
+    values = array("d", [0.0, 0.25, -0.49, -0.5, -9.99, -10.0, -1e308, float("nan"), float("-inf")])
     histogram = outline([make_step("a", [1], make_choice(0, list(range(9)), logprobs=values))], FACTS)["logprobs"]
 
     assert 0.5 == histogram["width"]

@@ -123,6 +123,9 @@ def seconds(timing):
         (("choices", 0, "spans", 0, "epoch"), None),
         (("choices", 0, "stop_reason"), 2**63),
         (("choices", 0, "ids"), -1),
+        (("choices", 0, "index"), 2**63),
+        (("timing", "received"), 1e300),
+        (("timing", "sent"), -(2.0**38)),
         (("choices", 0, "code"), "q"),
         (("policy_version",), 5),
         (("extra", "attempt"), "1"),
@@ -133,6 +136,15 @@ def seconds(timing):
 def test_only_a_value_of_another_type_or_out_of_range_is_refused(path, value):
     """Unknown fields are ignored."""
     assert (path == ("finish",)) is (read_head(orjson.dumps(with_value(path, value))) is not None)
+
+
+@pytest.mark.parametrize("digits", [b"18446744073709551616", b"-9223372036854775809", b"9" * 5000])
+def test_integers_that_json_writers_refuse_are_read_value_by_value(digits):
+    """As the floats that orjson reads; a hostile depth is refused."""
+    text = orjson.dumps(HEAD).replace(b"18446744073709551615", digits)
+
+    assert read_head(text) is None
+    assert read_head(text.replace(digits, b"[" * 5000 + b"]" * 5000)) is None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b'{"step_id":"a"}', b"\xff"])

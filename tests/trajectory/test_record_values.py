@@ -98,6 +98,8 @@ def test_a_choice_with_a_negative_prompt_index_has_no_prompt(prompt):
         {"endpoint": 5},
         {"problems": (5,)},
         {"timing": Timing("noon")},
+        {"timing": Timing(1e300)},
+        {"choices": (make_choice(2**63, [1]),)},
         {"engine": EngineFacts(5, "vllm", None, "")},
         {"sent": {"unset": [1]}},
         {"sent": {"set": [1]}},

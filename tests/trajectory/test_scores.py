@@ -1,6 +1,7 @@
 """Scores of a row: their places, and their bytes."""
 
 from array import array
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +35,8 @@ def test_scores_are_equal_after_encoding(scores):
 def test_other_bytes_are_no_scores(scores, other, cut):
     """A value of another version is computed again."""
     encoded = encode_scores(scores)
+    assert None is decode_scores(encoded.replace(b"[", b"[[],", 1))
+    assert None is decode_scores(encode_scores(replace(scores, model=5)))
     assert cut >= len(encoded) or None is decode_scores(encoded[:cut])
     decode_scores(other)
 

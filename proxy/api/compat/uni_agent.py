@@ -13,8 +13,8 @@ from proxy.api.control.rollouts import change_rollout
 from proxy.api.control.schemas import SessionReward, body_from
 from proxy.api.http import json_response
 from proxy.api.query import rollout_from
-from proxy.api.reward_values import LARGEST
 from proxy.errors import UnprocessableRequest
+from proxy.rollouts.stored_fields import LARGEST
 
 _REWARDS: Final = ("reward", "reward_score", "score")
 _DONE: Final = {"status": "ok"}

@@ -34,7 +34,7 @@ from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, Release
 from proxy.api.http import CLIENT_CLOSED_REQUEST, json_response
 from proxy.api.query import rollout_id_from
 from proxy.clock import new_id
-from proxy.errors import Conflict, LeaseLost, NotFound
+from proxy.errors import Conflict, Damaged, LeaseLost, NotFound
 from proxy.rollouts.group import Batch, Ending, read_batch, read_group, state_fields, write_batch
 from proxy.rollouts.rollout import ClaimId, write_fields
 from proxy.telemetry.logs import LOG
@@ -254,7 +254,10 @@ async def _delete(context: Context, group_id: str) -> bool:
     """
     stored = await context.store.groups.get(group_id)
     if stored is not None:
-        statuses = {state.status for state in read_group(stored).states.values()}
+        try:
+            statuses = {state.status for state in read_group(stored).states.values()}
+        except Damaged:
+            return False
         if statuses & {"complete", "claimed"}:
             return False
         await drop_group(context, group_id)

@@ -17,8 +17,6 @@ from itertools import compress, islice
 from math import inf
 from typing import Final
 
-import orjson
-
 from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery
 from proxy.api.control.group_rows import (
@@ -32,14 +30,15 @@ from proxy.api.control.group_rows import (
 from proxy.api.control.outcomes import Outcome, estimate
 from proxy.api.control.reward_metrics import Earned, earned_by, observe_claimed
 from proxy.api.control.schemas import ClaimBatch
-from proxy.errors import Conflict
+from proxy.errors import Conflict, Damaged
 from proxy.export.base import MissingReward
 from proxy.rollouts.completion import counted, members_of
 from proxy.rollouts.freezing import Claims, freeze, supersede, unfreeze
-from proxy.rollouts.group import Group, find_group, state_fields
+from proxy.rollouts.group import Group, find_group, read_note, state_fields
 from proxy.rollouts.policy import NOTHING, Announced, Policy, read_announced
 from proxy.rollouts.rollout import ClaimId, Rollout
 from proxy.rollouts.steps import aside
+from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.advantages import BATCH
 from proxy.trajectory.facts import number_of
@@ -185,7 +184,7 @@ async def undo(context: Context, claim: Claim, held: Iterable[Held]) -> None:
             try:
                 await _unfreeze(context, claim, group)
                 await release(context, claim.batch_id, group.waiting, group.undone)
-            except StorageError as error:  # the group is available again when its lease expires
+            except (StorageError, Damaged) as error:  # the group is available again when its lease expires
                 fields = {"group_id": group.waiting.group, "why": str(error)}
                 LOG.error(
                     "Claimed group not released; it stays leased until its lease expires", extra={"fields": fields}
@@ -210,8 +209,8 @@ def _rank(waiting: QueuedGroup, order: str) -> tuple[int, int]:
 
 def _oldest(waiting: QueuedGroup) -> tuple[str | None, int]:
     """Return the oldest policy version of a group's tokens, None if it is unknown, and its epoch."""
-    note = orjson.loads(waiting.note)
-    return note["oldest"], note.get("epoch", 0)
+    note = read_note(waiting.note)
+    return note.oldest, note.epoch
 
 
 async def _take(context: Context, claim: Claim, entries: Iterator[QueuedGroup], count: int) -> bool:
@@ -255,11 +254,11 @@ async def _why_incomplete(context: Context, claim: Claim, waiting: QueuedGroup) 
     reward_s = _reward_s(context, claim)
     if claim.body.members != "all" and not reward_s:
         return None
-    group = await find_group(context.store, waiting.group)
-    if group is None:
-        return None
-    group, rollouts = counted(group, await members_of(context.store, group))
     try:
+        group = await find_group(context.store, waiting.group)
+        if group is None:
+            return None
+        group, rollouts = counted(group, await members_of(context.store, group))
         check_members(claim.query, group, rollouts, claim.conditions)
     except Conflict as error:
         return Reason(error.reason, error.message)
@@ -279,6 +278,8 @@ async def _render(context: Context, claim: Claim, held: Held) -> bool:
     try:
         dropped = why_stale(claim, held.waiting) or await _rendered(context, claim, held)
     except Conflict as error:
+        if isinstance(error, Damaged):
+            left_out([error], context.metrics)
         claim.refused[held.waiting.group] = Reason(error.reason, error.message)
         await undo(context, claim, [held])
         return False
@@ -294,16 +295,17 @@ def why_stale(claim: Claim, waiting: QueuedGroup) -> Reason | None:
     Its staleness is that within the announced epoch: a token ahead of the announced version is fresh.
     """
     max_staleness, now = claim.body.max_staleness, claim.announced.epoch
-    note = orjson.loads(waiting.note)
-    if note.get("empty"):
+    note = read_note(waiting.note)
+    if note.empty:
         return None
-    oldest, epoch = _oldest(waiting)
+    oldest, epoch = note.oldest, note.epoch
     if epoch < now and claim.body.earlier_epochs == "drop":
         why = f"its oldest token is of epoch {epoch} of the policy, and epoch {now} has begun"
         return Reason("earlier_epoch", why)
     if max_staleness is None:
         return None
-    max_staleness = note.get("max_staleness", max_staleness)  # of a group that was requeued with another
+    if note.max_staleness is not None:
+        max_staleness = note.max_staleness
     if epoch > now:
         why = f"its oldest token is of epoch {epoch} of the policy, and the announced one is {now}"
         return Reason(_LATER, why)
@@ -380,11 +382,11 @@ async def normalize(context: Context, claim: Claim) -> None:
 
 async def _render_again(context: Context, claim: Claim, held: Held, outcomes: Sequence[Outcome]) -> bool:
     """Render a leased group with these outcomes; return whether that is possible."""
-    group = await find_group(context.store, held.waiting.group)
-    if group is None:
-        return False
     known = {outcome.rollout.rollout_id for outcome in outcomes}
     try:
+        group = await find_group(context.store, held.waiting.group)
+        if group is None:
+            return False
         group, rollouts = counted(group, await members_of(context.store, group))
         rollouts = [rollout for rollout in rollouts if rollout.rollout_id in known]
         return await _render_frozen(context, claim, held, group, rollouts, outcomes) is None
@@ -446,7 +448,7 @@ async def _unfreeze(context: Context, claim: Claim, held: Held) -> None:
 
 async def supersede_earlier(context: Context, claim: Claim) -> None:
     """Let the rewards of the groups depend on this claim instead of earlier ones of its policy: it is never undone."""
-    with suppress(StorageError):  # the earlier ones remain, until the next claim
+    with suppress(StorageError, Damaged):  # the earlier ones remain, until the next claim
         for held in claim.held:
             for name, known in held.earlier.items():
                 await supersede(context.store, context.clock, name, known, claim.id)

@@ -20,11 +20,12 @@ from proxy.api.control.outcomes import Outcome, outcome_alone
 from proxy.api.control.rollouts import RolloutFilter, filter_from
 from proxy.api.http import RESPONSE_STARTED
 from proxy.api.query import int_param, reject_unknown_params, rollout_from
-from proxy.errors import Conflict, DamagedStep, NotFound, ProxyError
+from proxy.errors import Conflict, Damaged, NotFound, ProxyError
 from proxy.export import Inexpressible, Plan
 from proxy.export.containers import Writer
 from proxy.rollouts.rollout import Rollout, read_rollout
 from proxy.rollouts.steps import LONG, aside
+from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
 from storage.errors import StorageError
 from storage.store import Store
@@ -69,13 +70,15 @@ async def export_many(request: web.Request) -> web.StreamResponse:
     reject_unknown_params(request, (*EXPORT_OPTIONS, "status", "group_id", "since", "limit"))
     context = request.app[CONTEXT]
     query = await export_query_from(request).begin(context)
+    unreadable: list[dict[str, Any]] = []
     rollouts = _rollouts(
         context,
         filter_from(request),
+        unreadable,
         limit=int_param(request, "limit", None, minimum=1),
         since=int_param(request, "since", None, minimum=0),
     )
-    async with aclosing(_pieces(context, query, rollouts)) as pieces:
+    async with aclosing(_pieces(context, query, rollouts, unreadable)) as pieces:
         first = await anext(pieces)  # errors before this point still get their own status
         response = web.StreamResponse(headers={"Content-Type": query.container.content_type})
         await response.prepare(request)
@@ -98,9 +101,12 @@ async def export_many(request: web.Request) -> web.StreamResponse:
 
 
 async def _pieces(
-    context: Context, query: ExportQuery, rollouts: AsyncIterator[Rollout]
+    context: Context, query: ExportQuery, rollouts: AsyncIterator[Rollout], unreadable: Sequence[Mapping[str, Any]]
 ) -> AsyncGenerator[bytes, None]:
-    """Write an export of many rollouts: at least one piece, and the first has the first row, if there is any."""
+    """Write an export of many rollouts: at least one piece, and the first has the first row, if there is any.
+
+    `unreadable` has the entries of the report for those that `rollouts` omitted.
+    """
     skipped: list[dict[str, Any]] = []
     described: list[dict[str, Any]] = []
     writer = query.writer()
@@ -116,7 +122,7 @@ async def _pieces(
             if query.report:
                 described += query.about(rollout, plan, outcome.raw)
                 skipped += [{"rollout_id": rollout.rollout_id, **entry} for entry in plan.skipped]
-    yield ahead + writer.closing({"skipped": skipped, "rows": described} if query.report else None)
+    yield ahead + writer.closing({"skipped": [*skipped, *unreadable], "rows": described} if query.report else None)
 
 
 async def _written(query: ExportQuery, planned: Planned, writer: Writer) -> AsyncGenerator[bytes, None]:
@@ -167,8 +173,8 @@ async def _planned(context: Context, query: ExportQuery, rollout: Rollout) -> tu
             await asyncio.to_thread(lambda: deque(plan.render(), maxlen=0))
     except NotFound:
         return outcome, _skipped(GONE)
-    except DamagedStep as damage:
-        LOG.error("Rollout skipped in an export", extra={"fields": {"why": damage.message}})
+    except Damaged as damage:
+        left_out([damage], context.metrics)
         return outcome, _skipped(damage.message)
     except Conflict as error:
         return outcome, _skipped(error.message)
@@ -189,16 +195,28 @@ def _steps(rollout: Rollout) -> int:
 
 
 async def _rollouts(
-    context: Context, query: RolloutFilter, *, limit: int | None, since: int | None
+    context: Context,
+    query: RolloutFilter,
+    unreadable: list[dict[str, Any]],
+    *,
+    limit: int | None,
+    since: int | None,
 ) -> AsyncIterator[Rollout]:
-    """Yield the rollouts that match, newest first, in constant memory. `since` is unix seconds."""
+    """Yield the rollouts that match, newest first, in constant memory. `since` is unix seconds.
+
+    Those that are unreadable, which may match, are added to `unreadable`.
+    """
     found = 0
     async for stored in _stored(context.store, min(_MAX_ROLLOUTS_READ, limit or _MAX_ROLLOUTS_READ)):
         if stored is None:
             continue  # deleted meanwhile
-        if since is not None and stored.created_ms < since * 1000:
+        try:
+            rollout = read_rollout(stored)
+        except Damaged as damage:
+            unreadable += left_out([damage], context.metrics)
+            continue
+        if since is not None and rollout.created_ms < since * 1000:
             return
-        rollout = read_rollout(stored)
         if query(rollout):
             yield rollout
             found += 1

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery, refusal
 from proxy.api.control.outcomes import Outcome, estimate, read_outcomes
-from proxy.errors import Conflict, DamagedStep, NotFound
+from proxy.errors import Conflict, Damaged, DamagedStep, NotFound
 from proxy.export import Inexpressible, Rows
 from proxy.export.base import MissingReward
 from proxy.rollouts.group import Group
@@ -246,7 +246,7 @@ async def _read_member(context: Context, query: ExportQuery, outcome: Outcome, *
         member = Member(outcome, await (await query.plan(context, outcome.rollout)).rows())
     except NotFound:
         return Reason("no_rows", GONE)
-    except DamagedStep as damage:
+    except Damaged as damage:
         if whole:
             raise
         return Reason(damage.reason, damage.message)

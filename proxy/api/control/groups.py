@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import orjson
@@ -18,9 +19,18 @@ from proxy.api.query import enum_param, int_param, reject_unknown_params, rollou
 from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict, NotFound, RequestTooLarge
 from proxy.export.containers import Json
-from proxy.rollouts.completion import counted, members_of
+from proxy.rollouts.completion import counted, members_of, read_members
 from proxy.rollouts.due_times import deadlines_of, first_due_ms
-from proxy.rollouts.group import STATUSES, Group, PolicyState, find_group, member_fields, read_group
+from proxy.rollouts.group import (
+    STATUSES,
+    Group,
+    PolicyState,
+    find_group,
+    find_groups,
+    member_fields,
+    member_names,
+    read_group,
+)
 from proxy.rollouts.rollout import Rollout, write_fields
 from proxy.rollouts.steps import aside
 from proxy.trajectory.json_bytes import to_json_bytes
@@ -110,15 +120,15 @@ async def list_groups(request: web.Request) -> web.Response:
         page = await context.store.groups.list(cursor=request.query.get("cursor"), limit=limit)
     except ValueError as error:
         raise BadRequest(str(error), param="cursor") from None
-    found = await asyncio.gather(*(find_group(context.store, name) for name in page.names))
+    found, unreadable = await find_groups(context.store, page.names, context.metrics)
     now_ms = context.clock.now_ms()
     shown = [
         _terms(context, group, now_ms)
         for group in found
-        if group is not None
-        and (group.status_at(now_ms) if policy is None else group.status_for(policy, now_ms)) in statuses
+        if (group.status_at(now_ms) if policy is None else group.status_for(policy, now_ms)) in statuses
     ]
-    return json_response({"groups": shown, "cursor": page.cursor})
+    named = {"unreadable": unreadable} if unreadable else {}
+    return json_response({"groups": shown, "cursor": page.cursor, **named})
 
 
 async def show_group(request: web.Request) -> web.Response:
@@ -128,8 +138,10 @@ async def show_group(request: web.Request) -> web.Response:
     if group.is_open:
         await context.finisher.settle(group)  # a crash may have interrupted its completion
         group = await group_from(request)
-    rollouts = await members_of(context.store, group)
+    rollouts, unreadable = await read_members(context.store, group, context.metrics)
     shown = shown_group(context, group, rollouts, context.clock.now_ms())
+    if unreadable:
+        shown["unreadable"] = unreadable
     for entry, rollout in zip(shown["rollouts"], rollouts, strict=True):
         if rollout.rollout_id in group.replaced.values():  # no other response has its key
             entry.update(credentials(request, context, rollout))
@@ -165,7 +177,14 @@ async def export_group(request: web.Request) -> web.Response:
         only_mixed=enum_param(request, "only_mixed", ("true", "false"), "false") == "true",
     )
     group = await group_from(request)
-    group, rollouts = counted(group, await members_of(context.store, group))
+    if conditions.members == "all":
+        group, rollouts = counted(group, await members_of(context.store, group))
+    else:
+        members, unreadable = await read_members(context.store, group, context.metrics)
+        group, rollouts = counted(group, members)
+        whys = {entry["rollout_id"]: entry["why"] for entry in unreadable}
+        readable = tuple(name for name in group.members if name not in whys)
+        group = replace(group, members=readable, unneeded={**group.unneeded, **whys})
     gathered = await read_group_rows(context, query, group, rollouts, conditions)
     skipped = [{"why": gathered.why}] if gathered.why else gathered.skipped
     body = await _rendered(query, gathered)
@@ -195,9 +214,9 @@ async def _rendered(query: ExportQuery, gathered: GroupRows) -> bytes:
 
 async def drop_group(context: Context, group_id: str) -> None:
     """Delete the rollouts of a group, then the group, so that a retry finds what is left."""
-    group = await find_group(context.store, group_id)
-    if group is not None:
-        for name in group.members:
+    stored = await context.store.groups.get(group_id)
+    if stored is not None:
+        for name in member_names(stored, await context.store.groups.marks(group_id)):
             await context.store.delete(name)
         await context.store.groups.delete(group_id)
 

@@ -12,10 +12,10 @@ from msgspec import structs
 
 from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery
-from proxy.api.reward_values import LARGEST
-from proxy.errors import Conflict, DamagedStep, NotFound
+from proxy.errors import Conflict, Damaged, NotFound
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import aside, facts_of, weights_of
+from proxy.rollouts.stored_fields import LARGEST
 from proxy.trajectory.advantages import ESTIMATORS, Advantages, Returns
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.returns import Episode, episodes, returns
@@ -135,7 +135,7 @@ async def _outcome(context: Context, query: ExportQuery, rollout: Rollout) -> Ou
         return unread
     try:
         facts, played = await _played(context, query, rollout)
-    except (NotFound, DamagedStep):
+    except (NotFound, Damaged):
         return unread  # it gets no rows, for this reason
     lowered = structs.replace(
         rollout, reward=facts.reward, step_rewards=facts.step_rewards, thread_rewards=facts.thread_rewards

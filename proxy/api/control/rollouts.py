@@ -21,7 +21,16 @@ from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict
 from proxy.rollouts.due_times import deadlines_of, first_due_ms
 from proxy.rollouts.group import join, read_group
-from proxy.rollouts.rollout import STATUSES, Rollout, no_rollout, own_metadata, read_marks, read_rollout, write_fields
+from proxy.rollouts.rollout import (
+    STATUSES,
+    Rollout,
+    no_rollout,
+    own_metadata,
+    read_marks,
+    read_rollout,
+    read_rollouts,
+    write_fields,
+)
 from proxy.rollouts.steps import check_step_rewards, check_threads
 from storage.errors import FieldsChanged
 from storage.types import StoredEntity
@@ -70,10 +79,11 @@ async def list_rollouts(request: web.Request) -> web.Response:
         raise BadRequest(str(error), param="cursor") from None
     matches = filter_from(request)
     found = await asyncio.gather(*map(context.store.get, page.names))
-    rollouts = [rollout for stored in found if stored is not None and matches(rollout := read_rollout(stored))]
-    shown = await asyncio.gather(*(_shown(request, context, rollout) for rollout in rollouts))
+    rollouts, unreadable = read_rollouts(found, context.metrics)
+    shown = await asyncio.gather(*(_shown(request, context, rollout) for rollout in rollouts if matches(rollout)))
     listed = [{**fields, "metadata": own_metadata(fields["metadata"])} for fields in shown]
-    return json_response({"rollouts": listed, "cursor": page.cursor})
+    named = {"unreadable": unreadable} if unreadable else {}
+    return json_response({"rollouts": listed, "cursor": page.cursor, **named})
 
 
 def filter_from(request: web.Request) -> "RolloutFilter":

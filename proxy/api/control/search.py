@@ -9,9 +9,10 @@ from proxy.api.context import CONTEXT, Context
 from proxy.api.control.rollouts import RolloutFilter, filter_from
 from proxy.api.http import json_response
 from proxy.api.query import int_param, reject_unknown_params
-from proxy.errors import BadRequest, DamagedStep, NotFound
+from proxy.errors import BadRequest, Damaged, NotFound
 from proxy.rollouts.rollout import Rollout, read_rollout
 from proxy.rollouts.steps import aside, read_steps, weights_of
+from proxy.rollouts.stored_fields import left_out
 from proxy.trajectory.text_search import Match, Needle, search
 
 _DEFAULT_LIMIT: Final = 20
@@ -46,8 +47,10 @@ async def search_rollouts(request: web.Request) -> web.Response:
         cursor = page.cursor
         if cursor is None or len(run.found) >= limit or context.clock.monotonic() - began >= _BUDGET_S:
             break
-    searched = {"rollouts": run.rollouts, "steps": run.steps, "oldest_ms": run.oldest_ms, "unreadable": run.unreadable}
-    return json_response({"query": text, "rollouts": run.found, "searched": searched, "cursor": cursor})
+    searched = {"rollouts": run.rollouts, "steps": run.steps, "oldest_ms": run.oldest_ms}
+    searched["unreadable"] = len(run.unreadable)
+    named = {"unreadable": run.unreadable} if run.unreadable else {}
+    return json_response({"query": text, "rollouts": run.found, "searched": searched, "cursor": cursor, **named})
 
 
 class _Run:
@@ -55,7 +58,8 @@ class _Run:
 
     def __init__(self, context: Context, needle: Needle, matches: RolloutFilter) -> None:
         self.found: list[dict[str, Any]] = []
-        self.rollouts = self.steps = self.unreadable = 0
+        self.rollouts = self.steps = 0
+        self.unreadable: list[dict[str, str]] = []
         self.oldest_ms: int | None = None
         self._context = context
         self._needle = needle
@@ -64,14 +68,17 @@ class _Run:
     async def take(self, name: str) -> None:
         """Search a rollout, if it still exists and the filter matches it."""
         stored = await self._context.store.get(name)
-        if stored is None or not self._matches(rollout := read_rollout(stored)):
+        if stored is None:
             return
         try:
+            rollout = read_rollout(stored)
+            if not self._matches(rollout):
+                return
             steps = await read_steps(self._context.store, rollout, whole=True)
         except NotFound:
             return  # deleted meanwhile
-        except DamagedStep:
-            self.unreadable += 1
+        except Damaged as damage:
+            self.unreadable += left_out([damage], self._context.metrics)
             return
         matches = await aside(weights_of(steps).packed, lambda: search(steps, self._needle, _MATCHES))
         self.rollouts += 1

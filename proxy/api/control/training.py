@@ -13,8 +13,8 @@ from proxy.api.context import CONTEXT, Context
 from proxy.api.control.reward_metrics import earned_by
 from proxy.api.http import json_response
 from proxy.api.query import int_param, reject_unknown_params
-from proxy.rollouts.completion import counted, members_of
-from proxy.rollouts.group import Group, find_group
+from proxy.rollouts.completion import counted, read_members
+from proxy.rollouts.group import Group, find_groups
 from proxy.rollouts.policy import Announced, read_announced
 from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.advantages import normalized
@@ -39,19 +39,22 @@ async def show_training(request: web.Request) -> web.Response:
     announced = read_announced(await context.store.announcements.read(), policy)
     page = await context.store.groups.list(limit=limit)
     entries: list[dict[str, Any]] = []
+    unreadable: list[dict[str, str]] = []
     rollouts = read = 0
     is_cut = False
     while read < len(page.names) and not is_cut:
         names_read = page.names[read : read + _AT_ONCE]
         read += len(names_read)
-        stored = await asyncio.gather(*(find_group(context.store, name) for name in names_read))
-        found = [group for group in stored if group is not None and _is_of(group, policy)]
+        stored, damaged = await find_groups(context.store, names_read, context.metrics)
+        found = [group for group in stored if _is_of(group, policy)]
         sizes = accumulate((len(group.members) for group in found), initial=rollouts)
         groups = [group for group, size in zip(found, islice(sizes, 1, None), strict=True) if size <= _MAX_ROLLOUTS]
         is_cut = len(groups) < len(found)
-        rollouts_of = await asyncio.gather(*(members_of(context.store, group) for group in groups))
-        for group, members in zip(groups, rollouts_of, strict=True):
+        rollouts_of = await asyncio.gather(*(read_members(context.store, group, context.metrics) for group in groups))
+        unreadable += damaged
+        for group, (members, damaged) in zip(groups, rollouts_of, strict=True):
             rollouts += len(members)
+            unreadable += damaged
             entries.append(_entry(group, members, policy, announced, context.clock.now_ms()))
     return json_response(
         {
@@ -66,6 +69,7 @@ async def show_training(request: web.Request) -> web.Response:
             "equal": _share([entry["equal"] for entry in entries]),
             "covered": {"groups": len(entries), "rollouts": rollouts},
             "older": page.cursor is not None or is_cut,
+            **({"unreadable": unreadable} if unreadable else {}),
         }
     )
 

@@ -16,16 +16,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
+import msgspec
 import orjson
 
 from proxy.clock import Clock, new_id
+from proxy.errors import Damaged
 from proxy.rollouts.archive.dataset import Dataset
 from proxy.rollouts.archive.rows import CLAIM
 from proxy.rollouts.archive.tables import ArchiveWriter
 from proxy.rollouts.archive.writing import RolloutChanged, write_rollout
 from proxy.rollouts.completion import members_of
 from proxy.rollouts.group import Group, find_group
-from proxy.rollouts.rollout import FINISHED, Rollout, read_rollout
+from proxy.rollouts.rollout import FINISHED, Rollout, read_rollout, read_rollouts
+from proxy.rollouts.stored_fields import left_out, parsed
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from storage.errors import FieldsChanged
@@ -106,7 +109,11 @@ class Archiver:
         result, found = Archived(), _Found()
         groups: dict[str, Group | None] = {}
         async for stored in self._finished():
-            rollout = read_rollout(stored)
+            try:
+                rollout = read_rollout(stored)
+            except Damaged as damage:
+                left_out([damage], self._metrics)
+                continue
             await self._classify(rollout, _claim_of(stored), found, groups, result)
             batch = found.ready[_day(rollout)]
             if len(batch) >= self._options.rollouts_per_file or sum(map(_steps, batch)) >= _FILE_STEPS:
@@ -141,7 +148,11 @@ class Archiver:
         if self._options.when == "finished" or rollout.group_id is None:
             return True
         if rollout.group_id not in groups:
-            groups[rollout.group_id] = await find_group(self._store, rollout.group_id)
+            try:
+                groups[rollout.group_id] = await find_group(self._store, rollout.group_id)
+            except Damaged as damage:
+                left_out([damage], self._metrics)
+                return False
         group = groups[rollout.group_id]
         return group is None or group.size is None or self._has_left(group)
 
@@ -179,8 +190,8 @@ class Archiver:
                     self._metrics.archived_rollouts.inc()
                     found.done[file][name] = done
             elif (stored := await self._store.get(name)) is not None and stored.touched_ms == claim.touched_ms:
-                rollout = read_rollout(stored)
-                found.ready[_day(rollout)].append(rollout)
+                for rollout in read_rollouts([stored], self._metrics)[0]:
+                    found.ready[_day(rollout)].append(rollout)
 
     async def _write(self, file: str, claims: Mapping[str, Claim], result: Archived) -> bool:
         """Write the claimed versions that are still current to a file; return False if there are none."""
@@ -233,11 +244,19 @@ class Archiver:
         """Delete the versions that a file contains, unless they were changed, or their group is still needed."""
         contained = await asyncio.to_thread(self._dataset.versions, file) or {}
         for name, claim in claims.items():
-            if contained.get(name) == claim.touched_ms and await self._may_leave(name):
+            try:
+                may_leave = contained.get(name) == claim.touched_ms and await self._may_leave(name)
+            except Damaged as damage:
+                left_out([damage], self._metrics)
+                continue
+            if may_leave:
                 result.deleted += await self._store.delete(name, touched_ms=claim.touched_ms)
 
     async def _may_leave(self, name: str) -> bool:
-        """Return whether a rollout can be deleted; delete its group first, if it has left the queue and all are archived."""
+        """Return whether a rollout can be deleted; delete its group first, if it has left the queue and all are archived.
+
+        Raises Damaged.
+        """
         stored = await self._store.get(name)
         group_id = None if stored is None else read_rollout(stored).group_id
         group = None if group_id is None else await find_group(self._store, group_id)
@@ -288,7 +307,11 @@ def _claim_of(stored: StoredEntity) -> Claim | None:
 
 
 def _decoded(fields: Mapping[str, bytes]) -> Claim | None:
-    return Claim(**orjson.loads(fields[CLAIM])) if CLAIM in fields else None
+    """Return the claim of a rollout; a damaged one counts as none, and the rollout is claimed again."""
+    try:
+        return msgspec.convert(parsed(fields[CLAIM]), Claim) if CLAIM in fields else None
+    except (ValueError, TypeError, msgspec.ValidationError):
+        return None
 
 
 def _day(rollout: Rollout) -> str:

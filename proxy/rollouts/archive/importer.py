@@ -1,5 +1,6 @@
 """Brings the rollouts and groups of a dataset back into a store, as they were archived.
 
+Rule 0: before anything is written, every row of every file is checked (see `checks`).
 Rule 1: until all its steps are stored, an imported rollout is open and has the field `importing`; its fields are set at the
         end, in one write. So an import that died is completed by the next one, and every import can be repeated.
 Rule 2: a rollout that exists otherwise is not changed. Of a rollout with several versions, the newest is imported.
@@ -17,6 +18,7 @@ from typing import Final
 import orjson
 
 from proxy.rollouts.archive.archiver import Claim
+from proxy.rollouts.archive.checks import check_file
 from proxy.rollouts.archive.dataset import Dataset
 from proxy.rollouts.archive.rows import CLAIM, Row, Saved, name_of, read_saved, record_of
 from proxy.rollouts.group import PolicyState, age_fields, read_group, state_fields
@@ -51,7 +53,7 @@ class Importer:
         """Import every rollout that the store does not have.
 
         Raises:
-            ArchiveError, ValueError: The dataset cannot be read.
+            ArchiveError, ValueError: The dataset cannot be read, or a value of it is invalid. Nothing was imported.
             StorageError: The store failed.
         """
         result = Imported()
@@ -77,10 +79,11 @@ class Importer:
         return result
 
     def _newest(self) -> dict[str, int]:
-        """Return the newest version of each rollout."""
+        """Check every row; return the newest version of each rollout. Raises ValueError."""
         newest: dict[str, int] = {}
         for file in self._dataset.names():
-            for name, touched_ms in (self._dataset.versions(file) or {}).items():
+            shown = f"{self._dataset.url.rstrip('/')}/{file}".rstrip("/")
+            for name, touched_ms in check_file(shown, self._dataset.read(file)).items():
                 newest[name] = max(touched_ms, newest.get(name, 0))
         return newest
 

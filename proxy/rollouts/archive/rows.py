@@ -7,14 +7,18 @@ Numbers in a row are little-endian bytes, or None. A record that is not equal to
 from array import array
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
+import msgspec
 import orjson
+from msgspec import Struct
 
 from proxy.rollouts.rollout import Rollout, read_marks, read_rollout
+from proxy.rollouts.stored_fields import Milliseconds
 from proxy.trajectory.arrays import ids_from_little_endian, to_little_endian
 from proxy.trajectory.blocks import ROOT, BlockReader, KnownBlocks
 from proxy.trajectory.codec import Record, UnreadableRecord
+from proxy.trajectory.record_head import LATEST_S
 from proxy.trajectory.record_parts import Parts, chains_of, put_together, take_apart
 from proxy.trajectory.step import DEFAULT_POLICY
 from storage.types import StoredEntity
@@ -22,7 +26,6 @@ from storage.types import StoredEntity
 Row: TypeAlias = dict[str, Any]
 
 CLAIM: Final = "archive"  # the field of a rollout with the file that it is written to; no part of what is archived
-_LATEST_S: Final = 2**38  # later than any call, and a time of Arrow
 _LARGEST: Final = 1e300
 _PARENT_BYTES: Final = 16  # of a block: the name of the one before it
 
@@ -55,12 +58,22 @@ def saved_json(stored: StoredEntity, marks: Mapping[str, bytes]) -> bytes:
     )
 
 
+class _SavedJson(Struct):
+    name: str
+    created_ms: Milliseconds
+    touched_ms: Milliseconds
+    fields: dict[str, str]
+    counts: dict[str, Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
+    marks: dict[str, str]
+
+
 def read_saved(text: str) -> Saved:
-    """Return what `saved_json` wrote."""
-    saved = orjson.loads(text)
-    for part in ("fields", "marks"):
-        saved[part] = {name: value.encode("latin-1") for name, value in saved[part].items()}
-    return Saved(**saved)
+    """Return what `saved_json` wrote. Raises ValueError, msgspec.ValidationError."""
+    saved = msgspec.convert(orjson.loads(text), _SavedJson)
+    fields, marks = (
+        {name: value.encode("latin-1") for name, value in part.items()} for part in (saved.fields, saved.marks)
+    )
+    return Saved(saved.name, saved.created_ms, saved.touched_ms, fields, saved.counts, marks)
 
 
 class RolloutRows:
@@ -82,7 +95,7 @@ class RolloutRows:
         self._known = KnownBlocks(blocks)
         self._reader = BlockReader(blocks)
         self._written: set[bytes] = set()  # blocks that are in earlier rows as they are
-        self._facts = _facts(rollout)
+        self._facts = facts_of_row(rollout)
         self._first: Row = {"rollout": saved_json(stored, marks), "group": group}
         self.count = 0
 
@@ -114,7 +127,7 @@ class RolloutRows:
         choices, problems = _list(head.get("choices")), _list(head.get("problems"))
         return {
             "step_id": name,
-            "received_at": None if received is None or not 0 <= received < _LATEST_S else round(1000 * received),
+            "received_at": None if received is None or not 0 <= received < LATEST_S else round(1000 * received),
             "duration_s": None if received is None or last is None else last - received,
             "status": _typed(head.get("status"), str),
             "delivered": head.get("delivered") is True and name not in self._marks.undelivered,
@@ -194,7 +207,7 @@ def _columns_of(parts: Parts) -> Row:
     }
 
 
-def _facts(rollout: Rollout) -> Row:
+def facts_of_row(rollout: Rollout) -> Row:
     """Return the columns that are equal in all rows of a rollout."""
     return {
         "rollout_id": rollout.rollout_id,

@@ -102,12 +102,26 @@ def read_rows(file: Any, columns: list[str] | None = None) -> Iterator[Row]:
             if schema
             else "not a file of an archive"
         )
+    types = arrow_schema(library)
+    if missing := [name for name in columns or COLUMNS if name not in opened.schema_arrow.names]:
+        raise ValueError(f"a file of an archive has no column {', '.join(missing)}")
     for batch in opened.iter_batches(batch_size=_READ_ROWS, columns=columns):
+        found = {name: _typed(library, batch.column(name), name, types) for name in batch.schema.names}
         for at in range(batch.num_rows):
             yield {
-                name: _value(batch.column(place)[at], COLUMNS[name][0] if name in COLUMNS else "text")
-                for place, name in enumerate(batch.schema.names)
+                name: _value(column[at], COLUMNS[name][0] if name in COLUMNS else "text")
+                for name, column in found.items()
             }
+
+
+def _typed(library: Any, column: Any, name: str, types: Any) -> Any:
+    """Return a column with its type; other programs write texts and lists with equivalent ones. Raises ValueError."""
+    if name not in COLUMNS or column.type == types.field(name).type:
+        return column
+    try:
+        return column.cast(types.field(name).type)
+    except (library.ArrowInvalid, library.ArrowNotImplementedError) as error:
+        raise ValueError(f"column {name!r} has the type {column.type}, not {types.field(name).type}: {error}") from None
 
 
 def arrow() -> Any:

@@ -1,18 +1,18 @@
 """Writes a rollout of the store to an archive file, page by page, so that memory does not grow with its length."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-import orjson
-
+from proxy.errors import Damaged
 from proxy.rollouts.archive.rows import RolloutRows, saved_json
 from proxy.rollouts.archive.tables import ArchiveWriter
+from proxy.rollouts.group import read_group
+from proxy.rollouts.rollout import read_rollout
 from storage.store import Store
 from storage.types import FullRollout, StoredEntity
 
 _PAGE: Final = 200  # records per read from the store
-_GROUP_FIELD: Final = "group_id"
 
 
 class RolloutChanged(Exception):
@@ -34,7 +34,11 @@ async def write_rollout(store: Store, writer: ArchiveWriter, name: str, touched_
     stored = _unchanged(None if full is None else full.rollout, name, touched_ms)
     if full is None or len(full.records) >= _PAGE:
         full = FullRollout(stored, [], await store.blocks(name), await store.marks(name))
-    rows = RolloutRows(stored, full.marks, full.blocks, await _group(store, stored, groups))
+    try:
+        rollout = read_rollout(stored)
+    except Damaged:
+        raise RolloutChanged(name) from None
+    rows = RolloutRows(stored, full.marks, full.blocks, await _group(store, rollout.group_id, groups))
     if full.records:
         await asyncio.to_thread(_write, writer, rows, full.records)
     elif not stored.counts.get("steps"):
@@ -60,15 +64,17 @@ def _unchanged(stored: StoredEntity | None, name: str, touched_ms: int) -> Store
     return stored
 
 
-async def _group(store: Store, stored: StoredEntity, groups: set[str]) -> bytes | None:
-    """Return the JSON of the rollout's group, unless the file has it or the group is gone."""
-    group_id = _group_id(stored.fields)
+async def _group(store: Store, group_id: str | None, groups: set[str]) -> bytes | None:
+    """Return the JSON of the rollout's group, unless the file has it, or the group is gone or unreadable."""
     if group_id is None or group_id in groups:
         return None
     groups.add(group_id)
     group = await store.groups.get(group_id)
-    return None if group is None else saved_json(group, await store.groups.marks(group_id))
-
-
-def _group_id(fields: Mapping[str, bytes]) -> str | None:
-    return orjson.loads(fields[_GROUP_FIELD]) if _GROUP_FIELD in fields else None
+    if group is None:
+        return None
+    marks = await store.groups.marks(group_id)
+    try:
+        read_group(group, marks)
+    except Damaged:
+        return None
+    return saved_json(group, marks)

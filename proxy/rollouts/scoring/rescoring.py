@@ -27,6 +27,7 @@ from proxy.rollouts.scoring.engines import ScoringEngines
 from proxy.rollouts.scoring.requests import OtherVocabulary, TokenScores, TooLong
 from proxy.rollouts.scoring.vocabulary import differing_id, is_unlikely
 from proxy.rollouts.steps import aside, weights_of
+from proxy.rollouts.stored_fields import announced_value
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.images import recorded
 from proxy.trajectory.scores import Role, Scores, are_logprobs, decode_scores, encode_scores
@@ -182,7 +183,7 @@ class Rescoring:
         names = [announcement_name(name, leaf.policy) for name in (POLICY_ANNOUNCEMENT, PAUSE_ANNOUNCEMENT)]
         numbers = tuple(announced[name].number if name in announced else 0 for name in names)
         pause = announced.get(names[1])
-        is_paused = pause is not None and orjson.loads(pause.value) is not None
+        is_paused = pause is not None and announced_value(pause, str | None, names[1], "damaged") is not None
         return _Weights(policy.version, policy.version is not None and not is_paused, numbers, policy.epoch)
 
     def _cache_name(self, leaf: Step, row: Row, ids: Ids, model: str | None, weights: _Weights) -> str:

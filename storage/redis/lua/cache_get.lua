@@ -3,5 +3,5 @@
 -- ARGV: name.
 local time = redis.call('TIME')
 local value = redis.call('HGET', KEYS[1], ARGV[1])
-if not value or tonumber(string.sub(value, 1, 15)) <= time[1] * 1000 + math.floor(time[2] / 1000) then return false end
+if not value or (tonumber(string.sub(value, 1, 15)) or 0) <= time[1] * 1000 + math.floor(time[2] / 1000) then return false end
 return string.sub(value, 16)

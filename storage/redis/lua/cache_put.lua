@@ -4,7 +4,7 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local lifetime_ms, limit = tonumber(ARGV[3]), tonumber(ARGV[4])
-local total = tonumber(redis.call('GET', KEYS[3]) or 0)
+local total = tonumber(redis.call('GET', KEYS[3]) or 0) or 0
 local function remove(name)
   total = total - redis.call('HSTRLEN', KEYS[1], name)
   redis.call('HDEL', KEYS[1], name)

@@ -4,7 +4,7 @@
 -- ARGV: the expected touched_ms, if a rollout that was touched since must remain.
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 if ARGV[4] and redis.call('HGET', KEYS[1], 'touched_ms') ~= ARGV[4] then return 0 end
-local incarnation, kept_ms = redis.call('HGET', KEYS[1], 'birth'), ARGV[3] * 1000
+local incarnation, kept_ms = redis.call('HGET', KEYS[1], 'birth') or '', ARGV[3] * 1000
 if kept_ms > 0 then
   kept_ms = math.max(kept_ms, 86400000)
   redis.call('ZREMRANGEBYSCORE', KEYS[8], '-inf', now_ms())

@@ -12,7 +12,7 @@ else
 end
 local heartbeats = redis.call('HGETALL', KEYS[2])
 for i = 1, #heartbeats, 2 do
-  if tonumber(string.sub(heartbeats[i + 1], 1, 15)) < now then
+  if (tonumber(string.sub(heartbeats[i + 1], 1, 15)) or 0) < now then
     redis.call('HDEL', KEYS[2], heartbeats[i])
   else
     active[#active + 1] = heartbeats[i]

@@ -15,7 +15,7 @@ touch()
 local limit, has_reservation = ARGV[5] ~= '' and redis.call('HGET', KEYS[1], 'f:places'), false
 if limit then
   local kept = reservations_of_others(ARGV[5])
-  has_reservation = redis.call('LLEN', KEYS[2]) + #kept < tonumber(limit) and 1 or 0
+  has_reservation = redis.call('LLEN', KEYS[2]) + #kept < (tonumber(limit) or 0) and 1 or 0
   if has_reservation == 1 then set_lease(kept, ARGV[5], tonumber(ARGV[6])) end
 end
 return {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[8]), has_reservation}

@@ -1,7 +1,7 @@
 -- Each write adds at most one member and removes up to ten expired ones, so that expired members do not accumulate.
 -- Changes are published with `pcall`, so that users whose ACL has no channels can write as well.
 local function member()
-  return string.format('%015d', redis.call('HGET', KEYS[1], 'created_ms')) .. ARGV[1]
+  return string.format('%015d', tonumber(redis.call('HGET', KEYS[1], 'created_ms')) or 0) .. ARGV[1]
 end
 local function renew()
   local ttl_ms = ARGV[3] * 1000

@@ -28,7 +28,7 @@ from proxy.api.health import healthy_engines
 from proxy.api.http import RESPONSE_STARTED, json_response
 from proxy.errors import Conflict, NotFound, ProxyError, StoreUnavailable
 from proxy.export import Inexpressible
-from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
+from proxy.rollouts.rollout import Rollout, read_rollout, read_rollouts, write_fields
 from proxy.rollouts.steps import aside, facts_of, read_steps
 from proxy.upstream import Endpoint, choose, preferred
 from proxy.upstream.concurrency import off_loop
@@ -137,20 +137,27 @@ async def list_sessions(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     sessions = []
     async for name in context.store.names():
-        stored = await context.store.get(name) if is_session_id(name) else None
-        rollout = None if stored is None else read_rollout(stored)
-        if rollout is not None and (terms := terms_from(rollout)) is not None:
-            sessions.append(
-                {
-                    "uuid": name,
-                    "model_name": terms.get("model_name"),
-                    "base_url": terms.get("base_url"),
-                    "created_at": rollout.created_ms / 1000,
-                    "last_accessed": rollout.touched_ms / 1000,
-                    "num_nodes": len(await _nodes(context, rollout, terms)),
-                }
-            )
+        found, _ = read_rollouts([await context.store.get(name)] if is_session_id(name) else [], context.metrics)
+        sessions += [
+            await _session(context, rollout, terms) for rollout in found if (terms := terms_from(rollout)) is not None
+        ]
     return json_response({"sessions": sessions})
+
+
+async def _session(context: Context, rollout: Rollout, terms: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of a session. `num_nodes` is null if its steps cannot be nodes: all others are listed."""
+    try:
+        count = len(await _nodes(context, rollout, terms))
+    except (Conflict, NotFound):
+        count = None
+    return {
+        "uuid": rollout.rollout_id,
+        "model_name": terms.get("model_name"),
+        "base_url": terms.get("base_url"),
+        "created_at": rollout.created_ms / 1000,
+        "last_accessed": rollout.touched_ms / 1000,
+        "num_nodes": count,
+    }
 
 
 async def show_nodes(request: web.Request) -> web.Response:

@@ -1,0 +1,130 @@
+"""The fields of stored rollouts, groups and batches as values of their declared types.
+
+Every reader gets them from here. Bytes that are not such a value raise one error, `Damaged`: readers of one entity respond
+with it, readers of many omit the entity and name it (decisions/036).
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+import orjson
+
+from proxy.errors import Damaged
+from proxy.telemetry.logs import LOG
+from proxy.telemetry.metrics import Metrics
+from storage.types import Announcement, StoredEntity
+
+T = TypeVar("T")
+
+LARGEST: Final = 3.4028234663852886e38  # of float32, in which trainers have rewards and advantages
+
+Number = int | Annotated[float, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+Seconds = Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)]  # until the end of the year 9999
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+_BRACKETS: Final = 200  # JSON with fewer has fewer levels than orjson writes
+_ERRORS: Final = (ValueError, TypeError, RecursionError, msgspec.ValidationError)
+_LOG_INTERVAL_S: Final = 60
+
+
+def parsed(text: bytes) -> Any:
+    """Return the value of JSON that can be written as JSON again. Raises one of the errors of `damage_of`."""
+    value = orjson.loads(text)
+    if text.count(b"[") + text.count(b"{") > _BRACKETS:
+        orjson.dumps(value)
+    return value
+
+
+def read_fields(stored: StoredEntity, kind: type[T], entity: str) -> T:
+    """Return the fields that `kind`, a struct, declares; others are not read. Raises Damaged."""
+    try:
+        if stored.damage is not None:
+            raise ValueError(stored.damage)
+        stored.name.encode()  # JSON has no lone surrogates
+        return values_of(stored.fields, kind)
+    except _ERRORS as error:  # as `damage_of`, which takes longer to enter; each call reads its rollout
+        raise _damaged(entity, stored.name, error) from None
+
+
+def values_of(fields: Mapping[str, bytes], kind: type[T]) -> T:
+    """Return the fields that `kind`, a struct, declares. Raises one of the errors of `damage_of`."""
+    values, declared = {}, _declared(kind)  # type: ignore[arg-type]  # classes are hashable
+    for name, text in fields.items():
+        if name in declared:
+            try:
+                values[name] = parsed(text)
+            except _ERRORS as error:
+                raise ValueError(f"field {name!r} is no JSON that can be read: {error}") from None
+    return msgspec.convert(values, kind)
+
+
+@contextmanager
+def damage_of(entity: str, name: str) -> Iterator[None]:
+    """Raise Damaged for this entity if its stored bytes are not the declared values."""
+    try:
+        yield
+    except _ERRORS as error:
+        raise _damaged(entity, name, error) from None
+
+
+def _damaged(entity: str, name: str, error: Exception) -> Damaged:
+    shown = name.encode(errors="backslashreplace").decode()
+    why = str(error).replace("`$.", "`")
+    message = f"The stored {entity} {shown!r} is unreadable: {why}. Delete it, or correct it in the store."
+    return Damaged(message, entity=entity, name=shown)
+
+
+def announced_value(announcement: Announcement, kind: Any, name: str, otherwise: T) -> Any | T:
+    """Return an announced value; `otherwise`, and a log line, if it is unreadable: calls continue without it."""
+    try:
+        with damage_of("announcement", name):
+            return msgspec.convert(parsed(announcement.value), kind)
+    except Damaged as damage:
+        log_damage(damage)
+        return otherwise
+
+
+def check_numbers(value: Any) -> Any:
+    """Return a value of any depth in which every number is within the range of float32. Raises ValueError."""
+    pending: list[Any] = [value]
+    while pending:
+        inner = pending.pop()
+        if isinstance(inner, Mapping):
+            pending.extend(inner.values())
+        elif isinstance(inner, list):
+            pending.extend(inner)
+        elif isinstance(inner, int | float) and not -LARGEST <= inner <= LARGEST:
+            raise ValueError(f"every number must be finite and within the range of float32 (±{LARGEST:.8g})")
+    return value
+
+
+def left_out(damaged: Iterable[Damaged], metrics: Metrics) -> list[dict[str, str]]:
+    """Log and count what a reader of many omits; return the entries that name it in the response."""
+    return [_left_out(damage, metrics) for damage in damaged]
+
+
+def _left_out(damage: Damaged, metrics: Metrics) -> dict[str, str]:
+    metrics.unreadable.labels(damage.entity).inc()
+    log_damage(damage)
+    name = "group_id" if damage.entity == "group" else "rollout_id"
+    return {name: damage.name, "why": damage.message}
+
+
+def log_damage(damage: Damaged) -> None:
+    """Log what cannot be read, once a minute: a page may read it every second."""
+    _log(damage.entity, damage.name, damage.message, time.monotonic() // _LOG_INTERVAL_S)
+
+
+@lru_cache(maxsize=1024)
+def _log(entity: str, name: str, message: str, _minute: float) -> None:
+    LOG.error("Omitted by a reader: %s", message, extra={"fields": {"entity": entity, "name": name}})
+
+
+@lru_cache
+def _declared(kind: Any) -> frozenset[str]:
+    return frozenset(kind.__struct_fields__)
