@@ -28,6 +28,7 @@ A condition has the same status in all dialects, which determine the format of t
     │   └── Paused             429   calls are paused while the weights change
     ├── EngineError            502   the engine failed
     │   ├── EngineDisconnected 502   the engine disconnected, or its response is invalid
+    │   │   ├── EngineResponseTooLarge  502   a response is larger than `engines.max_response_bytes`
     │   │   └── EngineEventTooLong  502   an event is larger than `engines.max_event_bytes`
     │   ├── EngineTimeout      504   the engine timed out
     │   └── EngineUnreachable  503   the engine is unreachable
@@ -271,6 +272,13 @@ class EngineDisconnected(EngineError):
 
     code = "engine_disconnected"
     public = "The engine disconnected, or its response is invalid"
+
+
+class EngineResponseTooLarge(EngineDisconnected):
+    """The engine's response is larger than `engines.max_response_bytes`, or than the memory that other calls leave."""
+
+    code = "engine_response_too_large"
+    public = "The engine's response is too large"
 
 
 class EngineEventTooLong(EngineDisconnected):

@@ -18,9 +18,9 @@ from aiohttp import web
 from pydantic import FailFast, ValidationError
 
 from proxy.api.context import CONTEXT
-from proxy.api.long_texts import QUOTE_WEIGHT, WEIGHTS, most_weight
 from proxy.api.memory_limit import ByteReservation
 from proxy.errors import BadRequest, RequestTimeout, RequestTooLarge, UnsupportedEncoding
+from proxy.protocols.json_weight import QUOTE_WEIGHT, WEIGHTS, most_weight
 from proxy.upstream.concurrency import in_thread_if, off_loop
 
 RESERVED: Final = web.RequestKey("reserved", ByteReservation)

@@ -7,16 +7,12 @@ of computing both.
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
+from proxy.protocols.json_weight import most_weight
 from proxy.rollouts.newest import Newest
 
 LONG_TEXT: Final = 2**17  # bytes from which the comparison takes less time
 _PIECE_BYTES: Final = 2**14
 _MAX_BYTES: Final = 2**26
-
-# Bytes of memory for one character while a body is parsed (orjson 3.13, CPython 3.11, x86-64, measured): its
-# own 16 bytes for each value, then a dict, a list, a boxed number with its slot, and half a string or key.
-WEIGHTS: Final = {b"{": 248, b"[": 88, b",": 56}
-QUOTE_WEIGHT: Final = 40
 
 
 class _Piece(NamedTuple):
@@ -44,13 +40,6 @@ class LongTexts(Newest[str, LongText]):
     def keep(self, key: str, text: LongText) -> None:
         """Keep the text of the newest call of a rollout."""
         self.put(key, text, len(text.pieces) * _PIECE_BYTES)
-
-
-def most_weight(text: bytes) -> int:
-    """Return at least the bytes of memory that parsing a text takes: characters in strings count as if they were outside."""
-    return QUOTE_WEIGHT * text.count(b'"') + sum(
-        weight * text.count(character) for character, weight in WEIGHTS.items()
-    )
 
 
 def read_long(text: bytes, before: LongText | None) -> LongText:

@@ -9,13 +9,17 @@ from typing import Protocol
 
 from aiohttp import web
 
-from proxy.errors import Overloaded
+from proxy.errors import EngineResponseTooLarge, Overloaded
+from proxy.protocols.json_weight import response_weight
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 
 _MANY_CALLS = 64
 _SUM_INTERVAL_S = 0.1  # with many calls
 _PROBES = 4  # of each client within the stall timeout
+_ORDINARY_BYTES = 24 * 2**20  # of a parsed response that is accepted although others use the memory: 400,000 token ids
+_PARSED_RATIO = 4  # the memory that a parsed response may take, to the limit of its bytes
+UNWEIGHED_BYTES = 2**18  # of a response; parsed, they take at most 20 MiB
 
 
 class DetachedSteps(Protocol):
@@ -32,13 +36,15 @@ class _Named(Protocol):
 class CallInFlight(Protocol):
     """A call in flight: its start, the bytes of its request and response so far, its client's connection, and its step.
 
-    `step` is None until the engine has completed the call. `over_sampled`: its rollout and the incarnation, if its group may
-    not need it.
+    `response_bytes`: those of the response alone; `parsed_bytes`: the memory that is reserved to parse them. `step` is None
+    until the engine has completed the call. `over_sampled`: its rollout and the incarnation, if its group may not need it.
     """
 
     request: web.Request
     started: float
     body_bytes: int
+    response_bytes: int
+    parsed_bytes: int
     over_sampled: tuple[str, str] | None
 
     @property
@@ -88,7 +94,7 @@ class InFlightBytes:
         self._client_stall_timeout_s = client_stall_timeout_s
         self._metrics = metrics
         self._detached = detached
-        self._request_bytes = 0
+        self._reserved_bytes = 0  # for bodies of requests, and for parsed responses
         self._call_bytes = 0  # as they were summed last
         self._summed_at = -_SUM_INTERVAL_S
         self._loop = asyncio.get_running_loop()
@@ -101,10 +107,13 @@ class InFlightBytes:
         return f"<InFlightBytes {self.total_bytes()} of {self._limit_bytes} bytes>"
 
     def total_bytes(self) -> int:
-        """Return the bytes in flight: request bodies, forwarded requests with their responses, and steps to be stored."""
+        """Return the bytes in flight: request bodies, forwarded requests with their responses, and steps to be stored.
+
+        Large responses count again with the memory of their parsed form.
+        """
         self._call_bytes = sum(call.body_bytes for call in self.calls)
         self._summed_at = self._loop.time()
-        return self._request_bytes + self._call_bytes + self._detached.detached_bytes
+        return self._reserved_bytes + self._call_bytes + self._detached.detached_bytes
 
     def oldest_s(self, now: float) -> float:
         """Return the age of the oldest call in flight in seconds; 0 if there is none."""
@@ -134,13 +143,46 @@ class InFlightBytes:
                     f"Calls in flight use {in_flight} bytes, and this call would exceed the limit of "
                     f"{limit} (agents.max_bytes_in_flight). Try again later."
                 )
-        self._request_bytes += more
+        self._reserved_bytes += more
+
+    def receive(self, call: CallInFlight, read: bytes, limit_bytes: int) -> None:
+        """Reserve memory for a part of a response, which is in `call.response_bytes` already, before it is parsed.
+
+        A response is always accepted up to its limits if there is no other call, and if it is of an ordinary size.
+
+        Raises:
+            EngineResponseTooLarge: The response exceeds `limit_bytes` or four times as much memory, or other calls use the
+                memory.
+        """
+        if call.response_bytes > limit_bytes:
+            raise EngineResponseTooLarge(
+                f"The engine's response has more than {limit_bytes} bytes (engines.max_response_bytes)"
+            )
+        more = response_weight(read)
+        parsed = call.parsed_bytes + more
+        if parsed > _PARSED_RATIO * limit_bytes:
+            raise EngineResponseTooLarge(
+                f"Parsing the engine's response would take more than {_PARSED_RATIO * limit_bytes} bytes of memory "
+                f"({_PARSED_RATIO} times engines.max_response_bytes)"
+            )
+        if parsed > _ORDINARY_BYTES and len(self.calls) > 1 and self._recent_bytes() + more > self._limit_bytes:
+            raise EngineResponseTooLarge(
+                f"Parsing the engine's response takes {parsed} bytes of memory, and other calls use what is left of "
+                f"{self._limit_bytes} (agents.max_bytes_in_flight)"
+            )
+        self._reserved_bytes += more
+        call.parsed_bytes = parsed
+
+    def release(self, call: CallInFlight) -> None:
+        """Release the memory of a response."""
+        self._reserved_bytes -= call.parsed_bytes
+        call.response_bytes = call.parsed_bytes = 0
 
     def _recent_bytes(self) -> int:
         """Return the bytes in flight; with many calls, a recent value, so that each new call does not sum thousands."""
         if len(self.calls) < _MANY_CALLS or self._loop.time() - self._summed_at > _SUM_INTERVAL_S:
             return self.total_bytes()
-        return self._request_bytes + self._call_bytes + self._detached.detached_bytes
+        return self._reserved_bytes + self._call_bytes + self._detached.detached_bytes
 
     async def close(self) -> None:
         """Stop watching clients."""

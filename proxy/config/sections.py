@@ -265,6 +265,11 @@ class EnginesSettings(Section):
         600, gt=0, description="Maximum seconds that such a call waits; then it returns 429."
     )
     max_event_bytes: int = Field(2**26, gt=0, description="Maximum bytes of one event in an engine's stream.")
+    max_response_bytes: int = Field(
+        2**28,
+        gt=0,
+        description="Maximum bytes of a response of an engine, decompressed. Parsed, it may take four times as much memory.",
+    )
     passthrough: list[str] = Field(
         ["/v1/embeddings", "/tokenize", "/detokenize"],
         description="Paths that are forwarded unchanged and not recorded. Other unknown paths return 404.",

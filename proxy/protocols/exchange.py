@@ -132,9 +132,9 @@ class Exchange:
     def abort(self, reason: str, timing: Timing, *, delivered: bool, policy_version: str | None = None) -> Outcome:
         """End an incomplete call: the client disconnected (`delivered` false), or the engine was lost.
 
-        A partial step is never marked as delivered.
+        A partial step is never marked as delivered. A long incomplete body or event is not parsed.
         """
-        end, answer = self._concluded()
+        end, answer = self._concluded(is_cut=True)
         error = answer.error if answer.response is not None else None  # a truncated body is not an error of the engine
         cut = ParsedResponse(answer.response, ended=self.is_over, error=error, problems=answer.problems)
         recorded_reason = None if self.is_over else reason
@@ -145,16 +145,18 @@ class Exchange:
     def fail(self, reason: str, timing: Timing) -> Step:
         """Return a partial step after a failure of TokenTape itself: with what was parsed, or empty if parsing failed."""
         try:
-            _, answer = self._concluded()
+            _, answer = self._concluded(is_cut=True)
             cut = ParsedResponse(answer.response, ended=False, problems=answer.problems)
             return self._step(cut, timing, None, reason=reason, delivered=False)
         except (OverflowError, *MALFORMED):
             bare = ParsedResponse(None, ended=False, problems=("unparsed_event",))
             return self._step(bare, timing, None, reason=reason, delivered=False)
 
-    def _concluded(self) -> tuple[bytes, ParsedResponse]:
+    def _concluded(self, *, is_cut: bool = False) -> tuple[bytes, ParsedResponse]:
         """Return the withheld end and the parsed response, computed once."""
         if self._conclusion is None:
+            if is_cut:
+                self._reply.abandon()
             self._conclusion = self._reply.finish()
         return self._conclusion
 

@@ -36,8 +36,10 @@ MALFORMED: Final = (
 )  # raised by JSON of an unexpected shape
 _NOT_A_RESPONSE: Final = "the engine's response has an invalid shape"
 _CUT: Final = "the engine's response ended without its terminal event"
+ABANDONED_BYTES: Final = 2**18  # of an incomplete body or event that is not parsed
 _MIN_EVENTS: Final = 8  # before repetitions are recognized: short replies have few
 _MAX_MISSES: Final = 3  # events of a read that are no repetitions, before the rest of it is taken as a whole
+_MAX_PASSES: Final = 16  # over the rest of a read, each of which copies it
 _SHORT_EVENT: Final = (
     1024  # bytes of an incomplete event that may be searched again, and of one whose lists are not parsed apart
 )
@@ -113,6 +115,10 @@ class ResponseStream(Protocol):
         """Feed bytes of the engine; return the bytes that the client may receive now."""
         ...
 
+    def abandon(self) -> None:
+        """Forget an incomplete body or event that is too long to be parsed on the event loop."""
+        ...
+
     def finish(self) -> tuple[bytes, ParsedResponse]:
         """Return the withheld end and the parsed response, after the last bytes."""
         ...
@@ -180,7 +186,9 @@ class StreamResponse:
         if self._repeated is not None and 0 < len(pending) < _SHORT_EVENT and b"\n" in read:
             read = bytes(pending) + read
             pending.clear()
-        while read and misses < _MAX_MISSES and not self._holding:
+        for _ in range(_MAX_PASSES):
+            if not read or misses == _MAX_MISSES or self._holding:
+                break
             if self._repeated is not None and not pending and (taken := self._repeated.take(read)) is not None:
                 shown.append(taken[0])
                 read, misses = taken[1], 0
@@ -197,17 +205,22 @@ class StreamResponse:
     def _take(self, read: bytes, shown: list[bytes]) -> None:
         """Process the events that a read completes, one by one."""
         for event in self._parser.feed(read):
-            text = self._understand(event)
+            text = self._understand(event) if event.payload else event.raw
             if self._holding or isinstance(text, _Finish):
                 self._held.append(text)
             else:
                 shown.append(text)
 
+    def abandon(self) -> None:
+        """Forget a long incomplete event."""
+        if self.pending > ABANDONED_BYTES:
+            self._parser.rest.clear()
+
     def finish(self) -> tuple[bytes, ParsedResponse]:
         """Return the withheld events; a truncated last one is forwarded unchanged."""
         rest = self._parser.finish()
         if rest is not None:
-            self._held.append(self._understand(rest))
+            self._held.append(self._understand(rest) if rest.payload else rest.raw)
         end = b"".join(self._written(held) if isinstance(held, _Finish) else held for held in self._held)
         if self.ended and self._lacks_usage and not self._has_usage:
             self._problems.add("no_usage")
@@ -234,8 +247,6 @@ class StreamResponse:
     def _understand(self, event: Event) -> bytes | _Finish:
         """Accumulate an event; return what the client receives of it."""
         payload = event.payload
-        if not payload:
-            return event.raw
         if self._repeated is not None:
             self._repeated.forget()
         if self.ended:

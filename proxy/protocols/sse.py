@@ -15,7 +15,6 @@ from proxy.errors import EngineEventTooLong
 
 _LINE_END = rb"(?:\r\n|\n|\r(?!\n))"
 _BLANK_LINE = re.compile(_LINE_END + _LINE_END)
-_FIELDS = re.compile(rb"(?:(?<=[\r\n])|\A)(data|event)(?::[ ]?([^\r\n]*))?(?=[\r\n]|\Z)")
 MAX_EVENT_BYTES: Final = 2**26  # all prompt ids and top logprobs of the longest answers, in one event
 _LF = 10
 
@@ -50,6 +49,7 @@ class Event(NamedTuple):  # made for each event of each stream: a frozen datacla
 
 
 _event = partial(tuple.__new__, Event)  # as `Event` is made, in C
+_BLANK: Final = Event(b"\n\n", b"")  # of a stream of line ends, which has very many of them
 
 
 def _is_one_data_line(raw: bytes) -> bool:
@@ -63,12 +63,14 @@ def read_event(raw: bytes) -> Event:
         return Event(raw, raw[6:-2])
     payload: list[bytes] = []
     name = b""
-    for field, value in _FIELDS.findall(raw):
-        if field == b"data":
-            payload.append(value)
-        else:
-            name = value
-    return Event(raw, b"\n".join(payload), name)
+    if b"data" in raw or b"event" in raw:
+        for line in raw.splitlines():  # which splits bytes at LF, CRLF and CR only
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                payload.append(value.removeprefix(b" "))
+            elif field == b"event":
+                name = value.removeprefix(b" ")
+    return _event((raw, b"\n".join(payload), name))
 
 
 class EventParser:
@@ -96,6 +98,7 @@ class EventParser:
         rest += read
         if not is_whole:
             if len(rest) > self._limit:
+                rest.clear()  # so that it is not parsed
                 raise EngineEventTooLong(
                     f"The engine sent an event of more than {self._limit} bytes (engines.max_event_bytes)"
                 )
@@ -116,19 +119,22 @@ class EventParser:
             *whole, last = text.split(b"\n\n")
             self.rest += last
             return [
-                _event((raw + b"\n\n", raw[6:], b""))
+                _BLANK
+                if not raw
+                else _event((raw + b"\n\n", raw[6:], b""))
                 if raw.startswith(b"data: ") and b"\n" not in raw
                 else read_event(raw + b"\n\n")
                 for raw in whole
             ]
         events: list[Event] = []
         start = 0
-        while (found := _BLANK_LINE.search(text, scanned)) is not None:
-            end = found.end()
+        for found in _BLANK_LINE.finditer(text, scanned):
+            first, end = found.span()
             if end == len(text) and text.endswith(b"\r"):
                 break  # a LF that belongs to this CR may be in the next read
-            events.append(read_event(text[start:end]))
-            start = scanned = end
+            raw = text[start:end]
+            events.append(_event((raw, b"", b"")) if first == start else read_event(raw))
+            start = end
         self.rest += text[start:]
         return events
 

@@ -9,25 +9,37 @@ from proxy.protocols.dialects.translation import ResponseRenderer
 from proxy.protocols.engines.base import Engine, Json
 from proxy.protocols.lenient_json import NotJson, read_json, write_json
 from proxy.protocols.number_lists import KnownPrompt, read_lists
-from proxy.protocols.response import MALFORMED, ClientView, ParsedResponse
+from proxy.protocols.response import ABANDONED_BYTES, MALFORMED, ClientView, ParsedResponse
 
 _UNREADABLE: Final = 502  # status of an unreadable response that cannot be forwarded
 
 
-class RawResponse:
-    """An error, or a response that is not JSON: withheld, and forwarded unchanged."""
+class _Withheld:
+    """A body that is withheld until it is complete and its step is stored."""
+
+    def __init__(self, view: ClientView) -> None:
+        self._view = view
+        self._reads: list[bytes] = []
+
+    def feed(self, read: bytes) -> bytes:
+        """Withhold the bytes."""
+        self._reads.append(read)
+        return b""
+
+    def abandon(self) -> None:
+        """Forget a long incomplete body."""
+        if sum(map(len, self._reads)) > ABANDONED_BYTES:
+            self._reads.clear()
+
+
+class RawResponse(_Withheld):
+    """An error, or a response that is not JSON: withheld, as an error ends the turn as well, and forwarded unchanged."""
 
     prompt: KnownPrompt | None = None
 
     def __init__(self, view: ClientView, status: int) -> None:
-        self._view = view
+        super().__init__(view)
         self._status = status
-        self._reads: list[bytes] = []
-
-    def feed(self, read: bytes) -> bytes:
-        """Withhold the bytes: an error ends the turn as well."""
-        self._reads.append(read)
-        return b""
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
         """Return everything: unchanged, or in the client's dialect."""
@@ -37,18 +49,12 @@ class RawResponse:
         )
 
 
-class WholeResponse:
+class WholeResponse(_Withheld):
     """An unstreamed JSON response. `prompt`: the prompt ids of the rollout's previous call, then those of this response."""
 
     def __init__(self, view: ClientView, prompt: KnownPrompt | None = None) -> None:
-        self._view = view
-        self._reads: list[bytes] = []
+        super().__init__(view)
         self.prompt = prompt
-
-    def feed(self, read: bytes) -> bytes:
-        """Withhold the bytes until the step is stored."""
-        self._reads.append(read)
-        return b""
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
         """Return the body for the client."""

@@ -12,8 +12,9 @@ import aiohttp
 import orjson
 
 from proxy.config.sections import EndpointSettings, EnginesSettings
-from proxy.errors import EngineDisconnected, EngineError, EngineTimeout, EngineUnreachable
+from proxy.errors import EngineDisconnected, EngineError, EngineResponseTooLarge, EngineTimeout, EngineUnreachable
 from proxy.protocols.engines.detection import ProbeResponse, model_names
+from proxy.protocols.json_weight import most_weight
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import BackgroundTasks, off_loop
 from proxy.upstream.detection import detect
@@ -30,6 +31,8 @@ from proxy.upstream.routing import UNAVAILABLE_STATUSES, Failover, serving
 _KEEPALIVE_S = 3
 _DETECTION_TIMEOUT_S = 5  # how long a call waits for the detection of its engine
 MAX_RESPONSE_BYTES: Final = 2**25
+_MAX_WEIGHT: Final = 2**28  # of memory for a parsed auxiliary response: four million token ids
+_MAX_PROBE_BYTES: Final = 2**22  # ten thousand models
 HTTP_ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError)
 _JSON: Final = (("Content-Type", "application/json"),)
 
@@ -76,19 +79,20 @@ class EngineResponse:
         if has_answered and (health.faults or health.ejections):
             self._upstream.health_checker.answered(self._endpoint)
 
-    async def read(self) -> bytearray:
-        """Return the body of an auxiliary response (models, texts, token counts).
+    async def read(self, most: int | None = None) -> bytearray:
+        """Return the body of an auxiliary response (models, texts, token counts), of at most `most` bytes.
 
         `MAX_RESPONSE_BYTES` is more than a response with the prompt ids of any context window has.
 
         Raises:
-            EngineError: The body is incomplete or larger than `MAX_RESPONSE_BYTES`.
+            EngineError: The body is incomplete or larger.
         """
+        most = MAX_RESPONSE_BYTES if most is None else most
         body = bytearray()
         async for chunk in self.iter_bytes():
             body += chunk
-            if len(body) > MAX_RESPONSE_BYTES:
-                raise EngineDisconnected(f"The engine returned more than {MAX_RESPONSE_BYTES} bytes")
+            if len(body) > most:
+                raise EngineResponseTooLarge(f"The engine returned more than {most} bytes")
         return body
 
     async def json(self) -> Any:
@@ -99,9 +103,16 @@ class EngineResponse:
         """
         body = await self.read()
         try:
-            return await off_loop(len(body), orjson.loads, body)
-        except orjson.JSONDecodeError as error:
+            return await _parsed(body)
+        except ValueError as error:
             raise EngineDisconnected(f"The engine's response is not valid JSON: {error}") from None
+
+
+async def _parsed(body: bytearray) -> Any:
+    """Return the value of a JSON body. Raises ValueError if it is not JSON, or has too many values."""
+    if await off_loop(len(body), most_weight, body) > _MAX_WEIGHT:
+        raise ValueError("it has too many values")
+    return await off_loop(len(body), orjson.loads, body)
 
 
 class Upstream:
@@ -357,10 +368,10 @@ class Upstream:
             is_auxiliary=body is not None,
         )
         with await sending as response:
-            text = await response.read()
+            text = await response.read(_MAX_PROBE_BYTES)
         try:
-            read = orjson.loads(text) if response.status == 200 else None
-        except orjson.JSONDecodeError:
+            read = await _parsed(text) if response.status == 200 else None
+        except ValueError:
             read = None
         return ProbeResponse(response.status, response.headers.get("Server", ""), read)
 

@@ -135,6 +135,8 @@ class HttpResponse:
             aiohttp.ClientError, TimeoutError: The rest of the body will not arrive, or cannot be decoded.
         """
         while True:
+            if self._decoder is not None and self._decoder.is_busy:
+                await asyncio.sleep(0)  # a small body may become a very large one
             if taken := self._taken() if self._decoder is None else self._decoded(self._decoder):
                 return taken
             if self._chunks:

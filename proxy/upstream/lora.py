@@ -13,6 +13,7 @@ _LOAD: Final = "/v1/load_lora_adapter"
 _UNLOAD: Final = "/v1/unload_lora_adapter"
 _HEADERS: Final = (("Content-Type", "application/json"),)
 _MAX_MESSAGE: Final = 500
+_MAX_BYTES: Final = 2**16
 
 
 async def load_adapter(upstream: Upstream, endpoint: Endpoint, name: str, path: str) -> None:
@@ -40,7 +41,7 @@ async def _post(upstream: Upstream, endpoint: Endpoint, path: str, body: Mapping
         endpoint, "POST", path, headers=_HEADERS, body=orjson.dumps(body), new_connection=True, is_auxiliary=True
     )
     with await sending as response:
-        message = _message(bytes(await response.read()))
+        message = _message(bytes(await response.read(_MAX_BYTES)))
     endpoint.models.forget()  # a call may have listed them meanwhile
     return response.status, f"{path} returned {response.status}: {message}"
 

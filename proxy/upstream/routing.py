@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
-from proxy.errors import EngineDisconnected, EngineError, EngineTimeout, EngineUnreachable, NotFound
+from proxy.errors import (
+    EngineDisconnected,
+    EngineError,
+    EngineEventTooLong,
+    EngineResponseTooLarge,
+    EngineTimeout,
+    EngineUnreachable,
+    NotFound,
+)
 from proxy.upstream.endpoint import Endpoint
 
 NONE_CONFIGURED: Final = "No engine is configured; set engines.endpoints or start with --engine URL."
@@ -130,6 +138,7 @@ class Failover:
     def can_retry(self, fault: EngineError) -> bool:
         """Return whether the call can be retried at the next endpoint after this error.
 
-        Not after a timeout: the engine may still be processing the call, and two engines would.
+        Not after a timeout: the engine may still be processing the call, and two engines would. Not after a response that was
+        too large, which another engine would send again.
         """
-        return bool(self._left) and not isinstance(fault, EngineTimeout)
+        return bool(self._left) and not isinstance(fault, EngineTimeout | EngineResponseTooLarge | EngineEventTooLong)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.api.long_texts import LongTexts, most_weight, read_long
+from proxy.api.long_texts import LongTexts, read_long
+from proxy.protocols.json_weight import most_weight
 
 TEXTS = st.text('a"{[,\\', max_size=60).map(str.encode)
 

@@ -179,6 +179,19 @@ async def test_the_size_of_an_auxiliary_response_is_limited(upstream_to, monkeyp
     assert [1000, "The engine returned more than 1000 bytes"] == found
 
 
+async def test_an_auxiliary_response_with_very_many_values_is_not_parsed(upstream_to):
+    """Six MB of lists would take 290 MB."""
+    async with fake_engine() as engine:
+
+        async def respond(request, body):
+            return web.Response(body=b"[" + b"[]," * 2_000_000 + b"1]")
+
+        engine.respond = respond
+        upstream = upstream_to(engine.url)
+        with pytest.raises(EngineDisconnected, match="too many values"):
+            await upstream.post_json(upstream.endpoints[0], "/x", b"{}")
+
+
 @pytest.mark.parametrize("status", [600, 999])
 async def test_an_invalid_status_code_is_a_fault(upstream_to, status):
     async def serve(reader, writer):

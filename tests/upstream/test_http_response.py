@@ -225,6 +225,26 @@ async def test_a_decompression_bomb_is_decoded_at_the_pace_of_the_reader(client,
     assert peak < 2**23
 
 
+async def test_decoding_a_bomb_lets_the_event_loop_run_between_its_parts(client, engine_at):
+    url = await engine_at(sending(HEAD + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(bytes(2**24))))
+    response = await client.request("POST", url, headers=(), body=None)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.get_running_loop().create_task(count())
+    reads = 0
+    while await response.read():
+        reads += 1
+    counting.cancel()
+
+    assert reads // 2 <= turns
+
+
 async def test_the_read_timeout_is_between_two_reads(make_client, engine_at):
     """It does not run while reading is paused, and the connection is closed afterwards."""
     closed = asyncio.Event()

@@ -4,7 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxy.errors import EngineDisconnected, EngineTimeout, EngineUnreachable
+from proxy.errors import (
+    EngineDisconnected,
+    EngineEventTooLong,
+    EngineResponseTooLarge,
+    EngineTimeout,
+    EngineUnreachable,
+)
 from proxy.upstream.routing import Failover
 
 
@@ -26,10 +32,16 @@ def test_endpoints_are_attempted_in_routing_order_up_to_max_attempts():
 
 @pytest.mark.parametrize(
     ("fault", "can_retry"),
-    [(EngineUnreachable("x"), True), (EngineDisconnected("x"), True), (EngineTimeout("x"), False)],
+    [
+        (EngineUnreachable("x"), True),
+        (EngineDisconnected("x"), True),
+        (EngineTimeout("x"), False),
+        (EngineResponseTooLarge("x"), False),
+        (EngineEventTooLong("x"), False),
+    ],
 )
-def test_a_call_is_retried_at_the_next_endpoint_unless_the_last_one_timed_out(fault, can_retry):
-    """The engine may still be processing the call."""
+def test_a_call_is_retried_at_the_next_endpoint_unless_that_does_not_help(fault, can_retry):
+    """After a timeout the engine may still be processing the call; a response that is too large would be sent again."""
     failover = Failover(ENDPOINTS, 3)
     failover.next()
 

@@ -125,6 +125,8 @@ class CallState:
     fault: EngineError | None = None  # known before anything is sent
     over_sampled: tuple[str, str] | None = None  # its rollout and the incarnation, if its group may not need it
     stored: asyncio.Event = field(default_factory=asyncio.Event)  # set once the step is stored
+    response_bytes: int = 0  # that the engine has sent
+    parsed_bytes: int = 0  # of memory that is reserved to parse them
     sent: float | None = None
     first_byte: float | None = None
     last_byte: float | None = None

@@ -18,6 +18,7 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from proxy.api.context import Context
 from proxy.api.failures import internal_error
 from proxy.api.http import CLIENT_CLOSED_REQUEST
+from proxy.api.memory_limit import UNWEIGHED_BYTES
 from proxy.api.model.call import CallState, ClientStream, keeping_alive
 from proxy.errors import EngineBusy, EngineError, EngineUnreachable, ProxyError, StoreUnavailable, UnprocessableRequest
 from proxy.protocols.engines.quirks import QUIRK_CODES
@@ -35,8 +36,11 @@ class PromptIdsRejected(Exception):
 
 _BYTES_PER_ID = 7  # in JSON
 _THREAD_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
+_LONG_READ_BYTES = 2**14
+_MANY_LINES = 2**11  # of a read, in events so short that processing them takes milliseconds
 _REJECTED = (400, 404, 422)
 _END_TIMEOUT_S = 0.2  # after [DONE]; uvicorn writes the end of the body at once
+_END_BYTES = 2**16
 
 
 async def relay(context: Context, call: CallState) -> web.StreamResponse:
@@ -71,6 +75,8 @@ async def relay(context: Context, call: CallState) -> web.StreamResponse:
     finally:
         context.metrics.in_flight_calls.dec()
         context.memory_limit.calls.discard(call)
+        if call.parsed_bytes:
+            context.memory_limit.release(call)
         context.in_flight[call.plan.rollout_id] -= 1
         if not context.in_flight[call.plan.rollout_id]:
             del context.in_flight[call.plan.rollout_id]
@@ -213,6 +219,7 @@ def _note_failed(context: Context, call: CallState, fault: EngineError) -> None:
     """Note for the step which endpoint failed, and count the failover."""
     label = call.endpoint.label
     call.are_ids_refused, call.exchange = False, None
+    context.memory_limit.release(call)
     call.failed.append({"endpoint": label, "fault": fault.message})
     context.metrics.failovers.labels(label).inc()
     LOG.warning(
@@ -234,14 +241,24 @@ async def _move(call: CallState) -> None:
 async def _stream(
     context: Context, call: CallState, client: ClientStream, exchange: Exchange, response: EngineResponse
 ) -> None:
-    """Feed the engine's bytes to the exchange and write what it returns, until the response is complete."""
+    """Feed the engine's bytes to the exchange and write what it returns, until the response is complete.
+
+    Memory for a long response is reserved before its bytes are fed.
+    """
     reads = response.iter_bytes()
+    limit_bytes = context.settings.engines.max_response_bytes
+    unweighed = min(limit_bytes, UNWEIGHED_BYTES)
     try:
         async for read in reads:
             call.last_byte = context.clock.monotonic()
             call.first_byte = call.first_byte or call.last_byte
+            call.response_bytes += len(read)
+            if call.response_bytes > unweighed:
+                context.memory_limit.receive(call, read, limit_bytes)
             call.body_bytes += len(read)
             size = exchange.pending + len(read)
+            if len(read) > _LONG_READ_BYTES and read.count(b"\n") > _MANY_LINES:
+                size = max(size, _THREAD_FROM_BYTES + 1)
             shown = (
                 exchange.feed(read)
                 if size < _THREAD_FROM_BYTES
@@ -261,8 +278,12 @@ async def _read_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
     """Read to the end of the body, so that its connection can be reused; after the timeout the connection is closed."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_END_TIMEOUT_S):
+            left = _END_BYTES
             async for read in reads:
-                exchange.feed(read)  # content after the end is withheld, and recorded as a problem
+                exchange.feed(read[:left])  # content after the end is withheld, and recorded as a problem
+                left -= len(read)
+                if left <= 0:
+                    break
 
 
 async def _follow_up(context: Context, call: CallState, exchange: Exchange) -> None:

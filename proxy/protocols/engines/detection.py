@@ -19,6 +19,9 @@ PROBE_PATHS: Final = (
 _OWNERS: Final = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "tokentape-simulator": "vllm"}
 
 
+_MAX_MODELS: Final = 10_000  # far more than any gateway lists
+
+
 @dataclass(frozen=True, slots=True)
 class ProbeResponse:
     """One response: its status, the `Server` header, and the JSON of a body with status 200 (None otherwise)."""
@@ -48,7 +51,7 @@ def identify_engine(responses: Mapping[str, ProbeResponse]) -> Traits:
 def model_names(listed: Any) -> frozenset[str] | None:
     """Return the names in a `GET /v1/models` response: id and root (vLLM 0.32), aliases (llama.cpp); None if there are none."""
     models = listed.get("data") if isinstance(listed, dict) else None
-    found = [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
+    found = [model for model in models[:_MAX_MODELS] if isinstance(model, dict)] if isinstance(models, list) else []
     aliases = [model["aliases"] for model in found if isinstance(model.get("aliases"), list)]
     names = [model.get(field) for model in found for field in ("id", "root")] + [
         name for some in aliases for name in some

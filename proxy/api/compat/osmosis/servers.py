@@ -9,9 +9,13 @@ import orjson
 
 from proxy.config.sections import OsmosisSettings, RolloutServerSettings
 from proxy.errors import UnprocessableRequest
+from proxy.protocols.json_weight import most_weight
+from proxy.upstream.concurrency import off_loop
 
 _CONNECT_TIMEOUT_S: Final = 10
 _MAX_QUOTED: Final = 500  # characters of an error response
+_MAX_BYTES: Final = 2**23  # of a response, as of a body of the control API
+_MAX_WEIGHT: Final = 2**27  # of memory for a parsed response
 
 
 class ServerFault(Exception):
@@ -32,6 +36,7 @@ class RolloutServers:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=settings.timeout_s, sock_connect=_CONNECT_TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
         )
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -57,7 +62,7 @@ class RolloutServers:
     async def post(self, name: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request to a server and return the JSON object of its response. Raises ServerFault."""
         server = self.named(name)
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if server.api_key is not None:
             headers["Authorization"] = f"Bearer {server.api_key.get_secret_value()}"
         request = self._session.post(
@@ -65,7 +70,7 @@ class RolloutServers:
         )  # no redirects: they could lead past the allow-list
         try:
             async with request as response:
-                text = await response.read()
+                text = await _received(name, response)
         except TimeoutError:
             raise ServerFault("timeout", f"Rollout server {name} timed out.") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -77,7 +82,7 @@ class RolloutServers:
                 f"Rollout server {name} returned status {response.status}: {quoted}",
                 response.status,
             )
-        return _read(name, text)
+        return await off_loop(len(text), _read, name, text)
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Start a task that waits for a server. It is referenced until it is done, and `close` cancels it."""
@@ -95,9 +100,19 @@ class RolloutServers:
         await self._session.close()
 
 
+async def _received(name: str, response: aiohttp.ClientResponse) -> bytes:
+    """Return the body. Raises ServerFault if it is too large."""
+    received = bytearray()
+    async for read in response.content.iter_any():
+        received += read
+        if len(received) > _MAX_BYTES:
+            raise ServerFault("internal_error", f"Rollout server {name} returned more than {_MAX_BYTES} bytes.")
+    return bytes(received)
+
+
 def _read(name: str, text: bytes) -> dict[str, Any]:
     try:
-        body = orjson.loads(text)
+        body = orjson.loads(text) if most_weight(text) <= _MAX_WEIGHT else None
     except orjson.JSONDecodeError:
         body = None
     if not isinstance(body, dict):

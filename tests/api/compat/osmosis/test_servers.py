@@ -1,6 +1,7 @@
 """Requests to the configured rollout servers."""
 
 import asyncio
+import gzip
 
 import pytest
 from rollout_servers import rollout_server
@@ -84,3 +85,21 @@ async def test_close_cancels_waiting_dispatches(servers):
     await servers.close()
 
     assert task.cancelled()
+
+
+@pytest.mark.parametrize("raw", [b" " * (2**23 + 1), b"[" + b"{}," * 500_000 + b"1]"])
+async def test_a_response_is_limited_in_bytes_and_values(servers, runner, raw):
+    """It is no JSON object if it has too many values."""
+    runner.raw = raw
+    with pytest.raises(ServerFault, match="more than 8388608 bytes|not return a JSON object") as fault:
+        await servers.post("one", "/rollout", {})
+
+    assert "internal_error" == fault.value.category
+
+
+async def test_no_compressed_response_is_requested_or_decompressed(servers, runner):
+    runner.raw = gzip.compress(b"{}")
+    with pytest.raises(ServerFault, match="not return a JSON object"):
+        await servers.post("one", "/rollout", {})
+
+    assert "identity" == runner.headers[0]["accept-encoding"]

@@ -1,0 +1,181 @@
+"""The limits of engines' responses: bytes, the memory of their parsed form, and what other calls leave of it."""
+
+import asyncio
+import gzip
+import re
+from contextlib import suppress
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import web
+from fakes import fake_engine, proxying, settings_for
+from recorded import load
+from stored import stored_steps, wait_for_steps
+
+from proxy.server.listener import running
+
+WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
+CHAT = "/rollouts/r1/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+LIMITS = {"max_response_bytes": 300_000}
+PIECE = b"[]," * 2**14
+
+
+def sends(engine, *, status=200, head=b"", pieces=10**6, piece=PIECE, headers=None):
+    """Let an engine send a response in pieces, until it is disconnected. Return the sizes of what was sent."""
+    sent = []
+
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
+        response = web.StreamResponse(status=status, headers={"Content-Type": "application/json", **(headers or {})})
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            await response.write(head)
+            for _ in range(pieces):
+                await response.write(piece)
+                sent.append(len(piece))
+            await response.write_eof()
+        return response
+
+    engine.respond = respond
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [(CHAT, BODY, "upstream_error"), ("/rollouts/r1/v1/messages", {**BODY, "max_tokens": 9}, "api_error")],
+)
+@pytest.mark.parametrize("status", [200, 400])
+async def test_a_response_without_end_is_502_and_its_step_is_partial(store, engine, http, path, body, kind, status):
+    """Errors too, in each dialect; agents see no details. The endpoint gets no second call, and is not ejected."""
+    sent = sends(engine, status=status, head=b'{"choices":[', piece=b" " * 2**16)
+    async with fake_engine() as other:
+        both = {"endpoints": [{"url": engine.url, "name": "a"}, {"url": other.url, "name": "b"}]}
+        other.respond = engine.respond
+        async with proxying(None, store, engines={**both, **LIMITS}) as served:
+            async with http.post(served.url + path, json=body) as response:
+                error = await response.json()
+            async with http.get(served.url + "/metrics") as response_metrics:
+                metrics = await response_metrics.text()
+
+    (step,) = await stored_steps(store, "r1")
+    assert (502, kind) == (response.status, error["error"]["type"])
+    assert f"The engine's response is too large (step {step.step_id})." == error["error"]["message"]
+    assert ("partial", None) == (step.status, step.response)
+    assert "(engines.max_response_bytes)" in step.reason
+    assert 1 == len([request for request in (*engine.requests, *other.requests) if "messages" in request])
+    assert sum(sent) < 2**26
+    assert ["1.0", "1.0"] == re.findall(r"tokentape_engine_healthy{[^}]*} (.*)", metrics)
+
+
+async def test_a_small_response_with_many_values_is_refused_before_it_is_parsed(store, engine, http):
+    """290 kB of empty lists would take 14 MB."""
+    sends(engine, head=b'{"choices":[', pieces=5, piece=b"[]," * 19_000)
+    async with (
+        proxying(engine.url, store, engines=LIMITS) as served,
+        http.post(served.url + CHAT, json=BODY) as response,
+    ):
+        error = await response.json()
+
+    (step,) = await stored_steps(store, "r1")
+    assert (502, "engine_response_too_large") == (response.status, error["error"]["code"])
+    assert "4 times engines.max_response_bytes" in step.reason
+
+
+async def test_a_compressed_response_is_limited_by_its_decompressed_bytes(store, engine, http):
+    async def respond(request: web.Request, body: dict) -> web.Response:
+        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        return web.Response(body=gzip.compress(b" " * 2**24), headers=headers)
+
+    engine.respond = respond
+    async with (
+        proxying(engine.url, store, engines=LIMITS) as served,
+        http.post(served.url + CHAT, json=BODY) as response,
+    ):
+        assert 502 == response.status
+
+    (step,) = await stored_steps(store, "r1")
+    assert "partial" == step.status
+
+
+async def test_a_stream_without_end_is_cut_at_the_limit(store, engine, http):
+    """What was parsed is in the partial step. The client's connection ends as the engine's would."""
+    first, *_ = STREAM.response.split(b"\n\n")
+    sends(engine, head=first + b"\n\n", piece=b": x\n\n" * 999, headers={"Content-Type": "text/event-stream"})
+    async with proxying(engine.url, store, engines=LIMITS) as served:
+        async with http.post(served.url + CHAT, json=BODY | {"stream": True}) as response:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.read()
+        (step,) = await wait_for_steps(store, "r1")
+
+    assert ("partial", 1) == (step.status, len(step.prompts))
+    assert "(engines.max_response_bytes)" in step.reason
+
+
+async def test_bytes_after_the_end_of_a_stream_are_not_kept(store, engine, http):
+    """The step is complete although the engine never ends its body."""
+    sent = sends(engine, head=STREAM.response, piece=b"\n" * 2**16, headers={"Content-Type": "text/event-stream"})
+    async with (
+        proxying(engine.url, store) as served,
+        http.post(served.url + CHAT, json=BODY | {"stream": True}) as response,
+    ):
+        text = await response.read()
+
+    (step,) = await stored_steps(store, "r1")
+    assert "complete" == step.status
+    assert len(text) < 2**20
+    assert sum(sent) < 2**26
+
+
+async def test_a_large_response_is_refused_if_other_calls_use_the_memory(store, engine, http):
+    """It is accepted if it is the only one, and an ordinary one always."""
+    large = orjson.loads(WHOLE.response) | {"prompt_logprobs": [{"1": {"logprob": -1.0}}] * 60_000}
+    bodies = {"large": orjson.dumps(large), "ordinary": WHOLE.response}
+    reached = asyncio.Event()
+
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
+        if body["model"] == "waits":
+            reached.set()
+            await asyncio.Event().wait()
+        return web.Response(body=bodies[body["model"]], content_type="application/json")
+
+    engine.respond = respond
+    settings = settings_for(engine.url, agents={"max_bytes_in_flight": 20 * 2**20})
+    found = []
+    async with running(settings, store) as served:
+
+        async def send(model: str) -> int:
+            async with http.post(served.url + CHAT, json=BODY | {"model": model}) as response:
+                await response.read()
+                return response.status
+
+        found.append(await send("large"))
+        waiting = asyncio.get_running_loop().create_task(send("waits"))
+        await reached.wait()
+        found += [await send("large"), await send("ordinary")]
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    assert [200, 502, 200] == found
+
+
+async def test_a_client_that_leaves_during_a_large_response_costs_no_parsing(store, engine, http):
+    """The step is partial, without a response."""
+    reached = asyncio.Event()
+
+    async def respond(request: web.Request, body: dict) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        await response.write(b'{"choices":[' + PIECE * 40)
+        reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    engine.respond = respond
+    async with proxying(engine.url, store) as served:
+        waiting = asyncio.get_running_loop().create_task(http.post(served.url + CHAT, json=BODY))
+        await reached.wait()
+        waiting.cancel()
+        (step,) = await wait_for_steps(store, "r1")
+
+    assert ("partial", None) == (step.status, step.response)
