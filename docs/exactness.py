@@ -37,9 +37,9 @@ _UNSEEN = """## What the checks cannot detect
   of SGLang's completions that lack it are flagged `no_usage`.
 - A wrong id that the engine reports consistently. `tokentape audit` scores it again.
 
-Clients of a vLLM with `--enable-force-include-usage` get the first streams of several choices without usage, until a
-stream of one choice reveals the option. Clients of SGLang with `stream_response_default_include_usage` get usage only
-on request.
+Clients of a vLLM with `--enable-force-include-usage` get streams of several choices without usage, until a stream of
+one choice of the same rollout, or of three others within ten minutes, reveals the option. Clients of SGLang with
+`stream_response_default_include_usage` get usage only on request.
 
 """
 _TRANSLATED = """## Dialects translated to chat

@@ -9,6 +9,8 @@ from proxy.continuation.types import Message, Mode, Reason
 from proxy.trajectory.conversations import Caller
 from proxy.trajectory.step import DEFAULT_POLICY
 
+_TEXT_FIELDS: Final = 2  # type and text
+_MEDIA: Final = ("image", "video", "audio", "file", "embeds")
 _REPLY_FIELDS: Final = ("role", "content", "reasoning", "reasoning_content", "tool_calls", "function_call")
 
 
@@ -121,9 +123,17 @@ def _is_text(content: Any) -> bool:
     if content is None or isinstance(content, str):
         return True
     return isinstance(content, list) and all(
-        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        isinstance(part, Mapping)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+        and (len(part) == _TEXT_FIELDS or not any(map(_names_media, part)))
         for part in content
     )
+
+
+def _names_media(field: Any) -> bool:
+    """Return whether a field of a part is that of a medium: with one, even null, vLLM (0.32.0) ignores prompt ids."""
+    return isinstance(field, str) and any(word in field for word in _MEDIA)
 
 
 def _role(message: Any) -> Any:

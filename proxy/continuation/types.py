@@ -45,8 +45,8 @@ REASONS: Final[dict[Reason, str]] = {
     "store": "The earlier steps could not be read from the store.",
     "internal": "TokenTape failed; its log has the error.",
     "timeout": "The engine did not render within continuation.timeout_s.",
-    "returned_ids": "The endpoint returned other prompt ids than were sent before; it is not used until it is detected again.",
-    "refused_ids": "The endpoint rejected prompt ids before; it is not used until it is detected again.",
+    "returned_ids": "The endpoint returned other prompt ids than were sent, to this rollout or to several others.",
+    "refused_ids": "The endpoint rejected prompt ids, of this rollout or of several others.",
     "unverified": "No rendering of this endpoint has matched the prompt ids of a step yet.",
 }  # fmt: skip
 

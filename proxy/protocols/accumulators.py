@@ -37,6 +37,11 @@ class Accumulator(Protocol):
         """The number of choices that have a finish reason."""
         ...
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether running counts cover the ids of each choice, if there are several."""
+        ...
+
 
 class Place(NamedTuple):
     """Where the text of a chat chunk belongs: the choice, the field of its message, and the index of the tool call, if any."""
@@ -80,6 +85,11 @@ class ChoiceAccumulator:
             if values is not None:
                 self.logprobs[name] = extended(self.logprobs.get(name), values)
 
+    @property
+    def size(self) -> int:
+        """The number of its ids."""
+        return 0 if self.ids is None else len(self.ids)
+
     def finish(self) -> Json:
         """Return the choice so far."""
         lists = {"logprobs": self.logprobs, "token_ids": self.ids}
@@ -87,10 +97,15 @@ class ChoiceAccumulator:
 
 
 class Accumulating(Protocol):
-    """What `Chunks` requires of a choice: `fields` with its finish reason, and its running count."""
+    """What `Chunks` requires of a choice: `fields` with its finish reason, its running count, and the number of its ids."""
 
     fields: Json
     counted: int
+
+    @property
+    def size(self) -> int:
+        """The number of its ids."""
+        ...
 
     def feed(self, choice: Json, problems: set[str]) -> None:
         """Add a chunk's part of this choice."""
@@ -98,9 +113,9 @@ class Accumulating(Protocol):
 
 
 class Chunks:
-    """A whole stream: the top-level fields, the choices by index, and contradictions."""
+    """A whole stream: the top-level fields, the choices by index, and contradictions. `total`: the usage of all choices."""
 
-    __slots__ = ("_make", "choices", "finished", "head", "problems")
+    __slots__ = ("_make", "choices", "finished", "head", "problems", "total")
 
     def __init__(self, make: Callable[[int], Any] = ChoiceAccumulator) -> None:
         self._make = make
@@ -108,6 +123,13 @@ class Chunks:
         self.choices: dict[int, Any] = {}
         self.finished = 0
         self.problems: set[str] = set()
+        self.total: Any = None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether running counts cover the ids of each choice, if there are several."""
+        choices = self.choices.values()
+        return len(choices) < 2 or all(choice.counted == choice.size for choice in choices if choice.size)
 
     def feed(self, chunk: Json) -> list[Json]:
         """Add one chunk; return its choices."""
@@ -127,9 +149,16 @@ class Chunks:
         for choice in choices:
             self._feed_choice(choice)
         usage = chunk.get("usage")
-        if usage is not None and len(choices) == 1:
-            self._check_running_count(usage, choices[0])
+        if usage is not None:
+            self._check_usage(usage, choices)
         return choices
+
+    def _check_usage(self, usage: Any, choices: list[Json]) -> None:
+        """Check usage beside a choice; keep that of all choices."""
+        if len(choices) == 1:
+            self._check_running_count(usage, choices[0])
+        elif not choices:
+            self.total = usage
 
     def _feed_choice(self, choice: Json) -> None:
         index = choice["index"]
@@ -165,6 +194,7 @@ class Chunks:
     def finish(self, kind: str | None, choices: list[Json]) -> Json:
         """Return the response."""
         usage = self.head.pop("usage", None)
+        usage = usage if self.total is None else self.total
         named = {} if kind is None else {"object": kind}
         return {**self.head, **named, "choices": choices, "usage": usage}
 
@@ -220,6 +250,11 @@ class CompletionsAccumulator:
     def finished(self) -> int:
         """The number of choices that have a finish reason."""
         return self._chunks.finished
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether running counts cover the ids of each choice, if there are several."""
+        return self._chunks.is_counted
 
     def feed(self, chunk: Json) -> bool:
         """Add one chunk; return whether it finished a choice."""
@@ -310,6 +345,11 @@ class ChatAccumulator:
         """The number of choices that have a finish reason."""
         return self._chunks.finished
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether running counts cover the ids of each choice, if there are several."""
+        return self._chunks.is_counted
+
     def feed(self, chunk: Json) -> bool:
         """Add one chunk; return whether it finished a choice."""
         finished = self._chunks.finished
@@ -352,6 +392,11 @@ class GenerateAccumulator:
         """The number of choices that have a finish reason."""
         return self._chunks.finished
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether running counts cover the ids of each choice, if there are several."""
+        return self._chunks.is_counted
+
     def feed(self, chunk: Json) -> bool:
         """Add one chunk; return whether it finished a choice."""
         finished = self._chunks.finished
@@ -392,6 +437,11 @@ class _GenerateChoiceAccumulator:
                 self.fields[key] = value
             else:
                 replace(self.fields, key, value, problems)
+
+    @property
+    def size(self) -> int:
+        """The number of its ids."""
+        return len(self._lists.get("token_ids", ()))
 
     def finish(self) -> Json:
         """Return the choice so far."""

@@ -89,9 +89,9 @@ class Exchange:
         return isinstance(self._reply, StreamResponse) and self._reply.ended
 
     @property
-    def forces_usage(self) -> bool:
-        """Whether the stream showed that its server writes usage to each event even if it is not requested."""
-        return isinstance(self._reply, StreamResponse) and self._reply.forces_usage
+    def forces_usage(self) -> bool | None:
+        """Whether the stream showed that its server writes usage to each event even if it is not requested; None: neither."""
+        return self._reply.forces_usage if isinstance(self._reply, StreamResponse) else None
 
     @property
     def pending(self) -> int:

@@ -9,9 +9,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions
+from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions, wants_usage
 from proxy.protocols.dialects.translation import Translator
-from proxy.protocols.engines.base import Engine, EngineCall, Injection, Json, LogprobsLevel, Traits
+from proxy.protocols.engines.base import (
+    Engine,
+    EngineCall,
+    Injection,
+    Json,
+    LogprobsLevel,
+    Traits,
+    has_running_usage,
+)
 from proxy.protocols.engines.quirks import Framing, Streaming, applicable, choose_framing
 from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
@@ -151,6 +159,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     call = replace(call, body=_without(call.body, removed)) if removed else call
     sent_body = {**call.body, **(injection := engine.inject(call)).fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
+    renamed = model_asked if model_asked != model_served else None
     return Plan(
         step_id=step_id,
         rollout_id=rollout_id,
@@ -162,7 +171,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         request=body,
         body=sent_body,
         sent={"set": _changed(body, {**fields, **injection.fields}), "unset": sorted(unset | (removed & body.keys()))},
-        view=_view(dialect, engine, injection, call.response_options, options, model_asked, model_served, framing),
+        view=_view(dialect, engine, injection, call.response_options, options, sent_body, renamed, framing),
         model_asked=model_asked,
         model_served=model_served,
         sampling=_sampling(dialect, sent_body, engine, call.traits, logprobs_mode or engine.logprobs_mode),
@@ -185,7 +194,7 @@ def _images(body: Json) -> Json:
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, list):
             for part in content:
-                if isinstance(part, dict) and "image_url" in part:
+                if isinstance(part, dict) and part.get("image_url") is not None:
                     return {IMAGES: {"ids": names_in(messages), "candidates": ()}}
     return {}
 
@@ -217,8 +226,8 @@ def _view(  # noqa: PLR0917 - the values of a plan that the client's view depend
     injection: Injection,
     response_options: ResponseOptions,
     options: CallOptions,
-    model_asked: str | None,
-    model_served: str | None,
+    sent_body: Json,
+    renamed: str | None,
     framing: Framing,
 ) -> ClientView:
     return ClientView(
@@ -226,9 +235,11 @@ def _view(  # noqa: PLR0917 - the values of a plan that the client's view depend
         engine,
         injection.strip_rules,
         response_options.choices,
-        model=model_asked if model_asked != model_served else None,
+        model=renamed,
         replay=framing == "replay",
         usage=response_options.usage,
+        is_counted=wants_usage(sent_body),
+        are_choices_counted=has_running_usage(sent_body),
         tokens=options.tokens,
     )
 

@@ -50,7 +50,8 @@ class ClientView:
     """What the client receives: the dialect, the engine, what is stripped, how many choices are expected.
 
     `choices` is None if the body does not determine it; `model` is the name that the client requested, if it was replaced.
-    `replay`: the client requested a stream, and the engine did not; `usage`: with usage in it. `tokens`: the token annotations
+    `replay`: the client requested a stream, and the engine did not; `usage`: with usage in it. `is_counted`: the stream was
+    requested with usage; `are_choices_counted`: with usage in each event. `tokens`: the token annotations
     that the client requested, for whole responses only. `translation` and `renderer`: the client's dialect and this response in
     it, if the call is translated to chat.
     """
@@ -62,6 +63,8 @@ class ClientView:
     model: str | None = None
     replay: bool = False
     usage: bool = False
+    is_counted: bool = False
+    are_choices_counted: bool = False
     tokens: TokenAnnotations | None = None
     translation: Translator | None = None
     renderer: ResponseRenderer | None = None
@@ -159,8 +162,8 @@ class StreamResponse:
         # If the number of choices is unknown, the first that finishes may be the last.
         self._enough = view.choices or 1
         self._moved: Json = {}  # fields of the finish that are on the usage event
-        self._has_usage = False
-        self.forces_usage = False  # usage came beside a choice, and was not requested there
+        self._usage: Any = None  # of all choices
+        self.forces_usage: bool | None = None  # whether usage comes beside a choice where it was not requested
         self._lacks_usage = False
 
     @property
@@ -222,8 +225,10 @@ class StreamResponse:
         if rest is not None:
             self._held.append(self._understand(rest) if rest.payload else rest.raw)
         end = b"".join(self._written(held) if isinstance(held, _Finish) else held for held in self._held)
-        if self.ended and self._lacks_usage and not self._has_usage:
+        if self.ended and self._lacks_usage and self._usage is None:
             self._problems.add("no_usage")
+        if self._view.are_choices_counted and not self._accumulator.is_counted:
+            self._problems.add("uncounted")
         try:
             response: Json | None = self._accumulator.finish()
         except MALFORMED:  # chunks that do not add up to a response
@@ -292,8 +297,7 @@ class StreamResponse:
         view = self._view
         shown = view.chunk(chunk)
         if has_finish:
-            wanted = view.usage or view.strip_rules.usage
-            self._lacks_usage = wanted and view.engine.must_send_usage(view.dialect.name, chunk)
+            self._lacks_usage = view.is_counted and view.engine.must_send_usage(view.dialect.name, chunk)
             if view.strip_rules.usage and shown is not None and view.renderer is None:
                 return _Finish(event, shown, loosely, shown is chunk)
         if view.renderer is not None:
@@ -316,8 +320,11 @@ class StreamResponse:
         """Process a usage event. Unrequested usage beside a choice is a server setting (--enable-force-include-usage)."""
         view = self._view
         if not chunk.get("choices"):
-            self._has_usage = True
+            if self._usage not in (None, chunk["usage"]) and (view.choices == 1 or view.engine.sums_usage):
+                self._problems.add("changed_midstream")
+            self._usage = chunk["usage"]
             if view.strip_rules.usage:
+                self.forces_usage = False if view.choices == 1 else None
                 self._moved = {key: chunk[key] for key in view.engine.shape.last if key in chunk}
         elif view.strip_rules.usage and not view.strip_rules.running_usage:
             self.forces_usage = True

@@ -152,7 +152,7 @@ def _spans(sampled: Sampled, count: int, policy_version: str | None, epoch: int)
 
 
 def check_usage(usage: Any) -> tuple[Json | None, str | None]:
-    """Return the usage to record, and its problem: counts must be non-negative integers, and the total their sum."""
+    """Return the usage to record, and its problem: it must have the counts of both prompt and completion, and their sum."""
     if usage is None:
         return None, None
     if not isinstance(usage, dict) or not _is_flat(usage, _USAGE_DEPTH):
@@ -161,6 +161,8 @@ def check_usage(usage: Any) -> tuple[Json | None, str | None]:
     for count in known:
         if type(count) is not int or count < 0:
             return usage, "bad_usage"
+    if any(usage.get(name) is None for name in _COUNTS[:2]):
+        return usage, "bad_usage"  # it would confirm nothing
     return usage, None if len(known) < 3 or 2 * known[2] == sum(known) else "usage_sum"
 
 

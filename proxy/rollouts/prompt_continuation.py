@@ -142,7 +142,7 @@ class PromptContinuation:
             LOG.exception("Call sent unchanged", extra={"fields": {"step_id": plan.step_id}})
             turn, result = None, Continuation(None, "internal")
         self._metrics.continuation_duration_seconds.observe(self._clock.monotonic() - started)
-        if not _fits(result, endpoint.window, plan.body):
+        if not _fits(result, endpoint.windows.get(str(plan.model_served)), plan.body):
             result = Continuation(None, "window")
         self.count(result)
         ids = None if result.ids is None else await in_thread_if(len(result.ids), _LONG_IDS, result.ids.tolist)
@@ -176,10 +176,9 @@ class PromptContinuation:
         outcome = "refused" if result.ids is None else "unchanged" if result.is_unchanged else "continued"
         self._metrics.continuations.labels(outcome, result.reason or "none").inc()
 
-    def refuse(self, endpoint: Endpoint, reason: Reason) -> None:
-        """Send no more prompt ids to an endpoint until it is detected again."""
-        if endpoint.continuation_fault is None:
-            endpoint.continuation_fault = reason
+    def refuse(self, endpoint: Endpoint, rollout_id: str, reason: Reason) -> None:
+        """Send no more prompt ids of this rollout to an endpoint, and none at all once several rollouts have shown it."""
+        if endpoint.continuation_fault.show(rollout_id, reason):
             LOG.warning("Engine %s accepts no prompt ids (%s); calls are sent unchanged", endpoint.label, reason)
 
     async def _find(
@@ -209,7 +208,7 @@ class PromptContinuation:
             return found
         if endpoint.engine.prompt_ids_fields(plan.dialect.name, []) is None:
             return "unsupported"
-        return endpoint.continuation_fault or found
+        return endpoint.continuation_fault.for_rollout(rollout.rollout_id) or found
 
     async def _undelivered(self, rollout: Rollout, found: Ambiguous) -> frozenset[str]:
         """Return the steps of turns that were marked as undelivered after they were added. Raises StorageError."""
@@ -224,9 +223,9 @@ class PromptContinuation:
         if isinstance(found, str):
             return None, Continuation(None, found)
         turn = found.turn if isinstance(found, Match) else found
-        lookups = PromptLookups(self._upstream, endpoint, plan.body, body_bytes)
+        lookups = PromptLookups(self._upstream, endpoint, plan.body, body_bytes, plan.rollout_id)
         try:
-            if isinstance(found, Match) and not await self._is_verified(endpoint, found, lookups):
+            if isinstance(found, Match) and not await self._is_verified(endpoint, plan.rollout_id, found, lookups):
                 return turn, Continuation(None, "unverified")
             stops = {stop for kind, model, stop in self._stops if (kind, model) == (turn.kind, turn.model)}
             generator = (
@@ -237,15 +236,20 @@ class PromptContinuation:
             return turn, await lookups.run(generator, len(turn.prompt))
         except (LookupFailed, EngineError) as error:
             LOG.info("Call sent unchanged: %s", error, extra={"fields": {"step_id": plan.step_id}})
-            return turn, Continuation(None, endpoint.continuation_fault or "tokenize")
+            return turn, Continuation(None, lookups.fault or "tokenize")
 
-    async def _is_verified(self, endpoint: Endpoint, found: Match, lookups: PromptLookups) -> bool:
+    async def _is_verified(self, endpoint: Endpoint, rollout_id: str, found: Match, lookups: PromptLookups) -> bool:
         """Return whether the endpoint is known to render messages as it does for calls."""
-        if not endpoint.engine.verifies_renderings or endpoint.is_rendering_verified:
+        verified = endpoint.verified_rendering
+        if not endpoint.engine.verifies_renderings or verified.for_rollout(rollout_id):
             return True
         rendered: Any = await lookups.get(Render(found.history))
-        endpoint.is_rendering_verified = bool(rendered) and rendering_of(rendered) == own_rendering(found.turn)
-        return endpoint.is_rendering_verified
+        is_equal = bool(rendered) and rendering_of(rendered) == own_rendering(found.turn)
+        if is_equal:
+            verified.show(rollout_id, what=True)
+        else:
+            verified.oppose()
+        return is_equal
 
     async def _complete(self, key: tuple[str, str], rollout: Rollout) -> _Entry:
         """Return the turns of a rollout, with those of steps that other processes stored.

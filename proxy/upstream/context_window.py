@@ -56,12 +56,13 @@ async def tokens_left(
     """
     fields, unset = edit(body, options, dialect)
     edited = {key: value for key, value in body.items() if key not in unset} | fields
-    bound = bound_of(dialect.sampling(edited))
-    if bound is None or (endpoint.window is not None and bound + body_bytes + _TEMPLATE_TOKENS <= endpoint.window):
+    bound, model = bound_of(dialect.sampling(edited)), str(edited.get("model"))
+    window = endpoint.windows.get(model)
+    if bound is None or (window is not None and bound + body_bytes + _TEMPLATE_TOKENS <= window):
         return None
     counted = await count_prompt(upstream, endpoint, dialect, edited, body_bytes=body_bytes)
     if counted is None:
         return None
-    endpoint.window = counted.window
+    endpoint.windows.put(model, counted.window)
     left = counted.window - counted.tokens
     return left if left > 0 else None

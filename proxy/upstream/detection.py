@@ -42,12 +42,7 @@ def _update(endpoint: Endpoint, traits: Traits, *, is_loading: bool) -> None:
     if endpoint.settings.kind not in {"auto", traits.kind}:
         LOG.warning("Engine %s is configured as %s but was detected as %s", endpoint.label, endpoint.kind, traits.kind)
     endpoint.traits, endpoint.is_detected = traits, not (is_loading and traits.kind == "plain")
-    endpoint.window, endpoint.forces_usage = None, False
-    endpoint.continuation_fault, endpoint.is_rendering_verified = None, False
-    endpoint.token_texts.clear()
-    endpoint.models.forget()
-    endpoint.merges_systems.forget()
-    endpoint.image_tokens.forget()
+    endpoint.forget()
 
 
 async def _with_defaults(endpoint: Endpoint, traits: Traits, send_probe: SendProbe) -> Traits:

@@ -17,6 +17,7 @@ from proxy.errors import EngineBusy
 from proxy.protocols.engines import ENGINES, Engine, Traits
 from proxy.trajectory.step import EngineFacts
 from proxy.upstream.lookups import CachedAnswer, ModelList
+from proxy.upstream.witnesses import Finding, Recent
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +133,7 @@ class FairQueue:
 
 
 _MAX_DOUBLINGS = 30
+_MAX_TEXTS = 64
 
 
 @dataclass(slots=True)
@@ -187,11 +189,13 @@ class Endpoint:
     """One engine endpoint: its settings and its state.
 
     `traits`: None until the engine is detected. `is_detected` is false again after a connection is lost, since another
-    engine may be restarted at the URL. `window`: the context window in tokens, once it was needed. `models`: the models
-    that it lists, once a response named another model than the request. `forces_usage`: as in `Traits`, from its
-    streams. `merges_systems`: as in `TranslationOptions`, once it was needed. `image_tokens`: see there.
-    `continuation_fault`: why no prompt ids are sent to it; `is_rendering_verified`: its rendering of messages was equal to the
-    prompt ids of a step; `token_texts`: the texts of a few stop tokens. `label`: the name in logs, metrics and steps.
+    engine may be restarted at the URL. `models`: the models that it lists, once a response named another model than the
+    request. `label`: the name in logs, metrics and steps.
+
+    From auxiliary requests, by model: `windows`, the context windows in tokens; `merges_systems`, as in `TranslationOptions`;
+    `image_tokens`, see there; `token_texts`, the texts of a few stop tokens, by model and id.
+    From calls (`Finding`): `forces_usage`, as in `Traits`; `continuation_fault`, why no prompt ids are sent to it;
+    `verified_rendering`, its rendering of messages was equal to the prompt ids of a step.
     """
 
     settings: EndpointSettings
@@ -201,14 +205,14 @@ class Endpoint:
     is_detected: bool = False
     faults: int = 0
     last_fault: str | None = None
-    window: int | None = None
+    windows: Recent[int] = field(default_factory=Recent)
     models: ModelList = field(default_factory=ModelList)
-    forces_usage: bool = False
+    forces_usage: Finding[bool] = field(default_factory=Finding)
     merges_systems: CachedAnswer[bool] = field(default_factory=CachedAnswer)
     image_tokens: CachedAnswer[list[int]] = field(default_factory=CachedAnswer)
-    continuation_fault: Reason | None = None
-    is_rendering_verified: bool = False
-    token_texts: dict[int, str] = field(default_factory=dict)
+    continuation_fault: Finding[Reason] = field(default_factory=Finding)
+    verified_rendering: Finding[bool] = field(default_factory=Finding)
+    token_texts: Recent[str] = field(default_factory=lambda: Recent(_MAX_TEXTS))
     detection: "asyncio.Task[None] | None" = field(default=None, repr=False)
     label: str = field(init=False)
 
@@ -255,11 +259,25 @@ class Endpoint:
         """The engine version, as configured or detected."""
         return self.settings.version or (self.traits.version if self.traits else None)
 
-    @property
-    def known(self) -> Traits:
-        """The traits of the engine, as configured or else as detected."""
+    def known(self, rollout_id: str = "") -> Traits:
+        """Return the traits of the engine, as configured or else as detected, with what calls of this rollout have shown."""
         has_parser = self.traits.has_parser if self.traits else None
-        return Traits(self.engine.kind, self.version, has_parser, self.forces_usage, self.sampling_defaults)
+        forces_usage = self.forces_usage.for_rollout(rollout_id) is not None
+        return Traits(self.engine.kind, self.version, has_parser, forces_usage, self.sampling_defaults)
+
+    def forget(self) -> None:
+        """Forget what was learned: the engine may have been restarted with another model or other flags."""
+        for learned in (
+            self.windows,
+            self.models,
+            self.forces_usage,
+            self.merges_systems,
+            self.image_tokens,
+            self.continuation_fault,
+            self.verified_rendering,
+            self.token_texts,
+        ):
+            learned.forget()
 
     @property
     def sampling_defaults(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Cached results of auxiliary requests to one engine: the models that it lists, and how it handles system messages.
+"""Cached results of auxiliary requests to one engine: the models that it lists, and facts about each model.
 
 A name that is not listed is looked up at most once a minute, by one call at a time. Otherwise an engine whose responses
 all name such a model would get one more request for each call.
@@ -8,6 +8,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
+
+from proxy.upstream.witnesses import Recent
 
 _LIST_INTERVAL_S = 60  # adapters are loaded at run time
 _MAX_UNLISTED = 1024
@@ -63,10 +65,10 @@ _MAX_UNANSWERED: Final = 1024
 
 
 class CachedAnswer(Generic[T]):
-    """A cached value; None until it is fetched."""
+    """A cached value of each model; None until it is fetched, and forgotten after a time."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.value: T | None = None
+        self._values = Recent[T](_MAX_UNANSWERED, now)
         self._unanswered: dict[str, float] = {}
         self._now = now
         self._lock = asyncio.Lock()
@@ -76,19 +78,21 @@ class CachedAnswer(Generic[T]):
         if self._is_due(model):
             async with self._lock:
                 if self._is_due(model):
-                    self.value = await fetch()
-                    if self.value is None:
+                    value = await fetch()
+                    if value is None:
                         self._remember(model)
-        return self.value
+                    else:
+                        self._values.put(model, value)
+        return self._values.get(model)
 
     def forget(self) -> None:
         """Clear the cache: the engine may have been restarted."""
-        self.value = None
+        self._values.forget()
         self._unanswered.clear()
 
     def _is_due(self, model: str) -> bool:
         last = self._unanswered.get(model)
-        return self.value is None and (last is None or self._now() - last >= _RETRY_INTERVAL_S)
+        return self._values.get(model) is None and (last is None or self._now() - last >= _RETRY_INTERVAL_S)
 
     def _remember(self, model: str) -> None:
         if len(self._unanswered) >= _MAX_UNANSWERED:

@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar, cast
 
 import orjson
 
-from proxy.continuation.types import Detokenize, Lookup, LookupFailed, LookupResult, Render
+from proxy.continuation.types import Detokenize, Lookup, LookupFailed, LookupResult, Reason, Render
 from proxy.protocols.engines.base import FollowUpRequest
 from proxy.protocols.engines.tokenizer_api import (
     read_ids,
@@ -23,17 +23,24 @@ T = TypeVar("T")
 
 _LONG_IDS: Final = 2**15  # comparing and converting so many ids takes about a millisecond
 _BYTES_PER_ID: Final = 6  # in JSON
-_MAX_TEXTS: Final = 64
 
 
 class PromptLookups:
-    """Serve the lookups of a continuation at one endpoint. `body` is the chat or completions body that would be sent."""
+    """Serve the lookups of a continuation at one endpoint. `body` is the chat or completions body that would be sent.
 
-    def __init__(self, upstream: Upstream, endpoint: Endpoint, body: Mapping[str, Any], body_bytes: int) -> None:
+    `fault`: why the endpoint serves none, once a lookup has shown that.
+    """
+
+    def __init__(
+        self, upstream: Upstream, endpoint: Endpoint, body: Mapping[str, Any], body_bytes: int, rollout_id: str
+    ) -> None:
         self._upstream = upstream
         self._endpoint = endpoint
         self._body = body
         self._body_bytes = body_bytes
+        self._rollout_id = rollout_id
+        self._model = str(body.get("model"))
+        self.fault: Reason | None = None
 
     async def run(self, lookups: Generator[Lookup, LookupResult, T], length: int) -> T:
         """Run a continuation to its result; `length` is the approximate number of ids.
@@ -55,15 +62,15 @@ class PromptLookups:
             return await self._ids(lookup)
         is_single = len(lookup.ids) == 1
         texts = self._endpoint.token_texts
-        if is_single and lookup.ids[0] in texts:
-            return texts[lookup.ids[0]]
+        if is_single and (known := texts.get((self._model, lookup.ids[0]))) is not None:
+            return known
         request = text_request(self._endpoint.kind, lookup.ids)
         body = await self._post(request, _BYTES_PER_ID * len(lookup.ids))
         text = read_text(self._endpoint.kind, body)
         if text is None:
             raise LookupFailed("the engine returned no text for token ids")
-        if is_single and len(texts) < _MAX_TEXTS:
-            texts[lookup.ids[0]] = text
+        if is_single:
+            texts.put((self._model, lookup.ids[0]), text)
         return text
 
     async def _ids(self, lookup: Lookup) -> LookupResult:
@@ -79,20 +86,22 @@ class PromptLookups:
         ids = await off_loop(self._body_bytes, read_ids, body)
         if ids is None:
             raise LookupFailed("the engine returned no token ids for messages")
-        self._endpoint.window = read_window(body) or self._endpoint.window
+        if window := read_window(body):
+            self._endpoint.windows.put(self._model, window)
         return ids
 
     async def _post(self, request: FollowUpRequest | None, size: int) -> Any:
         """Return the body of a response; None for a request that the engine rejects."""
         if request is None:
-            self._endpoint.continuation_fault = "unsupported"
+            self.fault = "unsupported"
             raise LookupFailed("the engine has no tokenizer API")
         text = await off_loop(size, orjson.dumps, request.body)
         status, body = await self._upstream.post_json(self._endpoint, request.path, text)
         if status == 200:
             return body
         if status in {405, 501} or (status == 404 and not await self._serves(request)):
-            self._endpoint.continuation_fault = "unsupported"
+            self.fault = "unsupported"
+            self._endpoint.continuation_fault.show(self._rollout_id, "unsupported")
         if status in {400, 422}:
             return None
         raise LookupFailed(f"POST {request.path} returned {status}")

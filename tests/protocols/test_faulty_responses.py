@@ -7,7 +7,9 @@ import orjson
 import pytest
 from recorded import Cassette, load, load_http, plan_of, play
 
+from proxy.protocols.exchange import Exchange
 from proxy.trajectory.fidelity import FINISH_REASONS, PROBLEMS
+from proxy.trajectory.step import Timing
 
 STREAM, WHOLE = "chat_ids_lp_stream", "chat_ids_lp"
 TEXT_STREAM, TEXT = "cmpl_ids_lp0_stream", "cmpl_ids_lp0"
@@ -52,6 +54,11 @@ def choice(position: int, **fields: object) -> Change:
 
 def usage(**fields: object) -> Change:
     return lambda chunks: chunks[-1]["usage"].update(fields)
+
+
+def usage_before(**fields: object) -> Change:
+    """Insert another usage event before the one that the stream has."""
+    return lambda chunks: chunks.insert(-1, {**chunks[-1], "usage": {**chunks[-1]["usage"], **fields}})
 
 
 def cumulative(chunks: list[dict]) -> None:
@@ -103,6 +110,11 @@ STREAMS: list[tuple[str, str, Change]] = [
     (STREAM, "bad_usage", usage(prompt_tokens=True)),
     (STREAM, "bad_usage", put(-1, usage=[24])),
     (STREAM, "usage_sum", usage(total_tokens=1)),
+    (STREAM, "bad_usage", put(-1, usage={})),
+    (STREAM, "bad_usage", put(-1, usage={"prompt_tokens": 33})),
+    (STREAM, "bad_usage", usage(completion_tokens=None)),
+    (STREAM, "changed_midstream", usage_before(completion_tokens=23)),
+    (STREAM, "changed_midstream", usage_before(prompt_tokens=None)),
     (STREAM, "no_usage", lose(-1)),
     (TEXT_STREAM, "no_usage", lose(-1)),
     (STREAM, "unknown_finish_reason", choice(-2, finish_reason="because")),
@@ -127,6 +139,49 @@ def test_a_stream_that_contradicts_itself_is_flagged(name, code, change):
     change(chunks)
 
     assert code in problems(cassette, streamed(chunks))
+
+
+def under(other: int) -> Change:
+    """Move the token ids and logprobs of an event to another choice."""
+
+    def change(chunks: list[dict]) -> None:
+        moved = next(chunk for chunk in chunks if chunk["choices"] and chunk["choices"][0].get("token_ids"))
+        moved["choices"][0]["index"] = other
+
+    return change
+
+
+def with_running_counts(chunks: list[dict]) -> None:
+    """Add to each event the count of its choice, as an engine does that was requested to."""
+    counts: dict[int, int] = {}
+    for chunk in chunks:
+        for item in chunk["choices"]:
+            counts[item["index"]] = counts.get(item["index"], 0) + len(item.get("token_ids") or ())
+            chunk["usage"] = {"prompt_tokens": 33, "completion_tokens": counts[item["index"]]}
+
+
+def test_choices_that_the_engine_does_not_count_although_it_was_requested_are_flagged():
+    """The sum cannot show that an event was sent with the index of another choice."""
+    cassette = load(SEVERAL)
+    plan = plan_of(cassette.path, cassette.body, kind=cassette.kind)
+    found = []
+    for changes in [(), (under(1),), (with_running_counts,), (with_running_counts, under(1))]:
+        chunks = events(cassette)
+        for change in changes:
+            change(chunks)
+        exchange = Exchange(plan, 200, cassette.content_type)
+        exchange.feed(streamed(chunks))
+        found.append(exchange.finish(Timing(received=1.0)).step.problems)
+
+    assert [True, True, False] == ["uncounted" in codes for codes in found[:3]]
+    assert ((), True) == (found[2], "running_count" in found[3])
+
+
+def test_usage_without_counts_is_flagged_in_a_whole_response():
+    cassette = load(WHOLE)
+    response = orjson.loads(cassette.response)
+
+    assert ("bad_usage",) == problems(cassette, orjson.dumps(response | {"usage": {}}))
 
 
 def of_message(**fields: object) -> Callable[[dict], object]:

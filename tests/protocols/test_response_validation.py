@@ -112,27 +112,33 @@ def test_a_stop_reason_that_is_neither_a_string_nor_a_token_id_is_flagged(value,
     assert (kept, kept is None) == (packed.choices[0].stop_reason, "unparsed_event" in packed.problems)
 
 
+COUNTS = {"prompt_tokens": 1, "completion_tokens": 2}
+
+
 @pytest.mark.parametrize(
     ("usage", "problem"),
     [
         (None, None),
-        ({}, None),
+        ({}, "bad_usage"),
+        ({"prompt_tokens": 1}, "bad_usage"),
+        ({"completion_tokens": 1, "prompt_tokens": None}, "bad_usage"),
         ({"prompt_tokens": 1, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": None}}, None),
-        ({"prompt_tokens_details": {"cached_tokens": 0, "multimodal_tokens": {"image": 4}}}, None),
-        ({"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}, None),
-        ({"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 4}, "usage_sum"),
-        ({"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 0}, "usage_sum"),
-        ({"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": "3"}, "bad_usage"),
+        (COUNTS | {"prompt_tokens_details": {"cached_tokens": 0, "multimodal_tokens": {"image": 4}}}, None),
+        ({"prompt_tokens_details": {"cached_tokens": 0}}, "bad_usage"),
+        (COUNTS | {"total_tokens": 3}, None),
+        (COUNTS | {"total_tokens": 4}, "usage_sum"),
+        (COUNTS | {"total_tokens": 0}, "usage_sum"),
+        (COUNTS | {"total_tokens": "3"}, "bad_usage"),
         ({"prompt_tokens": "1"}, "bad_usage"),
         ({"completion_tokens": -1}, "bad_usage"),
         ({"total_tokens": 1.0}, "bad_usage"),
-        ({"details": {"a": {"b": {}}}}, "bad_usage"),
+        (COUNTS | {"details": {"a": {"b": {}}}}, "bad_usage"),
         ([1], "bad_usage"),
         (7, "bad_usage"),
     ],
 )
 def test_usage_with_values_that_are_no_counts_or_a_wrong_sum_is_rejected(usage, problem):
-    """Each has its own code. Nor may usage be nested deeper than any engine nests it."""
+    """Each has its own code. It must have both counts, and may not be nested deeper than any engine nests it."""
     assert problem == check_usage(usage)[1]
 
 

@@ -4,7 +4,7 @@ import ast
 import fnmatch
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import orjson
 
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, Traits
+from proxy.protocols.engines.base import has_running_usage
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.plan import CallOptions, Plan, make_plan
 from proxy.trajectory.step import EngineFacts, Step, Timing
@@ -167,8 +168,10 @@ def play(
     plan: Plan, cassette: Cassette, reads: Iterable[bytes] | None = None, *, found: object = None
 ) -> tuple[bytes, bytes, Step]:
     """Feed a response; return the bytes for the client, the withheld end, and the step. `found` is the result of a
-    lookup.
+    lookup. Usage in each event is expected if the recorded request has it.
     """
+    is_counted = plan.view.are_choices_counted and has_running_usage(cassette.body)
+    plan = replace(plan, view=replace(plan.view, are_choices_counted=is_counted))
     exchange = Exchange(plan, cassette.status, cassette.content_type)
     shown = b"".join([exchange.feed(read) for read in ([cassette.response] if reads is None else reads)])
     if exchange.follow_up() is not None:

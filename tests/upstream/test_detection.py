@@ -77,11 +77,12 @@ async def test_detecting_an_engine_again_resets_its_cached_properties(upstream_t
         upstream = upstream_to(engine.url)
         (endpoint,) = upstream.endpoints
         await upstream.ensure_detected(endpoint)
-        endpoint.window, endpoint.forces_usage, endpoint.merges_systems.value = 9, True, True
+        endpoint.windows.put("m", 9)
+        endpoint.forces_usage.show("r1", what=True)
         endpoint.is_detected = False
         await upstream.ensure_detected(endpoint)
 
-        assert (None, False, None) == (endpoint.window, endpoint.forces_usage, endpoint.merges_systems.value)
+        assert (0, None) == (len(endpoint.windows), endpoint.forces_usage.for_rollout("r1"))
 
 
 async def test_the_configured_engine_type_overrides_the_detected_one(upstream_to, caplog):

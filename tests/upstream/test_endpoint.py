@@ -35,7 +35,7 @@ def test_configured_sampling_defaults_override_the_detected_ones_field_by_field(
     assert {} == endpoint().sampling_defaults
 
     configured.traits = Traits("vllm", sampling_defaults={"temperature": 1.0, "top_p": 0.9})
-    assert {"temperature": 0.7, "top_p": 0.9} == configured.sampling_defaults == configured.known.sampling_defaults
+    assert {"temperature": 0.7, "top_p": 0.9} == configured.sampling_defaults == configured.known().sampling_defaults
 
 
 @pytest.mark.parametrize("invalid", [{"temperature": float("nan")}, {"temperature": "warm"}, {"heat": 1.0}])

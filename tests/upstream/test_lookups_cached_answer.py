@@ -18,12 +18,28 @@ class Engine:
 
 
 async def test_concurrent_gets_share_one_request():
-    """False is cached too; after forget() it is requested again."""
+    """False is cached too; after forget() it is requested again. Each model has a value of its own."""
     cached, engine = CachedAnswer(), Engine(response=False)
 
-    assert [False] * 9 == await asyncio.gather(*(cached.get(f"m{n}", engine) for n in range(9)))
+    assert [False] * 9 == await asyncio.gather(*(cached.get("m", engine) for _ in range(9)))
     assert 1 == engine.requests
+    engine.response = True
+    assert await cached.get("other", engine)
+    assert not await cached.get("m", engine)
     cached.forget()
+    assert await cached.get("m", engine)
+    assert 3 == engine.requests
+
+
+async def test_a_value_is_requested_again_after_ten_minutes():
+    now = [0.0]
+    cached, engine = CachedAnswer(lambda: now[0]), Engine(response=True)
+    await cached.get("m", engine)
+    now[0] = 599.0
+    await cached.get("m", engine)
+    assert 1 == engine.requests
+
+    now[0] = 600.0
     await cached.get("m", engine)
     assert 2 == engine.requests
 

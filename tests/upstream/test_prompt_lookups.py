@@ -18,7 +18,7 @@ BODY = {"model": "m", "messages": MESSAGES, "tools": [{"type": "function"}], "te
 async def lookups(engine, upstream_to):
     """Lookups at the engine, for a small chat body."""
     upstream = upstream_to(engine.url, kind="vllm")
-    return PromptLookups(upstream, upstream.endpoints[0], BODY, 100)
+    return PromptLookups(upstream, upstream.endpoints[0], BODY, 100, "r1")
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def test_messages_are_rendered_with_the_tools_of_the_call(engine, lookups,
 
     assert array("i", [5, 6]) == await lookups.get(Render(MESSAGES[:1]))
     assert [{"model": "m", "messages": MESSAGES, "tools": BODY["tools"]}] == engine.requests
-    assert 99 == endpoint.window
+    assert 99 == endpoint.windows.get(str(BODY.get("model")))
 
 
 async def test_text_is_tokenized_without_special_tokens(engine, lookups):
@@ -79,7 +79,7 @@ async def test_messages_that_the_engine_rejects_have_no_rendering(engine, lookup
     answers(engine, {"error": "roles must alternate"}, status)
 
     assert await lookups.get(Render(MESSAGES)) is None
-    assert endpoint.continuation_fault is None
+    assert endpoint.continuation_fault.for_rollout("r1") is None
 
 
 TOKENS = [None, "abc", 5, {"0": 1}, [1, "a"], [1.5], [True], [None], [2**31], [2**80], [-1], [[1]], [[]]]
@@ -92,7 +92,7 @@ async def test_ids_of_wrong_types_are_a_failed_lookup(engine, lookups, endpoint,
     with pytest.raises((LookupFailed, EngineError)):
         await lookups.get(Render(MESSAGES))
 
-    assert endpoint.continuation_fault is None
+    assert endpoint.continuation_fault.for_rollout("r1") is None
 
 
 @pytest.mark.parametrize("window", [None, "9", 0, -5, 1.5, True, [9]], ids=repr)
@@ -101,7 +101,7 @@ async def test_a_context_window_of_a_wrong_type_is_ignored(engine, lookups, endp
     answers(engine, {"tokens": [1], "max_model_len": window})
 
     assert array("i", [1]) == await lookups.get(Render(MESSAGES))
-    assert endpoint.window is None
+    assert 0 == len(endpoint.windows)
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": None}, {"prompt": ["a"]}, {"text": "a"}, [], "no JSON"], ids=repr)
@@ -119,18 +119,19 @@ async def test_another_status_is_a_failed_lookup(engine, lookups, endpoint, stat
     with pytest.raises(LookupFailed, match=f"POST /tokenize returned {status}"):
         await lookups.get(Render(MESSAGES))
 
-    assert endpoint.continuation_fault is None
+    assert endpoint.continuation_fault.for_rollout("r1") is None
     assert 0 == endpoint.health.faults
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
 async def test_an_engine_without_the_route_is_marked(engine, lookups, endpoint, status):
-    """A gateway may forward calls only."""
+    """A gateway may forward calls only. One call decides for its own rollout."""
     answers(engine, {"detail": "Not Found"}, status)
     with pytest.raises(LookupFailed):
         await lookups.get(Render(MESSAGES))
 
-    assert "unsupported" == endpoint.continuation_fault
+    assert "unsupported" == endpoint.continuation_fault.for_rollout("r1")
+    assert endpoint.continuation_fault.for_rollout("r2") is None
 
 
 async def test_an_unknown_model_does_not_mark_the_endpoint(engine, lookups, endpoint):
@@ -143,16 +144,17 @@ async def test_an_unknown_model_does_not_mark_the_endpoint(engine, lookups, endp
     with pytest.raises(LookupFailed):
         await lookups.get(Render(MESSAGES))
 
-    assert endpoint.continuation_fault is None
+    assert endpoint.continuation_fault.for_rollout("r1") is None
 
 
-async def test_an_engine_kind_without_tokenizer_routes_is_marked_without_a_request(engine, upstream_to):
+async def test_an_engine_kind_without_tokenizer_routes_is_unsupported_without_a_request(engine, upstream_to):
     """Nothing is sent to it."""
     upstream = upstream_to(engine.url, kind="plain")
+    lookups = PromptLookups(upstream, upstream.endpoints[0], BODY, 100, "r1")
     with pytest.raises(LookupFailed):
-        await PromptLookups(upstream, upstream.endpoints[0], BODY, 100).get(Render(MESSAGES))
+        await lookups.get(Render(MESSAGES))
 
-    assert "unsupported" == upstream.endpoints[0].continuation_fault
+    assert "unsupported" == lookups.fault
     assert [] == engine.requests
 
 

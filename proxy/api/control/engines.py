@@ -52,7 +52,7 @@ async def _engines_response(context: Context) -> web.Response:
 
 
 def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings, now: float) -> dict[str, Any]:
-    traits = endpoint.known
+    traits = endpoint.known()
     ejected_s = ejected_for(endpoint)
     return {
         "name": endpoint.label,

@@ -310,7 +310,7 @@ class CallPlanner:
             engine=endpoint.engine,
             engine_facts=endpoint.facts,
             logprobs_mode=endpoint.settings.logprobs_mode,
-            traits=endpoint.known,
+            traits=endpoint.known(rollout.rollout_id),
             headers=call.request.headers,
             policy=self.policy.name,
             policy_at=(announced.version, announced.epoch),

@@ -25,6 +25,7 @@ from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.response import MALFORMED
 from proxy.telemetry.logs import LOG
+from proxy.trajectory.step import Step
 from proxy.upstream import EngineResponse
 
 T = TypeVar("T")
@@ -140,9 +141,17 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         raise
     if exchange.prompt is not None:
         context.known_prompts.keep(plan.rollout_id, call.incarnation, exchange.prompt)
-    if plan.prompt_ids is not None and "other_prompt" in outcome.step.problems:
-        context.continuation.refuse(call.endpoint, "returned_ids")
+    if plan.prompt_ids is not None:
+        _note_prompt_ids(context, call, outcome.step)
     return outcome
+
+
+def _note_prompt_ids(context: Context, call: CallState, step: Step) -> None:
+    """Note whether the engine used the prompt ids of a call."""
+    if "other_prompt" in step.problems:
+        context.continuation.refuse(call.endpoint, step.rollout_id, "returned_ids")
+    elif step.prompts:
+        call.endpoint.continuation_fault.oppose()
 
 
 async def _exchanged(context: Context, call: CallState, client: ClientStream) -> Exchange:
@@ -212,7 +221,7 @@ def _check_prompt_ids(context: Context, call: CallState, status: int) -> None:
     if call.plan.prompt_ids is not None and status in _REJECTED:
         raise PromptIdsRejected
     if call.are_ids_refused and status < 400:
-        context.continuation.refuse(call.endpoint, "refused_ids")
+        context.continuation.refuse(call.endpoint, call.plan.rollout_id, "refused_ids")
 
 
 def _note_failed(context: Context, call: CallState, fault: EngineError) -> None:
@@ -288,8 +297,11 @@ async def _read_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
 
 async def _follow_up(context: Context, call: CallState, exchange: Exchange) -> None:
     """Request from the engine what its response lacks. Without a result, the step has a problem."""
-    if exchange.forces_usage:
-        call.endpoint.forces_usage = True
+    if (forces_usage := exchange.forces_usage) is not None:
+        if forces_usage:
+            call.endpoint.forces_usage.show(call.plan.rollout_id, what=True)
+        else:
+            call.endpoint.forces_usage.oppose()
     model, request = await _in_thread_if_large(call.body_bytes, exchange.missing)
     if model is not None:
         exchange.served_models = await context.upstream.served_models(call.endpoint, model)

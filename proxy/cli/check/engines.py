@@ -145,7 +145,7 @@ async def _generate(
     prompt = {"prompt": "hi"} if path == _COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
     body: dict[str, Any] = {"model": model, **prompt, "max_tokens": 1}
     dialect = DIALECTS[path]
-    injection = endpoint.engine.inject(EngineCall(dialect.name, body, dialect.response_options(body), endpoint.known))
+    injection = endpoint.engine.inject(EngineCall(dialect.name, body, dialect.response_options(body), endpoint.known()))
     return path, body, injection.fields, await _request(upstream, endpoint, "POST", path, {**body, **injection.fields})
 
 

@@ -23,7 +23,8 @@ class Traits:
     """The detected properties of a server. None: unknown.
 
     `has_parser`: a reasoning or tool parser is configured; without one, SGLang's chat streams lose logprobs.
-    `forces_usage`: streams have usage in each event even if it is not requested (vLLM's --enable-force-include-usage).
+    `forces_usage`: streams have usage in each event even if it is not requested (vLLM's --enable-force-include-usage). It is
+    requested all the same, as a wrong belief must not hide lost tokens, and not stripped.
     `sampling_defaults`: the sampling parameters of chat and completions for fields that a request omits.
     """
 
@@ -174,14 +175,15 @@ class Engine(Protocol):
     """One kind of inference server.
 
     `logprobs_mode` is the default if the configuration sets none. `always_sends_usage`: each unstreamed response has token
-    counts, so a response without them is faulty. `verifies_renderings`: prompt ids are sent only to an endpoint whose
-    rendering of messages was equal to the prompt ids of a step. `unbounded`: finish reasons of choices that may exceed
-    `max_tokens`.
+    counts, so a response without them is faulty. `sums_usage`: they are those of all choices. `verifies_renderings`: prompt
+    ids are sent only to an endpoint whose rendering of messages was equal to the prompt ids of a step. `unbounded`: finish
+    reasons of choices that may exceed `max_tokens`.
     """
 
     kind: str
     logprobs_mode: str | None
     always_sends_usage: bool
+    sums_usage: bool
     verifies_renderings: bool
     unbounded: frozenset[str]
     shape: StreamShape
@@ -284,8 +286,6 @@ def usage_options(call: EngineCall, *, running: bool) -> Json:
 
     `running`: each event also counts the tokens of its choice. Options that an engine refuses remain unchanged.
     """
-    if call.traits.forces_usage:
-        return {}
     stream_options = call.body.get("stream_options")
     options = {} if stream_options is None else stream_options
     if not is_on(call.body.get("stream")) or not isinstance(options, dict):

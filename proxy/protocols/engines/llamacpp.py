@@ -42,6 +42,7 @@ class Llamacpp:
     logprobs_mode: str | None = "raw_logprobs"  # the same number at temperature 0 and 0.8
     unbounded: frozenset[str] = frozenset()
     always_sends_usage = True
+    sums_usage = False
     verifies_renderings = False
     shape = StreamShape(
         head=frozenset({"created", "id", "model", "system_fingerprint", "object"}),

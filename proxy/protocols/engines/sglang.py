@@ -59,6 +59,7 @@ class Sglang:
     # log_softmax of logits / temperature, after penalties and bias, before top-k and top-p (layers/sampler.py:208-331).
     logprobs_mode: str | None = "after_temperature_logprobs"
     always_sends_usage = True
+    sums_usage = True
     verifies_renderings = True  # token-in was read in 0.5.23, not run
     # Its serving code returned 31 tokens with a limit of 24 (with a faked scheduler); not verified on a running server.
     unbounded = frozenset({"tool_calls"})
@@ -98,7 +99,7 @@ class Sglang:
         rules = StripRules(
             logprobs="logprobs" in fields,
             empty_deltas=streamed and not requested.logprobs,
-            usage=bool(options) and not requested.usage,
+            usage=bool(options) and not requested.usage and not call.traits.forces_usage,
             keys=frozenset(key for flag in missing for key in _BROUGHT[flag]) - kept,
         )
         # Framed ids arrive in a separate event, which can be dropped as a whole, unless the client reads it itself.

@@ -29,6 +29,7 @@ class TextOnly:
     logprobs_mode: str | None = None  # unknown
     unbounded: frozenset[str] = frozenset()
     always_sends_usage = False
+    sums_usage = True
     verifies_renderings = False
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model", "system_fingerprint"}),

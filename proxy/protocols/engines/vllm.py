@@ -56,10 +56,21 @@ def inject_generate(call: EngineCall) -> Injection:
     rules = StripRules(
         token_ids="return_token_ids" in fields,
         logprobs="sampling_params" in fields,
-        usage=bool(options) and not call.response_options.usage,
-        running_usage=is_on(options.get("continuous_usage_stats")) and not has_running_usage(body),
+        usage=_strips_usage(call, options),
+        running_usage=_strips_running_usage(call, options),
     )
     return Injection(fields, rules, ("forced_tokens",) if forced else ())
+
+
+def _strips_usage(call: EngineCall, options: Json) -> bool:
+    """Return whether to strip the usage event that these injected `stream_options` add: not if the server always sends it."""
+    return bool(options) and not call.response_options.usage and not call.traits.forces_usage
+
+
+def _strips_running_usage(call: EngineCall, options: Json) -> bool:
+    """Return whether to strip the usage of the other events."""
+    is_added = is_on(options.get("continuous_usage_stats")) and not has_running_usage(call.body)
+    return is_added and not call.traits.forces_usage
 
 
 def strip_generate(response: Json, rules: StripRules) -> Json:
@@ -141,6 +152,7 @@ class Vllm:
     logprobs_mode: str | None = "raw_logprobs"
     unbounded: frozenset[str] = frozenset()
     always_sends_usage = True
+    sums_usage = True
     verifies_renderings = False
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model"}),
@@ -184,8 +196,8 @@ class Vllm:
             # If the client requests either, vLLM itself sends the events with an empty delta.
             empty_deltas=dialect == "chat" and not requested.token_ids and not requested.logprobs,
             reasoning=withheld,
-            usage=bool(options) and not requested.usage,
-            running_usage=is_on(options.get("continuous_usage_stats")) and not has_running_usage(body),
+            usage=_strips_usage(call, options),
+            running_usage=_strips_running_usage(call, options),
         )
         return Injection(fields, rules, problems)
 

@@ -30,6 +30,53 @@ async def test_other_ids_than_were_sent_flag_the_step(store, stream):
     assert {"continued": 2, "refused:returned_ids": 2} == counts
 
 
+async def test_one_rollout_with_other_ids_does_not_end_the_continuation_of_others(store):
+    """Three do, if no call got the ids that it sent meanwhile."""
+    async with served(store) as proxy:
+        agents = [proxy.agent(f"r{number}") for number in range(5)]
+        for agent in agents:
+            await agent.turn()
+        found = []
+        for number, agent in enumerate(agents):
+            proxy.engine.options.faults.prompt_ids = "changed" if number < 3 else None
+            await agent.turn()
+            found.append(continuations(await proxy.steps(f"r{number}"))[-1])
+
+    assert ["sent", "sent", "sent", "returned_ids", "returned_ids"] == found
+
+
+async def test_a_call_that_got_its_ids_keeps_three_others_from_ending_the_continuation(store):
+    async with served(store) as proxy:
+        agents = [proxy.agent(f"r{number}") for number in range(5)]
+        for agent in agents:
+            await agent.turn()
+        found = []
+        for number, agent in enumerate(agents):
+            proxy.engine.options.faults.prompt_ids = "changed" if 0 < number < 4 else None
+            await agent.turn()
+            found.append(continuations(await proxy.steps(f"r{number}"))[-1])
+
+    assert ["sent"] * 5 == found
+
+
+@pytest.mark.parametrize("field", ["image_url", "video_url", "audio_url", "input_audio", "image_embeds", "file"])
+async def test_a_text_part_with_the_field_of_a_medium_is_not_continued(store, field):
+    """Also if it is null: vLLM ignores prompt ids then. No step is flagged, and other rollouts are continued."""
+    async with served(store) as proxy:
+        dumping, other = proxy.agent("r1"), proxy.agent("r2")
+        await dumping.turn()
+        await other.turn()
+        text = dumping.messages[0]["content"]
+        dumping.messages.append({"role": "user", "content": [{"type": "text", "text": text, field: None}]})
+        await dumping.call()
+        await other.turn()
+        steps, others = await proxy.steps("r1"), await proxy.steps("r2")
+
+    assert [None, "content"] == continuations(steps)
+    assert [None, "sent"] == continuations(others)
+    assert [True, True] == [step.exact for step in steps]
+
+
 async def test_ids_that_are_ignored_flag_the_step(store):
     """The engine renders the messages instead; that prompt is recorded."""
     async with served(store) as proxy:

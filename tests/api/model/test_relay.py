@@ -625,15 +625,39 @@ async def test_the_models_of_an_engine_are_requested_once_for_an_unlisted_model(
     assert probes == engine.probes
 
 
-async def test_that_an_engine_always_sends_usage_is_remembered(store, engine, http):
-    """Later streams of several choices do not request usage."""
-    engine.plays(load("forced_usage/si3_utf8_stream"))
+async def test_a_stream_with_usage_beside_a_choice_does_not_end_the_check_of_counts(store, engine, http):
+    """Usage is requested of every stream; a later one that lost an event is flagged, also of the same rollout."""
+    events_of = events(STREAM.response)
+    lost = b"".join([*events_of[:3], *events_of[4:]])
     async with proxying(engine.url, store) as served:
-        for _ in range(2):
+        for response_bytes in (load("forced_usage/si3_utf8_stream").response, lost):
+            engine.streams([response_bytes], then="end")
             async with http.post(served.url + CHAT, json=BODY | {"stream": True}) as response:
                 await response.read()
+    steps = await stored_steps(store, "r1")
 
-    assert [True, False] == ["stream_options" in body for body in engine.requests]
+    assert [True, True] == ["stream_options" in body for body in engine.requests]
+    assert ["completion_count"] == list(steps[1].problems)
+
+
+async def test_usage_that_three_rollouts_saw_in_each_event_is_not_stripped(store, engine, http):
+    """A stream of several choices then shows its client what the server sends anyway; two rollouts are not enough."""
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": None}
+    counted = b"data: " + orjson.dumps({"id": "c", "choices": [choice], "usage": usage}) + b"\n\n"
+    shown = []
+    async with proxying(engine.url, store) as served:
+        for rollout in ("a", "b", "c"):
+            path = f"{served.url}/rollouts/{rollout}/v1/chat/completions"
+            engine.streams([load("forced_usage/si3_utf8_stream").response], then="end")
+            async with http.post(path, json=BODY | {"stream": True}) as response:
+                await response.read()
+            engine.streams([counted], then="end")
+            path = f"{served.url}/rollouts/new-{rollout}/v1/chat/completions"
+            async with http.post(path, json=BODY | {"stream": True, "n": 2}) as response:
+                shown.append(b"usage" in await response.read())
+
+    assert [False, False, True] == shown
 
 
 async def test_parallel_calls_store_one_step_each(store, engine, http):

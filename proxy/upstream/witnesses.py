@@ -1,0 +1,95 @@
+"""What calls show about an endpoint, believed for all calls only if several rollouts show it and none shows the opposite.
+
+One call decides for the later calls of its own rollout. An agent whose requests or responses are unusual therefore changes
+nothing for others, and everything is forgotten with time: the engine may have been changed.
+"""
+
+import time
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+ENOUGH: Final = 3  # rollouts
+FORGET_S: Final = 600
+_MAX_WITNESSES: Final = 1024
+
+
+class Recent(Generic[T]):
+    """Values that are forgotten after `FORGET_S`, or if there are too many."""
+
+    def __init__(self, max_values: int = _MAX_WITNESSES, now: Callable[[], float] = time.monotonic) -> None:
+        self._max_values = max_values
+        self._now = now
+        self._values: dict[Hashable, tuple[float, T]] = {}  # in the order of their times
+
+    def __len__(self) -> int:
+        self._forget_old()
+        return len(self._values)
+
+    def get(self, key: Hashable) -> T | None:
+        """Return the value of a key; None if there is none."""
+        found = self._values.get(key)
+        return None if found is None or self._now() - found[0] >= FORGET_S else found[1]
+
+    def put(self, key: Hashable, value: T) -> None:
+        """Keep a value, instead of the oldest one if there are too many."""
+        self._values.pop(key, None)
+        self._values[key] = (self._now(), value)
+        if len(self._values) > self._max_values:
+            del self._values[next(iter(self._values))]
+
+    def last(self) -> T | None:
+        """Return the newest value."""
+        self._forget_old()
+        return next(reversed(self._values.values()))[1] if self._values else None
+
+    def forget(self) -> None:
+        """Forget all values: the engine may have been restarted."""
+        self._values.clear()
+
+    def _forget_old(self) -> None:
+        oldest = self._now() - FORGET_S
+        while self._values and next(iter(self._values.values()))[0] <= oldest:
+            del self._values[next(iter(self._values))]
+
+
+class Finding(Generic[T]):
+    """Something that calls show about an endpoint, such as that it accepts no prompt ids, with the reason.
+
+    It holds for the rollouts of these calls, and for all rollouts once `ENOUGH` of them have shown it within `FORGET_S` and no
+    call has shown the opposite.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._shown = Recent[T](now=now)
+        self._opposed: float | None = None  # when a call showed the opposite
+
+    def __repr__(self) -> str:
+        return f"<Finding of {len(self._shown)} rollouts>"
+
+    def show(self, rollout_id: str, what: T) -> bool:
+        """Note what a call of a rollout has shown; return whether it now holds for all rollouts, and did not before."""
+        held = self._holds()
+        self._shown.put(rollout_id, what)
+        return self._holds() and not held
+
+    def oppose(self) -> None:
+        """Note that a call has shown the opposite."""
+        self._opposed = self._now()
+
+    def for_rollout(self, rollout_id: str) -> T | None:
+        """Return what holds for the calls of a rollout; None if it does not."""
+        own = self._shown.get(rollout_id)
+        return self._shown.last() if own is None and self._holds() else own
+
+    def forget(self) -> None:
+        """Forget everything: the engine may have been restarted."""
+        self._shown.forget()
+        self._opposed = None
+
+    def _holds(self) -> bool:
+        if self._opposed is not None and self._now() - self._opposed < FORGET_S:
+            return False
+        return len(self._shown) >= ENOUGH
