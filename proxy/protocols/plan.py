@@ -9,17 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions, wants_usage
+from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions, requested_usage
 from proxy.protocols.dialects.translation import Translator
-from proxy.protocols.engines.base import (
-    Engine,
-    EngineCall,
-    Injection,
-    Json,
-    LogprobsLevel,
-    Traits,
-    has_running_usage,
-)
+from proxy.protocols.engines.base import Engine, EngineCall, Injection, Json, LogprobsLevel, Traits
 from proxy.protocols.engines.quirks import Framing, Streaming, applicable, choose_framing
 from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
@@ -159,7 +151,6 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     call = replace(call, body=_without(call.body, removed)) if removed else call
     sent_body = {**call.body, **(injection := engine.inject(call)).fields}
     model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
-    renamed = model_asked if model_asked != model_served else None
     return Plan(
         step_id=step_id,
         rollout_id=rollout_id,
@@ -171,7 +162,7 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         request=body,
         body=sent_body,
         sent={"set": _changed(body, {**fields, **injection.fields}), "unset": sorted(unset | (removed & body.keys()))},
-        view=_view(dialect, engine, injection, call.response_options, options, sent_body, renamed, framing),
+        view=_view(dialect, engine, injection, call.response_options, options, body, sent_body, framing),
         model_asked=model_asked,
         model_served=model_served,
         sampling=_sampling(dialect, sent_body, engine, call.traits, logprobs_mode or engine.logprobs_mode),
@@ -226,20 +217,22 @@ def _view(  # noqa: PLR0917 - the values of a plan that the client's view depend
     injection: Injection,
     response_options: ResponseOptions,
     options: CallOptions,
+    body: Json,
     sent_body: Json,
-    renamed: str | None,
     framing: Framing,
 ) -> ClientView:
+    model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
+    is_counted, are_choices_counted = requested_usage(sent_body)
     return ClientView(
         dialect,
         engine,
         injection.strip_rules,
         response_options.choices,
-        model=renamed,
+        model=model_asked if model_asked != model_served else None,
         replay=framing == "replay",
         usage=response_options.usage,
-        is_counted=wants_usage(sent_body),
-        are_choices_counted=has_running_usage(sent_body),
+        is_counted=is_counted,
+        are_choices_counted=are_choices_counted,
         tokens=options.tokens,
     )
 

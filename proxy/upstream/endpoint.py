@@ -262,7 +262,7 @@ class Endpoint:
     def known(self, rollout_id: str = "") -> Traits:
         """Return the traits of the engine, as configured or else as detected, with what calls of this rollout have shown."""
         has_parser = self.traits.has_parser if self.traits else None
-        forces_usage = self.forces_usage.for_rollout(rollout_id) is not None
+        forces_usage = self.forces_usage.is_open and self.forces_usage.for_rollout(rollout_id) is not None
         return Traits(self.engine.kind, self.version, has_parser, forces_usage, self.sampling_defaults)
 
     def forget(self) -> None:

@@ -58,19 +58,21 @@ class Finding(Generic[T]):
     """Something that calls show about an endpoint, such as that it accepts no prompt ids, with the reason.
 
     It holds for the rollouts of these calls, and for all rollouts once `ENOUGH` of them have shown it within `FORGET_S` and no
-    call has shown the opposite.
+    call has shown the opposite. `is_open`: whether any call has shown it; without one nothing holds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._shown = Recent[T](now=now)
         self._opposed: float | None = None  # when a call showed the opposite
+        self.is_open = False
 
     def __repr__(self) -> str:
         return f"<Finding of {len(self._shown)} rollouts>"
 
     def show(self, rollout_id: str, what: T) -> bool:
         """Note what a call of a rollout has shown; return whether it now holds for all rollouts, and did not before."""
+        self.is_open = True
         held = self._holds()
         self._shown.put(rollout_id, what)
         return self._holds() and not held
@@ -87,7 +89,7 @@ class Finding(Generic[T]):
     def forget(self) -> None:
         """Forget everything: the engine may have been restarted."""
         self._shown.forget()
-        self._opposed = None
+        self._opposed, self.is_open = None, False
 
     def _holds(self) -> bool:
         if self._opposed is not None and self._now() - self._opposed < FORGET_S:

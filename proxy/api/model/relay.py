@@ -297,11 +297,10 @@ async def _read_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
 
 async def _follow_up(context: Context, call: CallState, exchange: Exchange) -> None:
     """Request from the engine what its response lacks. Without a result, the step has a problem."""
-    if (forces_usage := exchange.forces_usage) is not None:
-        if forces_usage:
-            call.endpoint.forces_usage.show(call.plan.rollout_id, what=True)
-        else:
-            call.endpoint.forces_usage.oppose()
+    if exchange.forces_usage:
+        call.endpoint.forces_usage.show(call.plan.rollout_id, what=True)
+    elif call.endpoint.forces_usage.is_open and exchange.forces_usage is False:
+        call.endpoint.forces_usage.oppose()
     model, request = await _in_thread_if_large(call.body_bytes, exchange.missing)
     if model is not None:
         exchange.served_models = await context.upstream.served_models(call.endpoint, model)

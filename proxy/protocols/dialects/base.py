@@ -82,8 +82,15 @@ def sample_count(body: Mapping[str, Any]) -> int | None:
 
 def wants_usage(body: Mapping[str, Any]) -> bool:
     """Return whether the client requests usage in its stream."""
+    return requested_usage(body)[0]
+
+
+def requested_usage(body: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return whether a stream was requested with usage, and with usage in each event."""
     options = body.get("stream_options")
-    return isinstance(options, dict) and is_on(options.get("include_usage"))
+    if not isinstance(options, dict) or not is_on(options.get("include_usage")):
+        return False, False
+    return True, is_on(options.get("continuous_usage_stats"))
 
 
 def openai_error(error: ProxyError) -> bytes:

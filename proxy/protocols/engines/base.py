@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on
+from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, requested_usage
 
 Json = dict[str, Any]
 
@@ -299,8 +299,7 @@ def usage_options(call: EngineCall, *, running: bool) -> Json:
 
 def has_running_usage(body: Mapping[str, Any]) -> bool:
     """Return whether a client requests usage on each event: `continuous_usage_stats` has no effect without `include_usage`."""
-    options = body.get("stream_options")
-    return isinstance(options, dict) and all(map(is_on, map(options.get, ("include_usage", "continuous_usage_stats"))))
+    return requested_usage(body)[1]
 
 
 def _is_boolean(value: Any) -> bool:

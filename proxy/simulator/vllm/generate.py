@@ -98,7 +98,9 @@ class GenerateResponse:
         """Return the chunk of one token; the first chunk of the stream has the prompt's ids."""
         first = not any(self._ids)
         self._ids[index].append(token.id)
-        chunk: JsonObject = {"request_id": self.head.id, "usage": None}
+        counted = {"prompt_tokens_details": None, "completion_tokens_details": None}
+        count = usage(len(self.fields.token_ids), len(self._ids[index]), **counted)
+        chunk: JsonObject = {"request_id": self.head.id, "usage": count if self.common.continuous_usage else None}
         if first and self.fields.return_token_ids:
             chunk["prompt_token_ids"] = self.fields.token_ids
         choice = self._choice(index, [token], self._ids[index])

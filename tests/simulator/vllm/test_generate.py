@@ -123,3 +123,13 @@ async def test_invalid_requests_are_errors(engine, body):
     async with engine.client.post(PATH, json=body) as response:
         assert response.status == 400
         assert (await response.json())["error"]["message"]
+
+
+async def test_usage_can_be_in_each_chunk(start):
+    """With continuous_usage_stats each chunk has the number of tokens of its choice so far."""
+    engine = await start(TINY)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    sampling = {"max_tokens": 3, "seed": 1, "ignore_eos": True}
+    chunks = await engine.stream(PATH, token_ids=PROMPT, sampling_params=sampling, stream_options=options)
+
+    assert [1, 2, 3, 3] == [chunk["usage"]["completion_tokens"] for chunk in chunks]
