@@ -35,8 +35,8 @@ def as_recorded(monkeypatch):
     """Omit what is newer than the files: fields of rows, claims, rollouts and trees, rewards by token of `verl_dataproto`, null
     rewards of `verifiers`.
 
-    Of Arrow and Parquet, the columns of images and epochs. The recorded engines do not count each of several choices, although it
-    was requested, which is a flag since then.
+    Of Arrow and Parquet, the columns of images and epochs. The recorded engines do not count each of several choices, although
+    it was requested, which is a flag since then.
     """
     monkeypatch.setattr(Chunks, "is_counted", True)
     about = ExportQuery.about

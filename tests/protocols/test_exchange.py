@@ -350,3 +350,27 @@ def test_the_responses_content_type_decides_the_framing(status, content_type, ex
     view = ClientView(DIALECTS["/v1/chat/completions"], ENGINES["vllm"], StripRules(), 1)
 
     assert expected is type(response_stream_for(status, content_type, view))
+
+
+@pytest.mark.parametrize("size", [1000, 2**18 + 1000])
+def test_a_long_incomplete_body_or_event_is_not_parsed_when_a_call_ends_early(size):
+    """It would block the event loop; a short one is parsed as far as it goes."""
+    whole, stream = load("chat_ids_lp"), load("chat_ids_lp_stream")
+    padded = orjson.dumps(orjson.loads(whole.response) | {"padding": "x" * size})
+    first, second, *_ = stream.response.split(b"\n\n")
+    cut = first + b"\n\n" + b": " + b"x" * size + b"\n" + second
+    found = []
+    for cassette, response in ((whole, padded), (stream, cut)):
+        exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
+        exchange.feed(response)
+        step = exchange.abort("client_gone", Timing(received=1.0), delivered=False).step
+        found.append((step.status, step.sampled > 0))
+
+    assert [("partial", size < 2**18)] * 2 == found
+
+
+def test_a_part_without_an_image_makes_no_call_with_images():
+    """Clients that dump all fields send a null."""
+    parts = [{"type": "text", "text": "hi", "image_url": None}]
+
+    assert {} == plan_of("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]}).extra
