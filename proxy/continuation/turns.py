@@ -160,12 +160,14 @@ class Turns:
                 self.calls |= calls
                 self.size += _size_of_calls(calls)
         before, parent, rendering = self._continued(step)
+        options = options_of(step.body) if step.choices else b""
         prompts = [prompt if isinstance(prompt, array) else prompt[:] for prompt in step.prompts]
         for choice in step.choices:
             answer = answers.get(choice.index, {})
             turn = _turn(step, index, place, choice, answer, prompts, parent, rendering)
             if turn is None:
                 continue
+            turn.options = options  # once for all choices: tools may be long
             if text is None:
                 self.conversations.add(turn, before)
             else:
@@ -307,7 +309,7 @@ def _turn(  # noqa: PLR0917 - the parts of a turn
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
         client_stops=frozenset([stop for stop in stops if type(stop) is int]) if isinstance(stops, list) else _NO_STOPS,
-        options=options_of(body),
+        options=b"",
         kind=step.engine.kind,
         model=step.model_served,
         policy=step.policy,

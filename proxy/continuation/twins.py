@@ -52,7 +52,7 @@ def stand_in(reply: Message, word: str) -> Message:
 
 def repeats_a_part(text: str) -> bool:
     """Return whether a rendering of a stand-in contains the word of one of its parts twice."""
-    words = re.findall(rf"\d*{WORD}", text, re.IGNORECASE)
+    words = re.findall(rf"(?<!\d)\d*{WORD}", text, re.IGNORECASE)  # each run of digits is read once
     return len(words) > len(set(words))
 
 

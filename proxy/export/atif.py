@@ -128,9 +128,10 @@ def _refer(told: _Told, facts: RolloutFacts, results: Mapping[tuple[str, str, st
     if found is None:
         return
     prompt = told.conversation.prompt
-    result = next((result for text, result in found.items() if text in prompt), next(iter(found.values())))()
+    result = found.get(prompt.strip())  # one that is the prompt is found without a search for each
+    result = result or next((result for text, result in found.items() if text in prompt), next(iter(found.values())))
     reference = {"trajectory_id": _trajectory_id(facts, told), "session_id": facts.rollout_id}
-    result.setdefault("subagent_trajectory_ref", []).append(reference)
+    result().setdefault("subagent_trajectory_ref", []).append(reference)
 
 
 def _trajectory_id(facts: RolloutFacts, told: _Told) -> str:

@@ -11,15 +11,14 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice, product, takewhile
+from itertools import islice, takewhile
 from mimetypes import guess_type
 from typing import Any, Final, TypeAlias
 
-import orjson
-
 from proxy.trajectory.blocks import count_equal
+from proxy.trajectory.conversation import Digests
 from proxy.trajectory.fidelity import is_unlogged
-from proxy.trajectory.json_bytes import to_json_bytes
+from proxy.trajectory.json_bytes import parse_text, to_json_bytes
 from proxy.trajectory.openings import texts_in
 from proxy.trajectory.step import Choice, Step, answers_of, messages_of
 from proxy.trajectory.threads import title_of
@@ -28,9 +27,10 @@ _SOURCES: Final[Mapping[str, str]] = {"system": "system", "developer": "system",
 _IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 _RESTORED: Final = 16  # replies that are compared with a message
+_CHANGED: Final = 256  # choices whose texts are searched in a changed one
 
 Call: TypeAlias = tuple[Step, Choice]
-_Reply: TypeAlias = tuple[list[Any], Step, Choice, Mapping[str, Any]]  # with the messages before it
+_Reply: TypeAlias = tuple[bytes, Step, Choice, Mapping[str, Any]]  # with the digest of the messages before it
 Result: TypeAlias = Callable[[], dict[str, Any]]  # returns the result, and adds it if the tool has not answered
 
 
@@ -57,6 +57,7 @@ class Conversation:
     _replies: list[tuple[Choice, Mapping[str, Any]]] = field(default_factory=list)  # of the call before
     _callers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # steps that called a tool, by its call ID
     _sampled: defaultdict[Hashable, list[_Reply]] = field(default_factory=partial(defaultdict, list))
+    _digests: Digests = field(default_factory=Digests)
     _kept: set[str] = field(default_factory=set)  # the recorded steps whose replies are entries
     _text: str = ""
 
@@ -83,10 +84,11 @@ class Conversation:
     def add(self, step: Step, choices: Sequence[Choice]) -> None:
         """Add a call and its reply: of several choices the one with which the next call continues, or the first one."""
         answers, messages = answers_of(step), messages_of(step)
+        chain = [b"", *self._digests.chain(messages)]  # of the messages before each index
         if messages:
             at = self._after_reply(messages)
             for index in range(at, len(messages)):
-                if not self._restore(index, messages):
+                if not self._restore(index, messages[index], chain[index]):
                     self._add_message(index, messages[index])
         else:
             self._add_text(step, answers.get(choices[0].index, {}).get("text"))
@@ -95,7 +97,7 @@ class Conversation:
             (choice, _reply_of(answers.get(choice.index, {}), is_chat=bool(messages))) for choice in choices
         ]
         for choice, reply in self._replies:
-            self._sampled[_key(len(messages), reply)].append((messages, step, choice, reply))
+            self._sampled[_key(len(messages), reply)].append((chain[-1], step, choice, reply))
         self._add_sampled(len(messages), step, *self._replies[0])
 
     def results(self) -> dict[tuple[str, str, str], dict[str, Result]]:
@@ -116,18 +118,33 @@ class Conversation:
             return 0
         common = count_equal(self._messages, list(messages))
         is_whole = common == len(self._messages) < len(messages)
-        for is_same, number in product((_is_copy, _may_be_copy), range(len(self._replies))) if is_whole else ():
-            if is_same(messages[common], self._replies[number][1]):
-                self._choose(number)
+        by_key: dict[Hashable, int] = {}
+        for number, (_, reply) in enumerate(self._replies):
+            by_key.setdefault(_copy_key(reply), number)
+        if is_whole:
+            chosen = self._copied(messages[common], by_key)
+            if chosen is None:
+                changed = (_may_be_copy(messages[common], reply) for _, reply in self._replies[:_CHANGED])
+                chosen = next((at for at, may_be in enumerate(changed) if may_be), None)
+            if chosen is not None:
+                self._choose(chosen)
                 return common + 1
         for index in range(len(messages) - 1, common - 1, -1):
-            for number, (_, reply) in enumerate(self._replies):
-                if _is_copy(messages[index], reply):
-                    self._choose(number)
-                    self._settled = len(self._entries)  # the history was changed or cut: it is not repeated
-                    return index + 1
+            chosen = self._copied(messages[index], by_key)
+            if chosen is not None:
+                self._choose(chosen)
+                self._settled = len(self._entries)  # the history was changed or cut: it is not repeated
+                return index + 1
         self._abandon(common)
         return common
+
+    def _copied(self, message: Any, by_key: Mapping[Hashable, int]) -> int | None:
+        """Return the number of the reply of the call before that a message is, the first of several; None if it is none."""
+        if _role(message) != "assistant":
+            return None
+        keys = tuple(map(str, _call_ids(message))), _joined(message.get("content"))
+        numbers = sorted(number for key in keys if (number := by_key.get(key)) is not None)
+        return next((number for number in numbers if _is_copy(message, self._replies[number][1])), None)
 
     def _choose(self, number: int) -> None:
         """Replace the reply of the call before by that of another choice of the call."""
@@ -136,14 +153,14 @@ class Conversation:
             assert step is not None
             self._add_sampled(len(self._messages), step, *self._replies[number])
 
-    def _restore(self, index: int, messages: list[Any]) -> bool:
+    def _restore(self, index: int, message: Any, before: bytes) -> bool:
         """Add the message with this index as the reply that was sampled after the messages before it; return whether it was.
 
         The agent returns to a conversation that it left, as one that searches a tree, or has equal sub-agents in parallel.
         """
-        found = self._sampled.get(_key(index, messages[index]), ()) if _role(messages[index]) == "assistant" else ()
-        for before, step, choice, reply in islice(found, _RESTORED):
-            if step.step_id not in self._kept and _is_copy(messages[index], reply) and before == messages[:index]:
+        found = self._sampled.get(_key(index, message), ()) if _role(message) == "assistant" else ()
+        for after, step, choice, reply in islice(found, _RESTORED):
+            if after == before and step.step_id not in self._kept and _is_copy(message, reply):
                 self._add_sampled(index, step, choice, reply)
                 return True
         return False
@@ -200,7 +217,11 @@ class Conversation:
 
 def _key(index: int, message: Mapping[str, Any]) -> Hashable:
     """Return what is equal for a reply and its copies: its place, and its tool calls or else its text."""
-    return index, tuple(map(str, _call_ids(message))) or _joined(message.get("content"))
+    return index, _copy_key(message)
+
+
+def _copy_key(message: Mapping[str, Any]) -> Hashable:
+    return tuple(map(str, _call_ids(message))) or _joined(message.get("content"))
 
 
 def _reply_of(answer: Mapping[str, Any], *, is_chat: bool) -> Mapping[str, Any]:
@@ -291,7 +312,7 @@ def _tool_call(number: int, call: Any) -> dict[str, Any]:
     called = called if isinstance(called, dict) else {}
     text = called.get("arguments", called.get("input"))
     try:
-        arguments = orjson.loads(text) if isinstance(text, str) else text
+        arguments = parse_text(text) if isinstance(text, str) else text
     except ValueError:
         arguments = None
     found = {

@@ -270,7 +270,8 @@ class Batched(Listed):
         if any("images" in row for row in rows):
             rows = [{**row, "images": row.get("images", [[]])} for row in rows]
         if len({frozenset(key for key in row if row[key] is not None) for row in rows}) > 1:
-            odd = sorted({key for row in rows for key in row if any(other.get(key) is None for other in rows)})
+            keys = {key for row in rows for key in row}
+            odd = sorted(key for key in keys if any(row.get(key) is None for row in rows))
             kind = MissingAdvantage if odd == ["advantages"] else Inexpressible
             raise kind(
                 f"Format {self.name!r} requires the same fields in all rows; some have no {' and no '.join(odd)}."

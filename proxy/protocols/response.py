@@ -39,7 +39,7 @@ _CUT: Final = "the engine's response ended without its terminal event"
 ABANDONED_BYTES: Final = 2**18  # of an incomplete body or event that is not parsed
 _MIN_EVENTS: Final = 8  # before repetitions are recognized: short replies have few
 _MAX_MISSES: Final = 3  # events of a read that are no repetitions, before the rest of it is taken as a whole
-_MAX_PASSES: Final = 16  # over the rest of a read, each of which copies it
+_LARGE_PART: Final = 8  # repetitions that are less than this part of the rest of a read do not reset the count
 _SHORT_EVENT: Final = (
     1024  # bytes of an incomplete event that may be searched again, and of one whose lists are not parsed apart
 )
@@ -181,26 +181,29 @@ class StreamResponse:
         return b"".join(shown)
 
     def _take_repeated(self, read: bytes, shown: list[bytes]) -> bytes:
-        """Process a read as long as most of its events are repetitions; return the rest of it."""
+        """Process a read as long as most of its events are repetitions; return the rest of it.
+
+        Each round copies the rest of the read, and all but a few rounds take a large part of it: the time is linear in the read.
+        """
         if self._repeated is None and read.count(b"\n\n") <= _MIN_EVENTS:
             return read
-        misses = 0
+        misses = 0 if self._repeated is not None else -_MIN_EVENTS
         pending = self._parser.rest
         if self._repeated is not None and 0 < len(pending) < _SHORT_EVENT and b"\n" in read:
             read = bytes(pending) + read
             pending.clear()
-        for _ in range(_MAX_PASSES):
-            if not read or misses == _MAX_MISSES or self._holding:
-                break
+        while read and misses < _MAX_MISSES and not self._holding:
             if self._repeated is not None and not pending and (taken := self._repeated.take(read)) is not None:
                 shown.append(taken[0])
-                read, misses = taken[1], 0
+                if len(read) - len(taken[1]) >= len(read) // _LARGE_PART:
+                    misses = 0
+                read = taken[1]
                 if not read:
                     break
             end = read.find(b"\n\n") + 2
             if end < 2:
                 break
-            misses += self._repeated is not None
+            misses += 1
             self._take(read[:end], shown)
             read = read[end:]
         return read

@@ -26,6 +26,7 @@ JSON: Final = b"json"
 IMAGE: Final = b"image"  # the data of one image: a chain of one piece
 
 PIECE_BYTES: Final = 1024  # 256 ids
+_SHORT_PIECE: Final = 20  # bytes: no zstd frame saves space
 _LONG_CHAIN_BYTES: Final = 2**16
 _BYTES_PER_PIECE: Final = 100  # an estimate: the objects of a piece and of its name
 RECENT_CHAINS: Final = 64  # cached chains: this many branches can alternate without reading their blocks again
@@ -163,6 +164,8 @@ class BlockWriter:
         return packed
 
     def _flagged(self, piece: bytes) -> tuple[bytes, bytes]:
+        if len(piece) < _SHORT_PIECE:
+            return _PLAIN, piece
         packed = self.compress(piece)
         return (_ZSTD, packed) if len(packed) < len(piece) * 7 // 8 else (_PLAIN, piece)
 

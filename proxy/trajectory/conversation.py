@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from proxy.trajectory.blocks import count_equal
+from proxy.trajectory.json_bytes import parse_text
 
 Change = Literal["reasoning_stripped", "tool_call_rewritten", "whitespace", "edited"]
 
@@ -135,7 +136,7 @@ def canonical_json(text: Any) -> str:
     if not isinstance(text, str):
         return _canonical(text)
     try:
-        return _canonical(json.loads(text) if _LONG_NUMBER.search(text) else orjson.loads(text))  # noqa: TID251
+        return _canonical(parse_text(text, json.loads if _LONG_NUMBER.search(text) else orjson.loads))  # noqa: TID251
     except (ValueError, RecursionError):
         return text
 
@@ -148,7 +149,7 @@ def thinks(message: Any) -> bool:
     """Return whether a reply has reasoning, in a separate field or in its text."""
     if not isinstance(message, dict):
         return False
-    return bool(message.get("reasoning") or message.get("reasoning_content")) or "</think>" in text_of(message)
+    return bool(message.get("reasoning") or message.get("reasoning_content")) or _END_OF_THOUGHTS in text_of(message)
 
 
 def thoughts_of(message: Mapping[str, Any]) -> str:
@@ -199,10 +200,11 @@ def change(reply: Any, sent_back: Any) -> Change | None:
         return "tool_call_rewritten" if same and bare(ours) == bare(theirs) else "edited"
     if ours == theirs:
         return None
+    sent = bare(theirs)
     _, without_thoughts = split_thoughts(ours)
-    if without_thoughts != ours and bare(without_thoughts) == bare(theirs):
+    if without_thoughts != ours and bare(without_thoughts) == sent:
         return "reasoning_stripped"
-    return "whitespace" if bare(ours) == bare(theirs) else "edited"
+    return "whitespace" if bare(ours) == sent else "edited"
 
 
 def _texts(message: Mapping[str, Any]) -> list[list[str]]:

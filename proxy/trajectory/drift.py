@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Final, Literal
 
 from proxy.trajectory.arrays import to_little_endian
@@ -132,10 +132,17 @@ def find_boundaries(tree: Tree) -> list[Boundary]:
         seen.add(node.step.step_id)
         memory, messages = memories[node.step.policy], messages_of(node.step)
         earlier, changed = memory.earlier(messages)
-        if earlier and not any(position in earlier for position in tree.beginnings(node)):
+        if earlier and not _begins_with_one(tree, node, earlier):
             found.append(_boundary(tree, node, next(iter(earlier.values())), changed, messages))
         memory.add(messages, list(_replies(tree, node.step)))
     return found
+
+
+def _begins_with_one(tree: Tree, node: Node, earlier: Mapping[int, Node]) -> bool:
+    """Return whether the prompt of a node begins with the full ids of one of these nodes, which are by `Tree.same`."""
+    shortest = min(other.end for other in earlier.values())
+    longer = takewhile(lambda position: tree.nodes[position].end >= shortest, tree.beginnings(node))
+    return any(position in earlier for position in longer)
 
 
 def explain(
@@ -212,7 +219,8 @@ class _Memory:
         for before, node in reversed(self._recent):
             if 2 < len(before) <= len(messages):
                 pairs = zip(before, messages, strict=False)
-                apart = [pair for pair in pairs if self._digests.of(pair[0]) != self._digests.of(pair[1])]
+                different = (pair for pair in pairs if self._digests.of(pair[0]) != self._digests.of(pair[1]))
+                apart = list(islice(different, 2))
                 if len(apart) == 1 and _role(apart[0][0]) == _role(apart[0][1]):
                     return node
         return None
@@ -230,7 +238,9 @@ def _boundary(tree: Tree, node: Node, before: Node, changed: Change | None, mess
     full = before.prompt + before.choice.ids
     prompt = node.prompt[:]
     index = first_difference(full, prompt)
-    turn = next((turn for turn in tree.path(before) if index < turn.end), before)
+    turn = before
+    while turn.parent is not None and index < tree.nodes[turn.parent].end:
+        turn = tree.nodes[turn.parent]
     position = len(messages_of(turn.step))
     return Boundary(
         step_id=node.step.step_id,

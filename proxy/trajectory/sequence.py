@@ -121,7 +121,7 @@ class Row:
         return self._row(self.ids, self.trained, floats_with_gaps(len(self.ids), self.logged))
 
     def _row(self, token_ids: Any, mask: Any, logprobs: Any) -> dict[str, Any]:
-        steps = {span.step_id for span in self.spans}
+        steps = dict.fromkeys(span.step_id for span in self.spans)
         row = {
             "rollout_id": self.facts.rollout_id,
             "group_id": self.facts.group_id,
@@ -145,9 +145,9 @@ class Row:
         return row if self.thread is None else {**row, "thread": self.thread}
 
 
-def _of_steps(values: Any, steps: set[str]) -> Any:
+def _of_steps(values: Any, steps: Iterable[str]) -> Any:
     """Return values by step id without those of other steps; other values unchanged."""
-    return {step: value for step, value in values.items() if step in steps} if isinstance(values, Mapping) else values
+    return {step: values[step] for step in steps if step in values} if isinstance(values, Mapping) else values
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import orjson
+from proxy.trajectory.json_bytes import parse_text
 
 AGENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SUB_AGENT: Final = "sub-agent:"  # precedes the name of a task, which no header can
@@ -27,8 +27,8 @@ def _codex_agent(request: Mapping[str, Any]) -> str | None:
     if not isinstance(turn, str):
         return None
     try:
-        fields = orjson.loads(turn)
-    except orjson.JSONDecodeError:
+        fields = parse_text(turn)
+    except ValueError:
         return None
     if not isinstance(fields, dict) or fields.get("subagent_kind") != "thread_spawn":
         return None

@@ -3,6 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest
 from itertools import islice
 from typing import Final
 
@@ -13,6 +14,7 @@ from proxy.trajectory.openings import Opening, called_with, replies_of
 _LINE: Final = 16  # characters from which a line identifies a text
 _LINES: Final = 3  # the longest lines of a text, by which it is found in another one
 _SOURCES: Final = 4  # of equal texts, the newest
+_SUMMARIZED: Final = 8  # texts with which a family began, the longest
 _COMPARED: Final = 64  # places at which one conversation repeats a sampled text
 _CHECKED: Final = 256  # lines of sampled texts in one conversation
 
@@ -63,6 +65,7 @@ class Starts:
         self._arguments: defaultdict[str, deque[_Sampled]] = defaultdict(_newest)
         self._lines: defaultdict[str, deque[_Sampled]] = defaultdict(_newest)
         self._family_began: dict[int, int] = {}
+        self._beginnings: dict[tuple[int, int], bool] = {}
         if len(set(self._conversations)) > 1:
             self._search_all()
 
@@ -150,10 +153,17 @@ class Starts:
             may_be = source.first < source.length
         else:
             began_at = self._family_began[family]
-            parts = list(source.parts())
-            may_be = began_at < source_at and not source.tools
-            may_be = may_be and any(text in part for text in self._openings[began_at].parts() for part in parts)
+            may_be = began_at < source_at and not source.tools and self._has_beginning(source_at, began_at)
         return may_be and not any(line in part for part in source.parts())
+
+    def _has_beginning(self, source_at: int, began_at: int) -> bool:
+        """Return whether the first messages of a step have one of the longest texts with which a family began."""
+        key = source_at, began_at
+        if key not in self._beginnings:
+            parts = list(self._openings[source_at].parts())
+            longest = nlargest(_SUMMARIZED, self._openings[began_at].parts(), key=len)
+            self._beginnings[key] = any(text in part for text in longest for part in parts)
+        return self._beginnings[key]
 
 
 def _newest() -> deque[_Sampled]:

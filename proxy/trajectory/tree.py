@@ -13,7 +13,7 @@ Rule 4: nothing is recursive: a rollout may be thousands of steps deep. Nothing 
 """
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise, takewhile
@@ -41,15 +41,15 @@ def earlier_attempts(steps: Iterable[Step]) -> dict[str, str]:
     unpaired = [step for step in ordered if _attempt(step) and step.step_id not in pairs]
     if not unpaired:
         return pairs
-    free: dict[tuple[Any, int], list[Step]] = {}
+    free: defaultdict[tuple[Any, int], deque[Step]] = defaultdict(deque)
     followed = set(pairs.values())
     for step in sorted(ordered, key=lambda step: (arrived(step), step.step_id)):
         if step.step_id not in followed:
-            free.setdefault((step.extra.get("request_key"), _attempt(step)), []).append(step)
+            free[step.extra.get("request_key"), _attempt(step)].append(step)
     for step in unpaired:
         before = free.get((step.extra.get("request_key"), _attempt(step) - 1))
         if before and (len(before) == 1 or not arrived(before[0])):
-            pairs[step.step_id] = before.pop(0).step_id
+            pairs[step.step_id] = before.popleft().step_id
     return pairs
 
 

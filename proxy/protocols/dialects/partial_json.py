@@ -32,7 +32,7 @@ MAX_NUMBER_LENGTH: Final = 100  # characters of a number
 class PartialObject:
     """The parser's state for one object. `broken`: the rest of the text cannot be part of an object."""
 
-    __slots__ = ("_base", "_expects", "_in", "_open", "_safe", "_tail", "broken")
+    __slots__ = ("_base", "_expects", "_in", "_open", "_safe", "_tail", "_white", "broken")
 
     def __init__(self) -> None:
         self.broken = False
@@ -40,19 +40,23 @@ class PartialObject:
         self._in: str | None = None  # within a string: what is expected after it
         self._open: list[str] = []  # the closing brackets of open values
         self._tail = ""  # an incomplete token
+        self._white: list[str] = []  # before the object
         self._base = 0  # offset of the tail in the returned text
         self._safe = 0, "{}"  # the length of the returned text that can be closed, and the text that closes it
 
     def feed(self, piece: str) -> str:
         """Return the new part of the prefix."""
-        if self.broken:
+        if self.broken or not piece:
             return ""
-        text, pos, returned = self._tail + piece, 0, 0 if self._expects == "object" else len(self._tail)
+        if self._expects == "object" and (white := _WHITE.fullmatch(piece)):
+            self._white.append(white[0])  # kept in pieces: a model may sample white space without end
+            return ""
+        text, pos, returned = "".join((*self._white, self._tail, piece)), 0, len(self._tail)
         self._tail = ""
+        self._white.clear()
         while pos < len(text) and not self._is_waiting():
             pos = self._take(text, pos)
-        if self._expects == "object":  # only white space so far
-            self._tail = text[:pos]
+        if self._expects == "object":  # it is broken, or there is nothing yet
             return ""
         self._base += pos - len(self._tail)
         return text[returned:pos]

@@ -14,16 +14,17 @@ import orjson
 from proxy.protocols.dialects.partial_json import MAX_DEPTH, MAX_NUMBER_LENGTH, PartialObject
 from proxy.protocols.dialects.translation import Json
 from proxy.protocols.dialects.validation import refusal
+from proxy.trajectory.json_bytes import parse_text
 
-_LONG_NUMBER: Final = re.compile(rf"[-+.0-9eE]{{{MAX_NUMBER_LENGTH + 1}}}")
+_LONG_NUMBER: Final = re.compile(rf"(?<![-+.0-9eE])[-+.0-9eE]{{{MAX_NUMBER_LENGTH + 1}}}")  # each run is read once
 
 
 def parse_arguments(arguments: str) -> Json:
     """Return the client's object of a sampled text: the values that are complete."""
     if arguments.count("{") + arguments.count("[") <= MAX_DEPTH and not _LONG_NUMBER.search(arguments):
         try:
-            read = orjson.loads(arguments)  # faster, with the same result for what is accepted above
-        except orjson.JSONDecodeError:
+            read = parse_text(arguments)  # faster, with the same result for what is accepted above
+        except ValueError:
             read = None
         if isinstance(read, dict):
             return read
@@ -40,17 +41,26 @@ def serialize(arguments: Json, path: str) -> str:
         raise refusal(path, "is nested too deeply") from None
 
 
-def restored(tool_input: Json, name: str, sampled: Json | None, path: str) -> str:
-    """Return the arguments of a call that was sent back: the sampled text if it is equal, else the serialized object.
+class SampledCalls:
+    """The chat calls of earlier responses by id. The arguments of each are parsed once, however often a body repeats its id."""
 
-    `sampled` is the chat call with this id, if it is known.
-    """
-    function = sampled.get("function") if sampled is not None else None
-    if isinstance(function, Mapping) and function.get("name") == name:
-        arguments = function.get("arguments")
-        if isinstance(arguments, str) and is_same(parse_arguments(arguments), tool_input):
-            return arguments
-    return serialize(tool_input, path)
+    __slots__ = ("_calls", "_parsed")
+
+    def __init__(self, calls: Mapping[str, Json]) -> None:
+        self._calls = calls
+        self._parsed: dict[str, Json] = {}
+
+    def restored(self, tool_input: Json, name: str, call_id: str, path: str) -> str:
+        """Return the arguments of a call that was sent back: the sampled text if it is equal, else the serialized object."""
+        function = self._calls.get(call_id, {}).get("function")
+        if isinstance(function, Mapping) and function.get("name") == name:
+            arguments = function.get("arguments")
+            if isinstance(arguments, str):
+                if call_id not in self._parsed:
+                    self._parsed[call_id] = parse_arguments(arguments)
+                if is_same(self._parsed[call_id], tool_input):
+                    return arguments
+        return serialize(tool_input, path)
 
 
 def call_ids(calls: Sequence[Any], step_id: str, prefix: str = "toolu") -> list[str]:

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.partial_json import PartialObject
 from proxy.protocols.dialects.tool_arguments import (
+    SampledCalls,
     call_ids,
     is_same,
     parse_arguments,
-    restored,
     serialize,
 )
 
@@ -61,21 +61,26 @@ def test_an_object_that_is_nested_too_deeply_is_rejected():
         serialize(deep, "input")
 
 
+def restored(tool_input, name, sampled):
+    """Return the arguments of a call that was sent back, of which this is known."""
+    return SampledCalls({} if sampled is None else {"c1": sampled}).restored(tool_input, name, "c1", "input")
+
+
 @pytest.mark.parametrize(
     "text", ['{"a":1}', '{ "a" : 1.0 }', '{"b": 2, "a": 1}', '{"a": 1', "null", '{"a": "\\u00e9"}']
 )
 def test_unchanged_arguments_get_their_sampled_text(text):
     """Their whitespace is restored, and invalid JSON too."""
-    assert text == restored(orjson.loads(orjson.dumps(parse_arguments(text))), "f", call(text), "input")
+    assert text == restored(orjson.loads(orjson.dumps(parse_arguments(text))), "f", call(text))
 
 
 def test_arguments_that_the_agent_changed_are_serialized():
     """So are those under another name, and those of unknown calls."""
-    assert '{"a": 2}' == restored({"a": 2}, "f", call('{"a":1}'), "input")
-    assert '{"a": 1}' == restored({"a": 1}, "g", call('{"a":1}'), "input")
-    assert '{"a": 1}' == restored({"a": 1}, "f", None, "input")
-    assert '{"a": 1}' == restored({"a": 1}, "f", {"function": {"name": "f", "arguments": {}}}, "input")
-    assert '{"a": 1}' == restored({"a": 1}, "f", {"function": "f"}, "input")
+    assert '{"a": 2}' == restored({"a": 2}, "f", call('{"a":1}'))
+    assert '{"a": 1}' == restored({"a": 1}, "g", call('{"a":1}'))
+    assert '{"a": 1}' == restored({"a": 1}, "f", None)
+    assert '{"a": 1}' == restored({"a": 1}, "f", {"function": {"name": "f", "arguments": {}}})
+    assert '{"a": 1}' == restored({"a": 1}, "f", {"function": "f"})
 
 
 def test_tool_calls_keep_their_ids():

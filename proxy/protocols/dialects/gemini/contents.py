@@ -11,7 +11,7 @@ from proxy.protocols.dialects.gemini.fields import at, objects, optional, requir
 from proxy.protocols.dialects.gemini.function_responses import read_response, tool_messages
 from proxy.protocols.dialects.gemini.media import file_part, inline_part
 from proxy.protocols.dialects.gemini.signatures import NONE, read_signature
-from proxy.protocols.dialects.tool_arguments import restored
+from proxy.protocols.dialects.tool_arguments import SampledCalls
 from proxy.protocols.dialects.translation import Json
 from proxy.protocols.dialects.validation import a_flag, a_text, an_object, refusal
 
@@ -42,11 +42,12 @@ def read_contents(body: Mapping[str, Any], thought: str, sampled: Mapping[str, J
     if not contents:
         raise refusal("contents", "must have at least one content")
     messages: list[Json] = []
+    known = SampledCalls(sampled)
     calls: Sequence[Json] = ()
     for role, run in groupby(contents, lambda content: content[0]):
         turn = list(run)
         if role == "model":
-            messages.append(_model_message(turn, thought, sampled, len(messages)))
+            messages.append(_model_message(turn, thought, known, len(messages)))
             calls = messages[-1].get("tool_calls") or ()
         else:
             messages += _user_messages(turn, calls)
@@ -142,7 +143,7 @@ def _named(kind: str | None) -> str:
     return "a thought" if kind == "text" else kind
 
 
-def _model_message(turn: Sequence[Content], thought: str, sampled: Mapping[str, Json], number: int) -> Json:
+def _model_message(turn: Sequence[Content], thought: str, sampled: SampledCalls, number: int) -> Json:
     """Return the message of adjacent contents of the model; `number` is its index.
 
     Its texts are joined without a separator: they are pieces of one sampled text. Reasoning that the client does not send back
@@ -176,8 +177,8 @@ def _model_message(turn: Sequence[Content], thought: str, sampled: Mapping[str, 
     return message
 
 
-def _call(call: Json, unnamed: str, sampled: Mapping[str, Json], path: str) -> Json:
+def _call(call: Json, unnamed: str, sampled: SampledCalls, path: str) -> Json:
     name = required(a_text, call, "name", path)
     call_id = optional(a_text, call, "id", path) or unnamed
-    arguments = restored(optional(an_object, call, "args", path) or {}, name, sampled.get(call_id), f"{path}.args")
+    arguments = sampled.restored(optional(an_object, call, "args", path) or {}, name, call_id, f"{path}.args")
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

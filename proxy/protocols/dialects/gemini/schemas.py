@@ -7,6 +7,7 @@ from proxy.protocols.dialects.gemini.fields import snake_case, texts
 from proxy.protocols.dialects.translation import Json
 from proxy.protocols.dialects.validation import a_flag, a_list, a_text, an_object, refusal
 
+_MAX_PATH: Final = 200  # characters, of which the names are those of the client
 _COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
@@ -17,7 +18,7 @@ def json_schema(value: Any, path: str) -> Json:
     for name, inner in given.items():
         if name in _READERS:
             field, read = _READERS[name]
-            schema[field] = read(inner, f"{path}.{name}")
+            schema[field] = read(inner, _within(path, name))
         elif name == "example":
             schema["examples"] = [inner]
         elif name not in {"nullable", "propertyOrdering"} and (name, inner) != _ENUM_FORMAT:
@@ -55,7 +56,12 @@ def _schemas(value: Any, path: str) -> list[Json]:
 
 
 def _named(value: Any, path: str) -> Json:
-    return {name: json_schema(inner, f"{path}.{name}") for name, inner in an_object(value, path).items()}
+    return {name: json_schema(inner, _within(path, name)) for name, inner in an_object(value, path).items()}
+
+
+def _within(path: str, name: str) -> str:
+    """Return the path of a field; a long one ends where it is long, or the paths of many fields would fill the memory."""
+    return path if len(path) > _MAX_PATH else f"{path}.{name[:_MAX_PATH]}"
 
 
 def _additional(value: Any, path: str) -> Any:

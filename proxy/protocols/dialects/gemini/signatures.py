@@ -12,6 +12,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.protocols.dialects.validation import a_text
+from proxy.trajectory.json_bytes import parse_text
 
 _MARK: Final = b"tokentape"  # nine bytes: twelve characters of base64
 _MARK_TEXT: Final = b64encode(_MARK).decode()
@@ -46,7 +47,7 @@ def read_signature(value: Any, path: str) -> Signature:
         return NONE
     try:
         text = text.replace("-", "+").replace("_", "/")
-        fields = orjson.loads(b64decode(text + "=" * (-len(text) % 4), validate=True)[len(_MARK) :])
+        fields = parse_text(b64decode(text + "=" * (-len(text) % 4), validate=True)[len(_MARK) :].decode())
     except (binascii.Error, ValueError):
         return NONE
     if not isinstance(fields, dict):

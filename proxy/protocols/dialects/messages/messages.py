@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final
 
-from proxy.protocols.dialects.tool_arguments import restored
+from proxy.protocols.dialects.tool_arguments import SampledCalls
 from proxy.protocols.dialects.translation import Json, TranslationOptions
 from proxy.protocols.dialects.validation import a_flag, a_list, a_text, an_object, one_of, refusal
 
@@ -121,7 +121,10 @@ def read_conversation(body: Mapping[str, Any], options: TranslationOptions, samp
 
     If the engine's template accepts system messages only at the beginning, all of them are merged into one there.
     """
-    messages = [*_first(body.get("system"), options.system_joint), *_turns(body.get("messages"), options, sampled)]
+    messages = [
+        *_first(body.get("system"), options.system_joint),
+        *_turns(body.get("messages"), options, SampledCalls(sampled)),
+    ]
     systems = [message["content"] for message in messages if message["role"] == "system"]
     if not options.merges_systems or not systems:
         return messages
@@ -138,7 +141,7 @@ def _first(system: Any, joint: str) -> list[Json]:
     return _system(blocks_from(system, "system"), joint)
 
 
-def _turns(entries: Any, options: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
+def _turns(entries: Any, options: TranslationOptions, sampled: SampledCalls) -> list[Json]:
     if not a_list(entries, "messages"):
         raise refusal("messages", "must have at least one entry")
     messages: list[Json] = []
@@ -177,7 +180,7 @@ def _user(blocks: Blocks, *, is_string: bool) -> list[Json]:
     return [*messages, {"role": "user", "content": chat_content(parts)}] if parts else messages
 
 
-def _reply(blocks: Blocks, thought: str, sampled: Mapping[str, Json]) -> Json:
+def _reply(blocks: Blocks, thought: str, sampled: SampledCalls) -> Json:
     """Return the message of an assistant turn. Without a text block, its content is null, as engines return it."""
     thoughts: list[str] = []
     calls: list[Json] = []
@@ -206,24 +209,25 @@ def _assistant_content(blocks: Blocks) -> str | list[Json] | None:
     so they were sampled as one text, and a separator would be text that was never sampled.
     """
     found = False
-    parts: list[str] = []
+    parts: list[list[str]] = []  # the pieces of each
     for is_text, run in groupby(blocks, lambda entry: entry[1]["type"] == "text"):
         if not is_text:
             continue
         texts = [a_text(block.get("text"), f"{path}.text") for path, block in run]
         found, texts = True, [text for text in texts if text]
         if parts and texts:
-            parts[-1] += texts.pop(0)
-        parts += texts
+            parts[-1].append(texts[0])
+            texts = texts[1:]
+        parts += [[text] for text in texts]
     if not parts:
         return "" if found else None
-    return chat_content([{"type": "text", "text": text} for text in parts])
+    return chat_content([{"type": "text", "text": "".join(pieces)} for pieces in parts])
 
 
-def _call(block: Json, path: str, sampled: Mapping[str, Json]) -> Json:
+def _call(block: Json, path: str, sampled: SampledCalls) -> Json:
     name, call_id = a_text(block.get("name"), f"{path}.name"), a_text(block.get("id"), f"{path}.id")
     tool_input = an_object(block.get("input"), f"{path}.input")
-    arguments = restored(tool_input, name, sampled.get(call_id), f"{path}.input")
+    arguments = sampled.restored(tool_input, name, call_id, f"{path}.input")
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

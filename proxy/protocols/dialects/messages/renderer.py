@@ -38,7 +38,7 @@ class _Call:
     call_id: str | None = None
     name: str | None = None
     arguments: PartialObject = field(default_factory=PartialObject)
-    waiting: str = ""
+    waiting: list[str] = field(default_factory=list)
 
 
 class MessagesRenderer:
@@ -138,7 +138,7 @@ class MessagesRenderer:
         call = self._calls.get(index)
         if call is None:
             call = self._calls[index] = _Call(index)
-        call.waiting += function.get("arguments") or ""
+        call.waiting.append(function.get("arguments") or "")
         if call.block is not None:
             yield from self._feed_arguments(call)
             return
@@ -156,7 +156,8 @@ class MessagesRenderer:
 
     def _feed_arguments(self, call: _Call) -> Iterator[bytes]:
         """Yield the event of the new part of a call's arguments."""
-        partial, call.waiting = call.arguments.feed(call.waiting), ""
+        partial = call.arguments.feed("".join(call.waiting))
+        call.waiting.clear()
         if partial and call.block is not None:
             yield self._delta(call.block, {"type": "input_json_delta", "partial_json": partial})
 

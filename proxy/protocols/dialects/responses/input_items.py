@@ -42,7 +42,7 @@ def read_items(value: object, options: TranslationOptions, resolved: ResolvedRef
         if type(item) is not dict:
             raise wrong(path, "an object", item)
         builder.take(item, path)
-    return builder.messages
+    return builder.finish()
 
 
 def is_unfinished(value: object, messages: Sequence[Json], reasoning_field: str) -> bool:
@@ -88,14 +88,6 @@ def _is_reference(item: Json) -> bool:
     return kind == "item_reference" or (kind is None and "role" not in item and "id" in item)
 
 
-def _restored(sampled: str | None, received: str) -> str:
-    """Return the sampled argument text if the agent's is the same JSON value, else the agent's.
-
-    Key order and spaces make no difference: pydantic-ai 2.68 and LangChain 1.7 reserialize arguments.
-    """
-    return received if sampled is None or canonical_json(sampled) != canonical_json(received) else sampled
-
-
 class _MessageBuilder:
     """Builds chat messages, item by item."""
 
@@ -106,6 +98,10 @@ class _MessageBuilder:
         self._open: Json | None = None  # the assistant message that further items may belong to
         self._open_step: str | None = None
         self._by_step: dict[str, Json] = {}
+        self._pieces: dict[tuple[int, str], list[str]] = {}  # of texts, by the id() of their message and the field
+        self._referred_to: set[str] = set()
+        self._canonical: dict[str, str] = {}  # the sampled arguments of calls, by their id
+        self._inputs: dict[str, str] = {}  # the sampled inputs of custom tools
         self._takes: Mapping[str, Callable[[Json, str], None]] = {
             "message": self._message,
             "agent_message": self._agent_message,
@@ -134,12 +130,19 @@ class _MessageBuilder:
 
     def _referred(self, item: Json, path: str) -> Json:
         name = required(item, "id", str, path)
+        self._refer(name, path)
         found = self._resolved.items.get(name)
         if found is None:
             raise InvalidValue(
                 f"{path}.id names {name[:100]!r}, which is not in any recorded response", param=f"{path}.id"
             )
         return found
+
+    def _refer(self, name: str, path: str) -> None:
+        """Note that an item refers to a recorded one. As at OpenAI, only one may: a short call would become a long prompt."""
+        if name in self._referred_to:
+            raise UnprocessableRequest(f"{path}.id names {name[:100]!r} twice", param=f"{path}.id")
+        self._referred_to.add(name)
 
     def _message(self, item: Json, path: str) -> None:
         role = required(item, "role", str, path)
@@ -152,9 +155,22 @@ class _MessageBuilder:
         text, refusal = read_assistant_content(content, f"{path}.content")
         message = self._assistant("content", optional(item, "id", str, path))
         if text is not None:
-            message["content"] = (message["content"] or "") + text
+            self._add_text(message, "content", text)
         if refusal is not None:
-            message["refusal"] = message.get("refusal", "") + refusal
+            self._add_text(message, "refusal", refusal)
+
+    def _add_text(self, message: Json, field: str, text: str) -> None:
+        """Add a piece to a text of a message; `finish` joins the pieces, as there may be many of one message."""
+        self._pieces.setdefault((id(message), field), []).append(text)
+        message[field] = text
+
+    def finish(self) -> list[Json]:
+        """Return the messages."""
+        for message in self.messages:
+            for field in ("content", "refusal", self._options.thought):
+                if pieces := self._pieces.get((id(message), field)):
+                    message[field] = "".join(pieces)
+        return self.messages
 
     def _agent_message(self, item: Json, path: str) -> None:
         """Add a message between agents of Codex 0.169. Its payload is an argument as it was sampled, not encrypted."""
@@ -172,24 +188,37 @@ class _MessageBuilder:
         reasoning = reasoning_from(item, path)
         # OpenAI stores the text, so LangChain 1.7 sends the id only.
         if reasoning is None and name is not None and name in self._resolved.items:
+            self._refer(name, path)
             reasoning = reasoning_from(self._resolved.items[name], path)
         if reasoning is None:
             return
-        message = self._assistant(self._options.thought, name)
-        message[self._options.thought] = message.get(self._options.thought, "") + reasoning
+        self._add_text(self._assistant(self._options.thought, name), self._options.thought, reasoning)
 
     def _call(self, item: Json, path: str) -> None:
         call_id = required(item, "call_id", str, path)
         name = chat_name(required(item, "name", str, path), optional(item, "namespace", str, path))
         sampled = self._resolved.calls.get(call_id)
         if item.get("type") == "function_call":
-            arguments = _restored(sampled, required(item, "arguments", str, path))
+            arguments = self._restored(call_id, sampled, required(item, "arguments", str, path))
         else:
             text = required(item, "input", str, path)
-            arguments = sampled if sampled is not None and input_from(sampled) == text else arguments_for(text)
+            if sampled is not None and call_id not in self._inputs:
+                self._inputs[call_id] = input_from(sampled)
+            arguments = sampled if sampled is not None and self._inputs[call_id] == text else arguments_for(text)
         message = self._assistant("tool_calls", optional(item, "id", str, path))
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         message.setdefault("tool_calls", []).append(call)
+
+    def _restored(self, call_id: str, sampled: str | None, received: str) -> str:
+        """Return the sampled argument text if the agent's is the same JSON value, else the agent's.
+
+        Key order and spaces make no difference: pydantic-ai 2.68 and LangChain 1.7 reserialize arguments.
+        """
+        if sampled is None or sampled == received:
+            return received
+        if call_id not in self._canonical:
+            self._canonical[call_id] = canonical_json(sampled)
+        return sampled if self._canonical[call_id] == canonical_json(received) else received
 
     def _output(self, item: Json, path: str) -> None:
         call_id = required(item, "call_id", str, path)

@@ -161,9 +161,9 @@ class ResponsesRenderer:
             arguments = orjson.dumps(arguments).decode()
         if index in self._calls:
             return self._calls[index].append(arguments)
-        waiting = self._unnamed.setdefault(index, {"id": None, "arguments": ""})
+        waiting = self._unnamed.setdefault(index, {"id": None, "arguments": []})
         waiting["id"] = call.get("id") or waiting["id"]
-        waiting["arguments"] += arguments
+        waiting["arguments"].append(arguments)
         return self._open_call(index, function["name"]) if function.get("name") else b""
 
     def _open_call(self, index: int, chat: str) -> bytes:
@@ -175,7 +175,7 @@ class ResponsesRenderer:
         events = self._end_open()
         item = self._calls[index] = CallItem(self._events, name, len(self._items), tool, call_id)
         self._held.open_call = index
-        return events + self._begin_item(item) + item.append(waiting["arguments"])
+        return events + self._begin_item(item) + item.append("".join(waiting["arguments"]))
 
     def _begin_missing(self, message: Json) -> bytes:
         """Begin the items that have no events yet: calls without a name, an empty text, the message of an empty response."""
@@ -194,7 +194,7 @@ class ResponsesRenderer:
         status = self._status_of(item)
         if isinstance(item, CallItem):
             return item.end(status)
-        sealed = self._adds_seal and item in self._reasoning
+        sealed = self._adds_seal and bool(self._reasoning) and item is self._reasoning[-1]
         return item.end(status, **({"encrypted_content": seal(item.text_of("reasoning_text"))} if sealed else {}))
 
     def _status_of(self, item: TextItem | CallItem) -> Status:
