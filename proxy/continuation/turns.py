@@ -112,9 +112,10 @@ class Turn:
 class Turns:
     """The turns of one rollout.
 
-    `calls`: the functions of the sampled tool calls, by call id. `size`: the approximate memory in bytes. `indexes`: those of
-    the steps that were added. `stops`: the engine kind, model and id of each stop token that closed a turn. `conversations`:
-    the turns by messages; the memory of the newest messages is not part of `size`. `named`: the turns by step id and choice.
+    `calls`: the functions of the sampled tool calls, by call id. `size`: the approximate memory in bytes; `longest`: that of
+    the longest reply. `indexes`: those of the steps that were added. `stops`: the engine kind, model and id of each stop token
+    that closed a turn. `conversations`: the turns by messages; the memory of the newest messages is not part of `size`.
+    `named`: the turns by step id and choice.
     """
 
     conversations: Conversations[Turn] = field(default_factory=Conversations)
@@ -123,6 +124,7 @@ class Turns:
     stops: set[tuple[str, str | None, int]] = field(default_factory=set)
     calls: dict[str, Message] = field(default_factory=dict)
     size: int = 0
+    longest: int = 0
     named: dict[tuple[str, int], Turn] = field(default_factory=dict)
     _users: dict[int, int] = field(default_factory=dict)  # the number of turns that share an array, by its id()
 
@@ -158,9 +160,11 @@ class Turns:
         for answer in answers.values():
             if calls := calls_by_id(step.step_id, answer.get("message")):
                 self.calls |= calls
-                self.size += _size_of_calls(calls)
+                size = _size_of_calls(calls)
+                self.size += size
+                self.longest = max(self.longest, size)
         before, parent, rendering = self._continued(step)
-        options = options_of(step.body) if step.choices else b""
+        options = options_of(body) if step.choices else b""
         prompts = [prompt if isinstance(prompt, array) else prompt[:] for prompt in step.prompts]
         for choice in step.choices:
             answer = answers.get(choice.index, {})
@@ -175,7 +179,9 @@ class Turns:
                 turn.place, turn.text_start = (len(whole), _digest(whole)), len(text)
                 self.by_text.setdefault(len(whole), {}).setdefault(turn.place[1], []).append(turn)
             self.named[turn.step_id, turn.choice] = turn
-            self.size += _BYTES_PER_TURN + _BYTES_PER_ID * len(turn.ids) + _size_of_texts(turn.reply)
+            texts = _size_of_texts(turn.reply)
+            self.size += _BYTES_PER_TURN + _BYTES_PER_ID * len(turn.ids) + texts
+            self.longest = max(self.longest, texts)
             self._hold(turn.prompt)
             if turn.is_closed and turn.ids:
                 self.stops.add((turn.kind, turn.model, turn.ids[-1]))

@@ -32,7 +32,8 @@ from proxy.rollouts.steps import decode_records
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.conversation import NewestMessages
-from proxy.trajectory.step import Step
+from proxy.trajectory.json_bytes import size_of
+from proxy.trajectory.step import Step, answers_of
 from proxy.trajectory.thread_agents import agent_of
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import BackgroundTasks, in_thread_if, off_loop
@@ -46,11 +47,9 @@ _DELAY_S: Final = 0.1  # between a call and the hashing of its messages
 _PAGE: Final = 200  # records per read from the store
 _LONG_IDS: Final = 2**15  # converting so many ids, or hashing their messages, takes about half a millisecond
 _BYTES_PER_TOKEN: Final = 4  # of text
-_TOKENS_PER_VALUE: Final = 16  # values of JSON take longer than their text
 _BYTES_PER_COMPARISON: Final = 256  # of a body whose reading takes as long as comparing one reply
 _BYTES_PER_ENTRY: Final = 2000  # an estimate: the objects of a rollout without turns
 _NEWEST_BYTES: Final = 2**26  # of the newest long messages, of all rollouts
-_CONTAINERS: Final = (dict, list)
 _MAX_STOPS: Final = 4096
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 
@@ -194,7 +193,7 @@ class PromptContinuation:
             return "store"
         async with entry.lock:
             turns = entry.turns
-            size = body_bytes + _BYTES_PER_COMPARISON * len(turns)
+            size = body_bytes + _BYTES_PER_COMPARISON * len(turns) + turns.longest
             found = await off_loop(size, _search, turns, plan, endpoint.engine.kind, mode)
             if isinstance(found, Ambiguous):
                 try:
@@ -233,7 +232,8 @@ class PromptContinuation:
                 if isinstance(found, Match)
                 else continue_text(found, str(plan.body["prompt"]))
             )
-            return turn, await lookups.run(generator, len(turn.prompt))
+            texts = body_bytes + size_of([turn.reply], _BYTES_PER_TOKEN * _LONG_IDS)
+            return turn, await lookups.run(generator, len(turn.prompt) + len(turn.ids) + texts // _BYTES_PER_TOKEN)
         except (LookupFailed, EngineError) as error:
             LOG.info("Call sent unchanged: %s", error, extra={"fields": {"step_id": plan.step_id}})
             return turn, Continuation(None, lookups.fault or "tokenize")
@@ -363,19 +363,11 @@ def _may_continue(plan: Plan) -> bool:
 
 def _are_short(steps: Sequence[Step]) -> bool:
     """Return whether steps have few tokens, little text and few values, so that adding them takes about a millisecond."""
-    left = _LONG_IDS
-    values: list[Any] = [step.request for step in steps] + [step.sent for step in steps]
-    for step in steps:
-        left -= sum(map(len, step.prompts))
-    while values and left >= 0:
-        value = values.pop()
-        if isinstance(value, str):
-            left -= len(value) // _BYTES_PER_TOKEN
-        elif isinstance(value, _CONTAINERS):
-            left -= _TOKENS_PER_VALUE * len(value)
-            if left >= 0:
-                values.extend(value.values() if isinstance(value, dict) else value)
-    return left >= 0
+    most = _BYTES_PER_TOKEN * (_LONG_IDS - sum(len(ids) for step in steps for ids in step.prompts))
+    values: list[Any] = [value for step in steps for value in (step.request, step.sent)]
+    for step in steps:  # replies without their logprobs
+        values += [answer.get(name) for answer in answers_of(step).values() for name in ("message", "text")]
+    return most >= 0 and size_of(values, most) <= most
 
 
 def _fits(result: Continuation, window: int | None, body: Mapping[str, Any]) -> bool:

@@ -25,6 +25,7 @@ _TOKENS_OF_A_STEP = 1024  # tokens that take as long as a short step as lists of
 _PACKED_TOKENS_OF_A_STEP = 8192  # and as arrays
 _MESSAGES_OF_A_STEP = 64  # messages that do
 _BLOCKS_OF_A_STEP = 16  # blocks that do
+_BYTES_OF_A_STEP = 2**13  # compressed bytes that do
 _SHOWN_THREADS = 20
 
 
@@ -115,7 +116,8 @@ async def _decode(
     def decoded() -> list[Step]:
         return [_read(name, record, reader, start + offset, read, whole=whole) for offset, record in enumerate(records)]
 
-    return await aside(len(records) + reader.count // _BLOCKS_OF_A_STEP, decoded)
+    size = reader.size + sum(map(len, records))
+    return await aside(len(records) + reader.count // _BLOCKS_OF_A_STEP + size // _BYTES_OF_A_STEP, decoded)
 
 
 def _read(name: str, record: bytes, reader: BlockReader, index: int, marks: Marks, *, whole: bool) -> Step:

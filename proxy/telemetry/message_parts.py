@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.trajectory.json_bytes import to_json_bytes
+from proxy.trajectory.json_bytes import size_of, to_json_bytes
 from proxy.trajectory.step import Step, answers_of, messages_of
 
 MAX_TEXT: Final = 16_384  # characters of one text
 MAX_BYTES: Final = 65_536  # of the messages of one attribute
 _MAX_PARTS: Final = 256
+_MAX_TOOLS: Final = 16 * MAX_BYTES  # with the weight of their values: more are certainly too large
 _MAX_URI: Final = 256  # an image as a data URL is longer
 _CUT: Final = "…"
 
@@ -46,6 +47,8 @@ def output_messages(step: Step) -> str | None:
 def tool_definitions(step: Step) -> str | None:
     """Return the definitions of the tools; None if there are none, or if they are too large."""
     tools = step.body.get("tools")
+    if size_of([tools], _MAX_TOOLS) > _MAX_TOOLS:
+        return None
     found = [_tool(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     text = _json(found) if found else None
     return text if text is not None and len(text) <= MAX_BYTES else None

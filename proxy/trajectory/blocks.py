@@ -189,6 +189,11 @@ class BlockReader:
         """The number of blocks."""
         return len(self._blocks)
 
+    @property
+    def size(self) -> int:
+        """The number of bytes of all blocks."""
+        return sum(map(len, self._blocks.values()))
+
     def read(self, kind: bytes, end: bytes) -> tuple[Any, ...]:
         """Return the pieces of the chain with this name: bytes, or parsed messages.
 

@@ -19,6 +19,7 @@ from proxy.trajectory.step import Ids, Step, answers_of, messages_of
 _MAX_WEIGHT: Final = 2**24  # of ids of 4 bytes: 64 MB
 _ENDING_WEIGHT: Final = 256  # of one ending without its ids
 _MAX_PER_ROLLOUT: Final = 16
+_LONGEST: Final = 2**18  # characters of a reply whose digest takes half a millisecond; longer ones are not remembered
 _BEFORE: Final = OPENING + AROUND  # ids of the prompt that a window may contain
 
 
@@ -119,6 +120,8 @@ def _endings_of(step: Step, position: int) -> list[_Ending]:
         offset = max(len(prompt) - _BEFORE, 0)
         ids = prompt[offset:] + choice.ids
         size = _size(message)
+        if size[0] < 0 or sum(size) > _LONGEST:
+            continue
         found.append(_Ending(step.engine.name, position, size, digests.of(message), thinks(message), offset, ids))
     return found
 

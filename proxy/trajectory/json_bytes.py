@@ -4,12 +4,29 @@ orjson (3.11) writes at most 254 levels. A recorded request of that depth is dee
 without this module, one rollout could make an export of all rollouts fail.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import orjson
 
+_CONTAINERS: Final = (dict, list)
+_BYTES_PER_VALUE: Final = 64  # of text, which take as long as one value
 _MAX_VALUES: Final = 2**18  # parsing so many lists takes about 30 ms, during which no other thread runs
+
+
+def size_of(values: Iterable[Any], most: int) -> int:
+    """Return the approximate bytes of JSON values, which take as long to read; above `most` it stops counting."""
+    size = 0
+    pending = list(values)
+    while pending and size <= most:
+        value = pending.pop()
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, _CONTAINERS):
+            size += _BYTES_PER_VALUE * len(value)
+            if size <= most:
+                pending.extend(value.values() if isinstance(value, dict) else value)
+    return size
 
 
 def parse_text(text: str, loads: Callable[[str], Any] = orjson.loads) -> Any:

@@ -15,8 +15,9 @@ from proxy.protocols.engines.tokenizer_api import (
     text_request,
     tokenize_request,
 )
+from proxy.trajectory.json_bytes import size_of
 from proxy.upstream.client import Upstream
-from proxy.upstream.concurrency import in_thread_if, off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, in_thread_if, off_loop
 from proxy.upstream.endpoint import Endpoint
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class PromptLookups:
         self.fault: Reason | None = None
 
     async def run(self, lookups: Generator[Lookup, LookupResult, T], length: int) -> T:
-        """Run a continuation to its result; `length` is the approximate number of ids.
+        """Run a continuation to its result; `length` is the approximate number of ids, of its texts as well.
 
         Raises:
             LookupFailed: The engine could not serve a lookup.
@@ -51,7 +52,8 @@ class PromptLookups:
         """
         result: LookupResult = None
         while True:
-            lookup, value = await in_thread_if(length, _LONG_IDS, _advance, lookups, result)
+            size = length + (0 if result is None else len(result))
+            lookup, value = await in_thread_if(size, _LONG_IDS, _advance, lookups, result)
             if lookup is None:
                 return cast("T", value)
             result = await self.get(lookup)
@@ -80,10 +82,13 @@ class PromptLookups:
             if isinstance(lookup, Render)
             else tokenize_request(kind, self._body, lookup.text)  # type: ignore[union-attr]
         )
-        body = await self._post(request, self._body_bytes)
+        # The replies of the history are those of the engine, which may be longer than what the agent sends back.
+        texts = lookup.messages if isinstance(lookup, Render) else [lookup.text]  # type: ignore[union-attr]
+        body = await self._post(request, self._body_bytes + size_of(texts, LARGE_BYTES))
         if body is None:
             return None
-        ids = await off_loop(self._body_bytes, read_ids, body)
+        tokens = body.get("tokens") if isinstance(body, dict) else None
+        ids = await in_thread_if(len(tokens) if isinstance(tokens, list) else 0, _LONG_IDS, read_ids, body)
         if ids is None:
             raise LookupFailed("the engine returned no token ids for messages")
         if window := read_window(body):

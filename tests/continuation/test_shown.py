@@ -17,8 +17,19 @@ from proxy.continuation.shown import comparable, what_is_missing
         (assistant("<think>Hm</think>Yes"), "Yes<end>", "reasoning_stripped"),
         (assistant("<think>\n\n</think>Yes"), "Yes<end>", None),
         (assistant("Hm</think>Yes"), "Yes<end>", "reasoning_stripped"),
+        (assistant("<think>a</think><think>b</think>Yes"), "<think>a</think><think>b</think>Yes<end>", None),
+        (assistant("<think>a</think><think>b</think>Yes"), "<think>a</think>Yes<end>", "reasoning_stripped"),
+        (assistant("<think>a</think><think>a</think>Yes"), "<think>a</think>Yes<end>", None),
+        (
+            assistant("<think>a</think><think>b</think>Yes"),
+            "<think>b</think><think>a</think>Yes<end>",
+            "reasoning_stripped",
+        ),
+        (assistant("<think>a<think>b</think>Yes"), "<think>b</think>Yes<end>", "reasoning_stripped"),
+        (assistant("<think>Yes"), "<think>Yes<end>", None),
         (assistant(None, tool_calls=[tool_call("{}")] * 2), "<call>add</call><call>add</call>", None),
         (assistant(None, tool_calls=[tool_call("{}")] * 2), "<call>add</call>", "tool_calls_stripped"),
+        (assistant(None, tool_calls=[tool_call("{}"), tool_call("{}", "sub")]), "sub add", "tool_calls_stripped"),
     ],
 )
 def test_a_missing_part_is_named(reply, shown, missing):

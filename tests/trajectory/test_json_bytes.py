@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from proxy.trajectory.json_bytes import to_json_bytes
+from proxy.trajectory.json_bytes import parse_text, size_of, to_json_bytes
 
 
 def nested(depth, inner):
@@ -31,3 +31,32 @@ def test_values_beyond_orjsons_254_levels_are_written(depth):
 def test_a_value_that_is_not_json_raises_type_error():
     with pytest.raises(TypeError):
         to_json_bytes({"a": [object()]})
+
+
+def test_the_json_of_a_text_is_parsed():
+    """Invalid JSON is a ValueError."""
+    assert {"a": [1]} == parse_text('{"a": [1]}')
+    with pytest.raises(ValueError, match="unexpected"):
+        parse_text("{")
+
+
+@pytest.mark.parametrize("value", ["[],", "{},", "1,"])
+def test_a_text_with_very_many_values_is_not_parsed(value):
+    """The limits of a body do not count the values in its texts."""
+    assert 2 == parse_text("[" + value * 100_000 + "2]")[-1]
+    with pytest.raises(ValueError, match="too many values"):
+        parse_text("[" + value * 300_000 + "2]")
+
+
+@pytest.mark.parametrize(
+    ("values", "size"),
+    [([], 0), (["abc"], 3), ([["abc"]], 67), ([{"a": "abc"}], 67), ([1, None], 0), ([["a" * 50, "b" * 50]], 228)],
+)
+def test_the_size_of_values_is_that_of_texts_and_64_bytes_for_each_value(values, size):
+    """It stops at the limit, so that it takes no time for long lists."""
+    assert size == size_of(values, 1000)
+
+
+def test_the_size_of_values_is_not_counted_above_a_limit():
+    """The values in a list that is too long are not visited."""
+    assert 64_000 == size_of([["a" * 100] * 1000], 50)

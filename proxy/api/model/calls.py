@@ -6,7 +6,7 @@ A call that is rejected here is neither sent nor recorded.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
@@ -40,6 +40,7 @@ from proxy.rollouts.prompt_continuation import continuation_mode
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_steps
 from proxy.trajectory.images import IMAGES
+from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.thread_agents import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
@@ -48,6 +49,8 @@ from proxy.upstream.headers import AGENT_HEADER, CONTINUATION_HEADER, ROLLOUT_HE
 from proxy.upstream.image_tokens import with_placeholders
 from proxy.upstream.routing import Failover
 from proxy.upstream.system_messages import with_engine_traits
+
+_MOST_HISTORY: Final = 2**19  # bytes of a history that are counted: so many are processed in threads
 
 
 async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResponse:
@@ -231,6 +234,9 @@ async def _planned(
         adapter = adapter.with_steps(await read_steps(context.store, rollout, whole=False))
     if isinstance(adapter, TranslatedCall):
         adapter = await with_references(context, rollout, replace(adapter, received=call.received))
+        resolved = adapter.resolved
+        history = size_of((resolved.messages, resolved.items, resolved.calls), _MOST_HISTORY)
+        call = replace(call, body_bytes=call.body_bytes + history)
     if adapter is not call.adapter:
         call = replace(call, adapter=adapter)
     planner = CallPlanner(context, call, rollout, policy, attempt)

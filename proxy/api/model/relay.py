@@ -37,8 +37,7 @@ class PromptIdsRejected(Exception):
 
 _BYTES_PER_ID = 7  # in JSON
 _THREAD_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
-_LONG_READ_BYTES = 2**14
-_MANY_LINES = 2**11  # of a read, in events so short that processing them takes milliseconds
+_BYTES_PER_LINE = 128  # whose parsing takes as long as the handling of one line of a stream
 _REJECTED = (400, 404, 422)
 _END_TIMEOUT_S = 0.2  # after [DONE]; uvicorn writes the end of the body at once
 _END_BYTES = 2**16
@@ -98,7 +97,7 @@ async def _outcome(context: Context, call: CallState, client: ClientStream) -> O
     except Exception as error:
         if call.sent is None:
             raise
-        return _failed(call, client, error)
+        return await _failed(call, client, error)
     finally:
         call.exchange = None  # frees the parsed response while the step is stored
 
@@ -125,18 +124,15 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         if not client.body_started and call.failover.can_retry(fault):
             _note_failed(context, call, fault)
             return None
-        return _broken(call, client, call.exchange, fault)
+        return await _broken(call, client, call.exchange, fault)
     except (asyncio.CancelledError, ClientConnectionResetError):
         if call.sent is None:
             raise  # it was queued: nothing was sent to an engine
         # `_exchanged` has closed the engine's connection, on which the engine stops generating.
         exchange = call.exchange or Exchange(call.plan, 0, "")
-        call.step = exchange.abort(
-            call.cut or "the client disconnected",
-            call.timing(),
-            delivered=False,
-            policy_version=call.policy.version.current,
-        ).step
+        reason, version = call.cut or "the client disconnected", call.policy.version.current
+        abort = partial(exchange.abort, reason, call.timing(), delivered=False, policy_version=version)
+        call.step = (await _despite_cancellation(call.body_bytes, abort)).step
         context.recorder.record_detached(call.step, call.incarnation, body_bytes=call.body_bytes)
         raise
     if exchange.prompt is not None:
@@ -265,9 +261,8 @@ async def _stream(
             if call.response_bytes > unweighed:
                 context.memory_limit.receive(call, read, limit_bytes)
             call.body_bytes += len(read)
-            size = exchange.pending + len(read)
-            if len(read) > _LONG_READ_BYTES and read.count(b"\n") > _MANY_LINES:
-                size = max(size, _THREAD_FROM_BYTES + 1)
+            lines = read.count(b"\n") + read.count(b"\r")  # of many short events each takes as long as a longer text
+            size = exchange.pending + len(read) + _BYTES_PER_LINE * lines
             shown = (
                 exchange.feed(read)
                 if size < _THREAD_FROM_BYTES
@@ -306,7 +301,7 @@ async def _follow_up(context: Context, call: CallState, exchange: Exchange) -> N
         exchange.served_models = await context.upstream.served_models(call.endpoint, model)
     if request is None:
         return
-    body = orjson.dumps(request.body)
+    body = await _in_thread_if_large(call.body_bytes, partial(orjson.dumps, request.body))
     try:
         _, exchange.follow_up_response = await context.upstream.post_json(
             call.endpoint, request.path, body, new_connection=True, is_auxiliary=False
@@ -330,12 +325,24 @@ async def _in_thread_if_large(size: int, work: Callable[[], T]) -> T:
         raise
 
 
-def _failed(call: CallState, client: ClientStream, error: Exception) -> Outcome:
+async def _despite_cancellation(size: int, work: Callable[[], T]) -> T:
+    """Run work as `_in_thread_if_large`, and return its result even if the caller is cancelled meanwhile."""
+    if size <= _THREAD_FROM_BYTES:
+        return work()
+    working = asyncio.get_running_loop().create_task(asyncio.to_thread(work))
+    while not working.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([working])
+    return working.result()
+
+
+async def _failed(call: CallState, client: ClientStream, error: Exception) -> Outcome:
     """Return the outcome after an error of TokenTape itself: a partial step with the id of the error, and an error response."""
     plan = call.plan
     fault = internal_error(error, step_id=plan.step_id)
     exchange = call.exchange or Exchange(plan, 0, "")
-    step = exchange.fail(f"internal error {fault.error_id}", call.timing())
+    fail = partial(exchange.fail, f"internal error {fault.error_id}", call.timing())
+    step = await _in_thread_if_large(call.body_bytes, fail)
     body = plan.error_dialect.error(fault)
     if not client.headers_sent:
         client.set_head(fault.status, {"Content-Type": "application/json"})
@@ -348,7 +355,7 @@ def _failed(call: CallState, client: ClientStream, error: Exception) -> Outcome:
         return Outcome(b"", step, broken=True)
 
 
-def _broken(call: CallState, client: ClientStream, exchange: Exchange | None, fault: EngineError) -> Outcome:
+async def _broken(call: CallState, client: ClientStream, exchange: Exchange | None, fault: EngineError) -> Outcome:
     """Return the outcome after the engine was unreachable or disconnected.
 
     A client that has received nothing gets an error response. One that has received a part of the response gets its connection
@@ -357,8 +364,11 @@ def _broken(call: CallState, client: ClientStream, exchange: Exchange | None, fa
     plan = call.plan
     LOG.warning("Engine failed: %s", fault.message, extra={"fields": {"step_id": plan.step_id}})
     error = plan.error_dialect.error(fault.for_agents(f"step {plan.step_id}"))
-    aborted = None if exchange is None else exchange.abort(fault.message, call.timing(), delivered=True)
-    outcome = aborted or _unanswered(call, fault)
+    if exchange is None:
+        outcome = _unanswered(call, fault)
+    else:
+        abort = partial(exchange.abort, fault.message, call.timing(), delivered=True)
+        outcome = await _in_thread_if_large(call.body_bytes, abort)
     if client.only_keepalives_sent:
         return Outcome(plan.error_events(error), outcome.step, broken=False)
     if client.headers_sent:

@@ -93,3 +93,13 @@ def test_a_long_string_is_parsed_once():
     assert all(beginning.feed("ab\\n") == "ab\\n" for _ in range(100_000))
     assert '"}' == beginning.feed('"}')
     assert not beginning.broken
+
+
+@pytest.mark.parametrize("pieces", [(" ", "\n", "{", "}"), ("  ", "", '{"a": 1}'), (" ", " x")])
+def test_white_space_before_the_object_is_returned_with_it(pieces):
+    """However it is split; before anything else than an object it is withheld."""
+    parser = PartialObject()
+    found = [parser.feed(piece) for piece in pieces]
+
+    assert "" == found[0]
+    assert "".join(found) == ("" if "x" in pieces[-1] else "".join(pieces))

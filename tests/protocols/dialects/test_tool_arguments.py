@@ -1,5 +1,7 @@
 """Arguments of tool calls: text in chat, objects in the Messages API."""
 
+import json
+
 import orjson
 import pytest
 from hypothesis import given, settings
@@ -51,6 +53,13 @@ def test_argument_text_becomes_the_same_object_as_in_a_stream(text):
 def test_an_object_is_serialized_as_python_does():
     """vLLM's and SGLang's tool parsers do so too, and models are trained on it."""
     assert '{"a": [1, 2.0], "é": "\\n"}' == serialize({"a": [1, 2.0], "é": "\n"}, "input")
+
+
+def test_many_values_are_serialized_like_few():
+    """Piece by piece, so that other threads run meanwhile."""
+    many = {"a": [1.5, None, "\u00e9\n"] * 10_000}
+
+    assert json.dumps(many, ensure_ascii=False) == serialize(many, "input")
 
 
 def test_an_object_that_is_nested_too_deeply_is_rejected():

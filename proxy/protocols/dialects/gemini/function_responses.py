@@ -4,7 +4,6 @@ Invariant: a result is never assigned to another call than its own. Clients may 
 next call of its function that has none, as in Google's API.
 """
 
-import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from proxy.protocols.dialects.gemini.fields import objects, optional, required
 from proxy.protocols.dialects.gemini.media import file_part, inline_part
+from proxy.protocols.dialects.tool_arguments import serialize
 from proxy.protocols.dialects.translation import Json
 from proxy.protocols.dialects.validation import a_flag, a_text, an_object, refusal
 
@@ -96,10 +96,7 @@ def _text(response: Json, path: str) -> str:
     value: Any = response["output"] if response.keys() == {"output"} else response
     if isinstance(value, str):
         return value
-    try:
-        return json.dumps(value, ensure_ascii=False)  # noqa: TID251 - as arguments, which are written as Python's JSON
-    except RecursionError:
-        raise refusal(path, "is nested too deeply") from None
+    return serialize(value, path)  # as arguments, which are written as Python's JSON
 
 
 def _media(part: Json, path: str) -> Json:

@@ -220,3 +220,13 @@ def test_an_invalid_item_is_rejected_with_its_path(items, param):
         read_items(items, TranslationOptions(), ResolvedReferences())
 
     assert param == raised.value.param
+
+
+@pytest.mark.parametrize("item", [{"type": "item_reference", "id": "a"}, {"type": "reasoning", "id": "a"}])
+def test_an_item_is_referred_to_once(item):
+    """As at OpenAI: otherwise a short call becomes a very long prompt."""
+    resolved = ResolvedReferences(items={"a": {"id": "a", **THOUGHT}})
+
+    assert "hm" == read(item, resolved=resolved)[0]["reasoning"]
+    with pytest.raises(UnprocessableRequest, match=r"^input\[1\].id names 'a' twice"):
+        read(item, item, resolved=resolved)
