@@ -92,10 +92,13 @@ def nearest(turns: Sequence[Turn], undelivered: Collection[str] = ()) -> Turn | 
     """Return the youngest of turns with equal ids, the delivered ones if there are any; None if their ids differ."""
     turns = [turn for turn in turns if turn.step_id not in undelivered] or turns
     youngest = max(turns, key=lambda turn: turn.index)
-    same = (
-        turn.ids == youngest.ids and turn.prompt_ids == youngest.prompt_ids for turn in turns if turn is not youngest
-    )
-    return youngest if all(same) else None
+    return youngest if all(turn is youngest or _has_ids_of(turn, youngest) for turn in turns) else None
+
+
+def _has_ids_of(turn: Turn, other: Turn) -> bool:
+    """Return whether two turns have equal ids. The choices of a step share their prompt, which may be long."""
+    is_shared = turn.prompt is other.prompt and turn.prompt_length == other.prompt_length
+    return turn.ids == other.ids and (is_shared or turn.prompt_ids == other.prompt_ids)
 
 
 def call_problem(body: Mapping[str, Any]) -> Reason | None:

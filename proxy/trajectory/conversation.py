@@ -14,13 +14,14 @@ from typing import Any, Final, Literal
 import orjson
 
 from proxy.trajectory.blocks import count_equal
-from proxy.trajectory.json_bytes import parse_text
+from proxy.trajectory.json_bytes import parse_text, write_python
 
 Change = Literal["reasoning_stripped", "tool_call_rewritten", "whitespace", "edited"]
 
 _LONG_BYTES: Final = 2**16
 _THOUGHTS: Final = ("reasoning", "reasoning_content")
 _BYTES_PER_MESSAGE: Final = 100  # an estimate: the objects of a message and of its digest
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # for integers of any size
 _END_OF_THOUGHTS: Final = "</think>"
 _LONG_NUMBER: Final = re.compile(
     r"[0-9]{16}"
@@ -142,7 +143,7 @@ def canonical_json(text: Any) -> str:
 
 
 def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))  # noqa: TID251 - integers of any size
+    return write_python(value, _CANONICAL)
 
 
 def thinks(message: Any) -> bool:

@@ -95,6 +95,9 @@ class Conversations(Generic[T]):
         """Yield the replies that messages continue, after the most messages first."""
         chain = self.newest.chain(messages)
         sent = _Sent(messages, self._names)
+        named: dict[Place | None, set[str]] = {}
+        for step in caller.steps:
+            named.setdefault(self._places.get(step), set()).add(step)
         for position in range(len(messages) - 1, 0, -1):
             place = position, chain[position - 1]
             if place not in self._replies or not _is_reply(messages[position]):
@@ -104,8 +107,7 @@ class Conversations(Generic[T]):
             ranks = {id(reply): _rank(reply.reply, message) for reply in equal}
             equal = [reply for reply in equal if caller.drops_thoughts or ranks[id(reply)]]
             if equal:
-                named = {step for step in caller.steps if self._places.get(step) == place}
-                meant = [reply for reply in equal if not named or reply.step_id in named]
+                meant = [reply for reply in equal if place not in named or reply.step_id in named[place]]
                 meant = [reply for reply in meant if sent.may_contain(reply)]
                 yield Followed(position, self._nearest(meant, ranks, chain, caller))
 

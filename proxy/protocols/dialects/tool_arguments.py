@@ -14,9 +14,8 @@ import orjson
 from proxy.protocols.dialects.partial_json import MAX_DEPTH, MAX_NUMBER_LENGTH, PartialObject
 from proxy.protocols.dialects.translation import Json
 from proxy.protocols.dialects.validation import refusal
-from proxy.trajectory.json_bytes import parse_text, size_of
+from proxy.trajectory.json_bytes import parse_text, write_python
 
-_LARGE_BYTES: Final = 2**20  # of values with their weight: 16,000 floats take 20 ms
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False)  # orjson has no spaces after commas and colons
 
 _LONG_NUMBER: Final = re.compile(rf"(?<![-+.0-9eE])[-+.0-9eE]{{{MAX_NUMBER_LENGTH + 1}}}")  # each run is read once
@@ -37,14 +36,9 @@ def parse_arguments(arguments: str) -> Json:
 
 
 def serialize(arguments: Json, path: str) -> str:
-    """Serialize an object like models and engines' parsers: vLLM's and SGLang's write Python's own JSON.
-
-    Many values are written one by one: for a million floats, one call in C takes more than a second, while no thread runs.
-    """
+    """Serialize an object like models and engines' parsers: vLLM's and SGLang's write Python's own JSON."""
     try:
-        if size_of([arguments], _LARGE_BYTES) > _LARGE_BYTES:
-            return "".join(_ENCODER.iterencode(arguments))
-        return _ENCODER.encode(arguments)
+        return write_python(arguments, _ENCODER)
     except RecursionError:
         raise refusal(path, "is nested too deeply") from None
 
