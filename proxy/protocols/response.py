@@ -183,7 +183,7 @@ class StreamResponse:
     def _take_repeated(self, read: bytes, shown: list[bytes]) -> bytes:
         """Process a read as long as most of its events are repetitions; return the rest of it.
 
-        Each round copies the rest of the read, and all but a few rounds take a large part of it: the time is linear in the read.
+        Each round copies the rest of the read, and all but a few take a large part of it: the time is linear in the read.
         """
         if self._repeated is None and read.count(b"\n\n") <= _MIN_EVENTS:
             return read

@@ -30,6 +30,7 @@ _NO_CLIENT_INFO: Final[dict[str, None]] = (
     else {"lib_name": None, "lib_version": None}  # redis-py before 7.2
 )
 _RETRY_INTERVAL_S: Final = 0.02
+_MANY_ARGUMENTS: Final = 2**13  # whose packing takes a millisecond
 _MAX_SHARED_BYTES: Final = 2**18  # longer commands would delay those after them on the shared connection
 
 
@@ -124,7 +125,8 @@ class Connections:
         append-only file (see `multiplexed`). Raises `StoreUnreachable` if there is no reply within `timeout_s`, including the
         time to get a connection.
         """
-        packed = [pack_command(command) for command in commands]  # type: ignore[arg-type] # the stub requires a 1-tuple
+        is_long = sum(map(len, commands)) > _MANY_ARGUMENTS
+        packed = await asyncio.to_thread(_packed, commands) if is_long else _packed(commands)
         with self._translated:
             if shared and sum(map(len, packed)) <= _MAX_SHARED_BYTES:
                 return await self._retry(self._multiplexed.execute, packed, confirmed=confirmed)
@@ -224,8 +226,12 @@ class Connections:
                 await self._idle.pop().disconnect()
 
 
+def _packed(commands: Sequence[Command]) -> list[bytes]:
+    return [pack_command(command) for command in commands]  # type: ignore[arg-type] # the stub requires a 1-tuple
+
+
 async def _send(connection: AbstractConnection, command: Command) -> None:
-    packed = pack_command(command)  # type: ignore[arg-type] # the stub requires a 1-tuple
+    (packed,) = _packed([command])
     await connection.send_packed_command(packed, check_health=False)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from turns import STOP, USER, assistant, chat_step, ids, text_step, turns_of
+from turns import STOP, USER, assistant, chat_step, ids, text_step, tool_call, turns_of
 
 MORE = {"role": "user", "content": "More"}
 
@@ -140,3 +140,10 @@ def test_the_size_of_tool_calls_of_a_step_without_ids_is_counted():
     assert 0 == len(without_ids)
     assert 3000 < without_ids.size < with_ids.size
     assert 0 == without_calls.size
+
+
+def test_the_longest_reply_is_known():
+    """Comparing it may take longer than reading the call that is compared."""
+    long, short = assistant("a", reasoning="b" * 999), assistant("a" * 9, tool_calls=[tool_call("c" * 99)])
+
+    assert 1000 == turns_of(chat_step("s1", [USER], long, [1], [2]), chat_step("s2", [USER], short, [1], [2])).longest

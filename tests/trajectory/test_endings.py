@@ -127,3 +127,13 @@ def test_a_message_of_another_size_than_the_reply_is_not_digested(monkeypatch):
     endings.add("r1", call("b", [*OPENED, 99], [[60]], [ASK, {**REPLY, "content": "x" * 1000}, MORE], REPLY))
 
     assert [REPLY] == digested  # the step's own reply
+
+
+@pytest.mark.parametrize("content", ["reply" * 100_000, [{"type": "text", "text": "reply"}]])
+def test_long_replies_and_those_in_parts_are_not_remembered(content):
+    """Their digests would block the event loop; the drift of the whole rollout is found later."""
+    reply = {**REPLY, "content": content}
+    endings = Endings()
+
+    assert endings.add("r", call("a", OPENED, [[50, 51, 52]], [ASK], reply)) is None
+    assert endings.add("r", call("b", [*OPENED, 50, 99, 52, 2], [[60]], [ASK, reply, MORE], REPLY)) is None

@@ -1,6 +1,7 @@
 """The engine's renderings and texts for continuations, with an engine that responds as a test configures it."""
 
 import asyncio
+import threading
 from array import array
 
 import pytest
@@ -183,3 +184,17 @@ async def test_a_cancelled_lookup_closes_the_engines_request(engine, lookups):
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.wait_for(engine.aborted.wait(), 50)
+
+
+async def test_a_long_text_is_compared_outside_the_event_loop(lookups, engine):
+    """Even if the prompt is short: what the engine returns decides, too."""
+
+    def reading():
+        yield Detokenize([1])
+        return threading.current_thread()
+
+    for text, is_outside in (("a", False), ("a" * 200_000, True)):
+        answers(engine, {"prompt": text})
+        lookups._endpoint.token_texts.clear()
+
+        assert is_outside == (await lookups.run(reading(), 1) is not threading.main_thread())

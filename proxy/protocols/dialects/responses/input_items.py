@@ -141,7 +141,7 @@ class _MessageBuilder:
     def _refer(self, name: str, path: str) -> None:
         """Note that an item refers to a recorded one. As at OpenAI, only one may: a short call would become a long prompt."""
         if name in self._referred_to:
-            raise UnprocessableRequest(f"{path}.id names {name[:100]!r} twice", param=f"{path}.id")
+            raise InvalidValue(f"{path}.id names {name[:100]!r} twice", param=f"{path}.id")
         self._referred_to.add(name)
 
     def _message(self, item: Json, path: str) -> None:

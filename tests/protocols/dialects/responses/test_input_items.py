@@ -3,7 +3,7 @@
 import pytest
 from responses_drawn import IDENTITY
 
-from proxy.errors import BadRequest, UnprocessableRequest
+from proxy.errors import BadRequest, InvalidValue
 from proxy.protocols.dialects.responses.input_items import call_ids_from, item_ids_from, read_items
 from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 
@@ -165,7 +165,7 @@ def test_an_item_reference_is_replaced_by_its_item():
     assert [("assistant", "x", "hm", None)] == outline(
         read({"type": "item_reference", "id": "b"}, {"id": "a"}, resolved=resolved)
     )
-    with pytest.raises(UnprocessableRequest, match="'c', which is not in any recorded response"):
+    with pytest.raises(InvalidValue, match="'c', which is not in any recorded response"):
         read({"type": "item_reference", "id": "c"}, resolved=resolved)
 
 
@@ -216,7 +216,7 @@ def test_a_call_in_a_namespace_gets_the_tools_chat_name():
     ],
 )
 def test_an_invalid_item_is_rejected_with_its_path(items, param):
-    with pytest.raises(UnprocessableRequest) as raised:
+    with pytest.raises(InvalidValue) as raised:
         read_items(items, TranslationOptions(), ResolvedReferences())
 
     assert param == raised.value.param
@@ -228,5 +228,5 @@ def test_an_item_is_referred_to_once(item):
     resolved = ResolvedReferences(items={"a": {"id": "a", **THOUGHT}})
 
     assert "hm" == read(item, resolved=resolved)[0]["reasoning"]
-    with pytest.raises(UnprocessableRequest, match=r"^input\[1\].id names 'a' twice"):
+    with pytest.raises(InvalidValue, match=r"^input\[1\].id names 'a' twice"):
         read(item, item, resolved=resolved)
