@@ -2,7 +2,7 @@
 
     python examples/harbor_group.py --task tasks/hello --agent mini-swe-agent --model openai/policy --size 8
 
-Requires harbor 0.25 (Python 3.12 and up). Its containers must reach the proxy: set `public_url` to an address that they know.
+Requires harbor 0.25 (Python 3.12 and up). Its containers must reach the proxy: set `agents.url` to an address that they know.
 Each trial is a rollout of its own, whose base URL and key the agent has. Retries of Harbor stay off: a rollout has one attempt.
 
 Shows rollouts that are opened for another harness, and rewards from its verifier.

@@ -6,12 +6,13 @@ Every request is idempotent, so that a command whose response was lost can be re
 import asyncio
 import webbrowser
 from collections.abc import Mapping
+from http.client import NOT_FOUND
 from typing import Any
 from urllib.parse import quote
 
 from proxy.cli.api_client import ControlClient, rollout_path
 from proxy.cli.console import print_json, print_note
-from proxy.cli.export import connected
+from proxy.cli.export import Refused, connected
 from proxy.cli.render.tables import number
 from proxy.cli.show import ControlAddress
 
@@ -36,9 +37,16 @@ async def reward_rollout(address: ControlAddress, rollout_id: str, body: Mapping
 
 
 async def delete_rollout(address: ControlAddress, rollout_id: str, *, as_json: bool) -> None:
-    """Delete a rollout, also one that does not exist. Raises OSError if the request fails."""
-    await _send(address, "DELETE", rollout_path(rollout_id))
-    _report(f"rollout {rollout_id!r}: deleted", {"rollout_id": rollout_id, "deleted": True}, as_json=as_json)
+    """Delete a rollout; report whether it existed, since the response does not. Raises OSError if the request fails."""
+    path, exists = rollout_path(rollout_id), True
+    try:
+        await _send(address, "GET", path)
+    except Refused as refused:
+        exists = refused.status != NOT_FOUND  # a rollout that cannot be read can be deleted
+    if exists:
+        await _send(address, "DELETE", path)
+    what = "deleted" if exists else "does not exist; nothing was deleted"
+    _report(f"rollout {rollout_id!r}: {what}", {"rollout_id": rollout_id, "deleted": exists}, as_json=as_json)
 
 
 async def requeue_group(address: ControlAddress, group_id: str, body: Mapping[str, Any], *, as_json: bool) -> None:

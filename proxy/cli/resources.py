@@ -82,7 +82,7 @@ def reward_rollout(
 def delete_rollout(
     rollout: RolloutId, url: ProxyUrl = DEFAULT_URL, api_key: ProxyKey = None, *, as_json: AsJson = False
 ) -> None:
-    """Delete a rollout and all its steps. Deleting one that does not exist succeeds."""
+    """Delete a rollout and all its steps. If it does not exist, print that nothing was deleted, and exit with 0."""
     from proxy.cli.actions import delete_rollout as delete  # noqa: PLC0415 - keeps `--help` fast
 
     run(delete(address_of(url, None, api_key), rollout, as_json=as_json))

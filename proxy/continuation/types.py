@@ -35,7 +35,8 @@ REASONS: Final[dict[Reason, str]] = {
     "reasoning_stripped": "The template drops the reasoning of the earlier turn.",
     "content_stripped": "The template drops content of the earlier turn.",
     "tool_calls_stripped": "The template drops tool calls of the earlier turn.",
-    "close": "The end of the earlier turn was not found in the template's rendering.",
+    "close": "No cut point was found: no place at which the earlier turn certainly ends in the template's rendering of this "
+    "call (for text completions: in its prompt).",
     "other_stop": "The template ends a turn with another stop token than the one that was sampled.",
     "empty": "The earlier step sampled no token.",
     "hidden_output": "The message of the earlier step does not contain all of its sampled text.",

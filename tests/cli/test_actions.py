@@ -45,7 +45,7 @@ async def test_a_rollout_is_rewarded_finished_and_deleted_and_each_can_be_repeat
         "rollout 'choices': failed, reward -0.5, 1 steps with a reward",
         "rollout 'choices': failed, reward -0.5",
         "rollout 'choices': deleted",
-        "rollout 'choices': deleted",
+        "rollout 'choices': does not exist; nothing was deleted",
     ] == capsys.readouterr().err.splitlines()
 
 
@@ -56,8 +56,17 @@ async def test_ids_of_any_kind_are_encoded(address, call_proxy, capsys):
     await finish_rollout(address, name, {"status": "completed"}, as_json=True)
     finished = orjson.loads(capsys.readouterr().out)
     assert ("completed", name) == (finished["status"], finished["rollout_id"])
-    await delete_rollout(address, name, as_json=True)
-    assert {"rollout_id": name, "deleted": True} == orjson.loads(capsys.readouterr().out)
+    for exists in (True, False):
+        await delete_rollout(address, name, as_json=True)
+        assert {"rollout_id": name, "deleted": exists} == orjson.loads(capsys.readouterr().out)
+
+
+async def test_a_rollout_that_cannot_be_read_is_deleted(address, store, capsys):
+    await store.open("damaged", {"metadata": b"{{{"}, now_ms=1)
+    await delete_rollout(address, "damaged", as_json=False)
+
+    assert "rollout 'damaged': deleted\n" == capsys.readouterr().err
+    assert await store.get("damaged") is None
 
 
 async def test_the_replacement_of_a_failed_member_is_named(address, call_proxy, capsys):

@@ -37,6 +37,8 @@ async def test_rollouts_are_rewarded_finished_and_deleted(invoke, recorded, call
     code, _, errors = await invoke("rollout", "finish", "choices", "--status", "failed")
     assert (Exit.FAILED, True) == (code, "409" in errors)
     assert (0, "", "rollout 'choices': deleted\n") == await invoke("rollout", "delete", "choices")
+    missing = "rollout 'choises': does not exist; nothing was deleted\n"
+    assert (0, "", missing) == await invoke("rollout", "delete", "choises")
 
 
 async def test_groups_are_listed_and_shown(invoke, recorded, call_proxy):

@@ -1,15 +1,14 @@
 // Plots over the newest rollouts: reward by policy version, tokens per second, logprobs. They are redrawn as trees arrive.
 
 import { json } from "./api.js";
-import { Chart, Histogram } from "./charts.js";
+import { Histogram } from "./charts.js";
 import { count, decimal, keep, kept, line, versionOf } from "./format.js";
 import { html, useEffect, useMemo, useState } from "./html.js";
-import { SpeedPlot } from "./plots.js";
+import { RewardPlot, SpeedPlot } from "./plots.js";
 
 const CONCURRENCY = 3;
 const CHOICES = ["50", "100", "300", "1000"];
 const DRAW_INTERVAL_MS = 500;
-const UNKNOWN = "unknown";
 
 export function Plots({ shell }) {
   const [limit, setLimit] = useState(CHOICES.find((number) => number === kept("tokentape.plots")) ?? "100");
@@ -73,31 +72,13 @@ function gone(error) {
 
 /** Show rewards by the policy version of each rollout's first reply, with their means. */
 function Rewards({ found }) {
-  const { names, marks, means } = useMemo(() => rewardsOf(found), [found]);
+  const rewarded = useMemo(() => found.filter(({ rollout }) => rollout.reward !== null).map(rewardOf), [found]);
   return html`
-    <${Chart} title="Reward by policy version" marks=${marks} line=${means} names=${names.map((name) => line(name, 12))}
-      axes=${{ x: "policy version of the first reply (line: means)", y: "reward" }} isFromZero=${false} />`;
+    <${RewardPlot} found=${rewarded} axes=${{ x: "policy version of the first reply (line: means)", y: "reward" }} />`;
 }
 
-function rewardsOf(found) {
-  const rewarded = found
-    .filter(({ rollout }) => rollout.reward !== null)
-    .map(({ rollout, tree }) => ({ rollout, version: (tree.nodes[0] && versionOf(tree.nodes[0])) ?? UNKNOWN }));
-  const names = [...new Set(rewarded.map(({ version }) => version))].sort(byNumber);
-  const marks = rewarded.map(({ rollout, version }, at) => ({
-    x: names.indexOf(version) + (((at * 0.618) % 1) - 0.5) * 0.4, // spread out, at the same place after each redraw
-    y: rollout.reward,
-    label: `${line(rollout.rollout_id, 60)}: reward ${decimal(rollout.reward)} at version ${line(version, 40)}`,
-  }));
-  const means = names.flatMap((name, x) => {
-    if (name === UNKNOWN) return [];
-    const own = rewarded.filter(({ version }) => version === name).map(({ rollout }) => rollout.reward);
-    return [{ x, y: own.reduce((sum, reward) => sum + reward, 0) / own.length }];
-  });
-  return { names, marks, means };
-}
-
-function byNumber(one, other) {
-  const [a, b] = [Number(one), Number(other)];
-  return Number.isNaN(a) || Number.isNaN(b) ? one.localeCompare(other, undefined, { numeric: true }) : a - b;
-}
+const rewardOf = ({ rollout: { rollout_id: id, reward }, tree }) => ({
+  version: tree.nodes[0] ? versionOf(tree.nodes[0]) : null,
+  reward,
+  label: `${line(id, 60)}: reward ${decimal(reward)}`,
+});

@@ -5,10 +5,10 @@ import { Chart } from "./charts.js";
 import { clock, count, decimal, line } from "./format.js";
 import { Facts, html, useMemo, useState } from "./html.js";
 import { useLoaded } from "./live.js";
+import { RewardPlot } from "./plots.js";
 
 const CHOICES = ["100", "200", "500", "1000"];
 const AGE = "minutes before the newest group";
-const UNKNOWN = "unknown";
 
 export function Training({ shell }) {
   const [chosen, setChosen] = useState({ policy: null, limit: "200" });
@@ -47,13 +47,13 @@ const factsOf = ({ policy, version, epoch, statuses, dropped, refused, equal }) 
 ];
 
 function Charts({ groups }) {
-  const { rewarded, versions, means, marks } = useMemo(() => byVersion(groups), [groups]);
+  const rewarded = useMemo(() => groups.filter((g) => g.reward !== null), [groups]);
+  const found = useMemo(() => rewarded.map(rewardOf), [rewarded]);
   const over = (title, label, value, of = groups) =>
     html`<${OverTime} title=${title} label=${label} value=${value} groups=${of} />`;
   return html`
     <div class="plots">
-      <${Chart} title="Reward by policy version" marks=${marks} line=${means} names=${versions} isFromZero=${false}
-        axes=${{ x: "oldest policy version of the group (line: means)", y: "mean reward" }} />
+      <${RewardPlot} found=${found} axes=${{ x: "oldest policy version of the group (line: means)", y: "mean reward" }} />
       ${over("Reward", "mean reward", (g) => g.reward, rewarded)}
       ${over("Spread of rewards in a group", "standard deviation", (g) => g.spread, rewarded)}
       ${over("Largest advantage (grpo)", "advantage", (g) => g.advantages?.[1] ?? null)}
@@ -73,22 +73,6 @@ function OverTime({ title, label, value, groups }) {
 }
 
 const timeOf = (g) => g.complete_ms ?? g.created_ms;
+const rewardOf = ({ group_id: id, version, epoch, reward }) =>
+  ({ version, epoch, reward, label: `${line(id, 60)}: mean reward ${decimal(reward)}` });
 const labelOf = (g, what, value) => `${line(g.group_id, 60)} at ${clock(timeOf(g))}: ${what} ${decimal(value)}`;
-
-function byVersion(groups) {
-  const rewarded = groups.filter((g) => g.reward !== null);
-  const nameOf = (g) => (g.epoch ? `${g.epoch}:${g.version ?? UNKNOWN}` : (g.version ?? UNKNOWN)); // of a later epoch: 1:104
-  const compare = (a, b) => (Number.isNaN(a - b) ? a.localeCompare(b) : a - b);
-  const order = (a, b) => (a.epoch ?? 0) - (b.epoch ?? 0) || compare(a.version ?? UNKNOWN, b.version ?? UNKNOWN);
-  const versions = [...new Map(rewarded.map((g) => [nameOf(g), g])).values()].sort(order).map(nameOf);
-  const marks = rewarded.map((g, at) => ({
-    x: versions.indexOf(nameOf(g)) + (((at * 0.618) % 1) - 0.5) * 0.4, // spread out, at the same place after each redraw
-    y: g.reward,
-    label: `${line(g.group_id, 60)}: mean reward ${decimal(g.reward)} at version ${line(nameOf(g), 40)}`,
-  }));
-  const means = versions.map((version, x) => {
-    const own = rewarded.filter((g) => nameOf(g) === version).map((g) => g.reward);
-    return { x, y: own.reduce((sum, reward) => sum + reward, 0) / own.length };
-  });
-  return { rewarded, versions: versions.map((name) => line(name, 12)), means, marks };
-}
