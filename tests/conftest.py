@@ -7,6 +7,7 @@ import subprocess
 import sys
 from asyncio import base_events
 from collections import Counter
+from collections.abc import Generator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from secrets import token_hex
@@ -16,6 +17,7 @@ import pytest
 import pytest_asyncio
 from fakes import FailingStore, fake_engine
 from hypothesis import settings
+from leaks import Leaks
 
 from storage import StoreOptions, open_store
 from storage.embedded.server import start_embedded
@@ -66,6 +68,20 @@ def pytest_collection_finish() -> None:
     """Exempt the modules and the collected tests from garbage collection."""
     gc.collect()
     gc.freeze()
+
+
+LEAKS = Leaks()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """Fail the test that leaked: otherwise garbage collection fails the one that runs when it finds the leak."""
+    try:
+        yield
+    finally:
+        leaked = LEAKS.after_test(is_last_of_file=nextitem is None or nextitem.path != item.path)
+    if leaked:
+        pytest.fail("not closed: " + "; ".join(leaked), pytrace=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

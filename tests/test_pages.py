@@ -50,7 +50,7 @@ def served(server):
 
     thread = threading.Thread(target=asyncio.run, args=[serve()])
     thread.start()
-    ready.wait(timeout=30)
+    ready.wait(timeout=120)
     yield urls
     over.set()
     thread.join()

@@ -61,7 +61,8 @@ async def wait_for_standstill(sent: list) -> int:
     before = -1
     while before != len(sent) or not sent:
         before = len(sent)
-        await asyncio.sleep(0.2)
+        for _ in range(20):  # of the loop, which may be slow
+            await asyncio.sleep(0.01)
     return sum(sent)
 
 

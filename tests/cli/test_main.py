@@ -55,7 +55,7 @@ def test_a_killed_proxy_loses_no_delivered_step(tmp_path):
         while True:
             try:
                 sent = Request(f"{url}/rollouts/r1/v1/chat/completions", body, {"Content-Type": "application/json"})
-                with urlopen(sent, timeout=10) as response:
+                with urlopen(sent, timeout=50) as response:
                     if response.read().endswith(b"data: [DONE]\n\n"):
                         delivered.append(response.headers["X-Step-Id"])
             except (OSError, HTTPException):
@@ -86,7 +86,7 @@ def test_a_second_signal_ends_the_process_immediately(tmp_path):
         process, url, _ = serving
         body = orjson.dumps({"messages": [{"role": "user", "content": "hi"}]})
         sent = Request(f"{url}/rollouts/r1/v1/chat/completions", body, {"Content-Type": "application/json"})
-        call = threads.submit(urlopen, sent, timeout=30)
+        call = threads.submit(urlopen, sent, timeout=50)
         while b"tokentape_in_flight_calls 1.0" not in urlopen(f"{url}/metrics").read():
             assert not call.done()
         process.send_signal(signal.SIGTERM)

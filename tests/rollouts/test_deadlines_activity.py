@@ -10,7 +10,7 @@ from proxy.rollouts.deadlines import Activity
 from proxy.rollouts.rollout import Rollout
 from proxy.upstream.concurrency import BackgroundTasks
 
-TIMEOUT_S = 20
+TIMEOUT_S = 50
 
 
 @pytest.fixture

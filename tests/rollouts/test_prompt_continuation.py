@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from continued_calls import CHAT, TOKENIZE, continuations, served, tapped
+from continued_calls import CHAT, TOKENIZE, continuations, continuations_made, served, tapped
 from fakes import FailingStore
 
 from proxy.errors import DamagedStep
@@ -176,7 +176,7 @@ async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(
 
     def add_all(turns, steps):
         adding.set()
-        proceed.wait(20)
+        proceed.wait(50)
         real(turns, steps)
 
     monkeypatch.setattr(prompt_continuation, "_add_all", add_all)
@@ -197,11 +197,12 @@ async def test_a_timeout_while_a_step_is_added_leaves_the_turns_whole(store, mon
     """The thread ends before another call searches the turns."""
     monkeypatch.setattr(prompt_continuation, "_LONG_IDS", 10)
     monkeypatch.setattr(prompt_continuation, "_DELAY_S", 60)
+    made = continuations_made(monkeypatch)
     real, adding, proceed = prompt_continuation._add_all, threading.Event(), threading.Event()
 
     def add_all(turns, steps):
         adding.set()
-        proceed.wait(20)
+        proceed.wait(50)
         real(turns, steps)
 
     monkeypatch.setattr(prompt_continuation, "_add_all", add_all)
@@ -212,6 +213,7 @@ async def test_a_timeout_while_a_step_is_added_leaves_the_turns_whole(store, mon
         await asyncio.gather(*(branch.turn() for branch in branches))
         assert adding.is_set()
         proceed.set()
+        made[0]._timeout_s = 50
         await agent.turn()
         found = continuations(await proxy.steps("r1"))
 
@@ -256,8 +258,9 @@ async def test_a_damaged_step_sends_the_call_unchanged(store, monkeypatch):
     assert [None, "store"] == found
 
 
-async def test_the_reading_of_a_slow_store_continues_after_the_timeout(store, reads):
+async def test_the_reading_of_a_slow_store_continues_after_the_timeout(store, reads, monkeypatch):
     """The call is sent unchanged; the next one finds the steps."""
+    made = continuations_made(monkeypatch)
     slow = FailingStore(store)
     slow.waiting["read"] = asyncio.Event()
     sections = {"continuation": {"timeout_s": 0.1}}
@@ -267,6 +270,7 @@ async def test_the_reading_of_a_slow_store_continues_after_the_timeout(store, re
         agent.served = other
         await agent.turn()
         slow.waiting.pop("read").set()
+        made[1]._timeout_s = 50
         await agent.turn()
         found, counts = continuations(await proxy.steps("r1")), await other.counts()
 
@@ -318,7 +322,7 @@ async def test_steps_in_the_journal_are_continued_once_they_are_stored(store, tm
         await agent.turn()
         await agent.turn()
         failing.failing.clear()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while len(await proxy.steps("r1")) < 3:
                 await asyncio.sleep(0.02)
         await agent.turn()
@@ -349,11 +353,11 @@ async def test_an_aborted_client_leaves_no_task(store):
 
         proxy.engine.faults[TOKENIZE] = hang
         call = asyncio.create_task(agent.turn())
-        await asyncio.wait_for(reached.wait(), 20)
+        await asyncio.wait_for(reached.wait(), 50)
         call.cancel()
         await asyncio.wait([call])
-        await asyncio.wait_for(aborted.wait(), 20)
-        async with asyncio.timeout(20):
+        await asyncio.wait_for(aborted.wait(), 50)
+        async with asyncio.timeout(50):
             while asyncio.all_tasks() - before:
                 await asyncio.sleep(0.01)
         proxy.engine.faults.clear()

@@ -370,7 +370,7 @@ async def journaled(store, incarnation, tmp_path, number=1):
 
 async def replayed(recorder, store):
     store.failing.clear()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while recorder.journaled:
             await asyncio.sleep(0.005)
     await recorder.close()

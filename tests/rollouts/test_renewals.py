@@ -19,7 +19,7 @@ from storage.types import Origin
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 WHOLE = load("chat_ids_lp")
 TTL_S = 1000
-TIMEOUT_S = 10
+TIMEOUT_S = 50
 
 
 @pytest.fixture

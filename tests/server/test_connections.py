@@ -131,7 +131,7 @@ async def test_a_connection_accepted_during_the_shutdown_is_closed(monkeypatch):
     try:
         reader, writer = await asyncio.open_connection(*runner.addresses[0])
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        async with asyncio.timeout(30):  # the keep-alive timeout is longer
+        async with asyncio.timeout(50):  # the keep-alive timeout is longer
             with suppress(ConnectionResetError):
                 assert b"" == await reader.read()
         writer.close()

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from proxy.server import handover
 from proxy.server.connections import Runner
 from proxy.server.handover import Acceptor, HandedOver
 
@@ -66,7 +67,7 @@ async def named(url):
 
 
 async def wait_until(condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -217,10 +218,11 @@ async def test_workers_serve_tls_and_count_failed_handshakes_as_closed(acceptor,
         await wait_until(lambda: 0 == accepting._workers[0].open)
 
 
-async def test_a_worker_stops_without_its_supervisor(acceptor):
-    """The supervisor was killed."""
+async def test_a_worker_stops_without_its_supervisor(acceptor, monkeypatch):
+    """The supervisor was killed, and cannot end the connection."""
+    monkeypatch.setattr(handover, "_END_TIMEOUT_S", 1000)
     accepting, _ = acceptor
     async with AsyncExitStack() as stack:
         site = await stack.enter_async_context(working(accepting, "a"))
         accepting.close()
-        await asyncio.wait_for(site.stop(), 0.5)
+        await asyncio.wait_for(site.stop(), 50)

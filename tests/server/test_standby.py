@@ -41,7 +41,7 @@ async def starting(settings, store=None):
         yield task
     finally:
         over.set()
-        await asyncio.wait([task], timeout=10)
+        await asyncio.wait([task], timeout=50)
 
 
 async def wait_for_status(http, url: str, status: int) -> dict:

@@ -56,7 +56,7 @@ class Server:
     @property
     def client(self):
         tls = {"ssl": True, "ssl_cert_reqs": "none", "ssl_check_hostname": False} if self.tls else {}
-        return redis.Redis(port=self.port, password=self.password, socket_timeout=5, **tls)
+        return redis.Redis(port=self.port, password=self.password, socket_timeout=50, **tls)
 
     def start(self):
         listen = ["--port", "0", "--tls-port", str(self.port)] if self.tls else ["--port", str(self.port)]

@@ -41,7 +41,7 @@ def post(urls, path, body):
     for url in urls * 20:
         request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=50) as response:
                 return json.loads(response.read())
         except urllib.error.HTTPError as error:
             if error.code == 409:

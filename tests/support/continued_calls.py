@@ -17,6 +17,7 @@ from chat_templates import template
 from fakes import settings_for
 from stored import stored_steps
 
+from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.server.listener import running
 from proxy.simulator.options import Options
 from proxy.simulator.server import make_engine
@@ -99,6 +100,19 @@ async def tapped(**options: Any) -> AsyncIterator[TappedEngine]:
         yield engine
     finally:
         await runner.cleanup()
+
+
+def continuations_made(monkeypatch: Any) -> list[PromptContinuation]:
+    """Return the list to which those of proxies that start from now on are added, to change their timeouts."""
+    made: list[PromptContinuation] = []
+
+    class Added(PromptContinuation):
+        def __init__(self, *positional: Any, **named: Any) -> None:
+            super().__init__(*positional, **named)
+            made.append(self)
+
+    monkeypatch.setattr("proxy.server.app.PromptContinuation", Added)
+    return made
 
 
 class Served:

@@ -13,7 +13,7 @@ from faulty_oracle import excuse, must_be_flagged
 from odd_values import odd_text
 from raw_engine import RawEngine, Sent
 
-TIMEOUT_S = 30
+TIMEOUT_S = 50
 ALLOWED = {200, 502, 503, 504}
 ODD_HEADERS = (
     b"X-Odd: a\x01b", b"X-Odd: \xff\xfe", b"X-Odd: " + b"x" * 3_000, b"X-Step-Id: mine", b"X-Rollout-Id: other", b"X-Odd:",

@@ -20,7 +20,7 @@ CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/infer
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 PROXY, ENGINE = "http://proxy", "http://engine"  # replace URLs with a free port
 _UNKEPT = {"date", "server", "connection", "transfer-encoding", "content-length", "keep-alive"}
-TIMEOUT_S = 10
+TIMEOUT_S = 50
 HELD_BACK = 3  # events that the proxy may have read and not shown
 
 WEATHER = {

@@ -25,7 +25,7 @@ import orjson
 from proxy.config.settings import load
 from proxy.server.listener import running
 
-_START_TIMEOUT_S = 30
+_START_TIMEOUT_S = 50
 _ROOT = Path(__file__).parent.parent.parent
 
 

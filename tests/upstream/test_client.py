@@ -8,6 +8,7 @@ from aiohttp import web
 from fakes import fake_engine
 
 from proxy.errors import EngineDisconnected, EngineError, EngineUnreachable
+from proxy.upstream import client
 
 
 async def test_concurrent_calls_detect_an_engine_once(upstream_to):
@@ -255,7 +256,8 @@ async def test_one_endpoint_without_configured_models_serves_any_model(upstream_
         assert not engine.reached.is_set()
 
 
-async def test_a_call_waits_for_no_engine_that_lists_other_models(upstream_to):
+async def test_a_call_waits_for_no_engine_that_lists_other_models(upstream_to, monkeypatch):
+    monkeypatch.setattr(client, "_DETECTION_TIMEOUT_S", 1000)
     async with fake_engine() as first, fake_engine() as second:
         listing(first, "a")
         listing(second, "b")
@@ -265,5 +267,5 @@ async def test_a_call_waits_for_no_engine_that_lists_other_models(upstream_to):
         del second.fixed_responses["/v1/models"]
         second.hangs()
 
-        async with asyncio.timeout(4):  # a request for models times out after 5 s
+        async with asyncio.timeout(50):
             assert [one] == list(await upstream.endpoints_for("a"))

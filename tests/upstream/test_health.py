@@ -44,9 +44,11 @@ async def test_after_a_failed_check_the_next_one_follows_soon(upstream_to):
     """An idle engine is ejected long before eject_after checks at the regular interval."""
     async with fake_engine() as engine:
         engine.fixed_responses = {}
-        upstream = upstream_to(engine.url, engines={"health_interval_s": 2, "eject_after": 20, "base_ejection_s": 0.01})
+        upstream = upstream_to(
+            engine.url, engines={"health_interval_s": 1, "eject_after": 200, "base_ejection_s": 0.01}
+        )
         (endpoint,) = upstream.endpoints
-        async with asyncio.timeout(25):  # twenty checks 2 s apart, 1.6 s at the least, would take longer
+        async with asyncio.timeout(150):  # checks 1 s apart, 0.8 s at the least, would take longer
             await until(lambda: endpoint.health.is_ejected)
 
 

@@ -104,7 +104,7 @@ async def test_closing_an_incomplete_response_closes_the_connection(client, engi
     if reading:
         await response.read()
     response.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         await engine.closed.wait()
 
 
@@ -126,7 +126,7 @@ async def test_a_cancelled_request_closes_its_connection(client, engine_at, answ
     await asyncio.sleep(0.05)
     calling.cancel()
     await asyncio.wait([calling])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         await engine.closed.wait()
 
 
@@ -193,7 +193,7 @@ async def test_a_response_may_arrive_while_the_request_is_being_written(client, 
     response = await client.request("POST", url, headers=(), body=bytes(2**26))
     assert (413, b"no") == (response.status, await response.read())
     if then == "wait":
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             await closed.wait()
 
 

@@ -106,12 +106,13 @@ async def test_an_ack_of_a_partly_lost_batch_acks_the_remaining_groups(proxy):
 
 async def test_extend_restarts_the_lease(proxy):
     await proxy.group("g", 1)
-    batch = await proxy.claim(lease_s=2)
+    batch = await proxy.claim(lease_s=60)
     extended = await settle(proxy, batch, "extend", lease_s=1000)
+    shortened = await settle(proxy, batch, "extend", lease_s=0.01)
 
     assert (200, ["g"]) == (extended.status, extended.json["held"])
-    assert extended.json["lease_ms"] > batch["lease_ms"]
-    assert [] == (await proxy.claim(wait_s=2.1))["groups"]
+    assert extended.json["lease_ms"] > batch["lease_ms"] > shortened.json["lease_ms"]
+    assert ["g"] == [group["group_id"] for group in (await proxy.claim(wait_s=50))["groups"]]
 
 
 async def test_an_ack_with_delete_deletes_the_groups_and_their_rollouts(proxy):

@@ -83,7 +83,7 @@ async def test_a_claim_that_lost_its_lease_and_its_failed_successor_leave_the_re
     events = [(asyncio.Event(), asyncio.Event()) for _ in range(2)]
     tasks = []
     for lease_s, after in ((0.001, events[0]), (60, events[1])):
-        body = {"consumer": "t", "policy": "planner", "lease_s": lease_s, "wait_s": 5}
+        body = {"consumer": "t", "policy": "planner", "lease_s": lease_s, "wait_s": 50}
         with failing(monkeypatch, after):
             tasks.append(asyncio.ensure_future(proxy.post("/batches/claim", body)))
             await after[0].wait()

@@ -18,7 +18,7 @@ async def teacher():
 @pytest.fixture
 def sections(teacher):
     scorer = {"endpoints": [{"url": teacher.url, "kind": "vllm", "name": "big-0"}], "version": "t1"}
-    return {"rescore": {"scorers": {"teacher": scorer}, "timeout_s": 5}}
+    return {"rescore": {"scorers": {"teacher": scorer}, "timeout_s": 50}}
 
 
 async def test_a_claimed_group_has_the_scores_of_a_teacher(proxy, teacher):
@@ -81,10 +81,10 @@ async def test_a_lease_does_not_expire_while_its_rows_are_scored(proxy, teacher)
     """Another consumer waits for longer than the lease, and gets nothing."""
     await record_group(proxy, "g", 1, 0)
     teacher.together = asyncio.Barrier(3)
-    first = asyncio.create_task(proxy.claim(rescore="teacher", lease_s=0.6))
-    await asyncio.wait_for(teacher.reached.wait(), 10)
-    other = await proxy.claim(consumer="other", wait_s=1.2)
-    await asyncio.wait_for(teacher.together.wait(), 10)
+    first = asyncio.create_task(proxy.claim(rescore="teacher", lease_s=3))
+    await asyncio.wait_for(teacher.reached.wait(), 50)
+    other = await proxy.claim(consumer="other", wait_s=4)
+    await asyncio.wait_for(teacher.together.wait(), 50)
 
     assert [] == other["groups"]
     assert ["g"] == [group["group_id"] for group in (await first)["groups"]]

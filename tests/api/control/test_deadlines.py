@@ -17,7 +17,7 @@ from proxy.server.listener import running
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-TIMEOUT_S = 30
+TIMEOUT_S = 50
 WRONG = [0, -1, -0.0, "5", [1], {}, True]
 
 

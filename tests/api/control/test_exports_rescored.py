@@ -30,7 +30,7 @@ def teacher(engines):
 @pytest.fixture
 def sections(engines, teacher):
     scorer = {"endpoints": [{"url": engine.url, "kind": "vllm"} for engine in engines], "version": "t1"}
-    return {"rescore": {"scorers": {"teacher": scorer}, "timeout_s": 5, "max_in_flight": 3}}
+    return {"rescore": {"scorers": {"teacher": scorer}, "timeout_s": 50, "max_in_flight": 3}}
 
 
 async def rows_of(proxy, path):

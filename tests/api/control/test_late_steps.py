@@ -53,7 +53,7 @@ async def start_call(proxy, engine, rollout, **more):
     before = len(engine.requests)
     engine.hold.clear()
     call = asyncio.ensure_future(proxy.chat(rollout, **more))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while len(engine.requests) == before:
             await asyncio.sleep(0.005)
     return call
@@ -147,6 +147,6 @@ async def test_with_concurrent_finishes_claims_and_calls_an_export_equals_the_cl
 
 
 async def wait_until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while not condition():
             await asyncio.sleep(0.005)

@@ -68,7 +68,7 @@ def atropos_server(name, url):
         "APIServer": ApiServer,
         "AutoTokenizer": tokenizer,
     }
-    config = SimpleNamespace(api_key="x", base_url=f"{url}/v1", timeout=5, model_name="m", tokenizer_name="none")
+    config = SimpleNamespace(api_key="x", base_url=f"{url}/v1", timeout=50, model_name="m", tokenizer_name="none")
     return getattr(load_published(file, name, **names_used), name)(config)
 
 
@@ -82,7 +82,7 @@ async def test_at_9_status_checks_of_an_atropos_server_create_no_rollout(store, 
     ):
         server = atropos_server(name, served.url)
         checking = asyncio.create_task(server.check_server_status_task(chat_completion=chats))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             while not server.server_healthy:
                 await asyncio.sleep(0.005)
         checking.cancel()

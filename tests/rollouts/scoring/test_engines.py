@@ -28,7 +28,7 @@ async def two():
             engine.respond = Teacher()
         endpoints = [EndpointSettings(url=engine.url, kind="vllm", max_in_flight=2) for engine in (first, second)]
         upstream = Upstream(EnginesSettings(endpoints=endpoints), make_metrics(CollectorRegistry()))
-        yield first, second, ScoringEngines(upstream, ScoringLimits(timeout_s=5))
+        yield first, second, ScoringEngines(upstream, ScoringLimits(timeout_s=50))
         await upstream.close()
 
 
@@ -45,7 +45,7 @@ async def test_a_failed_request_is_retried_at_the_next_engine(two, fault):
     """Also one that does not respond in time: scoring changes nothing. Agents' calls are not ejected by it."""
     *faulty, engines = two
     model = await engines.find_model()
-    engines.limits = ScoringLimits(timeout_s=0.3)
+    engines.limits = ScoringLimits(timeout_s=2)
     first = engines.upstream.endpoints.index((await engines.score(model, IDS, POSITIONS, 0))[0])
     broken = faulty[first].respond
 

@@ -301,7 +301,7 @@ async def test_deleting_a_session_does_not_change_how_its_rollout_was_finished(p
     assert 200 == (await proxy.request("DELETE", f"/{before}"))[0]
     store.waiting["update_if"] = asyncio.Event()
     deleting = asyncio.create_task(proxy.request("DELETE", f"/{meanwhile}"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(50):
         while "update_if" not in store.reached:
             await asyncio.sleep(0.005)
     proceed = store.waiting.pop("update_if")

@@ -131,7 +131,7 @@ async def test_an_asynchronous_server_that_rejects_the_init_fails_the_rollout(pr
 
 
 async def test_an_unreachable_and_a_slow_rollout_server_have_different_error_categories(store, engine, runner):
-    servers = {"servers": {"unreachable": {"url": "http://127.0.0.1:1"}, "slow": {"url": runner.url}}, "timeout_s": 0.1}
+    servers = {"servers": {"unreachable": {"url": "http://127.0.0.1:1"}, "slow": {"url": runner.url}}, "timeout_s": 2}
     runner.release = asyncio.Event()
     shown = {}
     async with dispatching(engine.url, store, runner, osmosis=servers) as proxy:
