@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from fakes import FailingStore, fake_engine
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from leaks import Leaks
 
 from storage import StoreOptions, open_store
@@ -30,10 +30,11 @@ os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support" / "unused_au
 # cycles, and a collection visits every module. So collections are rarer, and skip what exists before the first test.
 gc.set_threshold(20_000, 20, 20)
 
-# hypothesis has no deadline, since a busy machine is slow: only pytest's timeout applies. Each run draws other examples, so
-# few examples per run are many in a week; `make fuzz` draws more.
-settings.register_profile("unhurried", deadline=None, max_examples=25)
-settings.register_profile("thorough", deadline=None, max_examples=500)
+# hypothesis has no deadline and no check of the time that drawing takes, since a busy machine is slow: only pytest's timeout
+# applies. Each run draws other examples, so few examples per run are many in a week; `make fuzz` draws more.
+UNCHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("unhurried", deadline=None, suppress_health_check=UNCHECKED, max_examples=25)
+settings.register_profile("thorough", deadline=None, suppress_health_check=UNCHECKED, max_examples=500)
 settings.load_profile("unhurried")
 
 if sys.version_info < (3, 12):

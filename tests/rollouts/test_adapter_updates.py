@@ -10,7 +10,7 @@ import pytest
 from adapters_of_engines import LoraRoutes
 from aiohttp import web
 from fakes import fake_engine, settings_for
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import load
 
@@ -302,7 +302,7 @@ async def test_a_lease_is_renewed_while_engines_load(fleet, store, monkeypatch):
     assert 0 == orjson.loads((await store.announcements.read())[ADAPTERS_ANNOUNCEMENT].value)["until_ms"]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(updates=st.lists(st.sets(st.sampled_from([0, 1])), min_size=1, max_size=5))
 async def test_all_endpoints_have_the_adapter_of_the_announced_version(fleet, updates):
     """Each update fails at some endpoints."""
@@ -386,7 +386,7 @@ async def test_a_failed_update_leaves_the_other_policy(two):
     assert {"planner": ("3", None), "judge": ("1", None), "default": (None, None)} == await two.policies()
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10)
 @given(
     updates=st.lists(
         st.tuples(st.sampled_from(["planner", "judge"]), st.sampled_from([None, 0, 1])), min_size=1, max_size=6

@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stored import stored_rollout
 from sweeping import Process, SetClock, open_group, open_rollout, timer_count
@@ -263,7 +263,6 @@ class Flaky:
         return instead
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(["none", "none", "none", "before", "after"]), max_size=40), st.integers(1, 2))
 async def test_after_any_failures_each_rollout_is_finished_once_and_its_group_completes(store, failures, members):
     """Processes that fail or die after any command leave what a later sweep completes."""

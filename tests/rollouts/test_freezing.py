@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 
 import orjson
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.clock import SystemClock
@@ -132,7 +132,6 @@ async def change_reward(store, value: int) -> None:
 CLAIMANTS = st.lists(st.tuples(st.sampled_from(["default", "planner", "coder"]), st.booleans()), min_size=1, max_size=5)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CLAIMANTS, st.integers(0, 3), st.data())
 async def test_no_reward_changes_after_a_claim_has_read_it_unless_it_is_undone(store, drawn, changes, data):
     """For every interleaving of claims, their undoing and changes; if all are undone, the reward can be changed."""

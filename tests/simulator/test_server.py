@@ -6,7 +6,7 @@ import openai
 import orjson
 import pytest
 from aiohttp import ClientSession, web
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from json_bodies import BODIES
 
@@ -261,7 +261,6 @@ async def test_concurrent_calls_are_independent(engine):
     assert alone == [completion["choices"][0]["message"] for completion in together]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(path=st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]), body=BODIES)
 async def test_every_body_gets_a_response(engine, path, body):
     """Any JSON body gets a 200 or a 400 with a message."""

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from control_api import ProxyClient
 from fakes import settings_for
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from recorded import load
 from stored import stored_rollout
@@ -143,7 +143,6 @@ async def test_tiny_and_huge_deadlines_are_accepted(replicas, store, fast, value
         assert 200 == (await replicas[0].post(f"/rollouts/r1{CHAT}", BODY)).status
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(["deadline_s", "idle_s"]),
     st.floats().map(repr)

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from collector import collecting
 from fakes import fake_engine, proxying
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import propagate
 from opentelemetry.instrumentation.httpx import HTTPX2ClientInstrumentor
@@ -386,7 +386,6 @@ async def test_messages_are_exported_only_if_content_is_enabled(store, engine, h
 SECRET = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=20).map(lambda text: f"SECRET{text}")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(SECRET, min_size=9, max_size=9), st.sampled_from([200, 400, 500]), st.booleans())
 async def test_by_default_no_exported_byte_is_of_a_message(store, texts, status, is_cut):
     """Neither of the request, nor of the response, nor of an engine's error."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 from archives import Died, archived_versions, archiver, dying, finished
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sweeping import Process, SetClock, open_group
 
@@ -138,7 +138,6 @@ async def test_several_processes_archive_one_store(store, tmp_path):
 WRITES = ("update_if", "delete", "publish", "versions", "read_all")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(WRITES), st.integers(0, 6), st.booleans()), max_size=4), st.booleans())
 async def test_every_version_is_in_one_file_whenever_processes_die(store, tmp_path_factory, deaths, deletes):
     """Before or after each write to the store or the dataset, and each read; the last sweep completes."""

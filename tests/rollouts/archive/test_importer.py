@@ -5,7 +5,7 @@ from secrets import token_hex
 
 import pytest
 from archives import Died, archiver, dying, finished, importer
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stored import stored_rollout
 from sweeping import Process, SetClock, open_group
@@ -41,7 +41,6 @@ async def test_an_import_can_be_repeated_and_changes_no_other_rollout(stores, tm
     assert ({}, 5) == (kept.fields, kept.touched_ms)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(["open", "append", "mark", "update_if"]), st.integers(0, 5), st.booleans())
 async def test_an_import_that_died_is_completed_by_the_next(store, tmp_path_factory, verb, number, is_after):
     """A rollout is open until all its steps are stored."""

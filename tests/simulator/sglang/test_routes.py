@@ -3,7 +3,7 @@
 import openai
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from json_bodies import BODIES, JSON
 from recorded import load_http
@@ -159,7 +159,6 @@ FLAGS = st.fixed_dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(path=st.sampled_from([CHAT, "/v1/completions", "/generate", "/v1/tokenize"]), body=BODIES, flags=FLAGS)
 async def test_every_body_gets_a_response(sglang, path, body, flags):
     """Any JSON body gets a 200 or a 400 with a body."""

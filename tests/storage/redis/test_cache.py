@@ -5,7 +5,7 @@ from collections import OrderedDict
 from secrets import token_hex
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage import StoreOptions, open_store
@@ -47,7 +47,7 @@ async def test_an_expired_value_is_gone(store):
 SAME = [name for name in map(str, range(200)) if bucket_for(name) == BUCKETS[0]]  # names of one bucket
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(
     st.lists(st.tuples(st.sampled_from(SAME[:5]), st.integers(0, 60)), max_size=25),
     st.integers(HEAD, 200),

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import FieldsChanged
@@ -104,7 +104,6 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(OPERATIONS)
 async def test_any_operations_change_the_holder_in_their_own_queue_only(store, operations):
     """As in a model that has one holder for each entry."""

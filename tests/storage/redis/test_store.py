@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.redis.keys import rollout_keys
@@ -146,7 +146,7 @@ async def test_a_repeated_round_trip_has_the_same_effect(on_redis):
     assert {"steps": 1} == (await on_redis.get("r")).counts
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(
     st.dictionaries(st.text(min_size=1, max_size=20), st.integers(0, 50), max_size=25),
     st.integers(1, 8),

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import StoreUnreachable
@@ -134,7 +134,6 @@ async def test_ten_thousand_timers_are_claimed_in_parts(store):
     assert sorted(names) == sorted(claimed)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.just("claim"), st.integers(0, 30), st.integers(0, 30))

@@ -55,7 +55,7 @@ async def test_a_loop_is_recorded_exactly_by_two_workers(number, served, environ
 async def test_both_workers_received_calls(served, http):
     """Otherwise the tests above prove nothing. Workers share their metrics when metrics are requested."""
     process, url, _ = served
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while 2 > sum(count > 0 for count in calls_of_each(process.pid)):
             async with http.get(f"{url}/metrics", headers={"Connection": "close"}) as response:
                 await response.read()

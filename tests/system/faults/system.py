@@ -82,7 +82,7 @@ class WithStore:
     async def ask_store(self, *words: str) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.store_port)
         writer.write((" ".join(words) + "\r\n").encode())
-        reply = await asyncio.wait_for(reader.read(2**16), 5)
+        reply = await asyncio.wait_for(reader.read(2**16), 50)
         writer.close()
         return reply
 

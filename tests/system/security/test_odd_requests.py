@@ -5,7 +5,7 @@ import re
 import orjson
 import pytest
 from fakes import settings_for
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from recorded import load
 
@@ -98,7 +98,6 @@ async def test_a_path_or_query_of_any_bytes_is_accepted_or_rejected(api, odd):
         check(await api.raw(request), request)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     value=st.binary(min_size=1, max_size=20).filter(lambda value: not set(value) & {0, 10, 13}),
     header=st.sampled_from(HEADERS),
