@@ -548,7 +548,6 @@ def errors_of_engines(fragment: str, size: int) -> Work:
         error = BadRequest(body, param=fragment)
         for dialect in (*DIALECTS.values(), *TRANSLATORS.values(), *METHODS.values()):
             dialect.error(error)
-            dialect.status(error)
             if hasattr(dialect, "engine_error"):
                 dialect.engine_error(500, body)
         pictured = replace(exchanges[0], extra={IMAGES: {"ids": []}})

@@ -102,7 +102,7 @@ def program(path: str) -> Program:
 def settings_in(text: Text) -> Iterator[str]:
     """Yield the dotted names that begin with a section of the settings."""
     sections = "|".join(name for name, field in Settings.model_fields.items() if _models(field.annotation))
-    part = r"\.(?!md\b|py\b|yaml\b)(?:\w+|\*(?!\*))(?:\[\w*\])?"
+    part = r"\.(?!md\b|py\b|js\b|yaml\b)(?:\w+|\*(?!\*))(?:\[\w*\])?"
     if not text.path.endswith((".js", ".lua")):  # there they are expressions
         yield from re.findall(rf"(?<![\w./~-])(?:{sections})(?:{part})+(?![\w(/])", text.text)
 

@@ -18,7 +18,7 @@ from proxy.api.http import json_response
 from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_from, rollout_id_from
 from proxy.api.urls import model_url, path_prefix
 from proxy.clock import new_id
-from proxy.errors import BadRequest, Conflict
+from proxy.errors import BadRequest, Conflict, Damaged
 from proxy.rollouts.due_times import deadlines_of, first_due_ms
 from proxy.rollouts.group import join, read_group
 from proxy.rollouts.rollout import (
@@ -32,6 +32,7 @@ from proxy.rollouts.rollout import (
     write_fields,
 )
 from proxy.rollouts.steps import check_step_rewards, check_threads
+from proxy.rollouts.stored_fields import left_out
 from storage.errors import FieldsChanged
 from storage.types import StoredEntity
 
@@ -134,7 +135,11 @@ async def patch_rollout(request: web.Request) -> web.Response:
 async def _without_effect(context: Context, rollout: Rollout) -> str | None:
     """Return why no claim returns a reward that was set: the group was dropped before. None if it was not."""
     stored = None if rollout.group_id is None else await context.store.groups.get(rollout.group_id)
-    states = {} if stored is None else read_group(stored).states
+    try:
+        states = {} if stored is None else read_group(stored).states
+    except Damaged as damage:  # the reward is set all the same
+        left_out([damage], context.metrics)
+        return None
     dropped = [f"for policy {name!r} ({state.code})" for name, state in states.items() if state.status == "dropped"]
     if not dropped:
         return None
