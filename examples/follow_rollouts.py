@@ -25,10 +25,7 @@ CLOCKS_MS = 60_000  # between replicas
 
 
 def values_of(client: Client, rollout: Rollout, policy: str) -> dict[str, float]:
-    """Return what is logged of a rollout. The version is that of its oldest token; what is unknown is absent.
-
-    Its staleness is known if the epoch is the announced one.
-    """
+    """Return what is logged of a rollout. The version is that of its oldest token; what is unknown is absent."""
     values: dict[str, float] = {
         name: rollout["counts"][name] for name in ("steps", "prompt_tokens", "sampled_tokens", "flagged")
     }
@@ -37,12 +34,9 @@ def values_of(client: Client, rollout: Rollout, policy: str) -> dict[str, float]
         values["reward"] = rollout["reward"]
     tree = client.tree(rollout["rollout_id"], texts=False)
     values["drift"] = tree["counts"]["drift"]
-    nodes = [node for node in tree["nodes"] if node.get("policy", "default") == policy]
-    numbers = [  # of each step: its epoch and version
-        (node.get("policy_epoch", 0), int(version))
-        for node in nodes
-        if (version := node["policy_version"] or "").isdecimal()
-    ]
+    own = (node for node in tree["nodes"] if node.get("policy", "default") == policy)
+    known = [(node.get("policy_epoch", 0), node["policy_version"] or "") for node in own]
+    numbers = [(epoch, int(version)) for epoch, version in known if version.isdecimal()]
     announced = client.policy(policy)
     if numbers:
         epoch, values["policy_version"] = min(numbers)

@@ -3,7 +3,6 @@
 Shows a training loop: `open_group` with deadlines, a reward per rollout, `batches(...)`, `update_policy(...)`, and new groups
 for each claimed batch. Turns can have weights older than the latest: `stale` is the share of their tokens in a batch. `ratio-1`
 is the largest difference from 1 of a token's ratio to its recorded probability, with the weights of its policy version.
-
 The task is words in which consonants and vowels alternate. An agent requests two, so sequences have prompts between words.
 """
 
@@ -91,13 +90,9 @@ def loss_of(logits: Table, sampled: Sampled, clip: float = 0.2) -> tuple[float, 
 
 
 async def push(client: AsyncClient, engine: str, logits: Table, version: int, run: str) -> None:
-    """Update the weights after calls in flight have ended ("drain"), so that each turn has one policy version.
-
-    The versions of each run begin at 0: its ID begins an epoch of the policy, without the groups of earlier runs.
-    """
+    """Update the weights once calls in flight have ended. The ID of a run begins an epoch, with version 0."""
     body = Request(f"{engine}/load_weights", logits.astype("<f4").tobytes(), method="POST")  # noqa: S310 - a fixed URL
-    load = lambda: asyncio.to_thread(lambda: urlopen(body).close())  # noqa: E731, S310
-    await client.update_policy(version, load, in_flight="drain", run=run)
+    await client.update_policy(version, lambda: asyncio.to_thread(lambda: urlopen(body).close()), run=run)  # noqa: S310
 
 
 def learn(weights: list[Table], groups: Sequence[ClaimedGroup], rate: float) -> Line:
@@ -117,8 +112,7 @@ def learn(weights: list[Table], groups: Sequence[ClaimedGroup], rate: float) -> 
 async def train(url: str, engine: str, *, steps: int, groups: int, size: int, rate: float) -> list[Line]:
     """Run the training loop: print a row per step, and return all rows."""
     weights: list[Table] = [np.zeros((len(VOCABULARY), len(VOCABULARY)), dtype=np.float32)]  # by policy version
-    lines: list[Line] = []
-    run = uuid4().hex
+    lines, run = list[Line](), uuid4().hex
     print("policy  reward  loss before ->  after    ratio-1  tokens  stale  last words")
     async with (
         AsyncClient(url) as client,

@@ -115,16 +115,6 @@ class PolicyVersion:
     def __repr__(self) -> str:
         return f"<PolicyVersion {self.announced!r}>"
 
-    @property
-    def current(self) -> str | None:
-        """The version, or None."""
-        return self.announced.version
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the version."""
-        return self.announced.epoch
-
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
         """Apply a newer announcement."""
         announcement = newer(announcements, self._name, self._number)

@@ -85,6 +85,7 @@ class Recorder:
         self._chains = Newest[tuple[str, str], KnownBlocks](_CHAIN_BYTES, KnownBlocks.forget_chains)
         self._known_count = 0
         self._warned: set[str] = set()  # policies
+        self._numbers: tuple[str | None, ...] = (None,)  # versions that need no warning: none, and the newest
         self.tasks = BackgroundTasks()
         self._journal = journal
         self.has_journal = journal is not None
@@ -326,8 +327,12 @@ class Recorder:
         """Count a step whose tokens have a version that is not a number, and log the first one of each policy."""
         for choice in step.choices:
             for span in choice.spans:
+                if span.policy_version in self._numbers:
+                    continue
                 warning = unknown_staleness(span.policy_version)
-                if warning is not None:
+                if warning is None:
+                    self._numbers = (None, span.policy_version)
+                else:
                     self._metrics.unknown_version_steps.labels(step.policy).inc()
                     if step.policy not in self._warned:
                         self._warned.add(step.policy)

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from proxy.api.api_keys import KeyRing
-from proxy.api.auth import CALL_PATHS, OTHER_PATHS, require_control_key
+from proxy.api.auth import CALL_PATHS, ORIGINS, OTHER_PATHS, origin_check, require_control_key
 from proxy.api.compat import COMPAT_ROUTES
 from proxy.api.compat.atropos.calls import SESSION_CALL_ROUTES
 from proxy.api.compat.atropos.sessions import SESSION_ROUTES
@@ -26,7 +26,6 @@ from proxy.api.failures import answer_failures
 from proxy.api.memory_limit import InFlightBytes
 from proxy.api.model.call import CallState, Trace
 from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
-from proxy.api.origins import ORIGINS, origin_check
 from proxy.api.surplus_calls import SurplusCalls
 from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.clock import Clock, SystemClock, new_id
@@ -308,11 +307,11 @@ def _policies(
         logs_unlisted=bool(settings.policies) and DEFAULT_POLICY not in settings.policies,
     )
     metrics.reward_windows.announced = lambda: {
-        policy.name: (policy.version.epoch, policy.version.current) for policy in policies
+        policy.name: (policy.version.announced.epoch, policy.version.announced.version) for policy in policies
     }
     for policy in policies:
         metrics.begin_policy(policy.name)
-        metrics.policy_epoch.labels(policy.name).set_function(partial(attrgetter("epoch"), policy.version))
+        metrics.policy_epoch.labels(policy.name).set_function(partial(attrgetter("announced.epoch"), policy.version))
     return policies
 
 

@@ -9,7 +9,7 @@ import pytest
 from fakes import proxying, settings_for
 from recorded import load
 
-from proxy.api.origins import host_name, is_foreign, is_own_host, origin_check
+from proxy.api.auth import host_name, is_foreign, is_own_host, origin_check
 from proxy.errors import CrossSite, UnknownHost
 
 PATTERNS = ("localhost", "*.localhost", "host.docker.internal", "*.pods.internal")

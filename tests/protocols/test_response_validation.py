@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from proxy.protocols.engines.base import Sampled, Tokens
-from proxy.protocols.response_validation import check_messages, check_usage, pack_tokens
+from proxy.protocols.exchange import check_messages, check_usage, pack_tokens
 
 
 def test_a_choice_without_its_own_prompt_gets_none():

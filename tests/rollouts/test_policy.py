@@ -31,10 +31,10 @@ def test_a_version_is_read_from_announcements():
 def test_an_older_announcement_does_not_replace_a_newer_one():
     """Replies of the store may arrive out of order."""
     policy = PolicyVersion()
-    versions = [policy.current]
+    versions = [policy.announced.version]
     for announcements in ({}, notices("2", 2), notices("1", 1), notices("3", 3), {}):
         policy.apply(announcements)
-        versions.append(policy.current)
+        versions.append(policy.announced.version)
 
     assert [None, None, "2", "2", "3", "3"] == versions
 
@@ -45,7 +45,7 @@ def test_each_policy_has_its_own_version():
     policies = policies_of(TWO)
     policies.apply(announcements)
 
-    assert ["2", None, "7"] == [policy.version.current for policy in policies]
+    assert ["2", None, "7"] == [policy.version.announced.version for policy in policies]
     assert ["2", None, "7"] == [read_announced(announcements, policy.name).version for policy in policies]
 
 
@@ -92,7 +92,7 @@ async def test_an_announcement_whose_response_is_lost_begins_one_epoch():
     policy, store = PolicyVersion(), Store(lost=2)
     await policy.announce(store, "9", new_epoch=True)
 
-    assert 1 == policy.epoch == read_announced(await store.read()).epoch
+    assert 1 == policy.announced.epoch == read_announced(await store.read()).epoch
 
 
 VERSIONS = st.integers(0, 9).map(str) | st.sampled_from(["main", "-1", "9" * 19, ""])

@@ -3,7 +3,9 @@
 A call that is rejected here is neither sent nor recorded.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final
@@ -16,9 +18,8 @@ from proxy.api.adapters import CallAdapter, CallRoute
 from proxy.api.auth import check_minted
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
-from proxy.api.http import CLIENT_CLOSED_REQUEST
+from proxy.api.http import CLIENT_CLOSED_REQUEST, PAUSES
 from proxy.api.long_texts import LONG_TEXT, LongText, read_long
-from proxy.api.model.admission import admitted, guard, model_of, models_of
 from proxy.api.model.call import CallState, IncomingCall, ModelRequest
 from proxy.api.model.probes import is_probe
 from proxy.api.model.references import followed_rollout, with_references
@@ -27,17 +28,19 @@ from proxy.api.model.token_options import IDS, TOKENS, read_token_annotations
 from proxy.api.model.unrecorded import forward
 from proxy.api.rollout_id import KEY_PREFIX, named_rollout
 from proxy.clock import new_id
-from proxy.errors import BadRequest, EngineError
+from proxy.errors import BadRequest, Conflict, EngineError, LimitReached, RolloutClosed, StoreUnavailable
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import CallOptions, Plan, edit, make_plan
+from proxy.protocols.sampling import engine_model
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import TranslatedCall
+from proxy.rollouts.due_times import is_past_deadline
 from proxy.rollouts.idempotency import COUNT, KEY, Attempt, StoredAnswer, retry_fields
 from proxy.rollouts.policy import Policy
 from proxy.rollouts.prompt_continuation import continuation_mode
-from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.rollout import DEADLINE, Rollout, no_rollout, read_rollout, write_fields
 from proxy.rollouts.steps import read_steps
 from proxy.trajectory.images import IMAGES
 from proxy.trajectory.json_bytes import size_of
@@ -45,12 +48,46 @@ from proxy.trajectory.thread_agents import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import tokens_left
-from proxy.upstream.headers import AGENT_HEADER, CONTINUATION_HEADER, ROLLOUT_HEADER, downstream
+from proxy.upstream.headers import AGENT_HEADER, CONTINUATION_HEADER, GROUP_HEADER, ROLLOUT_HEADER, downstream
 from proxy.upstream.image_tokens import with_placeholders
 from proxy.upstream.routing import Failover
 from proxy.upstream.system_messages import with_engine_traits
+from storage.errors import FieldsChanged, StorageError
 
+_START_TIMEOUT_S: Final = 10
+_START_INTERVAL_S: Final = 0.05
+_NOT_KEPT: Final = nullcontext[None]()
 _MOST_HISTORY: Final = 2**19  # bytes of a history that are counted: so many are processed in threads
+
+Guard = Callable[[Rollout], None]
+
+
+def is_open(rollout: Rollout) -> None:
+    """Raise RolloutClosed if the rollout is finished."""
+    if rollout.is_finished:
+        status = rollout.status if rollout.reason is None else f"{rollout.status} ({rollout.reason})"
+        raise RolloutClosed(f"Rollout {rollout.rollout_id!r} is {status} and accepts no more calls.")
+
+
+def within_limits(rollout: Rollout) -> None:
+    """Raise LimitReached if the rollout has reached its limit of steps or sampled tokens."""
+    limits, steps, tokens = (
+        rollout.limits,
+        rollout.counts.get("steps", 0),
+        rollout.counts.get("sampled_tokens", 0),
+    )
+    name = f"Rollout {rollout.rollout_id!r}"
+    if limits.max_steps is not None and steps >= limits.max_steps:
+        raise LimitReached(f"{name} reached its limit of {limits.max_steps} steps.")
+    if rollout.has_reservation is False:
+        raise LimitReached(
+            f"{name} has {steps} of {limits.max_steps} steps, and calls for the remaining steps are in flight."
+        )
+    if limits.max_tokens is not None and tokens >= limits.max_tokens:
+        raise LimitReached(f"{name} reached its limit of {limits.max_tokens} sampled tokens; it has {tokens}.")
+
+
+GUARDS: tuple[Guard, ...] = (is_open, within_limits)
 
 
 async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResponse:
@@ -373,3 +410,90 @@ def _with_engine_model(context: Context, dialect: Dialect, body: dict[str, Any])
     """Return a body without a rollout, with the model's name as the engine has it."""
     fields, unset = edit(body, CallOptions(models=context.settings.models), dialect)
     return orjson.dumps({key: value for key, value in body.items() if key not in unset} | fields)
+
+
+@asynccontextmanager
+async def admitted(context: Context, call: IncomingCall, step_id: str) -> AsyncIterator[tuple[Rollout, Policy]]:
+    """Open the rollout of a call, wait for the end of a pause of its policy, and count the call as in flight. Raises Paused."""
+    group_id = call.request.headers.get(GROUP_HEADER)
+    while True:
+        rollout = await context.opener.open(call.rollout_id, group_id, step_id)
+        lifetime = context.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
+        policies = context.policies
+        policy = policies.only or policies.of_call(model_of(context, rollout, call))
+        has_limits = rollout.idle_s is not None or rollout.start_s is not None
+        may_be_idle = has_limits and rollout.quiet_s is not None and not rollout.is_finished
+        activity = context.activity.kept(rollout) if may_be_idle else _NOT_KEPT
+        async with context.reservations.kept(rollout, step_id):
+            with lifetime, activity:
+                if policy.pause.mode is not None and await _paused(context, call, policy):
+                    continue  # open it again: the policy version has changed
+                with policy.pause.counted():
+                    yield await _started(context, rollout), policy
+                    return
+
+
+async def _paused(context: Context, call: IncomingCall, policy: Policy) -> bool:
+    """Wait for the end of a pause, and note the wait for the trace of the call; return whether it waited. Raises Paused."""
+    began = context.clock.monotonic()
+    has_waited = await policy.pause.passed()
+    call.request[PAUSES] = (*call.request.get(PAUSES, ()), (began, context.clock.monotonic()))
+    return has_waited
+
+
+def models_of(context: Context, rollout: Rollout) -> Mapping[str, str]:
+    """Return the engine's names of models: that of the rollout for any model, or the configured ones."""
+    return {"*": rollout.model} if rollout.model else context.settings.models
+
+
+def model_of(context: Context, rollout: Rollout, call: IncomingCall) -> str | None:
+    """Return the engine's name of the model of a call; None if it names none."""
+    models, body, adapter = models_of(context, rollout), call.body, call.adapter
+    if adapter is not None and not isinstance(adapter, TranslatedCall):  # a translation does not change the model
+        body = adapter.native(models, None)
+    return engine_model(body, models, rollout.sampling.over(context.sampling))
+
+
+async def _started(context: Context, rollout: Rollout) -> Rollout:
+    """Return the rollout once its tools are known: its first call may arrive before its dispatch has ended."""
+    until = context.clock.monotonic() + _START_TIMEOUT_S
+    while rollout.osmosis and rollout.is_starting and context.clock.monotonic() < until:
+        await asyncio.sleep(_START_INTERVAL_S)
+        stored = await context.store.get(rollout.rollout_id)
+        if stored is None:
+            raise no_rollout(rollout.rollout_id)
+        rollout = read_rollout(stored)
+    return rollout
+
+
+async def guard(context: Context, rollout: Rollout) -> None:
+    """Run every guard; finish a rollout that is past its deadline, and mark one that has reached a limit."""
+    if rollout.deadline_s is not None and is_past_deadline(rollout, context.clock.now_ms()):
+        rollout = await _finished(context, rollout)
+    try:
+        for check in GUARDS:
+            check(rollout)
+    except LimitReached:
+        if rollout.status == "open":
+            await _mark_limited(context, rollout.rollout_id)
+        raise
+
+
+async def _finished(context: Context, rollout: Rollout) -> Rollout:
+    """Finish a rollout that is past its deadline, before the sweep finds it."""
+    try:
+        return await context.finisher.finish(rollout, "aborted", reason=DEADLINE)
+    except Conflict as error:  # finished otherwise meanwhile
+        raise RolloutClosed(error.message) from error
+    except StorageError as error:
+        raise StoreUnavailable(f"The store is unavailable: {error}") from error
+
+
+async def _mark_limited(context: Context, rollout_id: str) -> None:
+    try:
+        fields = write_fields({"status": "limited"})
+        await context.store.update_if(rollout_id, fields, expect={"status": None}, now_ms=context.clock.now_ms())
+    except FieldsChanged:
+        pass  # finished or marked meanwhile
+    except StorageError as error:
+        raise StoreUnavailable(f"The store is unavailable: {error}") from error

@@ -112,7 +112,8 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
             raise call.fault
         exchange = await _exchanged(context, call, client)
         outcome = await _in_thread_if_large(
-            call.body_bytes, partial(exchange.finish, call.timing(context.clock.now()), call.policy.version.current)
+            call.body_bytes,
+            partial(exchange.finish, call.timing(context.clock.now()), call.policy.version.announced.version),
         )
     except PromptIdsRejected:
         call.are_ids_refused = True
@@ -130,7 +131,7 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
             raise  # it was queued: nothing was sent to an engine
         # `_exchanged` has closed the engine's connection, on which the engine stops generating.
         exchange = call.exchange or Exchange(call.plan, 0, "")
-        reason, version = call.cut or "the client disconnected", call.policy.version.current
+        reason, version = call.cut or "the client disconnected", call.policy.version.announced.version
         abort = partial(exchange.abort, reason, call.timing(), delivered=False, policy_version=version)
         call.step = (await _despite_cancellation(call.body_bytes, abort)).step
         context.recorder.record_detached(call.step, call.incarnation, body_bytes=call.body_bytes)

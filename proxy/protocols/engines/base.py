@@ -299,7 +299,7 @@ def usage_options(call: EngineCall, *, running: bool) -> Json:
 
 def has_running_usage(body: Mapping[str, Any]) -> bool:
     """Return whether a client requests usage on each event: `continuous_usage_stats` has no effect without `include_usage`."""
-    return requested_usage(body)[1]
+    return body.get("stream_options") is not None and requested_usage(body)[1]
 
 
 def _is_boolean(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.api.model.admission import GUARDS
+from proxy.api.model.calls import GUARDS
 from proxy.errors import LimitReached, RolloutClosed
 from proxy.rollouts.rollout import FINISHED, Limits, Rollout
 
