@@ -71,7 +71,12 @@ async def run(proxy, mode, *, template, stream, tools):
     """Run the rollouts; return their steps, rows and drift."""
     steps, rows, drift = [], [], []
     async with proxy.agent("first") as agent:  # its end shows the stop token, which `tool_calls` does not prove
-        await reply(agent, [{"role": "user", "content": "Hello."}], seed=1, stream=False, extra={})
+        messages = [{"role": "user", "content": "Hello."}]
+        messages.append(await reply(agent, messages, seed=1, stream=False, extra={}))
+        messages.append(
+            {"role": "user", "content": "Go on."}
+        )  # the second call does not wait until the first turn is added
+        await reply(agent, messages, seed=2, stream=False, extra={})
     for number in range(ROLLOUTS):
         name = f"r{number}"
         async with proxy.http.post(
@@ -99,7 +104,7 @@ async def test_a_linear_rollout_is_one_sequence_in_append(vllm, direct, tmp_path
     async with through_proxy(vllm.url, tmp_path) as proxy:
         steps, rows, drift = await run(proxy, "append", template=template, stream=stream, tools=tools)
 
-    assert [] == drift
+    assert [] == drift, [step["extra"].get("continuation") for rollout in steps for step in rollout]
     assert [1] * ROLLOUTS == [len(sequences) for sequences in rows]
     assert all(step["fidelity"]["exact"] for rollout in steps for step in rollout)
     worst = max([max(differences(row, await rescored(direct, row))) for (row,) in rows]) if not tools else 0
