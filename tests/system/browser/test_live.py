@@ -118,13 +118,21 @@ async def test_training_follows_groups_with_one_request_for_each_change(contents
 
 
 async def test_rewards_of_unknown_versions_are_last_and_not_on_the_line_of_means(contents, open_page):
-    """Also if a version is named "unknown"."""
+    """Also if a version is named "unknown". Versions of a later epoch follow all of an earlier one."""
     page = await open_page(f"{contents.url}/ui#/training")
-    found = [("10", 1.0), (None, 0.0), ("unknown", 0.7), ("9", 0.5), ("9", 0.7), ("v2", 0.4)]
-    given = [{"version": version, "reward": reward, "label": "g"} for version, reward in found]
+    found = [
+        ("10", 0, 1.0),
+        (None, 1, 0.0),
+        ("unknown", 0, 0.7),
+        ("9", 0, 0.5),
+        ("9", 0, 0.7),
+        ("v2", 0, 0.4),
+        ("8", 1, 0.3),
+    ]
+    given = [{"version": version, "epoch": epoch, "reward": reward, "label": "g"} for version, epoch, reward in found]
     shown = await page.evaluate("async (given) => (await import('./ui/plots.js')).byVersion(given)", given)
 
-    assert ["9", "10", "unknown", "v2", "unknown"] == shown["names"]
-    assert [0.6, 1.0, 0.7, 0.4] == [round(mean["y"], 9) for mean in shown["means"]]
-    assert 4 == round(shown["marks"][1]["x"])
+    assert ["9", "10", "unknown", "v2", "1:8", "unknown"] == shown["names"]
+    assert [0.6, 1.0, 0.7, 0.4, 0.3] == [round(mean["y"], 9) for mean in shown["means"]]
+    assert 5 == round(shown["marks"][1]["x"])
     assert "g at version unknown" == shown["marks"][1]["label"]
