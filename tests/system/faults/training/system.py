@@ -92,6 +92,7 @@ class TrainingSystem(WithStore):
                 "planner": {"models": ["planner", "planner-*"]}, "solver": {"models": ["solver-*"]},
                 "judge": {"models": ["judge"], "train": False},
             },
+            "groups": {"reward_s": 6},  # longer than agents take, but those that die between the finish and the reward
             "agents": {"pause_timeout_s": 20}, "engines": {"endpoints": endpoints, "read_timeout_s": 5}, "store": store,
         }  # fmt: skip
         path.write_bytes(orjson.dumps(settings))  # JSON is YAML
