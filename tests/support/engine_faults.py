@@ -227,6 +227,26 @@ def usage_typed(written: Written, request: EngineRequest, random: Random) -> boo
     return True
 
 
+@fault("final usage without counts", channel="usage", flagged=True)
+def usage_empty(written: Written, request: EngineRequest, random: Random) -> bool:
+    found = usages(written)
+    if not found:
+        return False
+    for name in random.choice((("completion_tokens",), ("prompt_tokens",), tuple(found[-1]))):
+        found[-1].pop(name, None)
+    return True
+
+
+@fault("two final usages that differ", channel="counted", flagged=True)
+def usage_twice(written: Written, request: EngineRequest, random: Random) -> bool:
+    found = [event for event in written.events if is_object(event.value) and event.value.get("choices") == []]
+    if not written.is_stream or not found or not is_object(found[-1].value.get("usage")):
+        return False
+    _insert_after(written, found[-1], twice := deepcopy(found[-1]))
+    random.choice((twice, found[-1])).value["usage"]["completion_tokens"] += random.choice((-1, 1, 1_000))
+    return True
+
+
 @fault("no usage", channel="usage", flagged=True)
 def usage_missing(written: Written, request: EngineRequest, random: Random) -> bool:
     if not usages(written):
