@@ -30,33 +30,25 @@ async def test_other_ids_than_were_sent_flag_the_step(store, stream):
     assert {"continued": 2, "refused:returned_ids": 2} == counts
 
 
-async def test_one_rollout_with_other_ids_does_not_end_the_continuation_of_others(store):
-    """Three do, if no call got the ids that it sent meanwhile."""
+@pytest.mark.parametrize(
+    ("changed", "outcomes"),
+    [((0, 1, 2), ["sent", "sent", "sent", "returned_ids", "returned_ids"]), ((1, 2, 3), ["sent"] * 5)],
+    ids=["three rollouts", "three, after one got its ids"],
+)
+async def test_other_ids_end_the_continuation_of_others_if_three_rollouts_got_them_and_none_its_own(
+    store, changed, outcomes
+):
     async with served(store) as proxy:
         agents = [proxy.agent(f"r{number}") for number in range(5)]
         for agent in agents:
             await agent.turn()
         found = []
         for number, agent in enumerate(agents):
-            proxy.engine.options.faults.prompt_ids = "changed" if number < 3 else None
+            proxy.engine.options.faults.prompt_ids = "changed" if number in changed else None
             await agent.turn()
             found.append(continuations(await proxy.steps(f"r{number}"))[-1])
 
-    assert ["sent", "sent", "sent", "returned_ids", "returned_ids"] == found
-
-
-async def test_a_call_that_got_its_ids_keeps_three_others_from_ending_the_continuation(store):
-    async with served(store) as proxy:
-        agents = [proxy.agent(f"r{number}") for number in range(5)]
-        for agent in agents:
-            await agent.turn()
-        found = []
-        for number, agent in enumerate(agents):
-            proxy.engine.options.faults.prompt_ids = "changed" if 0 < number < 4 else None
-            await agent.turn()
-            found.append(continuations(await proxy.steps(f"r{number}"))[-1])
-
-    assert ["sent"] * 5 == found
+    assert outcomes == found
 
 
 @pytest.mark.parametrize("field", ["image_url", "video_url", "audio_url", "input_audio", "image_embeds", "file"])
