@@ -15,10 +15,9 @@ import orjson
 from benchmarks import upstream
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES
-from proxy.protocols.exchange import Exchange
+from proxy.protocols.exchange import Exchange, pack_tokens
 from proxy.protocols.lenient_json import read_json, write_json
 from proxy.protocols.plan import CallOptions, Plan, make_plan
-from proxy.protocols.response_validation import pack_tokens
 from proxy.protocols.sse import EventParser
 from proxy.trajectory import fidelity
 from proxy.trajectory.codec import encode

@@ -1,6 +1,7 @@
 """The layout of the sources: layers, import order and sizes, read from the syntax trees."""
 
 import ast
+import importlib
 import sys
 from functools import cache
 from pathlib import Path
@@ -282,6 +283,25 @@ def test_there_is_no_import_cycle():
         edges = {name: inner - leaves for name, inner in edges.items() if name not in leaves}
 
     assert {} == edges
+
+
+def test_every_file_outside_the_packages_imports_names_that_exist():
+    """Benchmarks, pages and the tests of `make test-agents` and the like, which no other check imports."""
+    missing = [
+        (relative_name(path), f"{node.module}.{alias.name}")
+        for folder in ("benchmarks", "deploy", "docs", "examples", "tests")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(syntax_tree(path))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("proxy", "storage", "tokentape")
+        for alias in node.names
+        if not exists(node.module, alias.name)
+    ]
+
+    assert [] == missing
+
+
+def exists(module: str, name: str) -> bool:
+    return f"{module}.{name}" in MODULES or (module in MODULES and hasattr(importlib.import_module(module), name))
 
 
 def test_files_and_functions_are_short():
