@@ -357,6 +357,11 @@ class GroupSettings(Section):
         description="Seconds after a group is complete in which claims wait for the rewards of rollouts that were finished "
         "without one. 0: claims do not wait.",
     )
+    earlier_epochs: Literal["drop", "take"] = Field(
+        "drop",
+        description="What claims do with groups of an earlier epoch of the policy, unless they choose. `take`: only claims "
+        "without `max_staleness` take them.",
+    )
 
 
 class ControlSettings(Section):

@@ -49,6 +49,7 @@ T = TypeVar("T")
 Follower: TypeAlias = Callable[[Step, str, Appended], None]
 
 _ENCODE_IN_THREAD_FROM_BYTES = 2**18  # about a millisecond of hashing and compressing
+_ENCODE_IN_THREAD_FROM_ITEMS = 2**10  # as long: each message is a block, with a hash of its own
 _KNOWN_BLOCKS = 2**18  # names of stored blocks in memory, of all rollouts: at most about 30 MB
 _CHAIN_BYTES = 2**26  # of the newest long chains, of all rollouts
 
@@ -342,7 +343,8 @@ class Recorder:
 
 async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step, Record]:
     """Return the step as it is stored, and its record."""
-    if body_bytes < _ENCODE_IN_THREAD_FROM_BYTES:
+    items = sum(len(value) for value in step.request.values() if isinstance(value, list))
+    if body_bytes < _ENCODE_IN_THREAD_FROM_BYTES and items < _ENCODE_IN_THREAD_FROM_ITEMS:
         return encode_leniently(step, known)
     return await asyncio.to_thread(encode_leniently, step, known)
 

@@ -30,7 +30,7 @@ _NO_CLIENT_INFO: Final[dict[str, None]] = (
     else {"lib_name": None, "lib_version": None}  # redis-py before 7.2
 )
 _RETRY_INTERVAL_S: Final = 0.02
-_MANY_ARGUMENTS: Final = 2**13  # whose packing takes a millisecond
+MANY_ARGUMENTS: Final = 2**13  # whose packing takes a millisecond
 _MAX_SHARED_BYTES: Final = 2**18  # longer commands would delay those after them on the shared connection
 
 
@@ -125,7 +125,7 @@ class Connections:
         append-only file (see `multiplexed`). Raises `StoreUnreachable` if there is no reply within `timeout_s`, including the
         time to get a connection.
         """
-        is_long = sum(map(len, commands)) > _MANY_ARGUMENTS
+        is_long = sum(map(len, commands)) > MANY_ARGUMENTS
         packed = await asyncio.to_thread(_packed, commands) if is_long else _packed(commands)
         with self._translated:
             if shared and sum(map(len, packed)) <= _MAX_SHARED_BYTES:

@@ -4,6 +4,7 @@ Every method is safe to repeat, so a round trip whose response was lost is repea
 first attempt succeeded, the repeated one finds the new values and raises `FieldsChanged` with the current state.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Final
@@ -16,7 +17,7 @@ from storage.redis import scripts
 from storage.redis.announcements import RedisAnnouncements, RedisReservations
 from storage.redis.cache import RedisCache
 from storage.redis.changes import RedisChanges
-from storage.redis.connections import Barrier, Servers
+from storage.redis.connections import MANY_ARGUMENTS, Barrier, Servers
 from storage.redis.keys import (
     BATCHES,
     GROUPS,
@@ -167,25 +168,10 @@ class RedisStore:
 
     async def append(self, entry: StepWrite, *, now_ms: int) -> Appended:
         """Store a record with its blocks and counts in one transaction, with the durability that the store is set to."""
-        created_ms, fields = ("", {}) if entry.origin is None else (entry.origin.created_ms, entry.origin.fields)
+        is_long = len(entry.blocks) + len(entry.required_blocks) > MANY_ARGUMENTS
+        arguments = await asyncio.to_thread(_append_arguments, entry) if is_long else _append_arguments(entry)
         reply = await self._write_unless_deleted(
-            scripts.APPEND,
-            entry.rollout,
-            now_ms,
-            entry.incarnation,
-            entry.name,
-            entry.record,
-            len(entry.required_blocks),
-            len(entry.blocks),
-            entry.late_if or "",
-            created_ms,
-            len(fields),
-            *entry.required_blocks,
-            *[part for block in entry.blocks.items() for part in block],
-            *[part for name, value in fields.items() for part in (f"f:{name}", value)],
-            *[part for name, number in entry.counts.items() for part in (f"n:{name}", number)],
-            *[part for name, value in entry.first.items() for part in (f"f:{name}", value)],
-            with_timers=entry.origin is not None,
+            scripts.APPEND, entry.rollout, now_ms, *arguments, with_timers=entry.origin is not None
         )
         if reply[0] == _MISSING:
             raise MissingBlocks(reply[1:])
@@ -352,6 +338,25 @@ class RedisStore:
         if len(replies) > 1:
             barrier.check(replies[1:])
         return reply
+
+
+def _append_arguments(entry: StepWrite) -> list[bytes | str | int]:
+    created_ms, fields = ("", {}) if entry.origin is None else (entry.origin.created_ms, entry.origin.fields)
+    return [
+        entry.incarnation,
+        entry.name,
+        entry.record,
+        len(entry.required_blocks),
+        len(entry.blocks),
+        entry.late_if or "",
+        created_ms,
+        len(fields),
+        *entry.required_blocks,
+        *[part for block in entry.blocks.items() for part in block],
+        *[part for name, value in fields.items() for part in (f"f:{name}", value)],
+        *[part for name, number in entry.counts.items() for part in (f"n:{name}", number)],
+        *[part for name, value in entry.first.items() for part in (f"f:{name}", value)],
+    ]
 
 
 def _deleted(rollout: str) -> RolloutDeleted:

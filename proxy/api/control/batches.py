@@ -53,7 +53,7 @@ async def claim_batch(request: web.Request) -> web.Response:
     policy = context.policies.claimed(body.policy)
     query = replace(export_query_from_claim(body, context), policy=policy.name)
     query = await query.begin(context)  # first, so that no group is leased if the engines that score it are unreachable
-    claim = Claim(new_id(context.clock), body, query, policy)
+    claim = Claim(new_id(context.clock), body, query, policy, _takes_earlier_epochs(context, body))
     started = context.clock.monotonic()
     deadline = started + body.wait_s
     try:
@@ -74,6 +74,12 @@ async def claim_batch(request: web.Request) -> web.Response:
     await observe(context, claim)
     shown = {"policy": policy.name} if context.policies.has_named else {}
     return web.Response(body=_batch_json(claim, shown, lease_ms, waiting), content_type="application/json")
+
+
+def _takes_earlier_epochs(context: Context, body: ClaimBatch) -> bool:
+    if body.earlier_epochs is None:
+        return body.max_staleness is None and context.settings.groups.earlier_epochs == "take"
+    return body.earlier_epochs == "take"
 
 
 async def _fill_in_time(request: web.Request, context: Context, claim: Claim, deadline: float) -> None:

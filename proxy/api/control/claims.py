@@ -97,6 +97,7 @@ class Claim:
     body: ClaimBatch
     query: ExportQuery
     policy: Policy
+    takes_earlier_epochs: bool = False
     announced: Announced = NOTHING
     held: list[Held] = field(default_factory=list)
     dropped: dict[str, Reason] = field(default_factory=dict)
@@ -299,7 +300,7 @@ def why_stale(claim: Claim, waiting: QueuedGroup) -> Reason | None:
     if note.empty:
         return None
     oldest, epoch = note.oldest, note.epoch
-    if epoch < now and claim.body.earlier_epochs == "drop":
+    if epoch < now and not claim.takes_earlier_epochs:
         why = f"its oldest token is of epoch {epoch} of the policy, and epoch {now} has begun"
         return Reason("earlier_epoch", why)
     if max_staleness is None:

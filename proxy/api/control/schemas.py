@@ -140,6 +140,7 @@ class ClaimBatch(_Body):
 
     `exact`: exactly `groups` groups or none. `policy`: the policy that is trained; default: the only one that is.
     `reward_s`: how long after a group is complete rewards are waited for; default: `groups.reward_s`, and 0 with `members`.
+    `earlier_epochs`: default: `drop` with `max_staleness`, otherwise `groups.earlier_epochs`.
 
     `instance`: an ID that the process of the consumer made when it started. `heartbeat_s`: how often it will extend the lease;
     once it missed that, a claim of another instance of the consumer takes its batches over, before their leases expire.
@@ -155,7 +156,7 @@ class ClaimBatch(_Body):
     order: Literal["oldest", "newest"] = "oldest"
     max_staleness: Annotated[int, Field(ge=0)] | None = None
     stale: Literal["drop", "keep"] = "drop"
-    earlier_epochs: Literal["drop", "take"] = "drop"
+    earlier_epochs: Literal["drop", "take"] | None = None
     exact: bool = False
     format: str = "sequences"
     advantage: Literal["none", "given", "step", "grpo", "rloo", "dr_grpo", "reinforce_pp"] = "given"

@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
+from control_api import ProxyClient
 from fakes import settings_for
 from stored import stored_steps
 
 from proxy.rollouts.policy import POLICY_ANNOUNCEMENT
-from proxy.server.listener import running
+from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
 
 
@@ -63,6 +64,25 @@ async def test_groups_of_an_earlier_epoch_are_refused_with_stale_keep_or_taken_o
     assert [("103", 1, 0), ("105", 0, None), ("104", 0, None)] == [
         (group["policy_version"], group["policy_epoch"], group["staleness"]) for group in taken["groups"]
     ]
+
+
+async def test_a_setting_takes_groups_of_earlier_epochs_in_claims_that_do_not_choose(store, http):
+    """A claim with `max_staleness` drops them nevertheless."""
+    async with (
+        simulating("127.0.0.1:0", Options()) as engine,
+        running(settings_for(engine, groups={"earlier_epochs": "take"}), store) as served,
+    ):
+        proxy = ProxyClient(http, served.url)
+        await lost_run(proxy)
+        bounded = await proxy.claim(groups=10, stale="keep", max_staleness=9)
+        await proxy.post(f"/batches/{bounded['batch_id']}/release")
+        chosen = await proxy.claim(groups=10, stale="keep", earlier_epochs="drop")
+        await proxy.post(f"/batches/{chosen['batch_id']}/release")
+        taken = await proxy.claim(groups=10)
+
+    lost = [("lost-104", "earlier_epoch"), ("lost-105", "earlier_epoch")]
+    assert [lost, lost] == [outcome(claimed)["refused"] for claimed in (bounded, chosen)]
+    assert {"new", "lost-105", "lost-104"} == set(outcome(taken)["claimed"])
 
 
 async def test_a_group_with_tokens_of_two_epochs_is_of_the_earlier_one(proxy):
