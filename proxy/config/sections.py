@@ -115,7 +115,10 @@ class ContinuationSettings(Section):
         "append: token ids are always kept, with reasoning.",
     )
     timeout_s: float = Field(
-        5, gt=0, description="Seconds for the engine's renderings of a call, which is then sent unchanged."
+        60,
+        gt=0,
+        description="Seconds for the engine's renderings of a call, which is then sent unchanged. After three such calls in a "
+        "row, an engine is not asked for a minute.",
     )
     cache_bytes: int = Field(
         2**28, ge=0, description="Memory for token ids of recorded steps; others are read from the store."

@@ -45,7 +45,7 @@ REASONS: Final[dict[Reason, str]] = {
     "tokenize": "The engine could not render or detokenize.",
     "store": "The earlier steps could not be read from the store.",
     "internal": "TokenTape failed; its log has the error.",
-    "timeout": "The engine did not render within continuation.timeout_s.",
+    "timeout": "The engine did not render within continuation.timeout_s, or three times in a row within the last minute.",
     "returned_ids": "The endpoint returned other prompt ids than were sent, to this rollout or to several others.",
     "refused_ids": "The endpoint rejected prompt ids, of this rollout or of several others.",
     "unverified": "No rendering of this endpoint has matched the prompt ids of a step yet.",

@@ -115,10 +115,11 @@ class Accumulating(Protocol):
 class Chunks:
     """A whole stream: the top-level fields, the choices by index, and contradictions. `total`: the usage of all choices."""
 
-    __slots__ = ("_make", "choices", "finished", "head", "problems", "total")
+    __slots__ = ("_make", "_own_ids", "choices", "finished", "head", "problems", "total")
 
     def __init__(self, make: Callable[[int], Any] = ChoiceAccumulator) -> None:
         self._make = make
+        self._own_ids: dict[int, Any] = {}  # of choices whose chunks have another `id` than the first chunk
         self.head: Json = {}
         self.choices: dict[int, Any] = {}
         self.finished = 0
@@ -141,17 +142,43 @@ class Chunks:
                 head[key] = value
             elif key == "usage":  # 1 and true are equal, and must stay distinct
                 head[key] = head[key] if value is None else value
-            elif value is not None and value != (known := head[key]):
-                if known is not None and key in _CONSTANT:
-                    self.problems.add("changed_midstream")
-                head[key] = value
+            elif value is not None and value != head[key]:
+                self._change(key, value, chunk)
         choices: list[Json] = chunk.get("choices") or []
+        if self._own_ids:
+            self._check_id(chunk.get("id"), choices)
         for choice in choices:
             self._feed_choice(choice)
         usage = chunk.get("usage")
         if usage is not None:
             self._check_usage(usage, choices)
         return choices
+
+    def _change(self, key: str, value: Any, chunk: Json) -> None:
+        """Change a top-level field; `id` remains the first one."""
+        if self.head[key] is not None and key in _CONSTANT:
+            if key == "id" and self._is_own_id(value, chunk.get("choices")):
+                return
+            self.problems.add("changed_midstream")
+        self.head[key] = value
+
+    def _is_own_id(self, value: Any, choices: list[Json] | None) -> bool:
+        """Return whether an `id` may be that of a choice (`_check_id`), and note it for the choices that begin."""
+        for choice in choices or ():
+            if choice["index"] not in self.choices:
+                self._own_ids[choice["index"]] = value
+        return bool(self._own_ids)
+
+    def _check_id(self, value: Any, choices: list[Json]) -> None:
+        """Check the `id` of a chunk of a stream whose choices have ids of their own.
+
+        Seen in chat streams of SGLang 0.5.23: chunks with content have that of their choice; those that only finish a choice,
+        and those of no choice, have any of them.
+        """
+        first, own = self.head.get("id"), self._own_ids
+        is_known = value == first or value in own.values()
+        if not is_known or any(own.get(choice["index"], first) != value for choice in choices if _has_content(choice)):
+            self.problems.add("changed_midstream")
 
     def _check_usage(self, usage: Any, choices: list[Json]) -> None:
         """Check usage beside a choice; keep that of all choices."""

@@ -39,6 +39,7 @@ from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import BackgroundTasks, in_thread_if, off_loop
 from proxy.upstream.headers import CONTINUATION_HEADER
 from proxy.upstream.prompt_lookups import PromptLookups
+from proxy.upstream.witnesses import MISSES, PAUSE_S
 from storage.errors import StorageError
 from storage.store import Store
 from storage.types import Appended
@@ -129,6 +130,7 @@ class PromptContinuation:
         if mode == "off" or not rollout.counts.get("steps") or not _may_continue(plan):
             return plan
         started = self._clock.monotonic()
+        found = None
         try:
             async with asyncio.timeout(self._timeout_s):
                 found = await self._find(plan, rollout, endpoint, mode, body_bytes)
@@ -137,6 +139,13 @@ class PromptContinuation:
                 turn, result = await self._continue(plan, endpoint, mode, found, body_bytes)
         except TimeoutError:
             turn, result = None, Continuation(None, "timeout")
+            if found is not None and endpoint.missed_renderings.add():  # otherwise the store was slow
+                LOG.warning(
+                    "Engine %s did not render %d calls in a row within continuation.timeout_s; it is not asked for %d s",
+                    endpoint.label,
+                    MISSES,
+                    PAUSE_S,
+                )
         except Exception:  # noqa: BLE001 - a call is never lost for its continuation
             LOG.exception("Call sent unchanged", extra={"fields": {"step_id": plan.step_id}})
             turn, result = None, Continuation(None, "internal")
@@ -207,6 +216,8 @@ class PromptContinuation:
             return found
         if endpoint.engine.prompt_ids_fields(plan.dialect.name, []) is None:
             return "unsupported"
+        if endpoint.missed_renderings.is_paused:
+            return "timeout"
         return endpoint.continuation_fault.for_rollout(rollout.rollout_id) or found
 
     async def _undelivered(self, rollout: Rollout, found: Ambiguous) -> frozenset[str]:
@@ -233,10 +244,12 @@ class PromptContinuation:
                 else continue_text(found, str(plan.body["prompt"]))
             )
             texts = body_bytes + size_of([turn.reply], _BYTES_PER_TOKEN * _LONG_IDS)
-            return turn, await lookups.run(generator, len(turn.prompt) + len(turn.ids) + texts // _BYTES_PER_TOKEN)
+            result = await lookups.run(generator, len(turn.prompt) + len(turn.ids) + texts // _BYTES_PER_TOKEN)
         except (LookupFailed, EngineError) as error:
             LOG.info("Call sent unchanged: %s", error, extra={"fields": {"step_id": plan.step_id}})
             return turn, Continuation(None, lookups.fault or "tokenize")
+        endpoint.missed_renderings.forget()
+        return turn, result
 
     async def _is_verified(self, endpoint: Endpoint, rollout_id: str, found: Match, lookups: PromptLookups) -> bool:
         """Return whether the endpoint is known to render messages as it does for calls."""

@@ -17,13 +17,15 @@ _HANG_POLL_S: Final = 0.05  # how soon a request that hangs notices that its cli
 class EngineRoutes:
     """The base of an engine's routes.
 
-    `owned_by`: the owner in the model list. `text_key`: the key of the text in the response of `/detokenize`.
+    `owned_by`: the owner in the model list. `text_key`: the key of the text in the response of `/detokenize`,
+    which `skips_special_tokens` by default.
     """
 
     __slots__ = ("_engine",)
 
     owned_by: ClassVar[str]
     text_key: ClassVar[str]
+    skips_special_tokens: ClassVar[bool] = False
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -38,9 +40,11 @@ class EngineRoutes:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """Handle `POST /detokenize`: ids to text."""
-        ids = ids_to_detokenize(await read_body(request))
+        body = await read_body(request)
+        ids = ids_to_detokenize(body)
         self._engine.model.check_ids(ids)
-        return json_response({self.text_key: self._engine.model.tokenizer.decode(ids)})
+        skips = self.skips_special_tokens and body.get("skip_special_tokens", True) is True
+        return json_response({self.text_key: self._engine.model.tokenizer.decode(ids, skip_special=skips)})
 
     async def body_to_tokenize(self, request: web.Request) -> Body:
         """Return the body of a `/tokenize` request, unless the endpoint has a fault."""

@@ -263,7 +263,7 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         Counter, "Calls that follow an earlier step, by result (docs/continuation.md) and reason.", ("result", "reason"),
     ),
     "continuation_duration_seconds": (
-        _FINE_SECONDS, "Time that the continuation of a call takes before the call is sent.", ()
+        (*_FINE_SECONDS, 15, 60), "Time that the continuation of a call takes before the call is sent.", ()
     ),
     "continuation_cache_bytes": (Gauge, "Memory for the token ids of recorded steps.", ()),
     "failovers": (Counter, "Calls retried at another endpoint, by the endpoint that failed.", ("engine",)),

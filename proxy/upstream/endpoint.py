@@ -17,7 +17,7 @@ from proxy.errors import EngineBusy
 from proxy.protocols.engines import ENGINES, Engine, Traits
 from proxy.trajectory.step import EngineFacts
 from proxy.upstream.lookups import CachedAnswer, ModelList
-from proxy.upstream.witnesses import Finding, Recent
+from proxy.upstream.witnesses import Finding, Misses, Recent
 
 
 @dataclass(slots=True, eq=False)
@@ -196,6 +196,7 @@ class Endpoint:
     `image_tokens`, see there; `token_texts`, the texts of a few stop tokens, by model and id.
     From calls (`Finding`): `forces_usage`, as in `Traits`; `continuation_fault`, why no prompt ids are sent to it;
     `verified_rendering`, its rendering of messages was equal to the prompt ids of a step.
+    `missed_renderings`: those that continuation waited for in vain.
     """
 
     settings: EndpointSettings
@@ -212,6 +213,7 @@ class Endpoint:
     image_tokens: CachedAnswer[list[int]] = field(default_factory=CachedAnswer)
     continuation_fault: Finding[Reason] = field(default_factory=Finding)
     verified_rendering: Finding[bool] = field(default_factory=Finding)
+    missed_renderings: Misses = field(default_factory=Misses)
     token_texts: Recent[str] = field(default_factory=lambda: Recent(_MAX_TEXTS))
     detection: "asyncio.Task[None] | None" = field(default=None, repr=False)
     label: str = field(init=False)
@@ -275,6 +277,7 @@ class Endpoint:
             self.image_tokens,
             self.continuation_fault,
             self.verified_rendering,
+            self.missed_renderings,
             self.token_texts,
         ):
             learned.forget()

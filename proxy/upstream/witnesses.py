@@ -12,6 +12,8 @@ T = TypeVar("T")
 
 ENOUGH: Final = 3  # rollouts
 FORGET_S: Final = 600
+MISSES: Final = 3
+PAUSE_S: Final = 60
 _MAX_WITNESSES: Final = 1024
 
 
@@ -95,3 +97,32 @@ class Finding(Generic[T]):
         if self._opposed is not None and self._now() - self._opposed < FORGET_S:
             return False
         return len(self._shown) >= ENOUGH
+
+
+class Misses:
+    """Requests that an endpoint did not answer in time. After `MISSES` in a row it `is_paused` for `PAUSE_S`."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._count = 0
+        self._until = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Misses: {self._count} in a row>"
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the endpoint is not asked."""
+        return self._count >= MISSES and self._now() < self._until
+
+    def add(self) -> bool:
+        """Count a miss; return whether a pause begins. After a pause, one more miss begins the next one."""
+        was_paused = self.is_paused
+        self._count += 1
+        if not was_paused:
+            self._until = self._now() + PAUSE_S
+        return self.is_paused and not was_paused
+
+    def forget(self) -> None:
+        """Forget all: an answer came in time, or the engine may have been restarted."""
+        self._count = 0

@@ -160,3 +160,42 @@ def test_accumulating_does_not_change_the_chunks():
 
     assert before == orjson.dumps(chunk)
     assert [1, 2] == accumulator.finish()["choices"][0]["token_ids"]
+
+
+def chunk(response_id, *indexes, text="x"):
+    """Return a chunk with a text for each of these choices."""
+    return {"id": response_id, "choices": [{"index": at, "delta": {"content": text}} for at in indexes]}
+
+
+def problems_of(*chunks):
+    accumulator = ChatAccumulator()
+    for each in chunks:
+        accumulator.feed(each)
+    return accumulator.problems
+
+
+def test_each_choice_of_a_stream_may_have_an_id_of_its_own():
+    """So it is on SGLang 0.5.23, where a chunk without content has any of them; the response has the first one."""
+    accumulator = ChatAccumulator()
+    contents = (chunk("a", 0), chunk("b", 1), chunk("a", 0), chunk("b", 1))
+    for each in (*contents, chunk("b", 0, text=""), chunk("a", 1, text=""), chunk("b"), chunk("a")):
+        accumulator.feed(each)
+
+    assert set() == accumulator.problems
+    assert "a" == accumulator.finish()["id"]
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        (("a", 0), ("b", 0)),
+        (("a", 0), ("b", 1), ("b", 0)),
+        (("a", 0), ("b", 1), ("a", 1)),
+        (("a", 0), ("b", 1), ("c", 1)),
+        (("a", 0, 1), ("b", 1)),
+        (("a", 0), ("b", 1), ("c",)),
+        (("a", 0), ("b",)),
+    ],
+)
+def test_an_id_that_changes_within_a_choice_is_a_problem(chunks):
+    assert {"changed_midstream"} == problems_of(*(chunk(*each) for each in chunks))

@@ -51,7 +51,7 @@ def test_markers_are_single_tokens_after_the_vocabulary():
 
 @SHAPES
 async def test_chat_and_tokenize_use_the_template(shape, start):
-    """A chat's prompt is the rendered template, which `/tokenize` returns; `/detokenize` keeps special tokens."""
+    """A chat's prompt is the rendered template, which `/tokenize` returns; `/detokenize` can keep special tokens."""
     client = await start(options(shape=shape))
     prefix, text_key = ("", "prompt") if shape == "vllm" else ("/v1", "text")
     ids = (await client(f"{prefix}/tokenize", messages=HELLO))["tokens"]
@@ -61,9 +61,10 @@ async def test_chat_and_tokenize_use_the_template(shape, start):
     expected = f"<s><|start_header_id|>user<|end_header_id|>\n\nSay hello.{EOS}"
     expected += "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
-    assert {text_key: expected} == await client(f"{prefix}/detokenize", tokens=ids)
+    keeps_special = {} if shape == "vllm" else {"skip_special_tokens": False}
+    assert {text_key: expected} == await client(f"{prefix}/detokenize", tokens=ids, **keeps_special)
     assert ids == (chat if shape == "vllm" else choice)["prompt_token_ids"]
-    assert {text_key: EOS} == await client(f"{prefix}/detokenize", tokens=sampled[-1:])
+    assert {text_key: EOS} == await client(f"{prefix}/detokenize", tokens=sampled[-1:], **keeps_special)
     assert EOS not in choice["message"]["content"]
     assert "stop" == choice["finish_reason"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.upstream.witnesses import ENOUGH, FORGET_S, Finding, Recent
+from proxy.upstream.witnesses import ENOUGH, FORGET_S, MISSES, PAUSE_S, Finding, Misses, Recent
 
 
 @pytest.fixture
@@ -67,3 +67,18 @@ def test_the_number_of_values_is_limited():
         values.put(key, key)
 
     assert (10, None, 990, 999) == (len(values), values.get(989), values.get(990), values.last())
+
+
+def test_an_endpoint_that_misses_several_in_a_row_is_paused(now):
+    """For a time; the first miss after it begins the next pause, and an answer ends the row."""
+    misses = Misses(lambda: now[0])
+    assert [False] * (MISSES - 1) + [True, False] == [misses.add() for _ in range(MISSES + 1)]
+    assert misses.is_paused
+
+    now[0] += PAUSE_S
+    assert not misses.is_paused
+    assert misses.add()
+
+    misses.forget()
+    assert (False, False, False) == (misses.is_paused, misses.add(), misses.is_paused)
+    assert "<Misses: 1 in a row>" == repr(misses)

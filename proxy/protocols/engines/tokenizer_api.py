@@ -113,7 +113,9 @@ _DETOKENIZE_ROUTES: Final[dict[str, tuple[str, str]]] = {
 def text_request(kind: str, ids: Sequence[int]) -> FollowUpRequest | None:
     """Return the request that converts ids into text; None if the engine has none."""
     route = _DETOKENIZE_ROUTES.get(kind)
-    return FollowUpRequest(route[0], {"tokens": list(ids)}) if route else None
+    # Otherwise SGLang drops special tokens (run on 0.5.23), and the end of a turn is one.
+    special = {"skip_special_tokens": False} if kind == "sglang" else {}
+    return FollowUpRequest(route[0], {"tokens": list(ids), **special}) if route else None
 
 
 def read_text(kind: str, response: Any) -> str | None:

@@ -116,12 +116,13 @@ class SglangChatResponse:
         return [event(chunk) for chunk in chunks]
 
     def closing_events(self) -> list[bytes]:
-        """Return the finish of each choice, then ids and usage if they are requested."""
+        """Return the finish of each choice, then ids and usage if they are requested; all have the id of the last choice."""
         events = []
+        last = {"id": self._id_of(len(self._streamed) - 1)}
         for index, streamed in enumerate(self._streamed):
             reason, stop = self._finish(streamed.tokens[-1], has_calls=streamed.has_calls)
-            events.append(event(self._chunk(index, {"reasoning_content": None}, None, reason, stop)))
-        head = self.head.keys("chat.completion.chunk") | {"choices": []}
+            events.append(event(self._chunk(index, {"reasoning_content": None}, None, reason, stop) | last))
+        head = self.head.keys("chat.completion.chunk") | last | {"choices": []}
         extension = self._extension([streamed.tokens for streamed in self._streamed])
         if extension:
             chunk = head | {"usage": None, "sglext": extension}
@@ -193,6 +194,9 @@ class SglangChatResponse:
             extension["routed_experts"] = routed_experts(self.prompt.ids, choices[0])
         return extension
 
+    def _id_of(self, index: int) -> str:
+        return self.head.id if index == 0 else f"{self.head.id}-{index}"
+
     def _chunk(
         self,
         index: int,
@@ -208,7 +212,7 @@ class SglangChatResponse:
             "finish_reason": finish_reason,
             "matched_stop": matched,
         }
-        chunk = self.head.keys("chat.completion.chunk") | {"choices": [choice]}
+        chunk = self.head.keys("chat.completion.chunk") | {"id": self._id_of(index), "choices": [choice]}
         if self.common.continuous_usage and finish_reason is None:
             chunk["usage"] = full_usage(len(self.prompt.ids), len(self._streamed[index].tokens))
         return chunk

@@ -30,6 +30,7 @@ class SglangRoutes(EngineRoutes):
 
     owned_by = "sglang"
     text_key = "text"
+    skips_special_tokens = True
 
     def table(self) -> list[web.RouteDef]:
         """Return all routes; some have an older path, too."""

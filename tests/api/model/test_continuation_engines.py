@@ -190,6 +190,25 @@ async def test_a_tokenizer_that_hangs_delays_a_call_by_the_timeout_at_most(store
     assert 1 == counts["refused:timeout"]
 
 
+async def test_an_engine_that_hangs_three_times_in_a_row_is_not_asked_for_a_minute(store, caplog):
+    """Its calls are sent unchanged at once, those of other rollouts as well."""
+    async with served(store, sections={"continuation": {"timeout_s": 0.2}}) as proxy:
+        agent, other = proxy.agent("r1"), proxy.agent("r2")
+        await agent.turn()
+        await other.turn()
+        proxy.engine.options.faults.tokenize = "hangs"
+        await agent.turns(3)
+        asked = len(proxy.engine.bodies(TOKENIZE))
+        proxy.engine.options.faults.tokenize = None
+        await agent.turn()
+        await other.turn()
+        counts = await proxy.counts()
+
+    assert asked == len(proxy.engine.bodies(TOKENIZE))
+    assert 5 == counts["refused:timeout"]
+    assert "did not render 3 calls in a row" in caplog.text
+
+
 @pytest.mark.parametrize("path", [TOKENIZE, DETOKENIZE])
 @pytest.mark.parametrize("status", [401, 404, 500])
 async def test_a_tokenizer_that_fails_sends_the_call_unchanged(store, path, status):
