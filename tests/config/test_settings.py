@@ -124,7 +124,7 @@ def test_the_continuation_mode_off_of_a_yaml_file_may_be_a_boolean(tmp_path, mod
 
 
 def test_the_continuation_is_faithful_by_default_and_set_by_environment_variables(monkeypatch):
-    assert ("faithful", 5, 2**28) == tuple(load().continuation.model_dump().values())
+    assert ("faithful", 60, 2**28) == tuple(load().continuation.model_dump().values())
 
     monkeypatch.setenv("TOKENTAPE_CONTINUATION__MODE", "append")
     monkeypatch.setenv("TOKENTAPE_CONTINUATION__TIMEOUT_S", "0.5")

@@ -60,7 +60,7 @@ class Sglang:
     logprobs_mode: str | None = "after_temperature_logprobs"
     always_sends_usage = True
     sums_usage = True
-    verifies_renderings = True  # token-in was read in 0.5.23, not run
+    verifies_renderings = True  # run on 0.5.23 with `input_ids`
     # Its serving code returned 31 tokens with a limit of 24 (with a faked scheduler); not verified on a running server.
     unbounded = frozenset({"tool_calls"})
     shape = StreamShape(

@@ -16,7 +16,7 @@ from proxy.protocols.engines.tokenizer_api import read_text, text_request
     ],
 )
 def test_each_engine_has_its_own_path_and_response_field(kind, path, response):
-    """The request field is `tokens` for all. SGLang drops special tokens unless it is told not to."""
+    """The request field is `tokens` for all. By default, SGLang drops special tokens."""
     request = text_request(kind, (1, 2))
     special = {"skip_special_tokens": False} if kind == "sglang" else {}
 
