@@ -180,6 +180,8 @@ ENGINES = Row("Engines", [
     state_timeline("Endpoints, from each replica", "Ejected after consecutive failures, until a health check succeeds.",
                    (gauge("engine_healthy", "instance, engine", "max"), "{{engine}} from {{instance}}"),
                    one="healthy", zero="ejected"),
+    state_timeline("Token ids", "Whether an endpoint returns token ids; steps without them cannot be exported for training.",
+                   (gauge("engine_token_ids", "engine", "min"), "{{engine}}"), one="ids", zero="text only"),
     graph("Calls by engine", "Engine that answered the call.", "reqps",
           (rate("calls", "engine"), "{{engine}}"), stacked=True),
     graph("Engine faults", "Failed connections, lost connections and timeouts, of calls and of health checks.", "suffix: /s",

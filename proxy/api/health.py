@@ -97,6 +97,7 @@ async def show_ready(request: web.Request) -> web.Response:
     With `ready_requires_engine`, an engine must pass a health check too; otherwise no engine can delay the response. A journal
     replaces an unreachable store (store.on_failure: spool): `spooled` is the number of steps in it. It returns 503 from the
     first SIGTERM on: for `shutdown_delay_s`, or with a separate port of the control API until the process ends.
+    `without_token_ids` names the engines whose calls are recorded as text only.
     """
     context = request.app[CONTEXT]
     if context.stopping.is_set():
@@ -110,6 +111,8 @@ async def show_ready(request: web.Request) -> web.Response:
     state: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "store": store, "engines": engines}
     if spooled is not None:
         state["spooled"] = spooled
+    if without := [endpoint.label for endpoint in context.upstream.endpoints if endpoint.returns_ids is False]:
+        state["without_token_ids"] = without
     return json_response(state, status=200 if is_ready else 503, headers={} if is_ready else {"Retry-After": "1"})
 
 

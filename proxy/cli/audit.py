@@ -18,7 +18,7 @@ from proxy.cli.export import ExportRequest, iter_bytes
 from proxy.rollouts.audit.report import NOT_SCORED, NOTHING, TOO_LONG, Result, is_well, summary
 from proxy.rollouts.audit.runner import AuditLog, AuditOptions, audit_rows
 from proxy.rollouts.audit.sample import LogprobsMode
-from proxy.rollouts.scoring.requests import NotScored, Send, find_scorer
+from proxy.rollouts.scoring.requests import NotScored, Scorer, Send, find_scorer
 from proxy.upstream.failure_text import failure_text
 
 _COLUMNS = (
@@ -132,14 +132,15 @@ class Request:
     model: str | None
     tolerance: float
     logprobs_mode: LogprobsMode | None
-    concurrency: int
+    concurrency: int | None
     journal: Path | None
     as_json: bool
 
-    def options_for(self, kind: str) -> AuditOptions:
-        """Return the audit options for an engine type, with its default logprobs mode unless one is specified."""
-        default: LogprobsMode = "after_temperature_logprobs" if kind == "sglang" else "raw_logprobs"
-        return AuditOptions(self.tolerance, self.logprobs_mode or default, self.concurrency)
+    def options_for(self, scorer: Scorer) -> AuditOptions:
+        """Return the audit options for an engine, with the default logprobs mode of its type unless one is specified."""
+        default: LogprobsMode = "after_temperature_logprobs" if scorer.kind == "sglang" else "raw_logprobs"
+        at_once = self.concurrency or (1 if scorer.has_adapters else 4)
+        return AuditOptions(self.tolerance, self.logprobs_mode or default, at_once)
 
 
 async def audit(request: Request, out: Console, notes: Console) -> bool:
@@ -154,7 +155,7 @@ async def audit(request: Request, out: Console, notes: Console) -> bool:
         stack.callback(journal.close)
         rows = await stack.enter_async_context(aclosing(await _rows(request, stack)))
         advance = stack.enter_context(audit_bar(notes, await asyncio.to_thread(_count, request)))
-        options = request.options_for(scorer.kind)
+        options = request.options_for(scorer)
         results = await audit_rows(rows, scorer, options, journal, lambda result: advance(result.is_aligned))
     _print(results, out, notes, as_json=request.as_json)
     return is_well(results)

@@ -51,7 +51,10 @@ def banner(settings: Settings, served: RunningServer, engines: Sequence[Mapping[
 
 def _state(engine: Mapping[str, Any]) -> str:
     if engine["healthy"]:
-        return f"({escape(' '.join(filter(None, (engine['kind'], engine['version']))))})"
+        kind = f"({escape(' '.join(filter(None, (engine['kind'], engine['version']))))})"
+        if engine["token_ids"] is False:
+            kind += " [bold red]NO TOKEN IDS[/]: its calls are recorded as text, and none can be exported for training."
+        return kind
     reason = str(engine["last_fault"] or "no response").removeprefix(f"Engine {engine['name']} is unreachable: ")
     return f"[bold red]UNREACHABLE[/]: {escape(reason)}. Calls get 503 until it responds."
 

@@ -289,7 +289,10 @@ def audit(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     tolerance: Annotated[
         float, typer.Option(min=0, help="Maximum absolute logprob difference of an aligned token.")
     ] = 0.01,
-    concurrency: Annotated[int, typer.Option(min=1, help="Number of concurrent scoring requests.")] = 4,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of concurrent scoring requests. Default: 4, and 1 with LoRA adapters."),
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Journal file of results; sequences in it are skipped.")] = None,
     *,
     as_json: AsJson = False,

@@ -46,8 +46,11 @@ class RescoreSettings(Section):
     timeout_s: float = Field(
         300, gt=0, description="Maximum seconds of a scoring request, with its time in the queue of the engine."
     )
-    max_in_flight: int = Field(
-        8, ge=1, description="Maximum number of rows that one process has each scorer score at the same time."
+    max_in_flight: int | None = Field(
+        None,
+        ge=1,
+        description="Maximum number of rows that one process has each scorer score at the same time. Default: 8, and 1 at "
+        "each engine that lists LoRA adapters.",
     )
     cache_s: int = Field(86_400, ge=1, description="Seconds for which the store keeps scores.")
     cache_bytes: int = Field(

@@ -121,6 +121,7 @@ class Metrics:
     failovers: Counter
     ejections: Counter
     engine_healthy: Gauge
+    engine_token_ids: Gauge
     queued_calls: Gauge
     queue_duration_seconds: Histogram
     unexpected_losses: Counter
@@ -271,6 +272,9 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         Counter, "Ejections of endpoints after consecutive failures (engines.eject_after).", ("engine",)
     ),
     "engine_healthy": (Gauge, "0 while an endpoint is ejected, else 1.", ("engine",)),
+    "engine_token_ids": (
+        Gauge, "1 if an endpoint returns token ids, as its type does or as its last step shows, else 0.", ("engine",)
+    ),
     "queued_calls": (Gauge, "Calls in the queue of an endpoint (max_in_flight).", ("engine",)),
     "queue_duration_seconds": (_SECONDS, "Time that queued calls spend in the queue.", ()),
     "unexpected_losses": (
@@ -363,11 +367,12 @@ _INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
 START_TIME: Final = "process_start_time_seconds"
 
 # How the values of several workers become one, for gauges that are not summed (docs/workers.md). A store that one worker cannot
-# reach counts as down; an endpoint that one worker can use counts as healthy.
+# reach counts as down; an endpoint that one worker can use counts as healthy; one without ids at one worker has none.
 AGGREGATION: Final[dict[str, Callable[[float, float], float]]] = {
     "tokentape_policy_epoch": max,
     "tokentape_store_up": min,
     "tokentape_engine_healthy": max,
+    "tokentape_engine_token_ids": min,
     "tokentape_oldest_call_age_seconds": max,
     "tokentape_archive_oldest_age_seconds": max,
     START_TIME: max,

@@ -15,6 +15,7 @@ from proxy.config.sections import EndpointSettings, EnginesSettings
 from proxy.errors import EngineDisconnected, EngineError, EngineResponseTooLarge, EngineTimeout, EngineUnreachable
 from proxy.protocols.engines.detection import ProbeResponse, model_names
 from proxy.protocols.json_weight import most_weight
+from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import BackgroundTasks, off_loop
 from proxy.upstream.detection import detect
@@ -193,8 +194,10 @@ class Upstream:
         if not 200 <= response.status <= 599:
             response.close()
             raise EngineDisconnected(f"Engine {endpoint.label} returned invalid status {response.status}")
-        if response.status in UNAVAILABLE_STATUSES and not is_auxiliary:
+        if response.status in UNAVAILABLE_STATUSES and method == "POST" and not is_auxiliary:  # a call
             self.health_checker.failed(endpoint, f"Engine {endpoint.label} returned status {response.status}")
+        elif endpoint.server is not None and response.headers.get("Server", "") != endpoint.server:
+            self._redetect(endpoint)
         content_type = response.headers.get("Content-Type", "")
         return EngineResponse(response.status, response.headers, content_type, endpoint, self, response, is_auxiliary)
 
@@ -278,7 +281,7 @@ class Upstream:
         )
         fault = self._engine_error(endpoint.label, error)
         if not is_auxiliary:
-            endpoint.is_detected = False
+            endpoint.lose()
             self.health_checker.failed(endpoint, fault.message)
             self._metrics.engine_faults.labels(endpoint.label, fault.fault).inc()
         return fault
@@ -343,14 +346,49 @@ class Upstream:
     async def _fetch_models(self, endpoint: Endpoint) -> frozenset[str] | None:
         with suppress(EngineError, TimeoutError):
             async with asyncio.timeout(_DETECTION_TIMEOUT_S):
-                return model_names((await self._probe(endpoint, "/v1/models", new_connection=True)).body)
+                names = model_names((await self._probe(endpoint, "/v1/models", new_connection=True)).body)
+            if endpoint.models.names is not None and names != endpoint.models.names:
+                self._redetect(endpoint)
+            return names
         return endpoint.models.names
 
     def _start_detection(self, endpoint: Endpoint) -> "asyncio.Task[None] | None":
-        """Return the running detection, which is started if needed; None if the engine is known."""
+        """Return the running detection, which is started if it is due; None if there is none."""
         if not endpoint.is_detected and endpoint.detection is None:
-            endpoint.detection = asyncio.get_running_loop().create_task(detect(endpoint, self._probe))
+            loop = asyncio.get_running_loop()
+            if not endpoint.detections or loop.time() >= endpoint.detect_at:
+                endpoint.detection = loop.create_task(self._detect(endpoint))
         return endpoint.detection
+
+    async def _detect(self, endpoint: Endpoint) -> None:
+        returned = endpoint.returns_ids
+        await detect(endpoint, self._probe)
+        if endpoint.returns_ids is not returned:
+            self._show_ids(endpoint)
+
+    def _redetect(self, endpoint: Endpoint) -> None:
+        """Detect an engine again, at most once a minute: responses show that it may have been replaced."""
+        if endpoint.is_detected and asyncio.get_running_loop().time() >= endpoint.detect_at:
+            endpoint.is_detected = False
+            self._start_detection(endpoint)
+
+    def note_ids(self, endpoint: Endpoint, *, returned: bool) -> None:
+        """Note whether the last step of an endpoint has token ids."""
+        if not returned:
+            self._redetect(endpoint)
+        if endpoint.returns_ids is not returned:
+            endpoint.returns_ids = returned
+            self._show_ids(endpoint)
+
+    def _show_ids(self, endpoint: Endpoint) -> None:
+        self._metrics.engine_token_ids.labels(endpoint.label).set(endpoint.returns_ids is True)
+        if not endpoint.returns_ids:
+            LOG.warning(
+                "Engine %s (%s) returns no token ids: its calls are recorded as text, and none can be exported for training. "
+                "Run `tokentape check`.",
+                endpoint.label,
+                endpoint.kind,
+            )
 
     async def _probe(
         self, endpoint: Endpoint, path: str, *, body: Mapping[str, Any] | None = None, new_connection: bool = False
@@ -377,6 +415,8 @@ class Upstream:
 
     async def _health_status(self, endpoint: Endpoint) -> int:
         with await self.send(endpoint, "GET", "/health", headers=(), body=None) as response:
+            if response.status < 500:
+                self._start_detection(endpoint)  # if it is due, so that the engine is known before the next call
             return response.status
 
     async def close(self) -> None:

@@ -15,12 +15,13 @@ from proxy.upstream.endpoint import Endpoint
 SendProbe = Callable[..., Coroutine[Any, Any, ProbeResponse]]
 
 _DEFAULTS_TIMEOUT_S: Final = 2
+_MAX_PAUSE_S: Final = 60  # between detections, as long as no connection is lost
 
 
 async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
     """Probe an engine, first with the routes that only one engine type has.
 
-    An unreachable engine keeps its last known type.
+    An unreachable engine keeps its last known type, and so does one behind a gateway that returns errors for it.
     """
     try:
         *specific, common = PROBE_PATHS
@@ -29,7 +30,13 @@ async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
         if traits.kind == "plain":
             answers[common] = await send_probe(endpoint, common)
             traits = identify_engine(answers)
-        _update(endpoint, traits, is_loading=any(seen.status == 503 for seen in answers.values()))
+        has_errors = any(answer.status >= 500 for answer in answers.values())
+        if traits.kind == "plain" and has_errors and endpoint.traits is not None:
+            traits = endpoint.traits
+            _update(endpoint, traits, is_known=False)
+            return
+        _update(endpoint, traits, is_known=traits.kind != "plain" or (answers[common].status == 200 and not has_errors))
+        endpoint.server = answers[specific[0]].server
         endpoint.traits = await _with_defaults(endpoint, traits, send_probe)
     except EngineError as fault:
         endpoint.last_fault = fault.message
@@ -37,12 +44,22 @@ async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
         endpoint.detection = None
 
 
-def _update(endpoint: Endpoint, traits: Traits, *, is_loading: bool) -> None:
-    """Store the detected traits and clear what was cached: the engine may have been restarted with other flags."""
+def _update(endpoint: Endpoint, traits: Traits, *, is_known: bool) -> None:
+    """Store the detected traits. An engine that is not known is detected again, later each time.
+
+    It is unknown if it is plain and its server returns errors or lists no models: a gateway does so while its engine loads.
+    What was cached is cleared, since a restarted engine may have other flags, unless it was only detected again to make sure.
+    """
     if endpoint.settings.kind not in {"auto", traits.kind}:
         LOG.warning("Engine %s is configured as %s but was detected as %s", endpoint.label, endpoint.kind, traits.kind)
-    endpoint.traits, endpoint.is_detected = traits, not (is_loading and traits.kind == "plain")
-    endpoint.forget()
+    before = endpoint.traits and replace(endpoint.traits, sampling_defaults=None)
+    if endpoint.is_lost or before != replace(traits, sampling_defaults=None):
+        endpoint.forget()
+        endpoint.returns_ids = traits.kind != "plain"
+    endpoint.traits, endpoint.is_detected, endpoint.is_lost = traits, is_known, False
+    endpoint.detections = 0 if is_known else endpoint.detections + 1
+    pause_s = _MAX_PAUSE_S if is_known else min(2 ** min(endpoint.detections, 6) - 2, _MAX_PAUSE_S)
+    endpoint.detect_at = asyncio.get_running_loop().time() + pause_s
 
 
 async def _with_defaults(endpoint: Endpoint, traits: Traits, send_probe: SendProbe) -> Traits:

@@ -184,13 +184,15 @@ class EjectionState:
             self.faults = min(self.faults, self.eject_after - 1)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Endpoint:
     """One engine endpoint: its settings and its state.
 
-    `traits`: None until the engine is detected. `is_detected` is false again after a connection is lost, since another
-    engine may be restarted at the URL. `models`: the models that it lists, once a response named another model than the
-    request. `label`: the name in logs, metrics and steps.
+    `traits`: None until the engine is detected. `is_detected` is false while a detection is due: at once after the connection
+    `is_lost`, since another engine may be started at the URL, else at `detect_at` (loop time). `detections` counts those in a
+    row that did not identify the engine. `server`: the header of its responses. `returns_ids`: whether it returns token ids, as
+    its type does or as the last step shows; None until it is detected. `models`: the models that it lists, once a response
+    named another model than the request. `label`: the name in logs, metrics and steps.
 
     From auxiliary requests, by model: `windows`, the context windows in tokens; `merges_systems`, as in `TranslationOptions`;
     `image_tokens`, see there; `token_texts`, the texts of a few stop tokens, by model and id.
@@ -204,6 +206,11 @@ class Endpoint:
     queue: FairQueue
     traits: Traits | None = None
     is_detected: bool = False
+    is_lost: bool = True
+    detections: int = 0
+    detect_at: float = 0
+    server: str | None = None
+    returns_ids: bool | None = None
     faults: int = 0
     last_fault: str | None = None
     windows: Recent[int] = field(default_factory=Recent)
@@ -227,6 +234,10 @@ class Endpoint:
         self.label = settings.label
         self.queue.limit = settings.max_in_flight
         self.queue.dispatch()
+
+    def lose(self) -> None:
+        """Require a detection at once: the engine may be restarted with another model or other flags."""
+        self.is_detected, self.is_lost, self.detections = False, True, 0
 
     @property
     def api_key(self) -> str | None:

@@ -95,6 +95,7 @@ class HealthChecker:
             endpoint.queue.evict_waiters()
             LOG.warning("Engine %s ejected: %s", label, endpoint.last_fault)
         else:
+            endpoint.lose()
             LOG.info("Engine %s recovered", label)
 
     async def _run(self, endpoint: Endpoint) -> None:

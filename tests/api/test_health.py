@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from aiohttp import web
 from fakes import proxying
+from recorded import load
 
 
 async def test_health_is_200_while_the_process_runs(proxy):
@@ -40,6 +41,34 @@ async def test_ready_requires_an_engine_only_with_ready_requires_engine(store, h
 
     assert (status, word, {"fake": False}) == (response.status, payload["status"], payload["engines"])
     assert (False, True) == (engine["healthy"], "unreachable" in engine["last_fault"])
+
+
+async def test_an_engine_behind_a_gateway_is_used_once_it_is_loaded(store, engine, http):
+    """Until then its steps are text, `/ready` and a metric name it, and calls pass as to a plain server."""
+    loaded = engine.fixed_responses | {"/health": {}}
+    engine.fixed_responses, engine.unknown_status = {"/health": {}}, 502
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    async with proxying(engine.url, store) as served:
+
+        async def step():
+            async with http.post(f"{served.url}/rollouts/r/v1/chat/completions", json=body) as response:
+                assert 200 == response.status
+                step_id = response.headers["X-Step-Id"]
+            async with http.get(f"{served.url}/rollouts/r/steps/{step_id}") as response:
+                kept = await response.json()
+            async with http.get(f"{served.url}/ready") as ready, http.get(f"{served.url}/metrics") as metrics:
+                without = (await ready.json()).get("without_token_ids")
+                shown = b'tokentape_engine_token_ids{engine="fake"} 1.0' in await metrics.read()
+            return kept["engine"]["kind"], kept["fidelity"]["exact"], without, shown
+
+        engine.plays(load("chat_plain"))
+        assert ("plain", False, ["fake"], False) == await step()
+        engine.fixed_responses = loaded
+        engine.plays(load("chat_ids_lp"))
+        while (seen := await step())[0] == "plain":
+            pass
+
+    assert ("vllm", True, None, True) == seen
 
 
 async def test_an_engine_that_does_not_respond_does_not_delay_ready(store, http, engine):

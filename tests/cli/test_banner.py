@@ -38,6 +38,14 @@ async def test_an_engine_has_its_kind_and_version_or_is_unreachable_in_words(sto
     ) == down
 
 
+async def test_an_engine_without_token_ids_is_named_in_red(store, engine):
+    """It lists its models, and no route shows its type."""
+    engine.fixed_responses = {"/health": {}, "/v1/models": {"data": [{"id": "m"}]}}
+    first, *_ = await lines_of(store, [{"url": engine.url}])
+
+    assert f"engine    {engine.url} (plain) [bold red]NO TOKEN IDS[/]: its calls are recorded as text" in first
+
+
 async def test_an_engine_that_does_not_respond_delays_the_lines_for_a_limited_time(store, engine, monkeypatch):
     monkeypatch.setattr(printing, "_TIMEOUT_S", 0.1)
     responds = asyncio.Event()

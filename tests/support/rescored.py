@@ -16,7 +16,8 @@ class Teacher:
     """What a fake engine does as a teacher: it scores ids with the simulator's model, less `below`.
 
     `texts`: its text of an id, in place of the simulator's; None: it has no /detokenize. `failing`: the status of its
-    scoring requests; those of more ids than `longest` fail as well. `together`: they wait for each other.
+    scoring requests; those of more ids than `longest` fail as well. `together`: they wait for each other. `adapters`: entries
+    of its model list.
     """
 
     def __init__(self, below: float = BELOW) -> None:
@@ -29,10 +30,11 @@ class Teacher:
         self.scored: list[list[int]] = []
         self.at_once = self.most_at_once = 0
         self.together: asyncio.Barrier | None = None
+        self.adapters: list[dict] = []
 
     async def __call__(self, request: web.Request, body: dict) -> web.StreamResponse:
         if request.path == "/v1/models":
-            return web.json_response({"data": [{"id": "big", "max_model_len": self.window}]})
+            return web.json_response({"data": [{"id": "big", "max_model_len": self.window}, *self.adapters]})
         if request.path == "/detokenize" and self.texts is not None:
             ids = body["tokens"]
             own = load_model().tokenizer.decode(ids)

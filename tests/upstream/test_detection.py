@@ -1,7 +1,9 @@
 """Detection of engines."""
 
 import asyncio
+from functools import partial
 
+import pytest
 from aiohttp import web
 from fakes import fake_engine
 
@@ -71,6 +73,110 @@ async def test_an_engine_that_returns_503_to_every_probe_is_detected_again(upstr
         assert ("vllm", True) == (endpoint.kind, endpoint.is_detected)
 
 
+@pytest.mark.parametrize("status", [404, 500, 502])
+async def test_a_server_is_plain_only_if_it_lists_its_models(upstream_to, status):
+    """A gateway responds so while its engine loads: it is detected again, later each time, and calls pass meanwhile."""
+    async with fake_engine() as engine:
+        engine.fixed_responses, engine.unknown_status = {}, status
+        engine.respond = partial(respond_with, status)
+        upstream = upstream_to(engine.url)
+        (endpoint,) = upstream.endpoints
+        for _ in range(5):
+            assert await upstream.ensure_detected(endpoint) is None
+        assert ("plain", False, 2) == (endpoint.kind, endpoint.is_detected, endpoint.detections)
+
+        engine.fixed_responses = {"/version": {"version": "0.32.0"}}
+        endpoint.detect_at = 0
+        await upstream.ensure_detected(endpoint)
+        assert ("vllm", True, 0) == (endpoint.kind, endpoint.is_detected, endpoint.detections)
+
+
+async def respond_with(status, request, body):
+    return web.json_response({}, status=status)
+
+
+async def test_a_passed_health_check_detects_an_engine_that_is_not_known(upstream_to):
+    """And an engine that recovers from an ejection is detected again."""
+    async with fake_engine() as engine:
+        engine.fixed_responses, engine.respond = {}, partial(respond_with, 502)
+        upstream = upstream_to(engine.url)
+        (endpoint,) = upstream.endpoints
+        await upstream.ensure_detected(endpoint)
+        engine.fixed_responses = {"/health": {}, "/version": {"version": "0.32.0"}}
+        assert await upstream.health_checker.check(endpoint)
+        await upstream.ensure_detected(endpoint)
+        assert ("vllm", True) == (endpoint.kind, endpoint.is_detected)
+
+        for _ in range(3):
+            upstream.health_checker.failed(endpoint, "it died")
+        upstream.health_checker.answered(endpoint)
+        assert not endpoint.is_detected
+
+
+async def test_an_engine_keeps_its_type_while_a_gateway_returns_errors_for_it(upstream_to):
+    """A gateway responds with 502 while a known engine restarts behind it."""
+    async with fake_engine() as engine:
+        upstream = upstream_to(engine.url)
+        (endpoint,) = upstream.endpoints
+        await upstream.ensure_detected(endpoint)
+        engine.fixed_responses, engine.unknown_status = {}, 502
+        engine.respond = partial(respond_with, 502)
+        endpoint.lose()
+        await upstream.ensure_detected(endpoint)
+
+        assert ("vllm", "0.32.0", False) == (endpoint.kind, endpoint.version, endpoint.is_detected)
+
+
+@pytest.mark.parametrize("sign", ["server", "models", "ids"])
+async def test_an_engine_is_detected_again_if_its_responses_change(upstream_to, sign):
+    """Another server header, other models, or a step without ids; at most once a minute, and what is known is kept."""
+    async with fake_engine() as engine:
+        upstream = upstream_to(engine.url)
+        (endpoint,) = upstream.endpoints
+        await upstream.ensure_detected(endpoint)
+        endpoint.windows.put("m", 9)
+
+        async def change():
+            if sign == "server":
+                endpoint.server = "another"
+                with await upstream.send(endpoint, "GET", "/health", headers=(), body=None):
+                    pass
+            elif sign == "models":
+                endpoint.models.names = frozenset({"before"})
+                await upstream.list_models(endpoint)
+            else:
+                upstream.note_ids(endpoint, returned=False)
+
+        await change()
+        assert endpoint.is_detected
+        endpoint.detect_at = 0
+        engine.fixed_responses["/version"] = {"version": "0.33.0"}
+        await change()
+        assert endpoint.detection is not None
+        await upstream.ensure_detected(endpoint)
+        assert ("0.33.0", 0) == (endpoint.version, len(endpoint.windows))
+
+        endpoint.windows.put("m", 9)
+        endpoint.detect_at = 0
+        await change()
+        await upstream.ensure_detected(endpoint)
+        assert (True, 1) == (endpoint.is_detected, len(endpoint.windows))
+
+
+async def test_an_engine_without_token_ids_is_logged_and_counted(upstream_to, registry, caplog):
+    """As its type shows, and as its last step shows."""
+    async with fake_engine() as engine:
+        engine.fixed_responses = {"/v1/models": {"data": []}}
+        upstream = upstream_to(engine.url)
+        (endpoint,) = upstream.endpoints
+        await upstream.ensure_detected(endpoint)
+        assert 0 == registry.get_sample_value("tokentape_engine_token_ids", {"engine": "e0"})
+        assert "returns no token ids" in caplog.text
+
+        upstream.note_ids(endpoint, returned=True)
+        assert 1 == registry.get_sample_value("tokentape_engine_token_ids", {"engine": "e0"})
+
+
 async def test_detecting_an_engine_again_resets_its_cached_properties(upstream_to):
     """It may have been restarted with another model."""
     async with fake_engine() as engine:
@@ -79,7 +185,7 @@ async def test_detecting_an_engine_again_resets_its_cached_properties(upstream_t
         await upstream.ensure_detected(endpoint)
         endpoint.windows.put("m", 9)
         endpoint.forces_usage.show("r1", what=True)
-        endpoint.is_detected = False
+        endpoint.lose()
         await upstream.ensure_detected(endpoint)
 
         assert (0, None) == (len(endpoint.windows), endpoint.forces_usage.for_rollout("r1"))

@@ -59,6 +59,7 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
         "url": endpoint.settings.url,
         "kind": endpoint.kind,
         "version": endpoint.version,
+        "token_ids": endpoint.returns_ids,
         "models": endpoint.settings.models or sorted(endpoint.models.names or ()),
         "logprobs_mode": endpoint.settings.logprobs_mode or endpoint.engine.logprobs_mode,
         "sampling_defaults": traits.sampling_defaults,

@@ -39,6 +39,7 @@ _BYTES_PER_ID = 7  # in JSON
 _THREAD_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
 _BYTES_PER_LINE = 128  # whose parsing takes as long as the handling of one line of a stream
 _REJECTED = (400, 404, 422)
+_WITHOUT_IDS = frozenset({"no_token_ids", "retokenized"})
 _END_TIMEOUT_S = 0.2  # after [DONE]; uvicorn writes the end of the body at once
 _END_BYTES = 2**16
 
@@ -411,6 +412,7 @@ def _report(context: Context, call: CallState, client: ClientStream) -> None:
     metrics.call_duration_seconds.labels(*labels).observe(total_s)
     # A request that causes losses itself (echo, no reasoning) has a problem code of its own, which explains the other codes.
     if step is not None and step.status == "complete" and not (plan.expected - QUIRK_CODES).intersection(step.problems):
+        context.upstream.note_ids(call.endpoint, returned=not _WITHOUT_IDS.intersection(step.problems))
         for code in QUIRK_CODES.intersection(step.problems) - plan.expected:
             metrics.unexpected_losses.labels(call.endpoint.label, code).inc()
             LOG.warning(

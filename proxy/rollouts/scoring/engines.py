@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from proxy.errors import EngineError, EngineTimeout, NotFound, UnprocessableRequest
 from proxy.rollouts.scoring.requests import (
@@ -27,11 +28,19 @@ _KNOWN_S: Final = 60  # the models and the context window of an engine are read 
 
 @dataclass(frozen=True, slots=True)
 class ScoringLimits:
-    """`timeout_s`: of one request, with its time in the queue of the endpoint. `at_once`: requests of one process."""
+    """`timeout_s`: of one request, with its time in the queue of the endpoint.
+
+    `configured`: how many requests of one process a scorer gets at the same time; None: 8, and at an engine with adapters 1.
+    """
 
     timeout_s: float = 300
-    at_once: int = 8
+    configured: int | None = None
     max_attempts: int = 2
+
+    @property
+    def at_once(self) -> int:
+        """How many requests a scorer gets at the same time at most."""
+        return self.configured or 8
 
 
 class ScoringEngines:
@@ -57,6 +66,7 @@ class ScoringEngines:
         self.slots = asyncio.Semaphore(limits.at_once)
         self.limits = limits
         self._known: dict[tuple[Endpoint, str | None], tuple[float, Scorer]] = {}
+        self._turns: WeakKeyDictionary[Endpoint, asyncio.Lock] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"<ScoringEngines {[endpoint.label for endpoint in self.upstream.endpoints]}>"
@@ -125,7 +135,11 @@ class ScoringEngines:
         can_fail_over: bool,
     ) -> TokenScores:
         with await self.upstream.slot(endpoint, _LANE, can_fail_over=can_fail_over):
-            return await (await self._scorer(endpoint, model)).score_at(ids, positions, top_k)
+            scorer = await self._scorer(endpoint, model)
+            if not scorer.has_adapters or self.limits.configured:
+                return await scorer.score_at(ids, positions, top_k)
+            async with self._turns.setdefault(endpoint, asyncio.Lock()):
+                return await scorer.score_at(ids, positions, top_k)
 
     async def _scorer(self, endpoint: Endpoint, model: str | None) -> Scorer:
         """Return the scorer of a model at an endpoint. Its requests do not count towards the ejection of the endpoint."""

@@ -60,12 +60,17 @@ class TokenScores:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """An engine that scores ids. `window` is its context window in tokens, None if unknown."""
+    """An engine that scores ids. `window` is its context window in tokens, None if unknown.
+
+    `has_adapters`: it lists LoRA adapters. With --enable-lora, vLLM 0.32 on a CPU stops with an `einsum` error if it computes
+    a scoring request together with any other request (seen, whichever model is scored).
+    """
 
     send: Send
     kind: str
     model: str | None = None
     window: int | None = None
+    has_adapters: bool = False
 
     async def score(self, ids: Sequence[int]) -> Scores:
         """Return the logprob of each id given those before it; None for the first, and for one beyond the longest prompt.
@@ -131,7 +136,8 @@ async def find_scorer(send: Send, kind: str | None, model: str | None) -> Scorer
         raise NotScored(f"the engine does not serve model {model!r}; it serves {names}")
     chosen = chosen or {}
     window = chosen.get("max_model_len")
-    return Scorer(send, kind, model or chosen.get("id"), window if type(window) is int else None)
+    has_adapters = any(entry.get("parent") is not None for entry in found)  # as vLLM 0.32 lists them
+    return Scorer(send, kind, model or chosen.get("id"), window if type(window) is int else None, has_adapters)
 
 
 async def _kind(send: Send) -> str:

@@ -125,6 +125,20 @@ async def test_requests_wait_in_the_queue_of_their_endpoint(two):
     assert "ScoringEngines" in repr(engines)
 
 
+@pytest.mark.parametrize(("configured", "most"), [(None, 1), (6, 2)])
+async def test_an_engine_with_adapters_gets_one_request_at_a_time_by_default(two, configured, most):
+    """A vLLM with LoRA adapters on a CPU stops otherwise. The endpoint has `max_in_flight: 2`."""
+    first, _, engines = two
+    engines.upstream.replace([engines.upstream.endpoints[0].settings])
+    first.respond.adapters = [{"id": "policy", "parent": "big"}]
+    engines.limits = ScoringLimits(timeout_s=50, configured=configured)
+    await engines.find_model()
+    first.respond.together = asyncio.Barrier(most)
+    await asyncio.gather(*(engines.score("big", IDS, POSITIONS, 0) for _ in range(8)))
+
+    assert most == first.respond.most_at_once
+
+
 async def test_a_model_that_no_endpoint_serves_is_an_error(two):
     """A rollout of a model that was removed since."""
     *_, engines = two

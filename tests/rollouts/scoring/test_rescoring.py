@@ -28,7 +28,7 @@ class FakeEngines(ScoringEngines):
     """Engines that return for each position the negated id in 1,024ths, and call `on_score` first."""
 
     def __init__(self, upstream, *, on_score=None, version="t1", **options) -> None:
-        super().__init__(upstream, ScoringLimits(at_once=3), version=version, **options)
+        super().__init__(upstream, ScoringLimits(configured=3), version=version, **options)
         self.on_score = on_score
         self.scored = []
         self.values = None
