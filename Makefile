@@ -45,7 +45,7 @@ test-faults: $(READY)  ## kill, freeze and fill up processes under load, 8 minut
 	$(BIN)/python -m tests.system.faults.run --seconds $(or $(SECONDS_LONG),420) $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.system.faults.training.run --groups $(or $(GROUPS_LONG),200) $(if $(SEED),--seed $(SEED))
 
-test-engine: $(READY)  ## test with a real vLLM and a real llama.cpp on this CPU, built once in the user's cache directory
+test-engine: $(READY)  ## test with a real vLLM, SGLang and llama.cpp on this CPU, built once in the user's cache directory
 	$(BIN)/python tests/system/real_engines/environment.py
 	$(BIN)/python -m pytest tests/system/real_engines
 

@@ -101,6 +101,22 @@ async def test_scores_of_other_ids_raise_not_scored():
         await Scorer(send, "sglang").score([5, 6])
 
 
+@pytest.mark.parametrize(("ids", "is_scored"), [([5, 7, 6], True), ([7, 7, 7], True), ([5, 6, 7], False)])
+async def test_sglang_reports_the_last_id_of_the_vocabulary_as_0(ids, is_scored):
+    """Only the greatest id of a sequence can be that one."""
+    pairs = [[None, ids[0] if ids[0] != 7 else 0, None], [-1, 0, None], [-2, ids[2] if ids[2] != 7 else 0, None]]
+
+    async def send(method, path, body):
+        return 200, orjson.dumps({"meta_info": {"input_token_logprobs": pairs}})
+
+    scorer = Scorer(send, "sglang")
+    if is_scored:
+        assert [None, -1, -2] == await scorer.score(ids)
+    else:
+        with pytest.raises(NotScored, match="other token ids"):
+            await scorer.score(ids)
+
+
 async def test_an_engine_that_cannot_score_raises_an_error_with_the_reason(engine, send):
     with pytest.raises(NotScored, match="returned status 500"):
         await Scorer(send, "vllm").score([5, 6])

@@ -1,20 +1,24 @@
-"""Fixtures of the real engines: vLLM and llama.cpp on the CPU, each started once for the whole run.
+"""Fixtures of the real engines: vLLM, SGLang and llama.cpp on the CPU, each started once for the whole run.
 
-environment.py installs them. vLLM's weights are random: constrain its output with a seed, `logit_bias`, `ignore_eos` or
-`structured_outputs`. llama.cpp serves a small chat model: constrain it with `grammar`.
+environment.py installs them. The weights of vLLM's and SGLang's model are random: constrain vLLM's output with a seed,
+`logit_bias`, `ignore_eos` or `structured_outputs`, and SGLang's, which ignores seeds, with temperature 0, `logit_bias`,
+`ignore_eos` or `regex`. llama.cpp serves a small chat model: constrain it with `grammar`.
 """
 
 import http.client
 import os
+import random
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from types import MappingProxyType
+from typing import Any
 
 import aiohttp
 import openai
@@ -51,19 +55,59 @@ VARIABLES = {
     "VLLM_SERVER_DEV_MODE": "1",  # pause, weight version
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
 }
+SGLANG_FLAGS = (
+    "--device=cpu",
+    "--dtype=float32",
+    "--attention-backend=torch_native",
+    "--sampling-backend=pytorch",
+    "--disable-overlap-schedule",
+    "--cuda-graph-backend-decode=disabled",
+    "--cuda-graph-backend-prefill=disabled",
+    "--context-length=2048",
+    "--max-total-tokens=16384",
+    "--sleep-on-idle",  # otherwise the scheduler polls, and uses one core without a request
+    "--enable-metrics",
+)
+SGLANG_PARSERS = ("--tool-call-parser=hermes", "--reasoning-parser=qwen3")
+SGLANG_VARIABLES = {
+    "PYTHONPATH": str(environment.SGLANG_ABSENT),
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # it would compile with a C++ compiler
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine: its port and its log."""
+    """A running engine: its port, its log and its kind, as the proxy detects it."""
 
     port: int
     log: Path
+    kind: str
 
     @property
     def url(self) -> str:
         """The engine's root, without `/v1`."""
         return f"http://127.0.0.1:{self.port}"
+
+    async def score(self, ids: list[int]) -> list[float]:
+        """Return the engine's logprob of each id after the first, given those before it."""
+        if self.kind == "sglang":
+            sampling = {"max_new_tokens": 0}
+            body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+            scored = await self._post("/generate", body)
+            entries = scored["meta_info"]["input_token_logprobs"]
+            last = max(ids)  # of the vocabulary, it is reported as 0 (logprob_result_processor.py:53)
+            assert [entry[1] or last for entry in entries] == [token or last for token in ids]
+            return [entry[0] for entry in entries[1:]]
+        body = {"model": "tiny", "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
+        (choice,) = (await self._post("/v1/completions", body))["choices"]
+        pairs = zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)
+        return [entry[str(token)]["logprob"] for token, entry in pairs]
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        async with aiohttp.ClientSession() as http, http.post(self.url + path, json=body) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -82,13 +126,28 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An SGLang that serves the tiny model as `tiny`, with a tool parser and a reasoning parser."""
+    log = tmp_path_factory.mktemp("engine") / "sglang.log"
+    with start_sglang(environment.ensure_sglang().model, "tiny", log, *SGLANG_PARSERS) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
 def llamacpp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A llama.cpp server that serves SmolLM2-135M-Instruct as `smollm2`, with two slots of 4096 tokens."""
     made = environment.ensure_llamacpp()
-    engine = Engine(_free_port(), tmp_path_factory.mktemp("engine") / "llamacpp.log")
+    engine = Engine(_free_port(), tmp_path_factory.mktemp("engine") / "llamacpp.log", "llamacpp")
     program = environment.HERE / "llamacpp_server.py"
     with _process([str(made.python), str(program), str(made.model), str(engine.port)], engine):
         yield engine
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Each of the engines that give token ids, logprobs of a prompt, and tokens in."""
+    started: Engine = request.getfixturevalue(request.param)
+    return started
 
 
 @pytest.fixture
@@ -119,7 +178,7 @@ def running_requests(metric: Callable[[str], Awaitable[float]]) -> Callable[[], 
 @contextmanager
 def start_vllm(model: Path, name: str, log: Path, *flags: str) -> Iterator[Engine]:
     """Start a vLLM that serves this model under this name; stop it at the end."""
-    engine = Engine(_free_port(), log)
+    engine = Engine(_free_port(), log, "vllm")
     command = [
         *(str(environment.ensure().python), "-m", "vllm.entrypoints.openai.api_server", *FLAGS, *flags),
         *(f"--served-model-name={name}", "--model", str(model), "--host=127.0.0.1", f"--port={engine.port}"),
@@ -128,21 +187,38 @@ def start_vllm(model: Path, name: str, log: Path, *flags: str) -> Iterator[Engin
         yield engine
 
 
+@contextmanager
+def start_sglang(model: Path, name: str, log: Path, *flags: str) -> Iterator[Engine]:
+    """Start an SGLang that serves this model under this name; stop it at the end."""
+    engine = Engine(_free_port(), log, "sglang")
+    command = [
+        *(str(environment.ensure_sglang().python), "-m", "sglang.launch_server", *SGLANG_FLAGS, *flags),
+        *(f"--served-model-name={name}", f"--model-path={model}", "--host=127.0.0.1", f"--port={engine.port}"),
+        f"--nccl-port={_free_port()}",
+    ]
+    # As for vLLM, one core for the engine: SGLang binds itself to the cores that this variable lists, by default to all.
+    core = {"SGLANG_CPU_OMP_THREADS_BIND": str(min(os.sched_getaffinity(0)))}
+    with _process(command, engine, SGLANG_VARIABLES | core):
+        yield engine
+
+
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+    """Return a free port below those that the kernel hands out: an engine listens on it only after half a minute."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextmanager
-def _process(command: list[str], engine: Engine) -> Iterator[None]:
+def _process(command: list[str], engine: Engine, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
     """Start the engine in a new process group, wait until it is ready, and stop it in any case."""
     # SIGTERM must stop the engine as Ctrl-C does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with engine.log.open("wb") as log:
         process = subprocess.Popen(
             command,
-            env=os.environ | VARIABLES,
+            env={**os.environ, **VARIABLES, **more},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

