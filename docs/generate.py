@@ -77,7 +77,8 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
         yield f"{prefix}{name}", str(inner), field.get_default(call_default_factory=True), field.description or ""
         for argument in get_args(inner):
             if isinstance(argument, type) and issubclass(argument, BaseModel):
-                yield from settings_of(argument, f"{prefix}{name}{'.NAME' if get_origin(inner) is dict else '[]'}.")
+                one = {dict: ".NAME", list: "[]"}.get(get_origin(inner), "")  # else the setting may be null
+                yield from settings_of(argument, f"{prefix}{name}{one}.")
 
 
 def settings_page() -> str:

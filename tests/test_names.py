@@ -23,6 +23,10 @@ FOREIGN: dict[str, set[str]] = {
     "processors of images": {"image_grid_thw", "image_token_id", "load_images", "pixel_values"},
     "Python and its packages": {"--fail-on-warning", "preexec_fn", "render_jinja_template"},
     "Prometheus": {"redis_exporter", "tokentape_reward_amount"},
+    "routers in front of engines": {
+        "--routing-logic", "--session-key", "consistent_hash", "consistent_hashing", "optional_pre_call_checks",
+        "session_affinity", "session_id_header",
+    },
     "SGLang": {"--tool-strict-level", "normalize_assistant_tool_call_arguments"},
     "trainers": {
         "--n-samples-per-prompt", "--rollout-function-path", "--train", "--use-opd", "reinforce_plus_plus",

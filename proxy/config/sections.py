@@ -1,7 +1,8 @@
 """Base class of the sections of the settings, and the sections of the store, recording and dialects."""
 
+import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -141,14 +142,76 @@ class DialectSettings(Section):
 BaseUrl = Annotated[str, AfterValidator(base_url)]
 
 
-def _is_header_value(key: SecretStr) -> SecretStr:
-    text = key.get_secret_value()
+def _check_header_value(value: SecretStr, what: str) -> SecretStr:
+    text = value.get_secret_value()
     if not text.strip() or text != text.strip() or not (text.isascii() and text.isprintable()):
-        raise ValueError("invalid API key: it must be printable ASCII, not empty, and without spaces around it")
-    return key
+        raise ValueError(f"invalid {what}: it must be printable ASCII, not empty, and without spaces around it")
+    return value
 
 
-Key = Annotated[SecretStr, AfterValidator(_is_header_value)]
+Key = Annotated[SecretStr, AfterValidator(lambda key: _check_header_value(key, "API key"))]
+
+# They frame a message, or are set for each request.
+_RESERVED_HEADERS = frozenset(
+    {"host", "connection", "content-length", "content-type", "content-encoding", "transfer-encoding", "accept-encoding",
+     "expect", "te", "trailer", "upgrade", "keep-alive", "proxy-connection"}
+)  # fmt: skip
+
+
+def _check_header_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", name):  # a token (RFC 9110, 5.6.2)
+        raise ValueError(f"invalid header name {name!r}: use letters, digits and -")
+    if name.lower() in _RESERVED_HEADERS:
+        raise ValueError(f"the header {name} is set for each request; use another one")
+    return name
+
+
+HeaderName = Annotated[str, AfterValidator(_check_header_name)]
+HeaderValue = Annotated[SecretStr, AfterValidator(lambda value: _check_header_value(value, "header value"))]
+
+# Read in the routers' documentation or source, and not run:
+# - SGLang Model Gateway (formerly sgl-router), policies consistent_hashing and manual: its docs/configuration/routing.md.
+# - vLLM Router 0.1.16, policy consistent_hash: docs/load_balancing/README.md, where it has precedence over X-User-ID.
+# - vLLM's production stack, --routing-logic session: --session-key names the header and has no default.
+# - llm-d router, session-affinity-scorer or -filter with algorithm session_id_header (llm-d/llm-d-router#2238): headerName.
+# - LiteLLM 1.91, optional_pre_call_checks: [session_affinity] (BerriAI/litellm-docs#1121); also metadata.session_id.
+_ROUTER_HEADERS: Final = {
+    "sgl-router": "X-SMG-Routing-Key",
+    "vllm-router": "X-Session-ID",
+    "production-stack": "X-Session-ID",
+    "llm-d": "X-Session-Token",
+    "litellm": "X-LiteLLM-Session-ID",
+}
+
+
+class SessionSettings(Section):
+    """How calls name their session to a router in front of engines (docs/fleet.md)."""
+
+    router: Literal["sgl-router", "vllm-router", "production-stack", "llm-d", "litellm"] | None = Field(
+        None, description="The router, which determines the header."
+    )
+    header: HeaderName | None = Field(None, description="The header, for any other router.")
+    field: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$",
+        description="A field of the body instead, at the top level or in an object: session_params.session_id.",
+    )
+    of: Literal["rollout", "thread"] = Field(
+        "rollout",
+        description="What a session is: a rollout; or a thread of it, by X-Agent-Name or else by the messages up to the first "
+        "one of the user.",
+    )
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> Self:
+        if sum(place is not None for place in (self.router, self.header, self.field)) != 1:
+            raise ValueError("session requires one of router, header and field")
+        return self
+
+    @property
+    def header_name(self) -> str | None:
+        """The header with the session, if it is not in the body."""
+        return self.header if self.router is None else _ROUTER_HEADERS[self.router]
 
 
 class ListenTlsSettings(Section):
@@ -209,12 +272,26 @@ class EndpointSettings(Section):
         None,
         description="Ids of the tokens that its prompts repeat for an image; [] if a model splits images. Default: looked up.",
     )
+    headers: dict[HeaderName, HeaderValue] = Field(
+        {}, description="Headers of every request to this engine, such as those of a gateway in front of it."
+    )
+    session: SessionSettings | None = Field(
+        None,
+        description="How calls name their session to a router in front of engines, which then sends all of them to one engine: "
+        "{router: sgl-router}, {header: X-Session} or {field: user} (docs/fleet.md).",
+    )
     version: str | None = Field(None, description="Engine version to record. Default: as the engine reports.")
     models: list[Annotated[str, Field(min_length=1)]] = Field(
         [],
         description="Names of the models that it serves, with `*` for any characters, such as qwen-*. Calls of other models "
         "are sent to other endpoints. Default: as the engine lists them.",
     )
+
+    @model_validator(mode="after")
+    def _has_one_authorization(self) -> Self:
+        if self.api_key is not None and any(name.lower() == "authorization" for name in self.headers):
+            raise ValueError("api_key is sent in the header Authorization; set only one of them")
+        return self
 
     @property
     def label(self) -> str:

@@ -6,7 +6,10 @@ modified.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any
+
+import orjson
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions, requested_usage
@@ -24,6 +27,19 @@ from proxy.trajectory.step import DEFAULT_POLICY, EngineFacts
 _STREAM = frozenset({"stream", "stream_options"})
 _NO_CODES = frozenset[str]()
 _SAMPLING = frozenset(SAMPLING_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlace:
+    """Where a call names its session for a router in front of engines: a header, or a field of the body with up to one dot.
+
+    `of_thread`: it names its thread, by `agent` if the client names it, and not its rollout.
+    """
+
+    header: str | None
+    field: str | None
+    of_thread: bool = False
+    agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +124,30 @@ def with_continuation(plan: Plan, ids: list[int] | None, facts: Mapping[str, Any
 def with_image_tokens(plan: Plan, tokens: Sequence[int]) -> Plan:
     """Return the plan of a call with images, with the tokens that may be their placeholder in the prompt."""
     return replace(plan, extra={**plan.extra, IMAGES: {**plan.extra[IMAGES], "candidates": tokens}})
+
+
+def with_session(plan: Plan, place: SessionPlace, headers: Mapping[str, str]) -> Plan:
+    """Return the plan with the name of its session; unchanged if the client itself names one, in `headers` or the body."""
+    thread = (place.agent or _opening(plan.body)) if place.of_thread else ""
+    name = blake2b(f"{plan.rollout_id}\0{thread}".encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    if place.header is not None:
+        return plan if place.header.lower() in headers else replace(plan, headers={**plan.headers, place.header: name})
+    outer, _, inner = (place.field or "").partition(".")
+    value = plan.body.get(outer)
+    if value is not None and (not inner or not isinstance(value, dict) or value.get(inner) is not None):
+        return plan
+    fields = {outer: {**(value or {}), inner: name} if inner else name}
+    return replace(plan, body={**plan.body, **fields}, sent={**plan.sent, "set": {**plan.sent["set"], **fields}})
+
+
+def _opening(body: Json) -> str:
+    """Return a digest of the messages up to the first one of the user; empty for a body without messages."""
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return ""
+    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+    first = roles.index("user") + 1 if "user" in roles else len(messages)
+    return blake2b(orjson.dumps(messages[:first]), digest_size=16).hexdigest()
 
 
 def edit(body: Json, options: CallOptions, dialect: Dialect) -> tuple[Json, set[str]]:

@@ -186,7 +186,7 @@ class Upstream:
             EngineDisconnected: The connection was lost before the response.
         """
         client = self._unpooled if new_connection else self._client
-        sent = upstream_headers(headers, api_key=endpoint.api_key)
+        sent = upstream_headers(headers, api_key=endpoint.api_key, fixed=endpoint.settings.headers)
         try:
             response = await client.request(method, endpoint.settings.url + path, headers=sent, body=body)
         except HTTP_ERRORS as error:

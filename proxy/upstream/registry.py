@@ -1,6 +1,6 @@
 """The current list of endpoints: the configured one, or the one that `PUT /engines` announced to all processes.
 
-Announcements contain the API keys of engines in plain text: the store is internal.
+Announcements contain the API keys and headers of engines in plain text: the store is internal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +66,9 @@ class EndpointRegistry:
 
 
 def _to_json(endpoint: EndpointSettings) -> dict[str, Any]:
-    key = endpoint.api_key
-    fields = endpoint.model_dump(mode="json", exclude_defaults=True, exclude={"api_key"})
-    return fields if key is None else {**fields, "api_key": key.get_secret_value()}
+    fields = endpoint.model_dump(mode="json", exclude_defaults=True, exclude={"api_key", "headers"})
+    if endpoint.api_key is not None:
+        fields["api_key"] = endpoint.api_key.get_secret_value()
+    if endpoint.headers:
+        fields["headers"] = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
+    return fields

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from proxy.config.sections import ContinuationMode, EndpointSettings
+from proxy.config.sections import _ROUTER_HEADERS, ContinuationMode, EndpointSettings, SessionSettings
 from proxy.config.settings import load
 from proxy.continuation.types import Mode
 
@@ -106,6 +106,34 @@ def test_the_error_of_an_engine_url_with_credentials_does_not_contain_the_passwo
         EndpointSettings(url="http://me:pw@host")
 
     assert "pw" not in refused.value.errors()[0]["msg"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"headers": {"Content-Length": "3"}}, "Content-Length is set for each request"),
+        ({"headers": {"X Y": "3"}}, "invalid header name"),
+        ({"headers": {"X-Y": "planted\r\n"}}, "invalid header value"),
+        ({"headers": {"authorization": "planted"}, "api_key": "k"}, "set only one of them"),
+        ({"session": {}}, "one of router, header and field"),
+        ({"session": {"router": "llm-d", "header": "X-Y"}}, "one of router, header and field"),
+        ({"session": {"field": "a.b.c"}}, "should match pattern"),
+    ],
+)
+def test_invalid_headers_and_sessions_of_an_engine_are_rejected(fields, error):
+    """The error does not contain a value, which may be secret."""
+    with pytest.raises(ValidationError, match=error) as refused:
+        EndpointSettings(url="http://host", **fields)
+
+    assert "planted" not in refused.value.errors()[0]["msg"]
+
+
+def test_a_router_determines_the_header_of_sessions():
+    names = {router: SessionSettings(router=router).header_name for router in _ROUTER_HEADERS}
+
+    assert "X-SMG-Routing-Key" == names["sgl-router"]
+    assert all(names.values())
+    assert ("X-Y", None) == (SessionSettings(header="X-Y").header_name, SessionSettings(field="user").header_name)
 
 
 def test_tls_requires_a_certificate_and_its_key():

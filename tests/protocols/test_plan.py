@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from recorded import plan_of
 
 from proxy.protocols.engines.base import Traits
-from proxy.protocols.plan import CallOptions
+from proxy.protocols.plan import CallOptions, SessionPlace, with_session
 from proxy.protocols.sampling import Sampling
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -113,3 +113,56 @@ def test_chat_defaults_are_not_recorded_for_generate():
     plan = plan_of("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": 5}}, traits=traits)
 
     assert "temperature" not in plan.sampling
+
+
+def session_of(place: SessionPlace, body: dict, headers: dict | None = None):
+    """Return the headers and the body of the planned call."""
+    plan = with_session(plan_of(CHAT, BODY | body), place, headers or {})
+    return plan.headers, plan.body
+
+
+def test_a_session_is_named_by_a_hash_of_the_rollout():
+    """The ID of the rollout itself is not sent: it is the user's."""
+    headers, body = session_of(SessionPlace("X-Session-ID", None), {})
+    (value,) = headers.values()
+
+    assert ({"X-Session-ID"}, 32, True) == (headers.keys(), len(value), "r1" not in value)
+    assert ({}, value) == (
+        session_of(SessionPlace(None, "user"), {})[0],
+        session_of(SessionPlace(None, "user"), {})[1]["user"],
+    )
+    assert "user" not in body
+
+
+@pytest.mark.parametrize(
+    ("field", "body", "sent"),
+    [
+        ("user", {"user": "mine"}, {"user": "mine"}),
+        ("metadata.session_id", {"metadata": {"a": 1}}, {"metadata": {"a": 1, "session_id": ...}}),
+        ("metadata.session_id", {"metadata": {"session_id": "mine"}}, {"metadata": {"session_id": "mine"}}),
+        ("metadata.session_id", {"metadata": None}, {"metadata": {"session_id": ...}}),
+        ("metadata.session_id", {"metadata": "text"}, {"metadata": "text"}),
+    ],
+)
+def test_a_session_that_the_client_names_is_kept(field, body, sent):
+    """An object beside the field keeps its other fields; any other value is left to the engine to reject."""
+    name = session_of(SessionPlace("X-S", None), {})[0]["X-S"]
+    expected = orjson.loads(orjson.dumps(sent, default=lambda _: name))
+    (outer,) = body
+
+    assert expected[outer] == session_of(SessionPlace(None, field), body)[1][outer]
+    assert {} == session_of(SessionPlace("X-S", None), {}, {"x-s": "mine"})[0]
+
+
+def test_a_session_of_a_thread_is_named_by_its_agent_or_its_first_messages():
+    """Later turns of a thread have the same session, another thread has another one."""
+
+    def named(*messages, agent=None):
+        place = SessionPlace("X-S", None, of_thread=True, agent=agent)
+        return session_of(place, {"messages": list(messages)})[0]["X-S"]
+
+    system, task = {"role": "system", "content": "s"}, {"role": "user", "content": "t"}
+    assert named(system, task) == named(system, task, {"role": "assistant", "content": "a"}, task)
+    assert named(system, task) != named(system, {"role": "user", "content": "other"})
+    assert named(system, task, agent="a") == named(task, agent="a") != named(task, agent="b")
+    assert named() != named(task)

@@ -1,6 +1,7 @@
 """Headers that are forwarded in each direction."""
 
 import pytest
+from pydantic import SecretStr
 
 from proxy.upstream import headers
 
@@ -40,6 +41,13 @@ def test_connection_headers_and_credentials_are_not_sent_to_the_engine():
         ("Accept-Encoding", "identity"),
         ("Authorization", "Bearer engine"),
     ] == sent
+
+
+def test_configured_headers_replace_those_of_the_client():
+    fixed = {"X-Tenant": SecretStr("ours"), "X-Other": SecretStr("o")}
+    sent = headers.upstream([("x-tenant", "theirs"), ("X-Mine", "m")], api_key=None, fixed=fixed)
+
+    assert [("X-Mine", "m"), ("X-Tenant", "ours"), ("X-Other", "o"), ("Accept-Encoding", "identity")] == sent
 
 
 def test_the_engines_headers_are_forwarded_with_rollout_and_step_id():

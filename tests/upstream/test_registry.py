@@ -8,7 +8,16 @@ from proxy.upstream.registry import ENGINES_ANNOUNCEMENT, EndpointRegistry
 from storage.types import Announcement
 
 CONFIGURED = [EndpointSettings(url="http://127.0.0.1:1", name="configured")]
-PUT = [EndpointSettings(url="http://127.0.0.1:2", name="put", api_key="planted", kind="vllm", max_in_flight=8)]
+PUT = [
+    EndpointSettings(
+        url="http://127.0.0.1:2",
+        name="put",
+        api_key="planted",
+        kind="vllm",
+        max_in_flight=8,
+        headers={"X-Key": "planted"},
+    )
+]
 
 
 @pytest.fixture
@@ -28,6 +37,7 @@ async def test_endpoints_that_are_put_are_announced_with_their_keys(store, regis
     later = EndpointRegistry(store.announcements, CONFIGURED, [])
     later.apply(await store.announcements.read())
     assert later.is_overridden
+    assert "planted" == registry.applied[0][0].headers["X-Key"].get_secret_value()
     await registry.put(None)
     assert (CONFIGURED, False) == (registry.applied[-1], registry.is_overridden)
 

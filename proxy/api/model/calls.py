@@ -32,7 +32,7 @@ from proxy.errors import BadRequest, Conflict, EngineError, LimitReached, Rollou
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
-from proxy.protocols.plan import CallOptions, Plan, edit, make_plan
+from proxy.protocols.plan import CallOptions, Plan, SessionPlace, edit, make_plan, with_session
 from proxy.protocols.sampling import engine_model
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import TranslatedCall
@@ -359,6 +359,9 @@ class CallPlanner:
             policy_at=(announced.version, announced.epoch),
             extra=extra,
         )
+        if (session := endpoint.settings.session) is not None:
+            place = SessionPlace(session.header_name, session.field, session.of == "thread", extra.get("agent"))
+            plan = await off_loop(call.body_bytes, with_session, plan, place, call.request.headers)
         if adapter is not None:
             plan = await off_loop(call.body_bytes, adapter.recorded, plan)
         if IMAGES in plan.extra and fault is None:

@@ -54,6 +54,26 @@ async def test_a_call_can_name_its_rollout_in_the_path_a_header_the_key_or_the_b
     assert fields.get("metadata") == engine.requests[0].get("metadata")
 
 
+async def test_an_engine_gets_its_headers_and_the_session_of_the_call(store, engine, http):
+    """All calls of a rollout have one session; requests that belong to no call have the headers, too."""
+    seen = []
+
+    async def respond(request, body):
+        seen.append((request.path, request.headers.get("X-Tenant"), request.headers.get("X-SMG-Routing-Key")))
+        return web.Response(body=WHOLE.response, content_type="application/json")
+
+    engine.respond = respond
+    endpoint = {"url": engine.url, "headers": {"X-Tenant": "ours"}, "session": {"router": "sgl-router"}}
+    async with proxying(engine.url, store, engines={"endpoints": [endpoint]}) as served:
+        for rollout in ("r1", "r1", "r2"):
+            await post(http, f"{served.url}/rollouts/{rollout}/v1/chat/completions", json=BODY)
+
+    calls = [(tenant, session) for path, tenant, session in seen if path == "/v1/chat/completions"]
+    assert {"ours"} == {tenant for _, tenant, _ in seen}
+    assert calls[0] == calls[1] != calls[2]
+    assert None is not calls[0][1]
+
+
 async def test_by_default_each_unnamed_call_gets_a_new_rollout(store, engine, http):
     async with proxying(engine.url, store) as served:
         first, _ = await post(http, served.url + "/v1/chat/completions", json=BODY)
