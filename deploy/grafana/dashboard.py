@@ -121,8 +121,10 @@ OVERHEAD = Row("Overhead", [
 TOKENS = Row("Tokens", [
     graph("Completion tokens by engine", "Completion tokens recorded.", "suffix: /s",
           (rate("completion_tokens", "engine"), "{{engine}}"), stacked=True, width=12),
-    graph("Prompt tokens by engine", "Prompt tokens recorded. Each call counts its whole prompt.",
-          "suffix: /s", (rate("prompt_tokens", "engine"), "{{engine}}"), stacked=True, width=12),
+    graph("Prompt tokens by engine",
+          "Prompt tokens recorded. Each call counts its whole prompt; the engine read the cached ones from its prefix cache.",
+          "suffix: /s", (rate("prompt_tokens", "engine"), "{{engine}}"),
+          (rate("cached_prompt_tokens", "engine"), "{{engine}}, cached"), width=12),
 ])  # fmt: skip
 
 FIDELITY = Row("Fidelity", [

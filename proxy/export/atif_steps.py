@@ -279,14 +279,11 @@ def _sampled_step(step: Step, choice: Choice, reply: Mapping[str, Any]) -> dict[
 
 def _metrics(step: Step, choice: Choice) -> dict[str, Any]:
     """Return the token ids and logprobs of a reply, and their counts."""
-    usage = step.usage or {}
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
     prompt = step.prompts[choice.prompt].tolist()
     return {
         "prompt_tokens": len(prompt),
         "completion_tokens": len(choice.ids),
-        **({"cached_tokens": cached} if type(cached) is int else {}),
+        **({} if step.cached_tokens is None else {"cached_tokens": step.cached_tokens}),
         "prompt_token_ids": prompt,
         "completion_token_ids": choice.ids.tolist(),
         **({} if is_unlogged(step) else {"logprobs": choice.logprobs.tolist()}),

@@ -320,6 +320,8 @@ class Recorder:
         metrics.steps.labels(step.status, next(name for name in _FIDELITIES if name in counts)).inc()
         metrics.completion_tokens.labels(step.engine.name).inc(counts["sampled_tokens"])
         metrics.prompt_tokens.labels(step.engine.name).inc(counts["prompt_tokens"])
+        if "cached_tokens" in counts:
+            metrics.cached_prompt_tokens.labels(step.engine.name).inc(counts["cached_tokens"])
         for code in step.problems:
             metrics.fidelity_problems.labels(code).inc()
         self._check_versions(step)
@@ -358,6 +360,8 @@ def _entry(
         "sampled_tokens": step.sampled,
         "prompt_tokens": sum(map(len, step.prompts)),
     }
+    if step.cached_tokens is not None:
+        counts["cached_tokens"] = step.cached_tokens
     if "mask_mismatch" in step.extra:
         counts["mask_mismatches"] = 1
     if step.status == "error" and isinstance(step.response, dict) and isinstance(step.response.get("status"), int):

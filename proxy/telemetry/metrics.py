@@ -100,6 +100,7 @@ class Metrics:
     time_to_first_byte_seconds: Histogram
     proxy_overhead_seconds: Histogram
     prompt_tokens: Counter
+    cached_prompt_tokens: Counter
     completion_tokens: Counter
     steps: Counter
     fidelity_problems: Counter
@@ -241,6 +242,9 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         _FINE_SECONDS, "Time that a call spends in the proxy, its queue and its store, not at the engine.", ("dialect",)
     ),
     "prompt_tokens": (Counter, "Prompt tokens recorded.", ("engine",)),
+    "cached_prompt_tokens": (
+        Counter, "Prompt tokens of recorded calls that the engine read from its prefix cache, if it reports them.", ("engine",)
+    ),
     "completion_tokens": (Counter, "Completion tokens recorded.", ("engine",)),
     "steps": (Counter, "Steps stored, by status and fidelity.", ("status", "fidelity")),
     "fidelity_problems": (Counter, "Fidelity problems of stored steps, by code (docs/fidelity.md).", ("code",)),

@@ -129,13 +129,11 @@ def _tokens(step: Step) -> Iterator[tuple[str, int]]:
     for name, (counted, recorded) in counts.items():
         if tokens := _integer(counted) or recorded:
             yield name, tokens
-    for name, details, field in (
-        ("gen_ai.usage.cache_read.input_tokens", "prompt_tokens_details", "cached_tokens"),
-        ("gen_ai.usage.reasoning.output_tokens", "completion_tokens_details", "reasoning_tokens"),
-    ):
-        inner = usage.get(details)
-        if isinstance(inner, dict) and (count := _integer(inner.get(field))) is not None:
-            yield name, count
+    if step.cached_tokens is not None:
+        yield "gen_ai.usage.cache_read.input_tokens", step.cached_tokens
+    details = usage.get("completion_tokens_details")
+    if isinstance(details, dict) and (count := _integer(details.get("reasoning_tokens"))) is not None:
+        yield "gen_ai.usage.reasoning.output_tokens", count
 
 
 def _finish_reasons(step: Step) -> list[str]:

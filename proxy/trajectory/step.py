@@ -14,6 +14,7 @@ from proxy.trajectory.shared_ids import SharedIds
 Status = Literal["complete", "partial", "error"]
 Dialect = Literal["chat", "completions", "generate", "messages", "responses", "gemini"]
 DEFAULT_POLICY: Final = "default"
+CACHED_TOKENS: Final = "cached_tokens"  # in `extra`: the engine's count, if its usage has none
 _CHAT_DIALECTS = ("chat", "messages", "responses", "gemini")
 
 Ids: TypeAlias = "array[int]"  # array itself takes no index before Python 3.12
@@ -183,6 +184,14 @@ class Step:
     def sampled(self) -> int:
         """The number of sampled tokens, over all choices."""
         return sum(len(choice.ids) for choice in self.choices)
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """The number of prompt tokens that the engine read from its prefix cache; None if it did not report it."""
+        details = self.usage.get("prompt_tokens_details") if isinstance(self.usage, Mapping) else None
+        counted = details.get("cached_tokens") if isinstance(details, dict) else None
+        count = self.extra.get(CACHED_TOKENS) if counted is None else counted
+        return count if type(count) is int and 0 <= count <= sum(map(len, self.prompts)) else None
 
 
 def answers_of(step: Step) -> dict[int, dict[str, Any]]:

@@ -76,7 +76,7 @@ def as_recorded(monkeypatch):
 
     def without_first(*args, **named):
         entry = entry_of(*args, **named)
-        counts = {name: count for name, count in entry.counts.items() if not name.startswith(HTTP_COUNT)}
+        counts = {name: count for name, count in entry.counts.items() if not name.startswith((HTTP_COUNT, "cached_"))}
         return structs.replace(entry, counts=counts, first={})
 
     monkeypatch.setattr(recorder, "_entry", without_first)

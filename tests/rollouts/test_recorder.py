@@ -52,6 +52,30 @@ async def test_a_recorded_step_is_stored_with_its_counts(recorder, store, incarn
     assert kept.timing.stored is not None
 
 
+@pytest.mark.parametrize(
+    ("usage", "extra", "counted"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 2}}, {"cached_tokens": 1}, 2),
+        ({"prompt_tokens_details": None}, {"cached_tokens": 1}, 1),
+        ({"prompt_tokens_details": {"cached_tokens": 0}}, {}, 0),
+        ({"prompt_tokens_details": {"cached_tokens": 4}}, {}, None),
+        ({"prompt_tokens_details": {"cached_tokens": True}}, {}, None),
+        ({"prompt_tokens_details": [2]}, {}, None),
+        (None, {}, None),
+    ],
+)
+async def test_cached_prompt_tokens_are_counted_if_the_engine_reports_them(
+    recorder, store, incarnation, usage, extra, counted
+):
+    """More than the prompt has, or no number, is not counted."""
+    recorded = step(usage=usage, extra=extra)
+    await recorder.record(recorded, incarnation, body_bytes=10)
+
+    assert counted == recorded.cached_tokens == (await stored_rollout(store, "r1")).counts.get("cached_tokens")
+    counter = recorder._metrics.cached_prompt_tokens.labels(recorded.engine.name)
+    assert (counted or 0) == counter._value.get()
+
+
 USER = {"role": "user", "content": [{"type": "text", "text": "  What is\n17 times 23? " + "x" * 500}]}
 
 

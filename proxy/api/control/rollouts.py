@@ -235,6 +235,8 @@ async def _shown(request: web.Request, context: Context, rollout: Rollout) -> di
     """Return the JSON of a rollout."""
     marks = read_marks(await context.store.marks(rollout.rollout_id))
     counts = {name: rollout.counts.get(name, 0) for name in _COUNTS}
+    if "cached_tokens" in rollout.counts:  # not every engine reports them
+        counts["cached_tokens"] = rollout.counts["cached_tokens"]
     return {
         **_terms(request, context, rollout),
         "status": rollout.status,

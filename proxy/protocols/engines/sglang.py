@@ -11,7 +11,7 @@ Rule 4: each stream must count its tokens. The usage event is dropped again, als
         (stream_response_default_include_usage), because its streams look the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.protocols.dialects.base import DialectName, is_on
@@ -35,6 +35,7 @@ from proxy.protocols.engines.base import (
     usage_options,
     without,
 )
+from proxy.trajectory.step import CACHED_TOKENS
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -182,8 +183,19 @@ class Sglang:
             if _disagree(sampled_choice, choice, meta, outputs) or has_other_ids_as_names(choice, sampled_choice.ids):
                 problems.append("ids_disagree")
         # Retracted tokens are recomputed, possibly under new weights.
-        notes = {"retractions": retractions} if retractions else {}
+        notes: Json = {"retractions": retractions} if retractions else {}
+        if cached := _cached(choices):
+            notes[CACHED_TOKENS] = cached
         return Tokens(extension.get("input_ids"), tuple(sampled), tuple(problems), notes)
+
+
+def _cached(choices: Sequence[Json]) -> int:
+    """Return the prompt tokens that were in the prefix cache, for the first choice; those of the others are all cached then.
+
+    Usage has them only on a server with --enable-cache-report.
+    """
+    count = ((choices[0].get("meta_info") or {}) if choices else {}).get("cached_tokens")
+    return count if type(count) is int and count > 0 else 0
 
 
 def _problems(dialect: DialectName, body: Mapping[str, Any]) -> list[str]:

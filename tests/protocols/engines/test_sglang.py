@@ -244,6 +244,17 @@ def test_a_call_aborted_before_its_first_token_has_no_logprobs():
     assert {"retractions": 2} == tokens.notes
 
 
+@pytest.mark.parametrize(("counted", "noted"), [(7, {"cached_tokens": 7}), (0, {}), (None, {}), (-1, {}), ("7", {})])
+def test_the_cached_tokens_of_the_first_choice_are_noted(counted, noted):
+    """The prompt of a further choice is in the cache as a whole."""
+    choices = [
+        {"index": index, "response_token_ids": [5], "meta_info": {"cached_tokens": cached}}
+        for index, cached in enumerate([counted, 9])
+    ]
+
+    assert noted == ENGINES["sglang"].tokens("chat", {}, {"choices": choices}).notes
+
+
 def test_ids_in_the_sglext_of_an_unstreamed_response_are_stripped():
     shown = ENGINES["sglang"].strip(
         "chat",
