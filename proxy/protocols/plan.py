@@ -46,7 +46,8 @@ class SessionPlace:
 class CallOptions:
     """The options of a rollout's calls, from its opening and the configuration.
 
-    `tokens` and `room_left` are the call's own: `room_left` is the space in the context window, if a cap requires it.
+    `tokens`, `room_left` and `is_translated` are the call's own: `room_left` is the space in the context window, if a cap
+    requires it; `is_translated`: the client reads another dialect, which has no options of chat streams.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -57,6 +58,7 @@ class CallOptions:
     logprobs: LogprobsLevel = "full"
     tokens: TokenAnnotations | None = None
     room_left: int | None = None
+    is_translated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +297,8 @@ def _without(body: Mapping[str, Any], fields: Collection[str]) -> Json:
 def _framing(engine: Engine, options: CallOptions, call: EngineCall) -> Framing:
     """Return how the call is sent upstream."""
     can_replay = engine.can_replay(call.dialect, call.body)
+    if options.is_translated:
+        call = replace(call, body=_without(call.body, {"stream_options"}))
     if options.tokens is None:
         return choose_framing(options.streaming, engine.kind, call, can_replay=can_replay)
     framing = choose_framing("replay", engine.kind, call, can_replay=can_replay)

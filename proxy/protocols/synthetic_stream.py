@@ -71,7 +71,7 @@ def _chat_choice(shape: StreamShape, whole: Json, response: Json) -> Iterator[tu
         choice = _choice(shape, whole, delta, early=True)
         if logprobs is not None:
             choice["logprobs"] = logprobs
-        yield {**choice, **early}, {}
+        yield {**choice, **early}, _no_usage_yet(shape) if "tool_calls" in delta else {}
         logprobs, early = None, dict.fromkeys(early)
     finish = _choice(shape, whole, dict(shape.delta), early=False)
     if logprobs is not None:  # tokens without text
@@ -113,9 +113,14 @@ def _deltas(shape: StreamShape, message: Mapping[str, Any]) -> Iterator[Json]:
             yield {**shape.call_delta, "tool_calls": [{**shape.more_call, "index": opening["index"], "function": more}]}
 
 
-def _text_choice(_shape: StreamShape, whole: Json, _response: Json) -> Iterator[tuple[Json, Json]]:
+def _text_choice(shape: StreamShape, whole: Json, _response: Json) -> Iterator[tuple[Json, Json]]:
     """Yield a choice of completions as one event, as engines do for several tokens at once."""
-    yield {key: value for key, value in whole.items() if key not in {"prompt_logprobs", "routed_experts"}}, {}
+    choice = {key: value for key, value in whole.items() if key not in {"prompt_logprobs", "routed_experts"}}
+    yield choice, _no_usage_yet(shape)
+
+
+def _no_usage_yet(shape: StreamShape) -> Json:
+    return {"usage": None} if shape.no_usage_yet else {}
 
 
 def _event(chunk: Json, *, loosely: bool) -> bytes:

@@ -118,6 +118,25 @@ def test_replayed_events_have_the_engines_top_level_fields(kind):
         assert engine_events[index]["object"] == replayed_events[index]["object"]
 
 
+@pytest.mark.parametrize(
+    ("whole", "stream"),
+    [("chat_tools", "chat_stream_tools"), ("cmpl_return_token_ids", "cmpl_stream_return_token_ids")],
+)
+def test_sglangs_events_of_completions_and_tool_calls_have_a_null_usage(whole, stream):
+    """Others have none, as SGLang itself sends them (run on 0.5.23)."""
+
+    def usages(events: list[dict]) -> set[tuple[bool, object]]:
+        return {
+            ("usage" in event, event.get("usage"), "tool_calls" in event["choices"][0].get("delta", {}))
+            for event in events
+            if event["choices"]
+        }
+
+    expected = usages(payloads(load_http("sglang", stream).response))
+    assert expected == usages(payloads(replayed(load_http("sglang", whole))))
+    assert (True, None) in {usage[:2] for usage in expected}
+
+
 def test_usage_is_sent_before_done_if_requested():
     """It has an event of its own; vLLM omits the null fields of usage in streams."""
     stream = replayed(load("chat_plain"), usage=True)

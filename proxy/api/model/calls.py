@@ -334,6 +334,7 @@ class CallPlanner:
             options = replace(options, logprobs="full")
         body = call.body
         if adapter is not None:
+            options = replace(options, is_translated=isinstance(adapter, TranslatedCall))
             body = await _native(context, endpoint if fault is None else None, adapter, options.models, call.body_bytes)
         if options.sampling.caps_by_window:
             left = await tokens_left(

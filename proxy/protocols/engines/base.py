@@ -153,7 +153,7 @@ class StreamShape:
     event has, null until the finish (with the response's values); `early` those that come with the text instead.
     `head` are the top-level fields that each event repeats, `first` those added to the first event of each choice, `last`
     those added to the last event. `null_logprobs`: whether events without logprobs have a null; `null_usage`: whether usage
-    in a stream keeps its nulls.
+    in a stream keeps its nulls; `no_usage_yet`: whether events with tool calls, and those of completions, have a null usage.
     """
 
     head: frozenset[str]
@@ -169,6 +169,7 @@ class StreamShape:
     last: tuple[str, ...] = ()
     null_logprobs: bool = True
     null_usage: bool = True
+    no_usage_yet: bool = False
 
 
 class Engine(Protocol):

@@ -80,6 +80,10 @@ def _requests_no_tokens(call: EngineCall) -> bool:
     return call.body.get("max_tokens") == 0
 
 
+def _requests_no_alternatives(call: EngineCall) -> bool:
+    return type(call.body.get("logprobs")) is int and call.body["logprobs"] == 0
+
+
 def _has_more_than_text(call: EngineCall) -> bool:
     """Return whether a message has a part that is not text."""
     messages = call.body.get("messages")
@@ -155,6 +159,10 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
     Quirk(
         "llamacpp", _COMPLETIONS, "always", "Several prompts, or one of text and ids: their ids are unavailable.",
         ("no_prompt_ids", "uncounted"), "seen on 2026.10", lambda call: _is_list_but_not_of_ids(call.body.get("prompt")),
+    ),
+    Quirk(
+        "llamacpp", _COMPLETIONS, "always", "`logprobs: 0`: no logprobs, and a stream has no ids then.",
+        ("no_logprobs", "no_token_ids", "completion_count"), "run on 2026.10", _requests_no_alternatives,
     ),
     Quirk(
         "llamacpp", _BOTH, "always", "`max_tokens: 0` still samples one token.", ("phantom_token",),

@@ -72,6 +72,7 @@ class Sglang:
         more_call={"id": None, "type": "function"},
         more_function={"name": None},
         choice=("matched_stop",),
+        no_usage_yet=True,
     )
 
     def inject(self, call: EngineCall) -> Injection:

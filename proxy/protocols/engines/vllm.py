@@ -316,12 +316,17 @@ def _strip_choice(choice: Json, rules: StripRules) -> Json:
 
 
 def _without_reasoning(message: Json, *, is_delta: bool) -> Json:
-    """Return a message without its reasoning: null in a whole message, removed from a delta (which may become empty)."""
-    if message.get("reasoning") is None:
-        return message
-    if is_delta:
-        return {key: value for key, value in message.items() if key != "reasoning"}
-    return {**message, "reasoning": None}
+    """Return a message as vLLM sends it without reasoning (seen on 0.32.0, with a parser).
+
+    The reasoning is null in a whole message and in a delta with content or tool calls; another delta becomes empty.
+    """
+    if not is_delta:
+        return message if message.get("reasoning") is None else {**message, "reasoning": None}
+    rest = {key: value for key, value in message.items() if key != "reasoning"}
+    if not (rest.get("content") or rest.get("tool_calls")):
+        return {} if rest == {"content": None} else rest
+    first = {key: rest.pop(key) for key in ("role", "content") if key in rest}
+    return {**first, "reasoning": None, **rest}
 
 
 def _is_flag_caused(choice: Json) -> bool:

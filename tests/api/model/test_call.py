@@ -10,6 +10,9 @@ from openai import AsyncOpenAI
 from recorded import load, load_http
 from stored import stored_steps, wait_for_steps
 
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
+
 WHOLE = load("chat_ids_lp")
 CHAT = "/rollouts/r1/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -161,6 +164,26 @@ async def test_missing_prompt_ids_are_looked_up_before_the_end_is_sent(store, en
     assert () == step.problems
     assert list(range(30)) == step.prompts[0].tolist()
     assert [True] == [body["content"].startswith("<|im_start|>") for body in lookups]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 8}),
+    ],
+)
+async def test_a_translated_stream_is_replayed_where_a_chat_stream_is(store, http, path, body):
+    """Such as by an SGLang without a parser; the options of the chat stream are the translation's own."""
+    async with simulating("127.0.0.1:0", Options(shape="sglang", has_parser=False)) as engine:
+        async with proxying(engine, store) as served:
+            async with http.post(f"{served.url}/rollouts/r1{path}", json=body | {"stream": True}) as response:
+                assert 200 == response.status, await response.text()
+                stream = await response.text()
+        (step,) = await stored_steps(store, "r1")
+
+    assert ((), "replay") == (step.problems, step.extra["streaming"])
+    assert str(len(step.prompts[0])) in stream  # the usage has the length of the prompt
 
 
 @pytest.mark.parametrize("status", [200, 500])
