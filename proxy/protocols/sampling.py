@@ -14,9 +14,11 @@ _BOUNDS = ("max_completion_tokens", "max_tokens")
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "n", "max_tokens", "max_completion_tokens",
     "min_tokens", "stop", "stop_token_ids", "ignore_eos", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "use_beam_search",
-    # A grammar masks the logits before vLLM 0.32 computes logprobs, raw ones included.
+    "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "use_beam_search", "thinking_token_budget",
+    # A grammar masks the logits before vLLM 0.32 and SGLang 0.5.23 compute logprobs, raw ones included.
     "structured_outputs", "response_format", "tool_choice",
+    # Those of SGLang alone.
+    "regex", "ebnf", "json_schema", "structural_tag", "stop_regex", "custom_logit_processor",
 )  # fmt: skip
 
 

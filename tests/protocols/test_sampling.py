@@ -3,8 +3,10 @@
 import pytest
 from recorded import plan_of
 
+from proxy.protocols.engines import sglang, vllm
+from proxy.protocols.engines.base import ALL
 from proxy.protocols.plan import CallOptions
-from proxy.protocols.sampling import Sampling
+from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODY = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]}
@@ -77,3 +79,8 @@ def test_a_rollouts_rules_override_the_configurations_field_by_field():
     own = Sampling({"b": 2}, {"c": 2}, {})
 
     assert Sampling({"a": 1, "b": 2}, {"c": 2}, {"d": 1}) == own.over(general)
+
+
+def test_fields_that_change_logprobs_are_recorded():
+    """An engine's grammars, too."""
+    assert {*ALL, *vllm._GRAMMARS, *sglang._GRAMMARS} <= set(SAMPLING_FIELDS)

@@ -18,9 +18,16 @@ TOOL = {
 }
 CALL = r'<tool_call>\n\{"name": "add", "arguments": \{"x": [1-9][0-9]{2}\}\}\n</tool_call>'
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def forced(pattern: str) -> dict[str, Any]:
+    """Return the fields of vLLM and of SGLang that make a reply match a regular expression; each ignores the other's."""
+    return {"structured_outputs": {"regex": pattern}, "regex": pattern}
+
+
 _CHAT = {"model": "tiny", "messages": QUESTION, "seed": 7, "max_tokens": 24}
 _TEXT = {"model": "tiny", "prompt": "Once upon a time", "seed": 7, "max_tokens": 24}
-_FORCED = {"tools": [TOOL], "structured_outputs": {"regex": CALL}, "max_tokens": 100}
+_FORCED = {"tools": [TOOL], **forced(CALL), "max_tokens": 100}
 
 # name -> (path, body): every shape that an agent's call can have.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -34,7 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tool call": (CHAT, _CHAT | _FORCED | THINKING_OFF),
     "tool call after thinking": (CHAT, _CHAT | _FORCED | {"logit_bias": {"4095": 100}}),
     "required tool": (CHAT, _CHAT | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60} | THINKING_OFF),
-    "structured": (CHAT, _CHAT | {"structured_outputs": {"regex": "[a-z]{3} [0-9]{2}"}} | THINKING_OFF),
+    "structured": (CHAT, _CHAT | forced("[a-z]{3} [0-9]{2}") | THINKING_OFF),
     "stop string": (CHAT, _CHAT | {"stop": ["e"]} | THINKING_OFF),
     "logprobs asked": (CHAT, _CHAT | {"logprobs": True, "top_logprobs": 2}),
     "ids asked": (CHAT, _CHAT | {"return_token_ids": True}),

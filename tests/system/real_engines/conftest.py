@@ -11,10 +11,9 @@ import random
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import MappingProxyType
@@ -65,6 +64,7 @@ SGLANG_FLAGS = (
     "--cuda-graph-backend-prefill=disabled",
     "--context-length=2048",
     "--max-total-tokens=16384",
+    "--trust-request-chat-template",
     "--sleep-on-idle",  # otherwise the scheduler polls, and uses one core without a request
     "--enable-metrics",
 )
@@ -73,6 +73,18 @@ SGLANG_VARIABLES = {
     "PYTHONPATH": str(environment.SGLANG_ABSENT),
     "SGLANG_USE_CPU_ENGINE": "1",
     "TORCHDYNAMO_DISABLE": "1",  # it would compile with a C++ compiler
+}
+METRICS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
+    "vllm": {
+        "running": ("vllm:num_requests_running", {}),
+        "sampled": ("vllm:generation_tokens_total", {}),
+        "cached": ("vllm:prefix_cache_hits_total", {}),
+    },
+    "sglang": {
+        "running": ("sglang:num_running_reqs", {}),
+        "sampled": ("sglang:realtime_tokens_total", {"mode": "decode"}),
+        "cached": ("sglang:cached_tokens_total", {}),
+    },
 }
 
 
@@ -103,6 +115,18 @@ class Engine:
         (choice,) = (await self._post("/v1/completions", body))["choices"]
         pairs = zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)
         return [entry[str(token)]["logprob"] for token, entry in pairs]
+
+    async def metric(self, name: str) -> float:
+        """Return a Prometheus metric of the engine, by its name in METRICS, summed over its labels."""
+        async with aiohttp.ClientSession() as http, http.get(f"{self.url}/metrics") as response:
+            families = text_string_to_metric_families(await response.text())
+        family, labels = METRICS[self.kind][name]
+        samples = [sample for found in families for sample in found.samples if sample.name == family]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    async def running(self) -> float:
+        """Return the number of requests that the engine is running."""
+        return await self.metric("running")
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         async with aiohttp.ClientSession() as http, http.post(self.url + path, json=body) as response:
@@ -155,24 +179,6 @@ async def direct(vllm: Engine) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's client, connected to the engine without the proxy."""
     async with openai.AsyncOpenAI(base_url=f"{vllm.url}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-@pytest.fixture
-def metric(vllm: Engine) -> Callable[[str], Awaitable[float]]:
-    """A function that reads one of the engine's Prometheus metrics, summed over its labels."""
-
-    async def read(name: str) -> float:
-        async with aiohttp.ClientSession() as session, session.get(f"{vllm.url}/metrics") as response:
-            families = text_string_to_metric_families(await response.text())
-        return sum(sample.value for family in families for sample in family.samples if sample.name == name)
-
-    return read
-
-
-@pytest.fixture
-def running_requests(metric: Callable[[str], Awaitable[float]]) -> Callable[[], Awaitable[float]]:
-    """A function that returns the number of the engine's running requests."""
-    return partial(metric, "vllm:num_requests_running")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import anthropic
 import openai
 import pytest
 
-from .calls import CALL, TOOL
+from .calls import CALL, TOOL, forced
 from .test_conversation import DIGITS, NO_SECOND_END, check_rows, kwargs
 from .through import through_proxy
 
@@ -19,13 +19,13 @@ async def messages_turns(proxy, rollout, *, stream):
     tools = [{"name": FUNCTION["name"], "input_schema": FUNCTION["parameters"]}]
     messages = [{"role": "user", "content": QUESTION}]
     async with anthropic.AsyncAnthropic(base_url=f"{proxy.url}/rollouts/{rollout}", api_key="none") as client:
-        for forced in ({"structured_outputs": {"regex": CALL}}, DIGITS, DIGITS):
+        for constrained in (forced(CALL), DIGITS, DIGITS):
             request = {
                 "model": "claude-x",
                 "max_tokens": 60,
                 "messages": messages,
                 "tools": tools,
-                "extra_body": FIRM | forced,
+                "extra_body": FIRM | constrained,
             }
             counted = await client.messages.count_tokens(
                 model="claude-x", messages=messages, tools=tools, extra_body=kwargs(preserve=True)
@@ -50,13 +50,13 @@ async def responses_turns(proxy, rollout, *, stream):
     tools = [{"type": "function", "name": FUNCTION["name"], "parameters": FUNCTION["parameters"]}]
     next_input, before = QUESTION, None
     async with openai.AsyncOpenAI(base_url=f"{proxy.url}/rollouts/{rollout}/v1", api_key="none") as client:
-        for forced in ({"structured_outputs": {"regex": CALL}}, DIGITS, DIGITS):
+        for constrained in (forced(CALL), DIGITS, DIGITS):
             request = {
                 "model": "gpt-5",
                 "input": next_input,
                 "tools": tools,
                 "max_output_tokens": 60,
-                "extra_body": FIRM | forced,
+                "extra_body": FIRM | constrained,
             }
             named = {} if before is None else {"previous_response_id": before}
             if stream:
@@ -71,12 +71,12 @@ async def responses_turns(proxy, rollout, *, stream):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("converse", [messages_turns, responses_turns])
-async def test_three_turns_are_exact_and_extend_each_other_as_in_chat(vllm, tmp_path, converse, stream):
+async def test_three_turns_are_exact_and_extend_each_other_as_in_chat(engine, tmp_path, converse, stream):
     """Every step is exact; ids that do not extend each other are reported as drift, as for the chat dialect.
 
     The engine renders each call: the number of tokens that `count_tokens` returns is that of its rendering.
     """
-    async with through_proxy(vllm.url, tmp_path, models=ALIASES, continuation={"mode": "off"}) as proxy:
+    async with through_proxy(engine.url, tmp_path, models=ALIASES, continuation={"mode": "off"}) as proxy:
         await converse(proxy, "r1", stream=stream)
         steps, rows, tree = await proxy.steps("r1"), await proxy.rows("r1"), await proxy.get("/rollouts/r1/tree")
 
@@ -88,10 +88,10 @@ async def test_three_turns_are_exact_and_extend_each_other_as_in_chat(vllm, tmp_
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_max_tokens_beyond_the_context_window_is_capped(vllm, tmp_path, stream):
+async def test_max_tokens_beyond_the_context_window_is_capped(engine, tmp_path, stream):
     """`cap: {max_tokens: auto}`, in either dialect: 32,000 tokens of a window of 2,048."""
     rules = {"cap": {"max_tokens": "auto"}, "override": {"stop_token_ids": list(range(4089))}}
-    async with through_proxy(vllm.url, tmp_path, models=ALIASES, sampling=rules) as proxy:
+    async with through_proxy(engine.url, tmp_path, models=ALIASES, sampling=rules) as proxy:
         async with anthropic.AsyncAnthropic(base_url=f"{proxy.url}/rollouts/r1", api_key="none") as client:
             messages = [{"role": "user", "content": "hi"}]
             request = {"model": "claude-x", "max_tokens": 32_000, "messages": messages}
@@ -109,9 +109,9 @@ async def test_max_tokens_beyond_the_context_window_is_capped(vllm, tmp_path, st
 
 
 @pytest.mark.parametrize("kind", ["messages", "responses"])
-async def test_errors_of_the_engine_keep_their_message(vllm, tmp_path, kind):
+async def test_errors_of_the_engine_keep_their_message(engine, tmp_path, kind):
     """In the dialect's shape, with the engine's status; the step has it, too."""
-    async with through_proxy(vllm.url, tmp_path, models=ALIASES) as proxy:
+    async with through_proxy(engine.url, tmp_path, models=ALIASES) as proxy:
         if kind == "messages":
             async with anthropic.AsyncAnthropic(base_url=f"{proxy.url}/rollouts/r1", api_key="none") as client:
                 with pytest.raises(anthropic.BadRequestError, match="2048"):
@@ -128,9 +128,9 @@ async def test_errors_of_the_engine_keep_their_message(vllm, tmp_path, kind):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_three_turns_of_responses_are_one_sequence_in_append(vllm, tmp_path, stream):
+async def test_three_turns_of_responses_are_one_sequence_in_append(engine, tmp_path, stream):
     """A translated dialect is continued like chat."""
-    async with through_proxy(vllm.url, tmp_path, models=ALIASES, continuation={"mode": "append"}) as proxy:
+    async with through_proxy(engine.url, tmp_path, models=ALIASES, continuation={"mode": "append"}) as proxy:
         async with proxy.agent("first") as agent:  # shows the stop token
             await agent.chat.completions.create(
                 model="tiny", messages=[{"role": "user", "content": "Hi"}], extra_body=FIRM | DIGITS

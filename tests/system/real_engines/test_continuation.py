@@ -1,4 +1,4 @@
-"""Exact continuation with a real vLLM: the rows of linear rollouts, their scores, and the engine's prefix cache."""
+"""Exact continuation with a real engine: the rows of linear rollouts, their scores, and the engine's prefix cache."""
 
 import asyncio
 import re
@@ -6,8 +6,9 @@ import re
 import aiohttp
 import pytest
 
-from .calls import CALL, TOOL
-from .test_conversation import TOLERANCE, check_rows, differences, rescored
+from .calls import CALL, TOOL, forced
+from .test_conversation import DIGITS, check_rows
+from .test_exactness import TOLERANCE, differences
 from .through import through_proxy
 
 ROLLOUTS, TURNS = 5, 6
@@ -20,14 +21,23 @@ PLAIN = (
     "{{ c.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-TEMPLATES = {"keeps": {"chat_template": PLAIN}, "strips": {}}
+THINKING_OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+KEEPING = {
+    "vllm": THINKING_OFF | {"chat_template": PLAIN},
+    "sglang": {"chat_template_kwargs": {"enable_thinking": False, "chat_template": PLAIN}},
+}
+ENDS = THINKING_OFF | DIGITS  # a turn that is never cut by max_tokens
+
+
+def fields_of(engine, template):
+    """Return the fields of a call with a template that keeps earlier turns, or with the model's, which strips them."""
+    return KEEPING[engine.kind] if template == "keeps" else THINKING_OFF
 
 
 async def reply(agent, messages, *, seed, stream, extra):
     """Return the message of one call as an agent sends it back: without reasoning, with formatted arguments."""
     body = {"model": "tiny", "messages": messages, "seed": seed, "max_tokens": MAX_TOKENS, "temperature": 1.5}
     body |= {"logit_bias": MESSAGE_END, "tools": [TOOL]}
-    extra = {"chat_template_kwargs": {"enable_thinking": False}} | extra
     if not stream:
         message = (await agent.chat.completions.create(**body, extra_body=extra)).choices[0].message
         calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []]
@@ -51,14 +61,14 @@ def _message(content, calls):
     return {"role": "assistant", "content": content or None} | ({"tool_calls": functions} if functions else {})
 
 
-async def converse(proxy, rollout, *, template, stream, tools, number):
+async def converse(proxy, rollout, *, extra, stream, tools, number):
     """Run one linear rollout: a chat, or a loop of tool calls and results with two questions."""
     async with proxy.agent(rollout) as agent:
         messages = [{"role": "user", "content": f"Question {number}."}]
         for turn in range(TURNS):
             calls = tools and turn % 3 != 2
-            extra = TEMPLATES[template] | ({"structured_outputs": {"regex": CALL}} if calls else {})
-            answer = await reply(agent, messages, seed=100 * number + turn, stream=stream, extra=extra)
+            more = extra | (forced(CALL) if calls else {})
+            answer = await reply(agent, messages, seed=100 * number + turn, stream=stream, extra=more)
             messages.append(answer)
             if answer.get("tool_calls"):
                 name = answer["tool_calls"][0]["id"]
@@ -67,23 +77,22 @@ async def converse(proxy, rollout, *, template, stream, tools, number):
                 messages.append({"role": "user", "content": f"Turn {turn}."})
 
 
-async def run(proxy, mode, *, template, stream, tools):
+async def run(proxy, mode, *, extra, stream, tools):
     """Run the rollouts; return their steps, rows and drift."""
     steps, rows, drift = [], [], []
     async with proxy.agent("first") as agent:  # its end shows the stop token, which `tool_calls` does not prove
         messages = [{"role": "user", "content": "Hello."}]
-        messages.append(await reply(agent, messages, seed=1, stream=False, extra={}))
-        messages.append(
-            {"role": "user", "content": "Go on."}
-        )  # the second call does not wait until the first turn is added
-        await reply(agent, messages, seed=2, stream=False, extra={})
+        messages.append(await reply(agent, messages, seed=1, stream=False, extra=ENDS))
+        # The second call does not wait until the first turn is added.
+        messages.append({"role": "user", "content": "Go on."})
+        await reply(agent, messages, seed=2, stream=False, extra=ENDS)
     for number in range(ROLLOUTS):
         name = f"r{number}"
         async with proxy.http.post(
             f"{proxy.url}/rollouts", json={"rollout_id": name, "continuation": mode}
         ) as response:
             assert 201 == response.status
-        await converse(proxy, name, template=template, stream=stream, tools=tools, number=number)
+        await converse(proxy, name, extra=extra, stream=stream, tools=tools, number=number)
         steps.append(await proxy.steps(name))
         rows.append(await proxy.rows(name))
         drift += (await proxy.get(f"/rollouts/{name}/tree"))["drift"]
@@ -98,62 +107,63 @@ def reasons(steps):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("tools", [False, True], ids=["chat", "tools"])
-@pytest.mark.parametrize("template", TEMPLATES)
-async def test_a_linear_rollout_is_one_sequence_in_append(vllm, direct, tmp_path, template, stream, tools):
+@pytest.mark.parametrize("template", ["keeps", "strips"])
+async def test_a_linear_rollout_is_one_sequence_in_append(engine, tmp_path, template, stream, tools):
     """Each prompt begins with what was sampled, even if the template drops a part of it, and scores are those of sampling."""
-    async with through_proxy(vllm.url, tmp_path) as proxy:
-        steps, rows, drift = await run(proxy, "append", template=template, stream=stream, tools=tools)
+    async with through_proxy(engine.url, tmp_path) as proxy:
+        steps, rows, drift = await run(proxy, "append", extra=fields_of(engine, template), stream=stream, tools=tools)
 
     assert [] == drift, [step["extra"].get("continuation") for rollout in steps for step in rollout]
     assert [1] * ROLLOUTS == [len(sequences) for sequences in rows]
     assert all(step["fidelity"]["exact"] for rollout in steps for step in rollout)
-    worst = max([max(differences(row, await rescored(direct, row))) for (row,) in rows]) if not tools else 0
-    assert worst < TOLERANCE  # the scores of forced tool calls are those after the grammar
+    # The scores of forced tool calls are those after the grammar.
+    assert tools or max([max(await differences(engine, row), default=0) for (row,) in rows]) < TOLERANCE
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_template_that_keeps_turns_gives_one_sequence_in_faithful(vllm, tmp_path, stream):
+async def test_a_template_that_keeps_turns_gives_one_sequence_in_faithful(engine, tmp_path, stream):
     """Text that the tokenizer would split differently, and tool calls that the agent formats differently, do not fork."""
-    async with through_proxy(vllm.url, tmp_path) as proxy:
-        _, chats, _ = await run(proxy, "faithful", template="keeps", stream=stream, tools=False)
-    async with through_proxy(vllm.url, tmp_path / "tools") as proxy:
-        _, loops, _ = await run(proxy, "faithful", template="keeps", stream=stream, tools=True)
+    async with through_proxy(engine.url, tmp_path) as proxy:
+        _, chats, _ = await run(proxy, "faithful", extra=fields_of(engine, "keeps"), stream=stream, tools=False)
+    async with through_proxy(engine.url, tmp_path / "tools") as proxy:
+        _, loops, _ = await run(proxy, "faithful", extra=fields_of(engine, "keeps"), stream=stream, tools=True)
 
     assert [1] * 2 * ROLLOUTS == [len(sequences) for sequences in chats + loops]
 
 
-async def test_a_template_that_strips_turns_forks_in_faithful_with_that_reason(vllm, tmp_path):
+async def test_a_template_that_strips_turns_forks_in_faithful_with_that_reason(engine, tmp_path):
     """The step that was sent unchanged has the reason."""
-    async with through_proxy(vllm.url, tmp_path) as proxy:
-        steps, rows, _ = await run(proxy, "faithful", template="strips", stream=False, tools=False)
+    async with through_proxy(engine.url, tmp_path) as proxy:
+        steps, rows, _ = await run(proxy, "faithful", extra=fields_of(engine, "strips"), stream=False, tools=False)
 
     assert all(len(sequences) > 1 for sequences in rows)
     assert {"history"} == set(reasons(steps))
 
 
-async def test_without_continuation_most_turns_fork(vllm, tmp_path):
+async def test_without_continuation_most_turns_fork(engine, tmp_path):
     """The tests above can fail: the same rollouts drift if the engine renders each call."""
-    async with through_proxy(vllm.url, tmp_path) as proxy:
-        _, rows, drift = await run(proxy, "off", template="keeps", stream=False, tools=False)
+    async with through_proxy(engine.url, tmp_path) as proxy:
+        _, rows, drift = await run(proxy, "off", extra=fields_of(engine, "keeps"), stream=False, tools=False)
 
     assert sum(map(len, rows)) > 2 * ROLLOUTS
     assert len(drift) > ROLLOUTS
 
 
-async def block_size(vllm) -> int:
-    """Return the number of tokens of a block of the prefix cache."""
-    async with aiohttp.ClientSession() as session, session.get(f"{vllm.url}/metrics") as response:
-        return int(re.search(r'cache_config_info{.*block_size="(\d+)"', await response.text())[1])
+async def block_size(engine) -> int:
+    """Return the number of tokens of a block of the prefix cache; SGLang's radix cache has none."""
+    async with aiohttp.ClientSession() as session, session.get(f"{engine.url}/metrics") as response:
+        found = re.search(r'cache_config_info{.*block_size="(\d+)"', await response.text())
+    return int(found[1]) if found else 1
 
 
-async def test_a_continued_turn_hits_the_prefix_cache_for_what_was_recorded(vllm, tmp_path, metric):
-    """vLLM's own counter: the hits cover the earlier prompt and completion in whole blocks, also where the template strips."""
-    hits, block = {}, await block_size(vllm)
+async def test_a_continued_turn_hits_the_prefix_cache_for_what_was_recorded(engine, tmp_path):
+    """The engine's counter: hits cover the earlier prompt and completion in whole blocks, also where the template strips."""
+    hits, block = {}, await block_size(engine)
     for mode in ("off", "append"):
-        async with through_proxy(vllm.url, tmp_path / mode) as proxy:
-            before = await metric("vllm:prefix_cache_hits_total")
-            steps, _, _ = await run(proxy, mode, template="strips", stream=False, tools=False)
-            hits[mode] = await metric("vllm:prefix_cache_hits_total") - before
+        async with through_proxy(engine.url, tmp_path / mode) as proxy:
+            before = await engine.metric("cached")
+            steps, _, _ = await run(proxy, mode, extra=fields_of(engine, "strips"), stream=False, tools=False)
+            hits[mode] = await engine.metric("cached") - before
     kept = [step["extra"]["continuation"]["kept"] for rollout in steps for step in rollout[1:]]
 
     # The keys and values of the last sampled token are computed only once it is part of a prompt.
@@ -161,12 +171,12 @@ async def test_a_continued_turn_hits_the_prefix_cache_for_what_was_recorded(vllm
     assert hits["append"] > hits["off"]
 
 
-async def test_rollouts_are_continued_concurrently(vllm, tmp_path):
+async def test_rollouts_are_continued_concurrently(engine, tmp_path):
     """Two calls that continue the same turn at once both begin with its ids."""
-    async with through_proxy(vllm.url, tmp_path) as proxy, proxy.agent("r") as agent:
+    async with through_proxy(engine.url, tmp_path) as proxy, proxy.agent("r") as agent:
         question = [{"role": "user", "content": "Hello."}]
-        extra = TEMPLATES["keeps"]
-        first = await reply(agent, question, seed=1, stream=False, extra=extra)
+        extra = fields_of(engine, "keeps")
+        first = await reply(agent, question, seed=1, stream=False, extra=extra | DIGITS)
         nexts = [[*question, first, {"role": "user", "content": text}] for text in ("One.", "Two.")]
         await asyncio.gather(*(reply(agent, messages, seed=2, stream=False, extra=extra) for messages in nexts))
         steps = await proxy.steps("r")

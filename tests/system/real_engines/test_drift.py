@@ -2,7 +2,7 @@
 
 import pytest
 
-from .calls import CALL, QUESTION, TOOL
+from .calls import CALL, QUESTION, TOOL, forced
 from .through import through_proxy
 
 BODY = {"model": "tiny", "seed": 11, "max_tokens": 60, "logit_bias": {"4087": -100}}
@@ -43,7 +43,7 @@ def with_other_whitespace(reply: dict) -> dict:
 
 
 OFF_MODE = {"mode": "off"}  # the engine renders each call
-DIGITS = {"structured_outputs": {"regex": "[0-9]{4}"}}
+DIGITS = forced("[0-9]{4}")
 THINKING = {"extra_body": {"logit_bias": {"4095": 6.5, "4087": -100}}}
 
 
@@ -55,7 +55,7 @@ THINKING = {"extra_body": {"logit_bias": {"4095": 6.5, "4087": -100}}}
         ("whitespace", {"extra_body": KEPT | DIGITS}, {"extra_body": KEPT | DIGITS}, spaced),
         (
             "tool_call_rewritten",
-            {"extra_body": KEPT | {"structured_outputs": {"regex": CALL}}, "tools": [TOOL]},
+            {"extra_body": KEPT | forced(CALL), "tools": [TOOL]},
             {"extra_body": KEPT | DIGITS, "tools": [TOOL]},
             with_other_whitespace,
         ),
@@ -63,9 +63,9 @@ THINKING = {"extra_body": {"logit_bias": {"4095": 6.5, "4087": -100}}}
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_the_kind_of_drift_is_classified(vllm, tmp_path, kind, first, then, changed):
+async def test_the_kind_of_drift_is_classified(engine, tmp_path, kind, first, then, changed):
     """With the engine's own texts beside the ids."""
-    async with through_proxy(vllm.url, tmp_path, continuation=OFF_MODE) as proxy:
+    async with through_proxy(engine.url, tmp_path, continuation=OFF_MODE) as proxy:
         (drift,) = await two_turns(proxy, first=first, then=then, changed=changed)
 
     assert kind == drift["kind"], repr(drift)
@@ -73,16 +73,16 @@ async def test_the_kind_of_drift_is_classified(vllm, tmp_path, kind, first, then
     assert drift["expected_ids"] != drift["found_ids"]
 
 
-async def test_text_that_is_tokenized_differently_is_drift(vllm, tmp_path):
+async def test_text_that_is_tokenized_differently_is_drift(engine, tmp_path):
     """A forced word was sampled as several tokens, and comes back as one, as the tokenizer writes it."""
-    forced = {"extra_body": KEPT | {"structured_outputs": {"regex": "import self import self import self"}}}
-    async with through_proxy(vllm.url, tmp_path, continuation=OFF_MODE) as proxy:
-        drift = await two_turns(proxy, first=forced, then={"extra_body": KEPT | DIGITS})
+    words = {"extra_body": KEPT | forced("import self import self import self")}
+    async with through_proxy(engine.url, tmp_path, continuation=OFF_MODE) as proxy:
+        drift = await two_turns(proxy, first=words, then={"extra_body": KEPT | DIGITS})
 
     assert {"retokenized"} >= {boundary["kind"] for boundary in drift}
 
 
-async def test_a_template_that_keeps_turns_has_no_drift(vllm, tmp_path):
+async def test_a_template_that_keeps_turns_has_no_drift(engine, tmp_path):
     """Digits come back as they were sampled."""
-    async with through_proxy(vllm.url, tmp_path, continuation=OFF_MODE) as proxy:
+    async with through_proxy(engine.url, tmp_path, continuation=OFF_MODE) as proxy:
         assert [] == await two_turns(proxy, first={"extra_body": KEPT | DIGITS}, then={"extra_body": KEPT | DIGITS})

@@ -1,23 +1,13 @@
 """Facts about the engine on which the other tests depend, verified without a proxy."""
 
-import asyncio
-
 import orjson
 import pytest
 
+from .calls import CALL, QUESTION, TOOL, forced
+
 SEED = 7
-QUESTION = [{"role": "user", "content": "Count to three."}]
 ASK = {"return_token_ids": True}
 END_OF_TEXT, END_OF_THINKING = "4087", "4095"
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add one to a number.",
-        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
-    },
-}
-CALL = r'<tool_call>\n\{"name": "add", "arguments": \{"x": [1-9][0-9]{2}\}\}\n</tool_call>'
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -78,7 +68,7 @@ async def test_a_forced_tool_call_is_parsed(direct, steered):
         tools=[TOOL],
         seed=SEED,
         max_tokens=100,
-        extra_body=ASK | {"structured_outputs": {"regex": CALL}} | steered,
+        extra_body=ASK | forced(CALL) | steered,
     )
     choice = reply.choices[0]
     (call,) = choice.message.tool_calls
@@ -98,7 +88,7 @@ async def test_the_second_turn_extends_the_first_if_reasoning_is_kept(direct, pr
         # that ended with the other one would not come back as it was.
         "logit_bias": {END_OF_TEXT: -100},
         "extra_body": ASK
-        | {"structured_outputs": {"regex": "[0-9]{4}"}}
+        | forced("[0-9]{4}")
         | {"chat_template_kwargs": {"enable_thinking": False, "preserve_thinking": preserve}},
     }
     first = await direct.chat.completions.create(messages=QUESTION, **body)
@@ -109,21 +99,3 @@ async def test_the_second_turn_extends_the_first_if_reasoning_is_kept(direct, pr
     ids = first.prompt_token_ids + first.choices[0].token_ids
 
     assert preserve == (second.prompt_token_ids[: len(ids)] == ids)
-
-
-async def test_a_client_disconnect_aborts_the_request(direct, metric, running_requests):
-    """A client that disconnects in the middle of a stream leaves no request running, and sampling ends."""
-    before = await metric("vllm:generation_tokens_total")
-    stream = await direct.chat.completions.create(
-        model="tiny", messages=QUESTION, max_tokens=1900, stream=True, extra_body={"ignore_eos": True}
-    )
-    chunks = aiter(stream)
-    for _ in range(10):
-        await anext(chunks)
-
-    await stream.close()
-
-    async with asyncio.timeout(10):
-        while await running_requests() > 0:
-            pass
-    assert 0 < await metric("vllm:generation_tokens_total") - before < 1900

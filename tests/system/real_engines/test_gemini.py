@@ -7,7 +7,7 @@ from google import genai
 from google.genai import types
 from google.genai.errors import ClientError
 
-from .calls import CALL, TOOL
+from .calls import CALL, TOOL, forced
 from .test_by_chat import ALIASES, FIRM, QUESTION
 from .test_conversation import DIGITS, check_rows, kwargs
 from .through import through_proxy
@@ -57,8 +57,8 @@ async def said(chat, message, settings, *, stream):
 async def converse(client, *, stream):
     """Run three turns of a chat: a function call, an answer to its result, and one to a further question."""
     chat, message = client.chats.create(model="gemini-x"), QUESTION
-    for forced in ({"structured_outputs": {"regex": CALL}}, DIGITS, DIGITS):
-        extra = FIRM | forced
+    for constrained in (forced(CALL), DIGITS, DIGITS):
+        extra = FIRM | constrained
         calls, tokens = await said(chat, message, config(extra), stream=stream)
         assert tokens > 0
         results = [types.Part.from_function_response(name=call.name, response={"output": "124"}) for call in calls]
@@ -66,9 +66,9 @@ async def converse(client, *, stream):
 
 
 @STREAMS
-async def test_three_turns_are_exact_and_extend_each_other_as_in_chat(vllm, tmp_path, connected, stream):
+async def test_three_turns_are_exact_and_extend_each_other_as_in_chat(engine, tmp_path, connected, stream):
     """Every step is exact; ids that do not extend each other are reported as drift, as for the chat dialect."""
-    async with through_proxy(vllm.url, tmp_path, models=GEMINI, continuation={"mode": "off"}) as proxy:
+    async with through_proxy(engine.url, tmp_path, models=GEMINI, continuation={"mode": "off"}) as proxy:
         await converse(connected(proxy), stream=stream)
         steps, rows, tree = await proxy.steps("r1"), await proxy.rows("r1"), await proxy.get("/rollouts/r1/tree")
 
@@ -80,9 +80,9 @@ async def test_three_turns_are_exact_and_extend_each_other_as_in_chat(vllm, tmp_
 
 
 @STREAMS
-async def test_three_turns_are_one_sequence_in_append(vllm, tmp_path, connected, stream):
+async def test_three_turns_are_one_sequence_in_append(engine, tmp_path, connected, stream):
     """A translated dialect is continued like chat."""
-    async with through_proxy(vllm.url, tmp_path, models=GEMINI, continuation={"mode": "append"}) as proxy:
+    async with through_proxy(engine.url, tmp_path, models=GEMINI, continuation={"mode": "append"}) as proxy:
         async with proxy.agent("first") as agent:  # shows the stop token
             await agent.chat.completions.create(
                 model="tiny", messages=[{"role": "user", "content": "Hi"}], extra_body=FIRM | DIGITS
@@ -95,8 +95,8 @@ async def test_three_turns_are_one_sequence_in_append(vllm, tmp_path, connected,
     assert 1 == len(rows)
 
 
-async def test_the_count_of_tokens_is_that_of_the_engines_rendering(vllm, tmp_path, connected):
-    async with through_proxy(vllm.url, tmp_path, models=GEMINI) as proxy:
+async def test_the_count_of_tokens_is_that_of_the_engines_rendering(engine, tmp_path, connected):
+    async with through_proxy(engine.url, tmp_path, models=GEMINI) as proxy:
         client = connected(proxy)
         counted = await client.models.count_tokens(model="gemini-x", contents=QUESTION)
         response = await client.models.generate_content(
@@ -138,9 +138,9 @@ async def test_a_forced_function_and_a_schema_are_enforced_by_the_engine(vllm, t
     assert all(not step["fidelity"]["problems"] for step in steps), [step["fidelity"] for step in steps]
 
 
-async def test_errors_of_the_engine_keep_their_message(vllm, tmp_path, connected):
+async def test_errors_of_the_engine_keep_their_message(engine, tmp_path, connected):
     """In Google's format, with the engine's status; the step has it, too."""
-    async with through_proxy(vllm.url, tmp_path, models=GEMINI) as proxy:
+    async with through_proxy(engine.url, tmp_path, models=GEMINI) as proxy:
         with pytest.raises(ClientError, match="2048") as raised:
             await connected(proxy).models.generate_content(model="gemini-x", contents="a b " * 3000)
         (step,) = await proxy.steps("r1")

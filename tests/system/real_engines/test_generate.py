@@ -133,9 +133,9 @@ async def test_rules_of_a_rollout_apply_to_the_sampling_parameters(vllm, http, t
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_weights_that_change_in_flight_have_different_versions(vllm, http, tmp_path, stream, metric):
+async def test_weights_that_change_in_flight_have_different_versions(vllm, http, tmp_path, stream):
     """Each sampled token has the version that sampled it, in the step and in the row."""
-    sampled = partial(metric, "vllm:generation_tokens_total")
+    sampled = partial(vllm.metric, "sampled")
     body = BODY | {"sampling_params": {"seed": 3, "max_tokens": 1500, "ignore_eos": True}}
     try:
         async with through_proxy(vllm.url, tmp_path) as proxy:

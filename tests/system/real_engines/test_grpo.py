@@ -6,12 +6,12 @@ from grpo_loop import check_taken, run_grpo_loop
 
 from tokentape import AsyncClient
 
-from .calls import CALL, QUESTION
+from .calls import CALL, QUESTION, forced
 from .test_conversation import DIGITS, say
 from .through import through_proxy
 
 
-async def test_two_consumers_take_four_groups_of_four_once_each(vllm, tmp_path):
+async def test_two_consumers_take_four_groups_of_four_once_each(engine, tmp_path):
     """Agents of one to three turns, the first of which calls a tool; two formats; nothing is left over, nothing twice.
 
     The engine rewrites some sampled calls, so such rollouts fork; both formats can represent that.
@@ -21,7 +21,7 @@ async def test_two_consumers_take_four_groups_of_four_once_each(vllm, tmp_path):
     async def converse(agent, turns):
         messages = list(QUESTION)
         for turn in range(turns):
-            regex = {"structured_outputs": {"regex": CALL}} if turn == 0 else DIGITS
+            regex = forced(CALL) if turn == 0 else DIGITS
             async with at_once:
                 reply = await say(agent, messages, stream=turn % 2 == 1, preserve=True, **regex)
             messages.append(reply)
@@ -30,7 +30,7 @@ async def test_two_consumers_take_four_groups_of_four_once_each(vllm, tmp_path):
             if turn > 0:
                 messages.append({"role": "user", "content": "And then?"})
 
-    async with through_proxy(vllm.url, tmp_path) as proxy, AsyncClient(proxy.url) as client:
+    async with through_proxy(engine.url, tmp_path) as proxy, AsyncClient(proxy.url) as client:
         taken = await run_grpo_loop(client, converse, "training_examples", "tinker")
         await check_taken(client, taken)
         turns = [

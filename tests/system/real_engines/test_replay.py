@@ -79,18 +79,18 @@ def contents_from(chunks) -> dict:
     return found
 
 
-async def test_a_client_disconnect_from_a_synthetic_stream_stops_the_engine(vllm, running_requests, tmp_path):
+async def test_a_client_disconnect_from_a_synthetic_stream_stops_the_engine(vllm, tmp_path):
     """The client gets comments meanwhile; when it disconnects, the engine's request is aborted."""
     async with (
         through_proxy(vllm.url, tmp_path, record=REPLAY | {"keep_alive_interval_s": 0.1}) as proxy,
         aiohttp.ClientSession() as http,
     ):
-        await until(lambda running: running == 0, running_requests)
+        await until(lambda running: running == 0, vllm.running)
         response = await http.post(f"{proxy.url}/rollouts/r1/v1/chat/completions", json=LONG | {"stream": True})
         first = await asyncio.wait_for(response.content.readuntil(b"\n\n"), 30)
-        await until(lambda running: running == 1, running_requests)
+        await until(lambda running: running == 1, vllm.running)
         response.close()
-        await until(lambda running: running == 0, running_requests)
+        await until(lambda running: running == 0, vllm.running)
 
     assert b": keep-alive\n\n" == first
 

@@ -77,8 +77,8 @@ async def retried(agent):
 
 
 async def identical(agent):
-    (turn,) = await agent.say(START, seed=1)
-    (again,) = await agent.say(START, seed=1, user="another")
+    (turn,) = await agent.say(START, temperature=0)
+    (again,) = await agent.say(START, temperature=0, user="another")
     assert turn == again
     await agent.say(turn + USER)
 
@@ -99,9 +99,9 @@ async def identical(agent):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-async def test_steps_join_where_their_ids_extend_each_other(vllm, tmp_path, shape, steps, roots, rows, superseded):
+async def test_steps_join_where_their_ids_extend_each_other(engine, tmp_path, shape, steps, roots, rows, superseded):
     """And nowhere else; each sampled token is trained once."""
-    async with through_proxy(vllm.url, tmp_path) as proxy, aiohttp.ClientSession() as http:
+    async with through_proxy(engine.url, tmp_path) as proxy, aiohttp.ClientSession() as http:
         await shape(Agent(proxy.url, http))
         recorded, exported = await proxy.steps("r1"), await proxy.rows("r1")
         tree = await proxy.get("/rollouts/r1/tree")
@@ -114,9 +114,9 @@ async def test_steps_join_where_their_ids_extend_each_other(vllm, tmp_path, shap
     check_rows([step for step in recorded if (step["step_id"], 0) not in replaced], exported)
 
 
-async def test_a_retry_with_an_idempotency_key_is_one_step(vllm, tmp_path):
+async def test_a_retry_with_an_idempotency_key_is_one_step(engine, tmp_path):
     """The engine gets one request."""
-    async with through_proxy(vllm.url, tmp_path) as proxy, aiohttp.ClientSession() as http:
+    async with through_proxy(engine.url, tmp_path) as proxy, aiohttp.ClientSession() as http:
         agent = Agent(proxy.url, http)
         replies = [await agent.say(START, seed=3, headers={"Idempotency-Key": "k"}) for _ in range(3)]
         recorded = await proxy.steps("r1")

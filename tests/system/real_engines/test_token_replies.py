@@ -20,10 +20,12 @@ def folder():
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("alternatives", [0, 3])
-async def test_every_token_and_every_alternative_is_its_vocabulary_entry(vllm, tmp_path, folder, stream, alternatives):
+async def test_every_token_and_every_alternative_is_its_vocabulary_entry(
+    engine, tmp_path, folder, stream, alternatives
+):
     """The pieces are the sampled ids, and alternatives have a token's own logprob, too."""
     vocabulary = load(str(folder))._loaded.get_vocab()
-    async with through_proxy(vllm.url, tmp_path, tokenizer=folder) as through, through.agent("r1") as agent:
+    async with through_proxy(engine.url, tmp_path, tokenizer=folder) as through, through.agent("r1") as agent:
         options = {"logprobs": True, "top_logprobs": alternatives, "stream": stream, "extra_headers": HEADERS}
         response = await agent.chat.completions.create(**BODY, **options)
         choices = [choice async for chunk in response for choice in chunk.choices] if stream else response.choices
@@ -39,10 +41,10 @@ async def test_every_token_and_every_alternative_is_its_vocabulary_entry(vllm, t
         assert named[vocabulary[entry.token]] == entry.logprob
 
 
-async def test_the_flags_of_verifiers_on_chat(vllm, tmp_path, direct):
+async def test_the_flags_of_verifiers_on_chat(engine, tmp_path, direct):
     """Including `logprobs: 1`: key by key the response of the engine alone."""
     request = {**BODY, "logprobs": 1, "extra_body": VERIFIERS}
-    async with through_proxy(vllm.url, tmp_path) as through, through.agent("r1") as agent:
+    async with through_proxy(engine.url, tmp_path) as through, through.agent("r1") as agent:
         response = await agent.chat.completions.create(**request)
     alone = await direct.chat.completions.create(**request)
     shown, direct_json = (

@@ -17,7 +17,8 @@ from proxy.protocols.dialects.validation import a_flag, a_number, a_text, an_obj
 # Engines' own sampling fields are forwarded unchanged: the engine validates them. Google's SDKs add them as `extra_body`.
 PASSED: Final = (
     "min_p", "typical_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty", "logit_bias", "allowed_token_ids",
-    "bad_words", "use_beam_search", "structured_outputs", "chat_template_kwargs",
+    "bad_words", "use_beam_search", "thinking_token_budget", "structured_outputs", "regex", "ebnf", "json_schema",
+    "structural_tag", "stop_regex", "custom_logit_processor", "chat_template_kwargs",
 )  # fmt: skip
 _CONFIG: Final = "generationConfig"
 _NUMBERS: Final = {

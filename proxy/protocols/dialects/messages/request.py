@@ -14,7 +14,8 @@ from proxy.protocols.dialects.validation import a_count, a_flag, a_list, a_numbe
 # Engines' own sampling fields are forwarded unchanged: the engine validates them.
 PASSED: Final = (
     "min_p", "typical_p", "seed", "min_tokens", "stop_token_ids", "ignore_eos", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "use_beam_search", "structured_outputs",
+    "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "use_beam_search", "thinking_token_budget",
+    "structured_outputs", "regex", "ebnf", "json_schema", "structural_tag", "stop_regex", "custom_logit_processor",
     "response_format", "chat_template_kwargs",
 )  # fmt: skip
 _THINKING_TYPES: Final = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}

@@ -18,7 +18,8 @@ LOGPROBS: Final = "message.output_text.logprobs"  # the value of `include` that 
 PASSED: Final = frozenset({
     "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
-    "use_beam_search", "structured_outputs",
+    "use_beam_search", "thinking_token_budget", "structured_outputs", "regex", "ebnf", "json_schema", "structural_tag",
+    "stop_regex", "custom_logit_processor",
 })  # fmt: skip
 
 _TEMPLATE: Final = "chat_template_kwargs"
