@@ -156,10 +156,15 @@ class Chunks:
 
     def _change(self, key: str, value: Any, chunk: Json) -> None:
         """Change a top-level field; `id` remains the first one."""
-        if self.head[key] is not None and key in _CONSTANT:
+        known = self.head[key]
+        if known is not None and key in _CONSTANT:
             if key == "id" and self._is_own_id(value, chunk.get("choices")):
                 return
-            self.problems.add("changed_midstream")
+            if key == "sglext" and isinstance(known, dict) and isinstance(value, dict):
+                # Its parts arrive in several events: SGLang 0.5.23 frames ids, and sends cached tokens before them.
+                value = known | {name: part for name, part in value.items() if part is not None}
+            if key != "sglext" or not _extends(value, known):
+                self.problems.add("changed_midstream")
         self.head[key] = value
 
     def _is_own_id(self, value: Any, choices: list[Json] | None) -> bool:
@@ -224,6 +229,12 @@ class Chunks:
         usage = usage if self.total is None else self.total
         named = {} if kind is None else {"object": kind}
         return {**self.head, **named, "choices": choices, "usage": usage}
+
+
+def _extends(value: Any, known: Any) -> bool:
+    """Return whether an object has every field of another one with the same value, except those that were null."""
+    are_objects = isinstance(value, dict) and isinstance(known, dict)
+    return are_objects and all(part is None or value[name] == part for name, part in known.items())
 
 
 def replace(fields: Json, key: str, value: Any, problems: set[str]) -> None:

@@ -186,6 +186,29 @@ def test_each_choice_of_a_stream_may_have_an_id_of_its_own():
 
 
 @pytest.mark.parametrize(
+    ("parts", "is_sound"),
+    [
+        (({"cached": 3}, {"input_ids": [1], "output_ids": [[2]]}), True),
+        (({"input_ids": None, "cached": 3}, {"input_ids": [1]}), True),
+        (({"input_ids": [1]}, {"input_ids": [1], "output_ids": [[2]]}), True),
+        (({"input_ids": [1]}, {"input_ids": [3]}), False),
+        (({"input_ids": [1]}, {"input_ids": None, "cached": 3}), True),
+        (({"input_ids": [1]}, [1]), False),
+    ],
+)
+def test_the_parts_of_sglext_may_arrive_in_several_chunks(parts, is_sound):
+    """SGLang sends ids in an event of their own if they are framed. A part that changes is a problem."""
+    accumulator = ChatAccumulator()
+    for part in parts:
+        accumulator.feed({"id": "a", "choices": [], "sglext": part})
+
+    assert (set() if is_sound else {"changed_midstream"}) == accumulator.problems
+    if is_sound:
+        expected = {name: part for part in parts for name, part in part.items() if part is not None}
+        assert expected == accumulator.finish()["sglext"]
+
+
+@pytest.mark.parametrize(
     "chunks",
     [
         (("a", 0), ("b", 0)),

@@ -51,6 +51,7 @@ _BROUGHT: dict[str, frozenset[str]] = {
     _INPUT: frozenset({"input_ids"}),
     _OUTPUT: frozenset({"output_ids", "token_ids"}),  # token_ids: deltas that a later version may add (PR #37365)
 }
+_META_LOGPROBS = frozenset({"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"})
 
 
 class Sglang:
@@ -129,7 +130,7 @@ class Sglang:
         shown = _without_ids(response, rules)
         choices = response.get("choices")
         if isinstance(choices, list):
-            shown["choices"] = [without(choice, rules) for choice in choices]
+            shown["choices"] = [_without_logprobs(without(choice, rules), rules) for choice in choices]
         return shown
 
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
@@ -215,6 +216,14 @@ def _without_ids(response: Json, rules: StripRules) -> Json:
     return {
         key: rest if key == "sglext" else value for key, value in response.items() if key != "sglext" or has_content
     }
+
+
+def _without_logprobs(choice: Json, rules: StripRules) -> Json:
+    """Return the choice; if logprobs were injected, without those in the `meta_info` that the client requested."""
+    meta = choice.get("meta_info")
+    if not rules.logprobs or not isinstance(meta, dict):
+        return choice
+    return {**choice, "meta_info": {key: value for key, value in meta.items() if key not in _META_LOGPROBS}}
 
 
 def _only_carries_logprobs(choice: Json) -> bool:

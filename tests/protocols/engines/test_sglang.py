@@ -274,6 +274,22 @@ def test_other_fields_of_sglext_are_forwarded():
     assert engine.strip_chunk("chat", {"choices": [], "usage": {}}, rules) is not None
 
 
+def test_requested_meta_info_has_no_injected_logprobs():
+    engine, rules = ENGINES["sglang"], StripRules(logprobs=True)
+    meta = {
+        "id": "x",
+        "output_token_logprobs": [[-1, 5, None]],
+        "input_token_logprobs": [],
+        "output_token_logprobs_length": 1,
+    }
+    response = {"choices": [{"index": 0, "logprobs": {"content": []}, "meta_info": meta}]}
+
+    assert [{"index": 0, "logprobs": None, "meta_info": {"id": "x"}}] == engine.strip("chat", response, rules)[
+        "choices"
+    ]
+    assert response == engine.strip("chat", response, StripRules(keys=frozenset({"sglext"})))
+
+
 def planned(cassette):
     return plan_of(cassette.path, cassette.body, kind="sglang", traits=PARSED, headers=cassette.headers)
 

@@ -158,6 +158,14 @@ def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
+def sglang_without_parsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The same without a tool parser and a reasoning parser."""
+    log = tmp_path_factory.mktemp("engine") / "sglang.log"
+    with start_sglang(environment.ensure_sglang().model, "tiny", log) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
 def llamacpp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A llama.cpp server that serves SmolLM2-135M-Instruct as `smollm2`, with two slots of 4096 tokens."""
     made = environment.ensure_llamacpp()

@@ -13,8 +13,9 @@ from .through import through_proxy
 
 ROLLOUTS, TURNS = 5, 6
 MAX_TOKENS = 80  # more than a tool call has characters: one that is cut has no message that shows what was sampled
-# It ends most turns before the limit, and never with 4087, an end token that the template does not write (`other_stop`).
-MESSAGE_END = {"4089": 8.0, "4087": -100.0}
+# It ends most turns before the limit, and never with 4087, an end token that the template does not write (`other_stop`);
+# and 4094, <think>, would make the rest of a turn reasoning, which this agent does not send back.
+MESSAGE_END = {"4089": 8.0, "4087": -100.0, "4094": -100.0}
 PLAIN = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
     '{% for c in m.tool_calls or [] %}{{ \'<tool_call>\n{"name": "\' + c.function.name + \'", "arguments": \' }}'

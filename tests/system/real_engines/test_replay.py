@@ -32,7 +32,7 @@ async def test_a_synthetic_stream_has_the_contents_of_the_engines_own(vllm, http
     async with through_proxy(vllm.url, tmp_path, record=REPLAY) as proxy:
         live = await post(http, vllm.url + path, body, stream=True)
         replayed = await post(http, f"{proxy.url}/rollouts/r1{path}", body, stream=True)
-        _, direct_answers = await post(http, vllm.url + path, flagged(path, CASES[case][1]), stream=False)
+        _, direct_answers = await post(http, vllm.url + path, flagged("vllm", path, CASES[case][1]), stream=False)
         (step,) = await proxy.steps("r1")
 
     if case not in OTHER_MESSAGE:
@@ -67,7 +67,7 @@ def contents_from(chunks) -> dict:
             kept = found.setdefault(choice["index"], {"calls": {}, "finish": None, "text": {}})
             kept["finish"] = choice["finish_reason"] or kept["finish"]
             delta = choice.get("delta") or {"text": choice.get("text")}
-            for key in ("content", "reasoning", "text"):
+            for key in ("content", "reasoning", "reasoning_content", "text"):
                 kept["text"][key] = kept["text"].get(key, "") + (delta.get(key) or "")
             for call in delta.get("tool_calls") or []:
                 name, arguments = kept["calls"].get(call["index"], ("", ""))
