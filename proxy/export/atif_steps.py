@@ -59,6 +59,9 @@ class Conversation:
     _sampled: defaultdict[Hashable, list[_Reply]] = field(default_factory=partial(defaultdict, list))
     _digests: Digests = field(default_factory=Digests)
     _kept: set[str] = field(default_factory=set)  # the recorded steps whose replies are entries
+    _said: dict[tuple[str, int], dict[str, Any]] = field(
+        default_factory=dict
+    )  # by step and choice: one may return often
     _text: str = ""
 
     @property
@@ -166,7 +169,10 @@ class Conversation:
         return False
 
     def _add_sampled(self, index: int, step: Step, choice: Choice, reply: Mapping[str, Any]) -> None:
-        self._append(_Entry(index, _sampled_step(step, choice, reply), call=(step, choice)))
+        key = step.step_id, choice.index
+        if key not in self._said:
+            self._said[key] = _said(reply)
+        self._append(_Entry(index, _sampled_step(step, choice, self._said[key]), call=(step, choice)))
 
     def _add_text(self, step: Step, text: Any) -> None:
         """Add the part of a prompt's text that is new, as a message of the user."""
@@ -255,8 +261,8 @@ def _message_step(message: Any) -> dict[str, Any]:
     return {"source": source or "user", "message": content, **extra}
 
 
-def _sampled_step(step: Step, choice: Choice, reply: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the step of a sampled reply. Its metrics are added once it is known that the reply is kept."""
+def _sampled_step(step: Step, choice: Choice, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the step of a sampled reply, of which `_said` returned this. Its metrics are added once it is known to be kept."""
     versions = [span.policy_version for span in choice.spans] or [step.policy_version]
     extra = {
         "step_id": step.step_id,
@@ -270,7 +276,7 @@ def _sampled_step(step: Step, choice: Choice, reply: Mapping[str, Any]) -> dict[
         "timestamp": datetime.fromtimestamp(step.timing.received, UTC).isoformat(),
         "source": "agent",
         "model_name": step.model_served or step.model_asked or "unknown",
-        **_said(reply),
+        **said,
         "metrics": {},
         "llm_call_count": 1,
         "extra": {name: value for name, value in extra.items() if value not in (None, [])},

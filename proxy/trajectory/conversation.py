@@ -7,6 +7,7 @@ refusal, reasoning, ids of calls) and agents commonly omit is no difference, nor
 import json
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from hashlib import blake2b
 from operator import is_
 from typing import Any, Final, Literal
@@ -191,21 +192,48 @@ def bare(text: str) -> str:
     return "".join(text.split())
 
 
-def change(reply: Any, sent_back: Any) -> Change | None:
-    """Return what an agent changed in a reply before it sent it back; None if nothing, or if the two cannot be compared."""
-    if not isinstance(reply, dict) or not isinstance(sent_back, dict):
-        return None
-    ours, theirs = text_of(reply), text_of(sent_back)
-    if _texts(reply) != _texts(sent_back):
-        same = canonical_calls(reply) == canonical_calls(sent_back)
-        return "tool_call_rewritten" if same and bare(ours) == bare(theirs) else "edited"
-    if ours == theirs:
-        return None
-    sent = bare(theirs)
-    _, without_thoughts = split_thoughts(ours)
-    if without_thoughts != ours and bare(without_thoughts) == sent:
-        return "reasoning_stripped"
-    return "whitespace" if bare(ours) == sent else "edited"
+class Reply:
+    """A reply, with which the messages that agents send back are compared. It is read once for all of them."""
+
+    def __init__(self, message: Mapping[str, Any]) -> None:
+        self._message = message
+
+    @cached_property
+    def _text(self) -> str:
+        return text_of(self._message)
+
+    @cached_property
+    def _bare(self) -> str:
+        return bare(self._text)
+
+    @cached_property
+    def _bare_answer(self) -> str | None:
+        """Its text after the reasoning; None if it has none."""
+        _, answer = split_thoughts(self._text)
+        return None if answer == self._text else bare(answer)
+
+    @cached_property
+    def _calls(self) -> list[list[str]]:
+        return _texts(self._message)
+
+    @cached_property
+    def _canonical_calls(self) -> list[tuple[str, str]]:
+        return canonical_calls(self._message)
+
+    def change(self, sent_back: Any) -> Change | None:
+        """Return what an agent changed in it before it sent it back; None if nothing, or if the two cannot be compared."""
+        if not isinstance(sent_back, dict):
+            return None
+        theirs = text_of(sent_back)
+        if self._calls != _texts(sent_back):
+            same = self._canonical_calls == canonical_calls(sent_back)
+            return "tool_call_rewritten" if same and self._bare == bare(theirs) else "edited"
+        if self._text == theirs:
+            return None
+        sent = bare(theirs)
+        if self._bare_answer == sent:
+            return "reasoning_stripped"
+        return "whitespace" if self._bare == sent else "edited"
 
 
 def _texts(message: Mapping[str, Any]) -> list[list[str]]:

@@ -18,7 +18,7 @@ from itertools import islice, takewhile
 from typing import Any, Final, Literal
 
 from proxy.trajectory.arrays import to_little_endian
-from proxy.trajectory.conversation import Change, Digests, change, thinks
+from proxy.trajectory.conversation import Change, Digests, Reply, thinks
 from proxy.trajectory.drift_kinds import Kind, kind_by_texts
 from proxy.trajectory.step import Ids, Step, answers_of, messages_of
 from proxy.trajectory.tree import Node, Tree
@@ -177,7 +177,7 @@ class _Memory:
         self._digests = Digests()
         # The nodes by messages and reply, and by messages with their replies: the oldest of each full ids.
         self._replied: dict[bytes, dict[int, Node]] = {}
-        self._requested: dict[bytes, dict[int, tuple[Any, Node]]] = {}
+        self._requested: dict[bytes, dict[int, tuple[Reply, Node]]] = {}
         self._recent: deque[tuple[list[Any], Node]] = deque(maxlen=_LOOKED_BACK)
 
     def earlier(self, messages: list[Any]) -> tuple[Mapping[int, Node], Change | None]:
@@ -191,7 +191,7 @@ class _Memory:
         for position in reversed(range(max(whole + 1, 1), len(chain))):
             replies = self._requested.get(chain[position - 1], {}) if _is_reply(messages[position]) else {}
             youngest = islice(reversed(replies.values()), _COMPARED)
-            changes = [(change(reply, messages[position]), node) for reply, node in youngest if isinstance(reply, dict)]
+            changes = [(reply.change(messages[position]), node) for reply, node in youngest]
             if changes:
                 equal = {self._tree.same(node): node for changed, node in reversed(changes) if changed is None}
                 nearest = min(reversed(changes), key=lambda pair: pair[0] == "edited")
@@ -209,7 +209,7 @@ class _Memory:
         for message, node in replies:
             position = self._tree.same(node)
             self._replied.setdefault(self._digests.link(chain[-1], message), {}).setdefault(position, node)
-            self._requested.setdefault(chain[-1], {}).setdefault(position, (message, node))
+            self._requested.setdefault(chain[-1], {}).setdefault(position, (Reply(message), node))
         for message, node in replies[-_LOOKED_BACK:]:
             self._recent.append(([*messages, message], node))
 
@@ -235,8 +235,9 @@ def _is_reply(message: Any) -> bool:
 
 
 def _boundary(tree: Tree, node: Node, before: Node, changed: Change | None, messages: list[Any]) -> Boundary:
-    full = before.prompt + before.choice.ids
     prompt = node.prompt[:]
+    end = len(prompt) + AROUND  # a thousand short prompts may differ from one long reply
+    full = before.prompt[:end] + before.choice.ids[: max(0, end - len(before.prompt))]
     index = first_difference(full, prompt)
     turn = before
     while turn.parent is not None and index < tree.nodes[turn.parent].end:

@@ -17,6 +17,8 @@ _SOURCES: Final = 4  # of equal texts, the newest
 _SUMMARIZED: Final = 8  # texts with which a family began, the longest
 _COMPARED: Final = 64  # places at which one conversation repeats a sampled text
 _CHECKED: Final = 256  # lines of sampled texts in one conversation
+_SEARCHES: Final = 256  # of the first messages of one step, if they are long; more if they are shorter
+_SEARCHED: Final = 2**26  # characters that all searches of the first messages of one step may read
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Starts:
         self._lines: defaultdict[str, deque[_Sampled]] = defaultdict(_newest)
         self._family_began: dict[int, int] = {}
         self._beginnings: dict[tuple[int, int], bool] = {}
+        self._searches: dict[int, int] = {}
         if len(set(self._conversations)) > 1:
             self._search_all()
 
@@ -116,7 +119,7 @@ class Starts:
             source = self._openings[sampled.at]
             is_family = self._families.of(sampled.at) == conversation[0]
             if sampled.tool is not None:
-                if is_family and any(line in part for part in source.parts()):
+                if is_family and self._begins_with(sampled.at, [line]):
                     continue
                 self._found[conversation] = Start(source.step_id, sampled.text, sampled.tool)
                 return
@@ -154,16 +157,29 @@ class Starts:
         else:
             began_at = self._family_began[family]
             may_be = began_at < source_at and not source.tools and self._has_beginning(source_at, began_at)
-        return may_be and not any(line in part for part in source.parts())
+        return may_be and not self._begins_with(source_at, [line])
 
     def _has_beginning(self, source_at: int, began_at: int) -> bool:
         """Return whether the first messages of a step have one of the longest texts with which a family began."""
         key = source_at, began_at
         if key not in self._beginnings:
-            parts = list(self._openings[source_at].parts())
             longest = nlargest(_SUMMARIZED, self._openings[began_at].parts(), key=len)
-            self._beginnings[key] = any(text in part for text in longest for part in parts)
+            self._beginnings[key] = self._begins_with(source_at, longest)
         return self._beginnings[key]
+
+    def _begins_with(self, at: int, texts: Sequence[str]) -> bool:
+        """Return whether the first messages of a step have one of these texts.
+
+        False after a number of searches that depends on their length: a thousand conversations may come from one long step.
+        """
+        left = self._searches.get(at)
+        if left is None:
+            left = max(_SEARCHES, _SEARCHED // (1 + sum(map(len, self._openings[at].parts()))))
+        if left <= 0:
+            return False
+        self._searches[at] = left - len(texts)
+        parts = list(self._openings[at].parts())
+        return any(text in part for text in texts for part in parts)
 
 
 def _newest() -> deque[_Sampled]:

@@ -82,6 +82,24 @@ def started(fragment: str, size: int) -> list[Step]:
     return [caller, *(a_call(at, [system, user(task)], "ok", [at + 2], [9]) for at, task in enumerate(tasks, 1))]
 
 
+def begun(fragment: str, size: int) -> list[Step]:
+    """Return a long call that starts many short conversations of the same prompt with the arguments of its calls."""
+    tasks = [f"{fragment} the task with number {at}" for at in many(fragment, size, 256)]
+    reply = said("", *(("task", {"prompt": task}) for task in tasks))
+    caller = a_call(0, [user(text(fragment + " ", size // 2))], reply, [1], [2])
+    return [caller, *(a_call(at, [user(task)], "ok", [at + 2], [9]) for at, task in enumerate(tasks, 1))]
+
+
+def replaced(fragment: str, size: int) -> list[Step]:
+    """Return a call with a long reply, and many that send a short one back in its place."""
+    long = text(fragment + " ", size // 2)
+    steps = [a_call(0, [user("a")], said(long, ("f", {"a": long})), [1] * 8, [2] * (size // 16))]
+    for at in many(fragment, size, 256):
+        other = said(f"b{at}", ("f", {"a": at}))
+        steps.append(a_call(at + 1, [user("a"), other, user("c")], "ok", [1] * 8 + [3, at], [2]))
+    return steps
+
+
 def summarized(fragment: str, size: int) -> list[Step]:
     """Return conversations whose first messages have many parts, and one that begins with a summary."""
     parts = [{"type": "text", "text": f"{fragment}{at}" + "x" * 32} for at in range(32)]
@@ -138,7 +156,7 @@ def _chain(size: int) -> Link | None:
     return link
 
 
-SHAPES = (apart, growing, edited, started, summarized, one, listed, tokens)
+SHAPES = (apart, growing, edited, started, begun, replaced, summarized, one, listed, tokens)
 RULES = rules_of(PRESETS, ())
 
 
@@ -223,13 +241,18 @@ def _formats(steps: list[Step]) -> None:
                 form.flat(entry)
 
 
+OF_ROLLOUTS: set[str] = set()
+
+
 def _rollouts(analysis: Callable[[list[Step]], None], shape: Callable[[str, int], list[Step]]) -> None:
     def feed(fragment: str, size: int) -> Work:
         steps = shape(fragment, size)
         return lambda: analysis(steps)
 
     wide = FRAGMENTS if shape is one and analysis in (_drift, _threads) else FEW[:2]
-    FEEDERS[f"{analysis.__name__.strip('_')}_{shape.__name__}"] = feed, wide
+    name = f"{analysis.__name__.strip('_')}_{shape.__name__}"
+    FEEDERS[name] = feed, wide
+    OF_ROLLOUTS.add(name)
 
 
 for _analysis in (_threads, _drift, _records, _rows, _search, _trajectories, _formats):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.trajectory.conversation import Digests, NewestMessages, calls_tools, change, text_of, thinks, thoughts_of
+from proxy.trajectory.conversation import Digests, NewestMessages, Reply, calls_tools, text_of, thinks, thoughts_of
 
 REPLY = {"role": "assistant", "content": "It is 4."}
 LOOK = {"name": "look", "arguments": '{"a": 1, "b": [2]}'}
@@ -112,7 +112,7 @@ def test_long_messages_are_digested_once():
 )
 def test_a_change_is_a_rewritten_call_an_edit_or_dropped_reasoning(reply, sent_back, changed):
     """Whitespace of arguments is distinguished from their value."""
-    assert changed == change(reply, sent_back)
+    assert changed == Reply(reply).change(sent_back)
 
 
 def test_reasoning_tool_calls_and_text_of_a_reply_are_found():
