@@ -301,9 +301,9 @@ async def test_areals_workflow_returns_its_tensors(page):
 
 
 async def test_tinkers_data_are_made_of_batches(page):
-    """A Datum for each rollout."""
+    """A Datum for each rollout; it returns once it has the groups, and waits for no others."""
     await play(page)
-    made = await page.data(wait_s=0)
+    made = await page.data()
 
     assert 4 == len(made)
     assert {"target_tokens", "logprobs", "advantages"} == made[0].loss_fn_inputs.keys()
