@@ -9,9 +9,9 @@ import msgspec
 import orjson
 
 from proxy.errors import BadRequest, Damaged
-from proxy.rollouts.archive.rows import Row, Saved, facts_of_row, name_of, read_saved, record_of
+from proxy.rollouts.archive.rows import Row, Saved, facts_of_row, name_of, read_saved, record_of, step_columns
 from proxy.rollouts.group import read_group
-from proxy.rollouts.rollout import Rollout, checked_id, read_rollout
+from proxy.rollouts.rollout import Marks, Rollout, checked_id, read_marks, read_rollout
 from proxy.trajectory.blocks import BlockReader, KnownBlocks
 from proxy.trajectory.codec import UnreadableRecord, decode
 from proxy.trajectory.json_bytes import to_json_bytes
@@ -19,7 +19,7 @@ from storage.types import StoredEntity
 
 _ERRORS: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError, msgspec.ValidationError)
 _JSON: Final = ("advantages", "metadata")
-_TIMES: Final = ("created_at", "finished_at")
+_TIMES: Final = ("created_at", "finished_at", "received_at")
 
 
 class InvalidRow(ValueError):
@@ -33,6 +33,7 @@ class _Known:
     saved: Saved
     rollout: Rollout
     facts: Row
+    marks: Marks
     blocks: dict[bytes, bytes] = field(default_factory=dict)
     known: KnownBlocks = field(default_factory=KnownBlocks)
     names: set[str] = field(default_factory=set)
@@ -72,12 +73,15 @@ def _checked(file: str, number: int, row: Row, before: _Known | None) -> _Known:
         raise _invalid(file, number, "rollout", row["rollout_id"], "the first row of a rollout must have it")
     current = known
     for column in known.facts:
-        check(column, partial(_check_equal, column, row[column], known.facts[column]))
+        check(column, partial(_check_equal, column, row[column], known.facts[column], "rollout"))
     check("index", lambda: _check_index(row, current))
     if row["index"] is not None:
         check("step_id", lambda: _check_new(row, current))
         column = "record" if row["record_schema"] is None else "head"
         check(column, lambda: _check_step(row, current))
+        for column, expected in check("head", lambda: _columns_of_step(row, current)).items():
+            if row[column] is not None:
+                check(column, partial(_check_equal, column, row[column], expected, "head"))
     if row["group"] is not None:
         check("group", lambda: _check_group(row))
     return known
@@ -89,20 +93,25 @@ def _begun(text: str) -> _Known:
     rollout = read_rollout(_stored(saved))
     if not rollout.is_finished:
         raise ValueError(f"its status is {rollout.status!r}, but an archive has finished rollouts only")
-    return _Known(saved, rollout, facts_of_row(rollout))
+    return _Known(saved, rollout, facts_of_row(rollout), read_marks(saved.marks))
 
 
 def _stored(saved: Saved) -> StoredEntity:
     return StoredEntity(saved.name, "archived", saved.created_ms, saved.touched_ms, saved.fields, saved.counts)
 
 
-def _check_equal(column: str, value: Any, expected: Any) -> None:
+def _columns_of_step(row: Row, known: _Known) -> Row:
+    """Return the columns that repeat what the head has; none of a record that was archived as damaged."""
+    return {} if row["head"] is None else step_columns(orjson.loads(row["head"]), known.marks)
+
+
+def _check_equal(column: str, value: Any, expected: Any, source: str) -> None:
     if column in _JSON:
         value, expected = (None if text is None else orjson.loads(text) for text in (value, expected))
     elif column in _TIMES and value is not None:
         value = round(value.timestamp() * 1000)
     if value != expected:
-        raise ValueError(f"{value!r:.80} contradicts {expected!r:.80} of the rollout's column 'rollout'")
+        raise ValueError(f"{value!r:.80} contradicts {expected!r:.80} of the column {source!r}")
 
 
 def _check_index(row: Row, known: _Known) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from proxy.rollouts.rollout import Rollout, read_marks, read_rollout
+from proxy.rollouts.rollout import Marks, Rollout, read_marks, read_rollout
 from proxy.rollouts.stored_fields import Milliseconds
 from proxy.trajectory.arrays import ids_from_little_endian, to_little_endian
 from proxy.trajectory.blocks import ROOT, BlockReader, KnownBlocks
@@ -110,7 +110,7 @@ class RolloutRows:
         except (UnreadableRecord, TypeError):  # TypeError: joined, a request has more levels than orjson writes
             return {**row, "record": record, "blocks": self._copied(self._blocks)}
         head = orjson.loads(parts.head)
-        row |= {**self._step(head), **columns}
+        row |= {**step_columns(head, self._marks), **columns}
         if is_equal:
             return row
         return {**row, "record_schema": None, "record": record, "blocks": self._copied(chains_of(head))}
@@ -118,30 +118,6 @@ class RolloutRows:
     def empty(self) -> Row:
         """Return the only row of a rollout without steps."""
         return {**self._facts, **self._first}
-
-    def _step(self, head: Mapping[str, Any]) -> Row:
-        """Return the columns of facts in the head that have the usual type."""
-        name = _typed(head.get("step_id"), str)
-        timing, engine, sampling = (_object(head.get(part)) for part in ("timing", "engine", "sampling"))
-        received, last = _number(timing.get("received")), _number(timing.get("last_byte"))
-        choices, problems = _list(head.get("choices")), _list(head.get("problems"))
-        return {
-            "step_id": name,
-            "received_at": None if received is None or not 0 <= received < LATEST_S else round(1000 * received),
-            "duration_s": None if received is None or last is None else last - received,
-            "status": _typed(head.get("status"), str),
-            "delivered": head.get("delivered") is True and name not in self._marks.undelivered,
-            "late": name in self._marks.late,
-            "exact": not problems,
-            "problems": [code for code in problems if isinstance(code, str)],
-            "dialect": _typed(head.get("dialect"), str),
-            "model": _typed(head.get("model_served"), str),
-            "engine": _typed(engine.get("name"), str),
-            "policy": _typed(head.get("policy", DEFAULT_POLICY), str),
-            "policy_version": _typed(head.get("policy_version"), str),
-            "temperature": _number(sampling.get("temperature")),
-            "finish_reason": _typed(choices[0].get("finish_reason"), str) if choices else None,
-        }
 
     def _copied(self, ends: Iterable[bytes]) -> list[dict[str, bytes]]:
         """Return the blocks of the chains with these ends that no earlier row has."""
@@ -153,6 +129,31 @@ class RolloutRows:
                 copied.append({"name": name, "block": self._blocks[name]})
                 name = self._blocks[name][:_PARENT_BYTES]
         return copied
+
+
+def step_columns(head: Mapping[str, Any], marks: Marks) -> Row:
+    """Return the columns of facts in the head that have the usual type."""
+    name = _typed(head.get("step_id"), str)
+    timing, engine, sampling = (_object(head.get(part)) for part in ("timing", "engine", "sampling"))
+    received, last = _number(timing.get("received")), _number(timing.get("last_byte"))
+    choices, problems = _list(head.get("choices")), _list(head.get("problems"))
+    return {
+        "step_id": name,
+        "received_at": None if received is None or not 0 <= received < LATEST_S else round(1000 * received),
+        "duration_s": None if received is None or last is None else last - received,
+        "status": _typed(head.get("status"), str),
+        "delivered": head.get("delivered") is True and name not in marks.undelivered,
+        "late": name in marks.late,
+        "exact": not problems,
+        "problems": [code for code in problems if isinstance(code, str)],
+        "dialect": _typed(head.get("dialect"), str),
+        "model": _typed(head.get("model_served"), str),
+        "engine": _typed(engine.get("name"), str),
+        "policy": _typed(head.get("policy", DEFAULT_POLICY), str),
+        "policy_version": _typed(head.get("policy_version"), str),
+        "temperature": _number(sampling.get("temperature")),
+        "finish_reason": _typed(choices[0].get("finish_reason"), str) if choices else None,
+    }
 
 
 def record_of(row: Mapping[str, Any], known: Container[bytes]) -> Record:
