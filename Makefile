@@ -83,7 +83,7 @@ cassettes: $(READY)  ## record responses of ENGINE=http://… for the tests; FOR
 golden: $(READY)  ## record the store, exports and wire bytes of tests/golden again
 	PYTHONPATH=.:tests/support $(BIN)/python tests/golden/record.py
 
-fuzz: $(READY)  ## fuzz requests, streams and records with new seeds; CASES= sets the number of cases
+fuzz: $(READY)  ## fuzz requests, streams, records, stores and imports with new seeds; CASES= scales the number of cases
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/system/fuzz --cases $(or $(CASES),110000)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m hypothesis --hypothesis-profile thorough --timeout 600
 

@@ -1,15 +1,15 @@
-"""The number of cases: a few with a fixed seed in `make test`, 110,000 with new seeds in `make fuzz`."""
+"""The number of cases: a few with a fixed seed in `make test-system`, up to 250,000 with new seeds in `make fuzz`."""
 
 import asyncio
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-CASES = 800  # of all files together, without --cases
+CASES = 800  # without --cases; each test has a share of it, and the shares are 2.3 together
 
 
 def pytest_addoption(parser):
-    parser.addoption("--cases", type=int, help="total number of cases, with new seeds")
+    parser.addoption("--cases", type=int, help="number of cases of which each test has a share, with new seeds")
 
 
 @pytest.fixture
