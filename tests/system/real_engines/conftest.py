@@ -84,6 +84,7 @@ METRICS: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
         "running": ("sglang:num_running_reqs", {}),
         "sampled": ("sglang:realtime_tokens_total", {"mode": "decode"}),
         "cached": ("sglang:cached_tokens_total", {}),
+        "renderings": ("sglang:http_requests_total", {"endpoint": "/v1/tokenize"}),
     },
 }
 

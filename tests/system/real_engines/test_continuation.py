@@ -172,6 +172,16 @@ async def test_a_continued_turn_hits_the_prefix_cache_for_what_was_recorded(engi
     assert hits["append"] > hits["off"]
 
 
+async def test_the_end_of_a_turn_is_read_from_its_text(sglang, tmp_path):
+    """Special tokens are in the text of ids, so that a boundary needs less than two renderings, not four or five."""
+    async with through_proxy(sglang.url, tmp_path) as proxy:
+        before = await sglang.metric("renderings")
+        steps, _, _ = await run(proxy, "append", extra=fields_of(sglang, "keeps"), stream=False, tools=True)
+        renderings = await sglang.metric("renderings") - before
+
+    assert 0 < renderings < 2 * sum(len(rollout) - 1 for rollout in steps)
+
+
 async def test_rollouts_are_continued_concurrently(engine, tmp_path):
     """Two calls that continue the same turn at once both begin with its ids."""
     async with through_proxy(engine.url, tmp_path) as proxy, proxy.agent("r") as agent:
