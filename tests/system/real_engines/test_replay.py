@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from .calls import CASES, flagged, post, sampled
+from .environment import SGLANG, VLLM
 from .test_leaving import LONG, until
 from .through import through_proxy
 
@@ -95,11 +96,11 @@ async def test_a_client_disconnect_from_a_synthetic_stream_stops_the_engine(vllm
     assert b": keep-alive\n\n" == first
 
 
-async def test_the_engine_type_is_detected(vllm, http, tmp_path):
+async def test_the_engine_type_is_detected(engine, http, tmp_path):
     """By its responses: kind and version, and that its streams lose nothing."""
-    async with through_proxy(vllm.url, tmp_path) as proxy:
+    async with through_proxy(engine.url, tmp_path) as proxy:
         (shown,) = (await proxy.get("/engines"))["engines"]
 
-    assert ("vllm", "0.32.0") == (shown["kind"], shown["version"])
+    assert (engine.kind, {"vllm": VLLM, "sglang": SGLANG}[engine.kind]) == (shown["kind"], shown["version"])
     assert {"chat": "live", "completions": "live"} == shown["streams"]
     assert orjson.dumps(shown["loses"])

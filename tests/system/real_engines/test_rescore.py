@@ -13,15 +13,16 @@ def scorer_at(engine, **fields):
 
 
 @pytest.fixture
-async def recorded(vllm, tmp_path):
-    """A running proxy whose policy and teacher are the same vLLM, with a rollout of two turns and three branches."""
-    async with through_proxy(vllm.url, tmp_path, rescore=scorer_at(vllm, version="t1")) as through:
+async def recorded(engine, tmp_path):
+    """A running proxy whose policy and teacher are the same engine, with a rollout of two turns and three branches."""
+    async with through_proxy(engine.url, tmp_path, rescore=scorer_at(engine, version="t1")) as through:
         request = {"model": "tiny", "max_tokens": SAMPLED, "seed": 7, "temperature": 1}
-        body = {"ignore_eos": True, "return_token_ids": True}
+        request |= {"extra_body": {"ignore_eos": True}}
         async with through.agent("r") as agent:
-            reply = await agent.chat.completions.create(messages=QUESTION, extra_body=body, **request)
-            ids = [*reply.prompt_token_ids, *reply.choices[0].token_ids, *range(300, 320)]
-            await agent.completions.create(prompt=ids, n=3, extra_body={"ignore_eos": True}, **request)
+            await agent.chat.completions.create(messages=QUESTION, **request)
+            (step,) = await through.steps("r")
+            ids = [*step["prompt_ids"], *step["choices"][0]["ids"], *range(300, 320)]
+            await agent.completions.create(prompt=ids, n=3, **request)
         yield through
 
 

@@ -1,4 +1,4 @@
-"""Token pieces and ids on the choices of a real vLLM's responses, with its own tokenizer."""
+"""Token pieces and ids on the choices of a real engine's responses, with its own tokenizer."""
 
 import orjson
 import pytest
@@ -19,7 +19,9 @@ def folder():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("alternatives", [0, 3])
+@pytest.mark.parametrize(
+    ("engine", "alternatives"), [("vllm", 0), ("vllm", 3), ("sglang", 0)], indirect=["engine"]
+)  # SGLang names alternatives by their text
 async def test_every_token_and_every_alternative_is_its_vocabulary_entry(
     engine, tmp_path, folder, stream, alternatives
 ):
@@ -41,10 +43,10 @@ async def test_every_token_and_every_alternative_is_its_vocabulary_entry(
         assert named[vocabulary[entry.token]] == entry.logprob
 
 
-async def test_the_flags_of_verifiers_on_chat(engine, tmp_path, direct):
+async def test_the_flags_of_verifiers_on_chat(vllm, tmp_path, direct):
     """Including `logprobs: 1`: key by key the response of the engine alone."""
     request = {**BODY, "logprobs": 1, "extra_body": VERIFIERS}
-    async with through_proxy(engine.url, tmp_path) as through, through.agent("r1") as agent:
+    async with through_proxy(vllm.url, tmp_path) as through, through.agent("r1") as agent:
         response = await agent.chat.completions.create(**request)
     alone = await direct.chat.completions.create(**request)
     shown, direct_json = (
