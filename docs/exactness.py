@@ -17,7 +17,11 @@ ids are those that the engine processed. Otherwise it is **flagged** with each [
 
 **Streams.** `record.streaming: auto` sends a streamed call as a stream (*live*), unless the engine's streams have a
 limitation below. Then the call is sent unstreamed and its response rendered as the engine's events (*replay*), after
-comments as keep-alive. `GET /engines` shows the detected engine and the mode of its streams.
+comments as keep-alive. `GET /engines` shows the detected engine and the mode of its streams. Live streams of SGLang's chat
+and completions have no weight versions, so their tokens have the announced policy version; with `replay` each has its own.
+
+**Clients that leave.** What was sampled until then is a partial step. It has the ids of every event that arrived; a call of
+SGLang with one choice is aborted by its id, and has all of them, also if it is replayed or unstreamed.
 
 **Logprobs.** `record.logprobs` determines which logprobs are requested if the client requests none:
 
@@ -75,7 +79,8 @@ def _engine(engine: Engine) -> Iterator[str]:
 
 
 def _dialects(engine: Engine) -> tuple[DialectName, ...]:
-    return ("chat", "completions", "generate") if engine.kind == "vllm" else ("chat", "completions")
+    own: dict[str, tuple[DialectName, ...]] = {"vllm": ("generate",), "sglang": ("sglang_generate",)}
+    return ("chat", "completions", *own.get(engine.kind, ()))
 
 
 def _met(engine: Engine, dialect: DialectName, *, live: bool, has_parser: bool) -> list[Quirk]:

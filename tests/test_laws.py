@@ -22,7 +22,7 @@ from proxy.trajectory.step import Step
 # The options that the proxy sets on requests.
 INJECTED = (
     "return_token_ids", "logprobs", "return_meta_info", "return_input_ids_in_sglext", "return_output_ids_in_sglext",
-    "verbose", "return_tokens",
+    "verbose", "return_tokens", "return_logprob", "return_prompt_token_ids", "rid",
 )  # fmt: skip
 KINDS = ("vllm", "sglang", "llamacpp")
 EVERY = [
@@ -118,13 +118,13 @@ def test_order_nothing_shows_the_last_finish_reason_before_the_step_is_stored(ca
     plan = planned(cassette)
     exchange = Exchange(plan, cassette.status, cassette.content_type)
     shown = b"".join(map(exchange.feed, cut(cassette.response, sizes)))
+    chunks = [orjson.loads(line.removeprefix(b"data: ")) for line in shown.split(b"\n") if line.startswith(b"data: {")]
     finished = {
         choice["index"]
-        for line in shown.split(b"\n")
-        if line.startswith(b"data: {")
-        for choice in orjson.loads(line.removeprefix(b"data: ")).get("choices") or ()
+        for chunk in chunks
+        for choice in chunk.get("choices") or ()
         if choice["finish_reason"] is not None
-    }
+    } | {chunk.get("index", 0) for chunk in chunks if chunk.get("meta_info", {}).get("finish_reason")}
 
     assert b"[DONE]" not in shown
     assert len(finished) < (plan.response_options.choices or 2)
@@ -176,6 +176,9 @@ def test_transparency_a_client_that_requests_the_injected_options_gets_the_engin
     assert cassette.response == b"".join(play(plan_as_recorded(cassette), cassette)[:2])
 
 
+# What the flags of SGLang's `/generate` add to `meta_info`.
+LOGPROBS = ("input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length", "output_top_logprobs")
+
 # The proxy requests ids in `sglext` for streams only; these were recorded unstreamed.
 UNSTREAMED_SGLEXT = {c.response for c in EVERY if b'"sglext"' in c.response and not c.is_stream}
 
@@ -188,6 +191,10 @@ def test_transparency_a_client_without_the_options_gets_no_ids_and_no_logprobs(c
     lines = [line.removeprefix(b"data: ") for line in shown.split(b"\n") if line.startswith(b"data: {")]
     for text in lines if cassette.is_stream else [shown]:
         response = orjson.loads(text)
+        if cassette.path == "/generate":
+            for choice in response if isinstance(response, list) else [response]:
+                assert not {"prompt_token_ids", *LOGPROBS} & {*choice, *choice.get("meta_info", ())}
+            continue
         assert not {"sglext", "__verbose"} & response.keys()
         for choice in response.get("choices") or ():
             for key in ("token_ids", "response_token_ids", "meta_info", "logprobs"):
@@ -275,6 +282,6 @@ def content_of(message: dict) -> dict:
 def test_the_laws_cover_many_responses_of_every_engine():
     counted = {kind: sum(cassette.kind == kind for cassette in EVERY) for kind in KINDS}
 
-    assert 28 == counted["sglang"]
+    assert 78 == counted["sglang"]
     assert 250 < counted["vllm"]
     assert 120 < counted["llamacpp"]

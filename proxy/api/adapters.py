@@ -12,7 +12,20 @@ from proxy.trajectory.step import Step
 
 
 class CallAdapter(Protocol):
-    """A call in another format. `endpoint` is the engine's endpoint, `body` the request for it."""
+    """A call in another format. `endpoint` is the engine's endpoint, `body` the request for it.
+
+    `own`: the endpoints that take the client's body unchanged, by kind of engine. There the call is not adapted.
+    """
+
+    @property
+    def own(self) -> Mapping[str, str]:
+        """The endpoints that take the client's body, by kind of engine."""
+        ...
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        """The client's body."""
+        ...
 
     @property
     def endpoint(self) -> str:
@@ -58,6 +71,11 @@ class CallAdapter(Protocol):
     def answer(self, step: Step) -> bytes | None:
         """Return the response of a step in the client's format; None if the step has no complete response."""
         ...
+
+
+def adapter_of(adapter: CallAdapter | None, step: Step) -> CallAdapter | None:
+    """Return the adapter if it was applied to the call of a step."""
+    return None if adapter is None or step.endpoint in adapter.own.values() else adapter
 
 
 # Reads the body of a call to an endpoint; None if the body has the endpoint's own shape. Raises UnprocessableRequest.

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from proxy.protocols.dialects.base import DialectName
+from proxy.protocols.dialects.base import GENERATES, DialectName
 from proxy.protocols.engines.base import FollowUpRequest, Json, Sampled, Tokens
 from proxy.protocols.number_lists import KnownPrompt
 from proxy.protocols.plan import Plan
@@ -47,7 +47,7 @@ _UNREADABLE: Final = frozenset({"unparsed_event", "no_message", "unknown_finish_
 class Packed:
     """The tokens of a response as arrays: the prompts, the choices, the problems, and notes.
 
-    `has_versions`: the engine itself reported the policy versions of the tokens.
+    `has_versions`: the engine itself reported the policy versions of the tokens. `usage`: the sum of its counts by choice.
     """
 
     prompts: tuple[Ids, ...] = ()
@@ -55,6 +55,7 @@ class Packed:
     problems: frozenset[str] = frozenset()
     notes: Mapping[str, Any] = field(default_factory=dict)
     has_versions: bool = False
+    usage: Json | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Exchange:
         self._content_type = content_type
         self._reply = response_stream_for(status, content_type, plan.view, max_event_bytes, prompt)
         self._conclusion: tuple[bytes, ParsedResponse] | None = None
+        self.is_read = False  # whether all bytes of the response were fed
         # Set by the shell before `finish`, and used by `abort` and `fail` as well.
         self.follow_up_response: Any = None
         self.served_models: Collection[str] | None = (
@@ -124,6 +126,11 @@ class Exchange:
         """The size of the incomplete event in bytes, all of which the next feed may parse."""
         return self._reply.pending if isinstance(self._reply, StreamResponse) else 0
 
+    @property
+    def is_cumulative(self) -> bool:
+        """Whether each event of the stream replaces the one before it."""
+        return isinstance(self._reply, StreamResponse) and self._reply.is_cumulative
+
     def feed(self, read: bytes) -> bytes:
         """Feed bytes of the engine; return the bytes that the client may receive now. Raises EngineEventTooLong."""
         return self._reply.feed(read)
@@ -136,7 +143,9 @@ class Exchange:
         """Return the model that the response names, if it is not the requested one. Call it after the last bytes."""
         _, answer = self._concluded()
         name = None if answer.response is None else answer.response.get("model")
-        return name if isinstance(name, str) and name != self._plan.model_served else None
+        plan = self._plan
+        expected = (plan.model_served, plan.engine.unnamed_model if plan.body.get("model") is None else None)
+        return name if isinstance(name, str) and name not in expected else None
 
     def follow_up(self) -> FollowUpRequest | None:
         """Return the request to send to the engine after the last bytes; its response is set as `follow_up_response`."""
@@ -155,15 +164,25 @@ class Exchange:
         step = self._step(answer, timing, policy_version, reason=reason, delivered=True)
         return Outcome(end, step, broken=False, status=answer.status)
 
-    def abort(self, reason: str, timing: Timing, *, delivered: bool, policy_version: str | None = None) -> Outcome:
+    def abort(
+        self,
+        reason: str,
+        timing: Timing,
+        *,
+        delivered: bool,
+        policy_version: str | None = None,
+        is_aborted: bool = False,
+    ) -> Outcome:
         """End an incomplete call: the client disconnected (`delivered` false), or the engine was lost.
 
-        A partial step is never marked as delivered. A long incomplete body or event is not parsed.
+        `is_aborted`: the engine aborted it for that reason, and ended its response. A partial step is never marked as
+        delivered. A long incomplete body or event is not parsed.
         """
-        end, answer = self._concluded(is_cut=True)
+        is_over = self.is_over and not is_aborted
+        end, answer = self._concluded(is_cut=not self.is_read)
         error = answer.error if answer.response is not None else None  # a truncated body is not an error of the engine
-        cut = ParsedResponse(answer.response, ended=self.is_over, error=error, problems=answer.problems)
-        recorded_reason = None if self.is_over else reason
+        cut = ParsedResponse(answer.response, ended=is_over, error=error, problems=answer.problems)
+        recorded_reason = None if is_over else reason
         return Outcome(
             end, self._step(cut, timing, policy_version, reason=recorded_reason, delivered=delivered), broken=True
         )
@@ -193,7 +212,8 @@ class Exchange:
         status: Status = "error" if answer.error is not None else "complete" if answer.ended else "partial"
         packed = self._tokens(answer.response)
         prompts, choices = packed.prompts, packed.choices
-        usage, wrong_usage = check_usage(None if answer.response is None else answer.response.get("usage"))
+        usage = None if answer.response is None else answer.response.get("usage")
+        usage, wrong_usage = check_usage(packed.usage if usage is None else usage)
         special = {*plan.problems, *answer.problems, *packed.problems, *(() if wrong_usage is None else (wrong_usage,))}
         if IMAGES in plan.extra:
             packed = _with_images(plan.extra[IMAGES], packed, special)
@@ -350,6 +370,8 @@ def pack_tokens(
         prompt = sampled.index // (samples or 1) if tokens.prompt_ids is None else 0
         if sampled.prompt_ids is not None and prompts.setdefault(prompt, sampled.prompt_ids) != sampled.prompt_ids:
             problems.add("mixed_prompts")
+        if prompt in prompts and sampled.prompt_counted not in (None, len(prompts[prompt])):
+            problems.add("prompt_count")
         choices.append(_choice(sampled, prompt, policy_version, epoch, problems))
     if (
         sent_prompts is not None
@@ -363,7 +385,18 @@ def pack_tokens(
     else:
         packed = tuple([pack_ids(ids) for ids in prompts.values()])
     has_versions = any(sampled.spans is not None for sampled in tokens.choices)
-    return Packed(packed, tuple(choices), frozenset(problems), tokens.notes, has_versions)
+    usage = _usage(tokens.choices, [choice.prompt for choice in choices])
+    return Packed(packed, tuple(choices), frozenset(problems), tokens.notes, has_versions, usage)
+
+
+def _usage(choices: Sequence[Sampled], prompts: Sequence[int]) -> Json | None:
+    """Return the sums of the engine's counts, each prompt once; None if a choice has no counts."""
+    completion = [sampled.counted for sampled in choices]
+    prompt = {number: sampled.prompt_counted for number, sampled in zip(prompts, choices, strict=True)}
+    if not choices or any(type(count) is not int for count in (*completion, *prompt.values())):
+        return None
+    sums = {"prompt_tokens": sum(prompt.values()), "completion_tokens": sum(completion)}
+    return {**sums, "total_tokens": sum(sums.values())}
 
 
 def _are_equal(returned: Sequence[Sequence[int]], sent: Sequence[Sequence[int]]) -> bool:
@@ -466,7 +499,7 @@ def _is_flat(value: Any, depth: int) -> bool:
 
 def check_messages(dialect: DialectName, response: Json) -> set[str]:
     """Return the problems of a whole or accumulated response: each choice must have a message or text of the expected type."""
-    if dialect == "generate":
+    if dialect in GENERATES:
         return set()
     check = _check_message if dialect == "chat" else _check_text
     choices = response.get("choices")

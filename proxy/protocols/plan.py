@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.base import Dialect, ErrorDialect, ResponseOptions, requested_usage
+from proxy.protocols.dialects.base import GENERATES, Dialect, ErrorDialect, ResponseOptions, requested_usage
 from proxy.protocols.dialects.translation import Translator
-from proxy.protocols.engines.base import Engine, EngineCall, Injection, Json, LogprobsLevel, Traits
+from proxy.protocols.engines.base import Engine, EngineCall, FollowUpRequest, Injection, Json, LogprobsLevel, Traits
 from proxy.protocols.engines.quirks import Framing, Streaming, applicable, choose_framing
 from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
@@ -68,7 +68,7 @@ class Plan:
     `framing` is how the call is sent; `expected` are the problems that the engine is known to have with such a call.
     `wants_logprobs`: they are configured or requested, so a step without them lacks them. `translation`: the client's dialect,
     if the engine does not support it. `prompt_ids`: the prompt of a call that continues an earlier step, which replaces the
-    messages or the text; `sent` does not repeat it.
+    messages or the text; `sent` does not repeat it. `abort`: see `Injection`.
     """
 
     step_id: str
@@ -88,6 +88,7 @@ class Plan:
     framing: Framing = "whole"
     wants_logprobs: bool = True
     headers: Mapping[str, str] = field(default_factory=dict)
+    abort: FollowUpRequest | None = None
     policy: str = DEFAULT_POLICY
     policy_version: str | None = None
     policy_epoch: int = 0
@@ -160,7 +161,7 @@ def edit(body: Json, options: CallOptions, dialect: Dialect) -> tuple[Json, set[
         fields["model"] = served
     if dialect.name == "chat" and type(body.get("logprobs")) is int and body["logprobs"] == 1:
         fields["logprobs"] = True  # verifiers (fa7f5fa) sends 1; vLLM reads it as true, llama.cpp's server ignores it
-    if options.tools and dialect.name != "generate" and not body.get("tools"):
+    if options.tools and dialect.name not in GENERATES and not body.get("tools"):
         fields["tools"] = list(options.tools)
     placed, unset = dialect.place_sampling(
         body, *apply_rules(dialect.sampling(body), options.sampling, options.room_left)
@@ -186,13 +187,12 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
     extra: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Plan a call. `headers` are the client's; `policy_at` is the announced version and epoch. Raises UnprocessableRequest."""
-    fields, unset = edit(body, options, dialect)
-    call = _engine_call(dialect, body, (fields, unset), traits or Traits(engine.kind), options, headers)
+    fields, unset = edits = edit(body, options, dialect)
+    call = _engine_call(dialect, body, edits, traits or Traits(engine.kind), options, headers, step_id=step_id)
     images, framing = _images(body), _framing(engine, options, call)
     removed = _STREAM if framing == "replay" else frozenset[str]()
     call = replace(call, body=_without(call.body, removed)) if removed else call
     sent_body = {**call.body, **(injection := engine.inject(call)).fields}
-    model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
     return Plan(
         step_id=step_id,
         rollout_id=rollout_id,
@@ -205,12 +205,13 @@ def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has 
         body=sent_body,
         sent={"set": _changed(body, {**fields, **injection.fields}), "unset": sorted(unset | (removed & body.keys()))},
         view=_view(dialect, engine, injection, call.response_options, options, body, sent_body, framing),
-        model_asked=model_asked,
-        model_served=model_served,
+        model_asked=_name(body.get("model")),
+        model_served=_name(sent_body.get("model")) or call.traits.model,
         sampling=_sampling(dialect, sent_body, engine, call.traits, logprobs_mode or engine.logprobs_mode),
         framing=framing,
         wants_logprobs=call.wants_logprobs,
         headers=injection.headers,
+        abort=injection.abort,
         policy=policy,
         policy_version=policy_at[0],
         policy_epoch=policy_at[1],
@@ -239,12 +240,14 @@ def _engine_call(
     traits: Traits,
     options: CallOptions,
     headers: Mapping[str, str] | None,
+    *,
+    step_id: str,
 ) -> EngineCall:
     fields, unset = edits
     edited = _without(body, unset) | fields if unset or fields else body
     response_options = _response_options(dialect, body, edited)
     return EngineCall(
-        dialect.name, edited, response_options, traits, options.keep_reasoning, options.logprobs, headers or {}
+        dialect.name, edited, response_options, traits, options.keep_reasoning, options.logprobs, headers or {}, step_id
     )
 
 
@@ -319,10 +322,10 @@ def _changed(body: Json, fields: Json) -> Json:
 def _sampling(dialect: Dialect, body: Json, engine: Engine, traits: Traits, logprobs_mode: str | None) -> Json:
     """Return the sampling parameters: as sent, else the engine's default, if it is known; and the logprobs mode.
 
-    The defaults apply to chat and completions: vLLM (0.32.0) uses none of them for `/inference/v1/generate`.
+    The defaults apply to chat and completions: vLLM (0.32.0) and SGLang (0.5.23) use none of them for their generate endpoints.
     """
     sent = {key: value for key, value in dialect.sampling(body).items() if value is not None}
-    defaults = (traits.sampling_defaults or {}) if dialect.name != "generate" else {}
+    defaults = (traits.sampling_defaults or {}) if dialect.name not in GENERATES else {}
     recorded = {} if _SAMPLING.isdisjoint(sent) else {key: sent[key] for key in SAMPLING_FIELDS if key in sent}
     is_constrained = engine.constrains({**defaults, **sent}, logprobs_mode)
     return {**defaults, **recorded, "logprobs_mode": logprobs_mode, "constrained": is_constrained}

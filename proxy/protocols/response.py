@@ -18,6 +18,7 @@ import orjson
 
 from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.base import Dialect
+from proxy.protocols.dialects.sglang_generate import SglangGenerateAccumulator
 from proxy.protocols.dialects.translation import ResponseRenderer, Translator
 from proxy.protocols.engines.base import Engine, Json, StripRules
 from proxy.protocols.lenient_json import read_json, write_json
@@ -171,6 +172,11 @@ class StreamResponse:
         """The size of the incomplete event in bytes."""
         return len(self._parser.rest)
 
+    @property
+    def is_cumulative(self) -> bool:
+        """Whether each event replaces the one before it, so that only the last one is held."""
+        return isinstance(self._accumulator, SglangGenerateAccumulator) and self._accumulator.is_cumulative
+
     def feed(self, read: bytes) -> bytes:
         """Forward complete events, until the end of the turn begins."""
         shown: list[bytes] = []
@@ -273,7 +279,7 @@ class StreamResponse:
             return self._accumulate(event, chunk, loosely=loosely)
         except MALFORMED:  # includes NotJson
             self._problems.add("unparsed_event")
-            if isinstance(chunk, dict) and chunk.get("choices"):
+            if isinstance(chunk, dict) and (chunk.get("choices") or chunk.get("meta_info")):
                 self._holding = True  # it may contain a finish reason
             return self._as_it_came(event)
 

@@ -37,7 +37,7 @@ class TokenAnnotations:
     def annotate(self, shown: Json, tokens: Tokens) -> Json:
         """Return an annotated copy of a response. Raises KeyError or TypeError for an invalid one."""
         sampled = {sampled_choice.index: sampled_choice for sampled_choice in tokens.choices}
-        choices = [self._choice(choice, sampled[choice["index"]], tokens) for choice in shown["choices"]]
+        choices = [self._choice(choice, sampled[choice.get("index", 0)], tokens) for choice in shown["choices"]]
         return {**shown, "choices": choices}
 
     def _choice(self, choice: Json, sampled: Sampled, tokens: Tokens) -> Json:

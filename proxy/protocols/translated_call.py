@@ -5,7 +5,7 @@ Such a call is sent as a chat call, and its response is rendered in the client's
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import METHODS, TRANSLATORS
@@ -55,6 +55,7 @@ class TranslatedCall:
     resolved: ResolvedReferences = field(default_factory=ResolvedReferences)
     merges_systems: bool = False
     has_developers: bool = False
+    own: ClassVar[Mapping[str, str]] = {}
     endpoint: str = CHAT
     returns_logprobs: bool = False  # clients request them, as in chat
     retries_by_body: bool = False

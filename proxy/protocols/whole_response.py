@@ -60,10 +60,11 @@ class WholeResponse(_Withheld):
         """Return the body for the client."""
         body = b"".join(self._reads)
         try:
-            response, loosely = self._read(body)
+            parsed, loosely = self._read(body)
         except NotJson:
             return self._unreadable(body)
-        if not isinstance(response, dict) or not isinstance(response.get("choices"), list):
+        response = self._view.dialect.read_body(parsed)
+        if response is None:
             return self._failed(body)
         try:
             shown = self._view.whole(response)
@@ -94,13 +95,18 @@ class WholeResponse(_Withheld):
     def _render(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
         if self._view.renderer is not None:
             shown = self._view.renderer.whole(shown)
-        end = body if shown is response else write_json(shown, loosely=loosely)
+        end = body if shown is response else write_json(self._view.dialect.write_body(shown), loosely=loosely)
         return end, self._answer(response)
+
+    @property
+    def _sends_usage(self) -> bool:
+        """Whether the response must have usage; SGLang's `/generate` has counts in each choice instead (`Engine.tokens`)."""
+        return self._view.engine.always_sends_usage and self._view.dialect.name != "sglang_generate"
 
     def _answer(self, response: Json, *problems: str) -> ParsedResponse:
         """Return the response, and how it contradicts itself."""
         found = list(problems)
-        if response.get("usage") is None and self._view.engine.always_sends_usage:
+        if response.get("usage") is None and self._sends_usage:
             found.append("no_usage")
         if response.get("error") is not None:
             found.append("engine_error")

@@ -20,7 +20,7 @@ from msgspec import Struct
 from proxy.clock import Clock
 from proxy.errors import Damaged, UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.dialects.base import is_on
+from proxy.protocols.dialects.base import GENERATES, is_on
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.sse import EVENT_STREAM
 from proxy.protocols.synthetic_stream import replay_events
@@ -176,11 +176,12 @@ def stored_answer_from(step: Step) -> StoredAnswer | None:
         body = client_response_bytes(step)
         content_type = renderer_for(step).stream_format.content_type if is_stream else "application/json"
         return None if body is None else StoredAnswer(step, content_type, body)
+    dialect = DIALECTS[step.endpoint]
     if not is_stream:
-        return StoredAnswer(step, "application/json", orjson.dumps(step.response))
-    if step.dialect == "generate":
+        return StoredAnswer(step, "application/json", orjson.dumps(dialect.write_body(step.response)))
+    if step.dialect in GENERATES:
         return None
-    usage = DIALECTS[step.endpoint].response_options(step.request).usage
+    usage = dialect.response_options(step.request).usage
     try:
         events = replay_events(engine.shape, step.dialect, dict(step.response), usage=usage)
     except (TypeError, KeyError, AttributeError):

@@ -28,7 +28,7 @@ Round = list[tuple[int, Token]]
 class Engine:
     """One simulated engine: model, options, label of the weights, and the number of running calls."""
 
-    __slots__ = ("clock", "model", "options", "running", "started_s", "weights")
+    __slots__ = ("aborted", "clock", "model", "options", "running", "started_s", "weights")
 
     def __init__(self, options: Options, clock: Clock, model: Model) -> None:
         self.options = options
@@ -36,6 +36,7 @@ class Engine:
         self.model = model
         self.weights = Weights(options.weight_version)
         self.running = 0
+        self.aborted: dict[str, bool] = {}  # by the id of a running call that can be aborted
         self.started_s = int(clock.now())
 
     def new_hex(self) -> str:
@@ -43,8 +44,8 @@ class Engine:
         return self.clock.entropy(8).hex()
 
     def head(self, response_id: str, common: CommonFields) -> Head:
-        """Return the head of a response that is created now."""
-        model = common.model or self.options.model
+        """Return the head of a response that is created now. SGLang 0.5.23 names a model that was not requested `default`."""
+        model = common.model or ("default" if self.options.shape == "sglang" else self.options.model)
         return Head(response_id, int(self.clock.now()), model, self.options.fingerprint)
 
     async def respond(
@@ -55,13 +56,17 @@ class Engine:
         versions: WeightVersions | None = None,
         *,
         scores_prompt: bool = False,
+        rid: str | None = None,
     ) -> web.StreamResponse:
         """Sample the choices and send the response; record in `versions` which weights sample which tokens.
 
-        With `scores_prompt` the body is built in a thread, because scoring takes about 10 µs per prompt token.
+        `rid`: the id by which the call can be aborted. With `scores_prompt` the body is built in a thread, because scoring
+        takes about 10 µs per prompt token.
         """
-        rounds = self._rounds(response, common, versions)
+        rounds = self._rounds(response, common, versions, rid)
         self.running += 1
+        if rid is not None:
+            self.aborted[rid] = False
         try:
             if common.stream:
                 return await self._stream(request, response, rounds)
@@ -73,8 +78,12 @@ class Engine:
             return web.Response()  # the client has disconnected, which ends sampling, as in vLLM
         finally:
             self.running -= 1
+            if rid is not None:
+                self.aborted.pop(rid, None)
 
-    def _rounds(self, response: Response, common: CommonFields, versions: WeightVersions | None) -> Iterator[Round]:
+    def _rounds(
+        self, response: Response, common: CommonFields, versions: WeightVersions | None, rid: str | None
+    ) -> Iterator[Round]:
         """Yield rounds until all choices have ended."""
         seed = common.seed if common.seed is not None else self.options.seed
         if seed is None:
@@ -92,7 +101,7 @@ class Engine:
             if versions is not None:
                 versions.record(position, self.weights.version)
             tokens = [(index, next(choice)) for index, choice in open_choices.items()]
-            if self.weights.aborts != aborts:
+            if self.weights.aborts != aborts or (rid is not None and self.aborted.get(rid)):
                 tokens = [(index, replace(token, finish_reason="abort", stop_reason=None)) for index, token in tokens]
             for index, token in tokens:
                 if token.finish_reason is not None:

@@ -37,7 +37,8 @@ class Options:
     `requests` counts the requests that the engine receives, by path, and `faults` are for tests.
 
     SGLang only: without `has_parser`, neither reasoning nor tool calls are parsed, and streams lose logprobs, as in
-    SGLang 0.5.23; without `supports_ids_flags` it behaves like an older server, which ignores flags for ids.
+    SGLang 0.5.23; without `supports_ids_flags` it behaves like an older server, which ignores flags for ids. With
+    `incremental_streams`, each event of `/generate` continues its choice (`--incremental-streaming-output`).
     vLLM only: `scale_out` enables `/inference/v1/generate`, and `sampling_mask` adds `sampling_mask` to its choices.
     """
 
@@ -51,6 +52,7 @@ class Options:
     weight_version: str = "default"
     has_parser: bool = True
     supports_ids_flags: bool = True
+    incremental_streams: bool = False
     scale_out: bool = True
     sampling_mask: bool = False
     routed_experts: bool = False

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
+from proxy.protocols.dialects.base import GENERATES
 from proxy.protocols.plan import Plan
 from proxy.telemetry.message_parts import clean, input_messages, output_messages, tool_definitions
 from proxy.trajectory.step import Step, answers_of
@@ -18,7 +19,7 @@ CONVERSATION: Final = "gen_ai.conversation.id"
 _MAX_NAME: Final = 1024  # characters of a name or an id
 _MAX_CHOICES: Final = 128
 _INT64: Final = range(-(2**63), 2**63)
-_OPERATIONS: Final[Mapping[str, str]] = {"completions": "text_completion", "generate": "text_completion"}
+_OPERATIONS: Final[Mapping[str, str]] = dict.fromkeys(("completions", *GENERATES), "text_completion")
 _INTEGERS: Final = {"seed": "gen_ai.request.seed", "top_k": "gen_ai.request.top_k", "n": "gen_ai.request.choice.count"}
 _FLOATS: Final = {
     "temperature": "gen_ai.request.temperature",

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 from proxy.trajectory.shared_ids import SharedIds
 
 Status = Literal["complete", "partial", "error"]
-Dialect = Literal["chat", "completions", "generate", "messages", "responses", "gemini"]
+Dialect = Literal["chat", "completions", "generate", "sglang_generate", "messages", "responses", "gemini"]
 DEFAULT_POLICY: Final = "default"
 CACHED_TOKENS: Final = "cached_tokens"  # in `extra`: the engine's count, if its usage has none
 _CHAT_DIALECTS = ("chat", "messages", "responses", "gemini")

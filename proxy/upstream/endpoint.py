@@ -276,7 +276,8 @@ class Endpoint:
         """Return the traits of the engine, as configured or else as detected, with what calls of this rollout have shown."""
         has_parser = self.traits.has_parser if self.traits else None
         forces_usage = self.forces_usage.is_open and self.forces_usage.for_rollout(rollout_id) is not None
-        return Traits(self.engine.kind, self.version, has_parser, forces_usage, self.sampling_defaults)
+        model = self.traits.model if self.traits else None
+        return Traits(self.engine.kind, self.version, has_parser, forces_usage, self.sampling_defaults, model)
 
     def forget(self) -> None:
         """Forget what was learned: the engine may have been restarted with another model or other flags."""

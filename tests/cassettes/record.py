@@ -30,6 +30,8 @@ KEPT_HEADERS = ("content-type", "server", "x-request-id", "retry-after")
 TIMEOUT_S = 300.0
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
+NATIVE = "/generate"  # of SGLang
+KINDS = {GENERATE: "vllm", NATIVE: "sglang"}  # of engines that have a path; others have all
 TOOL = {
     "type": "function",
     "function": {
@@ -59,6 +61,10 @@ _CHAT = {
 _TEXT = {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0, "seed": 7}
 _SAMPLED = {"temperature": 0.9, "seed": 21}
 _IDS = {"token_ids": [504, 3575, 282], "sampling_params": {"max_tokens": 16} | _SAMPLED}
+_GREEDY = {"temperature": 0}
+_NATIVE = {"sampling_params": _GREEDY | {"max_new_tokens": 12}}
+_NATIVE_TEXT = _NATIVE | {"text": "The capital of France is"}
+_NATIVE_N2 = {"sampling_params": _NATIVE["sampling_params"] | {"n": 2}}
 
 # folder -> name -> (path, body); `stream` and the model are added when it is sent.
 TABLE: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
@@ -90,6 +96,23 @@ TABLE: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "generate": {
         "gen_sampled": (GENERATE, _IDS),
         "gen_n2": (GENERATE, _IDS | {"sampling_params": _IDS["sampling_params"] | {"n": 2}}),
+        "native_text": (NATIVE, _NATIVE_TEXT),
+        "native_ids": (NATIVE, _NATIVE | {"input_ids": [504, 3575, 282]}),
+        "native_n2": (NATIVE, _NATIVE_TEXT | _NATIVE_N2),
+        "native_two_prompts": (NATIVE, _NATIVE | {"text": ["The capital of", "One, two, three"]}),
+        "native_two_prompts_n2": (NATIVE, _NATIVE_N2 | {"input_ids": [[504, 3575], [282, 9, 7]]}),
+        "native_one_in_list": (NATIVE, _NATIVE | {"text": ["The capital of"]}),
+        "native_logprobs": (
+            NATIVE,
+            _NATIVE_TEXT | {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2},
+        ),
+        "native_no_tokens": (NATIVE, _NATIVE_TEXT | {"sampling_params": {"max_new_tokens": 0}}),
+        "native_stop": (NATIVE, _NATIVE_TEXT | {"sampling_params": _GREEDY | {"max_new_tokens": 40, "stop": ["e"]}}),
+        "native_utf8": (
+            NATIVE,
+            _NATIVE_TEXT | {"sampling_params": _GREEDY | {"max_new_tokens": 40, "regex": EMOJI["regex"]}},
+        ),
+        "native_err": (NATIVE, _NATIVE),
     },
     "options": {
         "chat_usage": (CHAT, _CHAT | {"stream_options": {"include_usage": True}}),
@@ -171,8 +194,10 @@ def requests(traits: Traits, model: str) -> Iterator[Case]:
     facts = EngineFacts("e", traits.kind, traits.version, "")
     cases_by_topic = ((topic, name, *case) for topic, cases in TABLE.items() for name, case in cases.items())
     for topic, name, path, body in cases_by_topic:
+        if KINDS.get(path, traits.kind) != traits.kind:
+            continue
         for framing, stream in (("n", {}), ("s", {"stream": True})):
-            plain = {"model": model, **body, **stream}
+            plain = {**({} if path == NATIVE else {"model": model}), **body, **stream}
             if not stream:
                 plain.pop("stream_options", None)
             plan = make_plan(

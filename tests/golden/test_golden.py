@@ -22,6 +22,7 @@ from proxy.api.control.export_query import ExportQuery
 from proxy.export import FORMATS, OF_POLICIES, verifiers, verl
 from proxy.export.base import MissingReward
 from proxy.protocols.accumulators import Chunks
+from proxy.protocols.engines import sglang
 from proxy.rollouts import recorder
 from proxy.rollouts.rollout import HTTP_COUNT
 from proxy.trajectory import outline
@@ -33,12 +34,13 @@ from storage import StoreOptions, open_store
 @pytest.fixture(autouse=True)
 def as_recorded(monkeypatch):
     """Omit what is newer than the files: fields of rows, claims, rollouts and trees, rewards by token of `verl_dataproto`, null
-    rewards of `verifiers`.
+    rewards of `verifiers`, the `rid` of calls to SGLang.
 
     Of Arrow and Parquet, the columns of images and epochs. The recorded engines do not count each of several choices, although
     it was requested, which is a flag since then.
     """
     monkeypatch.setattr(Chunks, "is_counted", True)
+    monkeypatch.setattr(sglang, "_abort", lambda call: ({}, None))
     about = ExportQuery.about
 
     def without_weight(*args):

@@ -374,3 +374,42 @@ def test_a_part_without_an_image_makes_no_call_with_images():
     parts = [{"type": "text", "text": "hi", "image_url": None}]
 
     assert {} == plan_of("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]}).extra
+
+
+NATIVE = {"text": "a", "sampling_params": {"max_new_tokens": 40_000}}
+
+
+def native_response(count: int) -> bytes:
+    """Return a response of SGLang's `/generate` to an aborted call, of 50 bytes per token."""
+    meta = {
+        "id": "x", "prompt_tokens": 2, "completion_tokens": count, "finish_reason": {"type": "abort"},
+        "output_token_logprobs": [[-0.123456789, 12345, None]] * count,
+    }  # fmt: skip
+    return orjson.dumps({"text": "t", "output_ids": [12345] * count, "prompt_token_ids": [1, 2], "meta_info": meta})
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_of_an_aborted_call_a_long_response_is_parsed_if_all_of_it_arrived(is_read):
+    """A truncated one would block the event loop for nothing."""
+    exchange = Exchange(plan_of("/generate", NATIVE, kind="sglang"), 200, "application/json")
+    body = native_response(20_000)
+    exchange.feed(body if is_read else body[:-1])
+    exchange.is_read = is_read
+    step = exchange.abort("the client disconnected", Timing(1.0), delivered=False, is_aborted=True).step
+
+    assert ("partial", False, 20_000 if is_read else 0) == (step.status, step.delivered, step.sampled)
+
+
+def test_a_stream_that_ends_because_it_was_aborted_is_partial():
+    """Without the abort, a stream whose terminal event arrived is complete."""
+    response = b"data: " + native_response(3) + b"\n\ndata: [DONE]\n\n"
+    steps = []
+    for is_aborted in (True, False):
+        plan = plan_of("/generate", NATIVE | {"stream": True}, kind="sglang")
+        exchange = Exchange(plan, 200, "text/event-stream")
+        exchange.feed(response)
+        steps.append(exchange.abort("left", Timing(1.0), delivered=False, is_aborted=is_aborted).step)
+
+    assert [("partial", "left", 3), ("complete", None, 3)] == [
+        (step.status, step.reason, step.sampled) for step in steps
+    ]

@@ -13,5 +13,5 @@ CALL_ROUTES: Final[Mapping[str, CallRoute]] = {
     **{path: CallRoute(dialect) for path, dialect in DIALECTS.items()},
     **{path: CallRoute(translation, (read_translated_call,)) for path, translation in (TRANSLATORS | METHODS).items()},
     COMPLETIONS: CallRoute(DIALECTS[COMPLETIONS], (read_flat,)),
-    GENERATE: CallRoute(DIALECTS[COMPLETIONS], (read_generate,)),
+    GENERATE: CallRoute(DIALECTS[GENERATE], (read_generate,)),
 }

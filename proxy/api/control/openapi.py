@@ -137,7 +137,6 @@ _CALLS += [
     (f"/v1beta/models/{{model}}{method}", "Make a recorded call in the gemini dialect, translated to chat.")
     for method in (GENERATE, STREAM)
 ]
-_CALLS.append(("/generate", "Make a recorded completions call with token ids, as Atropos' token servers do."))
 _STORED = "/v1/responses/{response_id}"
 _FOUND = (200, 400, 401, 403, 404, 503)
 _BY_CHAT = (

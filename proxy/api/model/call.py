@@ -135,6 +135,7 @@ class CallState:
     task: "asyncio.Task[Any] | None" = None
     are_ids_refused: bool = False  # by the engine: the call was sent again as the client sent it
     cut: str | None = None  # why TokenTape itself ended the call
+    is_aborted: bool = False  # at the engine: what still arrives is recorded, and not written
     failed: list[Mapping[str, Any]] = field(default_factory=list)  # the endpoints that failed, and their errors
 
     def stop(self, reason: str) -> None:

@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.api.adapters import CallAdapter, CallRoute
+from proxy.api.adapters import CallAdapter, CallRoute, adapter_of
 from proxy.api.auth import check_minted
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
@@ -140,7 +140,11 @@ async def _forward(
         context.metrics.health_probes.labels(dialect.name).inc()
         passed = await off_loop(len(text), _with_engine_model, context, dialect, body)
         return await forward(request.request, context, request.endpoint, passed)
-    is_served = request.fields is None and (adapter is None or isinstance(adapter, TranslatedCall))  # by engines
+    is_served = request.fields is None and (  # by engines
+        adapter is None
+        or isinstance(adapter, TranslatedCall)
+        or all(endpoint.kind in adapter.own for endpoint in context.upstream.endpoints)
+    )
     if agents.unnamed_rollouts == "pass" and is_served:
         return await forward(request.request, context, request.endpoint, text)
     if agents.unnamed_rollouts != "new":
@@ -250,7 +254,8 @@ async def replay(context: Context, call: IncomingCall, rollout: Rollout, stored:
         rollout_id=rollout.rollout_id,
         step_id=stored.step.step_id,
     )
-    body = call.adapter.answer(stored.step) if call.adapter is not None else None
+    adapter = adapter_of(call.adapter, stored.step)
+    body = adapter.answer(stored.step) if adapter is not None else None
     response = web.Response(headers=shown, body=stored.body if body is None else body)
     await response.prepare(call.request)
     try:
@@ -326,19 +331,21 @@ class CallPlanner:
         self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]], *, as_ids: bool = True
     ) -> tuple[Plan, EngineError | None]:
         """Return the plan, and why the endpoint cannot be called, if that is known. Raises UnprocessableRequest."""
-        context, call, adapter, rollout = self.context, self.call, self.call.adapter, self.rollout
+        context, call, rollout = self.context, self.call, self.rollout
+        adapter, path, body = call.adapter, call.endpoint, call.body
         extra = {**self.attempt.extra, "attempts": list(failed)} if failed else self.attempt.extra
         fault = await context.upstream.ensure_detected(endpoint)
         options = call_options(context, rollout, endpoint, call.tokens)
+        if adapter is not None and endpoint.kind in adapter.own:
+            path, body, adapter = adapter.own[endpoint.kind], dict(adapter.request), None
         if adapter is not None and adapter.returns_logprobs:
             options = replace(options, logprobs="full")
-        body = call.body
         if adapter is not None:
             options = replace(options, is_translated=isinstance(adapter, TranslatedCall))
             body = await _native(context, endpoint if fault is None else None, adapter, options.models, call.body_bytes)
         if options.sampling.caps_by_window:
             left = await tokens_left(
-                context.upstream, endpoint, options, call.dialect, body, body_bytes=call.body_bytes
+                context.upstream, endpoint, options, DIALECTS[path], body, body_bytes=call.body_bytes
             )
             options = replace(options, room_left=left)
         announced = self.policy.version.announced
@@ -349,8 +356,8 @@ class CallPlanner:
             options=options,
             step_id=self.attempt.step_id,
             rollout_id=rollout.rollout_id,
-            endpoint=call.endpoint,
-            dialect=call.dialect,
+            endpoint=path,
+            dialect=DIALECTS[path],
             engine=endpoint.engine,
             engine_facts=endpoint.facts,
             logprobs_mode=endpoint.settings.logprobs_mode,
@@ -382,7 +389,10 @@ class CallPlanner:
 
     def reshape(self, outcome: Outcome) -> Outcome:
         """Return the end of the call as its client reads it."""
-        return outcome if self.call.adapter is None else self.call.adapter.reshape(outcome)
+        if self.call.adapter is None:
+            return outcome
+        adapter = adapter_of(self.call.adapter, outcome.step)
+        return outcome if adapter is None else adapter.reshape(outcome)
 
 
 async def _native(

@@ -5,11 +5,11 @@ The end of the response is withheld until the step is recorded.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
@@ -21,6 +21,7 @@ from proxy.api.http import CLIENT_CLOSED_REQUEST
 from proxy.api.memory_limit import UNWEIGHED_BYTES
 from proxy.api.model.call import CallState, ClientStream, keeping_alive
 from proxy.errors import EngineBusy, EngineError, EngineUnreachable, ProxyError, StoreUnavailable, UnprocessableRequest
+from proxy.protocols.engines.base import FollowUpRequest
 from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.response import MALFORMED
@@ -42,6 +43,7 @@ _REJECTED = (400, 404, 422)
 _WITHOUT_IDS = frozenset({"no_token_ids", "retokenized"})
 _END_TIMEOUT_S = 0.2  # after [DONE]; uvicorn writes the end of the body at once
 _END_BYTES = 2**16
+_ABORT_TIMEOUT_S = 2.0  # SGLang responds after its current step: milliseconds, or the prefill of a long prompt
 
 
 async def relay(context: Context, call: CallState) -> web.StreamResponse:
@@ -130,10 +132,17 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
     except (asyncio.CancelledError, ClientConnectionResetError):
         if call.sent is None:
             raise  # it was queued: nothing was sent to an engine
-        # `_exchanged` has closed the engine's connection, on which the engine stops generating.
+        # `_exchanged` has aborted the call, or closed the engine's connection, on which the engine stops generating.
         exchange = call.exchange or Exchange(call.plan, 0, "")
         reason, version = call.cut or "the client disconnected", call.policy.version.announced.version
-        abort = partial(exchange.abort, reason, call.timing(), delivered=False, policy_version=version)
+        abort = partial(
+            exchange.abort,
+            reason,
+            call.timing(),
+            delivered=False,
+            policy_version=version,
+            is_aborted=call.is_aborted,
+        )
         call.step = (await _despite_cancellation(call.body_bytes, abort)).step
         context.recorder.record_detached(call.step, call.incarnation, body_bytes=call.body_bytes)
         raise
@@ -154,10 +163,44 @@ def _note_prompt_ids(context: Context, call: CallState, step: Step) -> None:
 
 async def _exchanged(context: Context, call: CallState, client: ClientStream) -> Exchange:
     """Send the call once it has a slot, and relay the response. Meanwhile the call has the exchange that is returned."""
+    relayed = _relayed(context, call, client)
+    if call.plan.abort is not None:
+        relayed = _abortable(context, call, call.plan.abort, relayed)
     if call.plan.framing != "replay":
-        return await _relayed(context, call, client)
+        return await relayed
     async with keeping_alive(client, context.settings.record.keep_alive_interval_s):
-        return await _relayed(context, call, client)
+        return await relayed
+
+
+async def _abortable(
+    context: Context, call: CallState, abort: FollowUpRequest, relayed: Coroutine[Any, Any, Exchange]
+) -> Exchange:
+    """Relay a call; if it is cancelled, abort it at its engine, and receive what the engine sampled until then."""
+    working = asyncio.get_running_loop().create_task(relayed)
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        try:
+            if call.sent is not None and not working.done():
+                call.is_aborted = call.exchange is None or not call.exchange.is_over
+                with suppress(EngineError, TimeoutError):
+                    await _abort(context, call, abort, working)
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+        raise
+
+
+async def _abort(context: Context, call: CallState, abort: FollowUpRequest, working: "asyncio.Task[Exchange]") -> None:
+    """Have the engine abort a call, and wait for the end of its response. Raises EngineError, TimeoutError."""
+    headers, body = (("Content-Type", "application/json"),), orjson.dumps(abort.body)
+    async with asyncio.timeout(_ABORT_TIMEOUT_S):
+        sent = await context.upstream.send(
+            call.endpoint, "POST", abort.path, headers=headers, body=body, is_auxiliary=True
+        )
+        with sent as response:
+            if response.status == 200:  # a gateway may not have the route
+                await asyncio.wait([working])
 
 
 async def _relayed(context: Context, call: CallState, client: ClientStream) -> Exchange:
@@ -255,12 +298,16 @@ async def _stream(
     reads = response.iter_bytes()
     limit_bytes = context.settings.engines.max_response_bytes
     unweighed = min(limit_bytes, UNWEIGHED_BYTES)
+    request_bytes = call.body_bytes
     try:
         async for read in reads:
             call.last_byte = context.clock.monotonic()
             call.first_byte = call.first_byte or call.last_byte
             call.response_bytes += len(read)
-            if call.response_bytes > unweighed:
+            if call.response_bytes > unweighed and exchange.is_cumulative:  # only its last event is held
+                context.memory_limit.release(call)
+                call.body_bytes = request_bytes
+            elif call.response_bytes > unweighed:
                 context.memory_limit.receive(call, read, limit_bytes)
             call.body_bytes += len(read)
             lines = read.count(b"\n") + read.count(b"\r")  # of many short events each takes as long as a longer text
@@ -270,7 +317,7 @@ async def _stream(
                 if size < _THREAD_FROM_BYTES
                 else await _in_thread_if_large(size, partial(exchange.feed, read))
             )
-            await client.forward(shown, context.settings.record.keep_alive_interval_s)
+            await _forward(context, call, client, shown)
             if exchange.is_over:
                 break
         if exchange.is_over:
@@ -278,6 +325,20 @@ async def _stream(
     except EngineError:
         if not exchange.is_over:
             raise
+    exchange.is_read = True
+
+
+async def _forward(context: Context, call: CallState, client: ClientStream, shown: bytes) -> None:
+    """Forward bytes to the client; if it has disconnected, cancel the call, and receive what the engine sampled until then."""
+    if call.is_aborted:
+        return
+    try:
+        await client.forward(shown, context.settings.record.keep_alive_interval_s)
+    except ClientConnectionResetError:
+        if call.plan.abort is None or call.task is None:
+            raise
+        call.is_aborted = True
+        call.task.cancel()
 
 
 async def _read_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:

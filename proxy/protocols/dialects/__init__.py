@@ -8,6 +8,7 @@ from proxy.protocols.dialects.gemini.paths import GENERATE, STREAM, STREAM_ARRAY
 from proxy.protocols.dialects.generate import Generate
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.responses import RESPONSES
+from proxy.protocols.dialects.sglang_generate import SglangGenerate
 from proxy.protocols.dialects.translation import Translator
 
 __all__ = ["DIALECTS", "METHODS", "TRANSLATORS", "Dialect", "ErrorDialect", "ResponseOptions", "Translator"]
@@ -17,6 +18,7 @@ DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": Chat(),
     "/v1/completions": Completions(),
     "/inference/v1/generate": Generate(),
+    "/generate": SglangGenerate(),
 }
 
 # Dialects that are translated to chat, by route. Adding one takes one package and one line here.

@@ -2,14 +2,16 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import orjson
 
 from proxy.errors import ProxyError
 from proxy.protocols.accumulators import Accumulator
 
-DialectName = Literal["chat", "completions", "generate", "messages", "responses", "gemini"]
+DialectName = Literal["chat", "completions", "generate", "sglang_generate", "messages", "responses", "gemini"]
+# Those of the endpoints that sample from ids without a chat template, with the parameters in `sampling_params`.
+GENERATES: Final = frozenset[DialectName]({"generate", "sglang_generate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,14 @@ class Dialect(ErrorDialect, Protocol):
         """Return a new accumulator for one streamed call."""
         ...
 
+    def read_body(self, body: Any) -> dict[str, Any] | None:
+        """Return an unstreamed response as an object with `choices`; None if it is no response of this dialect."""
+        ...
+
+    def write_body(self, response: Mapping[str, Any]) -> Any:
+        """Return the JSON body of a response with `choices`."""
+        ...
+
 
 # As in pydantic 2, which vLLM and SGLang parse bodies with.
 _FALSE_STRINGS = frozenset({"0", "off", "f", "false", "n", "no"})
@@ -98,6 +108,22 @@ def openai_error(error: ProxyError) -> bytes:
     return orjson.dumps(
         {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
     )
+
+
+class OpenAIBodies:
+    """The bodies of OpenAI's dialects: responses are objects with `choices`."""
+
+    def read_body(self, body: Any) -> dict[str, Any] | None:
+        """Return the body if it has choices."""
+        return body if isinstance(body, dict) and isinstance(body.get("choices"), list) else None
+
+    def write_body(self, response: Mapping[str, Any]) -> Any:
+        """Return the response."""
+        return response
+
+    def error(self, error: ProxyError) -> bytes:
+        """Return OpenAI's error body."""
+        return openai_error(error)
 
 
 def engine_message(text: str) -> str:

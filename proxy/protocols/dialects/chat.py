@@ -3,12 +3,11 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from proxy.errors import ProxyError
 from proxy.protocols.accumulators import Accumulator, ChatAccumulator
-from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, openai_error, sample_count, wants_usage
+from proxy.protocols.dialects.base import DialectName, OpenAIBodies, ResponseOptions, is_on, sample_count, wants_usage
 
 
-class Chat:
+class Chat(OpenAIBodies):
     """`POST /v1/chat/completions`: one prompt, `n` choices."""
 
     name: DialectName = "chat"
@@ -41,7 +40,3 @@ class Chat:
     def accumulator(self) -> Accumulator:
         """Accumulate `chat.completion.chunk` chunks."""
         return ChatAccumulator()
-
-    def error(self, error: ProxyError) -> bytes:
-        """Return OpenAI's error body."""
-        return openai_error(error)

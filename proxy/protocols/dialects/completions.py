@@ -3,12 +3,11 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from proxy.errors import ProxyError
 from proxy.protocols.accumulators import Accumulator, CompletionsAccumulator
-from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, openai_error, sample_count, wants_usage
+from proxy.protocols.dialects.base import DialectName, OpenAIBodies, ResponseOptions, is_on, sample_count, wants_usage
 
 
-class Completions:
+class Completions(OpenAIBodies):
     """`POST /v1/completions`: a text, ids, or a list of either; choice index = prompt index times n + sample index."""
 
     name: DialectName = "completions"
@@ -47,10 +46,6 @@ class Completions:
     def accumulator(self) -> Accumulator:
         """Accumulate `text_completion` chunks."""
         return CompletionsAccumulator()
-
-    def error(self, error: ProxyError) -> bytes:
-        """Return OpenAI's error body."""
-        return openai_error(error)
 
 
 def prompt_count(body: Mapping[str, Any]) -> int | None:

@@ -10,14 +10,13 @@ adds the ids of the prompt (streamed: keys of the first chunk, absent without it
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from proxy.errors import ProxyError
 from proxy.protocols.accumulators import Accumulator, GenerateAccumulator
-from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, openai_error, sample_count, wants_usage
+from proxy.protocols.dialects.base import DialectName, OpenAIBodies, ResponseOptions, is_on, sample_count, wants_usage
 
 _BOUND = "max_completion_tokens"  # of the other dialects; vLLM's SamplingParams accept only `max_tokens`
 
 
-class Generate:
+class Generate(OpenAIBodies):
     """`POST /inference/v1/generate`: one prompt of ids, `sampling_params.n` choices."""
 
     name: DialectName = "generate"
@@ -61,7 +60,3 @@ class Generate:
     def accumulator(self) -> Accumulator:
         """Accumulate chunks without an object name, one choice each."""
         return GenerateAccumulator()
-
-    def error(self, error: ProxyError) -> bytes:
-        """Return OpenAI's error body."""
-        return openai_error(error)

@@ -25,7 +25,8 @@ class Traits:
     `has_parser`: a reasoning or tool parser is configured; without one, SGLang's chat streams lose logprobs.
     `forces_usage`: streams have usage in each event even if it is not requested (vLLM's --enable-force-include-usage). It is
     requested all the same, as a wrong belief must not hide lost tokens, and not stripped.
-    `sampling_defaults`: the sampling parameters of chat and completions for fields that a request omits.
+    `sampling_defaults`: the sampling parameters of chat and completions for fields that a request omits. `model`: the model of
+    requests that name none.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Traits:
     has_parser: bool | None = None
     forces_usage: bool = False
     sampling_defaults: dict[str, float] | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class EngineCall:
 
     `body` has the rollout's options applied, `response_options` is what the client itself requests, `headers` are the
     client's, by lowercase name. `keep_reasoning`: whether a request without reasoning may be overridden if the ids would be
-    lost. `logprobs`: which logprobs to add.
+    lost. `logprobs`: which logprobs to add. `step_id`: that of its step; no other call has it.
     """
 
     dialect: DialectName
@@ -51,6 +53,7 @@ class EngineCall:
     keep_reasoning: bool = True
     logprobs: LogprobsLevel = "full"
     headers: Mapping[str, str] = field(default_factory=dict)
+    step_id: str = ""
 
     @property
     def adds_logprobs(self) -> bool:
@@ -67,7 +70,8 @@ class EngineCall:
 class StripRules:
     """The parts of a response that the client did not request and must not receive.
 
-    `token_ids`, `logprobs`: set to null. `keys`: deleted, because they are absent without injection.
+    `token_ids`, `logprobs`: set to null; `with_logprobs` are choices that keep their logprobs. `keys`: deleted, because
+    they are absent without injection.
     `empty_deltas`: drop stream events that exist only because ids or logprobs were requested. `reasoning`: the client
     disabled reasoning, but it was requested because the engine withholds the ids otherwise. `usage`: drop the usage
     event of a stream; `running_usage`: remove usage from the other events.
@@ -80,6 +84,7 @@ class StripRules:
     usage: bool = False
     running_usage: bool = False
     keys: frozenset[str] = frozenset()
+    with_logprobs: frozenset[int] = frozenset()
     anything: bool = field(init=False)  # whether there is anything to strip
     of_choices: bool = field(init=False)  # whether there is anything except usage
 
@@ -90,24 +95,34 @@ class StripRules:
 
 
 @dataclass(frozen=True, slots=True)
+class FollowUpRequest:
+    """A POST to the engine: after its response, which `tokens` receives as `found`, or to abort a call."""
+
+    path: str
+    body: Json
+
+
+@dataclass(frozen=True, slots=True)
 class Injection:
     """What to send: fields and headers to set, what to strip from the response, and problems known in advance.
 
-    `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`.
+    `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`. `abort`: the request that ends the call, after which its
+    response has what was sampled until then; None if closing the connection is as good.
     """
 
     fields: Mapping[str, Any]
     strip_rules: StripRules
     problems: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
+    abort: FollowUpRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """One choice as returned by the engine: the response's own lists, with unchecked values. None: absent.
 
-    `counted` is the engine's token count for this choice. `spans` are (start, end, weight version) over the sampled ids.
-    `routed_experts` and `sampling_mask` are in the engine's format.
+    `counted` is the engine's token count for this choice, and `prompt_counted` that of its prompt. `spans` are (start, end,
+    weight version) over the sampled ids. `routed_experts` and `sampling_mask` are in the engine's format.
     """
 
     index: int
@@ -117,6 +132,7 @@ class Sampled:
     finish_reason: Any
     stop_reason: Any
     counted: Any = None
+    prompt_counted: Any = None
     spans: tuple[tuple[Any, Any, Any], ...] | None = None
     routed_experts: Any = None
     sampling_mask: list[list[int]] | None = None
@@ -134,14 +150,6 @@ class Tokens:
     choices: tuple[Sampled, ...]
     problems: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class FollowUpRequest:
-    """A POST to the engine after its response; `tokens` receives the JSON response as `found`."""
-
-    path: str
-    body: Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +186,7 @@ class Engine(Protocol):
     `logprobs_mode` is the default if the configuration sets none. `always_sends_usage`: each unstreamed response has token
     counts, so a response without them is faulty. `sums_usage`: they are those of all choices. `verifies_renderings`: prompt
     ids are sent only to an endpoint whose rendering of messages was equal to the prompt ids of a step. `unbounded`: finish
-    reasons of choices that may exceed `max_tokens`.
+    reasons of choices that may exceed `max_tokens`. `unnamed_model`: the model that responses name if the request names none.
     """
 
     kind: str
@@ -187,6 +195,7 @@ class Engine(Protocol):
     sums_usage: bool
     verifies_renderings: bool
     unbounded: frozenset[str]
+    unnamed_model: str | None
     shape: StreamShape
 
     def inject(self, call: EngineCall) -> Injection:

@@ -39,7 +39,10 @@ def identify_engine(responses: Mapping[str, ProbeResponse]) -> Traits:
     owner = _owner(bodies.get("/v1/models") or {})
     props = bodies.get("/props") or {}
     if "weight_version" in model_facts or owner == "sglang":
-        return Traits("sglang", _text(server_facts.get("version")), _has_parser({**server_facts, **model_facts}))
+        facts = {**server_facts, **model_facts}
+        return Traits(
+            "sglang", _text(facts.get("version")), _has_parser(facts), model=_text(facts.get("served_model_name"))
+        )
     if any(response.server.startswith("llama.cpp") for response in responses.values()) or owner == "llamacpp":
         return Traits("llamacpp", _text(props.get("build_info")), sampling_defaults=read_props(props))
     version = _text((bodies.get("/version") or {}).get("version"))

@@ -44,6 +44,7 @@ class Llamacpp:
     always_sends_usage = True
     sums_usage = False
     verifies_renderings = False
+    unnamed_model: str | None = None
     shape = StreamShape(
         head=frozenset({"created", "id", "model", "system_fingerprint", "object"}),
         role={"role": "assistant", "content": None},

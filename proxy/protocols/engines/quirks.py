@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Final, Literal
 
 from proxy.protocols.dialects.base import DialectName, is_on
+from proxy.protocols.dialects.sglang_generate import has_beams
 from proxy.protocols.engines.base import EngineCall
 
 Framing = Literal["whole", "live", "replay"]
@@ -98,6 +99,7 @@ def _is_list_but_not_of_ids(prompt: Any) -> bool:
 
 _CHAT: Final[tuple[DialectName, ...]] = ("chat",)
 _COMPLETIONS: Final[tuple[DialectName, ...]] = ("completions",)
+_NATIVE: Final[tuple[DialectName, ...]] = ("sglang_generate",)
 _BOTH: Final[tuple[DialectName, ...]] = ("chat", "completions")
 
 QUIRKS: Final[tuple[Quirk, ...]] = (
@@ -142,6 +144,19 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
     Quirk(
         "sglang", _BOTH, "always", "`echo` and beam search: the response has another format.", ("echo", "beam_search"),
         "read in 0.5.23", _has("echo", "use_beam_search"),
+    ),
+    Quirk(
+        "sglang", _NATIVE, "always", "Images and other media, and the earlier turns of `session_params`, are not in the prompt "
+        "ids.", ("prompt_count",), "read in 0.5.23; tokenizer_manager.py:948",
+        _has("image_data", "video_data", "audio_data", "session_params"),
+    ),
+    Quirk(
+        "sglang", _NATIVE, "always", "`input_embeds`: no prompt ids.", ("no_prompt_ids",), "read in 0.5.23",
+        _has("input_embeds"),
+    ),
+    Quirk(
+        "sglang", _NATIVE, "always", "Beam search (`beam_width`): the best sequence without logprobs.",
+        ("beam_search", "no_logprobs"), "run on 0.5.23", lambda call: has_beams(call.body.get("sampling_params")),
     ),
     Quirk(
         "llamacpp", _CHAT, "streams", "The EOS has no logprob, and `verbose` lists no tokens.",

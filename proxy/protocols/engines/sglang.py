@@ -7,14 +7,18 @@ Rule 1: keys that the injected flags add are absent otherwise, so stripping dele
 Rule 2: `return_token_ids` and `return_meta_info` are never sent with a chat stream, where they are a 400. Ids then arrive
         in a named event (`x-sglext-ids-framed`), after the finish.
 Rule 3: older servers ignore all of these flags with status 200: only the response shows what was returned.
-Rule 4: each stream must count its tokens. The usage event is dropped again, also on a server that sends one by default
+Rule 4: a call that is aborted by its id (`rid`) returns what it sampled until then, and a disconnected one nothing. So calls
+        get an id, of the form that the server gives them itself.
+Rule 5: each stream must count its tokens. The usage event is dropped again, also on a server that sends one by default
         (stream_response_default_include_usage), because its streams look the same.
 """
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
-from proxy.protocols.dialects.base import DialectName, is_on
+from proxy.protocols.dialects.base import GENERATES, DialectName, is_on
+from proxy.protocols.dialects.sglang_generate import SglangGenerate, has_beams
 from proxy.protocols.engines.base import (
     ALL,
     BIASES,
@@ -38,11 +42,20 @@ from proxy.protocols.engines.base import (
 from proxy.trajectory.step import CACHED_TOKENS
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
 _IDS_BOTH, _META = "return_token_ids", "return_meta_info"
 _INPUT, _OUTPUT = "return_input_ids_in_sglext", "return_output_ids_in_sglext"
 _HEADERS = {_INPUT: "x-sglext-return-input-ids", _OUTPUT: "x-sglext-return-output-ids"}
 _FRAMED = "x-sglext-ids-framed"
+_NATIVE = SglangGenerate()
+# What `return_logprob` adds to `meta_info`; the logprobs of sampling masks have a flag of their own.
+_LOGPROB_KEYS = tuple(
+    [
+        f"{side}_{kind}"
+        for side in ("input", "output")
+        for kind in ("token_logprobs", "top_logprobs", "token_ids_logprobs")
+    ]
+)
 _NOT_STREAMED = (_IDS_BOTH, _META, "return_prompt_token_ids")
 # The keys that each flag adds to choices or to `sglext`.
 _BROUGHT: dict[str, frozenset[str]] = {
@@ -63,6 +76,7 @@ class Sglang:
     always_sends_usage = True
     sums_usage = True
     verifies_renderings = True  # run on 0.5.23 with `input_ids`
+    unnamed_model: str | None = "default"
     # Its serving code returned 31 tokens with a limit of 24 (with a faked scheduler); not verified on a running server.
     unbounded = frozenset({"tool_calls"})
     shape = StreamShape(
@@ -79,6 +93,8 @@ class Sglang:
     def inject(self, call: EngineCall) -> Injection:
         """Request ids by the flags of the framing, logprobs, and the weight versions where available."""
         dialect, body, requested = call.dialect, call.body, call.response_options
+        if dialect == "sglang_generate":
+            return _inject_native(call)
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Injection({}, StripRules())  # refused, or vLLM's own endpoint
         problems = tuple(_problems(dialect, body))
@@ -97,6 +113,7 @@ class Sglang:
             fields["logprobs"] = True if dialect == "chat" else 0 if call.logprobs == "sampled" else 1
         if options := usage_options(call, running=False):
             fields["stream_options"] = options
+        rid, abort = _abort(call)
         kept = {key for flag, keys in _BROUGHT.items() if is_on(body.get(flag)) for key in keys}
         kept |= {"prompt_token_ids"} if is_on(body.get("return_prompt_token_ids")) else set()
         rules = StripRules(
@@ -107,7 +124,7 @@ class Sglang:
         )
         # Framed ids arrive in a separate event, which can be dropped as a whole, unless the client reads it itself.
         framed = {_FRAMED: "1"} if streamed and len(missing) == len(flags) else {}
-        return Injection(fields, rules, problems, framed)
+        return Injection(fields | rid, rules, problems, framed, abort)
 
     def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """Return true for grammars, biases and penalties in every mode; top-k, top-p and min-p are applied after the logprobs.
@@ -121,12 +138,16 @@ class Sglang:
 
     def can_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
         """Return false for a chat stream with these flags: a 400 that must remain one."""
-        return dialect != "chat" or not any(is_on(body.get(flag)) for flag in _NOT_STREAMED)
+        return dialect != "sglang_generate" and (
+            dialect != "chat" or not any(is_on(body.get(flag)) for flag in _NOT_STREAMED)
+        )
 
     def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
         """Delete injected keys; set injected values to null."""
         if not rules.anything:
             return response
+        if dialect == "sglang_generate":
+            return {**response, "choices": [_native_without(choice, rules) for choice in response["choices"]]}
         shown = _without_ids(response, rules)
         choices = response.get("choices")
         if isinstance(choices, list):
@@ -137,6 +158,8 @@ class Sglang:
         """Strip a chunk; drop the event with the ids, and events that only carry logprobs."""
         if not rules.anything:
             return chunk
+        if dialect == "sglang_generate":
+            return _native_without(chunk, rules)
         choices = chunk.get("choices")
         if choices:
             shown = [without(choice, rules) for choice in choices]
@@ -153,7 +176,7 @@ class Sglang:
 
     def prompt_ids_fields(self, dialect: DialectName, ids: list[int]) -> Json | None:
         """Return `input_ids` for chat, which replaces the template (0.5.23), a list for completions."""
-        if dialect == "generate":
+        if dialect in GENERATES:
             return None
         return {"input_ids": ids} if dialect == "chat" else {"prompt": ids}
 
@@ -168,7 +191,10 @@ class Sglang:
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
         """Unstreamed: in the choices. Streamed chat: in `sglext`, one list per choice."""
         extension = response.get("sglext") or {}
-        choices = response.get("choices") or ()
+        choices: Sequence[Json] = response.get("choices") or ()
+        is_native = dialect == "sglang_generate"
+        if is_native:
+            choices = _openai_choices(body, choices)
         outputs = extension.get("output_ids")
         sampled, problems, retractions = [], [], 0
         if isinstance(outputs, list) and len(outputs) != len(choices):
@@ -179,25 +205,117 @@ class Sglang:
             sampled_choice = _sampled(choice, meta, outputs, versions)
             sampled.append(sampled_choice)
             retractions += meta.get("num_retractions") or 0
-            prompt = extension.get("input_ids") if sampled_choice.prompt_ids is None else sampled_choice.prompt_ids
-            if prompt is not None and meta.get("prompt_tokens", len(prompt)) != len(prompt):
-                problems.append("prompt_count")
+            if is_native and sampled_choice.counted is None:
+                problems.append("no_usage")
             if _disagree(sampled_choice, choice, meta, outputs) or has_other_ids_as_names(choice, sampled_choice.ids):
                 problems.append("ids_disagree")
         # Retracted tokens are recomputed, possibly under new weights.
         notes: Json = {"retractions": retractions} if retractions else {}
-        if cached := _cached(choices):
+        if cached := _cached(choices[:: _samples(body)] if is_native else choices[:1]):
             notes[CACHED_TOKENS] = cached
         return Tokens(extension.get("input_ids"), tuple(sampled), tuple(problems), notes)
 
 
 def _cached(choices: Sequence[Json]) -> int:
-    """Return the prompt tokens that were in the prefix cache, for the first choice; those of the others are all cached then.
+    """Return the prompt tokens that were in the prefix cache, for the first choice of each prompt: then they all are.
 
     Usage has them only on a server with --enable-cache-report.
     """
-    count = ((choices[0].get("meta_info") or {}) if choices else {}).get("cached_tokens")
-    return count if type(count) is int and count > 0 else 0
+    counts = [(choice.get("meta_info") or {}).get("cached_tokens") for choice in choices]
+    return sum([count for count in counts if type(count) is int and count > 0])
+
+
+def _abort(call: EngineCall) -> tuple[Json, FollowUpRequest | None]:
+    """Return the `rid` to send, if any, and the request that aborts it.
+
+    Several choices get other ids from the server. It aborts by prefix (0.5.23), so an id that the client chose may be that of
+    other calls as well, and is not aborted.
+    """
+    if call.response_options.choices != 1 or call.body.get("rid") is not None:
+        return {}, None
+    rid: Json = {"rid": blake2b(call.step_id.encode(), digest_size=16).hexdigest()}
+    return rid, FollowUpRequest("/abort_request", rid)
+
+
+def _inject_native(call: EngineCall) -> Injection:
+    """Request logprobs of the sampled tokens, and the ids of prompts.
+
+    A stream repeats the ids of its prompt in each event, so they are not requested if the request has them.
+    """
+    body, requested = call.body, call.response_options
+    has_text, has_ids = body.get("text") is not None, body.get("input_ids") is not None
+    if not has_text and not has_ids and body.get("input_embeds") is None:
+        return Injection({}, StripRules())  # refused
+    rid, abort = _abort(call)
+    fields: Json = {}
+    if not requested.token_ids and (has_text or (has_ids and not is_on(body.get("stream")))):
+        fields["return_prompt_token_ids"] = True
+    flags = body.get("return_logprob")
+    if isinstance(flags, list):  # one for each prompt; the server refuses it for several samples
+        if call.logprobs != "off" and requested.samples == 1 and len(flags) == requested.choices:
+            fields |= _with_all_logprobs(body, [is_on(flag) for flag in flags])
+    elif call.adds_logprobs:
+        fields |= _with_all_logprobs(body, [False])
+    with_logprobs = [index for index, flag in enumerate(flags) if is_on(flag)] if isinstance(flags, list) else []
+    rules = StripRules(
+        logprobs="return_logprob" in fields,
+        keys=frozenset({"prompt_token_ids"} if "return_prompt_token_ids" in fields else ()),
+        with_logprobs=frozenset(with_logprobs),
+    )
+    problems = ("beam_search",) if has_beams(body.get("sampling_params")) else ()
+    return Injection(fields | rid, rules, problems, abort=abort)
+
+
+def _with_all_logprobs(body: Mapping[str, Any], requested: list[bool]) -> Json:
+    """Return the fields that add logprobs of sampled tokens where they are not requested; empty if all are.
+
+    `logprob_start_len` has no effect without logprobs, and must not have one then.
+    """
+    start = body.get("logprob_start_len")
+    if all(requested):
+        return {}
+    if start in (None, -1):
+        return {"return_logprob": True}
+    starts = start if isinstance(start, list) else [start] * len(requested)
+    kept = [own if flag else -1 for own, flag in zip(starts, requested, strict=False)]
+    return {"return_logprob": True, "logprob_start_len": kept if any(requested) else -1}
+
+
+def _native_without(choice: Json, rules: StripRules) -> Json:
+    """Return a copy of a choice of `/generate` without injected keys."""
+    shown = {key: value for key, value in choice.items() if key not in rules.keys}
+    if rules.logprobs and choice.get("index", 0) not in rules.with_logprobs:
+        shown["meta_info"] = {
+            key: value for key, value in choice["meta_info"].items() if not key.startswith(_LOGPROB_KEYS)
+        }
+    return shown
+
+
+def _openai_choices(body: Mapping[str, Any], choices: Sequence[Json]) -> list[Json]:
+    """Return the choices of `/generate` with the keys of completions."""
+    sent, samples = _NATIVE.prompt_ids(body), _samples(body)
+    found = []
+    for choice in choices:
+        index, reason = choice.get("index", 0), choice["meta_info"].get("finish_reason")
+        prompt = choice.get("prompt_token_ids")
+        if prompt is None and sent is not None and index // samples < len(sent):
+            prompt = sent[index // samples]
+        found.append(
+            {
+                "index": index,
+                "prompt_token_ids": prompt,
+                "token_ids": choice["output_ids"],
+                "finish_reason": reason.get("type") if isinstance(reason, dict) else reason,
+                "matched_stop": reason.get("matched") if isinstance(reason, dict) else None,
+                "meta_info": choice["meta_info"],
+            }
+        )
+    return found
+
+
+def _samples(body: Mapping[str, Any]) -> int:
+    """Return the number of choices of each prompt of `/generate`."""
+    return _NATIVE.response_options(body).samples or 1
 
 
 def _problems(dialect: DialectName, body: Mapping[str, Any]) -> list[str]:
@@ -255,6 +373,7 @@ def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
         finish_reason=choice.get("finish_reason"),
         stop_reason=choice.get("matched_stop"),
         counted=meta.get("completion_tokens"),
+        prompt_counted=meta.get("prompt_tokens"),
         spans=_spans(meta.get("weight_versions") or versions),
         routed_experts=meta.get("routed_experts"),
         sampling_mask=meta.get("output_token_sampling_mask"),

@@ -31,6 +31,7 @@ class TextOnly:
     always_sends_usage = False
     sums_usage = True
     verifies_renderings = False
+    unnamed_model: str | None = None
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model", "system_fingerprint"}),
         role={"role": "assistant", "content": ""},

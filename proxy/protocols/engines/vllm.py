@@ -154,6 +154,7 @@ class Vllm:
     always_sends_usage = True
     sums_usage = True
     verifies_renderings = False
+    unnamed_model: str | None = None
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model"}),
         role={"role": "assistant", "content": ""},
@@ -172,7 +173,7 @@ class Vllm:
         dialect, body, requested = call.dialect, call.body, call.response_options
         if dialect == "generate":
             return inject_generate(call)
-        if _PROMPT[dialect] not in body:
+        if _PROMPT.get(dialect) not in body:
             return Injection(
                 {}, StripRules()
             )  # refused, with an error message that has the number of fields of the body

@@ -96,7 +96,7 @@ def is_scorable(step: Step) -> bool:
         step.exact
         and step.status == "complete"
         and step.engine.kind in SCORING_KINDS
-        and (step.is_chat or step.dialect == "completions")
+        and (step.is_chat or step.dialect in {"completions", "sglang_generate"})
         and any(choice.logprobs for choice in step.choices)
         and (step.sampling.get("logprobs_mode", _RAW) == _RAW or temperature == 1)
         and not step.constrained

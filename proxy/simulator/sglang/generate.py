@@ -3,7 +3,7 @@
 Shapes are from the source of SGLang 0.5.23 (`managers/tokenizer_manager.py:2505-2712`), those of `meta_info` from its
 recorded chat completions.
 
-Rule 1: a stream is cumulative: each event has all of its choice so far.
+Rule 1: a stream is cumulative: each event has all of its choice so far. With `incremental_streams`, it has what is new.
 Rule 2: logprobs of the prompt are the model's, without temperature; those of sampled tokens are after temperature.
 Rule 3: with `max_new_tokens` 0, one token is sampled but not returned.
 """
@@ -81,9 +81,15 @@ class NativeResponse:
         return []
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
-        """Return an event with all of the choice so far."""
+        """Return an event with all of the choice so far, or with what is new."""
         self._tokens[index].append(token)
         choice = self._choice(index, self._tokens[index])
+        if self.options.incremental_streams:
+            ids = choice["output_ids"][-1:]
+            choice |= {"text": token.text if ids else "", "output_ids": ids}
+            for name in ("output_token_logprobs", "output_top_logprobs"):
+                if name in choice["meta_info"]:
+                    choice["meta_info"][name] = choice["meta_info"][name][-1:]
         return [event(choice | {"index": index} if self._is_list else choice)]
 
     def closing_events(self) -> list[bytes]:
@@ -112,7 +118,9 @@ class NativeResponse:
 
     def _meta_info(self, prompt_index: int, tokens: Sequence[Token]) -> JsonObject:
         prompt = self.native_prompts[prompt_index].ids
-        meta = self.metadata.meta_info(prompt, tokens)
+        meta = self.metadata.meta_info(prompt, tokens) | {"cached_tokens_details": None, "dp_rank": None}
+        if meta["finish_reason"] is None:
+            del meta["weight_versions"], meta["e2e_latency"]
         if self.native.return_logprob:
             alternatives, with_text = self.native.top_logprobs_num or 0, bool(self.native.return_text_in_logprobs)
             meta["input_token_logprobs"] = self._prompt_logprobs(prompt_index, with_text=with_text)

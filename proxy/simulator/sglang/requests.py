@@ -27,6 +27,13 @@ _COMMON_NAMES: Final = {
     "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
 }
+# All parameters of `/generate`; another one is an error.
+_PARAMETERS: Final = (
+    "max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
+    "presence_penalty", "repetition_penalty", "min_new_tokens", "n", "json_schema", "regex", "ebnf", "structural_tag",
+    "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval", "logit_bias",
+    "sampling_seed", "custom_params", "beam_width", "watermark", "choice",
+)  # fmt: skip
 _VLLM_ONLY: Final = {"prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids"}
 _DEFAULT_NEW_TOKENS: Final = 128  # of SGLang's SamplingParams
 
@@ -144,6 +151,10 @@ def read_native(body: Body, options: Options) -> tuple[NativeRequest, CommonFiel
     sampling = body.get("sampling_params") or {}
     if not isinstance(sampling, dict):
         raise request_error("sampling_params must be an object.")
+    for name in sampling:
+        if name not in _PARAMETERS:
+            expected = ", ".join(f"`{parameter}`" for parameter in _PARAMETERS)
+            raise request_error(f"unknown field `{name}`, expected one of {expected}", "Bad Request")
     renamed: Body = {_COMMON_NAMES.get(str(key), str(key)): v for key, v in sampling.items() if v is not None}
     common = read_common({"max_tokens": _DEFAULT_NEW_TOKENS, **renamed, "stream": body.get("stream")}, options)
     if common.max_tokens is not None and common.max_tokens < 0:

@@ -42,6 +42,7 @@ class SglangRoutes(EngineRoutes):
             web.post("/v1/tokenize", self.tokenize),
             web.post("/tokenize", self.tokenize),
             web.post("/v1/detokenize", self.detokenize),
+            web.post("/abort_request", self.abort_request),
             web.post("/update_weight_version", self.update_weight_version),
             web.get("/server_info", self.server_info),
             web.get("/get_server_info", self.server_info),
@@ -74,7 +75,7 @@ class SglangRoutes(EngineRoutes):
             metadata,
             self._new_call_id,
         )
-        return await engine.respond(request, common, response, metadata.versions)
+        return await engine.respond(request, common, response, metadata.versions, rid=metadata.rid(common))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Handle `POST /v1/completions`."""
@@ -87,7 +88,7 @@ class SglangRoutes(EngineRoutes):
         head = engine.head(metadata.id, common)
         formatter = self._formatter(common)
         response = SglangCompletionsResponse(completions, common, fields, head, prompts, formatter, metadata)
-        return await engine.respond(request, common, response, metadata.versions)
+        return await engine.respond(request, common, response, metadata.versions, rid=metadata.rid(common))
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """Handle `POST /generate`, whose errors have another form than those of the OpenAI endpoints."""
@@ -102,12 +103,21 @@ class SglangRoutes(EngineRoutes):
         formatter = self._formatter(common)
         response = NativeResponse(native, common, engine.model, engine.options, prompts, formatter, metadata)
         scores_prompt = bool(native.return_logprob)
-        return await engine.respond(request, common, response, metadata.versions, scores_prompt=scores_prompt)
+        rid = None if native.is_batch else metadata.rid(common)
+        return await engine.respond(request, common, response, metadata.versions, scores_prompt=scores_prompt, rid=rid)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Handle `POST /v1/tokenize`: a prompt or rendered messages to ids."""
         ids = ids_to_return(await self.body_to_tokenize(request), self._engine.model, prepare_for_sglang)
         return json_response({"tokens": ids, "count": len(ids), "max_model_len": self._engine.options.max_model_len})
+
+    async def abort_request(self, request: web.Request) -> web.Response:
+        """Handle `POST /abort_request`: running calls whose id begins with `rid` end; the response is empty in any case."""
+        rid = (await read_body(request)).get("rid")
+        if isinstance(rid, str) and rid:
+            for name in self._engine.aborted:
+                self._engine.aborted[name] |= name.startswith(rid)
+        return web.Response()
 
     async def update_weight_version(self, request: web.Request) -> web.Response:
         """Handle `POST /update_weight_version`: a new label; aborts running calls unless `abort_all_requests` is false."""
@@ -131,6 +141,7 @@ class SglangRoutes(EngineRoutes):
             "model_path": self._engine.options.model,
             "tokenizer_path": self._engine.options.model,
             "is_generation": True,
+            "served_model_name": self._engine.options.model,
             "preferred_sampling_params": None,
             "weight_version": self._engine.weights.version,
         }

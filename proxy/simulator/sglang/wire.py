@@ -12,6 +12,7 @@ from typing import Any
 from proxy.simulator.distribution import TokenDistribution, UnigramTail, as_float32
 from proxy.simulator.errors import RequestError
 from proxy.simulator.generation import Token
+from proxy.simulator.requests import CommonFields
 from proxy.simulator.tokenizer import Tokenizer
 from proxy.simulator.weights import Weights, WeightVersions, experts_as_int32
 from proxy.simulator.wire import JsonObject
@@ -149,6 +150,10 @@ class ResponseMetadata:
     id: str
     versions: WeightVersions
     weights: Weights
+
+    def rid(self, common: CommonFields) -> str | None:
+        """Return the id by which a call can be aborted: several choices have ids of their own."""
+        return self.id if common.choices == 1 else None
 
     def metadata(self, length: int) -> JsonObject:
         """Return `metadata` of a response whose first choice has this length."""

@@ -32,8 +32,8 @@ def test_chat_completions_have_no_adapters():
 
 
 def test_errors_have_the_dialect_of_the_endpoint():
-    """`/generate` has the error shape of completions, as which its calls are sent."""
-    assert "completions" == CALL_ROUTES["/generate"].errors.name
+    """`/generate` is SGLang's own, also if its calls are translated."""
+    assert "sglang_generate" == CALL_ROUTES["/generate"].errors.name
     assert "chat" == CALL_ROUTES["/v1/chat/completions"].errors.name
     assert "messages" == CALL_ROUTES["/v1/messages"].errors.name
     assert "/tokenize" not in CALL_ROUTES

@@ -6,9 +6,11 @@ import orjson
 import pytest
 from recorded import http_cassettes, load_http, plan_of, play
 
+from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, Traits
-from proxy.protocols.engines.base import StripRules
-from proxy.protocols.plan import CallOptions
+from proxy.protocols.engines.base import FollowUpRequest, StripRules
+from proxy.protocols.plan import CallOptions, make_plan
+from proxy.trajectory.step import EngineFacts
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PARSED, BARE = Traits("sglang", "0.5.23", has_parser=True), Traits("sglang", "0.5.23", has_parser=False)
@@ -27,6 +29,14 @@ def plan(path: str, body: dict, traits: Traits = PARSED, headers: dict | None = 
     made = plan_of(path, body, CallOptions(logprobs=logprobs), kind="sglang", traits=traits, headers=headers)
     assert before == orjson.dumps(body)
     return made
+
+
+def make_plan_of_step(step_id: str, path: str, body: dict):
+    facts = EngineFacts("e", "sglang", "0.5.23", "http://e")
+    return make_plan(
+        body, options=CallOptions(), step_id=step_id, rollout_id="r1", endpoint=path, dialect=DIALECTS[path],
+        engine=ENGINES["sglang"], engine_facts=facts, logprobs_mode=None,
+    )  # fmt: skip
 
 
 def without_injected_fields(name: str):
@@ -61,8 +71,38 @@ COUNTED = {"stream_options": {"include_usage": True}}
     ],
 )
 def test_each_framing_gets_the_fields_that_it_supports(path, body, fields):
-    """SGLang rejects some of them in chat streams."""
-    assert fields == plan(path, body).sent["set"]
+    """SGLang rejects some of them in chat streams. `rid` is in a test of its own."""
+    assert fields == {name: value for name, value in plan(path, body).sent["set"].items() if name != "rid"}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/generate"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_with_one_choice_gets_an_id_by_which_it_is_aborted(path, stream):
+    """It has the form of SGLang's own, and no other step has it; the response's `id` is this one."""
+    made = plan(path, {"stream": stream, "text": "x"})
+    other = make_plan_of_step("S2", path, {"stream": stream, "text": "x", "messages": [], "prompt": "x"})
+
+    assert re.fullmatch("[0-9a-f]{32}", made.body["rid"])
+    assert FollowUpRequest("/abort_request", {"rid": made.body["rid"]}) == made.abort
+    assert made.body["rid"] != other.body["rid"]
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {"n": 2}),
+        (CHAT, {"rid": "mine"}),
+        (COMPLETIONS, {"prompt": ["a", "b"]}),
+        ("/generate", {"text": ["a", "b"]}),
+        ("/generate", {"text": "a", "sampling_params": {"n": 2}}),
+    ],
+)
+def test_a_call_whose_id_is_the_clients_or_belongs_to_several_choices_is_not_aborted(path, more):
+    """SGLang gives several choices other ids, and aborts by prefix."""
+    made = plan(path, more)
+
+    assert made.abort is None
+    assert made.body.get("rid") == more.get("rid")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +335,9 @@ def planned(cassette):
 
 
 WITH_ALL_FIELDS = [
-    cassette for cassette in http_cassettes("sglang") if not planned(cassette).sent["set"].keys() - {"stream_options"}
+    cassette
+    for cassette in http_cassettes("sglang")
+    if not planned(cassette).sent["set"].keys() - {"stream_options", "rid"}
 ]
 
 

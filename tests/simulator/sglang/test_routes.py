@@ -33,7 +33,7 @@ async def test_it_is_detected(start, has_parser):
             body = await response.json() if response.status == 200 else None
             seen[path] = ProbeResponse(response.status, "", body)
 
-    assert Traits("sglang", "simulator-0.1", has_parser) == identify_engine(seen)
+    assert Traits("sglang", "simulator-0.1", has_parser, model="simulated") == identify_engine(seen)
 
 
 async def test_openais_client_chats(sglang):

@@ -1,12 +1,12 @@
-"""The adapter of `POST /generate` as Atropos' token servers call it (296a0bc): ids in, ids and logprobs out.
+"""The adapter of `POST /generate` for engines that do not have it: ids in, ids and logprobs out.
 
-VLLMServer calls the script that Atropos ships with its trainer (`prompt.prompt_token_ids`), SGLangServer calls SGLang's own
-endpoint (`input_ids`). The format is detected from the body, and both are served by any engine that returns ids. If the
-engine returned no ids, the response is an error.
+Atropos' VLLMServer (296a0bc) calls the script that Atropos ships with its trainer (`prompt.prompt_token_ids`). All others call
+SGLang's own endpoint, which SGLang gets unchanged; calls of other engines are translated, if they have the ids of one prompt
+(`input_ids`), like those of Atropos' SGLangServer. If the engine returned no ids, the response is an error.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Final, Literal, Self
 
@@ -50,7 +50,8 @@ _NOT_SAMPLED: Final = "phantom_token"  # the one token of a call for the prompt'
 class TokensInCall:
     """One call of `/generate`: the client's body, and the body of the completions call.
 
-    `returns_logprobs`: whether the response has them. `scores_prompt`: whether logprobs of the prompt are requested.
+    `returns_logprobs`: whether the response has them. `scores_prompt`: whether logprobs of the prompt are requested. `fault`:
+    why the body cannot be translated.
     """
 
     request: Mapping[str, Any]
@@ -58,6 +59,8 @@ class TokensInCall:
     shape: Literal["vllm", "sglang"]
     returns_logprobs: bool
     scores_prompt: bool = False
+    own: Mapping[str, str] = field(default_factory=dict)
+    fault: UnprocessableRequest | None = None
     endpoint: str = COMPLETIONS
     retries_by_body: bool = False
     needs_steps: bool = False
@@ -68,6 +71,8 @@ class TokensInCall:
 
     def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
         """Return the completions call. Its clients send no model, so the alias `*` applies if it is configured."""
+        if self.fault is not None and kind is not None:
+            raise self.fault
         if kind == "plain":
             raise UnprocessableRequest(
                 "The engine of this rollout returns no token ids (kind: plain); use /v1/chat/completions."
@@ -178,33 +183,45 @@ def with_client_body(plan: Plan, request: Mapping[str, Any], form: str) -> Plan:
 
 
 def read_generate(_endpoint: str, body: Mapping[str, Any], _options: TranslationOptions) -> TokensInCall:
-    """Parse a body of either shape. Raises UnprocessableRequest for another body, or one that requests a stream."""
+    """Parse a body of either shape. Raises UnprocessableRequest for an invalid one of vLLM's."""
+    prompt = body.get("prompt")
+    if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
+        _check(body)
+        return _read_vllm(body, _ids(prompt["prompt_token_ids"], "prompt.prompt_token_ids"))
+    own = {"sglang": GENERATE}
+    try:
+        _check(body)
+        return replace(_read_sglang(body), own=own)
+    except UnprocessableRequest as fault:
+        return TokensInCall(body, {}, "sglang", returns_logprobs=False, own=own, fault=fault)
+
+
+def _check(body: Mapping[str, Any]) -> None:
+    """Raise UnprocessableRequest for what cannot be translated in either shape."""
     if is_on(body.get("stream")):
-        raise UnprocessableRequest("/generate does not support streaming; remove `stream`.", param="stream")
+        raise UnprocessableRequest("/generate supports streams with SGLang only; remove `stream`.", param="stream")
     if is_on(body.get("echo")):
         raise UnprocessableRequest(
             "`echo` is not supported because the engine's token ids are unreliable with it; remove `echo`.",
             param="echo",
         )
-    prompt = body.get("prompt")
-    if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
-        ids = _ids(prompt["prompt_token_ids"], "prompt.prompt_token_ids")
-        scores = body.get("prompt_logprobs") is not None
-        dropped = {"prompt", "logprobs", "stream"}
-        fields = {name: value for name, value in body.items() if name not in dropped and value is not None}
-        return TokensInCall(
-            body, {**_SAMPLING, **fields, "prompt": ids}, "vllm", body.get("logprobs") is not None, scores
-        )
-    if "input_ids" in body:
-        return _read_sglang(body)
-    raise UnprocessableRequest(
-        "/generate requires the token ids of one prompt, as prompt.prompt_token_ids (vLLM) or "
-        "input_ids (SGLang). Use /v1/completions for text.",
-        param="prompt",
-    )
+
+
+def _read_vllm(body: Mapping[str, Any], ids: list[int]) -> TokensInCall:
+    scores = body.get("prompt_logprobs") is not None
+    dropped = {"prompt", "logprobs", "stream"}
+    fields = {name: value for name, value in body.items() if name not in dropped and value is not None}
+    sent = {**_SAMPLING, **fields, "prompt": ids}
+    return TokensInCall(body, sent, "vllm", body.get("logprobs") is not None, scores)
 
 
 def _read_sglang(body: Mapping[str, Any]) -> TokensInCall:
+    if "input_ids" not in body:
+        raise UnprocessableRequest(
+            "With this engine, /generate requires the token ids of one prompt, as prompt.prompt_token_ids (vLLM) or "
+            "input_ids (SGLang). Use /v1/completions for text.",
+            param="prompt",
+        )
     ids = _ids(body["input_ids"], "input_ids")
     sampling: Any = body.get("sampling_params") or {}
     if not isinstance(sampling, Mapping):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import orjson
 
@@ -63,6 +63,7 @@ class SessionChat:
 
     request: Mapping[str, Any]
     body: dict[str, Any]
+    own: ClassVar[Mapping[str, str]] = {}
     endpoint: str = _CHAT
     returns_logprobs: bool = True  # its nodes do
     retries_by_body: bool = False

@@ -7,7 +7,7 @@ prompt, minus the prompt and the sampled ids of the step that it continues.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import orjson
 
@@ -34,6 +34,7 @@ class FlatCall:
     claims: bool
     returns_logprobs: bool = True
     before: Sequence[Step] = field(default=())
+    own: ClassVar[Mapping[str, str]] = {}
     endpoint: str = CHAT
     # Its clients retry without a key (SDK 120bf30); their history only grows, so two different calls never have the same body.
     retries_by_body: bool = True

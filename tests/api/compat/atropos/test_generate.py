@@ -75,7 +75,9 @@ async def test_at_8_both_shapes_are_served_and_recorded_with_either_engine(store
     assert [choice.logprobs.tolist() for choice in step.choices] == logprobs
     assert [choice.finish_reason for choice in step.choices] == reasons
     assert (True, True) == (step.exact, step.trainable)
-    assert ("completions", "/v1/completions", with_samples(body, n)) == (step.dialect, step.endpoint, step.request)
+    is_native = engine_shape == "sglang" and "input_ids" in body
+    served_as = ("sglang_generate", "/generate") if is_native else ("completions", "/v1/completions")
+    assert (*served_as, with_samples(body, n)) == (step.dialect, step.endpoint, step.request)
 
 
 @pytest.mark.parametrize("path", ["/generate", "/sessions/r1/generate", "/rollouts/r1/generate"])
@@ -222,6 +224,7 @@ async def test_a_retry_with_an_idempotency_key_replays_the_response_in_its_shape
     ("body", "param"),
     [
         ({"prompt": "hi"}, "prompt"),
+        ({"text": "hi"}, "prompt"),
         ({}, "prompt"),
         ({"prompt": {"prompt_token_ids": [1, 2.0]}}, "prompt"),
         ({"prompt": {"prompt_token_ids": []}}, "prompt"),
@@ -234,11 +237,21 @@ async def test_a_retry_with_an_idempotency_key_replays_the_response_in_its_shape
         ({**VLLM, "echo": True}, "echo"),
     ],
 )
-def test_an_invalid_or_unsupported_body_is_rejected_and_names_the_field(body, param):
+def test_a_body_that_cannot_be_translated_is_rejected_and_names_the_field(body, param):
+    """SGLang itself gets all but those of vLLM's shape; it is known later which engine serves the call."""
     with pytest.raises(UnprocessableRequest) as refused:
-        read_generate("/generate", body, TranslationOptions())
+        read_generate("/generate", body, TranslationOptions()).native({}, "vllm")
 
     assert param == refused.value.param
+
+
+@pytest.mark.parametrize("body", [{"text": "hi"}, {"input_ids": [[1]], "stream": True}, SGLANG])
+def test_sglang_gets_a_body_of_its_own_shape_unchanged(body):
+    """For an unknown engine it is not rejected either: the call is recorded as one without a response."""
+    call = read_generate("/generate", body, TranslationOptions())
+
+    assert ({"sglang": "/generate"}, body) == (call.own, call.request)
+    call.native({}, None)
 
 
 def test_sampling_parameters_of_sglang_are_translated_to_completions():

@@ -1,0 +1,317 @@
+"""SGLang's `/generate` through the proxy: the responses are the engine's, and each call is a step like any other."""
+
+import asyncio
+
+import aiohttp
+import orjson
+import pytest
+from fakes import fake_engine, proxying
+from stored import stored_steps, wait_for_steps
+
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
+from proxy.simulator.tokenizer import load_tokenizer
+
+IDS = load_tokenizer().encode("What is 2 and 3?")
+GREEDY = {"max_new_tokens": 6, "temperature": 0.0}
+CALLS = {
+    "text": {"text": "What is 2 and 3?"},
+    "ids": {"input_ids": IDS},
+    "two samples": {"text": "What is 2 and 3?", "sampling_params": GREEDY | {"n": 2}},
+    "two prompts": {"text": ["What is 2?", "And 3?"]},
+    "two prompts of ids, two samples": {"input_ids": [IDS, IDS[:4]], "sampling_params": GREEDY | {"n": 2}},
+    "one prompt in a list": {"text": ["What is 2?"]},
+    "logprobs": {"input_ids": IDS, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2},
+    "unused options of logprobs": {"input_ids": IDS, "logprob_start_len": 0, "top_logprobs_num": 2},
+    "prompt ids": {"text": "What is 2?", "return_prompt_token_ids": True},
+    "no tokens": {"input_ids": IDS, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True},
+}
+REFUSED = {
+    "no prompt": {},
+    "a wrong type": {"text": 5},
+    "an unknown parameter": {"text": "a", "sampling_params": {"max_tokens": 3}},
+}
+RANDOM = {"id", "e2e_latency"}
+
+
+async def post(http, url, body, **headers):
+    """Return the status, the content type and the JSON of a response: a list of events of a stream."""
+    async with http.post(url, json=body, headers=headers) as response:
+        text = await response.read()
+    if response.content_type == "application/json":
+        return response.status, response.content_type, without_random(orjson.loads(text))
+    *events, last, rest = text.split(b"\n\n")
+    assert (b"data: [DONE]", b"") == (last, rest)
+    payloads = [orjson.loads(event.removeprefix(b"data: ")) for event in events]
+    return response.status, response.content_type, without_random(payloads)
+
+
+def without_random(value):
+    """Return JSON without ids and durations."""
+    if isinstance(value, dict):
+        return {key: without_random(inner) for key, inner in value.items() if key not in RANDOM}
+    return [without_random(inner) for inner in value] if isinstance(value, list) else value
+
+
+def choices_of(payload):
+    return payload if isinstance(payload, list) else [payload]
+
+
+@pytest.mark.parametrize("incremental", [False, True], ids=["repeated", "continued"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_the_response_is_the_engines_own_and_the_step_is_exact(store, http, stream, incremental):
+    """Each call, whole, as a stream that repeats its choices, and as one that continues them."""
+    options = Options(shape="sglang", incremental_streams=incremental, model="policy")
+    async with simulating("127.0.0.1:0", options) as engine_url, proxying(engine_url, store) as served:
+        for name, call in CALLS.items():
+            body = {"sampling_params": GREEDY, **call, **({"stream": True} if stream else {})}
+            rollout = f"{name}-{stream}"
+            direct = await post(http, f"{engine_url}/generate", body)
+            shown = await post(http, f"{served.url}/rollouts/{rollout}/generate", body)
+            _, _, whole = await post(
+                http,
+                f"{engine_url}/generate",
+                body | {"stream": False, "return_logprob": True, "logprob_start_len": -1},
+            )
+            (step,) = await stored_steps(store, rollout)
+
+            assert direct == shown, name
+            assert ("sglang_generate", "/generate", body) == (step.dialect, step.endpoint, step.request)
+            assert ((), None, "policy") == (step.problems, step.model_asked, step.model_served)
+            assert [choice["output_ids"] for choice in choices_of(whole)] == [c.ids.tolist() for c in step.choices]
+            for choice, each in zip(step.choices, choices_of(whole), strict=True):
+                pairs = each["meta_info"]["output_token_logprobs"]
+                assert [pair[0] for pair in pairs] == choice.logprobs.tolist()
+                assert len(step.prompts[choice.prompt]) == each["meta_info"]["prompt_tokens"]
+                assert each["meta_info"]["finish_reason"]["type"] == choice.finish_reason
+            if "input_ids" in call:
+                sent = call["input_ids"]
+                assert [prompt.tolist() for prompt in step.prompts] == (sent if isinstance(sent[0], list) else [sent])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("name", REFUSED)
+async def test_an_error_is_the_engines_own(store, http, name, stream):
+    """Status, content type and body, and a step with the error."""
+    body = {**REFUSED[name], "stream": stream}
+    async with (
+        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
+        proxying(engine_url, store) as served,
+    ):
+        direct = await post(http, f"{engine_url}/generate", body)
+        shown = await post(http, f"{served.url}/rollouts/r1/generate", body)
+    (step,) = await stored_steps(store, "r1")
+
+    assert direct == shown
+    assert ("error", ("engine_error",)) == (step.status, step.problems)
+
+
+@pytest.mark.parametrize("call", [CALLS["text"], CALLS["one prompt in a list"], CALLS["two prompts"]])
+async def test_a_retry_with_an_idempotency_key_gets_the_stored_response_in_its_shape(store, http, call):
+    """An object, or a list of one or more."""
+    body = {**call, "sampling_params": {"max_new_tokens": 4}}
+    async with (
+        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
+        proxying(engine_url, store) as served,
+    ):
+        url = f"{served.url}/rollouts/r1/generate"
+        first, second = [await post(http, url, body, **{"Idempotency-Key": "k"}) for _ in range(2)]
+
+    assert first == second
+    assert 1 == len(await stored_steps(store, "r1"))
+
+
+async def test_the_rules_of_a_rollout_apply_by_the_engines_names(store, http):
+    """A default model is not sent: the engine refuses unknown parameters."""
+    rules = {"override": {"temperature": 0.5}, "cap": {"max_tokens": 3}, "default": {"seed": 7, "model": "m"}}
+    async with (
+        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
+        proxying(engine_url, store) as served,
+    ):
+        async with http.post(f"{served.url}/rollouts", json={"rollout_id": "r1", "sampling": rules}) as opened:
+            assert 201 == opened.status
+        status, _, payload = await post(http, f"{served.url}/rollouts/r1/generate", {"text": "hi"})
+    (step,) = await stored_steps(store, "r1")
+
+    assert (200, 3) == (status, len(payload["output_ids"]))
+    assert {"temperature": 0.5, "max_new_tokens": 3, "sampling_seed": 7} == step.body["sampling_params"]
+    assert (0.5, 3, 7) == tuple(step.sampling[name] for name in ("temperature", "max_tokens", "seed"))
+
+
+@pytest.mark.parametrize("call", [CALLS["text"], CALLS["two prompts"]])
+async def test_a_client_may_request_the_ids_by_a_header(store, http, call):
+    """Of the prompt and of the choice, as in other dialects; the rest of the response is the engine's."""
+    body = {**call, "sampling_params": GREEDY}
+    async with (
+        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
+        proxying(engine_url, store) as served,
+    ):
+        _, _, direct = await post(http, f"{engine_url}/generate", body)
+        _, _, shown = await post(http, f"{served.url}/rollouts/r1/generate", body, **{"X-Reply-Ids": "choices"})
+    (step,) = await stored_steps(store, "r1")
+
+    for choice, given, kept in zip(choices_of(direct), choices_of(shown), step.choices, strict=True):
+        added = {"prompt_token_ids": step.prompts[kept.prompt].tolist(), "response_token_ids": kept.ids.tolist()}
+        assert choice | added == given
+
+
+async def test_calls_join_by_their_ids(store, http):
+    """Turns that send the sampled ids back are one sequence."""
+    async with (
+        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
+        proxying(engine_url, store) as served,
+    ):
+        prompt = IDS
+        for stream in (False, True, False):
+            body = {"input_ids": prompt, "sampling_params": GREEDY, "stream": stream}
+            _, _, payload = await post(http, f"{served.url}/rollouts/r1/generate", body)
+            prompt = prompt + (payload[-1] if stream else payload)["output_ids"] + IDS[:2]
+        async with http.get(f"{served.url}/rollouts/r1/export?format=sequences") as response:
+            (row,) = (await response.json())["rows"]
+
+    assert prompt[:-2] == row["token_ids"]
+    assert 18 == sum(row["mask"])
+
+
+SLOW = {"shape": "sglang", "token_delay_s": 0.01}
+LONG = {"sampling_params": {"max_new_tokens": 5000, "ignore_eos": True}}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5000, "ignore_eos": True}
+LEFT = {
+    "generate": ("/generate", {"text": "hi", **LONG}),
+    "generate, stream": ("/generate", {"text": "hi", "stream": True, **LONG}),
+    "generate, two samples": (
+        "/generate",
+        {"text": "hi", "stream": True, "sampling_params": {**LONG["sampling_params"], "n": 2}},
+    ),
+    "chat": ("/v1/chat/completions", CHAT),
+    "chat, stream": ("/v1/chat/completions", {**CHAT, "stream": True}),
+    "completions": ("/v1/completions", {"model": "m", "prompt": "hi", "max_tokens": 5000, "ignore_eos": True}),
+}
+
+
+@pytest.mark.parametrize("has_parser", [False, True], ids=["replayed", "live"])
+@pytest.mark.parametrize("name", LEFT)
+async def test_what_was_sampled_until_the_client_left_is_recorded(store, name, has_parser):
+    """With its ids, logprobs and prompt; the engine stops. A chat stream is replayed without a parser, and live with one.
+
+    An unstreamed call, too: the engine is requested to abort it, and returns what it sampled.
+    """
+    path, body = LEFT[name]
+    async with (
+        simulating("127.0.0.1:0", Options(**SLOW, has_parser=has_parser)) as engine_url,
+        proxying(engine_url, store) as served,
+        aiohttp.ClientSession() as http,
+    ):
+        calling = asyncio.ensure_future(read(http, f"{served.url}/rollouts/r1{path}", body))
+        await until_running(http, engine_url, 1)
+        await asyncio.sleep(0.1)  # a few tokens
+        calling.cancel()
+        (step,) = await wait_for_steps(store, "r1")
+        await until_running(http, engine_url, 0)
+
+    assert ("partial", False, "the client disconnected") == (step.status, step.delivered, step.reason)
+    assert {"stream_cut", "aborted", "unparsed_event"} >= set(step.problems), step.problems
+    assert len(step.prompts) == 1
+    assert all(0 < len(choice.ids) < 5000 for choice in step.choices)
+    assert all(len(choice.ids) == len(choice.logprobs) for choice in step.choices)
+    assert len(step.choices) == (2 if "two" in name else 1)
+
+
+async def read(http, url, body):
+    async with http.post(url, json=body) as response:
+        async for _ in response.content:
+            pass
+
+
+async def until_running(http, engine_url, count):
+    """Wait until the engine has this many running calls."""
+    async with asyncio.timeout(20):
+        while True:
+            async with http.get(f"{engine_url}/metrics") as response:
+                if f"}} {count}.0" in await response.text():
+                    return
+            await asyncio.sleep(0.01)
+
+
+async def test_a_gateway_that_cannot_abort_a_call_is_disconnected(store, engine):
+    """The call is recorded as with an engine that loses it: a partial step without ids."""
+    engine.fixed_responses = {"/model_info": {"weight_version": "1"}, "/server_info": {"version": "0.5.23"}}
+    engine.hangs()
+    async with proxying(engine.url, store) as served, aiohttp.ClientSession() as http:
+        calling = asyncio.ensure_future(read(http, f"{served.url}/rollouts/r1/generate", {"text": "hi"}))
+        await engine.reached.wait()
+        calling.cancel()
+        (step,) = await wait_for_steps(store, "r1")
+        await engine.aborted.wait()
+
+    assert ("partial", False, 0) == (step.status, step.delivered, step.sampled)
+    assert {"rid": step.sent["set"]["rid"]} in engine.requests
+
+
+async def test_a_stream_that_repeats_its_choice_may_be_longer_than_the_limit_of_a_response(store, http):
+    """Only its last event is held: 600 tokens are 10 MB of events, of which 40 kB remain."""
+    body = {"input_ids": IDS, "sampling_params": {"max_new_tokens": 600, "ignore_eos": True}, "stream": True}
+    limits = {"max_response_bytes": 2_000_000}
+    async with (
+        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
+        proxying(engine_url, store, engines=limits) as served,
+    ):
+        status, _, events = await post(http, f"{served.url}/rollouts/r1/generate", body)
+    (step,) = await stored_steps(store, "r1")
+
+    assert (200, 600, ()) == (status, len(events[-1]["output_ids"]), step.problems)
+
+
+async def test_a_call_fails_over_between_engines_that_have_the_endpoint_and_others(store, http):
+    """The response has SGLang's shape from either, the step the dialect of the engine that served it."""
+    body = {"input_ids": IDS, "sampling_params": GREEDY, "return_logprob": True}
+    async with fake_engine() as broken, simulating("127.0.0.1:0", Options()) as vllm:
+        broken.fixed_responses = {"/model_info": {"weight_version": "1"}, "/server_info": {"version": "0.5.23"}}
+        broken.streams([], then="die")
+        endpoints = {"endpoints": [{"url": broken.url, "name": "a"}, {"url": vllm, "name": "b"}]}
+        async with proxying(None, store, engines=endpoints) as served:
+            for rollout in range(8):  # some of them begin with the broken engine
+                status, _, payload = await post(http, f"{served.url}/rollouts/{rollout}/generate", body)
+                (step,) = await stored_steps(store, str(rollout))
+                assert (200, "completions", ()) == (status, step.dialect, step.problems)
+                assert payload["output_ids"] == step.choices[0].ids.tolist()
+                assert payload["meta_info"]["finish_reason"]["type"] == step.choices[0].finish_reason
+
+    assert any("sampling_params" in request for request in broken.requests)
+
+
+@pytest.mark.parametrize("body", [{"text": "hi"}, {"input_ids": [[1], [2]]}, {"input_ids": [1], "stream": True}])
+async def test_what_only_sglang_has_is_422_with_another_engine(store, http, body):
+    """Nothing is sent or recorded."""
+    async with simulating("127.0.0.1:0", Options()) as engine_url, proxying(engine_url, store) as served:
+        status, _, payload = await post(http, f"{served.url}/rollouts/r1/generate", body)
+
+    assert (422, "unprocessable_request") == (status, payload["error"]["code"])
+    assert [] == await stored_steps(store, "r1")
+
+
+async def test_a_call_without_a_rollout_is_forwarded_unrecorded_if_configured(store, http):
+    async with (
+        simulating("127.0.0.1:0", Options(shape="sglang")) as engine_url,
+        proxying(engine_url, store, agents={"unnamed_rollouts": "pass"}) as served,
+    ):
+        async with http.get(f"{served.url}/engines"):
+            pass  # the engine is detected
+        status, _, payload = await post(http, f"{served.url}/generate", {"text": "hi", "sampling_params": GREEDY})
+
+    assert (200, 6) == (status, len(payload["output_ids"]))
+    assert () == (await store.list()).names
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_call_that_names_no_model_has_the_model_that_sglang_serves(store, http, path):
+    """SGLang itself names such a model `default` in its response (0.5.23)."""
+    body = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"prompt": "hi"}
+    async with (
+        simulating("127.0.0.1:0", Options(shape="sglang", model="policy")) as engine_url,
+        proxying(engine_url, store) as served,
+    ):
+        _, _, payload = await post(http, f"{served.url}/rollouts/r1{path}", {**body, "max_tokens": 2})
+    (step,) = await stored_steps(store, "r1")
+
+    assert ("default", None, "policy", ()) == (payload["model"], step.model_asked, step.model_served, step.problems)
