@@ -27,14 +27,18 @@ FOREIGN: dict[str, set[str]] = {
         "--routing-logic", "--session-key", "consistent_hash", "consistent_hashing", "optional_pre_call_checks",
         "session_affinity", "session_id_header",
     },
-    "SGLang": {"--enable-cache-report", "--tool-strict-level", "normalize_assistant_tool_call_arguments"},
+    "SGLang": {
+        "--enable-cache-report", "--sampling-mask-max-tokens", "--tool-strict-level", "sampling_logprobs_mode",
+        "normalize_assistant_tool_call_arguments",
+    },
     "trainers": {
         "--n-samples-per-prompt", "--rollout-function-path", "--train", "--use-opd", "reinforce_plus_plus",
         "rollout_mask_sums", "use_vllm",
     },
     "vLLM": {
-        "--enable-force-include-usage", "--enable-prompt-tokens-details", "--max-num-batched-tokens", "--otlp-traces-endpoint",
-        "--override-generation-config", "--return-tokens-as-token-ids", "/v1/messages/render",
+        "--enable-force-include-usage", "--enable-prompt-tokens-details", "--max-num-batched-tokens",
+        "--otlp-traces-endpoint", "--override-generation-config", "--return-sampling-mask",
+        "--return-tokens-as-token-ids", "/v1/messages/render",
     },
 }  # fmt: skip
 _FOREIGN = frozenset().union(*FOREIGN.values())

@@ -92,6 +92,11 @@ class RecordSettings(Section):
         description="How streamed calls are sent: live (streamed), replay (unstreamed, and streamed to the client) or "
         "auto (by what the engine loses in streams; docs/exactness.md).",
     )
+    sampling_masks: bool = Field(
+        default=False,
+        description="Whether to request the tokens that top-k, top-p and min-p kept, and logprobs over these, from SGLang. It "
+        "returns them for unstreamed chat calls with a top_k (docs/exactness.md).",
+    )
     keep_alive_interval_s: float = Field(
         10,
         gt=0,

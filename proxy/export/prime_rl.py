@@ -1,13 +1,18 @@
 """prime-rl's TrainingSample (559b447): an array without field names, encoded as msgpack.
 
-`columns` names the 13 positions. The scores of a teacher are `ref_logprobs`.
+`columns` names the positions. The scores of a teacher are `ref_logprobs`. The last position, which later versions have (pull
+request 3431), is null or `[ids, counts]`: the tokens that truncated sampling kept, and their number at each position, 0 where
+nothing is trained. Both are int32 as bytes, and base64 in JSON.
 """
 
+from array import array
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, ClassVar
 
 from proxy.export.base import FLAG, IDS, JSON, LOGPROBS, TEXT, Columns, Listed, Place
 from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_logprobs, turns
+from proxy.trajectory.arrays import to_little_endian
 from proxy.trajectory.scores import Role, Scores
 from proxy.trajectory.sequence import Row
 
@@ -33,6 +38,7 @@ class PrimeRlFormat(Listed, SequenceView):
         "ce_weights": LOGPROBS,
         "ref_kl_weights": LOGPROBS,
         "advantages": LOGPROBS,
+        "sampling_mask": JSON,
     }
 
     def view(self, row: Row, source: RowSource) -> list[Any]:
@@ -47,12 +53,20 @@ class PrimeRlFormat(Listed, SequenceView):
             _temperatures(row, source),
             name,
         ]
-        return [*required, *[None] * 7, advantages_from(row, source)]
+        return [*required, *[None] * 7, advantages_from(row, source), _sampling_mask(row)]
 
     def with_scores(self, view: list[Any], row: Row, source: RowSource, scores: Scores) -> list[Any]:
         """Return the array with the logprobs of a teacher, 0.0 where nothing is trained."""
         at = list(self.columns).index("ref_logprobs")
         return [*view[:at], scores.filled(row.mask, 0.0), *view[at + 1 :]]
+
+
+def _sampling_mask(row: Row) -> list[bytes] | None:
+    """Return the kept tokens of all positions and their counts; None without masks."""
+    if not row.masks:
+        return None
+    kept = row.sampling_mask
+    return [to_little_endian(array("i", chain.from_iterable(kept))), to_little_endian(array("i", map(len, kept)))]
 
 
 def _temperatures(row: Row, source: RowSource) -> list[float]:

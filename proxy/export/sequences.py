@@ -2,6 +2,9 @@
 
 `truncated`: the model did not end the last turn (its limit, an abort, a lost connection), or `max_len` cut the row.
 `constrained` of a span: its logprobs are not those of the model alone, but include a grammar or a forced tool call.
+`logprobs_over` of a span is only where top-k, top-p or min-p changed its logprobs: `mask`, they are over the tokens of
+`sampling_mask` (a list for each token of the row, empty where nothing is trained); `truncated`, they are over tokens that the
+engine did not report, and a trainer's logprobs, which are over all tokens, differ: drop or correct such spans.
 `policy` is only in rows of a named policy, not in those of `default`, `thread` only if threads are requested, `epoch` only in
 spans of later epochs than the first. `images` is only
 in rows with images: the name of each, and the range of its placeholder in `token_ids`, or null if the engine's ids do not show
@@ -72,6 +75,7 @@ class SequencesFormat(Listed, Planned):
                 "owned": FLAG,
                 "constrained": FLAG,
                 "epoch": COUNT,
+                "logprobs_over": TEXT,
             }
         ],
         "finish_reason": TEXT,
@@ -84,6 +88,7 @@ class SequencesFormat(Listed, Planned):
         "metadata": JSON,
         "problems": [TEXT],
         "images": PLACED,
+        "sampling_mask": [IDS],
     }
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:

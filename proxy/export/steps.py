@@ -67,6 +67,7 @@ class StepsFormat(Listed, Planned):
         "spans": [{"start": COUNT, "end": COUNT, "policy_version": TEXT}],
         "routed_experts": JSON,
         "sampling_mask": [IDS],
+        "logprobs_over": TEXT,
         "problems": [TEXT],
     }
 
@@ -142,6 +143,8 @@ def _rare(step: Step, choice: Choice) -> dict[str, Any]:
             "form": choice.routed_experts.form,
             "given": unpack_experts(choice.routed_experts),
         }
+    if (over := step.logprobs_over(choice)) is not None:
+        rare["logprobs_over"] = over
     if choice.sampling_mask is not None:
         rare["sampling_mask"] = unpack_mask(choice.sampling_mask)
     rare |= placed_json(placed(step, step.prompts[choice.prompt]))

@@ -27,7 +27,7 @@ from proxy.trajectory import fidelity
 from proxy.trajectory.arrays import pack_experts, pack_ids, pack_logprobs, pack_mask
 from proxy.trajectory.fidelity import FINISH_REASONS
 from proxy.trajectory.images import IMAGES, aligned
-from proxy.trajectory.step import Choice, Ids, Span, Status, Step, Timing
+from proxy.trajectory.step import Choice, Ids, Mask, Span, Status, Step, Timing
 
 _JSON: Final = "application/json"
 _EVENTS: Final = "text/event-stream"
@@ -48,6 +48,7 @@ class Packed:
     """The tokens of a response as arrays: the prompts, the choices, the problems, and notes.
 
     `has_versions`: the engine itself reported the policy versions of the tokens. `usage`: the sum of its counts by choice.
+    `sampling` are sampling parameters that the response determines.
     """
 
     prompts: tuple[Ids, ...] = ()
@@ -56,6 +57,7 @@ class Packed:
     notes: Mapping[str, Any] = field(default_factory=dict)
     has_versions: bool = False
     usage: Json | None = None
+    sampling: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,7 @@ class Exchange:
             prompts=prompts,
             choices=choices,
             usage=usage,
-            sampling=plan.sampling,
+            sampling=plan.sampling if packed.sampling is None else {**plan.sampling, **packed.sampling},
             timing=timing,
             status=status,
             reason=reason,
@@ -386,7 +388,7 @@ def pack_tokens(
         packed = tuple([pack_ids(ids) for ids in prompts.values()])
     has_versions = any(sampled.spans is not None for sampled in tokens.choices)
     usage = _usage(tokens.choices, [choice.prompt for choice in choices])
-    return Packed(packed, tuple(choices), frozenset(problems), tokens.notes, has_versions, usage)
+    return Packed(packed, tuple(choices), frozenset(problems), tokens.notes, has_versions, usage, _determined(tokens))
 
 
 def _usage(choices: Sequence[Sampled], prompts: Sequence[int]) -> Json | None:
@@ -397,6 +399,11 @@ def _usage(choices: Sequence[Sampled], prompts: Sequence[int]) -> Json | None:
         return None
     sums = {"prompt_tokens": sum(prompt.values()), "completion_tokens": sum(completion)}
     return {**sums, "total_tokens": sum(sums.values())}
+
+
+def _determined(tokens: Tokens) -> Json | None:
+    """Return the sampling parameters that the response determines."""
+    return None if tokens.logprobs_mode is None else {"logprobs_mode": tokens.logprobs_mode}
 
 
 def _are_equal(returned: Sequence[Sequence[int]], sent: Sequence[Sequence[int]]) -> bool:
@@ -418,8 +425,6 @@ def _choice(sampled: Sampled, prompt: int, policy_version: str | None, epoch: in
     ids = pack_ids(sampled.ids or [])
     if ids and sampled.counted is not None and sampled.counted != len(ids):
         problems.add("completion_count")
-    if sampled.sampling_mask is not None and len(sampled.sampling_mask) != len(ids):
-        problems.add("mask_count")
     spans = _spans(sampled, len(ids), policy_version, epoch)
     if spans is None:
         problems.add("version_spans")
@@ -432,8 +437,22 @@ def _choice(sampled: Sampled, prompt: int, policy_version: str | None, epoch: in
         prompt=prompt,
         spans=spans or (),
         routed_experts=None if sampled.routed_experts is None else pack_experts(sampled.routed_experts),
-        sampling_mask=None if sampled.sampling_mask is None else pack_mask(sampled.sampling_mask),
+        sampling_mask=None if sampled.sampling_mask is None else _mask(sampled.sampling_mask, ids, problems),
     )
+
+
+def _mask(positions: Any, ids: Ids, problems: set[str]) -> Mask | None:
+    """Return the packed mask; None, with a problem, if it is no mask. Each sampled token must have one that contains it."""
+    try:
+        mask = pack_mask(positions)
+    except (TypeError, ValueError):
+        problems.add("bad_mask")
+        return None
+    if len(positions) != len(ids):
+        problems.add("mask_count")
+    elif not all(token in kept for token, kept in zip(ids, positions, strict=True)) or min(mask.ids, default=0) < 0:
+        problems.add("bad_mask")
+    return mask
 
 
 def _finish_reason(value: Any, problems: set[str]) -> str | None:

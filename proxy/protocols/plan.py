@@ -56,6 +56,7 @@ class CallOptions:
     keep_reasoning: bool = True
     streaming: Streaming = "auto"
     logprobs: LogprobsLevel = "full"
+    sampling_masks: bool = False
     tokens: TokenAnnotations | None = None
     room_left: int | None = None
     is_translated: bool = False
@@ -247,7 +248,15 @@ def _engine_call(
     edited = _without(body, unset) | fields if unset or fields else body
     response_options = _response_options(dialect, body, edited)
     return EngineCall(
-        dialect.name, edited, response_options, traits, options.keep_reasoning, options.logprobs, headers or {}, step_id
+        dialect.name,
+        edited,
+        response_options,
+        traits,
+        options.keep_reasoning,
+        options.logprobs,
+        headers or {},
+        step_id,
+        sampling_masks=options.sampling_masks,
     )
 
 

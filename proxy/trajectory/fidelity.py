@@ -48,6 +48,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "uncounted": "There is no count of the sampled tokens of each choice, so a missing token would not be noticed.",
     "retokenized": "The ids were tokenized from text with a configured tokenizer and not sampled.",
     "mask_count": "The sampling mask and the sampled ids differ in length.",
+    "bad_mask": "A sampling mask is no list of token ids, or does not contain the token that was sampled.",
     "version_spans": "The engine's spans of policy versions do not cover the sampled ids.",
 }
 

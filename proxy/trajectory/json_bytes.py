@@ -5,6 +5,7 @@ without this module, one rollout could make an export of all rollouts fail.
 """
 
 import json
+from base64 import b64encode
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -56,11 +57,13 @@ def parse_text(text: str, loads: Callable[[str], Any] = orjson.loads) -> Any:
 
 
 def to_json_bytes(value: Any) -> bytes:
-    """Return a value as compact JSON, of any depth.
+    """Return a value as compact JSON, of any depth; bytes as base64.
 
     Raises:
         TypeError: JSON cannot represent the value.
     """
+    if isinstance(value, bytes):
+        return orjson.dumps(b64encode(value).decode())
     try:
         return orjson.dumps(value)
     except TypeError:

@@ -16,12 +16,12 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from proxy.trajectory.arrays import are_finite, floats_with_gaps
+from proxy.trajectory.arrays import are_finite, floats_with_gaps, unpack_mask
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.record_values import number
 from proxy.trajectory.retokenize import RETOKENIZED
-from proxy.trajectory.step import DEFAULT_POLICY, Choice, Ids, Logprobs, Span, Step
+from proxy.trajectory.step import DEFAULT_POLICY, Choice, Ids, Logprobs, Mask, Span, Step
 from proxy.trajectory.tree import Node, Tree, grow, plant
 
 _CUT: Final = frozenset({"length", "abort", "error"})
@@ -48,7 +48,7 @@ class SequenceSpan(Struct, frozen=True):
     """A sampled half-open range of a sequence.
 
     `owned`: trained in this row; else it is context, trained in another one. `constrained` is that of its step. `epoch` is
-    that of its policy when the call was sent.
+    that of its policy when the call was sent. `logprobs_over` is that of its choice.
     """
 
     start: int
@@ -60,12 +60,15 @@ class SequenceSpan(Struct, frozen=True):
     owned: bool
     constrained: bool | None = None
     epoch: int = 0
+    logprobs_over: Literal["mask", "truncated"] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the span as JSON has it: the first epoch is not written."""
+        """Return the span as JSON has it: the first epoch and logprobs over all tokens are not written."""
         shown = asdict(self)
         if not self.epoch:
             del shown["epoch"]
+        if self.logprobs_over is None:
+            del shown["logprobs_over"]
         return shown
 
 
@@ -77,7 +80,8 @@ class Row:
     position of the first; a part without logprobs is missing. The lists are made when they are read: they have the same length,
     and `logprobs` is None where `mask` is 0.
 
-    `truncated`: the model did not end its last turn (`is_cut`), or `max_len` shortened the row.
+    `truncated`: the model did not end its last turn (`is_cut`), or `max_len` shortened the row. `masks` are the sampling masks
+    of the tokens that are trained, by the position of the first.
     """
 
     facts: RolloutFacts
@@ -93,6 +97,7 @@ class Row:
     problems: tuple[str, ...] = ()
     policy: str = DEFAULT_POLICY
     thread: str | None = None
+    masks: tuple[tuple[int, Mask], ...] = ()
 
     @cached_property
     def token_ids(self) -> list[int]:
@@ -111,6 +116,15 @@ class Row:
         for start, part in self.logged:
             logprobs[start : start + len(part)] = part.tolist()
         return logprobs
+
+    @cached_property
+    def sampling_mask(self) -> list[list[int]]:
+        """The tokens that sampling could choose from at each position; none where nothing is trained, or without a mask."""
+        kept: list[list[int]] = [[] for _ in self.ids]
+        for start, mask in self.masks:
+            for at, ids in enumerate(unpack_mask(mask), start):
+                kept[at] = ids
+        return kept
 
     def as_row(self) -> dict[str, Any]:
         """Return the canonical row as JSON values."""
@@ -141,6 +155,8 @@ class Row:
             "metadata": dict(self.facts.metadata),
         }
         row |= {"problems": list(self.problems)} if self.problems else {}
+        if self.masks:
+            row["sampling_mask"] = self.sampling_mask
         row |= {} if self.policy == DEFAULT_POLICY else {"policy": self.policy}
         return row if self.thread is None else {**row, "thread": self.thread}
 
@@ -335,6 +351,7 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
     logged: list[tuple[int, Logprobs]] = []
     spans: list[SequenceSpan] = []
     problems: dict[str, None] = {}
+    masks: list[tuple[int, Mask]] = []
     for node in branch.path:
         owned = node.position in branch.owned
         spans += _spans(node, owned=owned)
@@ -343,6 +360,8 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
             trained[node.start : node.end] = b"\x01" * len(node.choice.ids)
             if RETOKENIZED not in node.step.problems and node.choice.logprobs:  # not sampled, or not requested
                 logged.append((node.start, node.choice.logprobs))
+                if (mask := node.choice.sampling_mask) is not None and len(mask.offsets) == len(node.choice.ids) + 1:
+                    masks.append((node.start, mask))
     return Row(
         facts=facts,
         branch=position,
@@ -357,6 +376,7 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
         problems=tuple(problems),
         policy=branch.policy,
         thread=branch.thread,
+        masks=tuple(masks),
     )
 
 
@@ -375,6 +395,7 @@ def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
     """Return the spans of a node: one for each policy version."""
     step = node.step
     temperature, constrained = number(step.sampling.get("temperature")), step.constrained
+    logprobs_over = step.logprobs_over(node.choice)
     return [
         SequenceSpan(
             start=node.start + span.start,
@@ -386,6 +407,7 @@ def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
             owned=owned,
             constrained=constrained,
             epoch=span.epoch,
+            logprobs_over=logprobs_over,
         )
         for span in node.choice.spans or (Span(0, len(node.choice.ids), node.step.policy_version),)
     ]

@@ -15,6 +15,11 @@ Status = Literal["complete", "partial", "error"]
 Dialect = Literal["chat", "completions", "generate", "sglang_generate", "messages", "responses", "gemini"]
 DEFAULT_POLICY: Final = "default"
 CACHED_TOKENS: Final = "cached_tokens"  # in `extra`: the engine's count, if its usage has none
+_PROCESSED: Final = (
+    "processed_logprobs",
+    "processed_logits",
+)  # modes after truncation, from which logprobs are renormalized
+_TRUNCATES: Final[dict[str, tuple[float, ...]]] = {"top_p": (1,), "top_k": (0, -1), "min_p": (0,)}  # and without effect
 _CHAT_DIALECTS = ("chat", "messages", "responses", "gemini")
 
 Ids: TypeAlias = "array[int]"  # array itself takes no index before Python 3.12
@@ -174,6 +179,18 @@ class Step:
         """
         constrained = self.sampling.get("constrained")
         return constrained if isinstance(constrained, bool) else None
+
+    def logprobs_over(self, choice: Choice) -> Literal["mask", "truncated"] | None:
+        """Return what the logprobs of truncated sampling (top-k, top-p, min-p) are over, if it changes them; None: all tokens.
+
+        `mask`: over the tokens of the choice's sampling mask; `truncated`: over tokens that the engine did not report.
+        """
+        if self.sampling.get("logprobs_mode") not in _PROCESSED:
+            return None
+        if choice.sampling_mask is not None:
+            return "mask"
+        is_truncated = any(self.sampling.get(name) not in (None, *neutral) for name, neutral in _TRUNCATES.items())
+        return "truncated" if is_truncated else None
 
     @property
     def trainable(self) -> bool:

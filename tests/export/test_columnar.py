@@ -38,7 +38,8 @@ def named(name, row):
     fields = row if isinstance(row, dict) else dict(zip(columns, row, strict=True))
     values = {column: fields.get(column) for column in columns}
     if name == "sequences":
-        values["spans"] = [{**span, "epoch": span.get("epoch")} for span in values["spans"]]
+        rare = ("epoch", "logprobs_over")
+        values["spans"] = [{**span, **{name: span.get(name) for name in rare}} for span in values["spans"]]
     return {
         column: orjson.dumps(value).decode() if columns[column] == "json" and value is not None else value
         for column, value in values.items()

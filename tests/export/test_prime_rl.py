@@ -1,16 +1,20 @@
-"""The format `prime_rl`: arrays with 13 positional fields."""
+"""The format `prime_rl`: arrays with 14 positional fields."""
 
+from array import array
 from dataclasses import replace
 
 import pytest
 import worked
-from forests import make_step
+from forests import make_choice, make_step
 
 from proxy.export import FORMATS, Inexpressible
 from proxy.export.containers import CONTAINERS
+from proxy.trajectory.arrays import pack_mask
+
+PROCESSED = {"temperature": 1.0, "logprobs_mode": "processed_logprobs", "top_k": 2}
 
 
-def test_a_row_has_13_fields_in_order_and_no_null_logprobs():
+def test_a_row_has_14_fields_in_order_and_no_null_logprobs():
     assert [
         [
             [101, 102, 103, 201, 202, 9, 301, 302, 303, 304, 203, 9],
@@ -20,9 +24,10 @@ def test_a_row_has_13_fields_in_order_and_no_null_logprobs():
             "demo",
             *[None, None, None, None, None, None, None],
             [0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5],
+            None,
         ]
     ] == worked.rows("prime_rl")
-    assert 13 == len(FORMATS["prime_rl"].columns)
+    assert 14 == len(FORMATS["prime_rl"].columns)
 
 
 def test_tokens_that_were_not_sampled_have_the_temperature_of_the_next_turn():
@@ -73,6 +78,7 @@ def test_msgspec_reads_a_row_as_the_trainers_struct():
         "mm_kwargs": dict,
         "routed_experts": dict,
         "mm_token_type_ids": list[int],
+        "sampling_mask": list[bytes],
     }
     required = ("token_ids", "mask", "logprobs", "temperatures", "env_name")
     fields = [
@@ -86,3 +92,16 @@ def test_msgspec_reads_a_row_as_the_trainers_struct():
 
     assert row == [getattr(read, name) for name in FORMATS["prime_rl"].columns]
     assert raw == msgspec.msgpack.encode(read)
+
+
+@pytest.mark.parametrize("container", ["json", "msgpack", "arrow", "parquet"])
+def test_sampling_masks_are_flat_bytes_with_a_count_for_each_position(container):
+    """Positions that are not trained have none."""
+    masks = pack_mask([[10, 11], [12]])
+    steps = [worked.first(), make_step("z", [1], make_choice(0, [10, 12], sampling_mask=masks), sampling=PROCESSED)]
+    plain, masked = sorted(worked.rows("prime_rl", steps), key=lambda row: row[13] is not None)
+    ids, counts = masked[13]
+
+    assert (None, [10, 11, 12], [0, 2, 1]) == (plain[13], array("i", ids).tolist(), array("i", counts).tolist())
+    writer = CONTAINERS[container].writer(FORMATS["prime_rl"])
+    assert writer.opening() + writer.row(plain) + writer.row(masked) + writer.closing(None)

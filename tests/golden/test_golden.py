@@ -21,6 +21,7 @@ from proxy.api.control import batches, claims, groups, policy, rollouts, steps
 from proxy.api.control.export_query import ExportQuery
 from proxy.export import FORMATS, OF_POLICIES, verifiers, verl
 from proxy.export.base import MissingReward
+from proxy.protocols import exchange
 from proxy.protocols.accumulators import Chunks
 from proxy.protocols.engines import sglang
 from proxy.rollouts import recorder
@@ -28,6 +29,7 @@ from proxy.rollouts.rollout import HTTP_COUNT
 from proxy.trajectory import outline
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode, encode
+from proxy.trajectory.sequence import Row
 from storage import StoreOptions, open_store
 
 
@@ -103,8 +105,12 @@ def as_recorded(monkeypatch):
     for form in (*FORMATS.values(), *OF_POLICIES.values()):
         columns = _without(form.columns, "images", "multi_modal_data", "multimodal_inputs", "policy_epoch")
         if "spans" in columns:
-            columns["spans"] = [_without(columns["spans"][0], "epoch")]
+            columns["spans"] = [_without(columns["spans"][0], "epoch", "logprobs_over")]
+        columns = _without(columns, "logprobs_over", *(["sampling_mask"] if form.name == "sequences" else []))
         monkeypatch.setattr(type(form), "columns", columns)
+    row_json = Row._row
+    monkeypatch.setattr(Row, "_row", lambda *args: _without(row_json(*args), "sampling_mask"))
+    monkeypatch.setattr(exchange, "_determined", lambda tokens: None)
     tree_json = steps._tree_json
 
     def without_threads(*args):

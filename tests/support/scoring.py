@@ -1,6 +1,7 @@
 """A fake engine that scores ids with the simulator's model, and rows with exactly its logprobs."""
 
 from collections.abc import Sequence
+from math import exp, log
 
 import orjson
 from aiohttp import web
@@ -14,6 +15,33 @@ def score(ids: Sequence[int]) -> list[float | None]:
     """The logprob of each id after the ids before it; None for the first."""
     model = load_next_token_model()
     return [None, *(model.distribution(prefix_from(ids[:i])).logprob(ids[i]) for i in range(1, len(ids)))]
+
+
+def likely(ids: Sequence[int], count: int) -> list[dict[int, float]]:
+    """The most likely tokens at each position with their logprobs; none at the first."""
+    model = load_next_token_model()
+    found: list[dict[int, float]] = [{}]
+    for i in range(1, len(ids)):
+        distribution = model.distribution(prefix_from(ids[:i]))
+        found.append({token: distribution.logprob(token) for token in distribution.top(count)})
+    return found
+
+
+def masked_row(temperature: float = 0.7, kept: int = 5, rollout: str = "r1") -> dict:
+    """A row whose tokens were sampled from the `kept` most likely ones, with its masks and the logprobs over these."""
+    row = honest_row(rollout)
+    ids = row["token_ids"]
+    masks, logprobs = [[]] * 10, [None] * 10
+    model = load_next_token_model()
+    for i in range(10, len(ids)):
+        distribution = model.distribution(prefix_from(ids[:i]))
+        mask = distribution.top(kept)
+        ids[i] = mask[i % kept]
+        total = log(sum(exp(distribution.logprob(token) / temperature) for token in mask))
+        masks.append(mask)
+        logprobs.append(distribution.logprob(ids[i]) / temperature - total)
+    span = {**row["spans"][0], "temperature": temperature, "logprobs_over": "mask"}
+    return {**row, "logprobs": logprobs, "spans": [span], "sampling_mask": masks}
 
 
 def honest_row(rollout: str = "r1", first: int = 100, sampled: int = 30, **fields) -> dict:
@@ -45,8 +73,10 @@ async def scoring_as_vllm(request: web.Request, body: dict) -> web.StreamRespons
     ids = body["prompt"]
     if len(ids) + body["max_tokens"] > WINDOW:
         return web.json_response({"error": {"message": f"maximum context length is {WINDOW}"}}, status=400)
+    top = likely(ids, body["prompt_logprobs"])
     entries = [
-        logprob and {str(i): {"logprob": logprob, "rank": 1}} for i, logprob in zip(ids, score(ids), strict=True)
+        logprob and {str(i): {"logprob": value, "rank": 1} for i, value in {**others, token: logprob}.items()}
+        for token, logprob, others in zip(ids, score(ids), top, strict=True)
     ]
     return web.Response(body=orjson.dumps({"choices": [{"text": "", "prompt_logprobs": entries}]}))
 

@@ -416,6 +416,7 @@ def call_options(
         keep_reasoning=context.settings.record.include_reasoning == "override",
         streaming=endpoint.settings.streaming or context.settings.record.streaming,
         logprobs=context.settings.record.logprobs,
+        sampling_masks=context.settings.record.sampling_masks,
         tokens=tokens,
     )
 

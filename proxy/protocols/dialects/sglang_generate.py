@@ -245,4 +245,6 @@ def _prompt_count(body: Mapping[str, Any]) -> int | None:
 
 
 def _is_choice(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("meta_info"), dict) and type(value.get("output_ids")) is list
+    return (
+        isinstance(value, dict) and isinstance(value.get("meta_info"), dict) and type(value.get("output_ids")) is list
+    )

@@ -43,7 +43,8 @@ class EngineCall:
 
     `body` has the rollout's options applied, `response_options` is what the client itself requests, `headers` are the
     client's, by lowercase name. `keep_reasoning`: whether a request without reasoning may be overridden if the ids would be
-    lost. `logprobs`: which logprobs to add. `step_id`: that of its step; no other call has it.
+    lost. `logprobs`: which logprobs to add. `step_id`: that of its step; no other call has it. `sampling_masks`: whether to
+    request the tokens that truncated sampling keeps.
     """
 
     dialect: DialectName
@@ -54,6 +55,7 @@ class EngineCall:
     logprobs: LogprobsLevel = "full"
     headers: Mapping[str, str] = field(default_factory=dict)
     step_id: str = ""
+    sampling_masks: bool = False
 
     @property
     def adds_logprobs(self) -> bool:
@@ -71,7 +73,7 @@ class StripRules:
     """The parts of a response that the client did not request and must not receive.
 
     `token_ids`, `logprobs`: set to null; `with_logprobs` are choices that keep their logprobs. `keys`: deleted, because
-    they are absent without injection.
+    they are absent without injection; `meta_keys`: the same in SGLang's `meta_info`.
     `empty_deltas`: drop stream events that exist only because ids or logprobs were requested. `reasoning`: the client
     disabled reasoning, but it was requested because the engine withholds the ids otherwise. `usage`: drop the usage
     event of a stream; `running_usage`: remove usage from the other events.
@@ -85,11 +87,14 @@ class StripRules:
     running_usage: bool = False
     keys: frozenset[str] = frozenset()
     with_logprobs: frozenset[int] = frozenset()
+    meta_keys: frozenset[str] = frozenset()
     anything: bool = field(init=False)  # whether there is anything to strip
     of_choices: bool = field(init=False)  # whether there is anything except usage
 
     def __post_init__(self) -> None:
-        of_choices = self.token_ids or self.logprobs or self.empty_deltas or self.reasoning or bool(self.keys)
+        of_choices = (
+            self.token_ids or self.logprobs or self.empty_deltas or self.reasoning or bool(self.keys or self.meta_keys)
+        )
         object.__setattr__(self, "of_choices", of_choices)  # once, as each event of a stream reads it
         object.__setattr__(self, "anything", of_choices or self.usage or self.running_usage)
 
@@ -143,13 +148,15 @@ class Tokens:
     """The tokens of a whole response.
 
     `prompt_ids` is the prompt that all choices share, if the engine returns it once. `problems` are codes that only this
-    engine can detect; `notes` are facts that are recorded with the step (such as retractions).
+    engine can detect; `notes` are facts that are recorded with the step (such as retractions). `logprobs_mode` is that of these
+    logprobs, if it is not that of the request.
     """
 
     prompt_ids: list[int] | None
     choices: tuple[Sampled, ...]
     problems: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    logprobs_mode: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +275,8 @@ def logprobs_of(choice: Json) -> list[float | None] | None:
 def without(choice: Json, rules: StripRules) -> Json:
     """Return a copy of a choice without injected keys, with logprobs set to null if they were injected."""
     shown = {key: value for key, value in choice.items() if key not in rules.keys}
+    if rules.meta_keys and isinstance(meta := shown.get("meta_info"), dict):
+        shown["meta_info"] = {key: value for key, value in meta.items() if key not in rules.meta_keys}
     if rules.logprobs and "logprobs" in shown:
         shown["logprobs"] = None
     return shown

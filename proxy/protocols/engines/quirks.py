@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.dialects.sglang_generate import has_beams
 from proxy.protocols.engines.base import EngineCall
+from proxy.protocols.engines.sglang import returns_mask
 
 Framing = Literal["whole", "live", "replay"]
 Streaming = Literal["auto", "live", "replay"]
@@ -228,4 +229,6 @@ def choose_framing(streaming: Streaming, engine: str, call: EngineCall, *, can_r
         return "live"
     if streaming == "replay":
         return "replay"
+    if engine == "sglang" and call.dialect == "chat" and returns_mask(call):
+        return "replay"  # streams have no masks
     return "replay" if any(quirk.framings == "streams" for quirk in applicable(engine, call, live=True)) else "live"

@@ -56,15 +56,33 @@ _LOGPROB_KEYS = tuple(
         for kind in ("token_logprobs", "top_logprobs", "token_ids_logprobs")
     ]
 )
+_MASK = "return_sampling_mask"
 _NOT_STREAMED = (_IDS_BOTH, _META, "return_prompt_token_ids")
 # The keys that each flag adds to choices or to `sglext`.
 _BROUGHT: dict[str, frozenset[str]] = {
     _IDS_BOTH: frozenset({"prompt_token_ids", "response_token_ids", "token_ids"}),
     _META: frozenset({"meta_info"}),
+    _MASK: frozenset(),
     _INPUT: frozenset({"input_ids"}),
     _OUTPUT: frozenset({"output_ids", "token_ids"}),  # token_ids: deltas that a later version may add (PR #37365)
 }
+_NO_KEYS = frozenset[str]()
 _META_LOGPROBS = frozenset({"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"})
+
+
+# Of `meta_info`. The logprobs are those of the distribution that was sampled from, over the tokens of the mask.
+_MASKS, _MASKED_LOGPROBS = "output_token_sampling_mask", "output_token_sampling_logprobs"
+_OF_MASKS: frozenset[str] = frozenset({_MASKS, _MASKED_LOGPROBS, "output_token_sampling_mask_length"})
+# A call with a mask is refused without a top_k up to --sampling-mask-max-tokens, by default 4,096, and aborted if ties make
+# the mask longer (0.5.23).
+MASK_TOP_K = 4000
+
+
+def returns_mask(call: EngineCall) -> bool:
+    """Return whether to request the mask of a call: it is configured, and the server does not refuse the call for it."""
+    top_k = call.body.get("top_k", (call.traits.sampling_defaults or {}).get("top_k"))
+    is_bounded = type(top_k) is int and 1 <= top_k <= MASK_TOP_K
+    return call.sampling_masks and is_bounded and not call.body.get("custom_logit_processor")
 
 
 class Sglang:
@@ -104,6 +122,8 @@ class Sglang:
             problems = (*problems, "uncounted")  # usage is their sum: lost and repeated tokens may cancel out
         streamed = dialect == "chat" and is_on(body.get("stream"))
         flags = (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
+        if dialect == "chat" and not streamed and returns_mask(call):
+            flags = (*flags, _MASK)
         missing = [
             flag for flag in flags if not is_on(body.get(flag)) and not is_on(call.headers.get(_HEADERS.get(flag, "")))
         ]
@@ -121,6 +141,11 @@ class Sglang:
             empty_deltas=streamed and not requested.logprobs,
             usage=bool(options) and not requested.usage and not call.traits.forces_usage,
             keys=frozenset(key for flag in missing for key in _BROUGHT[flag]) - kept,
+            meta_keys=(
+                (_OF_MASKS if _MASK in missing else _NO_KEYS) | (_META_LOGPROBS if "logprobs" in fields else _NO_KEYS)
+                if _META not in missing
+                else _NO_KEYS
+            ),
         )
         # Framed ids arrive in a separate event, which can be dropped as a whole, unless the client reads it itself.
         framed = {_FRAMED: "1"} if streamed and len(missing) == len(flags) else {}
@@ -151,7 +176,7 @@ class Sglang:
         shown = _without_ids(response, rules)
         choices = response.get("choices")
         if isinstance(choices, list):
-            shown["choices"] = [_without_logprobs(without(choice, rules), rules) for choice in choices]
+            shown["choices"] = [without(choice, rules) for choice in choices]
         return shown
 
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
@@ -213,7 +238,8 @@ class Sglang:
         notes: Json = {"retractions": retractions} if retractions else {}
         if cached := _cached(choices[:: _samples(body)] if is_native else choices[:1]):
             notes[CACHED_TOKENS] = cached
-        return Tokens(extension.get("input_ids"), tuple(sampled), tuple(problems), notes)
+        mode = "processed_logprobs" if any(_masked_logprobs(choice.get("meta_info")) for choice in choices) else None
+        return Tokens(extension.get("input_ids"), tuple(sampled), tuple(problems), notes, mode)
 
 
 def _cached(choices: Sequence[Json]) -> int:
@@ -336,14 +362,6 @@ def _without_ids(response: Json, rules: StripRules) -> Json:
     }
 
 
-def _without_logprobs(choice: Json, rules: StripRules) -> Json:
-    """Return the choice; if logprobs were injected, without those in the `meta_info` that the client requested."""
-    meta = choice.get("meta_info")
-    if not rules.logprobs or not isinstance(meta, dict):
-        return choice
-    return {**choice, "meta_info": {key: value for key, value in meta.items() if key not in _META_LOGPROBS}}
-
-
 def _only_carries_logprobs(choice: Json) -> bool:
     """Return whether an event has only logprobs: with a parser, SGLang sends such events only if they were requested."""
     delta = choice.get("delta")
@@ -362,7 +380,9 @@ def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
         ids = outputs[index]
     if ids is None and pairs:
         ids = [pair[1] for pair in pairs]
-    logprobs = [pair[0] for pair in pairs] if pairs else logprobs_of(choice)
+    logprobs: list[float | None] | None = [pair[0] for pair in pairs] if pairs else logprobs_of(choice)
+    if masked := _masked_logprobs(meta):
+        logprobs = list(masked)
     if ids == [] and choice.get("finish_reason") == "abort":
         logprobs = []  # SGLang may return one anyway (output_streamer.py:613)
     return Sampled(
@@ -376,8 +396,14 @@ def _sampled(choice: Json, meta: Json, outputs: Any, versions: Any) -> Sampled:
         prompt_counted=meta.get("prompt_tokens"),
         spans=_spans(meta.get("weight_versions") or versions),
         routed_experts=meta.get("routed_experts"),
-        sampling_mask=meta.get("output_token_sampling_mask"),
+        sampling_mask=meta.get(_MASKS),
     )
+
+
+def _masked_logprobs(meta: Any) -> list[float] | None:
+    """Return the logprobs over the masks; None without them, and for lists (`sampling_logprobs_mode: support`)."""
+    values = meta.get(_MASKED_LOGPROBS) if isinstance(meta, dict) and meta.get(_MASKS) else None
+    return values if isinstance(values, list) and all(type(value) is float for value in values) else None
 
 
 def _disagree(sampled_choice: Sampled, choice: Json, meta: Json, outputs: Any) -> bool:

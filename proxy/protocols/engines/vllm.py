@@ -102,7 +102,9 @@ def tokens_of_generate(response: Json) -> Tokens:
     sampled = tuple(_sampled_of_generate(choice) for choice in choices)
     disagree = any(_disagrees(choice) or has_other_ids_as_names(choice, choice.get("token_ids")) for choice in choices)
     problems = ("ids_disagree",) if disagree else ()
-    return Tokens(response.get("prompt_token_ids"), sampled, problems)
+    # --return-sampling-mask requires this mode (0.32.0, config/vllm.py). Masks are in responses of this endpoint only.
+    mode = "processed_logprobs" if any(each.sampling_mask is not None for each in sampled) else None
+    return Tokens(response.get("prompt_token_ids"), sampled, problems, logprobs_mode=mode)
 
 
 def _without_logprobs(shown: Json, rules: StripRules) -> Json:

@@ -91,14 +91,15 @@ class BackgroundAudit:
 
 def is_scorable(step: Step) -> bool:
     """Return whether the engine that sampled a step can score it as it was recorded."""
-    temperature = step.sampling.get("temperature")
+    temperature, over = step.sampling.get("temperature"), {step.logprobs_over(choice) for choice in step.choices}
     return (
         step.exact
         and step.status == "complete"
         and step.engine.kind in SCORING_KINDS
         and (step.is_chat or step.dialect in {"completions", "sglang_generate"})
         and any(choice.logprobs for choice in step.choices)
-        and (step.sampling.get("logprobs_mode", _RAW) == _RAW or temperature == 1)
+        and (step.sampling.get("logprobs_mode", _RAW) == _RAW or temperature == 1 or over == {"mask"})
+        and "truncated" not in over
         and not step.constrained
         and not recorded(step)  # ids without the images are another prompt
     )

@@ -109,7 +109,7 @@ async def audit_rows(
 async def audit_one(recorded: AuditSample, scorer: Scorer, terms: AuditOptions) -> tuple[Scored, Assessment | None]:
     """Score a sequence and assess it; score it shifted too if that may explain the differences. Raises NotScored."""
     recorded = recorded.comparable(terms.logprobs_mode)
-    scored = await scorer.score(recorded.token_ids)
+    scored = await scorer.score(recorded.token_ids, recorded.masks)
     finding = await asyncio.to_thread(judge, recorded, scored, terms.tolerance)
     if await asyncio.to_thread(may_be_moved, finding, recorded, scored):
         for offset in OFFSETS:
@@ -149,7 +149,7 @@ async def _audited(row: Any, scorer: Scorer, terms: AuditOptions, journal: Audit
 
 def _key(recorded: AuditSample, scorer: Scorer, terms: AuditOptions) -> str:
     depends = [asdict(recorded), scorer.kind, scorer.model, terms.tolerance, terms.logprobs_mode]
-    return blake2b(orjson.dumps(depends), digest_size=16).hexdigest()
+    return blake2b(orjson.dumps(depends, option=orjson.OPT_NON_STR_KEYS), digest_size=16).hexdigest()
 
 
 _IMAGES = "the prompt has images, without which its ids are another prompt"

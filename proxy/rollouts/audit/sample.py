@@ -10,10 +10,12 @@ Rule 3: tokens sampled under a constraint (`Step.constrained`) are not compared.
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Literal
 
+from proxy.rollouts.scoring.requests import Kept
+from proxy.trajectory.arrays import unpack_mask
 from proxy.trajectory.step import Choice, Step
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "after_temperature_logprobs"]
@@ -31,18 +33,22 @@ class SampledSpan:
     policy_version: str | None = None
     temperature: float | None = None
     constrained: bool = False
+    over: str | None = None
 
     def can_be_scored(self, mode: LogprobsMode) -> bool:
         """Return whether an engine scores its ids in a prompt as they were recorded in this mode."""
-        return not self.constrained and (mode == "raw_logprobs" or self.temperature in (None, 1))
+        if self.constrained or self.over == "truncated":
+            return False
+        return self.over == "mask" or mode == "raw_logprobs" or self.temperature in (None, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditSample:
     """A recorded sequence. `logprobs` are None for tokens that are not compared.
 
-    `mask_offset` is the number of positions by which the mask is late against the logprobs; 0 in a correct row. The names of
-    fields are part of the keys of audit logs: a renamed field invalidates them.
+    `mask_offset` is the number of positions by which the mask is late against the logprobs; 0 in a correct row. `masks` are the
+    tokens over which logprobs were recorded, by position. The names of fields are part of the keys of audit logs: a renamed
+    field invalidates them.
     """
 
     name: str
@@ -51,6 +57,7 @@ class AuditSample:
     logprobs: Sequence[float | None]
     stretches: tuple[SampledSpan, ...] = ()
     mask_offset: int = 0
+    masks: Mapping[int, Kept] = field(default_factory=dict)
 
     def span_at(self, index: int) -> SampledSpan | None:
         """Return the span of a token, or None."""
@@ -78,7 +85,9 @@ class AuditSample:
         reasons = []
         if any(span.constrained for span in self.stretches):
             reasons.append("sampled with a constraint (a grammar or a forced tool call)")
-        if self.temperatures and mode != "raw_logprobs":
+        if any(span.over == "truncated" for span in self.stretches):
+            reasons.append("recorded over tokens that truncated sampling kept and the engine did not report")
+        if self.temperatures and mode != "raw_logprobs" and any(span.over != "mask" for span in self.stretches):
             reasons.append(f"recorded after temperature {', '.join(map(str, self.temperatures))}")
         count = self.count - self.comparable(mode).count
         return count, f"{count} skipped because engines cannot score them again: {'; '.join(reasons)}" if count else ""
@@ -111,13 +120,15 @@ def of_row(row: Any) -> AuditSample:
     if not all(value is None or (type(value) in {int, float} and isfinite(value)) for value in logprobs):
         raise ValueError("logprobs must be numbers or null")
     name, branch = name_of(row)
+    spans = tuple(_span(span) for span in row.get("spans") or () if isinstance(span, dict))
     return AuditSample(
         name=name,
         branch=branch,
         token_ids=ids,
         logprobs=logprobs,
-        stretches=tuple(_span(span) for span in row.get("spans") or () if isinstance(span, dict)),
+        stretches=spans,
         mask_offset=_mask_offset(mask, logprobs),
+        masks=_kept(row.get("sampling_mask"), spans),
     )
 
 
@@ -127,13 +138,16 @@ def of_choice(step: Step, choice: Choice) -> AuditSample:
     start, end = len(prompt), len(prompt) + len(choice.ids)
     nothing: list[float | None] = [None] * start
     temperature = step.sampling.get("temperature")
-    span = SampledSpan(start, end, step.step_id, step.policy_version, temperature, step.constrained is True)
+    over = step.logprobs_over(choice)
+    span = SampledSpan(start, end, step.step_id, step.policy_version, temperature, step.constrained is True, over)
+    kept: list[list[int]] = [] if choice.sampling_mask is None else unpack_mask(choice.sampling_mask)
     return AuditSample(
         name=step.rollout_id,
         branch=choice.index,
         token_ids=(prompt + choice.ids).tolist(),
         logprobs=[*nothing, *choice.logprobs],
         stretches=(span,),
+        masks=_kept([[]] * start + kept, (span,)),
     )
 
 
@@ -144,7 +158,24 @@ def _span(span: Mapping[str, Any]) -> SampledSpan:
     known = temperature if type(temperature) in {int, float} else None
     version = span.get("policy_version")
     version = None if version is None else str(version)
-    return SampledSpan(start, end, str(span.get("step_id")), version, known, span.get("constrained") is True)
+    over = span.get("logprobs_over")
+    return SampledSpan(start, end, str(span.get("step_id")), version, known, span.get("constrained") is True, over)
+
+
+def _kept(masks: Any, spans: Sequence[SampledSpan]) -> Mapping[int, Kept]:
+    """Return the tokens of the masks by position, in spans whose logprobs are over them. Raises ValueError for invalid ones."""
+    found = {}
+    for span in spans:
+        if span.over == "mask":
+            kept = masks[span.start : span.end] if isinstance(masks, list) else []
+            if len(kept) != span.end - span.start:
+                raise ValueError("sampling_mask has no entry for each token of its span")
+            for position, ids in enumerate(kept, span.start):
+                if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+                    raise ValueError("sampling_mask must be lists of token ids")
+                if ids:  # none where the token is trained in another row
+                    found[position] = Kept(ids, span.temperature or 1)
+    return found
 
 
 def _mask_offset(mask: Sequence[Any], logprobs: Sequence[float | None]) -> int:

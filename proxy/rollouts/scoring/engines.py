@@ -1,14 +1,16 @@
 """The engines of one scorer: which of them scores a sequence, for how long, and when the next one is tried."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from proxy.errors import EngineError, EngineTimeout, NotFound, UnprocessableRequest
 from proxy.rollouts.scoring.requests import (
+    NO_MASKS,
     SCORING_KINDS,
+    Kept,
     NotScored,
     OtherVocabulary,
     Scorer,
@@ -93,7 +95,12 @@ class ScoringEngines:
         raise faults[0]
 
     async def score(
-        self, model: str | None, ids: Sequence[int], positions: Sequence[int], top_k: int
+        self,
+        model: str | None,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        top_k: int,
+        masks: Mapping[int, Kept] = NO_MASKS,
     ) -> tuple[Endpoint, TokenScores]:
         """Score a sequence at the endpoint with the least load, or at the next ones while they fail.
 
@@ -113,7 +120,7 @@ class ScoringEngines:
         while True:
             endpoint = failover.next()
             try:
-                request = self._request(endpoint, model, ids, positions, top_k, can_fail_over=failover.has_next)
+                request = self._request(endpoint, model, ids, positions, top_k, masks, can_fail_over=failover.has_next)
                 return endpoint, await self._in_time(request, endpoint, f"score {len(ids)} tokens")
             except (TooLong, OtherVocabulary):
                 raise
@@ -131,15 +138,16 @@ class ScoringEngines:
         ids: Sequence[int],
         positions: Sequence[int],
         top_k: int,
+        masks: Mapping[int, Kept],
         *,
         can_fail_over: bool,
     ) -> TokenScores:
         with await self.upstream.slot(endpoint, _LANE, can_fail_over=can_fail_over):
             scorer = await self._scorer(endpoint, model)
             if not scorer.has_adapters or self.limits.configured:
-                return await scorer.score_at(ids, positions, top_k)
+                return await scorer.score_at(ids, positions, top_k, masks)
             async with self._turns.setdefault(endpoint, asyncio.Lock()):
-                return await scorer.score_at(ids, positions, top_k)
+                return await scorer.score_at(ids, positions, top_k, masks)
 
     async def _scorer(self, endpoint: Endpoint, model: str | None) -> Scorer:
         """Return the scorer of a model at an endpoint. Its requests do not count towards the ejection of the endpoint."""

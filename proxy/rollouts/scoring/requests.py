@@ -12,8 +12,10 @@ those of the positions that are read become Python objects, in a thread and one 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, log
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +31,8 @@ SCORING_KINDS = ("vllm", "sglang")
 MAX_BYTES: Final = (
     48 * 2**20
 )  # of a response, scanned within 100 ms: 400,000 tokens, or 25,000 with the 20 most likely ones
+_MARGIN: Final = 16  # tokens more than twice a mask: other weights have another order of tokens
+_NEGLIGIBLE: Final = 1e-4  # of a likelihood: engines differ by as much from themselves
 _HEADERS: Final = (("Content-Type", "application/json"),)
 
 
@@ -49,13 +53,26 @@ class TokenScores:
     """The logprobs of some tokens of a sequence, in their order.
 
     `top_ids` and `top_logprobs` have the most likely tokens in place of each of them, the same number for each, the most likely
-    one first. `weight_version` is that of the engine, if it reports one.
+    one first. `weight_version` is that of the engine, if it reports one. `uncertain` is the number of logprobs over sampling
+    masks of whose tokens the engine did not return enough: they are too low by up to the probability of the missing ones.
     """
 
     logprobs: list[float] = field(default_factory=list)
     top_ids: list[int] = field(default_factory=list)
     top_logprobs: list[float] = field(default_factory=list)
     weight_version: str | None = None
+    uncertain: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The tokens that truncated sampling kept at a position, and its temperature: recorded logprobs are over these tokens."""
+
+    ids: Sequence[int]
+    temperature: float = 1
+
+
+NO_MASKS: Final[Mapping[int, Kept]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +89,63 @@ class Scorer:
     window: int | None = None
     has_adapters: bool = False
 
-    async def score(self, ids: Sequence[int]) -> Scores:
+    async def score(self, ids: Sequence[int], masks: Mapping[int, Kept] = NO_MASKS) -> Scores:
         """Return the logprob of each id given those before it; None for the first, and for one beyond the longest prompt.
+
+        At the positions of `masks`, it is over the tokens of the mask.
 
         Raises NotScored, or TooLong if the sequence exceeds the context window.
         """
         # A prompt must leave room for a token, and a sequence may have filled the window to its end.
         scored = ids[: self.window - 1] if self.window and len(ids) == self.window else ids
-        found = await self.score_at(scored, range(1, len(scored)))
+        found = await self.score_at(scored, range(1, len(scored)), masks=masks)
         return [None, *found.logprobs, *[None] * (len(ids) - len(scored))]
 
-    async def score_at(self, ids: Sequence[int], positions: Sequence[int], top_k: int = 0) -> TokenScores:
+    async def score_at(
+        self, ids: Sequence[int], positions: Sequence[int], top_k: int = 0, masks: Mapping[int, Kept] = NO_MASKS
+    ) -> TokenScores:
         """Return the logprobs of the ids at these positions, none of which is 0, each given the ids before it.
+
+        At the positions of `masks`, it is over the tokens of the mask, for which more of the most likely tokens are requested.
 
         Raises NotScored, OtherVocabulary, or TooLong if the sequence leaves no room in the context window.
         """
         if self.window and len(ids) >= self.window:
             raise TooLong(f"{len(ids)} token ids exceed the engine's context window of {self.window}")
-        path, body = _request(self.kind, self.model, ids, top_k)
+        width = max([top_k, *(2 * len(kept.ids) + _MARGIN for kept in masks.values())])
+        path, body = _request(self.kind, self.model, ids, width)
         status, answer = await self.send("POST", path, body)
         if status != 200:
             raise _refused(status, answer[:300].decode("utf-8", "replace"), len(ids))
-        return await asyncio.to_thread(_scores, self.kind, answer, ids, positions, top_k)
+        found = await asyncio.to_thread(_scores, self.kind, answer, ids, positions, width)
+        return found if not masks else await asyncio.to_thread(_over_masks, found, ids, positions, top_k, width, masks)
+
+
+def _over_masks(
+    found: TokenScores, ids: Sequence[int], positions: Sequence[int], top_k: int, width: int, masks: Mapping[int, Kept]
+) -> TokenScores:
+    """Return scores with logprobs over the tokens of masks, and the `top_k` most likely of the `width` tokens.
+
+    Raw logprobs differ from logits by a constant, which is the same for all tokens: scaled by the temperature and normalized
+    over the kept tokens they are those of the distribution that was sampled from.
+    """
+    scores = replace(found, logprobs=[], top_ids=[], top_logprobs=[])
+    for at, position in enumerate(positions):
+        top = slice(at * width, (at + 1) * width)
+        likely, own = dict(zip(found.top_ids[top], found.top_logprobs[top], strict=True)), found.logprobs[at]
+        kept = masks.get(position)
+        if kept is not None:
+            likely[ids[position]] = own
+            known = [likely[token] for token in kept.ids if token in likely] or [own]
+            scale, highest, least = 1 / (kept.temperature or 1), max(known), min(likely.values())
+            total = sum(exp((value - highest) * scale) for value in known)
+            rest = (len(kept.ids) - len(known)) * exp(min(0.0, (least - highest) * scale))  # each is at most as likely
+            scores.uncertain += rest > _NEGLIGIBLE * total
+            own = (own - highest) * scale - log(total + max(0.0, rest))
+        scores.logprobs.append(own)
+        scores.top_ids += found.top_ids[top][:top_k]
+        scores.top_logprobs += found.top_logprobs[top][:top_k]
+    return scores
 
 
 def sender(upstream: Upstream, endpoint: Endpoint, *, is_auxiliary: bool = False, max_bytes: int = MAX_BYTES) -> Send:

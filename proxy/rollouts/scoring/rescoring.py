@@ -24,7 +24,7 @@ from proxy.errors import BadRequest, Conflict, EngineBusy, UnprocessableRequest
 from proxy.rollouts.pause import PAUSE_ANNOUNCEMENT, announcement_name
 from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, read_announced
 from proxy.rollouts.scoring.engines import ScoringEngines
-from proxy.rollouts.scoring.requests import OtherVocabulary, TokenScores, TooLong
+from proxy.rollouts.scoring.requests import NO_MASKS, Kept, OtherVocabulary, TokenScores, TooLong
 from proxy.rollouts.scoring.vocabulary import differing_id, is_unlikely
 from proxy.rollouts.steps import aside, weights_of
 from proxy.rollouts.stored_fields import announced_value
@@ -164,11 +164,15 @@ class Rescoring:
     ) -> tuple[Endpoint, TokenScores]:
         try:
             async with self._engines.slots:
-                endpoint, scored = await self._engines.score(model, ids, positions, self._top_k)
+                masks = kept_tokens(row) if self._engines.is_policy else NO_MASKS
+                endpoint, scored = await self._engines.score(model, ids, positions, self._top_k, masks)
         except TooLong as error:
             raise _refused(row, str(error)) from None
         except OtherVocabulary as error:
             raise self._other_vocabulary(leaf, str(error)) from None
+        if scored.uncertain:
+            why = f"the engine did not return enough of the tokens that sampling kept, at {scored.uncertain} positions"
+            raise _refused(row, why)
         if not self._engines.is_policy:
             await self._check_vocabulary(endpoint, leaf, row, scored)
         return endpoint, scored
@@ -193,6 +197,9 @@ class Rescoring:
         digest = blake2b(orjson.dumps([*known, weights.epoch] if weights.epoch else known), digest_size=20)
         digest.update(ids.tobytes())
         digest.update(row.trained[: len(ids)])
+        if self._engines.is_policy:
+            for start, mask in row.masks:
+                digest.update(b"%d:" % start + mask.ids.tobytes() + mask.offsets.tobytes())
         return digest.hexdigest()
 
     def _read(
@@ -242,6 +249,17 @@ class Rescoring:
     def _other_vocabulary(self, leaf: Step, why: str) -> UnprocessableRequest:
         message = f"Scorer {self._name!r} has another vocabulary than engine {leaf.engine.name}: {why}."
         return UnprocessableRequest(message, param="rescore")
+
+
+def kept_tokens(row: Row) -> dict[int, Kept]:
+    """Return the tokens of the sampling masks of a row by position, where its logprobs are over these."""
+    return {
+        position: Kept(ids, span.temperature or 1)
+        for span in row.spans
+        if span.logprobs_over == "mask"
+        for position, ids in enumerate(row.sampling_mask[span.start : span.end], span.start)
+        if ids
+    }
 
 
 def _refused(row: Row, why: str) -> Conflict:

@@ -176,10 +176,12 @@ async def test_missing_prompt_ids_are_looked_up_before_the_end_is_sent(store, en
 async def test_a_translated_stream_is_replayed_where_a_chat_stream_is(store, http, path, body):
     """Such as by an SGLang without a parser; the options of the chat stream are the translation's own."""
     async with simulating("127.0.0.1:0", Options(shape="sglang", has_parser=False)) as engine:
-        async with proxying(engine, store) as served:
-            async with http.post(f"{served.url}/rollouts/r1{path}", json=body | {"stream": True}) as response:
-                assert 200 == response.status, await response.text()
-                stream = await response.text()
+        async with (
+            proxying(engine, store) as served,
+            http.post(f"{served.url}/rollouts/r1{path}", json=body | {"stream": True}) as response,
+        ):
+            assert 200 == response.status, await response.text()
+            stream = await response.text()
         (step,) = await stored_steps(store, "r1")
 
     assert ((), "replay") == (step.problems, step.extra["streaming"])

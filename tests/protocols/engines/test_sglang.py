@@ -4,13 +4,20 @@ import re
 
 import orjson
 import pytest
+import worked
+from forests import make_step
 from recorded import http_cassettes, load_http, plan_of, play
 
+from proxy.export import FORMATS
 from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.dialects.base import ResponseOptions
 from proxy.protocols.engines import ENGINES, Traits
-from proxy.protocols.engines.base import FollowUpRequest, StripRules
+from proxy.protocols.engines.base import EngineCall, FollowUpRequest, StripRules
+from proxy.protocols.exchange import Exchange
 from proxy.protocols.plan import CallOptions, make_plan
-from proxy.trajectory.step import EngineFacts
+from proxy.trajectory.arrays import unpack_mask
+from proxy.trajectory.sequence import Options
+from proxy.trajectory.step import EngineFacts, Timing
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PARSED, BARE = Traits("sglang", "0.5.23", has_parser=True), Traits("sglang", "0.5.23", has_parser=False)
@@ -315,7 +322,9 @@ def test_other_fields_of_sglext_are_forwarded():
 
 
 def test_requested_meta_info_has_no_injected_logprobs():
-    engine, rules = ENGINES["sglang"], StripRules(logprobs=True)
+    engine = ENGINES["sglang"]
+    body = {"messages": [{"role": "user", "content": "hi"}], "return_meta_info": True}
+    rules = engine.inject(EngineCall("chat", body, ResponseOptions(), PARSED)).strip_rules
     meta = {
         "id": "x",
         "output_token_logprobs": [[-1, 5, None]],
@@ -366,3 +375,132 @@ def test_a_response_without_choices_is_stripped():
     rules = StripRules(keys=frozenset({"output_ids"}))
 
     assert {"id": "x"} == ENGINES["sglang"].strip("chat", {"id": "x", "sglext": {"output_ids": [[1]]}}, rules)
+
+
+MASKED = CallOptions(sampling_masks=True)
+TRUNCATED = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "top_k": 20, "top_p": 0.9}
+
+
+def masked_response(mask, logprobs=(-0.5, -0.25)):
+    """Return a response of two tokens with this mask: ids, and logprobs over all tokens of -3 and -2."""
+    meta = {
+        "output_token_logprobs": [[-3.0, 5, None], [-2.0, 6, None]],
+        "completion_tokens": 2,
+        "output_token_sampling_mask": mask,
+        "output_token_sampling_logprobs": list(logprobs),
+        "output_token_sampling_mask_length": 2,
+    }
+    choice = {
+        "index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop", "logprobs": None,
+        "prompt_token_ids": [1, 2], "response_token_ids": [5, 6], "meta_info": meta,
+    }  # fmt: skip
+    usage = {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+    return orjson.dumps({"id": "i", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage})
+
+
+def masked_step(response, body=TRUNCATED):
+    """Return what the client receives, and the step."""
+    exchange = Exchange(plan_of("/v1/chat/completions", body, MASKED, kind="sglang"), 200, "application/json")
+    exchange.feed(response)
+    outcome = exchange.finish(Timing(0.0))
+    return orjson.loads(outcome.end), outcome.step
+
+
+@pytest.mark.parametrize(
+    ("body", "requested"),
+    [
+        ({}, True),
+        ({"stream": True}, True),
+        ({"top_k": None}, False),
+        ({"top_k": -1}, False),
+        ({"top_k": 10_000}, False),
+        ({"top_k": "20"}, False),
+        ({"custom_logit_processor": "x"}, False),
+    ],
+)
+def test_a_sampling_mask_is_requested_where_the_server_returns_one(body, requested):
+    """It refuses a call without a bounded top_k. Streams have no masks, so they are replayed."""
+    plan = plan_of("/v1/chat/completions", TRUNCATED | body, MASKED, kind="sglang")
+
+    assert requested is plan.body.get("return_sampling_mask", False)
+    assert "return_sampling_mask" not in plan_of("/v1/chat/completions", TRUNCATED | body, kind="sglang").body
+    assert "stream" not in body or "replay" == plan.framing
+
+
+def test_a_mask_is_recorded_with_the_logprobs_over_its_tokens():
+    """The client receives neither; the mode of the step is that of these logprobs."""
+    shown, step = masked_step(masked_response([[4, 5], [6, 7, 8]]))
+    (choice,) = step.choices
+
+    assert ([], [[4, 5], [6, 7, 8]], [-0.5, -0.25]) == (
+        [*step.problems], unpack_mask(choice.sampling_mask), choice.logprobs.tolist()
+    )  # fmt: skip
+    assert ("processed_logprobs", "mask") == (step.sampling["logprobs_mode"], step.logprobs_over(choice))
+    assert "meta_info" not in shown["choices"][0]
+
+
+def test_a_client_that_requests_meta_info_receives_it_without_the_mask():
+    shown, _ = masked_step(masked_response([[4, 5], [6, 7, 8]]), TRUNCATED | {"return_meta_info": True})
+
+    assert {"completion_tokens"} == shown["choices"][0]["meta_info"].keys()
+
+
+def test_a_client_that_requests_the_mask_receives_it():
+    own = TRUNCATED | {"return_meta_info": True, "return_sampling_mask": True}
+    shown, _ = masked_step(masked_response([[4, 5], [6, 7, 8]]), own)
+
+    assert [[4, 5], [6, 7, 8]] == shown["choices"][0]["meta_info"]["output_token_sampling_mask"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "problem"),
+    [
+        ([[4, 5]], "mask_count"),
+        ([[4, 5], [7, 8]], "bad_mask"),
+        ([[4, 5], []], "bad_mask"),
+        ([[4, 5], [6, -7]], "bad_mask"),
+        ([[4, 5], [6, True]], "bad_mask"),
+        ([[4, 5], [6, 2**40]], "bad_mask"),
+        ([[4, 5], [[6]]], "bad_mask"),
+        ([4, 6], "bad_mask"),
+        ("56", "bad_mask"),
+        ({"5": [5]}, "bad_mask"),
+    ],
+)
+def test_a_wrong_mask_is_flagged_and_loses_no_token(mask, problem):
+    _, step = masked_step(masked_response(mask))
+
+    assert (problem,) == step.problems
+    assert [5, 6] == step.choices[0].ids.tolist()
+
+
+@pytest.mark.parametrize("logprobs", [[[-0.5], [-0.25]], [-1, -2], "ab", [None, -0.5]])
+def test_logprobs_over_masks_that_are_no_numbers_are_not_recorded(logprobs):
+    """With `sampling_logprobs_mode: support` they are lists."""
+    _, step = masked_step(masked_response([[4, 5], [6, 7, 8]], logprobs))
+
+    assert [-3.0, -2.0] == step.choices[0].logprobs.tolist()
+    assert "after_temperature_logprobs" == step.sampling["logprobs_mode"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "sampling", "over"),
+    [
+        ("processed_logprobs", {"top_p": 0.9}, "truncated"),
+        ("processed_logprobs", {"top_k": 5}, "truncated"),
+        ("processed_logprobs", {"min_p": 0.1}, "truncated"),
+        ("processed_logprobs", {"top_p": 1, "top_k": -1, "min_p": 0}, None),
+        ("processed_logprobs", {"top_k": 0, "temperature": 0.5}, None),
+        ("raw_logprobs", {"top_p": 0.9}, None),
+    ],
+)
+def test_logprobs_of_truncated_sampling_without_a_mask_are_named(mode, sampling, over):
+    """They are over tokens that the engine does not report."""
+    plan = plan_of("/v1/chat/completions", {"messages": [], **sampling}, kind="vllm", logprobs_mode=mode)
+    step = make_step("a", [1], [2], sampling=plan.sampling)
+
+    assert over == step.logprobs_over(step.choices[0])
+    (row,) = FORMATS["steps"].plan(worked.FACTS, [step], Options()).render()
+    assert over == row.get("logprobs_over")
+    (row,) = FORMATS["sequences"].plan(worked.FACTS, [step], Options()).render()
+    assert over == row["spans"][0].get("logprobs_over")

@@ -4,7 +4,7 @@ import asyncio
 
 import aiohttp
 import pytest
-from scoring import WINDOW, honest_row, scoring_as_vllm
+from scoring import WINDOW, honest_row, masked_row, scoring_as_vllm
 
 from proxy.cli.audit import sender
 from proxy.rollouts.audit.runner import AuditLog, AuditOptions, audit_rows
@@ -176,3 +176,17 @@ async def test_rows_with_images_are_not_scored(scorer, engine):
 
     assert ("nothing to compare", 0) == (result.verdict, scored(engine))
     assert "images" in result.note
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+async def test_logprobs_over_sampling_masks_are_compared_with_scores_over_the_same_tokens(scorer, temperature):
+    """At any temperature: it is known, and so are the tokens over which the scores are normalized."""
+    right, wrong, unknown = masked_row(temperature), masked_row(temperature), masked_row(temperature)
+    wrong["sampling_mask"] = wrong["sampling_mask"][:10] + wrong["sampling_mask"][:9:-1]
+    unknown["spans"][0]["logprobs_over"] = "truncated"
+    short = masked_row(temperature) | {"sampling_mask": [[1]]}
+    results = await audited(iterate(right, wrong, unknown, short), scorer, logprobs_mode="processed_logprobs")
+
+    assert ["aligned", "other weights", "nothing to compare", "not scored"] == [result.verdict for result in results]
+    assert "truncated sampling kept" in results[2].note
+    assert "sampling_mask has no entry" in results[3].note

@@ -1,5 +1,7 @@
 """Scoring requests to engines."""
 
+from math import exp, log
+
 import aiohttp
 import orjson
 import pytest
@@ -7,10 +9,10 @@ from aiohttp import web
 from fakes import settings_for
 from prometheus_client import CollectorRegistry
 from recorded import load
-from scoring import WINDOW, score, scoring_as_sglang, scoring_as_vllm
+from scoring import WINDOW, likely, score, scoring_as_sglang, scoring_as_vllm
 
 from proxy.cli.audit import sender
-from proxy.rollouts.scoring.requests import NotScored, Scorer, TooLong, find_scorer
+from proxy.rollouts.scoring.requests import Kept, NotScored, Scorer, TooLong, find_scorer
 from proxy.rollouts.scoring.requests import sender as server_sender
 from proxy.telemetry.metrics import make_metrics
 from proxy.upstream import Upstream
@@ -193,3 +195,27 @@ async def test_a_response_that_is_too_large_is_not_read(engine):
             await scorer.score(IDS)
     finally:
         await upstream.close()
+
+
+async def test_scores_over_masks_are_normalized_over_their_tokens(engine, send):
+    """Those of the other positions, and the most likely tokens, are over all tokens."""
+    engine.respond = scoring_as_vllm
+    scorer = await find_scorer(send, None, None)
+    top = likely(IDS, 7)
+    ids = [*IDS[:20], next(iter(top[20])), *IDS[21:]]
+    kept = [*likely(ids, 3)[20]]
+    found = await scorer.score_at(ids, [19, 20], top_k=2, masks={20: Kept(kept, 0.5)})
+
+    plain = score(ids)
+    over = plain[20] * 2 - log(sum(exp(2 * value) for value in likely(ids, 3)[20].values()))
+    assert [plain[19], pytest.approx(over)] == found.logprobs
+    assert ([*likely(ids, 2)[19], *likely(ids, 2)[20]], 0) == (found.top_ids, found.uncertain)
+
+
+async def test_a_mask_with_tokens_that_the_engine_does_not_return_is_uncertain(engine, send):
+    engine.respond = scoring_as_vllm
+    scorer = await find_scorer(send, None, None)
+    found = await scorer.score_at(IDS, [20], masks={20: Kept([*likely(IDS, 600)[20]][-3:])})
+
+    assert 1 == found.uncertain
+    assert found.logprobs[0] <= 0

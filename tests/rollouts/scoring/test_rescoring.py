@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from fakes import settings_for
-from forests import forests, make_step
+from forests import forests, make_choice, make_step
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -13,9 +13,10 @@ from proxy.errors import Conflict, EngineBusy
 from proxy.rollouts.pause import PAUSE_ANNOUNCEMENT
 from proxy.rollouts.policy import POLICY_ANNOUNCEMENT
 from proxy.rollouts.scoring.engines import ScoringEngines, ScoringLimits
-from proxy.rollouts.scoring.requests import TokenScores
+from proxy.rollouts.scoring.requests import Kept, TokenScores
 from proxy.rollouts.scoring.rescoring import POLICY, Rescorers, ScoreCache
 from proxy.telemetry.metrics import make_metrics
+from proxy.trajectory.arrays import pack_mask
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, sequences
 from proxy.upstream import Upstream
@@ -32,17 +33,19 @@ class FakeEngines(ScoringEngines):
         self.on_score = on_score
         self.scored = []
         self.values = None
+        self.uncertain = 0
 
     async def find_model(self):
         return None if self.is_policy else "big"
 
-    async def score(self, model, ids, positions, top_k):
+    async def score(self, model, ids, positions, top_k, masks):
         self.scored.append((model, list(ids), list(positions)))
         if self.on_score is not None:
             await self.on_score(len(self.scored))
         await asyncio.sleep(0)
+        self.masks = masks
         logprobs = self.values or [-ids[position] / 1024 for position in positions]
-        return self.upstream.endpoints[0], TokenScores(logprobs)
+        return self.upstream.endpoints[0], TokenScores(logprobs, uncertain=self.uncertain)
 
 
 @pytest.fixture
@@ -111,6 +114,22 @@ async def test_each_trained_token_is_scored_once_after_the_ids_before_it(steps, 
         assert [-row.token_ids[at] / 1024 if bit else None for at, bit in enumerate(row.mask)] == found.filled(
             row.mask, None
         )
+
+
+@pytest.mark.parametrize("is_policy", [True, False])
+async def test_scores_of_a_policy_are_over_the_tokens_that_sampling_kept(store, upstream, is_policy):
+    """Those of a teacher are over all tokens. A row whose tokens the engine does not return is refused."""
+    masked = make_choice(0, [3, 4], sampling_mask=pack_mask([[3, 9], [4]]))
+    sampling = {"temperature": 0.5, "logprobs_mode": "processed_logprobs"}
+    engines = FakeEngines(upstream, is_policy=is_policy)
+    await scored_by(store, engines, [make_step("a", [1, 2], masked, sampling=sampling)])
+
+    assert ({2: Kept([3, 9], 0.5), 3: Kept([4], 0.5)} if is_policy else {}) == dict(engines.masks)
+    if not is_policy:
+        return
+    engines.uncertain = 1
+    with pytest.raises(Conflict, match="not return enough of the tokens that sampling kept, at 1 positions"):
+        await scored_by(store, engines, [make_step("a", [1, 2], masked, sampling=sampling)])
 
 
 async def test_scores_are_cached_by_ids_model_and_version(store, upstream):
