@@ -76,6 +76,9 @@ curl -s 127.0.0.1:8400/rollouts/linear/v1/chat/completions -H 'X-Rollout-Continu
 | SGLang (0.5.23, from its source) | `input_ids` | a list of ids as `prompt` | `/v1/tokenize`, `/v1/detokenize` |
 | llama.cpp, any other server | not continued | not continued | |
 
+A vLLM whose `/openapi.json` names the field `prompt_token_ids` of chat requests gets the ids there. No release has it
+(vllm-project/vllm#55771 is in review), so this is tested with the simulator only.
+
 An SGLang endpoint gets ids for chat only after its rendering of a step's messages was equal to the step's prompt ids.
 
 - The rest of the request does not change: tools, parsers, streaming and structured output work as before. Clients do not see

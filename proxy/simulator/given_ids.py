@@ -11,9 +11,10 @@ from proxy.simulator.requests import Body
 _PARAM: Final = "kv_transfer_params.prompt_token_ids"
 
 
-def reused_ids(body: Body, model: Model) -> list[int] | None:
+def reused_ids(body: Body, model: Model, *, has_field: bool = False) -> list[int] | None:
     """Return the ids of a vLLM chat in place of its rendered messages; None if there are none.
 
+    `has_field`: they may be in the field `prompt_token_ids`, which 0.32 ignores.
     They are ignored with `echo`, and if a message has content that is not text (vLLM 0.32, renderers/online_renderer.py,
     `_reused_prompt_token_ids`).
 
@@ -22,6 +23,8 @@ def reused_ids(body: Body, model: Model) -> list[int] | None:
     """
     params = body.get("kv_transfer_params")
     ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
+    if has_field and ids is None:
+        ids = body.get("prompt_token_ids")
     if ids is None or body.get("echo") or _has_other_than_text(body.get("messages")):
         return None
     if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):

@@ -40,6 +40,7 @@ class Options:
     SGLang 0.5.23; without `supports_ids_flags` it behaves like an older server, which ignores flags for ids. With
     `incremental_streams`, each event of `/generate` continues its choice (`--incremental-streaming-output`).
     vLLM only: `scale_out` enables `/inference/v1/generate`, and `sampling_mask` adds `sampling_mask` to its choices.
+    `has_prompt_field` gives chat requests the field `prompt_token_ids`, which no release has.
     """
 
     model: str = "simulated"
@@ -55,6 +56,7 @@ class Options:
     incremental_streams: bool = False
     scale_out: bool = True
     sampling_mask: bool = False
+    has_prompt_field: bool = False
     routed_experts: bool = False
     script: Script | None = None
     template: str | None = None

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from proxy.errors import EngineError
 from proxy.protocols.engines.base import Traits
-from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
+from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, has_prompt_field, identify_engine
 from proxy.protocols.engines.sampling_defaults import read_rendered, sampling_defaults_request
 from proxy.telemetry.logs import LOG
 from proxy.upstream.endpoint import Endpoint
@@ -37,7 +37,8 @@ async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
             return
         _update(endpoint, traits, is_known=traits.kind != "plain" or (answers[common].status == 200 and not has_errors))
         endpoint.server = answers[specific[0]].server
-        endpoint.traits = await _with_defaults(endpoint, traits, send_probe)
+        traits = await _with_defaults(endpoint, traits, send_probe)
+        endpoint.traits = await _with_prompt_field(endpoint, traits, send_probe)
     except EngineError as fault:
         endpoint.last_fault = fault.message
     finally:
@@ -52,14 +53,17 @@ def _update(endpoint: Endpoint, traits: Traits, *, is_known: bool) -> None:
     """
     if endpoint.settings.kind not in {"auto", traits.kind}:
         LOG.warning("Engine %s is configured as %s but was detected as %s", endpoint.label, endpoint.kind, traits.kind)
-    before = endpoint.traits and replace(endpoint.traits, sampling_defaults=None)
-    if endpoint.is_lost or before != replace(traits, sampling_defaults=None):
+    if endpoint.is_lost or endpoint.traits is None or _identity(traits) != _identity(endpoint.traits):
         endpoint.forget()
         endpoint.returns_ids = traits.kind != "plain"
     endpoint.traits, endpoint.is_detected, endpoint.is_lost = traits, is_known, False
     endpoint.detections = 0 if is_known else endpoint.detections + 1
     pause_s = _MAX_PAUSE_S if is_known else min(2 ** min(endpoint.detections, 6) - 2, _MAX_PAUSE_S)
     endpoint.detect_at = asyncio.get_running_loop().time() + pause_s
+
+
+def _identity(traits: Traits) -> tuple[Any, ...]:
+    return traits.kind, traits.version, traits.has_parser, traits.model
 
 
 async def _with_defaults(endpoint: Endpoint, traits: Traits, send_probe: SendProbe) -> Traits:
@@ -73,6 +77,18 @@ async def _with_defaults(endpoint: Endpoint, traits: Traits, send_probe: SendPro
     except (EngineError, TimeoutError):
         return traits  # the type was detected
     return replace(traits, sampling_defaults=read_rendered(rendered.body))
+
+
+async def _with_prompt_field(endpoint: Endpoint, traits: Traits, send_probe: SendProbe) -> Traits:
+    """Add whether vLLM's chat requests have a field for prompt ids, if it shows that within the timeout."""
+    if traits.kind != "vllm":
+        return traits
+    try:
+        async with asyncio.timeout(_DEFAULTS_TIMEOUT_S):
+            described = await send_probe(endpoint, "/openapi.json")
+    except (EngineError, TimeoutError):
+        return traits
+    return replace(traits, has_prompt_field=has_prompt_field(described.body))
 
 
 async def _probe_all(endpoint: Endpoint, paths: Sequence[str], send_probe: SendProbe) -> list[ProbeResponse]:

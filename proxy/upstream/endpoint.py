@@ -14,7 +14,7 @@ from types import TracebackType
 from proxy.config.sections import EndpointSettings, EnginesSettings
 from proxy.continuation.types import Reason
 from proxy.errors import EngineBusy
-from proxy.protocols.engines import ENGINES, Engine, Traits
+from proxy.protocols.engines import ENGINES, VLLM_WITH_PROMPT_FIELD, Engine, Traits
 from proxy.trajectory.step import EngineFacts
 from proxy.upstream.lookups import CachedAnswer, ModelList
 from proxy.upstream.witnesses import Finding, Misses, Recent
@@ -258,6 +258,8 @@ class Endpoint:
     @property
     def engine(self) -> Engine:
         """The engine type, as configured or detected; text only until it is detected."""
+        if self.kind == "vllm" and self.traits is not None and self.traits.has_prompt_field:
+            return VLLM_WITH_PROMPT_FIELD
         return ENGINES[self.kind] if self.kind != "auto" else ENGINES["plain"]
 
     @property

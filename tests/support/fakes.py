@@ -31,7 +31,8 @@ class FakeEngine:
         self.fixed_responses = {"/version": {"version": "0.32.0"}, "/health": {"status": "ok"}}
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path in self.fixed_responses or request.path in (*PROBE_PATHS[:-1], "/v1/chat/completions/render"):
+        probed = (*PROBE_PATHS[:-1], "/v1/chat/completions/render", "/openapi.json")
+        if request.path in self.fixed_responses or request.path in probed:
             self.probes += request.path in PROBE_PATHS
             known = self.fixed_responses.get(request.path)
             return web.json_response(known or {"detail": "Not Found"}, status=200 if known else self.unknown_status)

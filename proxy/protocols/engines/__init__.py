@@ -22,6 +22,7 @@ from proxy.protocols.engines.vllm import Vllm
 
 __all__ = [
     "ENGINES",
+    "VLLM_WITH_PROMPT_FIELD",
     "Engine",
     "EngineCall",
     "FollowUpRequest",
@@ -41,3 +42,5 @@ ENGINES: dict[str, Engine] = {
     "llamacpp": Llamacpp(),
     "plain": TextOnly(),
 }
+
+VLLM_WITH_PROMPT_FIELD: Engine = Vllm(has_prompt_field=True)

@@ -26,7 +26,7 @@ class Traits:
     `forces_usage`: streams have usage in each event even if it is not requested (vLLM's --enable-force-include-usage). It is
     requested all the same, as a wrong belief must not hide lost tokens, and not stripped.
     `sampling_defaults`: the sampling parameters of chat and completions for fields that a request omits. `model`: the model of
-    requests that name none.
+    requests that name none. `has_prompt_field`: chat requests have the field `prompt_token_ids` (vLLM).
     """
 
     kind: str
@@ -35,6 +35,7 @@ class Traits:
     forces_usage: bool = False
     sampling_defaults: dict[str, float] | None = None
     model: str | None = None
+    has_prompt_field: bool = False
 
 
 @dataclass(frozen=True, slots=True)

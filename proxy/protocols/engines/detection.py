@@ -51,6 +51,13 @@ def identify_engine(responses: Mapping[str, ProbeResponse]) -> Traits:
     return Traits("plain")
 
 
+def has_prompt_field(described: Any) -> bool:
+    """Return whether an OpenAPI document has `prompt_token_ids` among the fields of vLLM's chat requests."""
+    for name in ("components", "schemas", "ChatCompletionRequest", "properties"):
+        described = described.get(name) if isinstance(described, dict) else None
+    return isinstance(described, dict) and "prompt_token_ids" in described
+
+
 def model_names(listed: Any) -> frozenset[str] | None:
     """Return the names in a `GET /v1/models` response: id and root (vLLM 0.32), aliases (llama.cpp); None if there are none."""
     models = listed.get("data") if isinstance(listed, dict) else None

@@ -148,7 +148,13 @@ _GRAMMARS = ("structured_outputs",)  # 0.32.0 ignores the guided_ fields, which 
 
 
 class Vllm:
-    """vLLM ≥ 0.10 (the first with `return_token_ids` on both endpoints); verified on 0.32.0."""
+    """vLLM ≥ 0.10 (the first with `return_token_ids` on both endpoints); verified on 0.32.0.
+
+    `has_prompt_field`: its chat requests have the field `prompt_token_ids` (vllm-project/vllm#55771, in review).
+    """
+
+    def __init__(self, *, has_prompt_field: bool = False) -> None:
+        self._has_prompt_field = has_prompt_field
 
     kind = "vllm"
     logprobs_mode: str | None = "raw_logprobs"
@@ -253,9 +259,11 @@ class Vllm:
         return shown
 
     def prompt_ids_fields(self, dialect: DialectName, ids: list[int]) -> Json | None:
-        """Return `kv_transfer_params` for chat, which replaces templating and tokenization (0.32.0), a list for completions."""
+        """Return a list for completions; for chat the field, or `kv_transfer_params` (0.32.0), which replace the rendering."""
         if dialect == "generate":
             return None
+        if dialect == "chat" and self._has_prompt_field:
+            return {"prompt_token_ids": ids}
         return {"kv_transfer_params": {"prompt_token_ids": ids}} if dialect == "chat" else {"prompt": ids}
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:

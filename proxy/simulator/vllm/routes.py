@@ -34,6 +34,7 @@ class VllmRoutes(EngineRoutes):
             web.post("/update_weight_version", self.update_weight_version),
             web.get("/weight_info", self.weight_info),
             web.get("/version", self.version),
+            web.get("/openapi.json", self.openapi),
             web.get("/ping", self.health),
             web.get("/metrics", self.metrics),
         ]
@@ -44,7 +45,8 @@ class VllmRoutes(EngineRoutes):
         body = await read_body(request)
         common = read_common(body, engine.options)
         head = engine.head(self._response_id("chatcmpl", request, common), common)
-        ids = with_fault(reused_ids(body, engine.model), engine.options.faults)
+        given = reused_ids(body, engine.model, has_field=engine.options.has_prompt_field)
+        ids = with_fault(given, engine.options.faults)
         chat = read_chat(body, has_ids=ids is not None)
         prompt = chat_prompt(chat, common, engine.model, engine.options, ids=ids)
         response = ChatResponse(chat, common, engine.model, head, prompt, lambda: f"chatcmpl-tool-{engine.new_hex()}")
@@ -97,6 +99,13 @@ class VllmRoutes(EngineRoutes):
     async def version(self, request: web.Request) -> web.Response:
         """Handle `GET /version`: a version that no vLLM has."""
         return json_response({"version": VERSION})
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        """Handle `GET /openapi.json`, of which only the fields of chat requests for prompt ids are described."""
+        fields: JsonObject = {"kv_transfer_params": {}} | (
+            {"prompt_token_ids": {}} if self._engine.options.has_prompt_field else {}
+        )
+        return json_response({"components": {"schemas": {"ChatCompletionRequest": {"properties": fields}}}})
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Handle `GET /metrics`: the number of running calls, the one gauge that shows whether a call was aborted."""

@@ -306,3 +306,17 @@ async def test_a_rejection_after_a_failover_is_sent_again_to_the_same_endpoint(s
     assert {"refused_ids"} == {found for found in continuations(steps) if found}
     assert all(step.exact for step in steps)
     assert KV in dead.bodies()[1]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_prompt_ids_are_sent_in_the_field_of_a_vllm_that_has_one(store, stream):
+    """Its `/openapi.json` names the field."""
+    async with served(store, has_prompt_field=True) as proxy:
+        agent = proxy.agent("r1", stream=stream)
+        await agent.turns(3)
+        steps, bodies = await proxy.steps("r1"), proxy.engine.bodies()
+
+    assert [None, "sent", "sent"] == continuations(steps)
+    assert all(step.exact for step in steps)
+    assert [None, list(steps[1].prompts[0])] == [body.get("prompt_token_ids") for body in bodies[:2]]
+    assert not any(KV in body for body in bodies)

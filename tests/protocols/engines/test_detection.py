@@ -5,7 +5,7 @@ import pytest
 from recorded import load, load_http
 
 from proxy.protocols.engines.base import Traits
-from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
+from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, has_prompt_field, identify_engine
 
 NO_PARSER = {"reasoning_parser": None, "tool_call_parser": None}
 MODEL_FACTS = {"model_path": "m", "weight_version": "default", "reasoning_parser": None, "tool_call_parser": "qwen25"}
@@ -66,3 +66,16 @@ def test_the_recorded_responses_of_vllm_are_detected():
 
     assert Traits("vllm", "0.32.0") == identify_engine(responses(version=version))
     assert "vllm" == identify_engine(responses(v1__models=listed)).kind
+
+
+@pytest.mark.parametrize(
+    ("properties", "found"),
+    [({"prompt_token_ids": {}}, True), ({"kv_transfer_params": {}}, False), (["prompt_token_ids"], False)],
+)
+def test_the_field_for_prompt_ids_is_found_in_the_description_of_chat_requests(properties, found):
+    """That of another request, such as vLLM's `CompletionRequest`, does not count."""
+    other = {"CompletionRequest": {"properties": {"prompt_token_ids": {}}}}
+    described = {"components": {"schemas": {"ChatCompletionRequest": {"properties": properties}, **other}}}
+
+    assert found is has_prompt_field(described)
+    assert not any(map(has_prompt_field, (None, [], {"components": {"schemas": other}}, {"components": "text"})))
