@@ -30,10 +30,10 @@ def check_update(version: object, in_flight: str) -> None:
 
 def check_follows(announced: Mapping[str, Any], version: str | int, run: str | None) -> None:
     """Raise ClientError if the proxy would refuse to announce the version after the update."""
-    known, number = _number(announced["version"]), _number(version)
+    known, number = _number(announced.get("highest", announced["version"])), _number(version)
     if known is not None and number is not None and number < known and run in (None, announced.get("run")):
         raise ClientError(
-            f"Version {version} is lower than {known}, the announced one; nothing was updated. If the run continues from an "
+            f"Version {version} is lower than {known}, which was announced; nothing was updated. If the run continues from an "
             "earlier version, use another run= than before, or put_policy(version, new_epoch=True) first.",
             type="conflict_error",
             code="lower_version",

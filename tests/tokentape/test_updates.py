@@ -157,6 +157,20 @@ async def test_a_lower_version_is_refused_before_calls_are_paused_unless_the_run
     assert [("104", 1, "b"), ("eval", 1, "b"), ("105", 1, "b")] == [other, *named]
 
 
+async def test_a_lower_version_is_refused_before_the_update_after_one_that_is_not_a_number(client_at, served):
+    """Else the weights would be loaded, their version refused, and calls would stay paused."""
+    client, updates = client_at(served.url), []
+    for version in (105, "eval"):
+        await client.put_policy(version)
+    with pytest.raises(ClientError, match="104 is lower than 105") as caught:
+        await client.update_policy(104, lambda: updates.append(104))
+    announced, paused = await client.policy(), (await client.policies())["policies"][0]["mode"]
+    await client.close()
+
+    assert ("lower_version", [], None) == (caught.value.code, updates, paused)
+    assert {"version": "eval", "epoch": 0, "run": None, "highest": 105} == announced
+
+
 async def test_a_new_epoch_of_an_announcement_takes_any_version(client_at, served):
     client = client_at(served.url)
     await client.put_policy(105)

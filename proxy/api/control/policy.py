@@ -105,7 +105,14 @@ async def load_adapter(request: web.Request) -> web.Response:
 
 
 def _shown(announced: Announced) -> dict[str, Any]:
-    return {"version": announced.version, "epoch": announced.epoch, "run": announced.run}
+    """Return the JSON of an announcement; with the highest number of its epoch, if its version is none."""
+    highest = None if announced.warning is None else announced.highest
+    return {
+        "version": announced.version,
+        "epoch": announced.epoch,
+        "run": announced.run,
+        **({} if highest is None else {"highest": highest}),
+    }
 
 
 def _warning(announced: Announced) -> dict[str, str]:

@@ -35,7 +35,7 @@ async def test_steps_have_the_policy_version_that_was_set_before_the_call(proxy)
 
     assert [None, "12", "main"] == [version.start for version in stamps]
     assert [[None], ["12"], ["main"]] == [version.spans for version in stamps]
-    assert {"version": "main", **FIRST} == (await proxy.get("/policy")).json
+    assert {"version": "main", **FIRST, "highest": 12} == (await proxy.get("/policy")).json
 
 
 async def test_a_policy_version_applies_to_every_process_once_the_response_is_sent(proxy, store):
