@@ -18,6 +18,7 @@ _OPENING: Final = """Start the proxy, inspect and export what it recorded, and d
 
 ```console
 $ tokentape check --engine http://127.0.0.1:8000      # find problems before a start
+$ tokentape certify http://127.0.0.1:8000             # is training on this engine safe? (docs/exactness.md)
 $ tokentape serve --engine http://127.0.0.1:8000
 $ tokentape tail                                      # in another terminal: follow new steps
 $ tokentape list --status completed --since 2h

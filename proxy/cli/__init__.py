@@ -18,4 +18,5 @@ push        `export --push`
 archive     `archive` and `import`
 audit       `audit`
 check/      `check`
+certify/    `certify`
 """

@@ -188,5 +188,20 @@ def audit_bar(notes: Console, sequences: int | None) -> Iterator[AuditProgress]:
         yield advance
 
 
+@contextmanager
+def certify_bar(notes: Console, tests: int) -> Iterator[Callable[[str], None]]:
+    """Show progress. Yield a function of the name of the test that begins."""
+    columns = (
+        SpinnerColumn(),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with _show_progress(notes, *columns) as progress:
+        task = progress.add_task("", total=tests)
+        yield lambda name: progress.update(task, advance=1, description=name)
+
+
 def _show_progress(notes: Console, *columns: ProgressColumn) -> Progress:
     return Progress(*columns, console=notes, transient=True, disable=notes.quiet or not notes.is_terminal)

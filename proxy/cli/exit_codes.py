@@ -19,8 +19,11 @@ class Exit(IntEnum):
     DONE = 0, "Success. `serve`, `simulate` and `tail` also exit with 0 on SIGINT or SIGTERM."
     FAILED = 1, "Failure. Standard error has the error message."
     MISUSED = 2, "Invalid command line. Nothing was executed."
-    FOUND = 3, "Success, but `check` or `audit` found a fault, or calls are in flight after `policy pause --drain-s`."
-    UNTRAINABLE = 4, "Success, but `check` found that an engine returns no token IDs, and no other fault."
+    FOUND = (
+        3,
+        "Success, but `check`, `audit` or `certify` found a fault, or calls are in flight after `policy pause --drain-s`.",
+    )
+    UNTRAINABLE = 4, "Success, but `check` or `certify` found that an engine returns no token IDs, and no other fault."
     ADDRESS_IN_USE = (
         5,
         "Success, but `check` found that another program uses an address to listen on, and no other fault.",

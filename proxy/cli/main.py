@@ -1,4 +1,5 @@
-"""The commands of `tokentape`: serve, simulate, list, show, tail, export, archive, import, audit, check, and `resources`.
+"""The commands of `tokentape`: serve, simulate, list, show, tail, export, archive, import, audit, check, certify,
+and `resources`.
 
 Each command imports its implementation when it runs, so that `--help` and shell completion are fast.
 """
@@ -342,6 +343,35 @@ def check(
     except InvalidSettings as error:
         found = refused(error)
     raise typer.Exit(run(print_findings(found, output(), as_json=as_json)))
+
+
+@app.command()
+def certify(
+    engine: Annotated[str, typer.Argument(help="Base URL of the engine.")],
+    model: Annotated[str | None, typer.Option(help="Model; default the first in /v1/models.")] = None,
+    config: ConfigFile = None,
+    api_key: Annotated[str | None, typer.Option(help="Engine API key.", envvar="TOKENTAPE_ENGINE_API_KEY")] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Maximum difference of a logprob that is scored again.")
+    ] = 0.01,
+    time_limit_s: Annotated[float, typer.Option(min=1, help="Seconds after which no further shape is run.")] = 180,
+    *,
+    admin: Annotated[
+        bool, typer.Option("--admin", help="Also change the weight version, pause, and abort all calls of the engine.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run each shape of a call against an engine, and report what is exact, what is flagged and why, and if training is safe.
+
+    Each call is sent to the engine alone and through a temporary proxy; the engine scores the recorded tokens again. It takes
+    one to three minutes and some hundred short calls, and leaves nothing. docs/exactness.md has results of real engines.
+    """
+    from proxy.cli import certify as command  # noqa: PLC0415 - keeps `--help` fast
+    from proxy.cli.console import notes, output  # noqa: PLC0415
+
+    settings = settings_of(config)
+    request = command.Request(engine, settings, model, api_key, admin, tolerance, time_limit_s, as_json)
+    raise typer.Exit(run(command.certify(request, output(), notes())))
 
 
 for group in resources.GROUPS:

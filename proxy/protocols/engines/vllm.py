@@ -336,7 +336,7 @@ def _without_reasoning(message: Json, *, is_delta: bool) -> Json:
     rest = {key: value for key, value in message.items() if key != "reasoning"}
     if not (rest.get("content") or rest.get("tool_calls")):
         return {} if rest == {"content": None} else rest
-    first = {key: rest.pop(key) for key in ("role", "content") if key in rest}
+    first: Json = {key: rest.pop(key) for key in ("role", "content") if key in rest}
     return {**first, "reasoning": None, **rest}
 
 

@@ -1,0 +1,163 @@
+"""The results of `tokentape certify`: cells, rows, their JSON, and the line for a bug report."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Literal
+
+Verdict = Literal[
+    "exact", "ok", "flagged", "forks", "not served", "not run", "unexpected", "differs", "wrong", "failed"
+]
+
+MEANINGS: Final[dict[str, str]] = {
+    "exact": "The agent gets what the engine alone returns; ids, logprobs and prompt are recorded, and verified.",
+    "ok": "As it must be; there are no tokens to verify.",
+    "flagged": "Recorded, flagged for a known limitation of the engine, and not exported by default.",
+    "forks": "Recorded exactly, but the conversation becomes several sequences: correct, with more tokens to train.",
+    "not served": "The engine itself does not serve it.",
+    "not run": "It could not be tried in this run.",
+    "unexpected": "Flagged for no known limitation: new behaviour of the engine.",
+    "differs": "The agent gets another response than from the engine alone.",
+    "wrong": "Recorded as exact, but the engine contradicts the record. Do not train on it.",
+    "failed": "The engine or TokenTape did not answer as it must.",
+}
+FAULTS: Final = frozenset({"unexpected", "differs", "wrong", "failed"})
+FIXES: Final[dict[str, str]] = {
+    "flagged": "no action: exports skip such steps by default",
+    "forks": "docs/continuation.md has each reason",
+    "unexpected": "do not train on such calls (exports skip them), and report it with the last line",
+    "differs": "agents may fail on it; report it with the last line",
+    "wrong": "do not train with this engine, and report it with the last line",
+    "failed": "repeat the command, and look into the engine's log",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The result of one shape in one mode. `why` is a sentence, `fix` what to do; both are empty where nothing is."""
+
+    verdict: Verdict
+    why: str = ""
+    problems: tuple[str, ...] = ()
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The results of one shape, unstreamed and streamed; None: it has no such mode."""
+
+    topic: str
+    name: str
+    whole: Cell | None = None
+    streamed: Cell | None = None
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The results that exist."""
+        return [cell for cell in (self.whole, self.streamed) if cell is not None]
+
+
+@dataclass(slots=True)
+class Scores:
+    """What the engine scored again: numbers of sequences and tokens, and the differences of their logprobs."""
+
+    sequences: int = 0
+    tokens: int = 0
+    total: float = 0.0
+    max: float = 0.0
+    reason: str = ""  # why nothing was
+
+    def add(self, tokens: int, mean: float, most: float) -> None:
+        """Add a sequence."""
+        self.sequences, self.tokens = self.sequences + 1, self.tokens + tokens
+        self.total, self.max = self.total + mean * tokens, max(self.max, most)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON; without tokens, with the reason."""
+        mean = self.total / self.tokens if self.tokens else None
+        return {
+            "sequences": self.sequences,
+            "tokens": self.tokens,
+            "mean": mean,
+            "max": self.max,
+            "reason": self.reason,
+        }
+
+
+@dataclass(slots=True)
+class Certificate:
+    """Everything that a run found. `ended` is why it ended early, empty if it did not."""
+
+    kind: str
+    version: str
+    model: str
+    tokentape: str
+    date: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    scores: Scores = field(default_factory=Scores)
+    ended: str = ""
+
+    def add(self, topic: str, name: str, cell: Cell, *, stream: bool) -> None:
+        """Add a result to the row of its shape."""
+        cell = replace(cell, fix=cell.fix or FIXES.get(cell.verdict, ""))
+        if not self.rows or (self.rows[-1].topic, self.rows[-1].name) != (topic, name):
+            self.rows.append(Row(topic, name))
+        row = self.rows[-1]
+        self.rows[-1] = replace(row, streamed=cell) if stream else replace(row, whole=cell)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The number of results of each verdict."""
+        return Counter(cell.verdict for row in self.rows for cell in row.cells)
+
+    @property
+    def faults(self) -> set[str]:
+        """The verdicts that are no known limitation, and that a result has."""
+        return set(FAULTS & self.counts.keys())
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether the run is complete, something is exact, and nothing is wrong that is no known limitation."""
+        return self.counts["exact"] > 0 and not self.ended and not self.faults
+
+    @property
+    def badge(self) -> str:
+        """One line for a bug report."""
+        counts = self.counts
+        known = [f"{counts[name]} {name}" for name in ("exact", "flagged", "forks", "not served") if counts[name]]
+        wrong = [f"{counts[name]} {name}" for name in MEANINGS if name in self.faults]
+        wrong += ["incomplete"] if self.ended else []
+        state = "safe" if self.is_safe else f"NOT SAFE: {', '.join(wrong) or 'no token ids'}"
+        parts = [f"tokentape {self.tokentape}", f"{self.kind} {self.version}", ", ".join(known) or "nothing", state]
+        return " | ".join([*parts, self.date])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON that `--json` prints and docs/certified has."""
+        return {
+            "engine": {"kind": self.kind, "version": self.version, "model": self.model, **self.facts},
+            "tokentape": self.tokentape,
+            "date": self.date,
+            "safe": self.is_safe,
+            "ended": self.ended,
+            "counts": dict(sorted(self.counts.items())),
+            "rows": [asdict(row) for row in self.rows],
+            "scores": self.scores.to_json(),
+            "badge": self.badge,
+        }
+
+
+def results_of(certificate: dict[str, Any]) -> list[str]:
+    """Return the results in the JSON of a certificate as lines, without dates, times and differences of logprobs."""
+    return [_line(row, mode) for row in certificate["rows"] for mode in ("whole", "streamed") if row[mode] is not None]
+
+
+def _line(row: dict[str, Any], mode: str) -> str:
+    cell = row[mode]
+    return f"{row['topic']}, {row['name']}, {mode}: {' '.join([cell['verdict'], *cell['problems']])}"
+
+
+def sentences(cells: Iterable[Cell | dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return the distinct pairs of sentence and advice of cells."""
+    pairs = ((cell["why"], cell["fix"]) if isinstance(cell, dict) else (cell.why, cell.fix) for cell in cells)
+    return list(dict.fromkeys(pair for pair in pairs if any(pair)))

@@ -1,0 +1,196 @@
+"""One shape: what the agent sees, the recorded step, and the engine's own scores, against engines that are wrong in one way."""
+
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+from certifying import run_shape, suite_of
+from tampering import tampered
+
+from proxy.cli.certify.shapes import SHAPES
+from proxy.cli.certify.suite import Gone
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
+
+CHAT = "/v1/chat/completions"
+BOTH = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+
+
+async def certified(change, name="chat", *, stream=False, **options):
+    """Return the result of one shape with a simulated engine, whose responses are changed."""
+    async with (
+        simulating("127.0.0.1:0", Options(**options)) as engine,
+        tampered(engine, change) as url,
+        suite_of(url) as suite,
+    ):
+        return await run_shape(suite, name, stream=stream)
+
+
+def requests_ids(body):
+    return body.get("return_token_ids") is True
+
+
+def unchanged(path, body, answer):
+    return answer
+
+
+@BOTH
+@pytest.mark.parametrize("shape", ["vllm", "sglang"])
+async def test_an_engine_without_faults_is_exact(shape, stream):
+    assert "exact" == (await certified(unchanged, stream=stream, shape=shape)).verdict
+
+
+async def test_a_slow_engine_gets_shorter_replies():
+    """Except of shapes whose length is a part of them."""
+    async with simulating("127.0.0.1:0", Options()) as engine, suite_of(engine) as suite:
+        lengths = {}
+        for suite.subject.tokens_per_s in (1000.0, 25.0, 0.1):
+            for shape in SHAPES:
+                body = suite.body_of(shape, stream=False)
+                lengths.setdefault(shape.name, []).append(body.get("max_tokens"))
+
+    assert [24, 12, 8] == lengths["chat"] == lengths["completions"]
+    assert [1, 1, 1] == lengths["one token"]
+
+
+@BOTH
+async def test_other_text_for_the_agent_differs(stream):
+    """TokenTape's own fields must not change what the agent sees."""
+
+    def change(path, body, answer):
+        for choice in answer.get("choices", ()) if requests_ids(body) and path == CHAT else ():
+            part = choice.get("message") or choice["delta"]
+            part["content"] = (part.get("content") or "") + "!"
+        return answer
+
+    cell = await certified(change, stream=stream)
+
+    assert "differs" == cell.verdict
+    assert "the engine alone returns" in cell.why
+
+
+async def test_an_additional_key_differs():
+    """Keys are compared as well as values."""
+
+    def change(path, body, answer):
+        return {**answer, "flagged": 1} if requests_ids(body) and path == CHAT else answer
+
+    assert "the response has more keys ['flagged'], and lacks []" == (await certified(change)).why
+
+
+async def test_an_id_that_the_engine_reports_wrongly_each_time_is_wrong():
+    """Text and counts agree, so only scoring shows it."""
+
+    def change(path, body, answer):
+        for choice in answer.get("choices", ()) if requests_ids(body) and path == CHAT else ():
+            choice["token_ids"][3] += 1
+        return answer
+
+    cell = await certified(change)
+
+    assert ("wrong", True) == (cell.verdict, cell.why.startswith("scored again"))
+
+
+async def test_an_id_that_is_wrong_beside_logprobs_only_is_wrong():
+    """The engine returns other ids for the same request."""
+
+    def change(path, body, answer):
+        for choice in answer.get("choices", ()) if requests_ids(body) and body.get("logprobs") else ():
+            choice["token_ids"][-1] += 1
+        return answer
+
+    cell = await certified(change)
+
+    assert ("wrong", True) == (cell.verdict, "the engine alone returns" in cell.why)
+
+
+async def test_a_logprob_of_another_distribution_is_wrong():
+    def change(path, body, answer):
+        for choice in answer.get("choices", ()) if path == CHAT else ():
+            for entry in (choice.get("logprobs") or {}).get("content", ()):
+                entry["logprob"] *= 2
+        return answer
+
+    assert "wrong" == (await certified(change)).verdict
+
+
+@BOTH
+async def test_a_problem_that_no_limitation_explains_is_unexpected(stream):
+    """The step is flagged, and the sentence is that of the problem."""
+
+    def change(path, body, answer):
+        for choice in answer.get("choices", ()) if path == CHAT and requests_ids(body) else ():
+            if isinstance(choice.get("token_ids"), list):
+                choice["token_ids"] = choice["token_ids"][:-1]
+        return answer
+
+    cell = await certified(change, stream=stream)
+
+    assert "unexpected" == cell.verdict
+    assert "logprob_count" in cell.problems
+    assert "A choice has a different number of logprobs and sampled ids." in cell.why
+
+
+@BOTH
+async def test_a_known_limitation_is_flagged_with_its_sentence(stream):
+    cell = await certified(unchanged, "echo", stream=stream)
+
+    assert ("flagged", True) == (cell.verdict, "echo" in cell.problems)
+    assert "`echo` with ids omits the echoed prompt" in cell.why
+
+
+@pytest.mark.parametrize("status", [400, 404, 501])
+async def test_a_shape_that_the_engine_rejects_is_not_served(status):
+    """With its message; it is neither exact nor a failure."""
+
+    def change(path, body, answer):
+        if body.get("tool_choice") == "required":
+            return web.json_response({"error": {"message": "no parser"}}, status=status)
+        return answer
+
+    cell = await certified(change, "required tool")
+
+    assert ("not served", f"the engine returns {status}: no parser") == (cell.verdict, cell.why)
+
+
+@pytest.mark.parametrize("name", ["chat", "chat sampled"])
+async def test_responses_that_differ_each_time_are_compared_by_their_format(name):
+    """An additional key still differs; without it the step is exact."""
+    counts = {True: 0, False: 0}
+
+    def change(path, body, answer):
+        counts[requests_ids(body)] += 1
+        for choice in answer.get("choices", ()) if path == CHAT else ():
+            choice["message"]["content"] = str(sum(counts.values()))
+        return answer | ({"key": 1} if has_key and requests_ids(body) else {})
+
+    has_key = False
+    assert "exact" == (await certified(change, name)).verdict
+    has_key = True
+    assert "differs" == (await certified(change, name)).verdict
+
+
+@BOTH
+async def test_an_error_must_be_the_engines_own(stream):
+    """Byte for byte, unstreamed and in a stream; an engine that accepts the call does not serve the shape."""
+    assert "ok" == (await certified(unchanged, "no messages", stream=stream)).verdict
+
+    async with simulating("127.0.0.1:0", Options()) as engine, suite_of(engine) as suite:
+        (shape,) = (shape for shape in SHAPES if shape.name == "chat")
+        assert "not served" == (await suite.run(replace(shape, treatment="refused"), stream=stream)).verdict
+
+
+async def test_a_request_without_an_answer_fails_and_an_engine_without_any_ends_the_run():
+    """With the reason."""
+    lost = {CHAT}
+
+    def change(path, body, answer):
+        return None if (path in lost and body.get("max_tokens") == 1) or path in lost - {CHAT} else answer
+
+    async with simulating("127.0.0.1:0", Options()) as engine, tampered(engine, change) as url, suite_of(url) as suite:
+        cell = await run_shape(suite, "one token")
+        lost.add("/v1/models")
+        with pytest.raises(Gone, match=r"did not answer /v1/models"):
+            await run_shape(suite, "one token")
+
+    assert ("failed", True) == (cell.verdict, f"did not answer {CHAT}" in cell.why)

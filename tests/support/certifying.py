@@ -1,0 +1,27 @@
+"""A suite of `tokentape certify` in front of an engine, for single shapes."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from proxy.cli.certify import make_suite
+from proxy.cli.certify.access import access_to
+from proxy.cli.certify.certificate import Cell
+from proxy.cli.certify.shapes import SHAPES
+from proxy.cli.certify.suite import Suite
+from proxy.config.settings import load
+
+LIMIT_S = 100.0
+
+
+@asynccontextmanager
+async def suite_of(url: str, *, model: str | None = None, limit_s: float = LIMIT_S) -> AsyncIterator[Suite]:
+    """Yield a suite, with its proxy and an engine that has been identified."""
+    async with access_to(load(), url, None, limit_s) as access:
+        yield await make_suite(access, model, tolerance=0.01)
+
+
+async def run_shape(suite: Suite, name: str, *, stream: bool = False) -> Cell:
+    """Run the shape with this name."""
+    kind = suite.subject.traits.kind
+    (shape,) = (shape for shape in SHAPES if shape.name == name and shape.is_for(kind))
+    return await suite.run(shape, stream=stream)
