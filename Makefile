@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 RUNNABLE := .venv/.runnable
 
-.PHONY: all install run test test-system test-faults test-engine test-trainers test-agents test-deploy test-monitoring test-trackers test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
+.PHONY: all install run test test-system test-faults test-engine certified test-trainers test-agents test-deploy test-monitoring test-trackers test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
 
 all: lint types test test-system  ## the checks that every change must pass
 
@@ -48,6 +48,11 @@ test-faults: $(READY)  ## kill, freeze and fill up processes under load, 8 minut
 test-engine: $(READY)  ## test with a real vLLM, SGLang and llama.cpp on this CPU, built once in the user's cache directory
 	$(BIN)/python tests/system/real_engines/environment.py
 	$(BIN)/python -m pytest tests/system/real_engines
+
+certified: $(READY)  ## run `tokentape certify` on the engines of test-engine, and write docs/certified and docs/exactness.md
+	$(BIN)/python tests/system/real_engines/environment.py
+	$(BIN)/python -m pytest tests/system/real_engines/test_certified.py --record-certified
+	$(BIN)/python -m docs.generate
 
 test-trainers: $(READY)  ## run docs/trainers.md in the loops of TRL, verl, OpenRLHF and AReaL on this CPU, with a real vLLM
 	$(BIN)/python tests/system/real_engines/environment.py

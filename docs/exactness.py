@@ -1,12 +1,20 @@
-"""Generates docs/exactness.md: what is exact and what is flagged, by engine and mode, from the tables in the code."""
+"""Generates docs/exactness.md: what is exact and what is flagged, by engine.
+
+The results of real engines are those of `tokentape certify` in docs/certified, which `make certified` records.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from proxy.protocols.dialects.base import DialectName, ResponseOptions
-from proxy.protocols.engines import ENGINES, Engine, EngineCall, Traits
-from proxy.protocols.engines.quirks import QUIRKS, Quirk, applicable, choose_framing
+import orjson
+
+from proxy.cli.certify.certificate import FAULTS, MEANINGS
+from proxy.protocols.engines import ENGINES, Engine
+from proxy.protocols.engines.quirks import QUIRKS
 from proxy.trajectory.fidelity import PROBLEMS
 
+CERTIFIED = Path(__file__).parent / "certified"
 _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "plain": "Any other server (plain)"}
 _OPENING = """After this page you know which calls of your engine are recorded exactly, and which are flagged and why.
 
@@ -22,6 +30,22 @@ and completions have no weight versions, so their tokens have the announced poli
 
 **Clients that leave.** What was sampled until then is a partial step. It has the ids of every event that arrived; a call of
 SGLang with one choice is aborted by its id, and has all of them, also if it is replayed or unstreamed.
+
+**Is training on my engine safe?** Run this against a new engine, a new release or other flags:
+
+```console
+$ tokentape certify http://127.0.0.1:8000
+```
+
+It sends each shape of a call to the engine alone and through TokenTape, compares what an agent sees, checks the recorded
+step, and lets the engine score the recorded tokens again (vLLM and SGLang). Exit code 0: every shape is exact, flagged for a
+known limitation, or not served by the engine. With `--admin` it also changes the weight version, pauses, and aborts **all**
+calls of the engine. Its last line is for bug reports. The tables below are its results with the engines of `make
+test-engine`, which compares each run with them: on a CPU, with tiny models.
+
+| result | meaning |
+|---|---|
+{meanings}
 
 **Logprobs.** `record.logprobs` determines which logprobs are requested if the client requests none:
 
@@ -72,8 +96,9 @@ Their steps are chat steps, and as exact. The tree reports as drift what [Messag
 
 def exactness_page(made: str) -> str:
     """Return the page."""
+    meanings = "\n".join(f"| {verdict} | {meaning} |" for verdict, meaning in MEANINGS.items())
     engines = "\n".join("\n".join(_engine(engine)) for engine in ENGINES.values())
-    return f"# Exactness\n\n{made}{_OPENING}\n{engines}\n{_UNSEEN}{_TRANSLATED}"
+    return f"# Exactness\n\n{made}{_OPENING.replace('{meanings}', meanings)}\n{engines}\n{_UNSEEN}{_TRANSLATED}"
 
 
 def _engine(engine: Engine) -> Iterator[str]:
@@ -83,10 +108,10 @@ def _engine(engine: Engine) -> Iterator[str]:
         if engine.logprobs_mode
         else "The meaning of its logprobs is unknown; none are recorded.\n"
     )
-    yield "| dialect | unstreamed | streams, live | streams, `auto` |\n|---|---|---|---|"
-    for dialect in _dialects(engine):
-        yield f"| {dialect} | {_whole(engine, dialect)} | {_live(engine, dialect)} | {_auto(engine, dialect)} |"
-    yield "\n| limitation | when | flagged as | source |\n|---|---|---|---|"
+    for path in sorted(CERTIFIED.glob(f"{engine.kind}-*.json")):
+        version, _, flags = path.stem.removeprefix(f"{engine.kind}-").partition("-")
+        yield from _certified(f"{version} {flags.replace('-', ' ')}".strip(), orjson.loads(path.read_bytes()))
+    yield "| limitation | when | flagged as | source |\n|---|---|---|---|"
     for quirk in QUIRKS:
         if quirk.engine == engine.kind:
             where = "live streams" if quirk.framings == "streams" else "always"
@@ -95,49 +120,32 @@ def _engine(engine: Engine) -> Iterator[str]:
     yield ""
 
 
-def _dialects(engine: Engine) -> tuple[DialectName, ...]:
-    own: dict[str, tuple[DialectName, ...]] = {"vllm": ("generate",), "sglang": ("sglang_generate",)}
-    return ("chat", "completions", *own.get(engine.kind, ()))
+def _certified(version: str, found: dict[str, Any]) -> Iterator[str]:
+    """Yield the results of one engine; shapes of a topic with equal results are one row."""
+    engine, scores = found["engine"], found["scores"]
+    streams = " and ".join(f"{dialect} {mode}" for dialect, mode in engine["streams"].items())
+    yield f"### {version}, certified with TokenTape {found['tokentape']} on {found['date']}\n"
+    counts = ", ".join(f"{found['counts'][verdict]} {verdict}" for verdict in MEANINGS if verdict in found["counts"])
+    scored = f" It scored {scores['tokens']:,} recorded tokens again." if scores["tokens"] else ""
+    yield f"Streams: {streams}. {counts}.{scored}\n"
+    yield "| calls | whole | streamed | why |\n|---|---|---|---|"
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for row in found["rows"]:
+        cells = [row["whole"], row["streamed"]]
+        verdicts = [
+            "" if cell is None else f"**{cell['verdict']}**" if cell["verdict"] in FAULTS else cell["verdict"]
+            for cell in cells
+        ]
+        why = " ".join(dict.fromkeys(_why(cell) for cell in cells if cell is not None and cell["why"]))
+        rows.setdefault((row["topic"], *verdicts, why.replace("|", "\\|")), []).append(row["name"])
+    for (topic, whole, streamed, why), names in rows.items():
+        yield f"| {topic}: {'; '.join(names)} | {whole} | {streamed} | {why} |"
+    yield ""
 
 
-def _met(engine: Engine, dialect: DialectName, *, live: bool, has_parser: bool) -> list[Quirk]:
-    """Return the quirks that apply to an ordinary call to a current server."""
-    return applicable(engine.kind, _ordinary(engine, dialect, has_parser=has_parser), live=live)
-
-
-def _ordinary(engine: Engine, dialect: DialectName, *, has_parser: bool) -> EngineCall:
-    traits = Traits(engine.kind, "99", has_parser=has_parser)
-    return EngineCall(dialect, {"stream": True}, ResponseOptions(), traits)
-
-
-def _whole(engine: Engine, dialect: DialectName) -> str:
-    quirks = [quirk for quirk in QUIRKS if quirk.engine == engine.kind and dialect in quirk.dialects]
-    if any("no_token_ids" in quirk.codes for quirk in quirks if quirk.framings == "always"):
-        return "flagged: text only"
-    return "exact, except below" if quirks else "exact"
-
-
-def _live(engine: Engine, dialect: DialectName) -> str:
-    cases = {
-        has_parser: any(
-            quirk.framings == "streams" for quirk in _met(engine, dialect, live=True, has_parser=has_parser)
-        )
-        for has_parser in (True, False)
-    }
-    if all(cases.values()):
-        return "flagged"
-    return "as unstreamed if the server has a parser, else flagged" if any(cases.values()) else "as unstreamed"
-
-
-def _auto(engine: Engine, dialect: DialectName) -> str:
-    """Return the mode of streams with `auto`, by the server's traits."""
-    can_replay = engine.can_replay(dialect, {"stream": True})
-    cases = {
-        has_parser: choose_framing(
-            "auto", engine.kind, _ordinary(engine, dialect, has_parser=has_parser), can_replay=can_replay
-        )
-        for has_parser in (True, False)
-    }
-    if len(set(cases.values())) == 1:
-        return cases[True]
-    return f"{cases[True]} if the server has a parser, else {cases[False]}"
+def _why(cell: dict[str, Any]) -> str:
+    """Return the sentence of a result; the engine's own words are in the file only."""
+    if cell["verdict"] in FAULTS:
+        return "docs/certified has the difference."
+    sentence: str = cell["why"]
+    return sentence.partition(": ")[0] if cell["verdict"] == "not served" else sentence

@@ -135,6 +135,13 @@ class Engine:
             return await response.json()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make certified`."""
+    parser.addoption(
+        "--record-certified", action="store_true", help="Write docs/certified instead of comparing with it."
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Apply each test's timeout to the test alone: building and starting the engine takes minutes."""
     for item in items:

@@ -14,7 +14,11 @@ from .through import through_proxy
 REPLAY = {"streaming": "replay"}
 # The engine's message differs between its two framings (tests/protocols/test_accumulators.py): ids are the same.
 OTHER_MESSAGE = {"reasoning", "required tool"}
-PLAIN = [name for name in CASES if "asked" not in name and name not in ("two prompts", "echo")]
+PLAIN = [
+    name
+    for name in CASES
+    if "asked" not in name and name not in ("two prompts", "echo", "no tokens", "reasoning hidden")
+]
 
 
 @pytest.fixture
