@@ -72,6 +72,13 @@ Rows name it: `logprobs_over` of a span is `mask` (the row has `sampling_mask`) 
 drop or correct such spans), and absent for logprobs over all tokens ([formats](formats.md#sequences),
 [decision 114](decisions/114-sampling-masks.md)). Set a `top_k` for all calls with `sampling.default`. Scored again by SGLang
 0.5.23 over the recorded masks, at temperatures 1 and 0.7, the logprobs differ by less than 1e-5.
+
+**Routed experts** of mixture-of-experts models, for routing replay. With `record.routed_experts`, they are requested of SGLang
+(`--enable-return-routed-experts`) for chat calls; vLLM with `--enable-return-routed-experts` returns them for all unstreamed
+calls. A continued call requests those from the last sampled token on only, which is read for the first time. Rows of
+`sequences` have the experts of every token but the last once, or none if a step lacks some; a step with another number of them
+is flagged `bad_experts`. Both engines return them on GPUs only: this was read in vLLM 0.32.0 and SGLang 0.5.23, and run with
+the simulator.
 """
 
 _UNSEEN = """## What the checks cannot detect

@@ -28,8 +28,8 @@ FOREIGN: dict[str, set[str]] = {
         "session_affinity", "session_id_header",
     },
     "SGLang": {
-        "--enable-cache-report", "--sampling-mask-max-tokens", "--tool-strict-level", "sampling_logprobs_mode",
-        "normalize_assistant_tool_call_arguments",
+        "--enable-cache-report", "--enable-return-routed-experts", "--sampling-mask-max-tokens", "sampling_logprobs_mode",
+        "--tool-strict-level", "normalize_assistant_tool_call_arguments",
     },
     "trainers": {
         "--n-samples-per-prompt", "--rollout-function-path", "--train", "--use-opd", "reinforce_plus_plus",

@@ -97,6 +97,11 @@ class RecordSettings(Section):
         description="Whether to request the tokens that top-k, top-p and min-p kept, and logprobs over these, from SGLang. It "
         "returns them for unstreamed chat calls with a top_k (docs/exactness.md).",
     )
+    routed_experts: bool = Field(
+        default=False,
+        description="Whether to request the experts to which a mixture-of-experts model routed each token, from SGLang for "
+        "chat calls. They are large (docs/exactness.md).",
+    )
     keep_alive_interval_s: float = Field(
         10,
         gt=0,

@@ -5,6 +5,8 @@
 `logprobs_over` of a span is only where top-k, top-p or min-p changed its logprobs: `mask`, they are over the tokens of
 `sampling_mask` (a list for each token of the row, empty where nothing is trained); `truncated`, they are over tokens that the
 engine did not report, and a trainer's logprobs, which are over all tokens, differ: drop or correct such spans.
+`routed_experts` are those of every token but the last, once: `{dtype, shape, data}`, base64 of an array of tokens, layers and
+experts (SGLang: of tokens, and layers times experts). Rows whose steps lack some have none.
 `policy` is only in rows of a named policy, not in those of `default`, `thread` only if threads are requested, `epoch` only in
 spans of later epochs than the first. `images` is only
 in rows with images: the name of each, and the range of its placeholder in `token_ids`, or null if the engine's ids do not show
@@ -89,6 +91,7 @@ class SequencesFormat(Listed, Planned):
         "problems": [TEXT],
         "images": PLACED,
         "sampling_mask": [IDS],
+        "routed_experts": JSON,
     }
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from proxy.protocols.dialects.base import GENERATES, DialectName
+from proxy.protocols.dialects.base import GENERATES, DialectName, is_on
 from proxy.protocols.engines.base import FollowUpRequest, Json, Sampled, Tokens
 from proxy.protocols.number_lists import KnownPrompt
 from proxy.protocols.plan import Plan
@@ -308,7 +308,23 @@ class Exchange:
             )
         except (OverflowError, *MALFORMED):
             return Packed(problems=frozenset({"unparsed_event"}))
+        if is_on(plan.body.get("return_routed_experts")):
+            start = plan.body.get("routed_experts_start_len") or 0
+            problems |= (
+                {"bad_experts"} if any(_are_bad_experts(packed, choice, start) for choice in packed.choices) else set()
+            )
         return replace(packed, problems=packed.problems | problems) if problems else packed
+
+
+def _are_bad_experts(packed: Packed, choice: Choice, start: Any) -> bool:
+    """Return whether SGLang's experts of a choice are not those of its tokens from `start` on, without the last one."""
+    experts = choice.routed_experts
+    if experts is None:
+        return False  # the model has none
+    if type(start) is not int or not 0 <= choice.prompt < len(packed.prompts):
+        return True
+    count = len(packed.prompts[choice.prompt]) + len(choice.ids) - 1 - start
+    return experts.form != "int32" or count <= 0 or not experts.raw or len(experts.raw) % (4 * count) != 0
 
 
 def _with_images(images: Mapping[str, Any], packed: Packed, problems: set[str]) -> Packed:

@@ -22,7 +22,7 @@ from proxy.protocols.sse import EVENT_STREAM, StreamFormat
 from proxy.protocols.synthetic_stream import error_events
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.trajectory.images import IMAGES, names_in
-from proxy.trajectory.step import DEFAULT_POLICY, EngineFacts
+from proxy.trajectory.step import DEFAULT_POLICY, EXPERTS_START, EngineFacts
 
 _STREAM = frozenset({"stream", "stream_options"})
 _NO_CODES = frozenset[str]()
@@ -57,6 +57,7 @@ class CallOptions:
     streaming: Streaming = "auto"
     logprobs: LogprobsLevel = "full"
     sampling_masks: bool = False
+    routed_experts: bool = False
     tokens: TokenAnnotations | None = None
     room_left: int | None = None
     is_translated: bool = False
@@ -122,6 +123,9 @@ def with_continuation(plan: Plan, ids: list[int] | None, facts: Mapping[str, Any
     fields = None if ids is None else plan.engine.prompt_ids_fields(plan.dialect.name, ids)
     if fields is None:
         return replace(plan, extra=extra)
+    if "return_routed_experts" in plan.sent["set"] and facts.get("kept"):
+        # The experts of the last sampled token are known only once it is read as a part of a prompt.
+        extra[EXPERTS_START] = fields["routed_experts_start_len"] = facts["kept"] - 1
     return replace(plan, body={**plan.body, **fields}, prompt_ids=ids, extra=extra)
 
 
@@ -257,6 +261,7 @@ def _engine_call(
         headers or {},
         step_id,
         sampling_masks=options.sampling_masks,
+        routed_experts=options.routed_experts,
     )
 
 

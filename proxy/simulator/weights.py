@@ -56,9 +56,10 @@ def experts_as_npy(ids: Sequence[int]) -> str:
     return b64encode(b"\x93NUMPY\x01\x00" + pack("<H", len(padded)) + padded.encode() + _int32(ids)).decode()
 
 
-def experts_as_int32(ids: Sequence[int]) -> str:
+def experts_as_int32(ids: Sequence[int], start: int = 0) -> str:
     """Return routed experts as SGLang 0.5.23 does: base64 of int32 numbers in the same order, without a header."""
-    return b64encode(_int32(ids)).decode()
+    raw = _int32(ids)
+    return b64encode(raw[start * len(raw) // max(1, len(ids) - 1) :]).decode()
 
 
 def _int32(ids: Sequence[int]) -> bytes:

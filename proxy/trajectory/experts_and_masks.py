@@ -3,8 +3,10 @@
 They are stored once, with the choice: as base64 in the response they would take as much space again.
 """
 
+import re
+from base64 import b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -12,9 +14,63 @@ import orjson
 from proxy.trajectory.arrays import ids_from_little_endian, to_little_endian, unpack_experts, unpack_mask
 from proxy.trajectory.step import Choice, Experts, Mask
 
+# The header of a .npy file with integers of three dimensions, as NumPy writes it: little-endian, or of one byte.
+_NPY_HEADER: Final = re.compile(
+    rb"\x93NUMPY[\x01-\x03]\x00.{2,4}?{'descr': '[<|]([iu])([1248])', 'fortran_order': (True|False), "
+    rb"'shape': \((\d{1,9}), (\d{1,9}), (\d{1,9})\), }",
+    re.DOTALL,
+)
+
 # Their positions in a response's choice: object ("" is the choice itself) and field.
 _EXPERTS: Final = (("", "routed_experts"), ("meta_info", "routed_experts"))  # vLLM 0.32, SGLang 0.5.23
 _MASKS: Final = (("", "sampling_mask"), ("meta_info", "output_token_sampling_mask"))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """The experts of consecutive tokens: `shape` is that of one token, the numbers of layers and experts or their product."""
+
+    raw: bytes
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    def after(self, before: "ExpertRows | None", start: int) -> "ExpertRows | None":
+        """Return those before, and these from where those end; these begin at `start`. None if they do not join."""
+        if before is None:
+            return self if start == 0 else None
+        if (self.shape, self.dtype) != (before.shape, before.dtype) or not start <= before.count <= start + self.count:
+            return None
+        size = len(self.raw) // self.count
+        raw = before.raw + self.raw[(before.count - start) * size :]
+        return ExpertRows(raw, start + self.count, self.shape, self.dtype)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return them as JSON has them."""
+        return {"dtype": self.dtype, "shape": [self.count, *self.shape], "data": b64encode(self.raw).decode()}
+
+
+def expert_rows(experts: Experts | None, count: int) -> ExpertRows | None:
+    """Return the experts of this many tokens; None if there are none, or not as many."""
+    if experts is None or count <= 0 or not experts.raw:
+        return None
+    if experts.form == "int32" and len(experts.raw) % (4 * count) == 0:
+        return ExpertRows(experts.raw, count, (len(experts.raw) // (4 * count),), "int32")
+    header = _NPY_HEADER.match(experts.raw) if experts.form == "npy" else None
+    if header is None:
+        return None
+    kind, size, fortran, *shape = (group.decode() for group in header.groups())
+    data = experts.raw[_npy_start(experts.raw) :]
+    tokens, layers, chosen = map(int, shape)
+    if fortran == "True" or tokens != count or len(data) != count * layers * chosen * int(size) or not data:
+        return None
+    return ExpertRows(data, count, (layers, chosen), f"{'uint' if kind == 'u' else 'int'}{8 * int(size)}")
+
+
+def _npy_start(raw: bytes) -> int:
+    """Return where the data of a .npy file begins: after its header, whose length is in 2 bytes (version 1) or 4."""
+    wide = raw[6] > 1
+    return (12 if wide else 10) + int.from_bytes(raw[8 : 12 if wide else 10], "little")
 
 
 def head_of(choice: Choice) -> dict[str, Any]:

@@ -49,6 +49,7 @@ PROBLEMS: Final[dict[str, str]] = {
     "retokenized": "The ids were tokenized from text with a configured tokenizer and not sampled.",
     "mask_count": "The sampling mask and the sampled ids differ in length.",
     "bad_mask": "A sampling mask is no list of token ids, or does not contain the token that was sampled.",
+    "bad_experts": "The routed experts are not those of each token of a choice.",
     "version_spans": "The engine's spans of policy versions do not cover the sampled ids.",
 }
 

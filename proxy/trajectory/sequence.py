@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from proxy.trajectory.arrays import are_finite, floats_with_gaps, unpack_mask
+from proxy.trajectory.experts_and_masks import ExpertRows, expert_rows
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.record_values import number
@@ -81,7 +82,8 @@ class Row:
     and `logprobs` is None where `mask` is 0.
 
     `truncated`: the model did not end its last turn (`is_cut`), or `max_len` shortened the row. `masks` are the sampling masks
-    of the tokens that are trained, by the position of the first.
+    of the tokens that are trained, by the position of the first. `experts` are those of all tokens but the last, None if some
+    are missing.
     """
 
     facts: RolloutFacts
@@ -98,6 +100,7 @@ class Row:
     policy: str = DEFAULT_POLICY
     thread: str | None = None
     masks: tuple[tuple[int, Mask], ...] = ()
+    experts: ExpertRows | None = None
 
     @cached_property
     def token_ids(self) -> list[int]:
@@ -157,6 +160,8 @@ class Row:
         row |= {"problems": list(self.problems)} if self.problems else {}
         if self.masks:
             row["sampling_mask"] = self.sampling_mask
+        if self.experts is not None:
+            row["routed_experts"] = self.experts.as_dict()
         row |= {} if self.policy == DEFAULT_POLICY else {"policy": self.policy}
         return row if self.thread is None else {**row, "thread": self.thread}
 
@@ -377,7 +382,22 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
         policy=branch.policy,
         thread=branch.thread,
         masks=tuple(masks),
+        experts=_experts(branch.path),
     )
+
+
+def _experts(path: Sequence[Node]) -> ExpertRows | None:
+    """Return the experts of each token of a path but the last, each from the first step that has it; None if some are missing.
+
+    The last sampled token of a step has none there: it is read by the next one only.
+    """
+    found: ExpertRows | None = None
+    for node in path:
+        rows = expert_rows(node.choice.routed_experts, node.end - 1 - node.step.experts_start)
+        found = None if rows is None else rows.after(found, node.step.experts_start)
+        if found is None:
+            return None
+    return found
 
 
 def _marks(step: Step) -> Iterator[str]:

@@ -14,6 +14,9 @@ from proxy.trajectory.shared_ids import SharedIds
 Status = Literal["complete", "partial", "error"]
 Dialect = Literal["chat", "completions", "generate", "sglang_generate", "messages", "responses", "gemini"]
 DEFAULT_POLICY: Final = "default"
+EXPERTS_START: Final = (
+    "routed_experts_start"  # in `extra`: the position of the first token whose experts were requested
+)
 CACHED_TOKENS: Final = "cached_tokens"  # in `extra`: the engine's count, if its usage has none
 _PROCESSED: Final = (
     "processed_logprobs",
@@ -191,6 +194,13 @@ class Step:
             return "mask"
         is_truncated = any(self.sampling.get(name) not in (None, *neutral) for name, neutral in _TRUNCATES.items())
         return "truncated" if is_truncated else None
+
+    @property
+    def experts_start(self) -> int:
+        """The position in the ids of a choice of the first token that has experts."""
+        own = self.request.get("routed_experts_start_len") or self.request.get("routed_experts_prompt_start") or 0
+        start = self.extra.get(EXPERTS_START, own)
+        return start if type(start) is int and start >= 0 else 0
 
     @property
     def trainable(self) -> bool:

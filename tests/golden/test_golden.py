@@ -19,7 +19,7 @@ from msgspec import structs
 
 from proxy.api.control import batches, claims, groups, policy, rollouts, steps
 from proxy.api.control.export_query import ExportQuery
-from proxy.export import FORMATS, OF_POLICIES, verifiers, verl
+from proxy.export import FORMATS, OF_POLICIES, prime_rl, verifiers, verl
 from proxy.export.base import MissingReward
 from proxy.protocols import exchange
 from proxy.protocols.accumulators import Chunks
@@ -31,6 +31,8 @@ from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode, encode
 from proxy.trajectory.sequence import Row
 from storage import StoreOptions, open_store
+
+_NEWER = {"sequences": ("sampling_mask", "routed_experts"), "prime_rl": ("sampling_mask",)}  # columns
 
 
 @pytest.fixture(autouse=True)
@@ -106,10 +108,13 @@ def as_recorded(monkeypatch):
         columns = _without(form.columns, "images", "multi_modal_data", "multimodal_inputs", "policy_epoch")
         if "spans" in columns:
             columns["spans"] = [_without(columns["spans"][0], "epoch", "logprobs_over")]
-        columns = _without(columns, "logprobs_over", *(["sampling_mask"] if form.name == "sequences" else []))
+        columns = _without(columns, "logprobs_over", *_NEWER.get(form.name, ()))
         monkeypatch.setattr(type(form), "columns", columns)
     row_json = Row._row
-    monkeypatch.setattr(Row, "_row", lambda *args: _without(row_json(*args), "sampling_mask"))
+    monkeypatch.setattr(Row, "_row", lambda *args: _without(row_json(*args), "sampling_mask", "routed_experts"))
+    monkeypatch.setattr(sglang, "_reads_sglext", lambda body: False)
+    view = prime_rl.PrimeRlFormat.view
+    monkeypatch.setattr(prime_rl.PrimeRlFormat, "view", lambda *args: view(*args)[:-1])
     monkeypatch.setattr(exchange, "_determined", lambda tokens: None)
     tree_json = steps._tree_json
 

@@ -2,6 +2,7 @@
 
 from base64 import b64encode
 from dataclasses import replace
+from math import prod
 
 import orjson
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from proxy.trajectory.arrays import pack_experts, pack_mask
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode, encode
-from proxy.trajectory.experts_and_masks import left_out, put_back
+from proxy.trajectory.experts_and_masks import ExpertRows, expert_rows, left_out, put_back
+from proxy.trajectory.step import Experts
 
 TEXT = b64encode(b"\x93NUMPY" + bytes(range(50))).decode()
 MASK = [[5, 6], [], [7]]
@@ -82,3 +84,53 @@ def test_a_mask_takes_at_most_4_bytes_per_number():
     assert len(written.record) < 4 * 3 * 200_000
     assert mask == read.response["choices"][0]["sampling_mask"]
     assert step.choices[0].sampling_mask == read.choices[0].sampling_mask
+
+
+def npy(shape, descr="|u1", *, size=1, order="False"):
+    """Return a .npy file of zeros."""
+    header = f"{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}".ljust(117) + "\n"
+    data = bytes(size * prod(shape))
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + data
+
+
+@pytest.mark.parametrize(
+    ("experts", "count", "found"),
+    [
+        (Experts("npy", npy((5, 2, 3))), 5, ((2, 3), "uint8")),
+        (Experts("npy", npy((5, 2, 3), "<i2", size=2)), 5, ((2, 3), "int16")),
+        (Experts("npy", npy((5, 2, 3))), 4, None),
+        (Experts("npy", npy((5, 2, 3), order="True")), 5, None),
+        (Experts("npy", npy((5, 2, 3), ">i2", size=2)), 5, None),
+        (Experts("npy", npy((5, 2, 3), "<f4", size=4)), 5, None),
+        (Experts("npy", npy((5, 6))), 5, None),
+        (Experts("npy", npy((5, 2, 3))[:-1]), 5, None),
+        (Experts("npy", b"\x93NUMPY"), 5, None),
+        (Experts("int32", bytes(4 * 5 * 6)), 5, ((6,), "int32")),
+        (Experts("int32", bytes(4 * 5 * 6 - 4)), 5, None),
+        (Experts("int32", b""), 5, None),
+        (Experts("int32", bytes(24)), 0, None),
+        (Experts("json", b"[1]"), 1, None),
+        (None, 5, None),
+    ],
+)
+def test_experts_are_read_if_they_are_those_of_each_token(experts, count, found):
+    rows = expert_rows(experts, count)
+
+    assert found == (None if rows is None else (rows.shape, rows.dtype))
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 6))
+def test_experts_of_two_steps_join_without_a_gap_or_not_at_all(first, second, start):
+    """Each token has those of the first step that has it."""
+    before = ExpertRows(bytes(range(first)), first, (1,), "uint8")
+    after = ExpertRows(bytes(range(100, 100 + second)), second, (1,), "uint8")
+    joined = after.after(before, start)
+
+    if start > first or start + second < first:
+        assert joined is None
+    else:
+        assert (start + second, before.raw) == (joined.count, joined.raw[:first])
+        assert bytes(range(100 + first - start, 100 + second)) == joined.raw[first:]
+    assert after.after(None, 0) == after
+    assert after.after(None, 1) is None
+    assert ExpertRows(after.raw, second, (1, 1), "uint8").after(before, first) is None

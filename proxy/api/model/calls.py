@@ -417,6 +417,7 @@ def call_options(
         streaming=endpoint.settings.streaming or context.settings.record.streaming,
         logprobs=context.settings.record.logprobs,
         sampling_masks=context.settings.record.sampling_masks,
+        routed_experts=context.settings.record.routed_experts,
         tokens=tokens,
     )
 

@@ -45,7 +45,7 @@ class EngineCall:
     `body` has the rollout's options applied, `response_options` is what the client itself requests, `headers` are the
     client's, by lowercase name. `keep_reasoning`: whether a request without reasoning may be overridden if the ids would be
     lost. `logprobs`: which logprobs to add. `step_id`: that of its step; no other call has it. `sampling_masks`: whether to
-    request the tokens that truncated sampling keeps.
+    request the tokens that truncated sampling keeps; `routed_experts`: whether to request the experts of each token.
     """
 
     dialect: DialectName
@@ -57,6 +57,7 @@ class EngineCall:
     headers: Mapping[str, str] = field(default_factory=dict)
     step_id: str = ""
     sampling_masks: bool = False
+    routed_experts: bool = False
 
     @property
     def adds_logprobs(self) -> bool:

@@ -229,6 +229,6 @@ def choose_framing(streaming: Streaming, engine: str, call: EngineCall, *, can_r
         return "live"
     if streaming == "replay":
         return "replay"
-    if engine == "sglang" and call.dialect == "chat" and returns_mask(call):
-        return "replay"  # streams have no masks
+    if engine == "sglang" and call.dialect == "chat" and (returns_mask(call) or call.routed_experts):
+        return "replay"  # streams have no masks, and the experts of one choice only
     return "replay" if any(quirk.framings == "streams" for quirk in applicable(engine, call, live=True)) else "live"

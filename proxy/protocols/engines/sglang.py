@@ -14,6 +14,7 @@ Rule 5: each stream must count its tokens. The usage event is dropped again, als
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -57,12 +58,14 @@ _LOGPROB_KEYS = tuple(
     ]
 )
 _MASK = "return_sampling_mask"
+_EXPERTS = "return_routed_experts"
 _NOT_STREAMED = (_IDS_BOTH, _META, "return_prompt_token_ids")
 # The keys that each flag adds to choices or to `sglext`.
 _BROUGHT: dict[str, frozenset[str]] = {
     _IDS_BOTH: frozenset({"prompt_token_ids", "response_token_ids", "token_ids"}),
     _META: frozenset({"meta_info"}),
     _MASK: frozenset(),
+    _EXPERTS: frozenset(),
     _INPUT: frozenset({"input_ids"}),
     _OUTPUT: frozenset({"output_ids", "token_ids"}),  # token_ids: deltas that a later version may add (PR #37365)
 }
@@ -73,6 +76,8 @@ _META_LOGPROBS = frozenset({"input_token_logprobs", "output_token_logprobs", "ou
 # Of `meta_info`. The logprobs are those of the distribution that was sampled from, over the tokens of the mask.
 _MASKS, _MASKED_LOGPROBS = "output_token_sampling_mask", "output_token_sampling_logprobs"
 _OF_MASKS: frozenset[str] = frozenset({_MASKS, _MASKED_LOGPROBS, "output_token_sampling_mask_length"})
+# The keys that each injected field adds to `meta_info`.
+_IN_META = {_MASK: _OF_MASKS, _EXPERTS: frozenset({"routed_experts"}), "logprobs": _META_LOGPROBS}
 # A call with a mask is refused without a top_k up to --sampling-mask-max-tokens, by default 4,096, and aborted if ties make
 # the mask longer (0.5.23).
 MASK_TOP_K = 4000
@@ -121,9 +126,17 @@ class Sglang:
         if dialect == "completions" and is_on(body.get("stream")) and requested.choices != 1:
             problems = (*problems, "uncounted")  # usage is their sum: lost and repeated tokens may cancel out
         streamed = dialect == "chat" and is_on(body.get("stream"))
-        flags = (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
+        flags: tuple[str, ...] = (
+            (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
+        )
         if dialect == "chat" and not streamed and returns_mask(call):
             flags = (*flags, _MASK)
+        if dialect == "chat" and not streamed and call.routed_experts:
+            flags = (*flags, _EXPERTS)
+        if _reads_sglext(body):
+            flags = tuple(
+                flag for flag in flags if flag not in {_META, _MASK}
+            )  # meta_info would have them, and not sglext
         missing = [
             flag for flag in flags if not is_on(body.get(flag)) and not is_on(call.headers.get(_HEADERS.get(flag, "")))
         ]
@@ -141,11 +154,9 @@ class Sglang:
             empty_deltas=streamed and not requested.logprobs,
             usage=bool(options) and not requested.usage and not call.traits.forces_usage,
             keys=frozenset(key for flag in missing for key in _BROUGHT[flag]) - kept,
-            meta_keys=(
-                (_OF_MASKS if _MASK in missing else _NO_KEYS) | (_META_LOGPROBS if "logprobs" in fields else _NO_KEYS)
-                if _META not in missing
-                else _NO_KEYS
-            ),
+            meta_keys=_NO_KEYS
+            if _META in missing
+            else frozenset(key for name in fields for key in _IN_META.get(name, ())),
         )
         # Framed ids arrive in a separate event, which can be dropped as a whole, unless the client reads it itself.
         framed = {_FRAMED: "1"} if streamed and len(missing) == len(flags) else {}
@@ -228,6 +239,8 @@ class Sglang:
         for choice in choices:
             meta = choice.get("meta_info") or {}
             sampled_choice = _sampled(choice, meta, outputs, versions)
+            if sampled_choice.routed_experts is None and len(choices) == 1:
+                sampled_choice = replace(sampled_choice, routed_experts=extension.get("routed_experts"))
             sampled.append(sampled_choice)
             retractions += meta.get("num_retractions") or 0
             if is_native and sampled_choice.counted is None:
@@ -342,6 +355,11 @@ def _openai_choices(body: Mapping[str, Any], choices: Sequence[Json]) -> list[Js
 def _samples(body: Mapping[str, Any]) -> int:
     """Return the number of choices of each prompt of `/generate`."""
     return _NATIVE.response_options(body).samples or 1
+
+
+def _reads_sglext(body: Mapping[str, Any]) -> bool:
+    """Return whether a client requests experts, which SGLang moves to `meta_info` if that is requested."""
+    return is_on(body.get(_EXPERTS)) and not is_on(body.get(_META))
 
 
 def _problems(dialect: DialectName, body: Mapping[str, Any]) -> list[str]:

@@ -180,7 +180,7 @@ class SglangChatResponse:
             alternatives = self.chat.top_logprobs or 0
             meta |= {"input_token_logprobs": []} | output_logprobs(self.formatter, tokens, alternatives, with_text=True)
         if self.fields.return_routed_experts and self.options.routed_experts:
-            meta["routed_experts"] = routed_experts(self.prompt.ids, tokens)
+            meta["routed_experts"] = routed_experts(self.prompt.ids, tokens, self.fields.routed_experts_start_len or 0)
         return meta
 
     def _extension(self, choices: Sequence[Sequence[Token]]) -> JsonObject:

@@ -50,6 +50,7 @@ class SglangFields:
     return_input_ids_in_sglext: bool | None = False
     return_output_ids_in_sglext: bool | None = False
     return_routed_experts: bool | None = False
+    routed_experts_start_len: int | None = 0
     input_ids: _Ids | None = None
     rid: str | None = None
     framed: bool = False

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from proxy.simulator.distribution import TokenDistribution, UnigramTail, as_float32
-from proxy.simulator.errors import RequestError
+from proxy.simulator.errors import RequestError, invalid_value
 from proxy.simulator.generation import Token
 from proxy.simulator.requests import CommonFields
 from proxy.simulator.tokenizer import Tokenizer
@@ -199,6 +199,12 @@ def output_logprobs(
     return keys | {"output_token_logprobs_length": len(tokens)}
 
 
-def routed_experts(prompt: Sequence[int], tokens: Sequence[Token]) -> str:
-    """Return `routed_experts` of one choice."""
-    return experts_as_int32([*prompt, *[token.id for token in tokens]])
+def routed_experts(prompt: Sequence[int], tokens: Sequence[Token], start: int = 0) -> str:
+    """Return `routed_experts` of one choice, from a token on.
+
+    Raises:
+        RequestError: The prompt is shorter.
+    """
+    if not 0 <= start <= len(prompt):
+        raise invalid_value(f"routed_experts_start_len={start} is not within the prompt of {len(prompt)} tokens.")
+    return experts_as_int32([*prompt, *[token.id for token in tokens]], start)

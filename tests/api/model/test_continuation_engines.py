@@ -1,10 +1,15 @@
 """Continuation at engines with faults: ids that are changed, ignored or rejected, and tokenizers that fail."""
 
 import asyncio
+from base64 import b64decode
 
 import pytest
 from aiohttp import web
 from continued_calls import CHAT, DETOKENIZE, TOKENIZE, continuations, continuations_made, served, tapped
+
+from proxy.simulator.weights import experts_as_int32
+from proxy.trajectory.facts import RolloutFacts
+from proxy.trajectory.sequence import Options, sequences
 
 KV = "kv_transfer_params"
 
@@ -320,3 +325,23 @@ async def test_prompt_ids_are_sent_in_the_field_of_a_vllm_that_has_one(store, st
     assert all(step.exact for step in steps)
     assert [None, list(steps[1].prompts[0])] == [body.get("prompt_token_ids") for body in bodies[:2]]
     assert not any(KV in body for body in bodies)
+
+
+@pytest.mark.parametrize("mode", ["append", "off"])
+async def test_the_experts_of_every_token_of_a_conversation_are_in_its_row_once(store, mode):
+    """A continued call requests those from the last sampled token on, which no earlier response has."""
+    sections = {"record": {"routed_experts": True}, "continuation": {"mode": mode}}
+    async with served(store, shape="sglang", routed_experts=True, noncanonical_rate=0.0, sections=sections) as proxy:
+        agent = proxy.agent("r1")
+        await agent.turns(4)
+        steps, bodies = await proxy.steps("r1"), proxy.engine.bodies()
+
+    assert [()] * 4 == [step.problems for step in steps]
+    kept = [(step.extra.get("continuation") or {}).get("kept") for step in steps]
+    assert [None if count is None else count - 1 for count in kept] == [
+        body.get("routed_experts_start_len") for body in bodies
+    ]
+    for row in sequences(steps, RolloutFacts("r1", None, "completed"), Options()).each():
+        whole = b64decode(experts_as_int32(row.token_ids))
+        assert whole == row.experts.raw
+        assert len(row.token_ids) - 1 == row.experts.count

@@ -1,6 +1,7 @@
 """SGLang: injected fields per framing, stripping, and where token ids, policy versions and known defects are."""
 
 import re
+from base64 import b64encode
 
 import orjson
 import pytest
@@ -504,3 +505,67 @@ def test_logprobs_of_truncated_sampling_without_a_mask_are_named(mode, sampling,
     assert over == row.get("logprobs_over")
     (row,) = FORMATS["sequences"].plan(worked.FACTS, [step], Options()).render()
     assert over == row["spans"][0].get("logprobs_over")
+
+
+REPLAYED = CallOptions(routed_experts=True)
+
+
+def expert_step(raw, body=None, **changed):
+    """Return what the client receives, and the step of a response whose meta_info has these experts."""
+    response = orjson.loads(masked_response([[5], [6]]))
+    meta = {"output_token_logprobs": [[-3.0, 5, None], [-2.0, 6, None]], "routed_experts": raw, **changed}
+    response["choices"][0]["meta_info"] = meta
+    made = plan_of("/v1/chat/completions", {"messages": [], **(body or {})}, REPLAYED, kind="sglang")
+    exchange = Exchange(made, 200, "application/json")
+    exchange.feed(orjson.dumps(response))
+    outcome = exchange.finish(Timing(0.0))
+    return orjson.loads(outcome.end), outcome.step
+
+
+@pytest.mark.parametrize(
+    ("raw", "problems"),
+    [
+        (b64encode(bytes(4 * 3 * 6)).decode(), ()),  # two tokens of the prompt, two sampled: the last one has none
+        (None, ()),
+        (b64encode(bytes(4 * 3 * 6 - 4)).decode(), ("bad_experts",)),
+        ("", ("bad_experts",)),
+        ("no base64", ("bad_experts",)),
+        ([[1, 2]], ("bad_experts",)),
+        (True, ("bad_experts",)),
+        ({"a": 1}, ("bad_experts",)),
+    ],
+)
+def test_wrong_experts_are_flagged_and_lose_no_token(raw, problems):
+    """The client receives none. A model that is no mixture of experts has none."""
+    shown, step = expert_step(raw)
+
+    assert problems == step.problems
+    assert [5, 6] == step.choices[0].ids.tolist()
+    assert "meta_info" not in shown["choices"][0]
+
+
+def test_a_client_that_requests_meta_info_receives_it_without_experts():
+    shown, _ = expert_step(b64encode(bytes(72)).decode(), {"return_meta_info": True})
+
+    assert {} == shown["choices"][0]["meta_info"]
+
+
+def test_a_client_that_requests_experts_receives_them_where_the_engine_has_them():
+    """SGLang moves them from `sglext` to `meta_info` if that is requested, so it is not."""
+    made = plan_of("/v1/chat/completions", {"messages": [], "return_routed_experts": True}, REPLAYED, kind="sglang")
+    raw = b64encode(bytes(72)).decode()
+    response = orjson.loads(masked_response([[5], [6]]))
+    response["choices"][0] |= {"meta_info": None, "logprobs": {"content": [{"token": "a", "logprob": -1.0}] * 2}}
+    exchange = Exchange(made, 200, "application/json")
+    exchange.feed(orjson.dumps({**response, "sglext": {"routed_experts": raw}}))
+    outcome = exchange.finish(Timing(0.0))
+
+    assert "return_meta_info" not in made.body
+    assert {"routed_experts": raw} == orjson.loads(outcome.end)["sglext"]
+    assert ((), bytes(72)) == (outcome.step.problems, outcome.step.choices[0].routed_experts.raw)
+
+
+def test_a_stream_is_replayed_if_experts_are_configured():
+    assert (
+        "replay" == plan_of("/v1/chat/completions", {"messages": [], "stream": True}, REPLAYED, kind="sglang").framing
+    )
