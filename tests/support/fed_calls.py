@@ -56,6 +56,9 @@ def plan(path: str, kind: str, *, stream: bool) -> Plan:
         own = {"prompt": "a"} if path == "/v1/completions" else {"messages": [user("a")]}
         own |= {"token_ids": [1], "sampling_params": {}} if path.startswith("/inf") else {}
         return plan_of(path, {"model": "m", **own, **streamed}, CallOptions(streaming="live"), kind=kind)
+    if path == "/generate":
+        rules = Sampling(default={"seed": 1})
+        return plan_of(path, {"text": "a", "stream": stream}, CallOptions(sampling=rules), kind=kind)
     call = translated(path, {"stream": True} if stream else {})
     body = call.native({}, kind)
     return call.recorded(plan_of(CHAT, body, CallOptions(streaming="live"), kind=kind))
@@ -196,6 +199,30 @@ def a_stream_of_generate(fragment: str, size: int) -> Work:
     choice = {"index": 0, "text": fragment, "logprobs": {"content": [{"logprob": -1.0}]}, "token_ids": [7]}
     pieces = event({"request_id": "a", "choices": [choice]}) * len(many(fragment, size))
     return sent("/inference/v1/generate", "vllm", [pieces, b"data: [DONE]\n\n"])
+
+
+def native(fragment: str, ids: int, count: int) -> dict[str, Any]:
+    """Return a choice of SGLang's `/generate` with these many ids of a choice that has `count`."""
+    meta = {"id": "a", "finish_reason": None, "prompt_tokens": 1, "completion_tokens": count}
+    entries = {"output_token_logprobs": [[-1.0, 7, None]] * ids}
+    return {"text": fragment, "output_ids": [7] * ids, "prompt_token_ids": [1], "meta_info": meta | entries}
+
+
+@feeder("a", "0", '\\"')
+def a_stream_of_sglangs_generate_that_continues(fragment: str, size: int) -> Work:
+    pieces = b"".join([event(native(fragment, 1, count + 1)) for count in many(fragment, size)])
+    return sent("/generate", "sglang", [pieces, b"data: [DONE]\n\n"])
+
+
+@feeder("a", "0", '\\"')
+def a_long_event_of_sglangs_generate(fragment: str, size: int) -> Work:
+    count = len(many(fragment, size))
+    return sent("/generate", "sglang", [event(native(text(fragment, size), count, count)), b"data: [DONE]\n\n"])
+
+
+@feeder("a", "0", '\\"')
+def a_response_of_sglangs_generate(fragment: str, size: int) -> Work:
+    return whole("/generate", "sglang", orjson.dumps([native(fragment, 1, 1) for _ in many(fragment, size)]))
 
 
 def answer(message: dict[str, Any], ids: int = 1, **fields: Any) -> bytes:
