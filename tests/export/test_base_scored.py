@@ -52,10 +52,10 @@ def test_a_row_has_the_scores_beside_its_other_fields(name, role):
 
 
 def test_prime_rl_has_them_at_the_position_of_ref_logprobs():
-    """The trainer's array has 13 positions in any case."""
+    """The array has 14 positions in any case; the last one is that of sampling masks."""
     (plain,), (row,) = worked.rows("prime_rl"), worked.rows("prime_rl", fill=fill_for("teacher"))
 
-    assert (13, FULL) == (len(row), row[5])
+    assert (14, FULL) == (len(row), row[5])
     assert plain[:5] + plain[6:] == row[:5] + row[6:]
 
 

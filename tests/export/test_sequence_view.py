@@ -165,7 +165,7 @@ def test_every_format_has_advantages_of_turns_where_it_has_a_place_for_them(name
 ADVANTAGES_OF = {
     "scored_data": lambda row: row["advantages"][0],
     "tinker": lambda row: [0.0, *row["advantages"]],
-    "prime_rl": lambda row: row[-1],
+    "prime_rl": lambda row: row[12],
 }
 
 
