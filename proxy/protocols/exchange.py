@@ -308,7 +308,7 @@ class Exchange:
             )
         except (OverflowError, *MALFORMED):
             return Packed(problems=frozenset({"unparsed_event"}))
-        if is_on(plan.body.get("return_routed_experts")):
+        if "return_routed_experts" in plan.body and is_on(plan.body["return_routed_experts"]):
             start = plan.body.get("routed_experts_start_len") or 0
             problems |= (
                 {"bad_experts"} if any(_are_bad_experts(packed, choice, start) for choice in packed.choices) else set()

@@ -39,7 +39,7 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import BlockReader, KnownBlocks
 from proxy.trajectory.codec import Record, UnreadableRecord, decode, encode_leniently
-from proxy.trajectory.step import Step
+from proxy.trajectory.step import CACHED_TOKENS, Step
 from proxy.upstream.concurrency import BackgroundTasks
 from storage.errors import MissingBlocks, RolloutDeleted, RolloutExpired, StorageError, StoreUnreachable
 from storage.store import Store
@@ -360,8 +360,9 @@ def _entry(
         "sampled_tokens": step.sampled,
         "prompt_tokens": sum(map(len, step.prompts)),
     }
-    if step.cached_tokens is not None:
-        counts["cached_tokens"] = step.cached_tokens
+    is_reported = CACHED_TOKENS in step.extra or (step.usage is not None and step.usage.get("prompt_tokens_details"))
+    if is_reported and (cached := step.cached_tokens) is not None:
+        counts["cached_tokens"] = cached
     if "mask_mismatch" in step.extra:
         counts["mask_mismatches"] = 1
     if step.status == "error" and isinstance(step.response, dict) and isinstance(step.response.get("status"), int):
