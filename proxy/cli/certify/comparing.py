@@ -10,10 +10,10 @@ Merged = dict[Path, Any]
 
 # Values that differ between any two runs of one request: names, times, addresses, and hits of the prefix cache.
 _CHANGING: Final = frozenset(
-    {"id", "request_id", "created", "timings", "prompt_tokens_details", "cached_tokens", "tokens_cached", "e2e_latency",
-     "response_sent_to_client_ts", "received_time", "queue_time", "prefill_launch_latency", "dp_rank", "id_slot",
-     "inference_time", "request_received_ts", "decode_throughput", "cached_tokens_details", "tokens_evaluated", "__verbose"}
+    {"id", "request_id", "created", "timings", "prompt_tokens_details", "cached_tokens", "tokens_cached", "dp_rank", "id_slot",
+     "cached_tokens_details", "tokens_evaluated", "__verbose"}
 )  # fmt: skip
+_TIMES: Final = ("_latency", "_throughput", "_time", "_ts")  # ends of names (SGLang 0.5.23)
 _JOINED: Final = frozenset({"content", "reasoning", "reasoning_content", "arguments", "text"})  # strings in parts
 _TEXT: Final = "text of all parts"
 _NEAR: Final = 1e-3  # of logprobs
@@ -113,7 +113,7 @@ def _gather(value: Any, path: Path, found: Merged, depth: int) -> None:
     if isinstance(value, dict):
         found.setdefault((*path, "keys"), set()).update({tuple(value)} - {()})
         for key, inner in value.items():
-            if key in _CHANGING:
+            if _changes(key):
                 found.setdefault((*path, key, "present"), set()).add(inner is not None)
             else:
                 _gather(inner, (*path, key), found, depth + 1)
@@ -130,6 +130,10 @@ def _gather(value: Any, path: Path, found: Merged, depth: int) -> None:
         found.setdefault((*path, "values"), {})[repr(value)] = value
 
 
+def _changes(key: str) -> bool:
+    return key in _CHANGING or key.endswith(_TIMES)
+
+
 def _steady(value: Any, depth: int) -> Any:
     """Return an item of a list without the values that change."""
     if depth > _DEPTH:
@@ -138,7 +142,7 @@ def _steady(value: Any, depth: int) -> Any:
         return [_steady(item, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
-    return {key: inner is not None if key in _CHANGING else _steady(inner, depth + 1) for key, inner in value.items()}
+    return {key: inner is not None if _changes(key) else _steady(inner, depth + 1) for key, inner in value.items()}
 
 
 def _short(value: Any) -> str:
