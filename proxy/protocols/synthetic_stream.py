@@ -47,6 +47,11 @@ def chunks(shape: StreamShape, dialect: str, response: Json, *, usage: bool) -> 
         for whole in sorted(response["choices"], key=lambda choice: choice["index"])
         for choice, first in choice_events(shape, whole, response)
     ]
+    events_so_far += [
+        {**head, "choices": [], **_no_usage_yet(shape), key: response[key]}
+        for key in shape.alone
+        if response.get(key) is not None
+    ]
     if usage:
         events_so_far.append({**head, "choices": [], "usage": _usage(shape, response.get("usage"))})
     if events_so_far:

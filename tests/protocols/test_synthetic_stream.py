@@ -137,6 +137,17 @@ def test_sglangs_events_of_completions_and_tool_calls_have_a_null_usage(whole, s
     assert (True, None) in {usage[:2] for usage in expected}
 
 
+def test_what_sglang_sends_in_an_event_of_its_own_precedes_usage():
+    """Such as the details of cached tokens, on request (run on 0.5.23)."""
+    cassette = load_http("sglang", "chat_plain")
+    details = {"cached_tokens_details": {"device": 3, "host": 0}}
+    response = orjson.loads(cassette.response) | {"sglext": details}
+    events = payloads(replay.replay_events(ENGINES["sglang"].shape, "chat", response, usage=True))
+
+    assert ([], None, details) == tuple(events[-2][key] for key in ("choices", "usage", "sglext"))
+    assert "sglext" not in events[-1]
+
+
 def test_usage_is_sent_before_done_if_requested():
     """It has an event of its own; vLLM omits the null fields of usage in streams."""
     stream = replayed(load("chat_plain"), usage=True)

@@ -169,7 +169,8 @@ class StreamShape:
     base of one with a tool call, and `reasoning` the field with reasoning text. `choice` are fields that each choice of an
     event has, null until the finish (with the response's values); `early` those that come with the text instead.
     `head` are the top-level fields that each event repeats, `first` those added to the first event of each choice, `last`
-    those added to the last event. `null_logprobs`: whether events without logprobs have a null; `null_usage`: whether usage
+    those added to the last event; `alone`: those with an event of their own.
+    `null_logprobs`: whether events without logprobs have a null; `null_usage`: whether usage
     in a stream keeps its nulls; `no_usage_yet`: whether events with tool calls, and those of completions, have a null usage.
     """
 
@@ -184,6 +185,7 @@ class StreamShape:
     early: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
     null_logprobs: bool = True
     null_usage: bool = True
     no_usage_yet: bool = False

@@ -110,6 +110,7 @@ class Sglang:
         more_call={"id": None, "type": "function"},
         more_function={"name": None},
         choice=("matched_stop",),
+        alone=("sglext",),
         no_usage_yet=True,
     )
 
