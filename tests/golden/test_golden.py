@@ -5,6 +5,7 @@ Sentences for people (error messages, reasons) are masked in the files.
 
 import re
 from base64 import b64encode
+from dataclasses import replace
 from secrets import token_hex
 from typing import Any
 
@@ -21,7 +22,7 @@ from proxy.api.control import batches, claims, groups, policy, rollouts, steps
 from proxy.api.control.export_query import ExportQuery
 from proxy.export import FORMATS, OF_POLICIES, prime_rl, verifiers, verl
 from proxy.export.base import MissingReward
-from proxy.protocols import exchange
+from proxy.protocols import exchange, plan
 from proxy.protocols.accumulators import Chunks
 from proxy.protocols.engines import sglang
 from proxy.rollouts import recorder
@@ -38,12 +39,17 @@ _NEWER = {"sequences": ("sampling_mask", "routed_experts"), "prime_rl": ("sampli
 @pytest.fixture(autouse=True)
 def as_recorded(monkeypatch):
     """Omit what is newer than the files: fields of rows, claims, rollouts and trees, rewards by token of `verl_dataproto`, null
-    rewards of `verifiers`, the `rid` of calls to SGLang.
+    rewards of `verifiers`, the `rid` of calls to SGLang, null usages in its replayed events, replays of translated streams.
 
     Of Arrow and Parquet, the columns of images and epochs. The recorded engines do not count each of several choices, although
     it was requested, which is a flag since then.
     """
     monkeypatch.setattr(Chunks, "is_counted", True)
+    monkeypatch.setattr(sglang.Sglang, "shape", replace(sglang.Sglang.shape, no_usage_yet=False))
+    framing = plan._framing
+    monkeypatch.setattr(
+        plan, "_framing", lambda engine, options, call: framing(engine, replace(options, is_translated=False), call)
+    )
     monkeypatch.setattr(sglang, "_abort", lambda call: ({}, None))
     about = ExportQuery.about
 
