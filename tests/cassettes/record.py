@@ -116,6 +116,8 @@ TABLE: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     },
     "options": {
         "chat_usage": (CHAT, _CHAT | {"stream_options": {"include_usage": True}}),
+        "chat_cached_tokens": (CHAT, _CHAT | {"return_cached_tokens_details": True}),
+        "chat_meta_info": (CHAT, _CHAT | {"return_meta_info": True}),
         "chat_usage_n2": (CHAT, _CHAT | _SAMPLED | {"n": 2, "stream_options": {"include_usage": True}}),
         "chat_logprobs": (CHAT, _CHAT | {"logprobs": True, "top_logprobs": 2}),
         "chat_tools_logprobs": (CHAT, _CHAT | {"tools": [TOOL], "logprobs": True, "top_logprobs": 1}),
@@ -130,7 +132,10 @@ TABLE: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     },
     "tools": {
         "chat_tools": (CHAT, _CHAT | {"tools": [TOOL]}),
-        "chat_tool_call": (CHAT, _CHAT | {"tools": [TOOL], "structured_outputs": {"regex": CALL}, "max_tokens": 100}),
+        "chat_tool_call": (
+            CHAT,
+            _CHAT | {"tools": [TOOL], "structured_outputs": {"regex": CALL}, "regex": CALL, "max_tokens": 100},
+        ),
         "chat_tool_required": (CHAT, _CHAT | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 60}),
         "chat_schema": (
             CHAT,
@@ -198,6 +203,8 @@ def requests(traits: Traits, model: str) -> Iterator[Case]:
             continue
         for framing, stream in (("n", {}), ("s", {"stream": True})):
             plain = {**({} if path == NATIVE else {"model": model}), **body, **stream}
+            if traits.kind == "sglang" and path != NATIVE:
+                plain["top_k"] = 1  # SGLang ignores seeds without a GPU
             if not stream:
                 plain.pop("stream_options", None)
             plan = make_plan(

@@ -42,7 +42,8 @@ def as_recorded(monkeypatch):
     rewards of `verifiers`, the `rid` of calls to SGLang, null usages in its replayed events, replays of translated streams.
 
     Of Arrow and Parquet, the columns of images and epochs. The recorded engines do not count each of several choices, although
-    it was requested, which is a flag since then.
+    it was requested, which is a flag since then. A requested `meta_info` of SGLang had injected logprobs, and its
+    `regex` was not recorded.
     """
     monkeypatch.setattr(Chunks, "is_counted", True)
     monkeypatch.setattr(sglang.Sglang, "shape", replace(sglang.Sglang.shape, no_usage_yet=False))
@@ -51,6 +52,8 @@ def as_recorded(monkeypatch):
         plan, "_framing", lambda engine, options, call: framing(engine, replace(options, is_translated=False), call)
     )
     monkeypatch.setattr(sglang, "_abort", lambda call: ({}, None))
+    monkeypatch.setitem(sglang._IN_META, "logprobs", frozenset())
+    monkeypatch.setattr(plan, "SAMPLING_FIELDS", [name for name in plan.SAMPLING_FIELDS if name != "regex"])
     about = ExportQuery.about
 
     def without_weight(*args):

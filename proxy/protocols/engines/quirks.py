@@ -128,7 +128,7 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
     Quirk(
         "sglang", _CHAT, "streams", "Without a parser, events without text, such as the EOS, have no logprobs.",
-        ("logprob_count",), "run on 0.5.23; serving_chat.py:1054-1080", _loses_logprobs_without_parser,
+        ("logprob_count",), "seen on 0.5.23; serving_chat.py:1054-1080", _loses_logprobs_without_parser,
     ),
     Quirk(
         "sglang", _CHAT, "streams", "Before 0.5.23 or of unknown version: ids may be missing.",
@@ -140,11 +140,11 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
     Quirk(
         "sglang", _COMPLETIONS, "streams", "Several choices or prompts: usage is only their sum, so errors may cancel "
-        "out.", ("uncounted",), "run on 0.5.23; serving_completions.py", _several_in_all,
+        "out.", ("uncounted",), "seen on 0.5.23; serving_completions.py", _several_in_all,
     ),
     Quirk(
         "sglang", _BOTH, "always", "`echo` and beam search: the response has another format.", ("echo", "beam_search"),
-        "read in 0.5.23", _has("echo", "use_beam_search"),
+        "seen (`echo`) and read in 0.5.23", _has("echo", "use_beam_search"),
     ),
     Quirk(
         "sglang", _NATIVE, "always", "Images and other media, and the earlier turns of `session_params`, are not in the prompt "

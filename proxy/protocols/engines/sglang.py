@@ -1,6 +1,6 @@
 """SGLang: ids by flags of its own, which its chat streams refuse; logprobs after temperature.
 
-Verified on SGLang 0.5.23 (its own serving code with a faked scheduler) and by reading its source.
+Verified on SGLang 0.5.23, on a CPU (tests/system/real_engines), and by reading its source.
 
 Rule 1: keys that the injected flags add are absent otherwise, so stripping deletes them; `logprobs` is always present,
         so stripping sets it to null.

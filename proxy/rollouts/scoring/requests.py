@@ -5,7 +5,7 @@ The caller passes a function that sends requests (`Send`), so that the command l
 Sources: vLLM 0.32.0, `prompt_logprobs` of /v1/completions (a null, then a map of id to logprob for each prompt token; 0 returns
 the prompt's own tokens only, k the k most likely ones too; the temperature has no effect). SGLang 0.5.23, /generate with
 `logprob_start_len: 0` (`[logprob, id, text]` for each, the first logprob null; `max_new_tokens: 0` only reads the prompt), and
-with `top_logprobs_num: k` the same k times for each in `input_top_logprobs` (read in verl 0.9.1, not run).
+with `top_logprobs_num: k` the same k times for each in `input_top_logprobs` (as verl 0.9.1 reads them).
 
 A response has a JSON object for each token: 10 MB for 128,000 tokens, and k + 1 times that with the most likely ones. Only
 those of the positions that are read become Python objects, in a thread and one after the other, so that other threads can run.

@@ -7,7 +7,7 @@ import orjson
 import pytest
 import worked
 from forests import make_step
-from recorded import http_cassettes, load_http, plan_of, play
+from recorded import http_cassettes, load, load_http, names, plan_of, play
 
 from proxy.export import FORMATS
 from proxy.protocols.dialects import DIALECTS
@@ -569,3 +569,28 @@ def test_a_stream_is_replayed_if_experts_are_configured():
     assert (
         "replay" == plan_of("/v1/chat/completions", {"messages": [], "stream": True}, REPLAYED, kind="sglang").framing
     )
+
+
+def comparable(response: bytes, *, is_stream: bool) -> list[bytes]:
+    """Return the events without ids and times, in any order of the choices."""
+    response = re.sub(rb'"created":\d+', b"", response)
+    response = re.sub(rb'"id":"(call_[^"]*|[0-9a-f]{32})"', b"", response)
+    response = re.sub(rb'"\w+_(latency|throughput|time|ts|wait)":[0-9.e-]+', b"", response)
+    return sorted(response.split(b"\n\n")) if is_stream else [response]
+
+
+PAIRS = sorted(name.removesuffix("_inj") for name in names("recorded/*_inj", "sglang") if "/native_" not in name)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_stripped_response_of_a_real_server_is_the_plain_one(pair):
+    """Byte for byte, and the step is exact."""
+    plain, injected = load(f"{pair}_plain", "sglang"), load(f"{pair}_inj", "sglang")
+    plan = plan_of(plain.path, plain.body, CallOptions(streaming="live"), kind="sglang", traits=PARSED)
+    assert injected.body == {name: value for name, value in plan.body.items() if name != "rid"}
+
+    shown, end, step = play(plan, injected)
+
+    streams = {"is_stream": plain.is_stream}
+    assert comparable(plain.response, **streams) == comparable(shown + end, **streams)
+    assert step.exact or set(step.problems) & {"engine_error", "uncounted"}
