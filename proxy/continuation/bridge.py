@@ -4,15 +4,16 @@ The functions are generators: they yield lookups for the engine and receive thei
 to G are those of the design; each is necessary for some chat template.
 """
 
+import re
 from array import array
 from collections.abc import Collection, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from proxy.continuation.matching import Match
 from proxy.continuation.shown import comparable, what_is_missing
-from proxy.continuation.turns import end_of_rendering, own_rendering
-from proxy.continuation.twins import OTHER_WORD, WORD, other_texts, repeats_a_part, stand_in
+from proxy.continuation.turns import Turn, end_of_rendering, own_rendering
+from proxy.continuation.twins import OTHER_WORD, WORD, other_forms, other_texts, repeats_a_part, stand_in
 from proxy.continuation.types import (
     Continuation,
     Detokenize,
@@ -32,6 +33,9 @@ from proxy.trajectory.step import Ids
 T = TypeVar("T")
 Lookups: TypeAlias = Generator[Lookup, LookupResult, T]
 
+_BRACKETS = frozenset("<>[]")
+_TAGS = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")
+_OPENING_IDS = 64  # ids in which a template begins its first message
 _SEAM_IDS = 8  # ids that are read where a token merges or splits at the end of the history
 
 
@@ -48,13 +52,33 @@ class _Turn:
     """The turn of a reply in the rendering of the call.
 
     `full`: the rendering. `start`: the index at which the turn begins; None if the template renders the history differently.
-    `seam`: the text of the history that the ids from `start` on begin with. `text`: the text of the sampled ids.
+    `seam`: the text of the history that the ids from `start` on begin with. `text`: the text of the sampled ids. `is_cut`:
+    they have no stop token. `stops`: ids that are known to close turns.
     """
 
+    mode: Mode
+    stops: Collection[int]
     full: Ids
     start: int | None
     seam: str
     text: str
+    is_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Twins:
+    """Renderings with a stand-in for a reply.
+
+    `one`: the first of them; the stand-in is in its ids from `begin` to `start`. `end`: what follows, up to the first text of
+    the new messages. `renewed`: the same with `word` in place of each new text.
+    """
+
+    one: Ids
+    begin: int
+    start: int
+    end: Ids
+    renewed: Ids
+    word: str
 
 
 def continue_turn(match: Match, *, mode: Mode, stops: Collection[int]) -> Lookups[Continuation]:
@@ -83,12 +107,17 @@ def _continued(match: Match, mode: Mode, stops: Collection[int]) -> Lookups[Cont
         if not again or rendering_of(again) != own_rendering(turn):
             raise Refused("history")
         reason = "history"
-    read = _Turn(full, start, seam, (yield from _text(turn.ids)))
+    if isinstance(turn.stop_reason, str):
+        if mode == "faithful" and not (yield from _stops_between_tokens(match.reply, turn.ids, turn.stop_reason)):
+            raise Refused("stop_string")
+        reason = "stop_string"
+    is_cut = turn.is_cut or (yield from _is_cut(turn, stops))
+    read = _Turn(mode, stops, full, start, seam, (yield from _text(turn.ids)), is_cut)
     bridge = yield from _bridge_by_reading(match, read)
     if bridge is None:
-        if turn.is_hidden or _shows_nothing(match):
+        if turn.is_hidden or (_shows_nothing(match) and not (is_cut and mode == "append")):
             raise Refused("hidden_output")
-        bridge = yield from _bridge_by_twins(match, read, stops)
+        bridge = yield from _bridge_by_twins(match, read)
         if mode == "faithful":
             yield from _check_shown(match, read, bridge)
     return Continuation(recorded + bridge, reason, kept=len(recorded), bridge=len(bridge), rendering=rendering_of(full))
@@ -111,13 +140,33 @@ def _end_of_history(full: Ids, match: Match) -> Lookups[tuple[int | None, str]]:
     return (last, seam) if text.startswith(seam) else (None, "")
 
 
+def _stops_between_tokens(reply: Message, ids: Ids, stop: str) -> Lookups[bool]:
+    """Return whether the visible text of a turn that ended with this stop string ends where a sampled token does."""
+    if text_of(reply).endswith(stop):  # the client includes it
+        return (yield from _text(ids)).endswith(stop)
+    for start in range(len(ids) - 1, max(len(ids) - len(stop.encode()) - 1, 0) - 1, -1):
+        text = yield from _text(ids[start:])
+        if stop in text:
+            return text.startswith(stop)
+    return False
+
+
+def _is_cut(turn: Turn, stops: Collection[int]) -> Lookups[bool]:
+    """Return whether the limit ended a turn whose engine returns `tool_calls` instead (vLLM 0.32, not for streams)."""
+    last = turn.ids[-1]
+    if not turn.is_full or turn.is_closed or last in stops:
+        return False
+    text = yield from _text([last])
+    return bool(text) and not _is_tag(text)
+
+
 def _bridge_by_reading(match: Match, read: _Turn) -> "Lookups[Ids | None]":
     """Return what follows the first stop token after the history, if the text up to it is that of the sampled ids.
 
     None if it is not, or if the turn has no stop token.
     """
     turn = match.turn
-    if turn.is_cut or read.start is None:
+    if read.is_cut or read.start is None:
         return None
     stop = turn.ids[-1]
     try:
@@ -130,67 +179,102 @@ def _bridge_by_reading(match: Match, read: _Turn) -> "Lookups[Ids | None]":
     return read.full[end + 1 :] if comparable(shown) == comparable(read.seam + read.text) else None
 
 
-def _bridge_by_twins(match: Match, read: _Turn, stops: Collection[int]) -> Lookups[Ids]:
+def _bridge_by_twins(match: Match, read: _Turn) -> Lookups[Ids]:
     """Return what the template writes after a turn, from renderings that differ in the reply, or in what is new (rule D).
 
-    Raises Refused.
+    A short history is tried first. In `append` the sampled ids stay whatever the template makes of the reply: the end of the
+    turn is also located with the calls alone, and with a text in place of the reply. Raises Refused.
     """
-    users = [index for index, message in enumerate(match.history) if message.get("role") == "user"]
-    beginnings = [match.history[: users[0] + 1]] if users and users[0] + 1 < len(match.history) else []
+    reply, whole = match.reply, match.history
+    users = [index for index, message in enumerate(whole) if message.get("role") == "user"]
+    attempts = [(reply, whole[: users[0] + 1])] if users and users[0] + 1 < len(whole) else []
+    attempts += [(form, whole) for form in [reply, *(other_forms(reply) if read.mode == "append" else ())]]
     reason: Reason = "close"
-    for history in (*beginnings, match.history):
+    for form, history in attempts:
+        shaped, full = replace(match, reply=form), read.full
+        if form is not reply and calls_tools(form):  # the template may write content after the results of calls
+            full = (yield from _render([*whole, form, *match.new])) or full
         try:
-            bridge = yield from _common_end(match, history, read, stops)
-            if history is not match.history:
+            bridge = yield from _common_end(shaped, history, replace(read, full=full))
+            if history is not whole:
                 yield from _check_place(match, read, bridge)
         except Refused as refused:
-            reason = refused.reason
+            reason = refused.reason if form is reply else reason
         else:
             return bridge
     raise Refused(reason)
 
 
-def _common_end(match: Match, history: list[Message], read: _Turn, stops: Collection[int]) -> Lookups[Ids]:
+def _common_end(match: Match, history: list[Message], read: _Turn) -> Lookups[Ids]:
+    """Return what follows the first stop token after the reply, or the whole end of the turn if none was sampled (rule C)."""
     turn, full = match.turn, read.full
-    new = other_texts(match.new)
-    if new is None:
-        raise Refused("twin")
+    twins = yield from _twins(match, history)
+    start, stop = twins.start, turn.ids[-1]
+    if turn.is_closed or (not read.is_cut and (stop in read.stops or (yield from _ends_once(turn.ids, twins)))):
+        if stop in twins.end:
+            start += twins.end.index(stop)
+        elif read.mode == "faithful" or not (yield from _closes_messages(match, twins)):
+            raise Refused("other_stop")
+        bridge = twins.one[start + 1 :]
+    else:
+        start += yield from _close_of_cut(match, read, twins)
+        bridge = twins.one[start:]
+    if full[start - len(twins.one) :] != twins.one[start:]:
+        raise Refused("close")
+    return bridge
+
+
+def _twins(match: Match, history: list[Message]) -> Lookups[_Twins]:
+    """Return renderings with stand-ins. Raises Refused if a new text precedes the end of the reply (rule A)."""
+    word, new = other_texts(match.new)
     one = yield from _render([*history, stand_in(match.reply, WORD), *match.new])
     other = yield from _render([*history, stand_in(match.reply, OTHER_WORD), *match.new])
     renewed = yield from _render([*history, stand_in(match.reply, WORD), *new])
-    if one is None or other is None or renewed is None:
+    if not word or one is None or other is None or renewed is None:
         raise Refused("twin")
     common = _common_suffix(one, other)
-    if not 0 < common < min(len(one), len(other)):
+    begin, start, first_new = first_difference(one, other), len(one) - common, first_difference(one, renewed)
+    if not 0 < common < min(len(one), len(other)) or start > first_new:
         raise Refused("close")
     # A template that writes a part again, such as a quotation in the next message, has the turn's end before that.
-    first = max(first_difference(one, other) - _SEAM_IDS, 0)
-    if repeats_a_part((yield from _text(one[first : len(one) - common]))):
+    if repeats_a_part((yield from _text(one[max(begin - _SEAM_IDS, 0) : start]))):
         raise Refused("close")
-    first_new = first_difference(one, renewed)
-    if turn.is_closed or (not turn.is_cut and turn.ids[-1] in stops):
-        return _after_stop(full, one, len(one) - common, turn.ids[-1], first_new)
-    start = len(one) - common
-    end = one[start:]
-    if start > first_new or full[-common:] != end:
-        raise Refused("close")
-    yield from _check_cut(match, read, one[:start], end)
-    return end
+    return _Twins(one, begin, start, one[start:first_new], renewed, word)
 
 
-def _after_stop(full: Ids, twin: Ids, start: int, stop: int, first_new: int) -> Ids:
-    """Return the ids after the first stop token of the common suffix, which begins at `start` (rules A and C).
+def _ends_once(ids: Ids, twins: _Twins) -> Lookups[bool]:
+    """Return whether the last sampled id is a tag that occurs once, in the sampled turn and in the rendered one.
 
-    Rule A: the stop token comes before the first text of the new messages, at `first_new`.
+    With `tool_calls` an engine may hide a limit or a stop string. If that cut the turn after such a tag, what the template
+    writes after the tag ends the turn as well.
     """
-    try:
-        end = twin.index(stop, start)
-    except ValueError:
-        raise Refused("other_stop") from None
-    tail = twin[end:]
-    if end + 1 > first_new or full[-len(tail) :] != tail:
-        raise Refused("close")
-    return tail[1:]
+    last, shown = ids[-1], twins.one[twins.begin : twins.start] + twins.end
+    return ids.count(last) == shown.count(last) == 1 and _is_tag((yield from _text([last])))
+
+
+def _closes_messages(match: Match, twins: _Twins) -> Lookups[bool]:
+    """Return whether the first id after a text is the tag with which the template ends each message.
+
+    The sampled stop token then takes its place: the model of gpt-oss ends turns with <|return|>, and its template with <|end|>.
+    """
+    before = twins.one[: twins.start]
+    if calls_tools(match.reply) or not twins.end:
+        return False
+    first = twins.end[0]
+    close = yield from _text([first])
+    if not _is_tag(close) or not (yield from _text(before[-_SEAM_IDS:])).endswith(WORD):
+        return False
+    opening = before[:_OPENING_IDS]
+    opened = yield from _text(opening[: opening.index(first)] if first in opening else opening)
+    if not _TAGS.sub("", opened).strip():
+        return False  # it begins messages
+    texts = bare((yield from _text(twins.renewed[twins.start :]))).split(twins.word)[1:]
+    return bool(texts) and all(text.startswith(bare(close)) for text in texts)
+
+
+def _is_tag(text: str) -> bool:
+    """Return whether the text of a token is a word in brackets, which tokenizers have for special tokens only."""
+    return bool(text) and {text[0], text[-1]} <= _BRACKETS and any(map(str.isalnum, text))
 
 
 def _check_place(match: Match, read: _Turn, bridge: Ids) -> Lookups[None]:
@@ -205,26 +289,28 @@ def _check_place(match: Match, read: _Turn, bridge: Ids) -> Lookups[None]:
         raise Refused("twin")
     end = full[len(full) - _common_suffix(twin, full) :]
     stop = full[-len(bridge) - 1]
-    begins = (
-        len(end) == len(bridge) if match.turn.is_cut else stop in end and len(end) - end.index(stop) - 1 == len(bridge)
-    )
+    begins = len(end) == len(bridge) if read.is_cut else stop in end and len(end) - end.index(stop) - 1 == len(bridge)
     if not begins:
         raise Refused("close")
 
 
-def _check_cut(match: Match, read: _Turn, before: Ids, end: Ids) -> Lookups[None]:
-    """Raise Refused if the common suffix may not begin directly after the reply, whose turn has no stop token."""
-    reply, turn = match.reply, match.turn
-    is_simple = bool(text_of(reply)) and not calls_tools(reply) and turn.is_cut
-    if is_simple:
-        if not (yield from _text(before[-_SEAM_IDS:])).endswith(WORD):
-            raise Refused("close")
-        return
-    if read.start is None:
-        raise Refused("close")
-    shown = yield from _text(read.full[read.start :])
-    if bare(read.seam + read.text) + bare((yield from _text(end))) != bare(shown):
-        raise Refused("close")
+def _close_of_cut(match: Match, read: _Turn, twins: _Twins) -> Lookups[int]:
+    """Return the index in the end of the twins at which the bridge of a turn without a stop token begins. Raises Refused."""
+    reply, turn, one = match.reply, match.turn, twins.one
+    if read.is_cut and text_of(reply) and not calls_tools(reply):
+        if (yield from _text(one[max(twins.start - _SEAM_IDS, 0) : twins.start])).endswith(WORD):
+            return 0
+    elif read.start is not None and bare((yield from _text(turn.ids[-1:]))):  # else the engine drops special tokens
+        shown = yield from _text(read.full[read.start :])
+        if bare(read.seam + read.text) + bare((yield from _text(one[twins.start :]))) == bare(shown):
+            return 0
+    if (
+        read.mode == "append" and read.is_cut and calls_tools(reply)
+    ):  # the template would write the rest of the last call
+        closes = (index for index, token in enumerate(twins.end) if token in read.stops)
+        if (first := next(closes, None)) is not None:
+            return first
+    raise Refused("close")
 
 
 def _check_shown(match: Match, read: _Turn, bridge: Ids) -> Lookups[None]:

@@ -169,10 +169,12 @@ def _match(turn: Turn, messages: Sequence[Message], position: int) -> Match:
 def restore(reply: Message, sent_back: Message) -> Message:
     """Return a reply as the engine returned it, as a message of a request.
 
-    Tool calls have the ids that the agent sends back, because its tool messages refer to them; the name is the agent's.
+    Content without text is that of the agent. Tool calls have the ids that the agent sends back, because its tool messages
+    refer to them; the name is the agent's.
     """
     message = {name: reply[name] for name in _REPLY_FIELDS if reply.get(name) not in (None, [], "")}
-    message.setdefault("content", reply.get("content"))
+    nothing = sent_back.get("content")  # null and "" differ for some templates: what the call has is rendered
+    message.setdefault("content", nothing if nothing in (None, "") else reply.get("content"))
     if sent_back.get("name") is not None:
         message["name"] = sent_back["name"]
     calls, theirs = message.get("tool_calls"), sent_back.get("tool_calls")

@@ -31,7 +31,11 @@ _NEUTRAL: Final = frozenset(
     }
 )  # fmt: skip
 
+BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 _OWN_IDS: Final = ("prompt_token_ids", "input_ids")
+_JOINTS: Final = {
+    "sglang": " "
+}  # between text parts (SGLang 0.5.23, parser/jinja_template_utils.py); others have a line end
 _NO_STOPS: Final = frozenset[int]()
 _FINISHED: Final = ("stop", "length", "tool_calls", "function_call")
 _BYTES_PER_TURN: Final = 1000  # an estimate: the objects of a turn, without its ids and its reply
@@ -49,7 +53,7 @@ class Turn:
     `prompt` are the prompt ids (a later prompt that begins with them is shared); `ids` are the sampled ones. `rendering`
     identifies the rendering of the step's messages, None if it is the prompt. `parent`: the turn that the step continues, if
     its prompt was sent as ids. `problem`: why the turn cannot be continued. `is_hidden`: the message may not contain
-    everything that was sampled.
+    everything that was sampled. `is_full`: it has as many ids as the client allows.
     """
 
     step_id: str
@@ -74,6 +78,7 @@ class Turn:
     parent: "Turn | None"
     problem: Reason | None
     is_hidden: bool
+    is_full: bool = False
     text_start: int = 0
 
     @property
@@ -147,6 +152,8 @@ class Turns:
         if has_own_ids(body):
             return
         if step.is_chat:
+            if joint := _JOINTS.get(step.engine.kind):
+                self.conversations.newest.joint = joint
             if messages := messages_of(step):
                 self._add(step, index, body, self.conversations.place(messages), None)
         elif step.dialect == "completions" and isinstance(prompt := body.get("prompt"), str):
@@ -324,6 +331,7 @@ def _turn(  # noqa: PLR0917 - the parts of a turn
         problem=None if is_usable else "flagged",
         is_hidden=(bool(message.get("tool_calls")) and body.get("parallel_tool_calls") is False)
         or (step.request.get("include_reasoning") is False and body.get("include_reasoning") is not False),
+        is_full=any(type(body.get(name)) is int and len(choice.ids) >= body[name] for name in BOUNDS),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.continuation.types import Message
-from proxy.trajectory.conversation import text_of
+from proxy.trajectory.conversation import calls_tools, text_of
 
 # Both differ in their first and their last letter, so that the common suffix of two renderings begins after them.
 WORD: Final = "Quartz"
@@ -56,11 +56,24 @@ def repeats_a_part(text: str) -> bool:
     return len(words) > len(set(words))
 
 
-def other_texts(new: Sequence[Message]) -> list[Message] | None:
-    """Return messages with a word in place of each text. It begins with another letter than all texts; None if none does."""
+def other_forms(reply: Message) -> list[Message]:
+    """Return a reply with its calls alone, if it has more, and with a text alone, unless it is one."""
+    text = {"role": reply["role"], "content": WORD}
+    parts = [name for name in ("content", "reasoning", "reasoning_content") if reply.get(name)]
+    if not calls_tools(reply):
+        return [text] if parts != ["content"] else []
+    calls = {name: "" if name in parts else value for name, value in reply.items()}
+    return [calls, text] if parts else [text]
+
+
+def other_texts(new: Sequence[Message]) -> tuple[str, list[Message]]:
+    """Return a word, and messages with it in place of each text.
+
+    The word begins with another letter than all texts. It is empty if no word does.
+    """
     first = {text.lstrip()[:1].lower() for message in new for text in _texts(message)}
-    word = next((word for word in _REPLACEMENTS if word[0].lower() not in first), None)
-    return None if word is None else [_with_word(message, word) for message in new]
+    word = next((word for word in _REPLACEMENTS if word[0].lower() not in first), "")
+    return word, [_with_word(message, word) for message in new]
 
 
 def _call(call: Any, word: str) -> Any:

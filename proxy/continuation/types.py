@@ -13,7 +13,7 @@ Message: TypeAlias = Mapping[str, Any]
 
 Reason = Literal[
     "edited", "ambiguous", "options", "model", "content", "prefill", "no_user", "flagged", "own_ids", "echo", "unsupported",
-    "history", "reasoning_stripped", "content_stripped", "tool_calls_stripped", "close", "other_stop", "empty",
+    "history", "reasoning_stripped", "content_stripped", "tool_calls_stripped", "close", "stop_string", "other_stop", "empty",
     "hidden_output", "twin", "window", "tokenize", "timeout", "returned_ids", "refused_ids", "unverified",
     "store", "internal",
 ]  # fmt: skip
@@ -35,8 +35,10 @@ REASONS: Final[dict[Reason, str]] = {
     "reasoning_stripped": "The template drops the reasoning of the earlier turn.",
     "content_stripped": "The template drops content of the earlier turn.",
     "tool_calls_stripped": "The template drops tool calls of the earlier turn.",
-    "close": "No cut point was found: no place at which the earlier turn certainly ends in the template's rendering of this "
-    "call (for text completions: in its prompt).",
+    "close": "The place at which the earlier turn ends was not found in the template's rendering of this call: max_tokens cut "
+    "the turn within a tool call or a thought, or a message repeats the reply. (Text completions: the prompt does not begin "
+    "with the sampled text.)",
+    "stop_string": "The earlier turn ended with a stop string, which was sampled and is not in its message.",
     "other_stop": "The template ends a turn with another stop token than the one that was sampled.",
     "empty": "The earlier step sampled no token.",
     "hidden_output": "The message of the earlier step does not contain all of its sampled text.",
@@ -96,8 +98,8 @@ class Continuation:
 
     `ids` None: the call is sent unchanged. `kept`: the number of ids at the beginning that are recorded ones. `bridge`: the
     number of ids after them. `is_unchanged`: they are the engine's own rendering of the call. `rendering`: the rendering of the
-    call's messages, if it differs from `ids`. `reason` is also set for a continued call whose turn the template would have
-    rendered differently (mode `append`).
+    call's messages, if it differs from `ids`. `reason` is also set for a continued call whose prompt differs from what the
+    agent sent: `history` (mode `append`) and `stop_string`.
     """
 
     ids: "Ids | None"

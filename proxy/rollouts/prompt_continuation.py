@@ -13,7 +13,7 @@ from proxy.clock import Clock
 from proxy.continuation.bridge import continue_turn
 from proxy.continuation.completions import continue_text, match_text
 from proxy.continuation.matching import Ambiguous, Match, Sampler, match
-from proxy.continuation.turns import Turn, Turns, own_rendering
+from proxy.continuation.turns import BOUNDS, Turn, Turns, own_rendering
 from proxy.continuation.types import (
     Continuation,
     LookupFailed,
@@ -52,7 +52,6 @@ _BYTES_PER_COMPARISON: Final = 256  # of a body whose reading takes as long as c
 _BYTES_PER_ENTRY: Final = 2000  # an estimate: the objects of a rollout without turns
 _NEWEST_BYTES: Final = 2**26  # of the newest long messages, of all rollouts
 _MAX_STOPS: Final = 4096
-_BOUNDS: Final = ("max_tokens", "max_completion_tokens")
 
 
 @dataclass(slots=True, eq=False)
@@ -389,7 +388,7 @@ def _fits(result: Continuation, window: int | None, body: Mapping[str, Any]) -> 
         return True
     if len(result.ids) >= window:
         return False
-    left = window - max((body[name] for name in _BOUNDS if type(body.get(name)) is int), default=0)
+    left = window - max((body[name] for name in BOUNDS if type(body.get(name)) is int), default=0)
     return len(result.ids) <= left or result.rendering is None or result.rendering.length > left
 
 

@@ -22,6 +22,7 @@ Change = Literal["reasoning_stripped", "tool_call_rewritten", "whitespace", "edi
 _LONG_BYTES: Final = 2**16
 _THOUGHTS: Final = ("reasoning", "reasoning_content")
 _BYTES_PER_MESSAGE: Final = 100  # an estimate: the objects of a message and of its digest
+_JOINT: Final = "\n"  # between text parts (vLLM 0.32, renderers/chat_utils.py)
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # for integers of any size
 _END_OF_THOUGHTS: Final = "</think>"
 _LONG_NUMBER: Final = re.compile(
@@ -63,12 +64,13 @@ class Digests:
 class NewestMessages:
     """The newest long list of messages: the messages that the next list begins with are compared, and not digested again.
 
-    `size` is the approximate memory in bytes.
+    `size` is the approximate memory in bytes. `joint`: what the engine writes between the text parts of a message.
     """
 
-    __slots__ = ("_essences", "_links", "size")
+    __slots__ = ("_essences", "_links", "joint", "size")
 
     def __init__(self) -> None:
+        self.joint = _JOINT
         self._essences: list[bytes] = []
         self._links: list[bytes] = []
         self.size = 0
@@ -79,7 +81,7 @@ class NewestMessages:
 
     def chain(self, messages: list[Any]) -> list[bytes]:
         """Return the digest of each prefix of the list, as `Digests.chain`."""
-        essences = list(map(_essence, messages))
+        essences = [_essence(message, self.joint) for message in messages]
         links = self._links[: count_equal(self._essences, essences)]
         for essence in essences[len(links) :]:
             digest = blake2b(essence, digest_size=16).digest()
@@ -90,8 +92,8 @@ class NewestMessages:
         return links
 
 
-def _essence(message: Any) -> bytes:
-    """Return the compared parts of a message as JSON.
+def _essence(message: Any, joint: str = _JOINT) -> bytes:
+    """Return the compared parts of a message as JSON; text parts are compared as the text that the engine makes of them.
 
     Each part is written separately: nested in another value, a message of the maximum depth would be too deep for
     orjson.
@@ -99,7 +101,12 @@ def _essence(message: Any) -> bytes:
     if not isinstance(message, dict):
         return orjson.dumps(message)
     role = message.get("role")
-    parts = [role, message.get("content") or "", raw_calls(message), message.get("tool_call_id")]
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        strings = [text for text in texts if isinstance(text, str)]
+        content = joint.join(strings) if len(strings) == len(content) else content
+    parts = [role, content, raw_calls(message), message.get("tool_call_id")]
     if role != "assistant" and message.get("name") is not None:
         parts.append(message["name"])
     return b"\n".join(map(orjson.dumps, parts))

@@ -149,11 +149,98 @@ def test_reasoning_in_the_content():
 
 
 def test_several_stop_ids():
-    """A turn that ends with another stop token than the template writes is refused."""
-    assert bridges(plan(Turn(Reply("Yes.", stop_token=OTHER_STOP)), BIRDS))[0] == "other_stop"
+    """A stop token that the template does not write takes the place of its own in `append`; `faithful` refuses."""
+    stopped = plan(Turn(Reply("Yes.", stop_token=OTHER_STOP)), BIRDS)
+    assert bridges(stopped)[0] == "\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n"
+    assert bridges(replace(stopped, mode="faithful"))[0] == "other_stop"
+    assert (
+        bridges(replace(stopped, template="gptoss"))[0] == "<|start|>user<|message|>And then?<|end|><|start|>assistant"
+    )
     run_everywhere(
         plan(Turn(Reply("Yes.", stop_token=OTHER_STOP)), Turn(Reply("", calls=(CALL,), stop_token=OTHER_STOP)), BIRDS)
     )
+
+
+@pytest.mark.parametrize("name", ["begins_only", "separator_at_the_start", "glm4moe", "no_special_close"])
+def test_what_begins_a_message_is_never_replaced(name):
+    """If the template only writes tokens or lines between messages, a turn with another stop token is refused."""
+    added = ({"role": "assistant", "content": "I add this."}, user("And then?"))
+    for new in (BIRDS.new, added):
+        assert bridges(plan(Turn(Reply("Yes.", stop_token=OTHER_STOP), new), template=name))[0] in {
+            "other_stop",
+            "close",
+        }
+
+
+def test_first_tool_loop_of_a_process():
+    """Calls are continued although no turn has ended with `stop`, which would prove that its last token is a stop token."""
+    calling = Turn(Reply("", calls=(CALL,)), (result("red"),))
+    for name in ("nemotron_3_nano", "qwen3", "glm4moe", "gemma4", "gptoss", "deepseekv3", "llama3"):
+        boundaries = run(plan(calling, calling, template=name, knows_stops=False))
+        assert all(boundary.is_continued for boundary in boundaries), boundaries[0].describe()
+
+
+@pytest.mark.parametrize("stop_token", [None, OTHER_STOP])
+def test_unknown_end_of_calls(stop_token):
+    """If the last token of calls may be a stop token of the model or not, no bridge repeats or omits the end of the turn."""
+    calls = (CALL, Call("run", '{"x":1}', "call_2"))
+    for reply in (Reply("", calls=calls), Reply("Hm.", calls=calls), Reply("", "Hm.", calls=calls[:1])):
+        for ending in ("stop", "hidden_length"):
+            unknown = Turn(replace(reply, ending=ending, stop_token=stop_token), (result("red"), result("7", calls[1])))
+            run_everywhere(plan(unknown, unknown, BIRDS, knows_stops=False))
+            run_everywhere(plan(unknown, unknown, BIRDS, knows_stops=False, drops_specials=True))
+
+
+def test_content_after_the_results():
+    """Where the template moves content behind the results of calls, the results follow what was sampled in `append`."""
+    calling = plan(Turn(Reply("Let me look.", calls=(CALL,)), (result("seven birds"),)), template="gemma4")
+    assert bridges(calling) == ['response:look_up{value:<|"|>seven birds<|"|>}<tool_response|>']
+    assert bridges(replace(calling, mode="faithful")) == ["close"]
+
+
+@pytest.mark.parametrize("ending", ["stop", "length"])
+def test_reply_that_is_all_reasoning(ending):
+    """In `append` it is continued also where the template drops it, and its end is located by a text in its place."""
+    thinking = plan(Turn(Reply("", "The cat sees birds.", ending=ending, kept=0.5)), BIRDS, template="qwen3")
+    end = "\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n"
+    assert bridges(thinking)[0] == ("<|im_end|>" if ending == "length" else "") + end
+    assert bridges(replace(thinking, mode="faithful"))[0] == "close"
+    run_everywhere(thinking)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_turn_cut_in_a_call(streams):
+    """In `append` the template's end of the turn follows what was sampled of the call, and not the rest of the call."""
+    new = (result("failed"),) if streams else (user("Go on."),)
+    cut = plan(Turn(Reply("", "Hm.", (CALL,), ending="length", kept=0.5, streams=streams), new), BIRDS)
+    shown = "<tool_response>\nfailed\n</tool_response>" if streams else "Go on."
+    assert bridges(cut)[0] == f"<|im_end|>\n<|im_start|>user\n{shown}<|im_end|>\n<|im_start|>assistant\n"
+    run_everywhere(cut)
+
+
+@pytest.mark.parametrize(
+    ("stop", "included", "faithful"),
+    [("\n", "", True), ("irds", "", False), ("irds", "irds", True), ("ir", "ir", False)],
+)
+def test_stop_string_within_a_token(stop, included, faithful):
+    """`faithful` continues only if the visible text ends where a token does, since the prompt has the whole token."""
+    text, rest = ("Seven", " birds") if stop != "\n" else ("Seven birds", "\n")
+    visible = (text + rest).partition(stop)[0] + included
+    stopped = Reply(visible, ending="stop_string", stop=(text + rest).removeprefix(visible), splits=0.0)
+    (appended, _), (kept, _) = [
+        run(plan(Turn(replace(stopped, stop_reason=stop)), BIRDS, mode=mode)) for mode in ("append", "faithful")
+    ]
+    assert (True, faithful) == (appended.is_continued, kept.is_continued)
+    reason = None if visible == text + rest else "stop_string"  # the template writes what was sampled
+    assert [reason] * 2 == [appended.reason, kept.reason]
+
+
+def test_text_parts_that_become_one_text():
+    """An agent may send parts first, and then the text that the engine makes of them."""
+    parts = {"role": "user", "content": [{"type": "text", "text": text} for text in ("Where is", "the lake?")]}
+    joining = plan(BIRDS, BIRDS, first=(parts,), joins_parts=True)
+    assert all(boundary.is_continued for boundary in run(joining))
+    run_everywhere(joining)
 
 
 def test_stop_token_of_the_client():

@@ -1,18 +1,8 @@
-"""Linear rollouts in mode `append`, over every chat template: one sequence, or a known reason."""
+"""Linear rollouts over every chat template: one sequence in mode `append`, and the truth in mode `faithful`."""
 
 from functools import cache
 
-from continuation_table import Outcome, combinations, outcome, table
-
-# Where the template writes another stop token than was sampled, or content of a turn after the tool results.
-REFUSED = {
-    "diffusion_gemma": "other_stop",
-    "gemma4": "other_stop",
-    "gemma4_v3": "other_stop",
-    "gemma4_v4": "other_stop",
-    "gemma4_v5": "other_stop",
-    "gptoss": "other_stop",
-}
+from continuation_table import Combination, Outcome, combinations, outcome, table
 
 
 @cache
@@ -21,10 +11,12 @@ def outcomes() -> list[Outcome]:
 
 
 def test_linear_rollouts_are_one_sequence():
-    """In mode `append`, at least 90 % of the combinations of template, tools, content and reasoning are one sequence."""
-    lines = table(outcomes())
-    whole = sum(one.is_one_sequence for one in outcomes())
-    assert whole >= 0.9 * len(outcomes()), "\n".join(lines)
+    """In mode `append`, from the first turn of a process on.
+
+    With and without tools, reasoning, and content beside calls; also if the limit or a stop string cuts a reply, if all of
+    it is reasoning, and if the agent sends text parts as one text.
+    """
+    assert [] == [one.combination for one in outcomes() if not one.is_one_sequence], "\n".join(table(outcomes()))
     assert len({one.combination.template for one in outcomes()}) > 35
 
 
@@ -33,9 +25,7 @@ def test_no_linear_rollout_is_wrong():
     assert [] == [one.combination for one in outcomes() if one.wrong]
 
 
-def test_refusals_are_known():
-    """A linear rollout is several sequences only with the templates whose turns end differently when they are rendered."""
-    several = {one.combination.template: one for one in outcomes() if not one.is_one_sequence}
-    assert set(REFUSED) == set(several)
-    for name, reason in REFUSED.items():
-        assert reason in several[name].refused, several[name]
+def test_the_turns_of_gpt_oss_fork_in_faithful():
+    """Its model ends an answer with another token than its template writes for it in the history."""
+    assert {"other_stop": 5} == outcome(Combination("gptoss"), "faithful").refused
+    assert {"other_stop": 1} == outcome(Combination("gptoss", tools=True), "faithful").refused

@@ -4,7 +4,7 @@ import orjson
 import pytest
 from turns import assistant, tool_call
 
-from proxy.continuation.twins import OTHER_WORD, WORD, other_texts, repeats_a_part, stand_in
+from proxy.continuation.twins import OTHER_WORD, WORD, other_forms, other_texts, repeats_a_part, stand_in
 
 
 @pytest.mark.parametrize(
@@ -39,19 +39,31 @@ def test_other_texts_begin_with_another_letter_than_every_new_text():
     texts = ["kiwi", "Bolt", " ufer", "Xeno"]
     new = [{"role": "user", "content": text} for text in texts]
     new.append({"role": "user", "content": [{"type": "text", "text": "Jade"}]})
-    others = other_texts(new)
+    word, others = other_texts(new)
 
     assert [message["role"] for message in new] == [message["role"] for message in others]
     first = {message["content"][0].lower() for message in others[:4]} | {others[4]["content"][0]["text"][0].lower()}
     assert first.isdisjoint("kbuxj")
-    assert {"type": "text", "text": others[0]["content"]} == others[4]["content"][0]
+    assert word == others[0]["content"]
+    assert {"type": "text", "text": word} == others[4]["content"][0]
 
 
 def test_texts_that_begin_with_every_letter_have_no_others():
     """The turn is then not continued by twins."""
-    assert (
-        other_texts([{"role": "user", "content": letter} for letter in "abcdefghijklmnopqrstuvwxyz0123456789"]) is None
-    )
+    every = [{"role": "user", "content": letter} for letter in "abcdefghijklmnopqrstuvwxyz0123456789"]
+
+    assert "" == other_texts(every)[0]
+
+
+def test_other_forms_have_the_calls_alone_or_a_text():
+    """A reply that is a text, or calls, has no such form of its own."""
+    text, calls = assistant(WORD), [tool_call("{}")]
+
+    assert [] == other_forms(assistant("Yes"))
+    assert [text] == other_forms(assistant(None, reasoning="Hm")) == other_forms(assistant("Yes", reasoning="Hm"))
+    assert [text] == other_forms(assistant(None)) == other_forms(assistant(None, tool_calls=calls))
+    alone = assistant("", reasoning="", tool_calls=calls)
+    assert [alone, text] == other_forms(assistant("Yes", reasoning="Hm", tool_calls=calls))
 
 
 def test_the_word_of_each_part_has_another_number():

@@ -11,7 +11,7 @@ from proxy.continuation.types import REASONS, Reason, rendering_of
 def test_every_reason_has_a_sentence():
     """The page on continuation, the UI and `tokentape show` print it."""
     assert set(get_args(Reason)) == set(REASONS)
-    assert all(sentence.endswith(".") for sentence in REASONS.values())
+    assert all(sentence.endswith((".", ".)")) for sentence in REASONS.values())
 
 
 def test_a_rendering_is_identified_by_its_length_and_its_ids():

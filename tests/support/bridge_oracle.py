@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
-from chat_templates import CannotRender, Message, parse_arguments
+from chat_templates import OTHER_STOP, CannotRender, Message, parse_arguments
 from continued_rollouts import Boundary
 from template_engine import TemplateEngine, common_beginning
 
+SPOKEN = ("content", "reasoning", "reasoning_content")
 MARKS, NEXT = (
     ("ж", "ѣ", "ѫ"),
     "ѯ",
@@ -24,12 +25,16 @@ def begins_with_the_recorded_ids(boundary: Boundary) -> bool:
 
 
 def ends_as_rendered(boundary: Boundary) -> bool:
-    """Return whether the ids after them are an end of the rendering of the call's messages."""
-    rendered = rendering(boundary)
-    return (
-        len(boundary.bridge) == boundary.result.bridge
-        and rendered[len(rendered) - len(boundary.bridge) :] == boundary.bridge
-    )
+    """Return whether the ids after them are an end of the rendering of the call's messages.
+
+    In `append` it may be that of the call's messages with the tool calls of the reply alone.
+    """
+    match, rendered = boundary.found, [rendering(boundary)]
+    if boundary.mode == "append" and match.reply.get("tool_calls"):
+        calls = {**match.reply, **{name: "" for name in SPOKEN if match.reply.get(name)}}
+        rendered += [ids for messages, ids in boundary.renderings if messages == [*match.history, calls, *match.new]]
+    bridge = boundary.bridge
+    return len(bridge) == boundary.result.bridge and any(ids[len(ids) - len(bridge) :] == bridge for ids in rendered)
 
 
 def rendering(boundary: Boundary) -> "array[int]":
@@ -83,9 +88,14 @@ def _expected(boundary: Boundary, text: str) -> Iterator[str]:
     assert match is not None
     turn = match.turn
     stop = None if turn.is_cut or turn.ids[-1] not in _stops(engine) else engine.detokenize(turn.ids[-1:])
+    if boundary.mode == "append":
+        yield from _whatever_is_shown(boundary, stop)
     calls = bool(match.reply.get("tool_calls"))
     if stop is None and (calls or not match.reply.get("content")):
         yield from _closed_by(boundary, text)
+        last, sampled = engine.detokenize(turn.ids[-1:]), engine.detokenize(turn.ids)
+        if calls and not turn.is_cut and last.endswith(">") and sampled.count(last) == 1:  # a tag that ends the calls
+            yield from _after(_rest(boundary, _marked(match.reply)), last)
         return
     if stop is not None:
         yield from _after_equal_text(boundary, stop)
@@ -103,8 +113,49 @@ def _expected(boundary: Boundary, text: str) -> Iterator[str]:
         yield from _after((rest or "").replace(MARKS[2], ""), stop)  # results may contain the name
 
 
+def _whatever_is_shown(boundary: Boundary, stop: str | None) -> Iterator[str]:
+    """Yield what the template writes after the calls of the reply alone, and after a text in its place.
+
+    A sampled stop token that the template does not write takes the place of the special token that ends messages.
+    """
+    reply = boundary.found.reply
+    calls = reply.get("tool_calls") or []
+    alone = {**reply, **dict.fromkeys(SPOKEN)}
+    for form in (reply, alone, {**alone, "tool_calls": calls[:1]}) if calls else ():
+        rest = _rest(boundary, _marked(form))
+        yield from _after(rest, stop) if stop is not None else _from_close(boundary, rest)
+    text = {"role": "assistant", "content": MARKS[0]}
+    spoken = {name: value for name, value in reply.items() if name != "tool_calls"}
+    for form in (text, _marked(spoken), _marked(spoken, in_place=True)):
+        rest = _rest(boundary, form)
+        yield from _after(rest, stop)
+        close = None if stop is None or rest is None else _close_of_messages(boundary, text, stop)
+        if close is not None:
+            yield rest.removeprefix(close)
+
+
+def _from_close(boundary: Boundary, rest: str | None) -> Iterator[str]:
+    """Yield the end of a rendering from the first stop token on, if the limit cut the turn."""
+    found = [rest.find(stop) for stop in boundary.engine.template.stops if stop in rest] if rest else []
+    if found and boundary.found.turn.is_cut:
+        yield rest[min(found) :]
+
+
+def _close_of_messages(boundary: Boundary, text: Message, stop: str) -> str | None:
+    """Return the special token with which the template ends messages of both roles in place of the sampled stop token."""
+    engine = boundary.engine
+    try:
+        shown = engine.text([*boundary.found.history, text, {"role": "user", "content": NEXT}], boundary.tools)
+    except CannotRender:
+        return None
+    between, _, after = shown.partition(MARKS[0])[2].partition(NEXT)
+    if stop in between:
+        return None
+    return next((one for one in engine.template.specials if between.startswith(one) and after.startswith(one)), None)
+
+
 def _stops(engine: TemplateEngine) -> set[int]:
-    return {engine.encode(text)[0] for text in engine.template.stops}
+    return {engine.encode(text)[0] for text in (*engine.template.stops, OTHER_STOP)}
 
 
 def _after(rest: str | None, stop: str | None) -> Iterator[str]:

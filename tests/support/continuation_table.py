@@ -1,34 +1,57 @@
 """Counts linear rollouts that are one sequence in mode `append`, per chat template, with the reasons of the others.
 
-PYTHONPATH=.:tests/support python -m continuation_table
+PYTHONPATH=.:tests/support python -m continuation_table [faithful]
 """
 
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bridge_oracle import wrong_bridge
-from chat_templates import originals
-from continued_rollouts import TOOLS, Plan, Rollout, Turn
+from chat_templates import CannotRender, ChatTemplate, originals
+from continued_rollouts import TOOLS, USER, Plan, Rollout, Turn
 from template_engine import Call, Reply
+
+from proxy.continuation.types import Mode
 
 TURNS = 6
 REASONING = "The cat sees birds.\nSo what?"
+PARTS = ("Where is the lake?", "And the cat?")
+STOPPED = "Seven red birds"
+ANSWER = Reply("Seven red birds.")
+CALLS = (Call("look_up", '{"x":"a","k":{"z":[1,2]}}'), Call("run", '{"x":"naïve"}'))
+
+# What an agent meets in its second turn, by name: the reply, and what the agent adds.
+INCIDENTS = {
+    "cut in a thought": Reply("", REASONING, ending="length", kept=0.5),
+    "cut in a call": replace(Reply(calls=CALLS[:1]), ending="length", kept=0.5),
+    "cut in a streamed call": replace(Reply(calls=CALLS[:1]), ending="length", kept=0.5, streams=True),
+    "cut in a call after a thought": Reply("", REASONING, CALLS[:1], ending="length", kept=0.9),
+    "cut after a call": Reply("", "", CALLS[:1], ending="hidden_length"),
+    "all in reasoning": Reply("", REASONING),
+    "stop string": Reply(STOPPED, ending="stop_string", stop="\n"),
+    "text as parts": ANSWER,
+}
+_TOOL_INCIDENTS = ("cut in a call", "cut in a streamed call", "cut in a call after a thought", "cut after a call")
 
 
 @dataclass(frozen=True)
 class Combination:
-    """A template with tools or without, with content beside the calls or without, and with reasoning or without."""
+    """A template with tools or without, with content beside the calls or without, and with reasoning or without.
+
+    `incident`: what happens in the second turn, by its name in INCIDENTS.
+    """
 
     template: str
-    tools: bool
-    content: bool
-    reasoning: bool
+    tools: bool = False
+    content: bool = False
+    reasoning: bool = False
+    incident: str = ""
 
     def __str__(self) -> str:
         names = {"tools": self.tools, "content beside calls": self.content, "reasoning": self.reasoning}
-        return ", ".join(name for name, has in names.items() if has) or "chat"
+        return self.incident or ", ".join(name for name, has in names.items() if has) or "chat"
 
 
 @dataclass(frozen=True)
@@ -47,18 +70,34 @@ class Outcome:
 
 
 def combinations() -> Iterator[Combination]:
-    """Yield all combinations of the original templates; those with tools of the templates that render tool calls."""
+    """Yield all combinations of the original templates; those with tools of the templates that render their messages."""
     for template in originals():
         for reasoning in (False, True):
-            yield Combination(template.name, tools=False, content=False, reasoning=reasoning)
-            if template.call_stop is not None:
-                yield Combination(template.name, tools=True, content=False, reasoning=reasoning)
-                yield Combination(template.name, tools=True, content=True, reasoning=reasoning)
+            yield Combination(template.name, reasoning=reasoning)
+        has_tools = _renders_results(template)
+        for content, reasoning in [(False, False), (False, True), (True, False), (True, True)] * has_tools:
+            yield Combination(template.name, tools=True, content=content, reasoning=reasoning)
+        for incident in INCIDENTS:
+            if has_tools or incident not in _TOOL_INCIDENTS:
+                yield Combination(template.name, tools=incident in _TOOL_INCIDENTS, incident=incident)
 
 
-def outcome(combination: Combination) -> Outcome:
-    """Run a rollout of a combination, with token splits that no tokenizer chooses and rewritten arguments."""
-    boundaries = list(Rollout(_plan(combination)).run())
+def _renders_results(template: ChatTemplate) -> bool:
+    """Return whether a template renders a tool loop: some accept no results of tools."""
+    calling = [USER, Reply(calls=CALLS[:1]).message(), _result("red"), ANSWER.message(), USER]
+    try:
+        template.render(calling, TOOLS)
+    except CannotRender:
+        return False
+    return True
+
+
+def outcome(combination: Combination, mode: Mode = "append") -> Outcome:
+    """Run a rollout of a combination in a fresh process.
+
+    No tokenizer would split the tokens so, and the agent rewrites arguments.
+    """
+    boundaries = list(Rollout(_plan(combination, mode)).run())
     return Outcome(
         combination,
         len(boundaries),
@@ -67,17 +106,30 @@ def outcome(combination: Combination) -> Outcome:
     )
 
 
-def _plan(combination: Combination) -> Plan:
+def _plan(combination: Combination, mode: Mode) -> Plan:
     reasoning = REASONING * combination.reasoning
     beside = "Let me look." * combination.content
-    answer = Turn(Reply("Seven red birds.", reasoning))
-    first = Call("look_up", '{"x":"a","k":{"z":[1,2]}}')
-    calls = [
-        Turn(Reply(beside, reasoning, (first,)), (_result("seven birds"),)),
-        Turn(Reply("", reasoning, (Call("run", '{"x":"naïve"}'),)), (_result("red"),)),
-    ]
-    turns = [*calls, answer] * (TURNS // 3) if combination.tools else [answer] * TURNS
-    return Plan(combination.template, tuple(turns), tools=TOOLS if combination.tools else None)
+    answer = Turn(replace(ANSWER, reasoning=reasoning))
+    turns = [answer] * TURNS
+    if combination.tools:
+        calls = [
+            Turn(Reply(beside, reasoning, CALLS[:1]), (_result("seven birds"),)),
+            Turn(Reply("", reasoning, CALLS[1:]), (_result("red"),)),
+        ]
+        turns = [*calls, answer] * (TURNS // 3)
+    if reply := INCIDENTS.get(combination.incident):
+        shows_calls = reply.calls and (reply.streams or reply.ending == "hidden_length")
+        turns[1] = Turn(reply, (_result("failed"),)) if shows_calls else Turn(reply)
+    first = ({**USER, "content": [{"type": "text", "text": part} for part in PARTS]},)
+    return Plan(
+        combination.template,
+        tuple(turns),
+        mode,
+        tools=TOOLS if combination.tools else None,
+        first=first if combination.incident == "text as parts" else (USER,),
+        joins_parts=combination.incident == "text as parts",
+        knows_stops=False,
+    )
 
 
 def _result(text: str) -> dict[str, str]:
@@ -85,9 +137,16 @@ def _result(text: str) -> dict[str, str]:
 
 
 def table(outcomes: list[Outcome]) -> list[str]:
-    """Return the lines of a report: the totals, then the combinations that are several sequences."""
+    """Return the lines of a report: the totals, by kind and by reason, then the combinations that are several sequences."""
     whole = sum(one.is_one_sequence for one in outcomes)
     lines = [f"{whole} of {len(outcomes)} combinations are one sequence ({whole / len(outcomes):.1%})"]
+    kinds = Counter(str(one.combination) for one in outcomes)
+    ones = Counter(str(one.combination) for one in outcomes if one.is_one_sequence)
+    lines += [f"{kind:40} {ones[kind]:3} of {count}" for kind, count in kinds.items()]
+    refused = sum((one.refused for one in outcomes), Counter[str]())
+    lines.append(
+        f"{sum(one.calls for one in outcomes)} calls, {sum(one.wrong for one in outcomes)} wrong; {dict(refused)}"
+    )
     for one in outcomes:
         if not one.is_one_sequence:
             reasons = ", ".join(f"{reason} {count}" for reason, count in one.refused.items())
@@ -96,4 +155,5 @@ def table(outcomes: list[Outcome]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(table([outcome(combination) for combination in combinations()])) + "\n")
+    used: Mode = "faithful" if sys.argv[1:] == ["faithful"] else "append"
+    sys.stdout.write("\n".join(table([outcome(combination, used) for combination in combinations()])) + "\n")

@@ -54,10 +54,10 @@ class Plan:
     """A rollout.
 
     `rewrites`: the agent writes tool arguments again. `keeps_reasoning`: it sends reasoning back. `as_parts`: it sends texts
-    as lists of parts. `renames`: it changes the ids of tool calls. `drops_specials`: the engine's texts of ids lack special
-    tokens. `ignores_tools`: its lookups render no tools. `clock`: the date advances
-    with each rendering. `knows_stops`: the model's EOS has closed turns of earlier rollouts. `failing`: each lookup
-    of this number fails. `first`: the messages of the first call.
+    as lists of parts. `joins_parts`: after the first call it sends lists of parts as one text. `renames`: it changes the ids
+    of tool calls. `drops_specials`: the engine's texts of ids lack special tokens. `ignores_tools`: its lookups render no
+    tools. `clock`: the date advances with each rendering. `knows_stops`: the model's EOS has closed turns of earlier
+    rollouts. `failing`: each lookup of this number fails. `first`: the messages of the first call.
     """
 
     template: str
@@ -70,6 +70,7 @@ class Plan:
     keeps_reasoning: bool = False
     trims: bool = False
     as_parts: bool = False
+    joins_parts: bool = False
     renames: bool = False
     drops_specials: bool = False
     ignores_tools: bool = False
@@ -160,7 +161,9 @@ class Rollout:
                 return
             if self.steps:
                 yield boundary
-            self._record(body, prompt, samples, boundary)
+            self._record(body, prompt, samples, boundary, is_limited=turn.reply.ending in {"length", "hidden_length"})
+            if self.plan.joins_parts:
+                self.messages = [_joined(message) for message in self.messages]
             is_linear = not (turn.rollback or turn.as_it_came)
             if not turn.rollback:
                 self.messages.append(self._sent_back(samples[0].message))
@@ -228,9 +231,13 @@ class Rollout:
         self.engine.day += self.plan.clock
         return ids
 
-    def _record(self, body: dict, prompt: "array[int]", samples: list[Sample], boundary: Boundary) -> None:
+    def _record(
+        self, body: dict, prompt: "array[int]", samples: list[Sample], boundary: Boundary, *, is_limited: bool
+    ) -> None:
         """Add the step of a call, as the recorder would store it."""
         body = {name: value for name, value in body.items() if value is not None}
+        if is_limited:
+            body["max_tokens"] = len(samples[0].ids)
         choices = [
             make_choice(index, sample.ids, finish_reason=sample.finish_reason, stop_reason=sample.stop_reason)
             for index, sample in enumerate(samples)
@@ -288,3 +295,9 @@ class Rollout:
         if self.plan.renames and "tool_call_id" in message:
             return {**message, "tool_call_id": f"own_{message['tool_call_id']}"}
         return deepcopy(message)
+
+
+def _joined(message: Message) -> Message:
+    """Return a message with its text parts as one text, as vLLM renders them."""
+    content = message["content"]
+    return {**message, "content": "\n".join(part["text"] for part in content)} if isinstance(content, list) else message

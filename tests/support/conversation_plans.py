@@ -197,6 +197,7 @@ def plans(draw: st.DrawFn, names: tuple[str, ...] = NAMES, most: int = 8) -> Pla
         keeps_reasoning=draw(_BOOLEAN),
         trims=draw(_BOOLEAN),
         as_parts=draw(_SMALL) < 3,
+        joins_parts=draw(_SMALL) < 3,
         renames=draw(_SMALL) < 3,
         drops_specials=draw(_SMALL) == 0,
         ignores_tools=draw(_SMALL) == 0,

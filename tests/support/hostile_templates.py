@@ -35,6 +35,7 @@ _MERGED = (
 
 _TEMPLATES = {
     "plain": _each(_MESSAGE),
+    "begins_only": "<bos>" + _each(_START + _BODY + "\n"),
     "merged_assistants": _each(_MERGED.replace("ROLE", "'assistant'")),
     "merged_users": _each(_MERGED.replace("ROLE", "'user'")),
     "stop_after_each_piece": _each(

@@ -133,7 +133,8 @@ class TemplateEngine:
         if ending == "hidden_length":
             return Sample(message, ids, finish if reply.calls else "length")
         if ending == "stop_string":
-            return Sample(message, self.split(self.encode(text + reply.stop), random, reply.splits), finish, reply.stop)
+            ids = self.split(self.encode(text + reply.stop), random, reply.splits)
+            return Sample(message, ids, finish, reply.stop_reason or reply.stop)
         if ending == "client_stop":
             stop = self.encode(reply.stop)[-1]
             return Sample(message, ids + array("i", [stop]), finish, stop)
@@ -145,8 +146,7 @@ class TemplateEngine:
     def _cut(self, text: str, message: dict[str, Any], reply: "Reply", random: Random) -> Sample:
         """Return a turn that the limit cuts within its content, its reasoning or its last call; `kept` 1: at its end."""
         if reply.calls and reply.kept < 1:
-            cut = text[: max(1, int(len(text) * reply.kept))]
-            return Sample({"role": "assistant", "content": cut}, self.split(self.encode(cut), random, 0.2), "length")
+            return self._cut_in_call(text, reply, random)
         last = reply.content or reply.reasoning
         if reply.calls or not last or last not in text:
             return Sample(message, self.split(self.encode(text), random, reply.splits), "length")
@@ -158,6 +158,25 @@ class TemplateEngine:
             shown if reply.content else "", reply.reasoning if reply.content else shown, parsed=reply.parsed
         ).message()
         return Sample(message, self.encode(text[:start]) + ids, "length")
+
+    def _cut_in_call(self, text: str, reply: "Reply", random: Random) -> Sample:
+        """Return a turn that the limit cuts in its calls: its message has their text, or what a stream had of the last one."""
+        message: dict[str, Any] = {"role": "assistant", "content": None}
+        thoughts = reply.reasoning if reply.parsed else ""
+        start = text.index(thoughts) + len(thoughts) + 1 if thoughts and thoughts in text else 0
+        if reply.streams:
+            last = reply.calls[-1]
+            at = text.rfind(last.arguments, start)
+            length = int(len(last.arguments) * reply.kept)
+            cut = text[: at + length] if at >= 0 else text[: (start + len(text)) // 2]
+            shown = last if at < 0 else replace(last, arguments=last.arguments[:length])
+            message["tool_calls"] = [call.message() for call in (*reply.calls[:-1], shown)]
+        else:
+            cut = text[: max(1, start, int(len(text) * reply.kept))]
+            message["content"] = cut[start:].removeprefix(self.template.thoughts[1].strip())
+        if thoughts:
+            message["reasoning"] = thoughts
+        return Sample(message, self.split(self.encode(cut), random, 0.2), "length")
 
     def _shown_stop(self, messages: Sequence[Message], message: Message, tools: Any) -> str:
         """Return the stop token that the template writes after a turn; the default if it writes none."""
@@ -233,9 +252,11 @@ class Reply:
     """What a model writes in one turn.
 
     `ending`: "stop", "length", "hidden_length" (the limit, but the engine returns "tool_calls"), "stop_string" or
-    "client_stop"; the last two end with `stop`. `kept`: the share that the limit leaves. `splits`: the share of tokens that
-    are split. `parsed`: the engine has a reasoning parser. `trims`: its parsers trim the content. `stop_token`: a stop token
-    that the template does not write there. `shown_calls`: the number of calls in the message, all by default.
+    "client_stop"; the last two end with `stop`, in which `stop_reason` is the stop string, all of it by default. `kept`: the
+    share that the limit leaves. `splits`: the share of tokens that are split. `parsed`: the engine has a reasoning parser.
+    `trims`: its parsers trim the content. `stop_token`: a stop token that the template does not write there. `shown_calls`:
+    the number of calls in the message, all by default. `streams`: the message of a reply that is cut in its last call has the
+    beginning of this call.
     """
 
     content: str = ""
@@ -243,12 +264,14 @@ class Reply:
     calls: tuple[Call, ...] = ()
     ending: str = "stop"
     stop: str = ""
+    stop_reason: str = ""
     kept: float = 1.0
     splits: float = 0.3
     parsed: bool = True
     trims: bool = False
     stop_token: str | None = None
     shown_calls: int | None = None
+    streams: bool = False
 
     def message(self) -> dict[str, Any]:
         """Return the message as the engine returns it."""
