@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 RUNNABLE := .venv/.runnable
 
-.PHONY: all install run test test-system test-faults test-engine certified test-trainers test-agents test-deploy test-monitoring test-trackers test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
+.PHONY: all install run test test-system test-faults test-engine certified continuation-table test-trainers test-agents test-deploy test-monitoring test-trackers test-ui examples cassettes golden fuzz bench bench-growth lint types docs lock clean
 
 all: lint types test test-system  ## the checks that every change must pass
 
@@ -53,6 +53,12 @@ certified: $(READY)  ## run `tokentape certify` on the engines of test-engine, a
 	$(BIN)/python tests/system/real_engines/environment.py
 	$(BIN)/python -m pytest tests/system/real_engines/test_certified.py --record-certified
 	$(BIN)/python -m docs.generate
+
+continuation-table: $(READY)  ## print which linear rollouts are one sequence, by chat template: in process, on a real vLLM and a real SGLang
+	PYTHONPATH=.:tests/support $(BIN)/python -m continuation_table
+	PYTHONPATH=.:tests/support $(BIN)/python -m continuation_table faithful
+	$(BIN)/python tests/system/real_engines/environment.py
+	$(BIN)/python -m pytest -n 0 tests/system/real_engines/templates_of_trl.py
 
 test-trainers: $(READY)  ## run docs/trainers.md in the loops of TRL, verl, OpenRLHF and AReaL on this CPU, with a real vLLM
 	$(BIN)/python tests/system/real_engines/environment.py

@@ -85,7 +85,8 @@ An SGLang endpoint gets ids for chat only after its rendering of a step's messag
   the injected fields, and usage is the engine's.
 - A continued call costs one rendering, which replaces the tokenization by the call itself. With drift there are two requests to
   `/detokenize`, and in about 15 % of these cases four more renderings, mostly three of a short history and one of the whole
-  conversation. All are sent to the endpoint of the call, within `continuation.timeout_s`.
+  conversation; at most 15 in `append`, if a reply was cut or is all reasoning. All are sent to the endpoint of the call, within
+  `continuation.timeout_s`.
 - If the engine returns other prompt ids than were sent, the step is flagged `other_prompt`. If it rejects a call with ids, the
   call is sent again unchanged; if that succeeds, the ids were the reason. In both cases the endpoint gets no more ids until its
   type is detected again.
@@ -97,25 +98,50 @@ Atropos' `ManagedServer` do; only the rest is tokenized.
 
 ## Chat templates
 
-Measured in mode `append` over the 41 original chat templates of TRL 1.16, all of which render text messages: linear rollouts
-of six turns, with and without tools, reasoning, and content beside tool calls; the sampled text is split into tokens that no
-tokenizer would choose, and the agent formats arguments in its own way and drops the reasoning. **178 of 194 combinations are
-one sequence**, no bridge is wrong, and these are refused:
+Measured over the 41 original chat templates of TRL 1.16: linear rollouts of six turns in a fresh process. The sampled text is
+split into tokens that no tokenizer would choose; the agent formats arguments in its own way and drops the reasoning. 34 of the
+templates render tool loops. In mode `append` **all 518 combinations are one sequence**, and no bridge is wrong:
 
-| template | combination | reason |
+| rollouts | combinations | one sequence |
 |---|---|---|
-| `gptoss` | all; with tools in 1 of 5 calls | `other_stop` |
-| `gemma4`, `gemma4_v3` to `gemma4_v5`, `diffusion_gemma` | tools with content beside the calls | `other_stop` |
+| text, without and with reasoning | 82 | 82 |
+| tool loops, without and with reasoning | 68 | 68 |
+| tool loops with content beside the calls, without and with reasoning | 68 | 68 |
+| one reply cut by `max_tokens`: in a thought, in a call, in a streamed call, after a call | 177 | 177 |
+| one reply that a reasoning parser returns as reasoning only | 41 | 41 |
+| one reply that ends with a stop string | 41 | 41 |
+| text parts in the first call that are one text in later calls | 41 | 41 |
 
-The model of the first ends its turns with another token (`return`) than the template writes (`end`). The other templates write
-content after the results of the tool calls beside it.
+In mode `faithful`, 167 of the 518 are: where a template drops reasoning, opens thoughts, or closes a cut reply, the template
+decides. `make continuation-table` prints both tables, and repeats the first three rows and cut replies with a random model, the
+template in each request: on a real vLLM 0.32 321 of 321 rollouts are one sequence in `append`, on a real SGLang 0.5.23 269 of
+271 (the others forked once: the model's tokenizer joined the end of a cut text with the template's next letters). `make
+test-system` repeats text and tool loops over HTTP with a simulated engine, streamed and not.
 
-`PYTHONPATH=.:tests/support python -m continuation_table` prints this table from a clone. It calls the functions that decide.
-`make test-system` repeats the measurement over HTTP, with a simulated engine, streamed and not, in rollouts of five turns:
-**264 of 272 combinations are one sequence**, and all others are those of `gptoss`. `deepseekv3` has no tools there, since it
-cannot render the calls that vLLM passes to it.
+## What append keeps
 
-On a real vLLM 0.32 with a random model at temperature 1.5, all rollouts of `make test-engine` are one sequence in `append`,
+In `append` the sampled ids stay, and what follows them is what the template writes after a turn:
+
+- **Reasoning** that the template drops stays in the prompt.
+- **A cut reply** (`max_tokens` within a thought or a call) stays as it was sampled. The template's end of the turn and the new
+  messages follow it; what the template would add to complete the call does not.
+- **Another stop token**: if the template writes another stop token than was sampled, the sampled one stays in its place.
+- **Content beside calls**: some templates write it after the results of the calls (`gemma4`). The prompt has it where it was
+  sampled.
+
+**gpt-oss** ends an answer with `<|return|>`, and its template writes `<|end|>` for it in the history. In `append`, the prompt
+of the next turn has `<|return|>`: six turns are one sequence. In `faithful`, each answer with a successor forks by this one
+token (`other_stop`): six turns of text are six sequences. A tool loop forks only after its answers, since calls end with
+`<|call|>` in both. [Its authors](https://github.com/openai/harmony/blob/main/docs/format.md) train with `<|return|>` only as
+the last token of a target, and with `<|end|>` in the history, without earlier reasoning. Use `faithful` for prompts as the
+model knows them, and `append` for one row per rollout.
+
+**Stop strings** (`stop`): the tokens of the stop string were sampled, and the engine cuts them from the visible text. If a
+stop string begins within a token, the prompt has the whole token: with `stop: ["ees"]` the agent receives `B`, and the next
+prompt has `Bees`. In `faithful` such a turn is continued only if the visible text ends where a token does. Continued calls
+after a stop string have the reason `stop_string`, and are counted with it.
+
+With a random model at temperature 1.5 on a real vLLM 0.32, all rollouts of `make test-engine` are one sequence in `append`,
 with templates that keep and that strip reasoning; with `off`, every turn of the second template forks.
 
 ## What is not continued
@@ -129,7 +155,9 @@ is sent as it came, and the reason is counted:
 
 _MIXED = """
 In mode `append`, a continued call has the reason `history` if the template would have rendered the earlier turns differently.
-[Decision 064](decisions/064-exact-continuation.md) has the exact limits.
+Text parts of a message are equal to the one text that the engine makes of them, and fields of parts such as `cache_control` are
+not compared. [Decision 064](decisions/064-exact-continuation.md) and
+[110](decisions/110-ends-of-turns.md) have the exact limits.
 
 ## Where to see it
 

@@ -115,7 +115,7 @@ def _continued(match: Match, mode: Mode, stops: Collection[int]) -> Lookups[Cont
     read = _Turn(mode, stops, full, start, seam, (yield from _text(turn.ids)), is_cut)
     bridge = yield from _bridge_by_reading(match, read)
     if bridge is None:
-        if turn.is_hidden or (_shows_nothing(match) and not (is_cut and mode == "append")):
+        if turn.is_hidden or (mode == "faithful" and _shows_nothing(match)):
             raise Refused("hidden_output")
         bridge = yield from _bridge_by_twins(match, read)
         if mode == "faithful":
@@ -166,7 +166,7 @@ def _bridge_by_reading(match: Match, read: _Turn) -> "Lookups[Ids | None]":
     None if it is not, or if the turn has no stop token.
     """
     turn = match.turn
-    if read.is_cut or read.start is None:
+    if turn.is_cut or read.start is None:
         return None
     stop = turn.ids[-1]
     try:
@@ -182,8 +182,8 @@ def _bridge_by_reading(match: Match, read: _Turn) -> "Lookups[Ids | None]":
 def _bridge_by_twins(match: Match, read: _Turn) -> Lookups[Ids]:
     """Return what the template writes after a turn, from renderings that differ in the reply, or in what is new (rule D).
 
-    A short history is tried first. In `append` the sampled ids stay whatever the template makes of the reply: the end of the
-    turn is also located with the calls alone, and with a text in place of the reply. Raises Refused.
+    A short history is tried first. In `append` the sampled ids stay, also if the template does not show them: the end of the
+    turn is then located with the calls alone, and with a text in place of the reply. Raises Refused.
     """
     reply, whole = match.reply, match.history
     users = [index for index, message in enumerate(whole) if message.get("role") == "user"]
@@ -304,12 +304,9 @@ def _close_of_cut(match: Match, read: _Turn, twins: _Twins) -> Lookups[int]:
         shown = yield from _text(read.full[read.start :])
         if bare(read.seam + read.text) + bare((yield from _text(one[twins.start :]))) == bare(shown):
             return 0
-    if (
-        read.mode == "append" and read.is_cut and calls_tools(reply)
-    ):  # the template would write the rest of the last call
-        closes = (index for index, token in enumerate(twins.end) if token in read.stops)
-        if (first := next(closes, None)) is not None:
-            return first
+    closes = [index for index, token in enumerate(twins.end) if token in read.stops]
+    if closes and read.mode == "append" and read.is_cut and calls_tools(reply):
+        return closes[0]  # the template would write the rest of the last call before
     raise Refused("close")
 
 

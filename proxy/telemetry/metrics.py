@@ -362,7 +362,11 @@ _INITIAL_LABELS: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     ),
     "fidelity_problems": tuple((code,) for code in PROBLEMS),
     "store_operation_failures": (("open",), ("append",), ("mark",), ("renew",), ("deadlines",)),
-    "continuations": (("continued", "none"), ("unchanged", "none"), *(("refused", reason) for reason in REASONS)),
+    "continuations": (
+        *(("continued", reason) for reason in ("none", "history", "stop_string")),
+        ("unchanged", "none"),
+        *(("refused", reason) for reason in REASONS),
+    ),
     "drift_boundaries": tuple((kind,) for kind in KINDS if kind != "unexplained"),
     "dropped_spans": (("queue_full",), ("export_failed",)),
     "unreadable": (("rollout",), ("group",), ("step",)),

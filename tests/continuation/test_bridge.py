@@ -315,6 +315,14 @@ def test_hidden_call():
     run_everywhere(plan(Turn(hiding, (result("red"),)), BIRDS))
 
 
+def test_reply_whose_message_is_empty():
+    """What parsers drop, such as special tokens, stays in `append`; in `faithful` the template would not show it."""
+    dropped = plan(Turn(Reply("<|im_start|>", drops=True)), BIRDS)
+    assert bridges(dropped)[0] == "\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n"
+    assert bridges(replace(dropped, mode="faithful"))[0] == "hidden_output"
+    run_everywhere(dropped)
+
+
 def test_empty_reply():
     """A turn that consists of a stop token is continued."""
     assert (

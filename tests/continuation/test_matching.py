@@ -4,6 +4,7 @@ import pytest
 from turns import STOP, USER, assistant, chat_step, tool_call, turns_of
 
 from proxy.continuation.matching import Ambiguous, Match, Sampler, match
+from proxy.trajectory.step import EngineFacts
 
 MORE = {"role": "user", "content": "And then?"}
 REPLY = assistant("Hi there", reasoning="They greet.", refusal=None, tool_calls=[])
@@ -65,6 +66,30 @@ def test_tool_calls_are_compared_as_json_and_restored_as_sampled():
     assert isinstance(result, Match)
     assert [tool_call('{"x":  1}', call_id="own")] == result.reply["tool_calls"]
     assert "edited" == found(turns, [USER, assistant("", tool_calls=[tool_call('{"x":2}')]), MORE])
+
+
+@pytest.mark.parametrize("content", ["", None])
+def test_empty_content_is_that_of_the_agent(content):
+    """Some templates write null differently from an empty text."""
+    reply = assistant("" if content is None else None, tool_calls=[tool_call("{}")])
+    turns = turns_of(chat_step("s1", [USER], reply, [1], [2, STOP], finish="tool_calls"))
+    result = found(turns, [USER, assistant(content, tool_calls=[tool_call("{}")]), MORE])
+
+    assert isinstance(result, Match)
+    assert content == result.reply["content"]
+
+
+@pytest.mark.parametrize(("kind", "joint"), [("vllm", "\n"), ("sglang", " ")])
+def test_text_parts_may_become_the_text_that_the_engine_makes_of_them(kind, joint):
+    """Only the rendering shows whether the prompt is the same; it is compared with the recorded one."""
+    parts = [{"type": "text", "text": text} for text in ("Hello,", "you!")]
+    engine = EngineFacts("main", kind, "1", "http://engine")
+    step = chat_step("s1", [{"role": "user", "content": parts}], REPLY, [1, 2], [3, STOP], engine=engine)
+    texts = [f"Hello,{joint}you!", "Hello,you!"]
+    results = [found(turns_of(step), [{"role": "user", "content": text}, REPLY, MORE], kind=kind) for text in texts]
+
+    assert isinstance(results[0], Match)
+    assert "edited" == results[1]
 
 
 def test_thoughts_that_the_agent_removes_from_the_content_are_restored_in_append_only():

@@ -89,7 +89,7 @@ def _expected(boundary: Boundary, text: str) -> Iterator[str]:
     turn = match.turn
     stop = None if turn.is_cut or turn.ids[-1] not in _stops(engine) else engine.detokenize(turn.ids[-1:])
     if boundary.mode == "append":
-        yield from _whatever_is_shown(boundary, stop)
+        yield from _with_other_forms(boundary, stop)
     calls = bool(match.reply.get("tool_calls"))
     if stop is None and (calls or not match.reply.get("content")):
         yield from _closed_by(boundary, text)
@@ -113,7 +113,7 @@ def _expected(boundary: Boundary, text: str) -> Iterator[str]:
         yield from _after((rest or "").replace(MARKS[2], ""), stop)  # results may contain the name
 
 
-def _whatever_is_shown(boundary: Boundary, stop: str | None) -> Iterator[str]:
+def _with_other_forms(boundary: Boundary, stop: str | None) -> Iterator[str]:
     """Yield what the template writes after the calls of the reply alone, and after a text in its place.
 
     A sampled stop token that the template does not write takes the place of the special token that ends messages.

@@ -254,9 +254,9 @@ class Reply:
     `ending`: "stop", "length", "hidden_length" (the limit, but the engine returns "tool_calls"), "stop_string" or
     "client_stop"; the last two end with `stop`, in which `stop_reason` is the stop string, all of it by default. `kept`: the
     share that the limit leaves. `splits`: the share of tokens that are split. `parsed`: the engine has a reasoning parser.
-    `trims`: its parsers trim the content. `stop_token`: a stop token that the template does not write there. `shown_calls`:
-    the number of calls in the message, all by default. `streams`: the message of a reply that is cut in its last call has the
-    beginning of this call.
+    `trims`: its parsers trim the content. `drops`: they drop it. `stop_token`: a stop token that the template does not write
+    there. `shown_calls`: the number of calls in the message, all by default. `streams`: the message of a reply that is cut in
+    its last call has the beginning of this call.
     """
 
     content: str = ""
@@ -269,13 +269,14 @@ class Reply:
     splits: float = 0.3
     parsed: bool = True
     trims: bool = False
+    drops: bool = False
     stop_token: str | None = None
     shown_calls: int | None = None
     streams: bool = False
 
     def message(self) -> dict[str, Any]:
         """Return the message as the engine returns it."""
-        content = self.content.strip() if self.trims else self.content
+        content = "" if self.drops else self.content.strip() if self.trims else self.content
         message: dict[str, Any] = {"role": "assistant", "content": content or (None if self.calls else "")}
         if self.reasoning and self.parsed:
             message["reasoning"] = self.reasoning

@@ -53,6 +53,23 @@ def test_nulls_reasoning_and_tool_call_ids_do_not_distinguish_messages():
     assert digests.of(CALL) == digests.of(called())
 
 
+def test_text_parts_are_the_text_that_the_engine_makes_of_them():
+    """Their other fields make no difference; SGLang joins them with a space. Other parts are compared as they are."""
+    digests, newest = Digests(), NewestMessages()
+    parts = [
+        {"type": "text", "text": "Seven", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "birds"},
+    ]
+    user = {"role": "user", "content": parts}
+
+    assert digests.of(user) == digests.of({"role": "user", "content": "Seven\nbirds"})
+    assert digests.of({"role": "user", "content": parts[:1]}) == digests.of({"role": "user", "content": "Seven"})
+    image = {"type": "image_url", "image_url": {"url": "data:a"}}
+    assert digests.of(user) != digests.of({"role": "user", "content": [*parts, image]})
+    newest.joint = " "
+    assert newest.chain([user]) == newest.chain([{"role": "user", "content": "Seven birds"}])
+
+
 def test_equal_prefixes_have_equal_digests():
     digests = Digests()
     first, second = digests.chain([REPLY, CALL]), digests.chain([REPLY, REPLY])
