@@ -58,7 +58,7 @@ The header of a call has precedence over its rollout, and the rollout over the s
 false, is accepted.
 
 ```yaml
-continuation: {mode: faithful, timeout_s: 5.0, cache_bytes: 268435456}
+continuation: {mode: faithful, timeout_s: 60.0, cache_bytes: 268435456}
 ```
 
 ```bash
@@ -73,7 +73,7 @@ curl -s 127.0.0.1:8400/rollouts/linear/v1/chat/completions -H 'X-Rollout-Continu
 | engine | chat | completions | renders with |
 |---|---|---|---|
 | vLLM (0.32) | `kv_transfer_params.prompt_token_ids` | a list of ids as `prompt` | `/tokenize`, `/detokenize` |
-| SGLang (0.5.23) | `input_ids` | a list of ids as `prompt` | `/v1/tokenize`, `/v1/detokenize` |
+| SGLang (0.5.23, from its source) | `input_ids` | a list of ids as `prompt` | `/v1/tokenize`, `/v1/detokenize` |
 | llama.cpp, any other server | not continued | not continued | |
 
 A vLLM whose `/openapi.json` names the field `prompt_token_ids` of chat requests gets the ids there. No release has it

@@ -144,11 +144,16 @@ def _stops_between_tokens(reply: Message, ids: Ids, stop: str) -> Lookups[bool]:
     """Return whether the visible text of a turn that ended with this stop string ends where a sampled token does."""
     if text_of(reply).endswith(stop):  # the client includes it
         return (yield from _text(ids)).endswith(stop)
-    for start in range(len(ids) - 1, max(len(ids) - len(stop.encode()) - 1, 0) - 1, -1):
-        text = yield from _text(ids[start:])
+    # The fewest last tokens with the stop string, by bisection: each text is a request to the engine.
+    least, most, shortest = 1, min(len(stop.encode()) + 1, len(ids)), ""
+    while least <= most:
+        count = (least + most) // 2
+        text = yield from _text(ids[-count:])
         if stop in text:
-            return text.startswith(stop)
-    return False
+            most, shortest = count - 1, text
+        else:
+            least = count + 1
+    return shortest.startswith(stop)
 
 
 def _is_cut(turn: Turn, stops: Collection[int]) -> Lookups[bool]:

@@ -5,7 +5,7 @@ They are stored once, with the choice: as base64 in the response they would take
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -35,16 +35,6 @@ class ExpertRows:
     shape: tuple[int, ...]
     dtype: str
 
-    def after(self, before: "ExpertRows | None", start: int) -> "ExpertRows | None":
-        """Return those before, and these from where those end; these begin at `start`. None if they do not join."""
-        if before is None:
-            return self if start == 0 else None
-        if (self.shape, self.dtype) != (before.shape, before.dtype) or not start <= before.count <= start + self.count:
-            return None
-        size = len(self.raw) // self.count
-        raw = before.raw + self.raw[(before.count - start) * size :]
-        return ExpertRows(raw, start + self.count, self.shape, self.dtype)
-
     def as_dict(self) -> dict[str, Any]:
         """Return them as JSON has them."""
         return {"dtype": self.dtype, "shape": [self.count, *self.shape], "data": b64encode(self.raw).decode()}
@@ -65,6 +55,24 @@ def expert_rows(experts: Experts | None, count: int) -> ExpertRows | None:
     if fortran == "True" or tokens != count or len(data) != count * layers * chosen * int(size) or not data:
         return None
     return ExpertRows(data, count, (layers, chosen), f"{'uint' if kind == 'u' else 'int'}{8 * int(size)}")
+
+
+def join_experts(parts: Iterable[tuple[int, ExpertRows | None]]) -> ExpertRows | None:
+    """Return the experts of a sequence, from parts with the position of their first token; None if they leave a gap.
+
+    Where two parts overlap, the first one is taken.
+    """
+    raws: list[bytes] = []
+    first, count = None, 0
+    for start, rows in parts:
+        if rows is None or not start <= count <= start + rows.count:
+            return None
+        first = first or rows
+        if (rows.shape, rows.dtype) != (first.shape, first.dtype):
+            return None
+        raws.append(rows.raw[(count - start) * (len(rows.raw) // rows.count) :])
+        count = start + rows.count
+    return None if first is None else ExpertRows(b"".join(raws), count, first.shape, first.dtype)
 
 
 def _npy_start(raw: bytes) -> int:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from proxy.trajectory.arrays import are_finite, floats_with_gaps, unpack_mask
-from proxy.trajectory.experts_and_masks import ExpertRows, expert_rows
+from proxy.trajectory.experts_and_masks import ExpertRows, expert_rows, join_experts
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.record_values import number
@@ -391,13 +391,8 @@ def _experts(path: Sequence[Node]) -> ExpertRows | None:
 
     The last sampled token of a step has none there: it is read by the next one only.
     """
-    found: ExpertRows | None = None
-    for node in path:
-        rows = expert_rows(node.choice.routed_experts, node.end - 1 - node.step.experts_start)
-        found = None if rows is None else rows.after(found, node.step.experts_start)
-        if found is None:
-            return None
-    return found
+    starts = [(node, node.step.experts_start) for node in path]
+    return join_experts((at, expert_rows(node.choice.routed_experts, node.end - 1 - at)) for node, at in starts)
 
 
 def _marks(step: Step) -> Iterator[str]:

@@ -31,7 +31,7 @@ from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.number_lists import KnownPrompt, read_lists
-from proxy.protocols.plan import CallOptions, Plan, with_continuation, with_image_tokens
+from proxy.protocols.plan import CallOptions, Plan, SessionPlace, with_continuation, with_image_tokens, with_session
 from proxy.protocols.sampling import Sampling, engine_model
 from proxy.protocols.sse import EventParser, read_event
 from proxy.protocols.token_annotations import TokenAnnotations
@@ -579,6 +579,9 @@ def errors_of_engines(fragment: str, size: int) -> Work:
                 dialect.engine_error(500, body)
         pictured = replace(exchanges[0], extra={IMAGES: {"ids": []}})
         with_image_tokens(pictured, [1] * size)
+        with_session(
+            replace(pictured, body={"messages": [user(body)] * 4}), SessionPlace("s", None, of_thread=True), {}
+        )
         for name in ("vllm", "sglang", "llamacpp", "plain"):
             ENGINES[name].prompt_ids_fields("chat", [1] * size)
             ENGINES[name].must_send_usage("chat", {body: body})

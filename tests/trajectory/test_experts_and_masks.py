@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.trajectory.arrays import pack_experts, pack_mask
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode, encode
-from proxy.trajectory.experts_and_masks import ExpertRows, expert_rows, left_out, put_back
+from proxy.trajectory.experts_and_masks import ExpertRows, expert_rows, join_experts, left_out, put_back
 from proxy.trajectory.step import Experts
 
 TEXT = b64encode(b"\x93NUMPY" + bytes(range(50))).decode()
@@ -124,13 +124,13 @@ def test_experts_of_two_steps_join_without_a_gap_or_not_at_all(first, second, st
     """Each token has those of the first step that has it."""
     before = ExpertRows(bytes(range(first)), first, (1,), "uint8")
     after = ExpertRows(bytes(range(100, 100 + second)), second, (1,), "uint8")
-    joined = after.after(before, start)
+    joined = join_experts([(0, before), (start, after)])
 
     if start > first or start + second < first:
         assert joined is None
     else:
         assert (start + second, before.raw) == (joined.count, joined.raw[:first])
         assert bytes(range(100 + first - start, 100 + second)) == joined.raw[first:]
-    assert after.after(None, 0) == after
-    assert after.after(None, 1) is None
-    assert ExpertRows(after.raw, second, (1, 1), "uint8").after(before, first) is None
+    assert join_experts([(0, after)]) == after
+    assert join_experts([]) is join_experts([(1, after)]) is join_experts([(0, before), (first, None)]) is None
+    assert join_experts([(0, before), (first, ExpertRows(after.raw, second, (1, 1), "uint8"))]) is None
