@@ -1,19 +1,27 @@
 """Measures the layout of the sources: `python -m docs.layout` prints the numbers that CONTRIBUTING.md quotes.
 
 A room is a folder or a module at proxy's root, or a top-level package. Its floor is one more than the highest floor of the
-rooms that it imports. A streamed chat call is traced from the socket to the stored step: the source files whose functions
-run, and the number of moves from one file to another.
+rooms that it imports. The second call of a rollout is traced from the socket to the end of its response: the source files whose
+functions run, the number of these calls, of moves from one file to another, and of all Python calls with those of libraries.
 """
 
 import ast
 import asyncio
 import sys
+import tempfile
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
+
+import orjson
+import uvloop
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("proxy", "storage", "tokentape")
@@ -90,53 +98,118 @@ def circles_of(modules: dict[str, set[str]]) -> int:
     return len(left)
 
 
-def files_entered(events: list[str]) -> Iterator[tuple[str, int]]:
-    """Yield the two numbers of a traced call, with their names."""
-    yield "files entered by a streamed call", len(set(events))
-    yield "moves between files of a streamed call", sum(a != b for a, b in pairwise(events))
+@dataclass(slots=True)
+class Trace:
+    """The Python functions that begin while the proxy handles a call: `own` are the files of TokenTape's, in order.
+
+    `end` is the number of them before the response ended, `all` that of all functions, libraries included, before then.
+    """
+
+    own: list[str] = field(default_factory=list)
+    begun: int = 0
+    end: int = 0
+    all: int = 0
+    _frames: set[FrameType] = field(default_factory=set)
+
+    def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
+        """Count an event of `sys.setprofile`. A resumed coroutine is not a new call."""
+        code = frame.f_code
+        if event == "return" and code.co_name == "write_eof" and code.co_filename.endswith("web_response.py"):
+            self.end, self.all = len(self.own), self.begun  # the last one of the response
+        if event == "call" and frame not in self._frames:
+            self._frames.add(frame)
+            self.begun += 1
+            if code.co_filename.startswith(TRACED):
+                self.own.append(code.co_filename)
+
+    def numbers(self) -> tuple[int, int, int, int]:
+        """Return the files, the functions of TokenTape's and the moves from file to file, and all functions."""
+        before = self.own[: self.end]
+        return len(set(before)), len(before), sum(a != b for a, b in pairwise(before)), self.all
 
 
-async def trace() -> list[str]:
-    """Return the files of the functions that a streamed chat call runs, in order."""
-    import aiohttp  # noqa: PLC0415 - with the server, only where a call is traced
+USER: Final = {"role": "user", "content": "hi"}
+CHAT: Final = "/v1/chat/completions"
+KINDS: Final = ("streamed", "unstreamed", "continued", "messages")
 
-    from proxy.config.settings import Settings  # noqa: PLC0415
-    from proxy.server.listener import running, simulating  # noqa: PLC0415
+
+def _post(url: str, body: Any) -> bytes:
+    request = urllib.request.Request(url, orjson.dumps(body), {"Content-Type": "application/json"})  # noqa: S310 - loopback
+    with urllib.request.urlopen(request) as response:  # noqa: S310
+        return bytes(response.read())
+
+
+def _call(kind: str, reply: bytes) -> tuple[str, dict[str, Any]]:
+    """Return the path and the body of a call; `reply` is the response to the first call of its rollout."""
+    body = {
+        "model": "simulated",
+        "messages": [USER],
+        "max_tokens": 10,
+        "seed": 1,
+        "stream": kind in {"streamed", "messages"},
+    }
+    if kind == "messages":
+        return "/v1/messages", body
+    if kind == "continued" and reply:
+        answer = orjson.loads(reply)["choices"][0]["message"]
+        return CHAT, {**body, "messages": [USER, {"role": "assistant", "content": answer["content"]}, USER]}
+    return CHAT, body
+
+
+async def traces() -> dict[str, Trace]:
+    """Trace the second call of a rollout, for each kind of call. The client and the engine run in other threads."""
+    from proxy.config.settings import Settings  # noqa: PLC0415 - with the server, only where calls are traced
+    from proxy.server.listener import running  # noqa: PLC0415
+
+    found: dict[str, Trace] = {}
+    with tempfile.TemporaryDirectory() as folder, simulator() as engine:
+        endpoints = {"endpoints": [{"url": engine}]}
+        settings = Settings(listen="127.0.0.1:0", engines=endpoints, store={"url": f"embedded:{folder}"})
+        async with running(settings) as served:
+            for kind in KINDS:
+                reply = b""
+                for trace in (None, Trace()):
+                    path, body = _call(kind, reply)
+                    await asyncio.sleep(1)  # the work after the response of the call before
+                    sys.setprofile(trace)
+                    reply = await asyncio.to_thread(_post, f"{served.url}/rollouts/{kind}{path}", body)
+                    sys.setprofile(None)
+                    if trace is not None:
+                        found[kind] = trace
+    return found
+
+
+@contextmanager
+def simulator() -> Iterator[str]:
+    """Run the simulator in a thread, and yield its URL."""
+    from proxy.server.listener import simulating  # noqa: PLC0415
     from proxy.simulator.options import Options  # noqa: PLC0415
 
-    body = {"model": "simulated", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": True}
-    events: list[str] = []
-    frames: set[FrameType] = set()
+    loop, ready, stop = asyncio.new_event_loop(), Future[str](), asyncio.Event()
 
-    def profile(frame: FrameType, event: str, _argument: Any) -> None:
-        file = frame.f_code.co_filename
-        if event == "call" and file.startswith(TRACED) and "/simulator/" not in file and frame not in frames:
-            frames.add(frame)  # a resumed coroutine is not a new call
-            events.append(file)
+    async def serve() -> None:
+        async with simulating("127.0.0.1:0", Options()) as url:
+            ready.set_result(url)
+            await stop.wait()
 
-    async with simulating("127.0.0.1:0", Options()) as engine:
-        settings = Settings(
-            listen="127.0.0.1:0",
-            engines={"endpoints": [{"url": engine}]},
-            store={"url": f"embedded:{ROOT / 'build' / 'layout'}"},
-        )
-        async with running(settings) as served, aiohttp.ClientSession() as http:
-            url = f"{served.url}/rollouts/layout/v1/chat/completions"
-            for traced in (False, True):  # the first call includes the detection of the engine
-                if traced:
-                    await asyncio.sleep(1)
-                    sys.setprofile(profile)
-                async with http.post(url, json=body) as response:
-                    await response.read()
-                sys.setprofile(None)
-    return events
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(loop.run_until_complete, serve())
+        try:
+            yield ready.result(60)
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            serving.result()
+            loop.close()
 
 
 def main() -> None:
     """Print all numbers."""
-    numbers = layout() | dict(files_entered(asyncio.run(trace())))
-    for name, number in numbers.items():
+    for name, number in layout().items():
         print(f"{name:40} {number:5}")
+    print(f"\n{'before the response ends':26} {'files':>6} {'own calls':>10} {'moves':>6} {'all calls':>10}")
+    for kind, trace in uvloop.run(traces()).items():
+        files, calls, moves, every = trace.numbers()
+        print(f"{kind:26} {files:6} {calls:10} {moves:6} {every:10}")
 
 
 if __name__ == "__main__":
