@@ -18,7 +18,7 @@ SAMPLING_FIELDS = (
     # A grammar masks the logits before vLLM 0.32 and SGLang 0.5.23 compute logprobs, raw ones included.
     "structured_outputs", "response_format", "tool_choice",
     # Those of SGLang alone.
-    "regex", "ebnf", "json_schema", "structural_tag", "choice", "stop_regex", "custom_logit_processor",
+    "regex", "ebnf", "json_schema", "structural_tag", "stop_regex", "custom_logit_processor",
 )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ from proxy.protocols.engines.base import (
 from proxy.trajectory.step import CACHED_TOKENS
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "choice")
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _IDS_BOTH, _META = "return_token_ids", "return_meta_info"
 _INPUT, _OUTPUT = "return_input_ids_in_sglext", "return_output_ids_in_sglext"
 _HEADERS = {_INPUT: "x-sglext-return-input-ids", _OUTPUT: "x-sglext-return-output-ids"}
