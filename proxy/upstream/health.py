@@ -11,7 +11,7 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.endpoint import Endpoint
 
-_CHECK_TIMEOUT_S: Final = 2
+_CHECK_TIMEOUT_S: Final = 5  # SGLang 0.5.23 samples a token for GET /health, and takes a second or more (run)
 _JITTER: Final = 0.2  # fraction of the interval, so that processes that started together do not check at the same time
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http.client import OK
 from math import exp, isfinite
+from time import monotonic
 from typing import Any, Final
 
 from proxy.cli.certify.access import Answer
@@ -36,6 +37,8 @@ _TURNS: Final = 3
 _LONG_S: Final = 5.0  # of a call that is interrupted
 _LONGEST: Final = (64, 1500)  # tokens of it
 _SEEN: Final = 3  # events after which it is
+_PROOF_S: Final = 0.5  # a stream that goes on for so long was not complete at the engine when it was interrupted
+_TOO_FAST: Final = Cell("not run", "the call ended before it could be interrupted")
 _MIN_GAP: Final = 0.1  # between the logprobs that are compared: more than the noise of a precision
 _BETWEEN: Final = 1.5  # ratios of differences: 1 before the temperature, 2 after it
 _MAX_SUM: Final = 1.01  # of probabilities
@@ -292,12 +295,14 @@ async def new_version(suite: Suite) -> Cell:
 
     ((path, body),) = _native(suite, tokens=_tokens(suite))
     try:
-        cell, step = await _interrupted(suite, path, body, change)
+        cell, step, went_on_s = await _interrupted(suite, path, body, change)
     finally:
         await suite.access.restoring.post(_UPDATE, {"new_version": before, "abort_all_requests": False})
     if cell is not None:
         return cell
     versions = [span["policy_version"] for choice in step["choices"] for span in choice["spans"]]
+    if versions == [before] and went_on_s < _PROOF_S:
+        return _TOO_FAST
     if versions != [before, _OTHER]:
         return Cell("wrong", f"the step has versions {versions}, the engine had {[before, _OTHER]}")
     return suite.flags(path, body, step) or Cell("exact")
@@ -314,7 +319,7 @@ async def paused(suite: Suite) -> Cell:
 
     body = {"prompt": IDS, "max_tokens": _tokens(suite)}
     try:
-        cell, step = await _interrupted(suite, COMPLETIONS, body, pause)
+        cell, step, _ = await _interrupted(suite, COMPLETIONS, body, pause)
     finally:
         await suite.access.restoring.post(*routes.resume)  # also if this run ends within the pause
     return cell or suite.flags(COMPLETIONS, body, step) or Cell("exact")
@@ -325,12 +330,15 @@ async def aborted(suite: Suite) -> Cell:
     routes = ADMIN[suite.subject.traits.kind]
     body = {"prompt": IDS, "max_tokens": _tokens(suite)}
     try:
-        cell, step = await _interrupted(suite, COMPLETIONS, body, lambda: suite.access.engine.post(*routes.abort))
+        abort = routes.abort
+        cell, step, went_on_s = await _interrupted(suite, COMPLETIONS, body, lambda: suite.access.engine.post(*abort))
     finally:
         await suite.access.restoring.post(*routes.resume)
     if cell is not None:
         return cell
     counts = [(len(choice["ids"]), len(choice["logprobs"])) for choice in step["choices"]]
+    if step["fidelity"]["exact"] and went_on_s < _PROOF_S:
+        return _TOO_FAST
     if "aborted" not in step["fidelity"]["problems"] or any(ids != logprobs for ids, logprobs in counts):
         return Cell("wrong", f"the step has {counts} ids and logprobs, and problems {step['fidelity']['problems']}")
     return Cell("ok", "the step is flagged as aborted, with the ids until then")
@@ -338,20 +346,25 @@ async def aborted(suite: Suite) -> Cell:
 
 async def _interrupted(
     suite: Suite, path: str, body: Body, act: Callable[[], Awaitable[Answer]]
-) -> tuple[Cell | None, dict[str, Any]]:
-    """Stream a call, act within it, and return its step; or a cell if this was not possible."""
+) -> tuple[Cell | None, dict[str, Any], float]:
+    """Stream a call, act within it, and return its step, or a cell if this was not possible; and how long the stream went on
+    after the act, in seconds.
+    """
     rollout = suite.new_rollout()
-    seen, answer = 0, None
+    seen, answer, acted = 0, None, 0.0
     async with suite.access.proxy.stream(f"/rollouts/{rollout}{path}", _long(suite, path, body)) as (status, lines):
         if status != OK:
-            return Cell("failed", f"TokenTape returns {status} for {path}"), {}
+            return Cell("failed", f"TokenTape returns {status} for {path}"), {}, 0.0
         async for line in lines:
             seen += line.startswith(b"data:")
             if seen == _SEEN and answer is None:
-                answer = await act()
+                answer, acted = await act(), monotonic()
+    went_on_s = monotonic() - acted
     if answer is None:
-        return Cell("not run", "the call ended before it could be interrupted"), {}
+        return _TOO_FAST, {}, went_on_s
     if answer.status != OK:
-        return Cell("not served", f"the engine returns {answer.status}: {answer.message}"), {}
+        return Cell("not served", f"the engine returns {answer.status}: {answer.message}"), {}, went_on_s
     steps = await suite.steps(rollout)
-    return (None, steps[0]) if len(steps) == 1 else (Cell("wrong", f"{len(steps)} steps are recorded of one call"), {})
+    if len(steps) != 1:
+        return Cell("wrong", f"{len(steps)} steps are recorded of one call"), {}, went_on_s
+    return None, steps[0], went_on_s

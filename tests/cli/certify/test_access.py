@@ -113,9 +113,10 @@ def test_the_proxy_acts_nowhere_but_at_the_engine(tmp_path):
         assert getattr(default, name) == getattr(used, name)
 
 
-async def test_the_proxy_and_its_store_are_removed(engine, tmp_path, monkeypatch):
+async def test_the_proxy_and_its_store_are_removed(engine, tmp_path_factory, monkeypatch):
     """Also after an error; before the engine answers, nothing is started."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path_factory.mktemp("t")  # a short path: it is also that of a Unix socket
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
     async def respond(request, body):
         return web.json_response(MODELS)
@@ -124,13 +125,13 @@ async def test_the_proxy_and_its_store_are_removed(engine, tmp_path, monkeypatch
     with pytest.raises(KeyError):
         async with access_to(load(), engine.url, None, 50) as both:
             assert 200 == (await both.proxy.get("/health")).status
-            assert [*tmp_path.glob("tokentape-certify-*/store")]
+            assert [*folder.glob("tokentape-certify-*/store")]
             raise KeyError
     with pytest.raises(Unanswered):
         async with access_to(load(), "http://127.0.0.1:1", None, 50):
             pass
 
-    assert [] == [*tmp_path.iterdir()]
+    assert [] == [*folder.iterdir()]
     with pytest.raises(aiohttp.ClientError):
         async with aiohttp.ClientSession() as http, http.get(both.proxy._root):
             pass
