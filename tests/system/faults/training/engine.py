@@ -32,8 +32,8 @@ class LoggedEngine(Engine):
         _called.set(request)
         return await super().respond(request, common, response, versions, scores_prompt=scores_prompt)
 
-    def _rounds(self, response, common, versions) -> Iterator[Round]:
-        rounds = list(super()._rounds(response, common, versions))
+    def _rounds(self, response, common, versions, rid) -> Iterator[Round]:
+        rounds = list(super()._rounds(response, common, versions, rid))
         tokens = [token for tokens in rounds for _, token in tokens]
         sampled = {
             "call": _called.get().headers.get("X-Request-Id", ""),
