@@ -53,9 +53,10 @@ def counted(chunks) -> dict:
     return {key: value for key, value in chunks[-1]["usage"].items() if key != "completion_tokens_details"}
 
 
-# Text in an event, and the finish reason in another: as vLLM sends them unless all of it is one token.
+# Text in an event, and the finish reason in another: as vLLM sends them unless all of it is one token. Reasoning that the
+# unstreamed response alone has is a delta of its own, as vLLM's.
 TEXT = ("delta", "finish_reason", "index", "logprobs", "token_ids")
-ALWAYS = {(), TEXT, tuple(sorted((*TEXT, "stop_reason")))}
+ALWAYS = {(), ("reasoning",), TEXT, tuple(sorted((*TEXT, "stop_reason")))}
 
 
 def keys(chunks) -> set[tuple[str, ...]]:
