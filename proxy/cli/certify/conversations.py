@@ -37,7 +37,7 @@ _TURNS: Final = 3
 _LONG_S: Final = 5.0  # of a call that is interrupted
 _LONGEST: Final = (64, 1500)  # tokens of it
 _SEEN: Final = 3  # events after which it is
-_PROOF_S: Final = 0.5  # a stream that goes on for so long was not complete at the engine when it was interrupted
+_PROOF_S: Final = 0.5  # a stream that lasts so much longer was not complete at the engine when it was interrupted
 _TOO_FAST: Final = Cell("not run", "the call ended before it could be interrupted")
 _MIN_GAP: Final = 0.1  # between the logprobs that are compared: more than the noise of a precision
 _BETWEEN: Final = 1.5  # ratios of differences: 1 before the temperature, 2 after it
@@ -295,13 +295,13 @@ async def new_version(suite: Suite) -> Cell:
 
     ((path, body),) = _native(suite, tokens=_tokens(suite))
     try:
-        cell, step, went_on_s = await _interrupted(suite, path, body, change)
+        cell, step, rest_s = await _interrupted(suite, path, body, change)
     finally:
         await suite.access.restoring.post(_UPDATE, {"new_version": before, "abort_all_requests": False})
     if cell is not None:
         return cell
     versions = [span["policy_version"] for choice in step["choices"] for span in choice["spans"]]
-    if versions == [before] and went_on_s < _PROOF_S:
+    if versions == [before] and rest_s < _PROOF_S:
         return _TOO_FAST
     if versions != [before, _OTHER]:
         return Cell("wrong", f"the step has versions {versions}, the engine had {[before, _OTHER]}")
@@ -331,13 +331,13 @@ async def aborted(suite: Suite) -> Cell:
     body = {"prompt": IDS, "max_tokens": _tokens(suite)}
     try:
         abort = routes.abort
-        cell, step, went_on_s = await _interrupted(suite, COMPLETIONS, body, lambda: suite.access.engine.post(*abort))
+        cell, step, rest_s = await _interrupted(suite, COMPLETIONS, body, lambda: suite.access.engine.post(*abort))
     finally:
         await suite.access.restoring.post(*routes.resume)
     if cell is not None:
         return cell
     counts = [(len(choice["ids"]), len(choice["logprobs"])) for choice in step["choices"]]
-    if step["fidelity"]["exact"] and went_on_s < _PROOF_S:
+    if step["fidelity"]["exact"] and rest_s < _PROOF_S:
         return _TOO_FAST
     if "aborted" not in step["fidelity"]["problems"] or any(ids != logprobs for ids, logprobs in counts):
         return Cell("wrong", f"the step has {counts} ids and logprobs, and problems {step['fidelity']['problems']}")
@@ -347,7 +347,7 @@ async def aborted(suite: Suite) -> Cell:
 async def _interrupted(
     suite: Suite, path: str, body: Body, act: Callable[[], Awaitable[Answer]]
 ) -> tuple[Cell | None, dict[str, Any], float]:
-    """Stream a call, act within it, and return its step, or a cell if this was not possible; and how long the stream went on
+    """Stream a call, act within it, and return its step, or a cell if this was not possible; and how long the stream lasted
     after the act, in seconds.
     """
     rollout = suite.new_rollout()
@@ -359,12 +359,12 @@ async def _interrupted(
             seen += line.startswith(b"data:")
             if seen == _SEEN and answer is None:
                 answer, acted = await act(), monotonic()
-    went_on_s = monotonic() - acted
+    rest_s = monotonic() - acted
     if answer is None:
-        return _TOO_FAST, {}, went_on_s
+        return _TOO_FAST, {}, rest_s
     if answer.status != OK:
-        return Cell("not served", f"the engine returns {answer.status}: {answer.message}"), {}, went_on_s
+        return Cell("not served", f"the engine returns {answer.status}: {answer.message}"), {}, rest_s
     steps = await suite.steps(rollout)
     if len(steps) != 1:
-        return Cell("wrong", f"{len(steps)} steps are recorded of one call"), {}, went_on_s
-    return None, steps[0], went_on_s
+        return Cell("wrong", f"{len(steps)} steps are recorded of one call"), {}, rest_s
+    return None, steps[0], rest_s
