@@ -42,6 +42,35 @@ def payloads(content_type: str, body: bytes) -> list[Any]:
     return found
 
 
+def last_events(events: list[Any]) -> list[Any]:
+    """Return the last event of each choice of SGLang's `/generate`, which repeats the ones before, and the keys of all.
+
+    How many tokens an event adds depends on the load. A server with --incremental-streaming-output sends them only once.
+    """
+    last: dict[int, dict[str, Any]] = {}
+    keys: set[str] = set()
+    others: list[Any] = []
+    for event in events:
+        if not isinstance(event, dict) or not isinstance(event.get("meta_info"), dict):
+            others.append(event)
+            continue
+        keys |= {*event, *event["meta_info"]}
+        index = event["index"] if type(event.get("index")) is int else 0
+        ids, count = event.get("output_ids"), event["meta_info"].get("completion_tokens")
+        is_partial = isinstance(ids, list) and isinstance(count, int) and len(ids) < count
+        last[index] = {**event, **(_continued(last.get(index, {}), event) if is_partial else {})}
+    return [{"choices": [{**event, "index": index} for index, event in last.items()], "keys": sorted(keys)}, *others]
+
+
+def _continued(before: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
+    """Return the ids and the text of an event after those before."""
+    return {
+        name: before[name] + event[name]
+        for name in ("output_ids", "text")
+        if type(before.get(name)) is type(event.get(name)) in (list, str)
+    }
+
+
 def merged(values: list[Any], *, is_stream: bool = False) -> Merged:
     """Return the contents of a response or of a stream's events, independent of how they are divided into events.
 

@@ -7,8 +7,18 @@ from typing import Any, Final
 
 from proxy.cli.certify.access import Access, Answer, Unanswered
 from proxy.cli.certify.certificate import Cell, Certificate
-from proxy.cli.certify.comparing import ASKING, Merged, are_equal, difference, formats, merged, payloads, sampled_ids
-from proxy.cli.certify.shapes import TOKENS, Body, Shape
+from proxy.cli.certify.comparing import (
+    ASKING,
+    Merged,
+    are_equal,
+    difference,
+    formats,
+    last_events,
+    merged,
+    payloads,
+    sampled_ids,
+)
+from proxy.cli.certify.shapes import SGLANG_GENERATE, TOKENS, Body, Shape
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.base import ResponseOptions
 from proxy.protocols.engines.base import EngineCall, Traits
@@ -136,7 +146,10 @@ class Suite:
         is_replayed = is_stream and "replay" in self.certificate.facts["streams"].values()
 
         def read(answer: Answer) -> Merged:
-            found = merged(payloads(answer.content_type, answer.body), is_stream=is_stream)
+            values = payloads(answer.content_type, answer.body)
+            if is_stream and shape.path == SGLANG_GENERATE:
+                values = last_events(values)
+            found = merged(values, is_stream=is_stream)
             # A replayed stream has the logprobs that the engine's own stream loses.
             return {path: value for path, value in found.items() if not (is_replayed and "logprobs" in path)}
 

@@ -6,7 +6,7 @@ from any_json import RESPONSE
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cli.certify.comparing import are_equal, difference, formats, merged, payloads, sampled_ids
+from proxy.cli.certify.comparing import are_equal, difference, formats, last_events, merged, payloads, sampled_ids
 
 EVENTS = [
     {"id": "a", "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]},
@@ -45,6 +45,44 @@ def test_the_division_into_events_is_not_compared(texts, place):
     )
 
     assert merged(first) == merged(second)
+
+
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=5),
+    st.lists(st.integers(1, 3), min_size=1, max_size=5),
+    st.booleans(),
+)
+def test_the_division_of_streams_of_generate_is_not_compared(one, other, continues):
+    """Each event has what its choice has so far, or what it adds."""
+
+    def streamed(*sizes):
+        events = []
+        for index, parts in enumerate(sizes):
+            done = 0
+            for size in parts:
+                begun, done = done if continues else 0, done + size
+                meta = {"completion_tokens": done, "finish_reason": None}
+                text = "abcdefghijklmnopqrstuvwxyz"[begun:done]
+                ids = list(range(begun, done))
+                events.append({"text": text, "output_ids": ids, "meta_info": meta, "index": index})
+        return merged(last_events([*events, "[DONE]"]), is_stream=True)
+
+    assert streamed(one, other) == streamed([1] * sum(one), [1] * sum(other))
+    assert streamed(one, other) != streamed(one, [*other, 1])
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        1,
+        {"meta_info": 1},
+        {"meta_info": {}, "index": [], "output_ids": {}},
+        {"meta_info": {"completion_tokens": 9}, "output_ids": [1]},
+    ],
+)
+def test_odd_events_of_generate_are_compared_too(event):
+    """They raise nothing, and differ from none."""
+    assert merged(last_events([event, event]), is_stream=True) != merged(last_events([]), is_stream=True)
 
 
 @pytest.mark.parametrize(
