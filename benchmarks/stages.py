@@ -62,7 +62,7 @@ def planned(*, streamed: bool) -> Plan:
 def _exchanged(plan: Plan, reads: list[bytes], *, streamed: bool) -> Step:
     exchange = Exchange(plan, 200, KINDS[streamed])
     for read in reads:
-        exchange.feed(read)
+        exchange.response.feed(read)
     return exchange.finish(Timing(received=1.0)).step
 
 

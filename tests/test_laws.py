@@ -117,7 +117,7 @@ def test_order_nothing_shows_the_last_finish_reason_before_the_step_is_stored(ca
     """This holds for every split."""
     plan = planned(cassette)
     exchange = Exchange(plan, cassette.status, cassette.content_type)
-    shown = b"".join(map(exchange.feed, cut(cassette.response, sizes)))
+    shown = b"".join(map(exchange.response.feed, cut(cassette.response, sizes)))
     chunks = [orjson.loads(line.removeprefix(b"data: ")) for line in shown.split(b"\n") if line.startswith(b"data: {")]
     finished = {
         choice["index"]

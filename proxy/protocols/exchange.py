@@ -1,8 +1,8 @@
 """One call without I/O: fed the engine's bytes, returns the client's bytes and, at the end, the step.
 
 exchange = Exchange(plan, status, content_type)
-for read in ...:  client.write(exchange.feed(read))
-request = exchange.follow_up()           # some engines need one more request: exchange.follow_up_response = its response
+for read in ...:  client.write(exchange.response.feed(read))
+model, request = exchange.missing()      # some engines need one more request: exchange.follow_up_response = its response
 outcome = exchange.finish(timing)        # or exchange.abort("client_gone", timing)
 ... store outcome.step, and only then ...
 client.write(outcome.end)
@@ -21,7 +21,6 @@ from proxy.protocols.engines.base import FollowUpRequest, Json, Sampled, Tokens
 from proxy.protocols.number_lists import KnownPrompt
 from proxy.protocols.plan import Plan
 from proxy.protocols.response import MALFORMED, ClientView, ParsedResponse, ResponseStream, StreamResponse
-from proxy.protocols.sse import EVENT_STREAM
 from proxy.protocols.whole_response import RawResponse, SyntheticStreamResponse, WholeResponse
 from proxy.trajectory import fidelity
 from proxy.trajectory.arrays import pack_experts, pack_ids, pack_logprobs, pack_mask
@@ -75,7 +74,7 @@ class Outcome:
 
 
 class Exchange:
-    """One call, from the engine's first byte to the step."""
+    """One call, from the engine's first byte to the step. `response` is fed the engine's bytes."""
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class Exchange:
         self._plan = plan
         self._status = status
         self._content_type = content_type
-        self._reply = response_stream_for(status, content_type, plan.view, max_event_bytes, prompt)
+        self.response = response_stream_for(status, content_type, plan.view, max_event_bytes, prompt)
         self._conclusion: tuple[bytes, ParsedResponse] | None = None
         self.is_read = False  # whether all bytes of the response were fed
         # Set by the shell before `finish`, and used by `abort` and `fail` as well.
@@ -98,66 +97,22 @@ class Exchange:
             None  # the models that the engine lists, if they had to be requested
         )
 
-    @property
-    def prompt(self) -> KnownPrompt | None:
-        """The prompt ids of the response, with which the next call of the rollout may begin; None if they are not known."""
-        return self._reply.prompt
-
-    @property
-    def content_type(self) -> str | None:
-        """The content type for the client; None: the engine's."""
-        stream_type = self._plan.stream_format.content_type
-        if isinstance(self._reply, SyntheticStreamResponse):
-            return stream_type
-        if isinstance(self._reply, StreamResponse):
-            return None if stream_type == EVENT_STREAM.content_type else stream_type
-        return None if self._plan.translation is None else _JSON
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a stream's terminal event arrived: the response is complete even if the connection is lost afterwards."""
-        return isinstance(self._reply, StreamResponse) and self._reply.ended
-
-    @property
-    def forces_usage(self) -> bool | None:
-        """Whether the stream showed that its server writes usage to each event even if it is not requested; None: neither."""
-        return self._reply.forces_usage if isinstance(self._reply, StreamResponse) else None
-
-    @property
-    def pending(self) -> int:
-        """The size of the incomplete event in bytes, all of which the next feed may parse."""
-        return self._reply.pending if isinstance(self._reply, StreamResponse) else 0
-
-    @property
-    def is_cumulative(self) -> bool:
-        """Whether each event of the stream replaces the one before it."""
-        return isinstance(self._reply, StreamResponse) and self._reply.is_cumulative
-
-    def feed(self, read: bytes) -> bytes:
-        """Feed bytes of the engine; return the bytes that the client may receive now. Raises EngineEventTooLong."""
-        return self._reply.feed(read)
-
     def missing(self) -> tuple[str | None, FollowUpRequest | None]:
-        """Return `other_model` and `follow_up`, which the shell looks up before it calls `finish`."""
-        return self.other_model(), self.follow_up()
+        """Return what the shell looks up after the last bytes, before it calls `finish`.
 
-    def other_model(self) -> str | None:
-        """Return the model that the response names, if it is not the requested one. Call it after the last bytes."""
+        It is the model that the response names, if that is not the requested one (`served_models`), and the request whose
+        response is set as `follow_up_response`.
+        """
         _, answer = self._concluded()
-        name = None if answer.response is None else answer.response.get("model")
-        plan = self._plan
-        expected = (plan.model_served, plan.engine.unnamed_model if plan.body.get("model") is None else None)
-        return name if isinstance(name, str) and name not in expected else None
-
-    def follow_up(self) -> FollowUpRequest | None:
-        """Return the request to send to the engine after the last bytes; its response is set as `follow_up_response`."""
-        _, answer = self._concluded()
-        if answer.response is None or answer.error is not None:
-            return None
+        if answer.response is None:
+            return None, None
+        model = self._other_model(answer.response)
+        if answer.error is not None:
+            return model, None
         try:
-            return self._plan.engine.follow_up(self._plan.dialect.name, self._plan.body, answer.response)
+            return model, self._plan.engine.follow_up(self._plan.dialect.name, self._plan.body, answer.response)
         except MALFORMED:
-            return None  # `tokens` reports the problem
+            return model, None  # `tokens` reports the problem
 
     def finish(self, timing: Timing, policy_version: str | None = None) -> Outcome:
         """End a complete response; `policy_version` is the current one."""
@@ -180,7 +135,7 @@ class Exchange:
         `is_aborted`: the engine aborted it for that reason, and ended its response. A partial step is never marked as
         delivered. A long incomplete body or event is not parsed.
         """
-        is_over = self.is_over and not is_aborted
+        is_over = self.response.is_over and not is_aborted
         end, answer = self._concluded(is_cut=not self.is_read)
         error = answer.error if answer.response is not None else None  # a truncated body is not an error of the engine
         cut = ParsedResponse(answer.response, ended=is_over, error=error, problems=answer.problems)
@@ -203,8 +158,8 @@ class Exchange:
         """Return the withheld end and the parsed response, computed once."""
         if self._conclusion is None:
             if is_cut:
-                self._reply.abandon()
-            self._conclusion = self._reply.finish()
+                self.response.abandon()
+            self._conclusion = self.response.finish()
         return self._conclusion
 
     def _step(
@@ -255,7 +210,12 @@ class Exchange:
         """Return whether the response names a model that is neither the requested one nor among those that are served."""
         if self.served_models is None or answer.response is None:
             return False
-        return self.other_model() not in (None, *self.served_models)
+        return self._other_model(answer.response) not in (None, *self.served_models)
+
+    def _other_model(self, response: Json) -> str | None:
+        name, plan = response.get("model"), self._plan
+        expected = (plan.model_served, plan.engine.unnamed_model if plan.body.get("model") is None else None)
+        return name if isinstance(name, str) and name not in expected else None
 
     def _evidence(
         self, packed: Packed, usage: Json | None, status: Status, special: set[str], *, ended: bool

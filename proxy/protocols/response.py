@@ -24,7 +24,7 @@ from proxy.protocols.engines.base import Engine, Json, StripRules
 from proxy.protocols.lenient_json import read_json, write_json
 from proxy.protocols.number_lists import KnownPrompt, read_lists
 from proxy.protocols.repeated_events import RepeatedEvents
-from proxy.protocols.sse import Event, EventParser
+from proxy.protocols.sse import EVENT_STREAM, Event, EventParser
 from proxy.protocols.token_annotations import TokenAnnotations
 
 MALFORMED: Final = (
@@ -111,12 +111,34 @@ class ParsedResponse:
 
 
 class ResponseStream(Protocol):
-    """One response of an engine, in one framing. `prompt`: its prompt ids, if they were parsed apart (`number_lists`)."""
+    """One response of an engine, in one framing.
 
+    `content_type` is that of the client's response; None: the engine's. `prompt`: the prompt ids, with which the next call of
+    the rollout may begin, if they were parsed apart (`number_lists`). `forces_usage`: whether the stream showed that its server
+    writes usage to each event even if it is not requested; None: neither.
+    """
+
+    content_type: str | None
     prompt: KnownPrompt | None
+    forces_usage: bool | None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a stream's terminal event arrived: the response is complete even if the connection is lost afterwards."""
+        ...
+
+    @property
+    def pending(self) -> int:
+        """The size of the incomplete event in bytes, all of which the next feed may parse."""
+        ...
+
+    @property
+    def is_cumulative(self) -> bool:
+        """Whether each event replaces the one before it, so that only the last one is held."""
+        ...
 
     def feed(self, read: bytes) -> bytes:
-        """Feed bytes of the engine; return the bytes that the client may receive now."""
+        """Feed bytes of the engine; return the bytes that the client may receive now. Raises EngineEventTooLong."""
         ...
 
     def abandon(self) -> None:
@@ -147,6 +169,8 @@ class StreamResponse:
 
     def __init__(self, view: ClientView, max_event_bytes: int | None = None, prompt: KnownPrompt | None = None) -> None:
         self._view = view
+        stream_type = EVENT_STREAM if view.renderer is None else view.renderer.stream_format
+        self.content_type = None if stream_type == EVENT_STREAM else stream_type.content_type
         self._known = prompt  # of the rollout's previous call
         self.prompt: KnownPrompt | None = None
         self._parser = EventParser() if max_event_bytes is None else EventParser(max_event_bytes)
@@ -157,7 +181,7 @@ class StreamResponse:
         self._may_repeat = isinstance(self._accumulator, ChatAccumulator) and view.renderer is None
         self._held: list[bytes | _Finish] = []
         self._holding = False
-        self.ended = False  # its terminal event arrived
+        self.is_over = False  # its terminal event arrived
         self._error: str | None = None
         self._problems = self._accumulator.problems
         # If the number of choices is unknown, the first that finishes may be the last.
@@ -234,7 +258,7 @@ class StreamResponse:
         if rest is not None:
             self._held.append(self._understand(rest) if rest.payload else rest.raw)
         end = b"".join(self._written(held) if isinstance(held, _Finish) else held for held in self._held)
-        if self.ended and self._lacks_usage and self._usage is None:
+        if self.is_over and self._lacks_usage and self._usage is None:
             self._problems.add("no_usage")
         if self._view.are_choices_counted and not self._accumulator.is_counted:
             self._problems.add("uncounted")
@@ -243,7 +267,7 @@ class StreamResponse:
         except MALFORMED:  # chunks that do not add up to a response
             self._problems.add("unparsed_event")
             response = None
-        answer = ParsedResponse(response, self.ended, self._error, tuple(sorted(self._problems)))
+        answer = ParsedResponse(response, self.is_over, self._error, tuple(sorted(self._problems)))
         return end + self._render_end(answer), answer
 
     def _render_end(self, answer: ParsedResponse) -> bytes:
@@ -263,11 +287,11 @@ class StreamResponse:
         payload = event.payload
         if self._repeated is not None:
             self._repeated.forget()
-        if self.ended:
+        if self.is_over:
             self._problems.add("content_after_end")
             return self._as_it_came(event)
         if payload == b"[DONE]":
-            self.ended = self._holding = True
+            self.is_over = self._holding = True
             return self._as_it_came(event)
         chunk: Any = None
         try:

@@ -10,6 +10,7 @@ from proxy.protocols.engines.base import Engine, Json
 from proxy.protocols.lenient_json import NotJson, read_json, write_json
 from proxy.protocols.number_lists import KnownPrompt, read_lists
 from proxy.protocols.response import ABANDONED_BYTES, MALFORMED, ClientView, ParsedResponse
+from proxy.protocols.sse import EVENT_STREAM
 
 _UNREADABLE: Final = 502  # status of an unreadable response that cannot be forwarded
 
@@ -17,8 +18,14 @@ _UNREADABLE: Final = 502  # status of an unreadable response that cannot be forw
 class _Withheld:
     """A body that is withheld until it is complete and its step is stored."""
 
-    def __init__(self, view: ClientView) -> None:
+    is_over = is_cumulative = False
+    pending = 0
+    forces_usage: bool | None = None
+
+    def __init__(self, view: ClientView, prompt: KnownPrompt | None = None) -> None:
         self._view = view
+        self.prompt = prompt
+        self.content_type = None if view.translation is None else "application/json"
         self._reads: list[bytes] = []
 
     def feed(self, read: bytes) -> bytes:
@@ -35,8 +42,6 @@ class _Withheld:
 class RawResponse(_Withheld):
     """An error, or a response that is not JSON: withheld, as an error ends the turn as well, and forwarded unchanged."""
 
-    prompt: KnownPrompt | None = None
-
     def __init__(self, view: ClientView, status: int) -> None:
         super().__init__(view)
         self._status = status
@@ -51,10 +56,6 @@ class RawResponse(_Withheld):
 
 class WholeResponse(_Withheld):
     """An unstreamed JSON response. `prompt`: the prompt ids of the rollout's previous call, then those of this response."""
-
-    def __init__(self, view: ClientView, prompt: KnownPrompt | None = None) -> None:
-        super().__init__(view)
-        self.prompt = prompt
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
         """Return the body for the client."""
@@ -115,6 +116,11 @@ class WholeResponse(_Withheld):
 
 class SyntheticStreamResponse(WholeResponse):
     """An unstreamed JSON response to a client that requested a stream."""
+
+    def __init__(self, view: ClientView, prompt: KnownPrompt | None = None) -> None:
+        super().__init__(view, prompt)
+        stream_format = EVENT_STREAM if view.renderer is None else view.renderer.stream_format
+        self.content_type = stream_format.content_type
 
     def _render(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
         view = self._view

@@ -83,12 +83,12 @@ def test_usage_that_a_server_always_sends_is_forwarded(name):
     cassette = load(name)
     plan = plan_of(cassette.path, {key: value for key, value in cassette.body.items() if key != "stream_options"})
     exchange = Exchange(plan, 200, cassette.content_type)
-    shown = exchange.feed(cassette.response)
+    shown = exchange.response.feed(cassette.response)
     outcome = exchange.finish(Timing(received=1.0))
 
     assert plan.view.strip_rules.usage
     assert cassette.response == shown + outcome.end
-    assert (True, ()) == (exchange.forces_usage, outcome.step.problems)
+    assert (True, ()) == (exchange.response.forces_usage, outcome.step.problems)
 
 
 FLAGS = orjson.loads((CASSETTES / "flags.json").read_bytes())
@@ -183,7 +183,7 @@ def test_an_engine_that_disconnects_midstream_leaves_a_partial_step():
     """The tokens received so far are recorded, and the step is not marked as delivered."""
     cassette = load("chat_ids_lp_stream")
     exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
-    exchange.feed(cassette.response[: len(cassette.response) // 2])
+    exchange.response.feed(cassette.response[: len(cassette.response) // 2])
 
     outcome = exchange.abort("Engine e disconnected", Timing(received=1.0), delivered=True)
 
@@ -196,12 +196,12 @@ def test_an_engine_that_disconnects_midstream_leaves_a_partial_step():
 def test_a_client_that_disconnects_after_the_terminal_event_leaves_a_complete_undelivered_step():
     cassette = load("chat_ids_lp_stream")
     exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
-    exchange.feed(cassette.response.removesuffix(b"data: [DONE]\n\n"))
-    before = exchange.is_over
-    exchange.feed(b"data: [DONE]\n\n")
+    exchange.response.feed(cassette.response.removesuffix(b"data: [DONE]\n\n"))
+    before = exchange.response.is_over
+    exchange.response.feed(b"data: [DONE]\n\n")
     step = exchange.abort("the client disconnected", Timing(received=1.0), delivered=False).step
 
-    assert (False, True) == (before, exchange.is_over)
+    assert (False, True) == (before, exchange.response.is_over)
     assert ("complete", None, False, True) == (step.status, step.reason, step.delivered, step.exact)
 
 
@@ -218,7 +218,7 @@ def test_a_stream_without_its_terminal_event_is_partial():
 def test_a_truncated_unstreamed_body_is_partial_and_not_an_engine_error():
     cassette = load("chat_ids_lp")
     exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
-    exchange.feed(cassette.response[:200])
+    exchange.response.feed(cassette.response[:200])
     step = exchange.abort("the client disconnected", Timing(received=1.0), delivered=False).step
 
     assert ("partial", False) == (step.status, step.delivered)
@@ -362,7 +362,7 @@ def test_a_long_incomplete_body_or_event_is_not_parsed_when_a_call_ends_early(si
     found = []
     for cassette, response in ((whole, padded), (stream, cut)):
         exchange = Exchange(plan_of(cassette.path, cassette.body), 200, cassette.content_type)
-        exchange.feed(response)
+        exchange.response.feed(response)
         step = exchange.abort("client_gone", Timing(received=1.0), delivered=False).step
         found.append((step.status, step.sampled > 0))
 
@@ -393,7 +393,7 @@ def test_of_an_aborted_call_a_long_response_is_parsed_if_all_of_it_arrived(is_re
     """A truncated one would block the event loop for nothing."""
     exchange = Exchange(plan_of("/generate", NATIVE, kind="sglang"), 200, "application/json")
     body = native_response(20_000)
-    exchange.feed(body if is_read else body[:-1])
+    exchange.response.feed(body if is_read else body[:-1])
     exchange.is_read = is_read
     step = exchange.abort("the client disconnected", Timing(1.0), delivered=False, is_aborted=True).step
 
@@ -407,7 +407,7 @@ def test_a_stream_that_ends_because_it_was_aborted_is_partial():
     for is_aborted in (True, False):
         plan = plan_of("/generate", NATIVE | {"stream": True}, kind="sglang")
         exchange = Exchange(plan, 200, "text/event-stream")
-        exchange.feed(response)
+        exchange.response.feed(response)
         steps.append(exchange.abort("left", Timing(1.0), delivered=False, is_aborted=is_aborted).step)
 
     assert [("partial", "left", 3), ("complete", None, 3)] == [

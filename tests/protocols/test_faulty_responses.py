@@ -170,7 +170,7 @@ def test_choices_that_the_engine_does_not_count_although_it_was_requested_are_fl
         for change in changes:
             change(chunks)
         exchange = Exchange(plan, 200, cassette.content_type)
-        exchange.feed(streamed(chunks))
+        exchange.response.feed(streamed(chunks))
         found.append(exchange.finish(Timing(received=1.0)).step.problems)
 
     assert [True, True, False] == ["uncounted" in codes for codes in found[:3]]

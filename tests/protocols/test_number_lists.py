@@ -84,7 +84,7 @@ def as_a_whole():
 def outcome(body, prompt=None):
     """Return what the client receives, and the step."""
     exchange = Exchange(PLAN, 200, "application/json", prompt=prompt)
-    exchange.feed(body)
+    exchange.response.feed(body)
     found = exchange.finish(Timing(received=1.0))
     return found.end, found.status, repr(found.step)
 

@@ -159,7 +159,7 @@ def test_an_engines_error_has_the_dialects_shape_and_the_engines_message(path):
         _, end, step = play(translated_plan(path, cassette), cassette)
         body = orjson.loads(end)
 
-        assert "application/json" == exchange.content_type
+        assert "application/json" == exchange.response.content_type
         assert body["error"]["message"]
         assert "error" == step.status
         assert cassette.response.decode() == step.response["body"]
@@ -171,7 +171,7 @@ def test_an_unreadable_response_of_the_engine_is_a_502(path):
     call = translated_call(path, stream=False)
     plan = call.recorded(plan_of(CHAT, call.native({}, "vllm")))
     exchange = Exchange(plan, 200, "application/json")
-    exchange.feed(b"<html>")
+    exchange.response.feed(b"<html>")
     outcome = exchange.finish(RECEIVED)
 
     assert 502 == outcome.status

@@ -131,8 +131,8 @@ def recorded(call: FaultyCall, plan: Plan) -> Step:
     """Return the step of a call whose response arrives in one read."""
     text, content_type = call.response_to(plan.body)
     exchange = Exchange(plan, 200, content_type)
-    exchange.feed(text)
-    if exchange.follow_up() is not None:
+    exchange.response.feed(text)
+    if exchange.missing()[1] is not None:
         exchange.follow_up_response = {"tokens": call.truth.prompts[0]}
     return exchange.finish(Timing(received=1.0)).step
 
@@ -157,10 +157,10 @@ def _complaint(call: FaultyCall) -> str | None:
         longest, shown = 0.0, []
         for read in call.in_reads(text):
             before = thread_time()
-            shown.append(exchange.feed(read))
+            shown.append(exchange.response.feed(read))
             longest = max(longest, thread_time() - before)
         before = thread_time()
-        if exchange.follow_up() is not None:
+        if exchange.missing()[1] is not None:
             exchange.follow_up_response = {"tokens": call.truth.prompts[0]}
         outcome = exchange.finish(Timing(received=1.0))
         longest = max(longest, thread_time() - before)

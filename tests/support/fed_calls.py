@@ -87,7 +87,7 @@ def sent(path: str, kind: str, reads: list[bytes], *, stream: bool = True) -> Wo
     def work() -> None:
         exchange = Exchange(of_call, 200, content_type)
         for read in reads:
-            exchange.feed(read)
+            exchange.response.feed(read)
         exchange.missing()
         step = exchange.finish(Timing(1.0)).step
         exchange.abort("lost", Timing(1.0), delivered=False)
@@ -567,7 +567,7 @@ def errors_of_engines(fragment: str, size: int) -> Work:
     def work() -> None:
         for of_call in exchanges:
             exchange = Exchange(of_call, 500, "application/json")
-            exchange.feed(body.encode())
+            exchange.response.feed(body.encode())
             exchange.finish(Timing(1.0))
             Exchange(of_call, 500, "").fail(body, Timing(1.0))
             with_continuation(of_call, [1] * size, {})
@@ -598,7 +598,7 @@ def a_replayed_stream(fragment: str, size: int) -> Work:
 
     def work() -> None:
         exchange = Exchange(of_call, 200, "application/json")
-        exchange.feed(body)
+        exchange.response.feed(body)
         exchange.finish(Timing(1.0))
 
     return work

@@ -173,8 +173,8 @@ def play(
     is_counted = plan.view.are_choices_counted and has_running_usage(cassette.body)
     plan = replace(plan, view=replace(plan.view, are_choices_counted=is_counted))
     exchange = Exchange(plan, cassette.status, cassette.content_type)
-    shown = b"".join([exchange.feed(read) for read in ([cassette.response] if reads is None else reads)])
-    if exchange.follow_up() is not None:
+    shown = b"".join([exchange.response.feed(read) for read in ([cassette.response] if reads is None else reads)])
+    if exchange.missing()[1] is not None:
         exchange.follow_up_response = found
     outcome = exchange.finish(Timing(received=1.0))
     return shown, outcome.end, outcome.step

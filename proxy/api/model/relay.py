@@ -146,8 +146,8 @@ async def _at_endpoint(context: Context, call: CallState, client: ClientStream) 
         call.step = (await _despite_cancellation(call.body_bytes, abort)).step
         context.recorder.record_detached(call.step, call.incarnation, body_bytes=call.body_bytes)
         raise
-    if exchange.prompt is not None:
-        context.known_prompts.keep(plan.rollout_id, call.incarnation, exchange.prompt)
+    if exchange.response.prompt is not None:
+        context.known_prompts.keep(plan.rollout_id, call.incarnation, exchange.response.prompt)
     if plan.prompt_ids is not None:
         _note_prompt_ids(context, call, outcome.step)
     return outcome
@@ -182,7 +182,7 @@ async def _abortable(
     except asyncio.CancelledError:
         try:
             if call.sent is not None and not working.done():
-                call.is_aborted = call.exchange is None or not call.exchange.is_over
+                call.is_aborted = call.exchange is None or not call.exchange.response.is_over
                 with suppress(EngineError, TimeoutError):
                     await _abort(context, call, abort, working)
         finally:
@@ -208,7 +208,7 @@ async def _relayed(context: Context, call: CallState, client: ClientStream) -> E
         call.failover.check_status(call.endpoint, response.status)
         _check_prompt_ids(context, call, response.status)
         exchange = call.exchange = _new_exchange(context, call, response)
-        client.set_head(response.status, response.headers, content_type=exchange.content_type)
+        client.set_head(response.status, response.headers, content_type=exchange.response.content_type)
         await _stream(context, call, client, exchange, response)
     await _follow_up(context, call, exchange)
     return exchange
@@ -289,13 +289,13 @@ async def _move(call: CallState) -> None:
 
 
 async def _stream(
-    context: Context, call: CallState, client: ClientStream, exchange: Exchange, response: EngineResponse
+    context: Context, call: CallState, client: ClientStream, exchange: Exchange, sent: EngineResponse
 ) -> None:
     """Feed the engine's bytes to the exchange and write what it returns, until the response is complete.
 
     Memory for a long response is reserved before its bytes are fed.
     """
-    reads = response.iter_bytes()
+    reads, response = sent.iter_bytes(), exchange.response
     limit_bytes = context.settings.engines.max_response_bytes
     unweighed = min(limit_bytes, UNWEIGHED_BYTES)
     request_bytes = call.body_bytes
@@ -304,26 +304,26 @@ async def _stream(
             call.last_byte = context.clock.monotonic()
             call.first_byte = call.first_byte or call.last_byte
             call.response_bytes += len(read)
-            if call.response_bytes > unweighed and exchange.is_cumulative:  # only its last event is held
+            if call.response_bytes > unweighed and response.is_cumulative:  # only its last event is held
                 context.memory_limit.release(call)
                 call.body_bytes = request_bytes
             elif call.response_bytes > unweighed:
                 context.memory_limit.receive(call, read, limit_bytes)
             call.body_bytes += len(read)
             lines = read.count(b"\n") + read.count(b"\r")  # of many short events each takes as long as a longer text
-            size = exchange.pending + len(read) + _BYTES_PER_LINE * lines
+            size = response.pending + len(read) + _BYTES_PER_LINE * lines
             shown = (
-                exchange.feed(read)
+                response.feed(read)
                 if size < _THREAD_FROM_BYTES
-                else await _in_thread_if_large(size, partial(exchange.feed, read))
+                else await _in_thread_if_large(size, partial(response.feed, read))
             )
             await _forward(context, call, client, shown)
-            if exchange.is_over:
+            if response.is_over:
                 break
-        if exchange.is_over:
+        if response.is_over:
             await _read_end(reads, exchange)
     except EngineError:
-        if not exchange.is_over:
+        if not response.is_over:
             raise
     exchange.is_read = True
 
@@ -347,7 +347,7 @@ async def _read_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
         async with asyncio.timeout(_END_TIMEOUT_S):
             left = _END_BYTES
             async for read in reads:
-                exchange.feed(read[:left])  # content after the end is withheld, and recorded as a problem
+                exchange.response.feed(read[:left])  # content after the end is withheld, and recorded as a problem
                 left -= len(read)
                 if left <= 0:
                     break
@@ -355,9 +355,9 @@ async def _read_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
 
 async def _follow_up(context: Context, call: CallState, exchange: Exchange) -> None:
     """Request from the engine what its response lacks. Without a result, the step has a problem."""
-    if exchange.forces_usage:
+    if exchange.response.forces_usage:
         call.endpoint.forces_usage.show(call.plan.rollout_id, what=True)
-    elif call.endpoint.forces_usage.is_open and exchange.forces_usage is False:
+    elif call.endpoint.forces_usage.is_open and exchange.response.forces_usage is False:
         call.endpoint.forces_usage.oppose()
     model, request = await _in_thread_if_large(call.body_bytes, exchange.missing)
     if model is not None:
@@ -444,7 +444,7 @@ async def _broken(call: CallState, client: ClientStream, exchange: Exchange | No
 def _unanswered(call: CallState, fault: EngineError) -> Outcome:
     """Return the outcome of a call that no engine answered: its step has the error as an engine's response."""
     exchange = Exchange(call.plan, fault.status, "application/json")
-    exchange.feed(call.plan.dialect.error(fault))
+    exchange.response.feed(call.plan.dialect.error(fault))
     return exchange.finish(call.timing())
 
 

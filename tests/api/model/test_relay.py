@@ -16,7 +16,7 @@ from recorded import load
 from stored import stored_steps, wait_for_steps, wait_for_undelivered
 
 from proxy.api.model.relay import _end
-from proxy.protocols.exchange import Exchange
+from proxy.protocols.response import StreamResponse
 from proxy.telemetry.logs import LOG, JsonLines
 
 WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
@@ -397,7 +397,7 @@ async def test_in_flight_rollouts_counts_each_rollout_once(store, engine, http):
 def failing_after(times: int):
     """Return a method that works this many times, then raises an unexpected exception."""
 
-    def fails(self, *args, real=Exchange.feed):
+    def fails(self, *args, real=StreamResponse.feed):
         self.__dict__["calls"] = self.__dict__.get("calls", 0) + 1
         if self.__dict__["calls"] > times:
             raise ZeroDivisionError
@@ -420,7 +420,7 @@ async def test_an_unexpected_exception_during_a_stream_records_a_partial_step(st
         return stream
 
     engine.respond = respond
-    monkeypatch.setattr("proxy.protocols.exchange.Exchange.feed", failing_after(1))
+    monkeypatch.setattr("proxy.protocols.response.StreamResponse.feed", failing_after(1))
     async with proxying(engine.url, store) as served, http.post(served.url + CHAT, json=BODY) as response:
         await response.content.readuntil(b"\n\n")
         shown.set()
@@ -438,7 +438,7 @@ async def test_an_unexpected_exception_during_a_stream_records_a_partial_step(st
     assert [error_id] == [record.fields["error_id"] for record in caplog.records if record.exc_info]
 
 
-@pytest.mark.parametrize("method", ["finish", "other_model"])
+@pytest.mark.parametrize("method", ["finish", "missing"])
 async def test_an_unexpected_exception_in_an_unstreamed_call_records_a_partial_step(
     store, engine, http, monkeypatch, method
 ):

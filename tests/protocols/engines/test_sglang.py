@@ -402,7 +402,7 @@ def masked_response(mask, logprobs=(-0.5, -0.25)):
 def masked_step(response, body=TRUNCATED):
     """Return what the client receives, and the step."""
     exchange = Exchange(plan_of("/v1/chat/completions", body, MASKED, kind="sglang"), 200, "application/json")
-    exchange.feed(response)
+    exchange.response.feed(response)
     outcome = exchange.finish(Timing(0.0))
     return orjson.loads(outcome.end), outcome.step
 
@@ -517,7 +517,7 @@ def expert_step(raw, body=None, **changed):
     response["choices"][0]["meta_info"] = meta
     made = plan_of("/v1/chat/completions", {"messages": [], **(body or {})}, REPLAYED, kind="sglang")
     exchange = Exchange(made, 200, "application/json")
-    exchange.feed(orjson.dumps(response))
+    exchange.response.feed(orjson.dumps(response))
     outcome = exchange.finish(Timing(0.0))
     return orjson.loads(outcome.end), outcome.step
 
@@ -557,7 +557,7 @@ def test_a_client_that_requests_experts_receives_them_where_the_engine_has_them(
     response = orjson.loads(masked_response([[5], [6]]))
     response["choices"][0] |= {"meta_info": None, "logprobs": {"content": [{"token": "a", "logprob": -1.0}] * 2}}
     exchange = Exchange(made, 200, "application/json")
-    exchange.feed(orjson.dumps({**response, "sglext": {"routed_experts": raw}}))
+    exchange.response.feed(orjson.dumps({**response, "sglext": {"routed_experts": raw}}))
     outcome = exchange.finish(Timing(0.0))
 
     assert "return_meta_info" not in made.body
