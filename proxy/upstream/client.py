@@ -2,8 +2,8 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -19,13 +19,12 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import BackgroundTasks, off_loop
 from proxy.upstream.detection import detect
-from proxy.upstream.endpoint import Endpoint, make_endpoint
+from proxy.upstream.endpoint import UNAVAILABLE_STATUSES, Endpoint, Failover, make_endpoint, serving
 from proxy.upstream.failure_text import failure_text
 from proxy.upstream.headers import upstream as upstream_headers
 from proxy.upstream.health import HealthChecker
 from proxy.upstream.http_client import HttpClient
 from proxy.upstream.http_response import HttpResponse
-from proxy.upstream.routing import UNAVAILABLE_STATUSES, Failover, serving
 
 # uvicorn, under vLLM and SGLang, closes idle connections after 5 s. Closing them first avoids the race in which a
 # request is written to a connection that the engine has just closed.
@@ -186,7 +185,7 @@ class Upstream:
             EngineDisconnected: The connection was lost before the response.
         """
         client = self._unpooled if new_connection else self._client
-        sent = upstream_headers(headers, api_key=endpoint.api_key, fixed=endpoint.settings.headers)
+        sent = upstream_headers(headers, endpoint)
         try:
             response = await client.request(method, endpoint.settings.url + path, headers=sent, body=body)
         except HTTP_ERRORS as error:
@@ -218,23 +217,18 @@ class Upstream:
         """Return the endpoint with this label, if one is configured."""
         return next((endpoint for endpoint in self.endpoints if endpoint.label == label), None)
 
-    async def slot(self, endpoint: Endpoint, rollout_id: str, *, can_fail_over: bool) -> AbstractContextManager[None]:
-        """Return a slot of an endpoint, to hold in a `with` statement; wait in its queue if all are in use.
+    async def wait_for_slot(self, endpoint: Endpoint, rollout_id: str, *, can_fail_over: bool) -> None:
+        """Wait in the queue of an endpoint for a slot, which `endpoint.queue.release` returns.
 
         Raises:
             EngineBusy: The queue is full, or waiting timed out.
             EngineUnreachable: The endpoint was ejected or removed, and the call `can_fail_over`.
         """
-        if endpoint.queue.is_free:
+        label, metrics = endpoint.label, self._metrics
+        with metrics.queued_calls.labels(label).track_inprogress(), metrics.queue_duration_seconds.time():
             is_acquired = await endpoint.queue.acquire(rollout_id, can_fail_over=can_fail_over)
-        else:
-            with self._waiting(endpoint.label):
-                is_acquired = await endpoint.queue.acquire(rollout_id, can_fail_over=can_fail_over)
         if not is_acquired:
-            raise EngineUnreachable(
-                f"Engine {endpoint.label} is not available: {endpoint.last_fault or 'it was removed'}"
-            )
-        return endpoint.queue
+            raise EngineUnreachable(f"Engine {label} is not available: {endpoint.last_fault or 'it was removed'}")
 
     @asynccontextmanager
     async def send_to_any(
@@ -257,7 +251,9 @@ class Upstream:
             while True:
                 endpoint = failover.next()
                 try:
-                    stack.enter_context(await self.slot(endpoint, path, can_fail_over=failover.has_next))
+                    if not endpoint.queue.acquire_free():
+                        await self.wait_for_slot(endpoint, path, can_fail_over=failover.has_next)
+                    stack.callback(endpoint.queue.release)
                     response = await self.send(endpoint, method, path, headers=headers, body=body)
                     stack.enter_context(response)
                     failover.check_status(endpoint, response.status)
@@ -268,11 +264,6 @@ class Upstream:
                     yield response
                     return
                 stack.close()
-
-    @contextmanager
-    def _waiting(self, label: str) -> Iterator[None]:
-        with self._metrics.queued_calls.labels(label).track_inprogress(), self._metrics.queue_duration_seconds.time():
-            yield
 
     def translated(self, error: Exception, endpoint: Endpoint, *, is_auxiliary: bool = False) -> EngineError:
         """Translate one of `HTTP_ERRORS` into an `EngineError`, and count it unless the request is auxiliary."""
@@ -302,6 +293,8 @@ class Upstream:
 
         Concurrent callers share one detection.
         """
+        if endpoint.is_detected and endpoint.detection is None:
+            return None
         if (detection := self._start_detection(endpoint)) is not None:
             await asyncio.wait([detection], timeout=_DETECTION_TIMEOUT_S)
         if endpoint.traits is not None or endpoint.settings.kind != "auto":

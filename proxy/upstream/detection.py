@@ -38,7 +38,7 @@ async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
         _update(endpoint, traits, is_known=traits.kind != "plain" or (answers[common].status == 200 and not has_errors))
         endpoint.server = answers[specific[0]].server
         traits = await _with_defaults(endpoint, traits, send_probe)
-        endpoint.traits = await _with_prompt_field(endpoint, traits, send_probe)
+        endpoint.describe(await _with_prompt_field(endpoint, traits, send_probe))
     except EngineError as fault:
         endpoint.last_fault = fault.message
     finally:
@@ -56,7 +56,8 @@ def _update(endpoint: Endpoint, traits: Traits, *, is_known: bool) -> None:
     if endpoint.is_lost or endpoint.traits is None or _identity(traits) != _identity(endpoint.traits):
         endpoint.forget()
         endpoint.returns_ids = traits.kind != "plain"
-    endpoint.traits, endpoint.is_detected, endpoint.is_lost = traits, is_known, False
+    endpoint.describe(traits)
+    endpoint.is_detected, endpoint.is_lost = is_known, False
     endpoint.detections = 0 if is_known else endpoint.detections + 1
     pause_s = _MAX_PAUSE_S if is_known else min(2 ** min(endpoint.detections, 6) - 2, _MAX_PAUSE_S)
     endpoint.detect_at = asyncio.get_running_loop().time() + pause_s

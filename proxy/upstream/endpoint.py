@@ -1,4 +1,4 @@
-"""One engine endpoint: its settings, its ejection, its queue, and what is known about the engine.
+"""The engine endpoints: what is known about each engine, its ejection, its queue, and the order in which a call tries them.
 
 An endpoint is ejected after consecutive failures, for a duration that doubles each time (Envoy's outlier ejection). The queue
 limits the concurrent calls and is fair between rollouts: a released slot goes to the rollout that has waited longest, and to
@@ -7,13 +7,24 @@ its first call. A rollout with a thousand concurrent calls therefore waits for i
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from types import TracebackType
+from hashlib import blake2b
+from typing import Final
 
 from proxy.config.sections import EndpointSettings, EnginesSettings
 from proxy.continuation.types import Reason
-from proxy.errors import EngineBusy
+from proxy.errors import (
+    EngineBusy,
+    EngineDisconnected,
+    EngineError,
+    EngineEventTooLong,
+    EngineResponseTooLarge,
+    EngineTimeout,
+    EngineUnreachable,
+    NotFound,
+)
 from proxy.protocols.engines import ENGINES, VLLM_WITH_PROMPT_FIELD, Engine, Traits
 from proxy.trajectory.step import EngineFacts
 from proxy.upstream.lookups import CachedAnswer, ModelList
@@ -30,10 +41,7 @@ class _Waiter:
 
 
 class FairQueue:
-    """The slots and the queue of one endpoint. `limit` may change; None is unlimited.
-
-    A `with` statement releases one slot, which was acquired before, at its end.
-    """
+    """The slots and the queue of one endpoint. `limit` may change; None is unlimited."""
 
     def __init__(self, limit: int | None, *, max_waiting: int, timeout_s: float) -> None:
         self.limit = limit
@@ -46,19 +54,12 @@ class FairQueue:
     def __repr__(self) -> str:
         return f"<FairQueue: {self.in_flight} in flight, {self.waiting} waiting>"
 
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Release a slot."""
-        self.release()
-
-    @property
-    def is_free(self) -> bool:
-        """Whether a new call gets a slot without waiting."""
-        return self.limit is None or (self.in_flight < self.limit and not self._lanes)
+    def acquire_free(self) -> bool:
+        """Acquire a slot, which `release` returns, if no call waits for one; return whether it did."""
+        if self.limit is not None and (self._lanes or self.in_flight >= self.limit):
+            return False
+        self.in_flight += 1
+        return True
 
     async def acquire(self, rollout_id: str, *, can_fail_over: bool) -> bool:
         """Wait for a slot, which `release` returns. False if the call was evicted and should fail over.
@@ -66,8 +67,7 @@ class FairQueue:
         Raises:
             EngineBusy: The queue is full, or waiting timed out.
         """
-        if self.is_free:
-            self.in_flight += 1
+        if self.acquire_free():
             return True
         if self.waiting >= self._max_waiting:
             raise EngineBusy(
@@ -91,7 +91,8 @@ class FairQueue:
     def release(self) -> None:
         """Return a slot, and grant it to the next waiter."""
         self.in_flight -= 1
-        self.dispatch()
+        if self._lanes:
+            self.dispatch()
 
     def dispatch(self) -> None:
         """Grant the free slots to waiters."""
@@ -188,11 +189,15 @@ class EjectionState:
 class Endpoint:
     """One engine endpoint: its settings and its state.
 
+    `kind`, `engine`, `version`, `sampling_defaults` and `facts` are as configured, or else as detected: `describe` sets them.
+    `kind` is `auto` until the engine is detected, and `engine` text only. `headers` are those of every request, `replaced`
+    the names, in lower case, of the client's headers that they replace. `label`: the name in logs, metrics and steps.
+
     `traits`: None until the engine is detected. `is_detected` is false while a detection is due: at once after the connection
     `is_lost`, since another engine may be started at the URL, else at `detect_at` (loop time). `detections` counts those in a
     row that did not identify the engine. `server`: the header of its responses. `returns_ids`: whether it returns token ids, as
     its type does or as the last step shows; None until it is detected. `models`: the models that it lists, once a response
-    named another model than the request. `label`: the name in logs, metrics and steps.
+    named another model than the request.
 
     From auxiliary requests, by model: `windows`, the context windows in tokens; `merges_systems`, as in `TranslationOptions`;
     `image_tokens`, see there; `token_texts`, the texts of a few stop tokens, by model and id.
@@ -224,25 +229,61 @@ class Endpoint:
     token_texts: Recent[str] = field(default_factory=lambda: Recent(_MAX_TEXTS))
     detection: "asyncio.Task[None] | None" = field(default=None, repr=False)
     label: str = field(init=False)
+    kind: str = field(init=False)
+    engine: Engine = field(init=False)
+    version: str | None = field(init=False)
+    sampling_defaults: dict[str, float] = field(init=False)
+    facts: EngineFacts = field(init=False)
+    headers: Sequence[tuple[str, str]] = field(init=False, repr=False)  # with the API key
+    replaced: frozenset[str] = field(init=False)
+    _known: Traits = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.label = self.settings.label
+        self.describe(None)
+
+    def describe(self, traits: Traits | None) -> None:
+        """Set what the calls of this endpoint read, from its settings and from what was detected."""
+        settings, detected = self.settings, traits or Traits("auto")
+        self.traits = traits
+        self.label = settings.label
+        self.kind = detected.kind if settings.kind == "auto" else settings.kind
+        if self.kind == "vllm" and detected.has_prompt_field:
+            self.engine = VLLM_WITH_PROMPT_FIELD
+        else:
+            self.engine = ENGINES["plain" if self.kind == "auto" else self.kind]
+        self.version = settings.version or detected.version
+        self.sampling_defaults = (detected.sampling_defaults or {}) | settings.sampling_defaults
+        self.facts = EngineFacts(self.label, self.kind, self.version, settings.url)
+        self.headers = [(name, value.get_secret_value()) for name, value in settings.headers.items()]
+        # identity: every byte is parsed here, and compression on a local network delays the first token
+        self.headers.append(("Accept-Encoding", "identity"))
+        if settings.api_key:
+            self.headers.append(("Authorization", f"Bearer {settings.api_key.get_secret_value()}"))
+        self.replaced = frozenset(map(str.lower, settings.headers))
+        self._known = Traits(
+            self.engine.kind,
+            self.version,
+            detected.has_parser,
+            sampling_defaults=self.sampling_defaults,
+            model=detected.model,
+        )
+
+    def known(self, rollout_id: str = "") -> Traits:
+        """Return the traits of the engine, as configured or else as detected, with what calls of this rollout have shown."""
+        if not self.forces_usage.is_open or self.forces_usage.for_rollout(rollout_id) is None:
+            return self._known
+        return replace(self._known, forces_usage=True)
 
     def change(self, settings: EndpointSettings) -> None:
         """Apply other settings of the same URL, and keep the state and the calls in flight."""
         self.settings = settings
-        self.label = settings.label
+        self.describe(self.traits)
         self.queue.limit = settings.max_in_flight
         self.queue.dispatch()
 
     def lose(self) -> None:
         """Require a detection at once: the engine may be restarted with another model or other flags."""
         self.is_detected, self.is_lost, self.detections = False, True, 0
-
-    @property
-    def api_key(self) -> str | None:
-        """The API key of the engine, if it requires one."""
-        return self.settings.api_key.get_secret_value() if self.settings.api_key else None
 
     def lists(self, model: str) -> bool:
         """Return whether the endpoint serves a model, as configured or else as its engine lists them."""
@@ -254,32 +295,6 @@ class Endpoint:
     def has_unknown_models(self) -> bool:
         """Whether its models are neither configured nor listed by its engine."""
         return not self.settings.models and self.models.names is None
-
-    @property
-    def engine(self) -> Engine:
-        """The engine type, as configured or detected; text only until it is detected."""
-        if self.kind == "vllm" and self.traits is not None and self.traits.has_prompt_field:
-            return VLLM_WITH_PROMPT_FIELD
-        return ENGINES[self.kind] if self.kind != "auto" else ENGINES["plain"]
-
-    @property
-    def kind(self) -> str:
-        """The name of the engine type; `auto` until it is detected."""
-        if self.settings.kind != "auto" or self.traits is None:
-            return self.settings.kind
-        return self.traits.kind
-
-    @property
-    def version(self) -> str | None:
-        """The engine version, as configured or detected."""
-        return self.settings.version or (self.traits.version if self.traits else None)
-
-    def known(self, rollout_id: str = "") -> Traits:
-        """Return the traits of the engine, as configured or else as detected, with what calls of this rollout have shown."""
-        has_parser = self.traits.has_parser if self.traits else None
-        forces_usage = self.forces_usage.is_open and self.forces_usage.for_rollout(rollout_id) is not None
-        model = self.traits.model if self.traits else None
-        return Traits(self.engine.kind, self.version, has_parser, forces_usage, self.sampling_defaults, model)
 
     def forget(self) -> None:
         """Forget what was learned: the engine may have been restarted with another model or other flags."""
@@ -296,23 +311,140 @@ class Endpoint:
         ):
             learned.forget()
 
-    @property
-    def sampling_defaults(self) -> dict[str, float]:
-        """The sampling parameters that the engine uses where a request has none.
-
-        Configured values override detected ones.
-        """
-        shown = (self.traits.sampling_defaults if self.traits else None) or {}
-        return shown | self.settings.sampling_defaults
-
-    @property
-    def facts(self) -> EngineFacts:
-        """The description of the engine that steps record."""
-        return EngineFacts(self.label, self.kind, self.version, self.settings.url)
-
 
 def make_endpoint(settings: EndpointSettings, engines: EnginesSettings) -> Endpoint:
     """Return an endpoint that is not detected yet."""
     health = EjectionState(engines.eject_after, engines.base_ejection_s, engines.max_ejection_s)
     queue = FairQueue(settings.max_in_flight, max_waiting=engines.max_queued, timeout_s=engines.queue_timeout_s)
     return Endpoint(settings, health, queue)
+
+
+NONE_CONFIGURED: Final = "No engine is configured; set engines.endpoints or start with --engine URL."
+
+
+def ranked(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
+    """Return the endpoints in the order in which a rollout tries them.
+
+    Rendezvous hashing: the first one stays the same while the endpoints do, so that its KV cache is reused. When an
+    endpoint is removed, only its rollouts move, and they return with it. Ejected endpoints come last; if all are
+    ejected, they are tried.
+
+    Raises:
+        EngineUnreachable: No endpoint is configured.
+    """
+    if len(endpoints) == 1:
+        return list(endpoints)
+    return sorted(_by_name(endpoints, rollout_id), key=lambda endpoint: endpoint.health.is_ejected)
+
+
+def least_loaded(endpoints: Sequence[Endpoint], name: str) -> list[Endpoint]:
+    """Return the endpoints in the order in which a call without a rollout tries them: by load, then by the hash of `name`.
+
+    The load is the number of calls in flight and queued, divided by `max_in_flight`. An endpoint without a limit counts
+    with the highest limit of the others.
+
+    Raises:
+        EngineUnreachable: No endpoint is configured.
+    """
+    greatest = max(endpoint.settings.max_in_flight or 1 for endpoint in endpoints) if endpoints else 1
+
+    def load(endpoint: Endpoint) -> tuple[bool, float]:
+        calls = endpoint.queue.in_flight + endpoint.queue.waiting
+        return endpoint.health.is_ejected, calls / (endpoint.settings.max_in_flight or greatest)
+
+    return sorted(_by_name(endpoints, name), key=load)
+
+
+def serving(endpoints: Sequence[Endpoint], model: str) -> Sequence[Endpoint]:
+    """Return the endpoints that list a model, and those whose models are unknown.
+
+    If none lists it, return those without configured models: SGLang and llama.cpp answer calls of any model, vLLM responds
+    with 404.
+
+    Raises:
+        NotFound: Every endpoint has configured models, and this is none of them.
+    """
+    if any(endpoint.lists(model) for endpoint in endpoints):
+        return [endpoint for endpoint in endpoints if endpoint.lists(model) or endpoint.has_unknown_models]
+    found = [endpoint for endpoint in endpoints if not endpoint.settings.models]
+    if endpoints and not found:
+        raise NotFound(f"The model {model!r} does not exist.", param="model")
+    return found
+
+
+def choose(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
+    """Return the first endpoint that a rollout tries now.
+
+    Raises:
+        EngineUnreachable: No endpoint is configured.
+    """
+    return ranked(endpoints, rollout_id)[0]
+
+
+def preferred(endpoints: Sequence[Endpoint], rollout_id: str) -> Endpoint:
+    """Return the endpoint of a rollout when none is ejected.
+
+    Raises:
+        EngineUnreachable: No endpoint is configured.
+    """
+    return _by_name(endpoints, rollout_id)[0]
+
+
+def _by_name(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
+    if not endpoints:
+        raise EngineUnreachable(NONE_CONFIGURED, public=NONE_CONFIGURED)
+    if len(endpoints) == 1:
+        return list(endpoints)
+    name = rollout_id.encode()
+
+    def weight(endpoint: Endpoint) -> bytes:
+        return blake2b(name, key=endpoint.settings.url.encode()[:64]).digest()
+
+    return sorted(endpoints, key=weight, reverse=True)
+
+
+# Statuses of a gateway, or of an engine that is loading or draining: another endpoint may answer.
+UNAVAILABLE_STATUSES: Final = frozenset({502, 503, 504})
+
+
+REDIRECTS: Final = frozenset({300, 301, 302, 303, 305, 307, 308})  # 304 answers a conditional request
+
+
+class Failover:
+    """The endpoints of one call, in routing order: at most `max_attempts` of them."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, endpoints: Sequence[Endpoint], max_attempts: int) -> None:
+        self._left = list(endpoints[:max_attempts])
+
+    def __repr__(self) -> str:
+        return f"<Failover {[endpoint.label for endpoint in self._left]}>"
+
+    @property
+    def has_next(self) -> bool:
+        """Whether another endpoint is left."""
+        return bool(self._left)
+
+    def next(self) -> Endpoint:
+        """Return the next endpoint. Raises IndexError if none is left."""
+        return self._left.pop(0)
+
+    def check_status(self, endpoint: Endpoint, status: int) -> None:
+        """Raise EngineDisconnected for a redirect, and, if an endpoint is left, for a response that it may answer better."""
+        if status in REDIRECTS:
+            raise EngineDisconnected(
+                f"Engine {endpoint.label} responded with a redirect (status {status}), which is not followed; set the URL of "
+                "the endpoint to its target",
+                public="The engine's response is invalid: a redirect",
+            )
+        if status in UNAVAILABLE_STATUSES and self._left:
+            raise EngineDisconnected(f"Engine {endpoint.label} returned status {status}")
+
+    def can_retry(self, fault: EngineError) -> bool:
+        """Return whether the call can be retried at the next endpoint after this error.
+
+        Not after a timeout: the engine may still be processing the call, and two engines would. Not after a response that was
+        too large, which another engine would send again.
+        """
+        return bool(self._left) and not isinstance(fault, EngineTimeout | EngineResponseTooLarge | EngineEventTooLong)

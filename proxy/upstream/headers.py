@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from pydantic import SecretStr
+from proxy.upstream.endpoint import Endpoint
 
 ROLLOUT_HEADER: Final = "X-Rollout-Id"  # names the rollout, in requests and responses
 GROUP_HEADER: Final = "X-Rollout-Group"
@@ -38,25 +38,14 @@ _NOT_DOWNSTREAM = _HOP_BY_HOP | {
 }  # fmt: skip
 _NOT_DOWNSTREAM_PREFIXES = ("access-control-", "content-security-policy", "cross-origin-")
 
-_NO_HEADERS: Final[Mapping[str, SecretStr]] = {}
-
 # Invalid in header values (RFC 9110, 5.5): aiohttp's server refuses to write them.
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
-def upstream(
-    headers: Iterable[tuple[str, str]], *, api_key: str | None, fixed: Mapping[str, SecretStr] = _NO_HEADERS
-) -> list[tuple[str, str]]:
-    """Return the client's headers as they are sent to the engine, with the engine's API key, and its `fixed` headers in place
-    of the client's."""
-    dropped = _NOT_UPSTREAM.union(map(str.lower, fixed)) if fixed else _NOT_UPSTREAM
-    sent = _passing(headers, dropped)
-    sent += [(name, value.get_secret_value()) for name, value in fixed.items()]
-    # identity: every byte is parsed here, and compression on a local network delays the first token
-    sent.append(("Accept-Encoding", "identity"))
-    if api_key:
-        sent.append(("Authorization", f"Bearer {api_key}"))
-    return sent
+def upstream(headers: Iterable[tuple[str, str]], endpoint: Endpoint) -> list[tuple[str, str]]:
+    """Return the client's headers as they are sent to an engine, with those of its endpoint."""
+    dropped = _NOT_UPSTREAM | endpoint.replaced if endpoint.replaced else _NOT_UPSTREAM
+    return [*_passing(headers, dropped), *endpoint.headers]
 
 
 def downstream(headers: Mapping[str, str], *, rollout_id: str | None, step_id: str | None) -> list[tuple[str, str]]:

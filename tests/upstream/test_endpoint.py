@@ -18,7 +18,7 @@ def test_configured_type_and_version_override_the_detected_ones():
     assert ("auto", "plain", None) == (detected.kind, detected.engine.kind, detected.version)
 
     for item in (detected, configured):
-        item.traits = Traits("sglang", "0.5.23", None)
+        item.describe(Traits("sglang", "0.5.23", None))
     assert ("sglang", "0.5.23") == (detected.kind, detected.version)
     assert ("vllm", "0.1") == (configured.kind, configured.version)
 
@@ -26,7 +26,7 @@ def test_configured_type_and_version_override_the_detected_ones():
 def test_repr_does_not_contain_the_api_key():
     keyed = endpoint(api_key="planted")
 
-    assert "planted" == keyed.api_key
+    assert ("Authorization", "Bearer planted") in keyed.headers
     assert "planted" not in repr(keyed)
 
 
@@ -34,7 +34,7 @@ def test_configured_sampling_defaults_override_the_detected_ones_field_by_field(
     configured = endpoint(sampling_defaults={"temperature": 0.7})
     assert {} == endpoint().sampling_defaults
 
-    configured.traits = Traits("vllm", sampling_defaults={"temperature": 1.0, "top_p": 0.9})
+    configured.describe(Traits("vllm", sampling_defaults={"temperature": 1.0, "top_p": 0.9}))
     assert {"temperature": 0.7, "top_p": 0.9} == configured.sampling_defaults == configured.known().sampling_defaults
 
 

@@ -82,7 +82,7 @@ async def test_calls_beyond_max_queued_or_queue_timeout_s_are_rejected(calls):
     assert (1, 0) == (patient.in_flight, patient.waiting)
 
     queue.release()
-    assert (0, 0, True) == (queue.in_flight, queue.waiting, queue.is_free)
+    assert (0, 0, True) == (queue.in_flight, queue.waiting, queue.acquire_free())
 
 
 async def test_evict_waiters_returns_only_calls_that_can_fail_over(calls):

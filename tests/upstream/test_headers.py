@@ -1,9 +1,14 @@
 """Headers that are forwarded in each direction."""
 
 import pytest
-from pydantic import SecretStr
 
+from proxy.config.sections import EndpointSettings, EnginesSettings
 from proxy.upstream import headers
+from proxy.upstream.endpoint import make_endpoint
+
+
+def endpoint(**settings):
+    return make_endpoint(EndpointSettings(url="http://127.0.0.1:1", **settings), EnginesSettings())
 
 
 @pytest.mark.parametrize("value", ["a\rb", "a\nb", "a\x00b", "\x1b[31m", "a\x7f"])
@@ -32,7 +37,7 @@ def test_connection_headers_and_credentials_are_not_sent_to_the_engine():
             ("Content-Type", "application/json"),
             ("X-Request-Id", "t"),
         ],
-        api_key="engine",
+        endpoint(api_key="engine"),
     )
 
     assert [
@@ -44,8 +49,8 @@ def test_connection_headers_and_credentials_are_not_sent_to_the_engine():
 
 
 def test_configured_headers_replace_those_of_the_client():
-    fixed = {"X-Tenant": SecretStr("ours"), "X-Other": SecretStr("o")}
-    sent = headers.upstream([("x-tenant", "theirs"), ("X-Mine", "m")], api_key=None, fixed=fixed)
+    configured = endpoint(headers={"X-Tenant": "ours", "X-Other": "o"})
+    sent = headers.upstream([("x-tenant", "theirs"), ("X-Mine", "m")], configured)
 
     assert [("X-Mine", "m"), ("X-Tenant", "ours"), ("X-Other", "o"), ("Accept-Encoding", "identity")] == sent
 

@@ -21,8 +21,8 @@ from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.rollouts.policy import Policy
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
+from proxy.upstream.endpoint import Failover
 from proxy.upstream.headers import downstream
-from proxy.upstream.routing import Failover
 
 
 class Planner(Protocol):

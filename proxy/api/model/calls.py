@@ -48,9 +48,9 @@ from proxy.trajectory.thread_agents import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import tokens_left
+from proxy.upstream.endpoint import Failover
 from proxy.upstream.headers import AGENT_HEADER, CONTINUATION_HEADER, GROUP_HEADER, ROLLOUT_HEADER, downstream
 from proxy.upstream.image_tokens import with_placeholders
-from proxy.upstream.routing import Failover
 from proxy.upstream.system_messages import with_engine_traits
 from storage.errors import FieldsChanged, StorageError
 

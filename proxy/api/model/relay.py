@@ -6,7 +6,7 @@ The end of the response is withheld until the step is recorded.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -204,12 +204,18 @@ async def _abort(context: Context, call: CallState, abort: FollowUpRequest, work
 
 
 async def _relayed(context: Context, call: CallState, client: ClientStream) -> Exchange:
-    with await _slot(context, call, client), await _sent(context, call) as response:
-        call.failover.check_status(call.endpoint, response.status)
-        _check_prompt_ids(context, call, response.status)
-        exchange = call.exchange = _new_exchange(context, call, response)
-        client.set_head(response.status, response.headers, content_type=exchange.response.content_type)
-        await _stream(context, call, client, exchange, response)
+    queue = call.endpoint.queue
+    if not queue.acquire_free():
+        await _wait_for_slot(context, call, client)
+    try:
+        with await _sent(context, call) as response:
+            call.failover.check_status(call.endpoint, response.status)
+            _check_prompt_ids(context, call, response.status)
+            exchange = call.exchange = _new_exchange(context, call, response)
+            client.set_head(response.status, response.headers, content_type=exchange.response.content_type)
+            await _stream(context, call, client, exchange, response)
+    finally:
+        queue.release()
     await _follow_up(context, call, exchange)
     return exchange
 
@@ -224,17 +230,17 @@ def _new_exchange(context: Context, call: CallState, response: EngineResponse) -
     )
 
 
-async def _slot(context: Context, call: CallState, client: ClientStream) -> AbstractContextManager[None]:
-    """Return a slot of the call's endpoint.
+async def _wait_for_slot(context: Context, call: CallState, client: ClientStream) -> None:
+    """Wait for a slot of the call's endpoint.
 
     Raises:
         EngineBusy: The queue is full or timed out, and the client can still receive the status 429.
         EngineUnreachable: The same, after another endpoint failed or a keep-alive comment was sent.
     """
-    if call.trace is not None and not call.endpoint.queue.is_free:
+    if call.trace is not None:
         call.trace.queued(call)
     try:
-        return await context.upstream.slot(call.endpoint, call.plan.rollout_id, can_fail_over=call.failover.has_next)
+        await context.upstream.wait_for_slot(call.endpoint, call.plan.rollout_id, can_fail_over=call.failover.has_next)
     except EngineBusy as busy:
         if call.failed or client.only_keepalives_sent:
             public = f"The engine is busy: {busy.message}"

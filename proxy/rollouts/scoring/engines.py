@@ -20,7 +20,7 @@ from proxy.rollouts.scoring.requests import (
     sender,
 )
 from proxy.upstream import Endpoint, Upstream, least_loaded
-from proxy.upstream.routing import Failover
+from proxy.upstream.endpoint import Failover
 
 T = TypeVar("T")
 
@@ -142,12 +142,16 @@ class ScoringEngines:
         *,
         can_fail_over: bool,
     ) -> TokenScores:
-        with await self.upstream.slot(endpoint, _LANE, can_fail_over=can_fail_over):
+        if not endpoint.queue.acquire_free():
+            await self.upstream.wait_for_slot(endpoint, _LANE, can_fail_over=can_fail_over)
+        try:
             scorer = await self._scorer(endpoint, model)
             if not scorer.has_adapters or self.limits.configured:
                 return await scorer.score_at(ids, positions, top_k, masks)
             async with self._turns.setdefault(endpoint, asyncio.Lock()):
                 return await scorer.score_at(ids, positions, top_k, masks)
+        finally:
+            endpoint.queue.release()
 
     async def _scorer(self, endpoint: Endpoint, model: str | None) -> Scorer:
         """Return the scorer of a model at an endpoint. Its requests do not count towards the ejection of the endpoint."""

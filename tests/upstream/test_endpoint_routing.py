@@ -5,8 +5,7 @@ import pytest
 from proxy.config.sections import EndpointSettings, EnginesSettings
 from proxy.errors import EngineUnreachable, NotFound
 from proxy.upstream import choose, least_loaded, preferred, ranked
-from proxy.upstream.endpoint import make_endpoint
-from proxy.upstream.routing import serving
+from proxy.upstream.endpoint import make_endpoint, serving
 
 NAMES = [f"r{n}" for n in range(200)]
 

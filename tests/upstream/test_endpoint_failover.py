@@ -11,7 +11,7 @@ from proxy.errors import (
     EngineTimeout,
     EngineUnreachable,
 )
-from proxy.upstream.routing import Failover
+from proxy.upstream.endpoint import Failover
 
 
 def endpoint(name):
