@@ -45,7 +45,6 @@ class CallInFlight(Protocol):
     body_bytes: int
     response_bytes: int
     parsed_bytes: int
-    over_sampled: tuple[str, str] | None
 
     @property
     def policy(self) -> _Named:
@@ -55,6 +54,11 @@ class CallInFlight(Protocol):
     @property
     def step(self) -> object | None:
         """The step of the call."""
+        ...
+
+    @property
+    def over_sampled(self) -> tuple[str, str] | None:
+        """The rollout of the call, as above."""
         ...
 
     def stop(self, reason: str) -> None:

@@ -24,7 +24,7 @@ from proxy.api.context import CONTEXT, Context
 from proxy.api.control import CONTROL_ROUTES
 from proxy.api.failures import answer_failures
 from proxy.api.memory_limit import InFlightBytes
-from proxy.api.model.call import CallState, Trace
+from proxy.api.model.call import Call, Trace
 from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
 from proxy.api.surplus_calls import SurplusCalls
 from proxy.api.ui.routes import PAGE_ROUTES
@@ -222,7 +222,7 @@ async def _make_context(
 
 def _start_trace(
     stack: AsyncExitStack, settings: TracingSettings, metrics: Metrics, clock: Clock
-) -> Callable[[CallState], Trace] | None:
+) -> Callable[[Call], Trace] | None:
     """Start the export of traces, if a collector is configured. Raises ValueError if its packages are not installed."""
     if settings.endpoint is None:
         return None

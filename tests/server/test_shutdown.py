@@ -13,7 +13,7 @@ from fakes import FailingStore, proxying
 from recorded import load
 from stored import wait_for_steps
 
-from proxy.api.model.call import CallState, IncomingCall
+from proxy.api.model.call import Call
 
 WHOLE, STREAM = load("chat_ids_lp"), load("chat_ids_lp_stream")
 CHAT = "/rollouts/r1/v1/chat/completions"
@@ -101,7 +101,7 @@ async def test_no_call_is_kept_until_the_next_garbage_collection(store, engine, 
     try:
         await call(store, engine, http)
         gc.collect()
-        kept = [garbage for garbage in gc.garbage if isinstance(garbage, CallState | IncomingCall)]
+        kept = [garbage for garbage in gc.garbage if isinstance(garbage, Call)]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

@@ -1,67 +1,56 @@
-"""The state of a call, and the response that is written to its client."""
+"""A call that samples: what its client sent, its rollout, its plan for an endpoint, and its progress."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from aiohttp import web
-from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.api.adapters import CallAdapter
 from proxy.api.auth import Caller
 from proxy.api.context import Context
-from proxy.api.http import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED
 from proxy.errors import EngineError, ProxyError
-from proxy.protocols.dialects import Dialect
-from proxy.protocols.exchange import Exchange, Outcome
-from proxy.protocols.plan import Plan
+from proxy.protocols.dialects import DIALECTS, Dialect
+from proxy.protocols.exchange import Exchange
+from proxy.protocols.plan import CallOptions, Plan, SessionPlace, make_plan, with_session
 from proxy.protocols.token_annotations import TokenAnnotations
+from proxy.protocols.translated_call import TranslatedCall
+from proxy.rollouts.idempotency import Attempt
 from proxy.rollouts.policy import Policy
+from proxy.rollouts.prompt_continuation import continuation_mode
+from proxy.rollouts.rollout import Rollout
+from proxy.trajectory.images import IMAGES
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
+from proxy.upstream.concurrency import off_loop
+from proxy.upstream.context_window import tokens_left
 from proxy.upstream.endpoint import Failover
-from proxy.upstream.headers import downstream
-
-
-class Planner(Protocol):
-    """Plans a call for one endpoint, and again for each next one, with the attempts that failed before."""
-
-    async def plan(
-        self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]], *, as_ids: bool = True
-    ) -> tuple[Plan, EngineError | None]:
-        """Return the plan, and why the endpoint cannot be called, if that is known. Raises UnprocessableRequest.
-
-        `as_ids`: whether the prompt may be sent as token ids.
-        """
-        ...
-
-    def reshape(self, outcome: Outcome) -> Outcome:
-        """Return the end of the call as its client reads it."""
-        ...
+from proxy.upstream.headers import CONTINUATION_HEADER
+from proxy.upstream.image_tokens import with_placeholders
+from proxy.upstream.system_messages import with_engine_traits
 
 
 class Trace(Protocol):
     """The spans of a call: see `CallTrace`. No method raises an exception."""
 
-    def queued(self, call: "CallState") -> None:
+    def queued(self, call: "Call") -> None:
         """Note that the call waits for a slot of its engine."""
         ...
 
-    def sending(self, call: "CallState", headers: list[tuple[str, str]]) -> list[tuple[str, str]] | None:
+    def sending(self, call: "Call", headers: list[tuple[str, str]]) -> list[tuple[str, str]] | None:
         """Note that the call is sent; return the headers to send, or None to send these."""
         ...
 
-    def failed(self, call: "CallState", fault: ProxyError) -> None:
+    def failed(self, call: "Call", fault: ProxyError) -> None:
         """Note an error of the engine or of the store."""
         ...
 
-    def stored(self, call: "CallState") -> None:
+    def stored(self, call: "Call") -> None:
         """Note that the step is stored."""
         ...
 
-    def ended(self, call: "CallState", status: int) -> None:
+    def ended(self, call: "Call", status: int) -> None:
         """End the spans; `status` is that of the response."""
         ...
 
@@ -81,62 +70,60 @@ class ModelRequest:
     fields: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class IncomingCall:
-    """A parsed call: its endpoint and dialect, its body, and its time (`received` in Unix seconds, `started` monotonic).
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call that samples, from its parsed request to its recorded step.
 
-    `digest`: a hash of the body's bytes. `tokens`: the requested token annotations. `adapter`: None if the body has the
-    endpoint's own format. `is_named`: false for a call that names no rollout and got a new one.
+    `path` is the endpoint of engines that serves it, and `body` is in its dialect; `adapter` is None if the client sent it so.
+    `is_named`: false for a call that names no rollout and got a new one. `digest` is a hash of the body's bytes, `tokens` the
+    requested token annotations. `received` is in Unix seconds, all other times are monotonic.
     """
 
+    context: Context
     request: web.Request
     rollout_id: str
-    endpoint: str
+    is_named: bool
+    path: str
     dialect: Dialect
-    digest: str
-    body_bytes: int
     body: dict[str, Any]
+    body_bytes: int
+    digest: str
     received: float
     started: float
-    is_named: bool
     adapter: CallAdapter | None = None
     tokens: TokenAnnotations | None = None
 
+    # Once it is admitted.
+    rollout: Rollout = field(init=False)
+    policy: Policy = field(init=False)
+    attempt: Attempt = field(init=False)
 
-@dataclass(slots=True, eq=False)
-class CallState:
-    """An admitted call: its plan, and its progress.
-
-    `received` is in Unix seconds, the other times are monotonic.
-    """
-
-    request: web.Request
-    planner: Planner
-    failover: Failover
-    plan: Plan
-    endpoint: Endpoint
-    policy: Policy
-    incarnation: str
-    received: float
-    started: float
-    body_bytes: int
-    group_id: str | None = None
-    trace: Trace | None = None
+    # Once it is planned for an endpoint, and again for each next one.
+    failover: Failover = field(init=False)
+    endpoint: Endpoint = field(init=False)
+    plan: Plan = field(init=False)
     fault: EngineError | None = None  # known before anything is sent
-    over_sampled: tuple[str, str] | None = None  # its rollout and the incarnation, if its group may not need it
-    stored: asyncio.Event = field(default_factory=asyncio.Event)  # set once the step is stored
+    failed: list[Mapping[str, Any]] = field(default_factory=list)  # the endpoints that failed, and their errors
+    are_ids_refused: bool = False  # by the engine: the call was sent again as the client sent it
+
+    # While it is relayed.
+    task: "asyncio.Task[Any] | None" = None
+    trace: Trace | None = None
+    exchange: Exchange | None = None  # with the current endpoint
     response_bytes: int = 0  # that the engine has sent
     parsed_bytes: int = 0  # of memory that is reserved to parse them
     sent: float | None = None
     first_byte: float | None = None
     last_byte: float | None = None
     step: Step | None = None
-    exchange: Exchange | None = None  # with the current endpoint
-    task: "asyncio.Task[Any] | None" = None
-    are_ids_refused: bool = False  # by the engine: the call was sent again as the client sent it
     cut: str | None = None  # why TokenTape itself ended the call
     is_aborted: bool = False  # at the engine: what still arrives is recorded, and not written
-    failed: list[Mapping[str, Any]] = field(default_factory=list)  # the endpoints that failed, and their errors
+
+    @property
+    def over_sampled(self) -> tuple[str, str] | None:
+        """Its rollout and the incarnation, if its group may not need it."""
+        rollout = self.rollout
+        return (rollout.rollout_id, rollout.incarnation) if rollout.is_over_sampled else None
 
     def stop(self, reason: str) -> None:
         """Cancel the call: its partial step has what arrived until now, and this reason. Again, it does nothing."""
@@ -151,129 +138,107 @@ class CallState:
 
     def timing(self, stored: float | None = None) -> Timing:
         """Return the times for the step, in Unix seconds. `stored`: when it is passed to the recorder, if that is now."""
-        sent, first, last = (
-            None if stamp is None else self.received + (stamp - self.started)
-            for stamp in (self.sent, self.first_byte, self.last_byte)
-        )
-        return Timing(self.received, sent, first, last, stored)
-
-
-class ClientStream:
-    """The response to the client: the head is written with the first bytes of the body."""
-
-    def __init__(self, call: CallState) -> None:
-        self._call = call
-        self.status = CLIENT_CLOSED_REQUEST
-        self.only_keepalives_sent = False
-        self._headers: list[tuple[str, str]] = []
-        self._is_stream = False
-        self._written: float | None = None  # when the last bytes were forwarded, as `CallState.last_byte`
-        self._stream: web.StreamResponse | None = None
-
-    @property
-    def body_started(self) -> bool:
-        """Whether a byte of the engine's response was written; keep-alive comments do not count."""
-        return self.headers_sent and not self.only_keepalives_sent
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the response is a stream of events."""
-        if self._stream is None:
-            return self._is_stream
-        content_type = self._stream.headers.get("Content-Type", "")
-        return (
-            content_type.startswith("text/event-stream") or content_type == self._call.plan.stream_format.content_type
+        unix = self.received - self.started  # of the zero of the monotonic clock
+        sent, first, last = self.sent, self.first_byte, self.last_byte
+        return Timing(
+            self.received,
+            None if sent is None else unix + sent,
+            None if first is None else unix + first,
+            None if last is None else unix + last,
+            stored,
         )
 
-    @property
-    def headers_sent(self) -> bool:
-        """Whether the head was written: the status cannot change any more."""
-        return self._stream is not None
 
-    def set_head(self, status: int, headers: Mapping[str, str], *, content_type: str | None = None) -> None:
-        """Set the head from the engine's; nothing is written yet. `content_type` replaces the engine's."""
-        plan = self._call.plan
-        self.status = status
-        body_type = content_type or headers.get("Content-Type", "")
-        self._is_stream = body_type.startswith("text/event-stream") or body_type == plan.stream_format.content_type
-        shown = downstream(headers, rollout_id=plan.rollout_id, step_id=plan.step_id)
-        if content_type is not None:
-            shown = [pair for pair in shown if pair[0].lower() != "content-type"] + [("Content-Type", content_type)]
-        self._headers = shown
+async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> None:
+    """Plan a call for an endpoint; `call.fault` is why it cannot be called, if that is known. Raises UnprocessableRequest.
 
-    async def keep_alive(self) -> None:
-        """Write to a stream that waits for its engine what has no meaning in it; the first time with the head (status 200)."""
-        stream_format = self._call.plan.stream_format
-        if self._stream is None:
-            self.set_head(200, {}, content_type=stream_format.content_type)
-            self.only_keepalives_sent = True
-        await self.write(stream_format.keep_alive)
-
-    async def forward(self, shown: bytes, interval_s: float) -> None:
-        """Write bytes of the engine's response; while all of a stream is held, a keep-alive comment at intervals."""
-        now = self._call.last_byte or 0.0
-        if shown:
-            await self.write(shown)
-            self.only_keepalives_sent = False
-        elif now - (self._written or self._call.first_byte or now) < interval_s or not self.is_stream:
-            return
-        else:
-            await self.keep_alive()
-        self._written = now
-
-    async def write(self, shown: bytes) -> None:
-        """Write bytes of the body. Raises ClientConnectionResetError if the client has disconnected."""
-        if self._stream is None:
-            self._call.request[RESPONSE_STARTED] = True
-            self._stream = web.StreamResponse(status=self.status, headers=self._headers)
-            await self._stream.prepare(self._call.request)
-        await self._stream.write(shown)
-
-    async def end(self, end: bytes, *, broken: bool) -> web.StreamResponse:
-        """Write the withheld end: the whole response with its Content-Length if nothing was written yet.
-
-        `broken`: the engine disconnected early, and the client's connection is closed early as well. Raises
-        ClientConnectionResetError if the client has disconnected.
-        """
-        if self._stream is None:
-            response = web.Response(status=self.status, headers=self._headers, body=end)
-            await response.prepare(self._call.request)
-            await response.write_eof()
-            return response
-        if self.only_keepalives_sent and not self._is_stream:
-            end = self._call.plan.error_events(end)  # status 200 was sent already
-        if end:
-            await self._stream.write(end)
-        if broken:
-            return self.cut()
-        transport = self._call.request.transport
-        if transport is None or transport.is_closing():
-            raise ClientConnectionResetError("the client disconnected before the end was written")
-        await self._stream.write_eof()
-        return self._stream
-
-    def cut(self) -> web.StreamResponse:
-        """Close the connection before the last chunk, so that the client sees an incomplete response."""
-        transport = self._call.request.transport
-        if transport is not None:
-            transport.close()
-        assert self._stream is not None
-        return self._stream
+    `as_ids`: whether the prompt may be sent as token ids.
+    """
+    context, rollout, attempt = call.context, call.rollout, call.attempt
+    adapter, path, body = call.adapter, call.path, call.body
+    extra = {**attempt.extra, "attempts": list(call.failed)} if call.failed else attempt.extra
+    fault = await context.upstream.ensure_detected(endpoint)
+    options = call_options(context, rollout, endpoint, call.tokens)
+    if adapter is not None and endpoint.kind in adapter.own:
+        path, body, adapter = adapter.own[endpoint.kind], dict(adapter.request), None
+    if adapter is not None and adapter.returns_logprobs:
+        options = replace(options, logprobs="full")
+    if adapter is not None:
+        options = replace(options, is_translated=isinstance(adapter, TranslatedCall))
+        body = await _native(context, endpoint if fault is None else None, adapter, options.models, call.body_bytes)
+    if options.sampling.caps_by_window:
+        left = await tokens_left(context.upstream, endpoint, options, DIALECTS[path], body, body_bytes=call.body_bytes)
+        options = replace(options, room_left=left)
+    announced = call.policy.version.announced
+    planned = await off_loop(
+        call.body_bytes,
+        make_plan,
+        body,
+        options=options,
+        step_id=attempt.step_id,
+        rollout_id=rollout.rollout_id,
+        endpoint=path,
+        dialect=DIALECTS[path],
+        engine=endpoint.engine,
+        engine_facts=endpoint.facts,
+        logprobs_mode=endpoint.settings.logprobs_mode,
+        traits=endpoint.known(rollout.rollout_id),
+        headers=call.request.headers,
+        policy=call.policy.name,
+        policy_at=(announced.version, announced.epoch),
+        extra=extra,
+    )
+    if (session := endpoint.settings.session) is not None:
+        place = SessionPlace(session.header_name, session.field, session.of == "thread", extra.get("agent"))
+        planned = await off_loop(call.body_bytes, with_session, planned, place, call.request.headers)
+    if adapter is not None:
+        planned = await off_loop(call.body_bytes, adapter.recorded, planned)
+    if IMAGES in planned.extra and fault is None:
+        planned = await with_placeholders(context.upstream, endpoint, planned)
+    if fault is None:
+        planned = await _continued(call, planned, endpoint, as_ids=as_ids)
+    call.endpoint, call.plan, call.fault = endpoint, planned, fault
 
 
-@asynccontextmanager
-async def keeping_alive(client: ClientStream, interval_s: float) -> AsyncIterator[None]:
-    """Send keep-alive comments while an unstreamed call to the engine serves a client that requested a stream."""
+async def _continued(call: Call, planned: Plan, endpoint: Endpoint, *, as_ids: bool) -> Plan:
+    """Return the plan with prompt ids, if the call continues an earlier step. Raises BadRequest for an unknown mode."""
+    continuation = call.context.continuation
+    if not as_ids:
+        return continuation.refused(planned)
+    header = call.request.headers.get(CONTINUATION_HEADER)
+    mode = continuation_mode(call.context.settings.continuation.mode, call.rollout, header)
+    if not call.is_named:
+        return planned
+    return await continuation.with_continuation(planned, call.rollout, endpoint, mode, body_bytes=call.body_bytes)
 
-    async def keep_alive() -> None:
-        with suppress(ClientConnectionResetError):  # the server cancels the call itself
-            while True:
-                await asyncio.sleep(interval_s)
-                await client.keep_alive()
 
-    task = asyncio.get_running_loop().create_task(keep_alive())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+async def _native(
+    context: Context, endpoint: Endpoint | None, adapter: CallAdapter, models: Mapping[str, str], body_bytes: int
+) -> dict[str, Any]:
+    """Return the body of an adapted call for this engine; `endpoint` is None if it is unreachable."""
+    if endpoint is not None and isinstance(adapter, TranslatedCall):
+        adapter = await with_engine_traits(context.upstream, endpoint, adapter, models)
+    return await off_loop(body_bytes, adapter.native, models, None if endpoint is None else endpoint.kind)
+
+
+def call_options(
+    context: Context, rollout: Rollout, endpoint: Endpoint, tokens: TokenAnnotations | None = None
+) -> CallOptions:
+    """Return the options of a call: the configuration, overridden by the terms of its rollout."""
+    models = models_of(context, rollout)
+    return CallOptions(
+        sampling=rollout.sampling.over(context.sampling),
+        tools=rollout.tools,
+        models=models,
+        keep_reasoning=context.settings.record.include_reasoning == "override",
+        streaming=endpoint.settings.streaming or context.settings.record.streaming,
+        logprobs=context.settings.record.logprobs,
+        sampling_masks=context.settings.record.sampling_masks,
+        routed_experts=context.settings.record.routed_experts,
+        tokens=tokens,
+    )
+
+
+def models_of(context: Context, rollout: Rollout) -> Mapping[str, str]:
+    """Return the engine's names of models: that of the rollout for any model, or the configured ones."""
+    return {"*": rollout.model} if rollout.model else context.settings.models

@@ -15,7 +15,7 @@ from opentelemetry.propagators.textmap import Getter
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 
 from proxy.api.http import PAUSES
-from proxy.api.model.call import CallState
+from proxy.api.model.call import Call
 from proxy.clock import Clock
 from proxy.errors import ProxyError, StoreUnavailable
 from proxy.telemetry.logs import LOG
@@ -41,7 +41,7 @@ class CallTracer:
         self._clock = clock
         self._content = content
 
-    def __call__(self, call: CallState) -> "CallTrace":
+    def __call__(self, call: Call) -> "CallTrace":
         """Start the trace of a planned call, as a child of the span that its `traceparent` names."""
         trace = CallTrace(self._tracer, self._clock, content=self._content)
         trace.start(call)
@@ -82,7 +82,7 @@ class CallTrace:
         self._stored: float | None = None
 
     @_harmless
-    def start(self, call: CallState) -> None:
+    def start(self, call: Call) -> None:
         """Start the span of the call, when the call was received."""
         parent = propagate.extract(call.request.headers, getter=_HEADERS)
         self._span = self._tracer.start_span(
@@ -95,12 +95,12 @@ class CallTrace:
         self._context = set_span_in_context(self._span, parent)
 
     @_harmless
-    def queued(self, call: CallState) -> None:
+    def queued(self, call: Call) -> None:
         """Start the span of the queue: the call waits for a slot of its engine."""
         self._queue = self._child("queue", self._now(call), {"tokentape.engine": call.endpoint.label})
 
     @_harmless
-    def sending(self, call: CallState, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    def sending(self, call: Call, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """Start the span of a request to an engine; return its headers, by which the engine's span is a child of it."""
         self._fault = None
         if self._span.is_recording():
@@ -116,7 +116,7 @@ class CallTrace:
         return [*(pair for pair in headers if pair[0].lower() not in replaced), *carrier.items()]
 
     @_harmless
-    def failed(self, call: CallState, fault: ProxyError) -> None:
+    def failed(self, call: Call, fault: ProxyError) -> None:
         """Note an error; the request to the engine has ended, unless the error is that of the store."""
         self._fault = fault
         now = self._now(call)
@@ -130,12 +130,12 @@ class CallTrace:
             self._attempt = None
 
     @_harmless
-    def stored(self, call: CallState) -> None:
+    def stored(self, call: Call) -> None:
         """Note the time: the step is stored."""
         self._stored = self._clock.monotonic()
 
     @_harmless
-    def ended(self, call: CallState, status: int) -> None:
+    def ended(self, call: Call, status: int) -> None:
         """End all spans. `status` is that of the response to the client."""
         now = self._now(call)
         if not self._span.is_recording():
@@ -147,8 +147,8 @@ class CallTrace:
         self._add_pauses(call)
         self._add_store(call, now)
         self._span.set_attributes(request_attributes(call.plan) | _server_attributes(call))
-        if call.group_id is not None:
-            self._span.set_attribute("tokentape.group.id", call.group_id)
+        if call.rollout.group_id is not None:
+            self._span.set_attribute("tokentape.group.id", call.rollout.group_id)
         if step is not None:
             self._span.set_attributes(step_attributes(step, content=self._content))
         if call.plan.framing == "live" and call.first_byte is not None and call.sent is not None:
@@ -173,7 +173,7 @@ class CallTrace:
         self._queue = None
 
     def _end_attempt(
-        self, call: CallState, now: int, status: int | None = None, error: tuple[str, str | None] | None = None
+        self, call: Call, now: int, status: int | None = None, error: tuple[str, str | None] | None = None
     ) -> None:
         """End the span of the last request at its last byte."""
         if self._attempt is None:
@@ -185,13 +185,13 @@ class CallTrace:
         self._attempt.end(now if call.last_byte is None else _ns(_time(call, call.last_byte)))
         self._attempt = None
 
-    def _add_pauses(self, call: CallState) -> None:
+    def _add_pauses(self, call: Call) -> None:
         for began, ended in call.request.get(PAUSES, ()):
             span = self._child("pause", _ns(_time(call, began)), {"tokentape.policy": call.plan.policy})
             if span is not None:
                 span.end(_ns(_time(call, ended)))
 
-    def _add_store(self, call: CallState, now: int) -> None:
+    def _add_store(self, call: Call, now: int) -> None:
         """Add the span of the store, for a step that the call waited for."""
         is_failed = isinstance(self._fault, StoreUnavailable)
         if call.step is None or (self._stored is None and not is_failed):
@@ -204,7 +204,7 @@ class CallTrace:
                 _set_error(span, self._fault.code, self._fault.message)
             span.end(ended)
 
-    def _now(self, call: CallState) -> int:
+    def _now(self, call: Call) -> int:
         return _ns(_time(call, self._clock.monotonic()))
 
 
@@ -227,22 +227,22 @@ def _ns(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-def _time(call: CallState, stamp: float | None) -> float:
+def _time(call: Call, stamp: float | None) -> float:
     """Return a monotonic time in Unix seconds."""
     return call.received if stamp is None else call.received + (stamp - call.started)
 
 
-def _began_to_store(call: CallState, step: Step) -> int:
+def _began_to_store(call: Call, step: Step) -> int:
     return _ns(step.timing.stored or step.timing.last_byte or call.received)
 
 
-def _server_attributes(call: CallState) -> dict[str, Any]:
+def _server_attributes(call: Call) -> dict[str, Any]:
     """Return host and port of the engine; its URL has no credentials."""
     parts = urlsplit(call.endpoint.settings.url)
     return {"server.address": parts.hostname or "", "server.port": parts.port or _PORTS.get(parts.scheme, 80)}
 
 
-def _engine_attributes(call: CallState) -> dict[str, Any]:
+def _engine_attributes(call: Call) -> dict[str, Any]:
     """Return the attributes of a request by the conventions of HTTP clients."""
     resent = {"http.request.resend_count": len(call.failed)} if call.failed else {}
     url = call.endpoint.settings.url + call.plan.endpoint

@@ -6,7 +6,7 @@ A call that is rejected here is neither sent nor recorded.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.http import CLIENT_CLOSED_REQUEST, PAUSES
 from proxy.api.long_texts import LONG_TEXT, LongText, read_long
-from proxy.api.model.call import CallState, IncomingCall, ModelRequest
+from proxy.api.model.call import Call, ModelRequest, models_of, plan_for
 from proxy.api.model.probes import is_probe
 from proxy.api.model.references import followed_rollout, with_references
 from proxy.api.model.relay import relay
@@ -28,30 +28,23 @@ from proxy.api.model.token_options import IDS, TOKENS, read_token_annotations
 from proxy.api.model.unrecorded import forward
 from proxy.api.rollout_id import KEY_PREFIX, named_rollout
 from proxy.clock import new_id
-from proxy.errors import BadRequest, Conflict, EngineError, LimitReached, RolloutClosed, StoreUnavailable
+from proxy.errors import BadRequest, Conflict, LimitReached, RolloutClosed, StoreUnavailable
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.translation import TranslationOptions
-from proxy.protocols.exchange import Outcome
-from proxy.protocols.plan import CallOptions, Plan, SessionPlace, edit, make_plan, with_session
+from proxy.protocols.plan import CallOptions, edit
 from proxy.protocols.sampling import engine_model
-from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import TranslatedCall
 from proxy.rollouts.due_times import is_past_deadline
 from proxy.rollouts.idempotency import COUNT, KEY, Attempt, StoredAnswer, retry_fields
 from proxy.rollouts.policy import Policy
-from proxy.rollouts.prompt_continuation import continuation_mode
 from proxy.rollouts.rollout import DEADLINE, Rollout, no_rollout, read_rollout, write_fields
 from proxy.rollouts.steps import read_steps
-from proxy.trajectory.images import IMAGES
 from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.thread_agents import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
-from proxy.upstream.context_window import tokens_left
 from proxy.upstream.endpoint import Failover
-from proxy.upstream.headers import AGENT_HEADER, CONTINUATION_HEADER, GROUP_HEADER, ROLLOUT_HEADER, downstream
-from proxy.upstream.image_tokens import with_placeholders
-from proxy.upstream.system_messages import with_engine_traits
+from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER, downstream
 from storage.errors import FieldsChanged, StorageError
 
 _START_TIMEOUT_S: Final = 10
@@ -93,10 +86,10 @@ GUARDS: tuple[Guard, ...] = (is_open, within_limits)
 async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResponse:
     """Receive, admit, plan, relay and record a call; or forward it unrecorded, depending on the configuration."""
     call = await receive(request, route)
-    return await _answer(request.context, call) if isinstance(call, IncomingCall) else call
+    return await _answer(call) if isinstance(call, Call) else call
 
 
-async def receive(request: ModelRequest, route: CallRoute) -> IncomingCall | web.StreamResponse:
+async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamResponse:
     """Return the call, or the response to a call that is forwarded unrecorded. Raises BadRequest or a subclass."""
     context = request.context
     received, started = context.clock.now(), context.clock.monotonic()
@@ -109,22 +102,23 @@ async def receive(request: ModelRequest, route: CallRoute) -> IncomingCall | web
     )
     if long is not None and key:
         context.long_texts.keep(key, long)
-    endpoint = request.endpoint if adapter is None else adapter.endpoint
-    dialect = DIALECTS[endpoint]
+    path = request.endpoint if adapter is None else adapter.endpoint
+    dialect = DIALECTS[path]
     rollout_id = _named_rollout(request, body, adapter)
     if rollout_id is None and (forwarded := await _forward(request, dialect, text, body, adapter)) is not None:
         return forwarded
-    return IncomingCall(
+    return Call(
+        context=context,
         request=request.request,
         rollout_id=rollout_id or new_id(context.clock),
-        endpoint=endpoint,
+        is_named=rollout_id is not None,
+        path=path,
         dialect=dialect,
-        digest=digest,
-        body_bytes=body_bytes,
         body=body if adapter is None else adapter.body,
+        body_bytes=body_bytes,
+        digest=digest,
         received=received,
         started=started,
-        is_named=rollout_id is not None,
         adapter=adapter,
     )
 
@@ -197,38 +191,35 @@ def _named_rollout(request: ModelRequest, body: Mapping[str, Any], adapter: Call
     return rollout_id or followed
 
 
-async def _answer(context: Context, call: IncomingCall) -> web.StreamResponse:
+async def _answer(call: Call) -> web.StreamResponse:
     """Admit the call and send it, or replay the stored response of an earlier attempt."""
+    context, headers = call.context, call.request.headers
     step_id = new_id(context.clock)
-    headers = call.request.headers
-    async with admitted(context, call, step_id) as (rollout, policy):
+    async with admitted(call, step_id):
+        rollout = call.rollout
         if (rollout.reply or TOKENS in headers or IDS in headers) and not isinstance(call.adapter, TranslatedCall):
-            endpoints = await _endpoints(context, rollout, call)
-            call = replace(
-                call,
-                tokens=await read_token_annotations(context, endpoints, rollout, headers, call.dialect, call.body),
-            )
-        key = headers.get(KEY) or _retry_key(call, rollout)
+            endpoints = await _endpoints(call)
+            call.tokens = await read_token_annotations(context, endpoints, rollout, headers, call.dialect, call.body)
+        key = headers.get(KEY) or _retry_key(call)
         if not key:
             retry = retry_fields(headers[COUNT]) if COUNT in headers else {}
-            attempt = Attempt(step_id, {"request_key": call.digest, **retry})
-            return await _send(context, call, rollout, policy, attempt)
+            return await _send(call, Attempt(step_id, {"request_key": call.digest, **retry}))
         async with context.idempotency_keys.attempt(rollout, key, call.digest, step_id) as attempt:
             if attempt.stored_answer is not None:
-                return await replay(context, call, rollout, attempt.stored_answer)
-            return await _send(context, call, rollout, policy, attempt)
+                return await replay(call, attempt.stored_answer)
+            return await _send(call, attempt)
 
 
-async def _send(
-    context: Context, call: IncomingCall, rollout: Rollout, policy: Policy, attempt: Attempt
-) -> web.StreamResponse:
+async def _send(call: Call, attempt: Attempt) -> web.StreamResponse:
     """Check the limits of the rollout, then plan the call and relay it."""
     if AGENT_HEADER in call.request.headers:
         attempt = replace(attempt, extra={**attempt.extra, "agent": _agent(call.request.headers[AGENT_HEADER])})
-    await guard(context, rollout)
+    await guard(call.context, call.rollout)
     if attempt.marks:
-        await context.idempotency_keys.begin(rollout, attempt)
-    return await relay(context, await _planned(context, call, rollout, policy, attempt))
+        await call.context.idempotency_keys.begin(call.rollout, attempt)
+    call.attempt = attempt
+    await _plan(call)
+    return await relay(call)
 
 
 def _agent(name: str) -> str:
@@ -241,14 +232,15 @@ def _agent(name: str) -> str:
     return name
 
 
-def _retry_key(call: IncomingCall, rollout: Rollout) -> str | None:
+def _retry_key(call: Call) -> str | None:
     """Return the idempotency key of a call without one, if calls with the same body are retries, as with rollout servers."""
     adapted = call.adapter is not None and call.adapter.retries_by_body
-    return call.digest if adapted or rollout.osmosis else None
+    return call.digest if adapted or call.rollout.osmosis else None
 
 
-async def replay(context: Context, call: IncomingCall, rollout: Rollout, stored: StoredAnswer) -> web.StreamResponse:
+async def replay(call: Call, stored: StoredAnswer) -> web.StreamResponse:
     """Respond from the store: nothing is sent to an engine, and only the delivery is recorded."""
+    context, rollout = call.context, call.rollout
     shown = downstream(
         {"Content-Type": stored.content_type, "X-Idempotent-Replayed": "true"},
         rollout_id=rollout.rollout_id,
@@ -267,159 +259,32 @@ async def replay(context: Context, call: IncomingCall, rollout: Rollout, stored:
     return response
 
 
-async def _planned(
-    context: Context, call: IncomingCall, rollout: Rollout, policy: Policy, attempt: Attempt
-) -> CallState:
+async def _plan(call: Call) -> None:
     """Plan a call for the first endpoint of its rollout."""
-    adapter = call.adapter
+    context, rollout, adapter = call.context, call.rollout, call.adapter
     if adapter is not None and adapter.needs_steps:
         adapter = adapter.with_steps(await read_steps(context.store, rollout, whole=False))
     if isinstance(adapter, TranslatedCall):
         adapter = await with_references(context, rollout, replace(adapter, received=call.received))
         resolved = adapter.resolved
-        history = size_of((resolved.messages, resolved.items, resolved.calls), _MOST_HISTORY)
-        call = replace(call, body_bytes=call.body_bytes + history)
-    if adapter is not call.adapter:
-        call = replace(call, adapter=adapter)
-    planner = CallPlanner(context, call, rollout, policy, attempt)
-    endpoints = await _endpoints(context, rollout, call)
+        call.body_bytes += size_of((resolved.messages, resolved.items, resolved.calls), _MOST_HISTORY)
+    call.adapter = adapter
+    endpoints = await _endpoints(call)
     # There is no await between this choice and the queue, so that concurrent calls are spread over the endpoints. Token texts
     # come from the tokenizer of the rollout's own endpoint.
     order = ranked if call.is_named or call.tokens is not None else least_loaded
-    failover = Failover(order(endpoints, rollout.rollout_id), context.settings.engines.max_attempts)
-    endpoint = failover.next()
-    plan, fault = await planner.plan(endpoint, ())
+    call.failover = Failover(order(endpoints, rollout.rollout_id), context.settings.engines.max_attempts)
+    await plan_for(call, call.failover.next())
     if rollout.has_reservation:
-        context.reservations.use(attempt.step_id)
-    return CallState(
-        request=call.request,
-        planner=planner,
-        failover=failover,
-        plan=plan,
-        endpoint=endpoint,
-        policy=policy,
-        incarnation=rollout.incarnation,
-        group_id=rollout.group_id,
-        received=call.received,
-        started=call.started,
-        body_bytes=call.body_bytes,
-        fault=fault,
-        stored=attempt.stored,
-        over_sampled=(rollout.rollout_id, rollout.incarnation) if rollout.is_over_sampled else None,
-    )
+        context.reservations.use(call.attempt.step_id)
 
 
-async def _endpoints(context: Context, rollout: Rollout, call: IncomingCall) -> Sequence[Endpoint]:
+async def _endpoints(call: Call) -> Sequence[Endpoint]:
     """Return the endpoints that serve the model of a call. Raises NotFound."""
-    upstream = context.upstream
+    upstream = call.context.upstream
     if not upstream.routes_by_model:
         return upstream.endpoints
-    return await upstream.endpoints_for(model_of(context, rollout, call))
-
-
-@dataclass(frozen=True, slots=True)
-class CallPlanner:
-    """Plans one call for each endpoint that is tried."""
-
-    context: Context
-    call: IncomingCall
-    rollout: Rollout
-    policy: Policy
-    attempt: Attempt
-
-    async def plan(
-        self, endpoint: Endpoint, failed: Sequence[Mapping[str, Any]], *, as_ids: bool = True
-    ) -> tuple[Plan, EngineError | None]:
-        """Return the plan, and why the endpoint cannot be called, if that is known. Raises UnprocessableRequest."""
-        context, call, rollout = self.context, self.call, self.rollout
-        adapter, path, body = call.adapter, call.endpoint, call.body
-        extra = {**self.attempt.extra, "attempts": list(failed)} if failed else self.attempt.extra
-        fault = await context.upstream.ensure_detected(endpoint)
-        options = call_options(context, rollout, endpoint, call.tokens)
-        if adapter is not None and endpoint.kind in adapter.own:
-            path, body, adapter = adapter.own[endpoint.kind], dict(adapter.request), None
-        if adapter is not None and adapter.returns_logprobs:
-            options = replace(options, logprobs="full")
-        if adapter is not None:
-            options = replace(options, is_translated=isinstance(adapter, TranslatedCall))
-            body = await _native(context, endpoint if fault is None else None, adapter, options.models, call.body_bytes)
-        if options.sampling.caps_by_window:
-            left = await tokens_left(
-                context.upstream, endpoint, options, DIALECTS[path], body, body_bytes=call.body_bytes
-            )
-            options = replace(options, room_left=left)
-        announced = self.policy.version.announced
-        plan = await off_loop(
-            call.body_bytes,
-            make_plan,
-            body,
-            options=options,
-            step_id=self.attempt.step_id,
-            rollout_id=rollout.rollout_id,
-            endpoint=path,
-            dialect=DIALECTS[path],
-            engine=endpoint.engine,
-            engine_facts=endpoint.facts,
-            logprobs_mode=endpoint.settings.logprobs_mode,
-            traits=endpoint.known(rollout.rollout_id),
-            headers=call.request.headers,
-            policy=self.policy.name,
-            policy_at=(announced.version, announced.epoch),
-            extra=extra,
-        )
-        if (session := endpoint.settings.session) is not None:
-            place = SessionPlace(session.header_name, session.field, session.of == "thread", extra.get("agent"))
-            plan = await off_loop(call.body_bytes, with_session, plan, place, call.request.headers)
-        if adapter is not None:
-            plan = await off_loop(call.body_bytes, adapter.recorded, plan)
-        if IMAGES in plan.extra and fault is None:
-            plan = await with_placeholders(context.upstream, endpoint, plan)
-        return await self._continued(plan, endpoint, as_ids=as_ids) if fault is None else plan, fault
-
-    async def _continued(self, plan: Plan, endpoint: Endpoint, *, as_ids: bool) -> Plan:
-        """Return the plan with prompt ids, if the call continues an earlier step. Raises BadRequest for an unknown mode."""
-        continuation = self.context.continuation
-        if not as_ids:
-            return continuation.refused(plan)
-        header = self.call.request.headers.get(CONTINUATION_HEADER)
-        mode = continuation_mode(self.context.settings.continuation.mode, self.rollout, header)
-        if not self.call.is_named:
-            return plan
-        return await continuation.with_continuation(plan, self.rollout, endpoint, mode, body_bytes=self.call.body_bytes)
-
-    def reshape(self, outcome: Outcome) -> Outcome:
-        """Return the end of the call as its client reads it."""
-        if self.call.adapter is None:
-            return outcome
-        adapter = adapter_of(self.call.adapter, outcome.step)
-        return outcome if adapter is None else adapter.reshape(outcome)
-
-
-async def _native(
-    context: Context, endpoint: Endpoint | None, adapter: CallAdapter, models: Mapping[str, str], body_bytes: int
-) -> dict[str, Any]:
-    """Return the body of an adapted call for this engine; `endpoint` is None if it is unreachable."""
-    if endpoint is not None and isinstance(adapter, TranslatedCall):
-        adapter = await with_engine_traits(context.upstream, endpoint, adapter, models)
-    return await off_loop(body_bytes, adapter.native, models, None if endpoint is None else endpoint.kind)
-
-
-def call_options(
-    context: Context, rollout: Rollout, endpoint: Endpoint, tokens: TokenAnnotations | None = None
-) -> CallOptions:
-    """Return the options of a call: the configuration, overridden by the terms of its rollout."""
-    models = models_of(context, rollout)
-    return CallOptions(
-        sampling=rollout.sampling.over(context.sampling),
-        tools=rollout.tools,
-        models=models,
-        keep_reasoning=context.settings.record.include_reasoning == "override",
-        streaming=endpoint.settings.streaming or context.settings.record.streaming,
-        logprobs=context.settings.record.logprobs,
-        sampling_masks=context.settings.record.sampling_masks,
-        routed_experts=context.settings.record.routed_experts,
-        tokens=tokens,
-    )
+    return await upstream.endpoints_for(model_of(call, call.rollout))
 
 
 def _with_engine_model(context: Context, dialect: Dialect, body: dict[str, Any]) -> bytes:
@@ -429,45 +294,42 @@ def _with_engine_model(context: Context, dialect: Dialect, body: dict[str, Any])
 
 
 @asynccontextmanager
-async def admitted(context: Context, call: IncomingCall, step_id: str) -> AsyncIterator[tuple[Rollout, Policy]]:
+async def admitted(call: Call, step_id: str) -> AsyncIterator[None]:
     """Open the rollout of a call, wait for the end of a pause of its policy, and count the call as in flight. Raises Paused."""
-    group_id = call.request.headers.get(GROUP_HEADER)
+    context, group_id = call.context, call.request.headers.get(GROUP_HEADER)
     while True:
         rollout = await context.opener.open(call.rollout_id, group_id, step_id)
         lifetime = context.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
         policies = context.policies
-        policy = policies.only or policies.of_call(model_of(context, rollout, call))
+        policy = policies.only or policies.of_call(model_of(call, rollout))
         has_limits = rollout.idle_s is not None or rollout.start_s is not None
         may_be_idle = has_limits and rollout.quiet_s is not None and not rollout.is_finished
         activity = context.activity.kept(rollout) if may_be_idle else _NOT_KEPT
         async with context.reservations.kept(rollout, step_id):
             with lifetime, activity:
-                if policy.pause.mode is not None and await _paused(context, call, policy):
+                if policy.pause.mode is not None and await _paused(call, policy):
                     continue  # open it again: the policy version has changed
                 with policy.pause.counted():
-                    yield await _started(context, rollout), policy
+                    call.rollout, call.policy = await _started(context, rollout), policy
+                    yield
                     return
 
 
-async def _paused(context: Context, call: IncomingCall, policy: Policy) -> bool:
+async def _paused(call: Call, policy: Policy) -> bool:
     """Wait for the end of a pause, and note the wait for the trace of the call; return whether it waited. Raises Paused."""
-    began = context.clock.monotonic()
+    clock = call.context.clock
+    began = clock.monotonic()
     has_waited = await policy.pause.passed()
-    call.request[PAUSES] = (*call.request.get(PAUSES, ()), (began, context.clock.monotonic()))
+    call.request[PAUSES] = (*call.request.get(PAUSES, ()), (began, clock.monotonic()))
     return has_waited
 
 
-def models_of(context: Context, rollout: Rollout) -> Mapping[str, str]:
-    """Return the engine's names of models: that of the rollout for any model, or the configured ones."""
-    return {"*": rollout.model} if rollout.model else context.settings.models
-
-
-def model_of(context: Context, rollout: Rollout, call: IncomingCall) -> str | None:
+def model_of(call: Call, rollout: Rollout) -> str | None:
     """Return the engine's name of the model of a call; None if it names none."""
-    models, body, adapter = models_of(context, rollout), call.body, call.adapter
+    models, body, adapter = models_of(call.context, rollout), call.body, call.adapter
     if adapter is not None and not isinstance(adapter, TranslatedCall):  # a translation does not change the model
         body = adapter.native(models, None)
-    return engine_model(body, models, rollout.sampling.over(context.sampling))
+    return engine_model(body, models, rollout.sampling.over(call.context.sampling))
 
 
 async def _started(context: Context, rollout: Rollout) -> Rollout:

@@ -5,7 +5,7 @@ The end of the response is withheld until the step is recorded.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,25 +15,21 @@ import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.api.context import Context
+from proxy.api.adapters import adapter_of
 from proxy.api.failures import internal_error
-from proxy.api.http import CLIENT_CLOSED_REQUEST
+from proxy.api.http import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED
 from proxy.api.memory_limit import UNWEIGHED_BYTES
-from proxy.api.model.call import CallState, ClientStream, keeping_alive
+from proxy.api.model.call import Call, plan_for
 from proxy.errors import EngineBusy, EngineError, EngineUnreachable, ProxyError, StoreUnavailable, UnprocessableRequest
 from proxy.protocols.engines.base import FollowUpRequest
 from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.response import MALFORMED
 from proxy.telemetry.logs import LOG
-from proxy.trajectory.step import Step
 from proxy.upstream import EngineResponse
+from proxy.upstream.headers import downstream
 
 T = TypeVar("T")
-
-
-class PromptIdsRejected(Exception):
-    """The engine rejected a call with prompt ids."""
 
 
 _BYTES_PER_ID = 7  # in JSON
@@ -46,9 +42,112 @@ _END_BYTES = 2**16
 _ABORT_TIMEOUT_S = 2.0  # SGLang responds after its current step: milliseconds, or the prefill of a long prompt
 
 
-async def relay(context: Context, call: CallState) -> web.StreamResponse:
+class ClientStream:
+    """The response to the client: the head is written with the first bytes of the body."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.status = CLIENT_CLOSED_REQUEST
+        self.only_keepalives_sent = False
+        self._headers: list[tuple[str, str]] = []
+        self._is_stream = False
+        self._written: float | None = None  # when the last bytes were forwarded, as `Call.last_byte`
+        self._stream: web.StreamResponse | None = None
+
+    @property
+    def body_started(self) -> bool:
+        """Whether a byte of the engine's response was written; keep-alive comments do not count."""
+        return self.headers_sent and not self.only_keepalives_sent
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the response is a stream of events."""
+        if self._stream is None:
+            return self._is_stream
+        content_type = self._stream.headers.get("Content-Type", "")
+        return (
+            content_type.startswith("text/event-stream") or content_type == self._call.plan.stream_format.content_type
+        )
+
+    @property
+    def headers_sent(self) -> bool:
+        """Whether the head was written: the status cannot change any more."""
+        return self._stream is not None
+
+    def set_head(self, status: int, headers: Mapping[str, str], *, content_type: str | None = None) -> None:
+        """Set the head from the engine's; nothing is written yet. `content_type` replaces the engine's."""
+        plan = self._call.plan
+        self.status = status
+        body_type = content_type or headers.get("Content-Type", "")
+        self._is_stream = body_type.startswith("text/event-stream") or body_type == plan.stream_format.content_type
+        shown = downstream(headers, rollout_id=plan.rollout_id, step_id=plan.step_id)
+        if content_type is not None:
+            shown = [pair for pair in shown if pair[0].lower() != "content-type"] + [("Content-Type", content_type)]
+        self._headers = shown
+
+    async def keep_alive(self) -> None:
+        """Write to a stream that waits for its engine what has no meaning in it; the first time with the head (status 200)."""
+        stream_format = self._call.plan.stream_format
+        if self._stream is None:
+            self.set_head(200, {}, content_type=stream_format.content_type)
+            self.only_keepalives_sent = True
+        await self.write(stream_format.keep_alive)
+
+    async def forward(self, shown: bytes, interval_s: float) -> None:
+        """Write bytes of the engine's response; while all of a stream is held, a keep-alive comment at intervals."""
+        now = self._call.last_byte or 0.0
+        if shown:
+            await self.write(shown)
+            self.only_keepalives_sent = False
+        elif now - (self._written or self._call.first_byte or now) < interval_s or not self.is_stream:
+            return
+        else:
+            await self.keep_alive()
+        self._written = now
+
+    async def write(self, shown: bytes) -> None:
+        """Write bytes of the body. Raises ClientConnectionResetError if the client has disconnected."""
+        if self._stream is None:
+            self._call.request[RESPONSE_STARTED] = True
+            self._stream = web.StreamResponse(status=self.status, headers=self._headers)
+            await self._stream.prepare(self._call.request)
+        await self._stream.write(shown)
+
+    async def end(self, end: bytes, *, broken: bool) -> web.StreamResponse:
+        """Write the withheld end: the whole response with its Content-Length if nothing was written yet.
+
+        `broken`: the engine disconnected early, and the client's connection is closed early as well. Raises
+        ClientConnectionResetError if the client has disconnected.
+        """
+        if self._stream is None:
+            response = web.Response(status=self.status, headers=self._headers, body=end)
+            await response.prepare(self._call.request)
+            await response.write_eof()
+            return response
+        if self.only_keepalives_sent and not self._is_stream:
+            end = self._call.plan.error_events(end)  # status 200 was sent already
+        if end:
+            await self._stream.write(end)
+        if broken:
+            return self.cut()
+        transport = self._call.request.transport
+        if transport is None or transport.is_closing():
+            raise ClientConnectionResetError("the client disconnected before the end was written")
+        await self._stream.write_eof()
+        return self._stream
+
+    def cut(self) -> web.StreamResponse:
+        """Close the connection before the last chunk, so that the client sees an incomplete response."""
+        transport = self._call.request.transport
+        if transport is not None:
+            transport.close()
+        assert self._stream is not None
+        return self._stream
+
+
+async def relay(call: Call) -> web.StreamResponse:
     """Send a call, stream its response, record its step, and end the response."""
-    client = ClientStream(call)
+    context, client = call.context, ClientStream(call)
     call.task = asyncio.current_task()
     if context.start_trace is not None:
         call.trace = context.start_trace(call)
@@ -56,19 +155,19 @@ async def relay(context: Context, call: CallState) -> web.StreamResponse:
     context.in_flight[call.plan.rollout_id] += 1
     context.memory_limit.calls.add(call)
     try:
-        outcome = await _outcome(context, call, client)
+        outcome = await _outcome(call, client)
         call.step = outcome.step
         try:
-            await context.recorder.record(outcome.step, call.incarnation, body_bytes=call.body_bytes)
+            await context.recorder.record(outcome.step, call.rollout.incarnation, body_bytes=call.body_bytes)
         except StoreUnavailable as fault:
             call.note_fault(fault)
             if not client.headers_sent:
                 raise
             return client.cut()  # a response whose step is not stored must not look complete
-        call.stored.set()
+        call.attempt.stored.set()
         if call.trace is not None:
             call.trace.stored(call)
-        return await _end(context, call, client, outcome)
+        return await _end(call, client, outcome)
     except ClientConnectionResetError:
         return web.Response(status=CLIENT_CLOSED_REQUEST)  # the client disconnected
     except EngineBusy as busy:
@@ -83,19 +182,22 @@ async def relay(context: Context, call: CallState) -> web.StreamResponse:
         context.in_flight[call.plan.rollout_id] -= 1
         if not context.in_flight[call.plan.rollout_id]:
             del context.in_flight[call.plan.rollout_id]
-        _report(context, call, client)
+        _report(call, client)
 
 
-async def _outcome(context: Context, call: CallState, client: ClientStream) -> Outcome:
-    """Try one endpoint after the other, until one responds, the client received something, or none is left.
+async def _outcome(call: Call, client: ClientStream) -> Outcome:
+    """Return the outcome of a call.
 
-    If an unexpected exception is raised after the request was sent, what arrived until then is recorded as a partial step.
+    If the client disconnects, or an unexpected exception is raised after the request was sent, what arrived until then is
+    recorded as a partial step.
     """
     try:
-        while (outcome := await _at_endpoint(context, call, client)) is None:
-            pass
-        return call.planner.reshape(outcome)
-    except (ProxyError, ClientConnectionResetError):
+        return await _answered(call, client)
+    except (asyncio.CancelledError, ClientConnectionResetError):
+        if call.sent is not None:  # else it was queued: nothing was sent to an engine
+            await _record_cut(call)
+        raise
+    except ProxyError:
         raise
     except Exception as error:
         if call.sent is None:
@@ -105,76 +207,125 @@ async def _outcome(context: Context, call: CallState, client: ClientStream) -> O
         call.exchange = None  # frees the parsed response while the step is stored
 
 
-async def _at_endpoint(context: Context, call: CallState, client: ClientStream) -> Outcome | None:
-    """Send the call to one endpoint and relay its response; return None if the next endpoint is to be tried."""
-    try:
-        if call.failed and not call.are_ids_refused:
-            await _move(call)
-        plan = call.plan
-        if call.fault is not None:
-            raise call.fault
-        exchange = await _exchanged(context, call, client)
-        outcome = await _in_thread_if_large(
-            call.body_bytes,
-            partial(exchange.finish, call.timing(context.clock.now()), call.policy.version.announced.version),
-        )
-    except PromptIdsRejected:
-        call.are_ids_refused = True
-        call.plan, call.fault = await call.planner.plan(call.endpoint, call.failed, as_ids=False)
-        return None
-    except EngineError as fault:
-        fault.__traceback__ = None  # `call.fault` and this frame refer to each other
-        call.note_fault(fault)
-        if not client.body_started and call.failover.can_retry(fault):
-            _note_failed(context, call, fault)
-            return None
-        return await _broken(call, client, call.exchange, fault)
-    except (asyncio.CancelledError, ClientConnectionResetError):
-        if call.sent is None:
-            raise  # it was queued: nothing was sent to an engine
-        # `_exchanged` has aborted the call, or closed the engine's connection, on which the engine stops generating.
-        exchange = call.exchange or Exchange(call.plan, 0, "")
-        reason, version = call.cut or "the client disconnected", call.policy.version.announced.version
-        abort = partial(
-            exchange.abort,
-            reason,
-            call.timing(),
-            delivered=False,
-            policy_version=version,
-            is_aborted=call.is_aborted,
-        )
-        call.step = (await _despite_cancellation(call.body_bytes, abort)).step
-        context.recorder.record_detached(call.step, call.incarnation, body_bytes=call.body_bytes)
-        raise
-    if exchange.response.prompt is not None:
-        context.known_prompts.keep(plan.rollout_id, call.incarnation, exchange.response.prompt)
+async def _answered(call: Call, client: ClientStream) -> Outcome:
+    """Try one endpoint after the other, until one responds, the client received something, or none is left."""
+    while True:
+        try:
+            if call.failed and not call.are_ids_refused:
+                await _move(call)
+            if call.fault is not None:
+                raise call.fault
+            relayed = _relayed(call, client)
+            if call.plan.abort is not None:
+                relayed = _abortable(call, call.plan.abort, relayed)
+            if call.plan.framing == "replay":
+                relayed = _kept_alive(call, client, relayed)
+            if (exchange := await relayed) is not None:
+                return await _finished(call, exchange)
+            call.are_ids_refused = True
+            await plan_for(call, call.endpoint, as_ids=False)
+        except EngineError as fault:
+            fault.__traceback__ = None  # `call.fault` and this frame refer to each other
+            call.note_fault(fault)
+            if client.body_started or not call.failover.can_retry(fault):
+                return _reshaped(call, await _broken(call, client, fault))
+            _note_failed(call, fault)
+
+
+async def _finished(call: Call, exchange: Exchange) -> Outcome:
+    """Return the outcome of a complete response."""
+    context, plan = call.context, call.plan
+    outcome = await _in_thread_if_large(
+        call.body_bytes,
+        partial(exchange.finish, call.timing(context.clock.now()), call.policy.version.announced.version),
+    )
+    if (prompt := exchange.response.prompt) is not None:
+        context.known_prompts.keep(plan.rollout_id, call.rollout.incarnation, prompt)
     if plan.prompt_ids is not None:
-        _note_prompt_ids(context, call, outcome.step)
-    return outcome
+        if "other_prompt" in outcome.step.problems:  # the engine did not use them
+            context.continuation.refuse(call.endpoint, plan.rollout_id, "returned_ids")
+        elif outcome.step.prompts:
+            call.endpoint.continuation_fault.oppose()
+    return _reshaped(call, outcome)
 
 
-def _note_prompt_ids(context: Context, call: CallState, step: Step) -> None:
-    """Note whether the engine used the prompt ids of a call."""
-    if "other_prompt" in step.problems:
-        context.continuation.refuse(call.endpoint, step.rollout_id, "returned_ids")
-    elif step.prompts:
-        call.endpoint.continuation_fault.oppose()
+def _reshaped(call: Call, outcome: Outcome) -> Outcome:
+    """Return the end of the call as its client reads it."""
+    adapter = None if call.adapter is None else adapter_of(call.adapter, outcome.step)
+    return outcome if adapter is None else adapter.reshape(outcome)
 
 
-async def _exchanged(context: Context, call: CallState, client: ClientStream) -> Exchange:
-    """Send the call once it has a slot, and relay the response. Meanwhile the call has the exchange that is returned."""
-    relayed = _relayed(context, call, client)
-    if call.plan.abort is not None:
-        relayed = _abortable(context, call, call.plan.abort, relayed)
-    if call.plan.framing != "replay":
+async def _record_cut(call: Call) -> None:
+    """Record a partial step of a call that was cancelled, with what arrived until then.
+
+    The call was aborted at its engine, or the engine's connection was closed, on which it stops generating.
+    """
+    exchange = call.exchange or Exchange(call.plan, 0, "")
+    abort = partial(
+        exchange.abort,
+        call.cut or "the client disconnected",
+        call.timing(),
+        delivered=False,
+        policy_version=call.policy.version.announced.version,
+        is_aborted=call.is_aborted,
+    )
+    call.step = (await _despite_cancellation(call.body_bytes, abort)).step
+    call.context.recorder.record_detached(call.step, call.rollout.incarnation, body_bytes=call.body_bytes)
+
+
+async def _relayed(call: Call, client: ClientStream) -> Exchange | None:
+    """Send a call once it has a slot, and stream its response; return None if the engine rejects its prompt ids.
+
+    It is then sent as the client sent it. If that succeeds, the ids were the reason.
+    """
+    context, plan, queue = call.context, call.plan, call.endpoint.queue
+    if not queue.acquire_free():
+        await _wait_for_slot(call, client)
+    try:
+        with await _sent(call) as response:
+            call.failover.check_status(call.endpoint, response.status)
+            if plan.prompt_ids is not None and response.status in _REJECTED:
+                return None
+            if call.are_ids_refused and response.status < 400:
+                context.continuation.refuse(call.endpoint, plan.rollout_id, "refused_ids")
+            exchange = call.exchange = Exchange(
+                plan,
+                response.status,
+                response.content_type,
+                max_event_bytes=context.settings.engines.max_event_bytes,
+                prompt=context.known_prompts.get((plan.rollout_id, call.rollout.incarnation)),
+            )
+            client.set_head(response.status, response.headers, content_type=exchange.response.content_type)
+            await _stream(call, client, exchange, response)
+    finally:
+        queue.release()
+    await _follow_up(call, exchange)
+    return exchange
+
+
+async def _kept_alive(
+    call: Call, client: ClientStream, relayed: Coroutine[Any, Any, Exchange | None]
+) -> Exchange | None:
+    """Relay an unstreamed call of a client that requested a stream, with keep-alive comments meanwhile."""
+    interval_s = call.context.settings.record.keep_alive_interval_s
+
+    async def keep_alive() -> None:
+        with suppress(ClientConnectionResetError):  # the server cancels the call itself
+            while True:
+                await asyncio.sleep(interval_s)
+                await client.keep_alive()
+
+    task = asyncio.get_running_loop().create_task(keep_alive())
+    try:
         return await relayed
-    async with keeping_alive(client, context.settings.record.keep_alive_interval_s):
-        return await relayed
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def _abortable(
-    context: Context, call: CallState, abort: FollowUpRequest, relayed: Coroutine[Any, Any, Exchange]
-) -> Exchange:
+    call: Call, abort: FollowUpRequest, relayed: Coroutine[Any, Any, Exchange | None]
+) -> Exchange | None:
     """Relay a call; if it is cancelled, abort it at its engine, and receive what the engine sampled until then."""
     working = asyncio.get_running_loop().create_task(relayed)
     try:
@@ -184,18 +335,18 @@ async def _abortable(
             if call.sent is not None and not working.done():
                 call.is_aborted = call.exchange is None or not call.exchange.response.is_over
                 with suppress(EngineError, TimeoutError):
-                    await _abort(context, call, abort, working)
+                    await _abort(call, abort, working)
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
         raise
 
 
-async def _abort(context: Context, call: CallState, abort: FollowUpRequest, working: "asyncio.Task[Exchange]") -> None:
+async def _abort(call: Call, abort: FollowUpRequest, working: "asyncio.Task[Exchange | None]") -> None:
     """Have the engine abort a call, and wait for the end of its response. Raises EngineError, TimeoutError."""
     headers, body = (("Content-Type", "application/json"),), orjson.dumps(abort.body)
     async with asyncio.timeout(_ABORT_TIMEOUT_S):
-        sent = await context.upstream.send(
+        sent = await call.context.upstream.send(
             call.endpoint, "POST", abort.path, headers=headers, body=body, is_auxiliary=True
         )
         with sent as response:
@@ -203,34 +354,7 @@ async def _abort(context: Context, call: CallState, abort: FollowUpRequest, work
                 await asyncio.wait([working])
 
 
-async def _relayed(context: Context, call: CallState, client: ClientStream) -> Exchange:
-    queue = call.endpoint.queue
-    if not queue.acquire_free():
-        await _wait_for_slot(context, call, client)
-    try:
-        with await _sent(context, call) as response:
-            call.failover.check_status(call.endpoint, response.status)
-            _check_prompt_ids(context, call, response.status)
-            exchange = call.exchange = _new_exchange(context, call, response)
-            client.set_head(response.status, response.headers, content_type=exchange.response.content_type)
-            await _stream(context, call, client, exchange, response)
-    finally:
-        queue.release()
-    await _follow_up(context, call, exchange)
-    return exchange
-
-
-def _new_exchange(context: Context, call: CallState, response: EngineResponse) -> Exchange:
-    return Exchange(
-        call.plan,
-        response.status,
-        response.content_type,
-        max_event_bytes=context.settings.engines.max_event_bytes,
-        prompt=context.known_prompts.get((call.plan.rollout_id, call.incarnation)),
-    )
-
-
-async def _wait_for_slot(context: Context, call: CallState, client: ClientStream) -> None:
+async def _wait_for_slot(call: Call, client: ClientStream) -> None:
     """Wait for a slot of the call's endpoint.
 
     Raises:
@@ -240,7 +364,9 @@ async def _wait_for_slot(context: Context, call: CallState, client: ClientStream
     if call.trace is not None:
         call.trace.queued(call)
     try:
-        await context.upstream.wait_for_slot(call.endpoint, call.plan.rollout_id, can_fail_over=call.failover.has_next)
+        await call.context.upstream.wait_for_slot(
+            call.endpoint, call.plan.rollout_id, can_fail_over=call.failover.has_next
+        )
     except EngineBusy as busy:
         if call.failed or client.only_keepalives_sent:
             public = f"The engine is busy: {busy.message}"
@@ -248,60 +374,46 @@ async def _wait_for_slot(context: Context, call: CallState, client: ClientStream
         raise
 
 
-async def _sent(context: Context, call: CallState) -> EngineResponse:
+async def _sent(call: Call) -> EngineResponse:
     """Send the call to its endpoint, and return the response."""
     plan = call.plan
     size = call.body_bytes + _BYTES_PER_ID * len(plan.prompt_ids or ())
     body = await _in_thread_if_large(size, partial(orjson.dumps, plan.body))
-    call.sent = context.clock.monotonic()
+    call.sent = call.context.clock.monotonic()
     headers = [*call.request.headers.items(), *plan.headers.items()]
     if call.trace is not None:
         headers = call.trace.sending(call, headers) or headers
-    return await context.upstream.send(call.endpoint, "POST", plan.endpoint, headers=headers, body=body)
+    return await call.context.upstream.send(call.endpoint, "POST", plan.endpoint, headers=headers, body=body)
 
 
-def _check_prompt_ids(context: Context, call: CallState, status: int) -> None:
-    """Raise PromptIdsRejected if the engine rejects a call that has prompt ids.
-
-    The call is then sent as the client sent it. If that succeeds, the ids were the reason.
-    """
-    if call.plan.prompt_ids is not None and status in _REJECTED:
-        raise PromptIdsRejected
-    if call.are_ids_refused and status < 400:
-        context.continuation.refuse(call.endpoint, call.plan.rollout_id, "refused_ids")
-
-
-def _note_failed(context: Context, call: CallState, fault: EngineError) -> None:
+def _note_failed(call: Call, fault: EngineError) -> None:
     """Note for the step which endpoint failed, and count the failover."""
     label = call.endpoint.label
     call.are_ids_refused, call.exchange = False, None
-    context.memory_limit.release(call)
+    call.context.memory_limit.release(call)
     call.failed.append({"endpoint": label, "fault": fault.message})
-    context.metrics.failovers.labels(label).inc()
+    call.context.metrics.failovers.labels(label).inc()
     LOG.warning(
         "Failing over to the next endpoint: %s", fault.message, extra={"fields": {"step_id": call.plan.step_id}}
     )
 
 
-async def _move(call: CallState) -> None:
+async def _move(call: Call) -> None:
     """Plan the call for the next endpoint, which may be of another kind. Raises EngineUnreachable if it cannot serve it."""
     endpoint = call.failover.next()
     try:
-        plan, fault = await call.planner.plan(endpoint, call.failed)
+        await plan_for(call, endpoint)
     except UnprocessableRequest as error:
         raise EngineUnreachable(f"Engine {endpoint.label} cannot serve the call: {error.message}") from error
-    call.endpoint, call.plan, call.fault = endpoint, plan, fault
     call.first_byte = call.last_byte = None  # of the failed endpoint's response
 
 
-async def _stream(
-    context: Context, call: CallState, client: ClientStream, exchange: Exchange, sent: EngineResponse
-) -> None:
+async def _stream(call: Call, client: ClientStream, exchange: Exchange, sent: EngineResponse) -> None:
     """Feed the engine's bytes to the exchange and write what it returns, until the response is complete.
 
     Memory for a long response is reserved before its bytes are fed.
     """
-    reads, response = sent.iter_bytes(), exchange.response
+    context, reads, response = call.context, sent.iter_bytes(), exchange.response
     limit_bytes = context.settings.engines.max_response_bytes
     unweighed = min(limit_bytes, UNWEIGHED_BYTES)
     request_bytes = call.body_bytes
@@ -323,7 +435,7 @@ async def _stream(
                 if size < _THREAD_FROM_BYTES
                 else await _in_thread_if_large(size, partial(response.feed, read))
             )
-            await _forward(context, call, client, shown)
+            await _forward(call, client, shown)
             if response.is_over:
                 break
         if response.is_over:
@@ -334,12 +446,12 @@ async def _stream(
     exchange.is_read = True
 
 
-async def _forward(context: Context, call: CallState, client: ClientStream, shown: bytes) -> None:
+async def _forward(call: Call, client: ClientStream, shown: bytes) -> None:
     """Forward bytes to the client; if it has disconnected, cancel the call, and receive what the engine sampled until then."""
     if call.is_aborted:
         return
     try:
-        await client.forward(shown, context.settings.record.keep_alive_interval_s)
+        await client.forward(shown, call.context.settings.record.keep_alive_interval_s)
     except ClientConnectionResetError:
         if call.plan.abort is None or call.task is None:
             raise
@@ -359,7 +471,7 @@ async def _read_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
                     break
 
 
-async def _follow_up(context: Context, call: CallState, exchange: Exchange) -> None:
+async def _follow_up(call: Call, exchange: Exchange) -> None:
     """Request from the engine what its response lacks. Without a result, the step has a problem."""
     if exchange.response.forces_usage:
         call.endpoint.forces_usage.show(call.plan.rollout_id, what=True)
@@ -367,12 +479,12 @@ async def _follow_up(context: Context, call: CallState, exchange: Exchange) -> N
         call.endpoint.forces_usage.oppose()
     model, request = await _in_thread_if_large(call.body_bytes, exchange.missing)
     if model is not None:
-        exchange.served_models = await context.upstream.served_models(call.endpoint, model)
+        exchange.served_models = await call.context.upstream.served_models(call.endpoint, model)
     if request is None:
         return
     body = await _in_thread_if_large(call.body_bytes, partial(orjson.dumps, request.body))
     try:
-        _, exchange.follow_up_response = await context.upstream.post_json(
+        _, exchange.follow_up_response = await call.context.upstream.post_json(
             call.endpoint, request.path, body, new_connection=True, is_auxiliary=False
         )
     except EngineError as error:
@@ -405,7 +517,7 @@ async def _despite_cancellation(size: int, work: Callable[[], T]) -> T:
     return working.result()
 
 
-async def _failed(call: CallState, client: ClientStream, error: Exception) -> Outcome:
+async def _failed(call: Call, client: ClientStream, error: Exception) -> Outcome:
     """Return the outcome after an error of TokenTape itself: a partial step with the id of the error, and an error response."""
     plan = call.plan
     fault = internal_error(error, step_id=plan.step_id)
@@ -424,13 +536,13 @@ async def _failed(call: CallState, client: ClientStream, error: Exception) -> Ou
         return Outcome(b"", step, broken=True)
 
 
-async def _broken(call: CallState, client: ClientStream, exchange: Exchange | None, fault: EngineError) -> Outcome:
+async def _broken(call: Call, client: ClientStream, fault: EngineError) -> Outcome:
     """Return the outcome after the engine was unreachable or disconnected.
 
     A client that has received nothing gets an error response. One that has received a part of the response gets its connection
     closed as the engine closed its own, or, in a translated dialect, an error event and the regular end of the stream.
     """
-    plan = call.plan
+    plan, exchange = call.plan, call.exchange
     LOG.warning("Engine failed: %s", fault.message, extra={"fields": {"step_id": plan.step_id}})
     error = plan.error_dialect.error(fault.for_agents(f"step {plan.step_id}"))
     if exchange is None:
@@ -447,14 +559,14 @@ async def _broken(call: CallState, client: ClientStream, exchange: Exchange | No
     return Outcome(error, outcome.step, broken=False)
 
 
-def _unanswered(call: CallState, fault: EngineError) -> Outcome:
+def _unanswered(call: Call, fault: EngineError) -> Outcome:
     """Return the outcome of a call that no engine answered: its step has the error as an engine's response."""
     exchange = Exchange(call.plan, fault.status, "application/json")
     exchange.response.feed(call.plan.dialect.error(fault))
     return exchange.finish(call.timing())
 
 
-async def _end(context: Context, call: CallState, client: ClientStream, outcome: Outcome) -> web.StreamResponse:
+async def _end(call: Call, client: ClientStream, outcome: Outcome) -> web.StreamResponse:
     """Write the withheld end; if the client has disconnected, mark the step as undelivered."""
     if outcome.status is not None:
         client.status = outcome.status
@@ -465,14 +577,15 @@ async def _end(context: Context, call: CallState, client: ClientStream, outcome:
         return response
     finally:
         if not is_delivered:
-            context.recorder.mark_undelivered(outcome.step, call.incarnation)
+            call.context.recorder.mark_undelivered(outcome.step, call.rollout.incarnation)
 
 
-def _report(context: Context, call: CallState, client: ClientStream) -> None:
+def _report(call: Call, client: ClientStream) -> None:
     """Count the call and log its line: names, counts and durations, never content or keys."""
     if call.trace is not None:
         call.trace.ended(call, client.status)
-    metrics, plan, step = context.metrics, call.plan, call.step
+    context, plan, step = call.context, call.plan, call.step
+    metrics = context.metrics
     labels = (plan.error_dialect.name, call.endpoint.label, str(client.status))
     total_s = context.clock.monotonic() - call.started
     metrics.calls.labels(*labels).inc()

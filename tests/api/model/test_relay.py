@@ -685,9 +685,9 @@ async def test_a_connection_lost_before_the_last_write_marks_the_step_as_not_del
 ):
     """The complete step is stored already; the write fails."""
 
-    async def lost(context, call, client, outcome):
+    async def lost(call, client, outcome):
         call.request.transport.abort()
-        return await _end(context, call, client, outcome)
+        return await _end(call, client, outcome)
 
     monkeypatch.setattr("proxy.api.model.relay._end", lost)
     engine.plays(cassette)
