@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from storage.errors import StorageError
 from storage.options import Address, StoreOptions, parse_url
 from storage.redis.cluster import Cluster
-from storage.redis.connections import Servers, SingleServer, connections_to, connections_to_socket
+from storage.redis.connections import Servers, connections_to, connections_to_socket
 from storage.redis.durability import barrier_for
 from storage.redis.server_info import check_supported, fetch_info
 from storage.redis.store import RedisStore
@@ -49,9 +49,9 @@ async def open_store(url: str, options: StoreOptions | None = None) -> Store:
     if address.kind == "embedded":
         return await _open_embedded(address, options)
     if address.kind == "unix":
-        return await _open(SingleServer(connections_to_socket(str(address.path), address, options)), options)
+        return await _open(connections_to_socket(str(address.path), address, options), options)
     if address.kind == "single":
-        return await _open(SingleServer(connections_to(*address.hosts[0], address, options)), options)
+        return await _open(connections_to(*address.hosts[0], address, options), options)
     cluster = Cluster(address.hosts, lambda host, port: connections_to(host, port, address, options))
     return await _open(cluster, options)
 
@@ -68,7 +68,7 @@ async def start_shared(url: str, options: StoreOptions) -> "EmbeddedServer | Non
 
 async def _open_embedded(address: Address, options: StoreOptions) -> Store:
     server = await _start(address, options)
-    return await _open(SingleServer(connections_to_socket(server.socket, address, options)), options, server.stop)
+    return await _open(connections_to_socket(server.socket, address, options), options, server.stop)
 
 
 async def _start(address: Address, options: StoreOptions) -> "EmbeddedServer":

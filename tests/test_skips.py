@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MULTIPLEXED = "tests/storage/redis/test_multiplexed.py::"
+CONNECTIONS = "tests/storage/redis/test_connections.py::"
 SKIPPED = [
-    MULTIPLEXED + "test_all_callers_share_one_connection",
-    MULTIPLEXED + "test_long_commands_use_another_connection",
+    CONNECTIONS + "test_all_callers_share_one_connection",
+    CONNECTIONS + "test_long_commands_use_another_connection",
 ]
-SELF_CONTAINED = MULTIPLEXED + "test_a_reply_without_a_command_closes_the_connection"
+SELF_CONTAINED = CONNECTIONS + "test_a_reply_without_a_command_closes_the_connection"
 
 
 async def printed(*words: str) -> str:

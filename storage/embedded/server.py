@@ -4,7 +4,7 @@
 2. No orphans: on Linux the server stops with its owner (see `launcher`). On all systems, a new owner first shuts down a server
    that still uses the socket.
 3. No acknowledged write is lost when either process is killed: the server writes its append-only file before it replies, and
-   a write is complete when a PING shows that this succeeded (see `redis/multiplexed.py`). That is true for `appendfsync no`
+   a write is complete when a PING shows that this succeeded (see `redis/connections.py`). That is true for `appendfsync no`
    and `always`, but not for `everysec`, which delays writes for up to two seconds while an fsync runs (flushAppendOnlyFile
    in aof.c). So durability `acknowledged` uses `no` and one fsync per second: a power failure loses about one second.
    Durability `fsync` uses `always`.

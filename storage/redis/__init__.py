@@ -7,14 +7,11 @@
     listing        the listing of names
     keys           all keys, with their types and lifetimes
     scripts        the Lua scripts (`lua/`)
-    decoding       replies -> values
     durability     WAIT, WAITAOF or PING after a write
     cluster        the primaries of a cluster and their slots
-    connections    the connection pool of one server
-    multiplexed    one connection shared by short commands
+    connections    the connections to one server
+    replies        replies -> values, and errors of redis-py and servers -> errors of the store
     server_info    INFO: version, warnings
-    errors         errors of redis-py and servers -> errors of the store
 
-The path of a command: `store`, `keys`, `scripts`, `cluster` (if there is one), `connections`. The path of its reply: `errors`,
-`durability`, `decoding`.
+The path of a command: `store`, `cluster` (if there is one), `connections`; of its reply: `connections`, `store`, `replies`.
 """

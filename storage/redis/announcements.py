@@ -66,4 +66,4 @@ class RedisReservations:
     async def extend(self, rollout: str, incarnation: str, reservation: Reservation) -> None:
         """Set the lease to end this long from now; 0 releases the reservation."""
         keys = rollout_keys(self._prefix, rollout)
-        await self._run(scripts.EXTEND_RESERVATION, keys.all(), (keys.encoded, 0, 0, incarnation, *reservation))
+        await self._run(scripts.EXTEND_RESERVATION, keys.all, (keys.encoded, 0, 0, incarnation, *reservation))

@@ -12,8 +12,7 @@ from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from storage.errors import StorageError, StoreUnreachable
 from storage.redis.connections import Connections
-from storage.redis.multiplexed import Reply
-from storage.redis.replies import checked
+from storage.redis.replies import Reply, checked
 from storage.redis.scripts import Command
 
 HostPort = tuple[str, int]
@@ -48,7 +47,7 @@ class Cluster:
         for _ in range(_MAX_REDIRECTS):
             owner = await self._owner(slot)
             try:
-                replies = await self._server(owner).execute(commands, shared=shared, confirmed=confirmed)
+                replies = await self._server(owner).execute(key, commands, shared=shared, confirmed=confirmed)
             except StoreUnreachable:
                 await self._refresh(self._refreshes)
                 if await self._owner(slot) == owner:
@@ -60,7 +59,7 @@ class Cluster:
                 continue
             if isinstance(redirect, AskError):
                 _, *replies = await self._server((redirect.host, redirect.port)).execute(
-                    [("ASKING",), *commands], shared=shared, confirmed=confirmed
+                    key, [("ASKING",), *commands], shared=shared, confirmed=confirmed
                 )
             if not isinstance(replies[0], TryAgainError):
                 return replies
@@ -111,7 +110,7 @@ class Cluster:
                 server = self._server(address)
                 try:
                     async with asyncio.timeout(_SLOTS_TIMEOUT_S):
-                        (slots,) = await server.execute([("CLUSTER", "SLOTS")])
+                        (slots,) = await server.execute(b"", [("CLUSTER", "SLOTS")])
                 except (StoreUnreachable, TimeoutError) as error:
                     errors.append(str(error) or f"{server.address} did not respond within {_SLOTS_TIMEOUT_S:g} s")
                     continue

@@ -1,26 +1,32 @@
-"""The connection pool of one server.
+"""The connections to one server: one that short commands share, and a pool for the others.
 
-redis-py opens connections and parses replies. Its clients are not used: they take two to three times the CPU time of this pool
-for each call, fail instead of waiting when all connections are in use, and cannot send a WAIT on the connection of its write
-in a cluster.
+redis-py opens connections (TLS, AUTH, SELECT) and parses replies. Its clients are not used: they take at least three times the
+CPU time of these connections for each call (decisions/135), fail instead of waiting when all connections are in use, and
+cannot send a WAIT on the connection of its write in a cluster.
+
+A write can be confirmed by a PING. Valkey and Redis write the append-only file before they send replies, but they send the
+replies even if that write failed, and refuse only later writes and PING (MISCONF; Valkey 9.1, processCommand in server.c). So a
+PING that is sent on the same connection after the reply, and answered with PONG, shows that the write is in the file.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
-from hiredis import pack_command
+from hiredis import Reader, pack_command
+from msgspec import Struct
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from storage.errors import StoreUnreachable
 from storage.options import Address, StoreOptions
-from storage.redis.multiplexed import PING, MultiplexedConnection, Reply, read_reply
-from storage.redis.replies import checked, translate_errors
+from storage.redis.replies import Reply, checked, translated
 from storage.redis.scripts import Command
 
 # By default, redis-py reads its own version from disk for each connection, to send it to the server (8.1: 0.5 ms).
@@ -32,6 +38,13 @@ _NO_CLIENT_INFO: Final[dict[str, None]] = (
 _RETRY_INTERVAL_S: Final = 0.02
 MANY_ARGUMENTS: Final = 2**13  # whose packing takes a millisecond
 _MAX_SHARED_BYTES: Final = 2**18  # longer commands would delay those after them on the shared connection
+_pack: Final[Callable[[Command], bytes]] = pack_command  # type: ignore[assignment] # the stub requires a 1-tuple
+_PING: Final = _pack(("PING",))
+_CHECKS: Final = 4  # checks for progress within the timeout
+_INCOMPLETE: Final = object()  # instead of a reply
+
+_Caller: TypeAlias = tuple["asyncio.Future[list[Reply]]", list[Reply]]  # who waits, and the replies that it has already
+_Callers: TypeAlias = Sequence[_Caller]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +52,7 @@ class Barrier:
     """The commands that follow a write.
 
     `commands` (none or one) are sent in the same round trip as the write and must return at least `required` confirmations.
-    `confirmed`: a PING in another round trip shows that the server wrote its append-only file (see `multiplexed`).
+    `confirmed`: a PING in another round trip shows that the server wrote its append-only file.
     """
 
     commands: tuple[Command, ...] = ()
@@ -49,9 +62,9 @@ class Barrier:
     def check(self, replies: Sequence[Reply]) -> None:
         """Raise `StoreUnreachable` if there are too few confirmations. The write may be stored nevertheless."""
         for reply in replies:
-            answer = checked(reply)
-            if answer == b"PONG":
+            if reply == b"PONG":
                 continue
+            answer = checked(reply)
             # WAIT returns a number of replicas; WAITAOF the number of local disks (0 or 1) and of disks of replicas.
             count, unit = (answer[0], "disks") if isinstance(answer, list) else (answer, "replicas")
             if count < self.required:
@@ -67,10 +80,7 @@ class Servers(Protocol):
     async def execute(
         self, key: bytes, commands: Sequence[Command], *, shared: bool = False, confirmed: bool = False
     ) -> list[Reply]:
-        """Send commands to the server that has `key`, in one write on one connection; return one reply for each.
-
-        If `confirmed`, the reply of a PING is added: see `Connections.execute`.
-        """
+        """Send commands to the server that has `key`; see `Connections.execute`."""
         ...
 
     async def all(self) -> "list[Connections]":
@@ -83,14 +93,14 @@ class Servers(Protocol):
 
 
 class Connections:
-    """A pool of up to `max_connections` connections to one server, and one `MultiplexedConnection` for short commands.
+    """The connections to one server: a shared one for short commands, and a pool of up to `max_connections`.
 
-    A pooled connection is used by one caller at a time; further callers wait in order. A command on the multiplexed connection
-    takes a third of the CPU time.
+    A command on the shared connection takes a third of the CPU time; a long or blocking one would delay all after it. A pooled
+    connection is used by one caller at a time; further callers wait in order.
 
-    If a connection breaks, its commands are sent once more on a new one, as all pooled connections break when a server
-    restarts. So all commands must be idempotent. If `patient`, commands are sent until `timeout_s` has passed, for a server
-    that has responded before and is restarting.
+    If a connection breaks, its commands are sent once more on a new one, as all connections break when a server restarts. So
+    all commands must be idempotent. If `patient`, commands are sent until `timeout_s` has passed, for a server that has
+    responded before and is restarting.
     """
 
     def __init__(
@@ -106,8 +116,7 @@ class Connections:
         self._timeout_s = options.timeout_s
         self._free = asyncio.Semaphore(options.max_connections)
         self._idle: list[AbstractConnection] = []
-        self._multiplexed = MultiplexedConnection(make, options.timeout_s)
-        self._translated = translate_errors(address, options.timeout_s)
+        self._session: _Session | None = None
         self._patient = patient
         self._has_responded = False
         self._closed = False
@@ -116,45 +125,51 @@ class Connections:
         return f"<Connections to {self.address}, {len(self._idle)} idle>"
 
     async def execute(
-        self, commands: Sequence[Command], *, shared: bool = False, confirmed: bool = False
+        self, key: bytes, commands: Sequence[Command], *, shared: bool = False, confirmed: bool = False
     ) -> list[Reply]:
         """Send commands in one write on one connection; return one reply for each, including error replies.
 
-        `shared`: use the multiplexed connection, unless the commands are long; they must not block. `confirmed`: after the
-        replies, send a PING on the same connection and add its reply, which is an error if the server could not write its
-        append-only file (see `multiplexed`). Raises `StoreUnreachable` if there is no reply within `timeout_s`, including the
+        This server has every `key`. `shared`: use the shared connection, unless the commands are long; they must not block.
+        `confirmed`: after the replies, send a PING on the same connection and add its reply, which is an error if the server
+        could not write its append-only file. Raises `StoreUnreachable` if there is no reply within `timeout_s`, including the
         time to get a connection.
         """
         is_long = sum(map(len, commands)) > MANY_ARGUMENTS
-        packed = await asyncio.to_thread(_packed, commands) if is_long else _packed(commands)
-        with self._translated:
-            if shared and sum(map(len, packed)) <= _MAX_SHARED_BYTES:
-                return await self._retry(self._multiplexed.execute, packed, confirmed=confirmed)
-            async with asyncio.timeout(self._timeout_s), self._free:
-                return await self._retry(self._exchange, packed, confirmed=confirmed)
+        parts = map(_pack, commands)
+        packed = await asyncio.to_thread(b"".join, parts) if is_long else b"".join(parts)
+        loop, attempt = asyncio.get_running_loop(), 1
+        end = loop.time() + self._timeout_s
+        try:
+            while not self._closed:
+                try:
+                    if shared and len(packed) <= _MAX_SHARED_BYTES:
+                        session = self._session
+                        if session is None or session.is_closed:
+                            session = self._session = _Session(self._make(), self._timeout_s / _CHECKS)
+                        result: asyncio.Future[list[Reply]] = loop.create_future()
+                        session.send(packed, len(commands), ((result, []),), confirmed=confirmed)
+                        replies = await result
+                    else:
+                        async with asyncio.timeout_at(end), self._free:
+                            replies = await self._exchange(packed, len(commands), confirmed=confirmed)
+                except RedisConnectionError as error:
+                    is_restarting = self._patient and self._has_responded and loop.time() < end - 2 * _RETRY_INTERVAL_S
+                    if isinstance(error, AuthenticationError) or (attempt > 1 and not is_restarting):
+                        raise
+                else:
+                    self._has_responded = True
+                    return replies
+                await self._close_idle()
+                if attempt > 1:
+                    await asyncio.sleep(_RETRY_INTERVAL_S)
+                attempt += 1
+        except (RedisError, OSError) as error:
+            raise translated(error, self.address, self._timeout_s) from error
+        raise StoreUnreachable("the store is closed")
 
-    async def _retry(
-        self, execute: Callable[..., Awaitable[list[Reply]]], packed: list[bytes], *, confirmed: bool
-    ) -> list[Reply]:
-        """Execute commands once more if the connection breaks; if patient, until the timeout."""
-        if self._closed:
-            raise StoreUnreachable("the store is closed")
-        loop = asyncio.get_running_loop()
-        attempt, end = 1, loop.time() + self._timeout_s - 2 * _RETRY_INTERVAL_S
-        while True:
-            try:
-                replies = await execute(packed, confirmed=confirmed)
-            except RedisConnectionError as error:
-                is_restarting = self._patient and self._has_responded and loop.time() < end
-                if isinstance(error, AuthenticationError) or (attempt > 1 and not is_restarting):
-                    raise
-            else:
-                self._has_responded = True
-                return replies
-            await self._close_idle()
-            if attempt > 1:
-                await asyncio.sleep(_RETRY_INTERVAL_S)
-            attempt += 1
+    async def all(self) -> "list[Connections]":
+        """Return the server itself: it is not a cluster."""
+        return [self]
 
     @asynccontextmanager
     async def subscribe(
@@ -166,12 +181,14 @@ class Connections:
         """
         connection = self._make()
         try:
-            with translate_errors(self.address, self._timeout_s):
+            try:
                 async with asyncio.timeout(self._timeout_s):
                     await connection.connect()  # type: ignore[no-untyped-call]
-                    await _send(connection, ("SUBSCRIBE", *channels))
+                    await connection.send_packed_command([_pack(("SUBSCRIBE", *channels))], check_health=False)
                     for _ in channels:
-                        checked(await read_reply(connection))
+                        checked(await _read_reply(connection))
+            except (RedisError, OSError) as error:
+                raise translated(error, self.address, self._timeout_s) from error
             yield self._messages(connection, idle_timeout_s)
         finally:
             with suppress(RedisError, OSError):
@@ -179,7 +196,7 @@ class Connections:
 
     async def _messages(self, connection: AbstractConnection, idle_timeout_s: float) -> AsyncIterator[bytes | None]:
         was_pinged = False
-        with translate_errors(self.address, idle_timeout_s):
+        try:
             while True:
                 try:
                     async with asyncio.timeout(idle_timeout_s):
@@ -188,28 +205,31 @@ class Connections:
                     if was_pinged:
                         raise
                     was_pinged = True
-                    await _send(connection, ("PING",))
+                    await connection.send_packed_command([_PING], check_health=False)
                     yield None
                     continue
                 was_pinged = False
                 if message[0] == b"message":
                     yield message[2]
+        except (RedisError, OSError) as error:
+            raise translated(error, self.address, idle_timeout_s) from error
 
     async def close(self) -> None:
-        """Close the idle connections; those in use are closed when their callers have their replies."""
+        """Close the shared and the idle connections; those in use are closed when their callers have their replies."""
         self._closed = True
-        await self._multiplexed.close()
+        if self._session is not None:
+            await self._session.close()
         await self._close_idle()
 
-    async def _exchange(self, packed: list[bytes], *, confirmed: bool) -> list[Reply]:
+    async def _exchange(self, packed: bytes, count: int, *, confirmed: bool) -> list[Reply]:
         connection = self._idle.pop() if self._idle else self._make()
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
-            await connection.send_packed_command(packed, check_health=False)
-            replies = [await read_reply(connection) for _ in packed]
+            await connection.send_packed_command([packed], check_health=False)
+            replies = [await _read_reply(connection) for _ in range(count)]
             if confirmed:
-                await connection.send_packed_command([PING], check_health=False)
-                replies.append(await read_reply(connection))
+                await connection.send_packed_command([_PING], check_health=False)
+                replies.append(await _read_reply(connection))
         except BaseException:
             # Also when cancelled: another caller must not get the replies that are still to be received.
             with suppress(RedisError, OSError):
@@ -226,34 +246,176 @@ class Connections:
                 await self._idle.pop().disconnect()
 
 
-def _packed(commands: Sequence[Command]) -> list[bytes]:
-    return [pack_command(command) for command in commands]  # type: ignore[arg-type] # the stub requires a 1-tuple
+class _PendingReply(Struct):
+    """The callers that wait for `count` replies. `sent_at` is the number of checks that had been made before it.
+
+    A command has one caller, a PING all those that it confirms.
+    """
+
+    count: int
+    confirmed: bool
+    sent_at: int
+    callers: _Callers
 
 
-async def _send(connection: AbstractConnection, command: Command) -> None:
-    (packed,) = _packed([command])
-    await connection.send_packed_command(packed, check_health=False)
+class _Session(asyncio.Protocol):
+    """The shared connection, after redis-py has opened it: an asyncio protocol without a task or a stream in between.
 
+    Commands that are sent in the same iteration of the event loop are one write. Nothing is retried.
 
-class SingleServer:
-    """The server of a store that is not a cluster."""
+    A timeout is a number of checks without progress rather than a time: while the event loop is blocked (thousands of calls at
+    once), no reply can be read.
+    """
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-
-    def execute(
-        self, key: bytes, commands: Sequence[Command], *, shared: bool = False, confirmed: bool = False
-    ) -> Coroutine[Any, Any, list[Reply]]:
-        """Send commands in one write on one connection; return one reply for each."""
-        return self._connections.execute(commands, shared=shared, confirmed=confirmed)
-
-    async def all(self) -> list[Connections]:
-        """Return the server."""
-        return [self._connections]
+    def __init__(self, connection: AbstractConnection, check_interval_s: float) -> None:
+        self._connection = connection
+        self._check_interval_s = check_interval_s
+        self._transport: asyncio.WriteTransport | None = None  # None: not open yet
+        self._outbox: list[bytes] = []  # commands for when it is open
+        parse_error = connection._parser.parse_error  # noqa: SLF001 - redis-py's error classes, by the prefix of the reply
+        self._reader = Reader(InvalidResponse, parse_error, notEnoughData=_INCOMPLETE)
+        self._pending: deque[_PendingReply] = deque()
+        self._replies: list[Reply] = []  # of the first pending command
+        self._unconfirmed: list[_Caller] = []
+        self._checks = 0
+        self._checks_without_reply = 0
+        self._next_check: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run())
+        self.is_closed = False
 
     async def close(self) -> None:
-        """Close all connections."""
-        await self._connections.close()
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    def send(self, packed: bytes, count: int, callers: _Callers, *, confirmed: bool = False) -> None:
+        """Send packed commands, and pass one reply for each to the callers.
+
+        If `confirmed`, they get the reply of a PING that follows these as well. If the connection breaks, they get redis-py's
+        ConnectionError, and TimeoutError if no reply to any caller is received within the timeout; then it is closed.
+        """
+        self._pending.append(_PendingReply(count, confirmed, self._checks, callers))
+        if not self._outbox and self._transport is not None:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(packed)
+        if self._next_check is None:
+            self._checks_without_reply = 0
+            self._next_check = self._loop.call_later(self._check_interval_s, self._check)
+
+    def _check(self) -> None:
+        """Close the connection after a whole timeout without a reply.
+
+        Callers that have waited for less than one interval get a ConnectionError, which can be retried, not a TimeoutError.
+        """
+        self._next_check = None
+        if not self._pending:
+            return
+        self._checks += 1
+        self._checks_without_reply += 1
+        if self._checks_without_reply < _CHECKS:
+            self._next_check = self._loop.call_later(self._check_interval_s, self._check)
+            return
+        for pending in self._pending:
+            if pending.sent_at < self._checks - 1:
+                _fail(pending.callers, TimeoutError())
+        self._abort(RedisConnectionError("the connection was closed"))
+
+    async def _run(self) -> None:
+        """Connect, and keep the connection until it is closed or fails."""
+        try:
+            await self._connection.connect()  # type: ignore[no-untyped-call]
+            await self._start()
+            await self._loop.create_future()  # until `_task` is cancelled
+        except (RedisError, OSError) as error:
+            self._end(error)
+        finally:
+            self._end(RedisConnectionError("the connection was closed"))
+            with suppress(RedisError, OSError):
+                await self._connection.disconnect(nowait=True)
+
+    async def _start(self) -> None:
+        """Take the transport over from redis-py's connection, and send the outbox."""
+        stream, writer = self._connection._reader, self._connection._writer  # noqa: SLF001 - redis-py 6.4 to 8.1
+        if stream is None or writer is None or stream.at_eof():
+            raise RedisConnectionError("the server closed the connection")
+        self._transport = writer.transport
+        self._transport.set_protocol(self)
+        stream.feed_eof()
+        early = await stream.read()  # without waiting; a server with too many clients sends an error at once
+        self._flush()
+        if early:
+            self.data_received(early)
+
+    def _flush(self) -> None:
+        """Send the commands of one iteration of the event loop (16 busy clients: 0.4 writes per call; without this, 2.4)."""
+        if self._outbox and self._transport is not None and not self.is_closed:
+            self._transport.write(b"".join(self._outbox))
+            self._outbox.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """Pass the replies to the callers in order. Replies to a cancelled caller are dropped."""
+        self._reader.feed(data)
+        try:
+            while not self.is_closed and (reply := self._reader.gets()) is not _INCOMPLETE:
+                if isinstance(reply, RedisConnectionError):  # after which a connection cannot be used (LOADING)
+                    raise reply
+                if not self._pending:
+                    raise RedisConnectionError("received a reply without a command")
+                self._replies.append(reply)
+                if len(self._replies) == self._pending[0].count:
+                    self._complete(self._pending.popleft())
+        except RedisError as error:
+            self._abort(error)
+        if callers := self._unconfirmed:  # one PING for all whose replies were received together
+            self._unconfirmed = []
+            if self.is_closed:  # it would never be answered
+                _fail(callers, RedisConnectionError("the connection was closed"))
+            else:
+                self.send(_PING, 1, callers)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail all callers that wait."""
+        self._abort(RedisConnectionError(str(exc) if exc else "the server closed the connection"))
+
+    def _complete(self, pending: _PendingReply) -> None:
+        replies, self._replies = self._replies, []
+        self._checks_without_reply = 0
+        for result, before in pending.callers:
+            if result.done():
+                continue
+            if pending.confirmed:
+                self._unconfirmed.append((result, replies))
+            else:
+                result.set_result([*before, *replies])
+
+    def _abort(self, error: BaseException) -> None:
+        """Close the connection because of an error."""
+        if not self.is_closed:
+            self._end(error)
+            self._task.cancel()
+
+    def _end(self, error: BaseException) -> None:
+        """Fail all callers that wait, once."""
+        self.is_closed = True
+        if self._next_check is not None:
+            self._next_check.cancel()
+        while self._pending:
+            _fail(self._pending.popleft().callers, error)
+
+
+def _fail(callers: _Callers, error: BaseException) -> None:
+    """Pass an error to the callers that wait: a copy, because each is raised in a task of its own."""
+    for result, _ in callers:
+        if not result.done():
+            result.set_exception(copy(error))
+
+
+async def _read_reply(connection: AbstractConnection) -> Reply:
+    """Read one reply. An error reply is returned, not raised, so that the replies after it are read as well."""
+    try:
+        return await connection.read_response()
+    except ResponseError as error:
+        return error
 
 
 def connections_to(host: str, port: int, address: Address, options: StoreOptions) -> Connections:

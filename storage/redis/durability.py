@@ -32,7 +32,7 @@ async def barrier_for(servers: Sequence[tuple[Connections, ServerInfo]], options
     if all(info.compatible >= _WAITAOF_SINCE for _, info in servers):
         return Barrier((("WAITAOF", 1, 0, wait_ms),), 1)
     for server, info in servers:
-        (reply,) = await server.execute([("CONFIG", "GET", "appendfsync")])
+        (reply,) = await server.execute(b"", [("CONFIG", "GET", "appendfsync")])
         if checked(reply) != [b"appendfsync", b"always"]:
             raise StorageError(
                 f"durability fsync requires Redis 7.2 or newer, or appendfsync always, on {info.address}, which is "

@@ -53,7 +53,7 @@ AGE_DIGITS: Final = 15  # Unix ms until the year 33658; the scripts contain the 
 
 @dataclass(frozen=True, slots=True)
 class RolloutKeys:
-    """The keys of a rollout and of its bucket."""
+    """The keys of a rollout and of its bucket. `all`: the seven keys of the rollout in the order in which scripts get them."""
 
     encoded: bytes
     rollout: bytes
@@ -66,12 +66,7 @@ class RolloutKeys:
     announcements: bytes
     deleted: bytes
     timers: bytes
-
-    def all(self) -> tuple[bytes, ...]:
-        """Return the seven keys of the rollout in the order in which scripts get them."""
-        return (
-            self.rollout, self.records, self.positions, self.blocks, self.marks, self.listing, self.expiry,
-        )  # fmt: skip
+    all: tuple[bytes, ...]
 
 
 GROUPS: Final = ".groups"  # appended to the prefix
@@ -102,6 +97,7 @@ def rollout_keys(prefix: str, rollout: str) -> RolloutKeys:
         announcements=announcements_key(prefix, bucket),
         deleted=deleted_key(prefix, bucket),
         timers=timers_key(prefix, bucket),
+        all=(*own.values(), listing, expiry),
         **own,
     )
 

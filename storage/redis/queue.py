@@ -7,8 +7,7 @@ from typing import Final
 from storage.errors import FieldsChanged
 from storage.redis import scripts
 from storage.redis.keys import BUCKETS, GROUPS, bucket_for, decoded_name, queue_key, rollout_keys
-from storage.redis.multiplexed import Reply
-from storage.redis.replies import decode_entity, encode_optional
+from storage.redis.replies import Reply, decode_entity, encode_optional
 from storage.redis.scripts import RunScript, Script
 from storage.types import DEFAULT_QUEUE, MAX_LEASE_MS, QueueCounts, QueuedGroup, StoredEntity
 
@@ -107,7 +106,7 @@ class RedisQueue:
         self, script: Script, group: str, queues: Iterable[str], now_ms: int, *arguments: bytes | str | int
     ) -> Reply:
         keys, bucket = rollout_keys(self._prefix + GROUPS, group), bucket_for(group)
-        all_keys = (*keys.all(), *(queue_key(self._prefix, bucket, queue) for queue in queues))
+        all_keys = (*keys.all, *(queue_key(self._prefix, bucket, queue) for queue in queues))
         return await self._run(script, all_keys, (keys.encoded, now_ms, self._ttl_s, *arguments))
 
 

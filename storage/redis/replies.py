@@ -4,24 +4,20 @@ Code outside `storage.redis` never gets an exception of redis-py.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from redis.exceptions import (
-    AuthenticationError,
-    NoPermissionError,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from storage.errors import StorageError, StoreUnreachable
-from storage.redis.multiplexed import Reply
 from storage.types import Announcement, StoredEntity
+
+Reply: TypeAlias = Any  # bytes, int, None, a list of these, or a ResponseError
 
 _LARGEST: Final = 2**63 - 1  # of HINCRBY
 _LATEST_MS: Final = 253_402_300_799_999  # the end of the year 9999: later times are no dates
+_TIME_DIGITS: Final = 15  # of the latest one
 _DIGITS: Final = 18
 _SHOWN: Final = 40  # bytes of a damaged value
 
@@ -41,33 +37,15 @@ _PREFIX_BY_CLASS: Final = {
 }
 
 
-class translate_errors:  # noqa: N801 - a context manager; entering a generator takes four times as long
-    """Raise a `StorageError` for every error in the communication with the server at `address`."""
-
-    __slots__ = ("_address", "_timeout_s")
-
-    def __init__(self, address: str, timeout_s: float) -> None:
-        self._address = address
-        self._timeout_s = timeout_s
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Translate an error of redis-py or of the connection."""
-        if error is None:
-            return
-        address = self._address
-        if isinstance(error, AuthenticationError | NoPermissionError):
-            raise StorageError(
-                f"the store at {address} refused authentication: {error}; check username and password"
-            ) from error
-        if isinstance(error, RedisTimeoutError | TimeoutError):
-            raise StoreUnreachable(f"the store at {address} did not respond within {self._timeout_s:g} s") from error
-        if isinstance(error, RedisConnectionError | OSError):
-            raise StoreUnreachable(f"the store at {address} cannot be reached: {error}") from error
-        if isinstance(error, RedisError):
-            raise StorageError(f"the server at {address} does not use the Redis protocol: {error}") from error
+def translated(error: BaseException, address: str, timeout_s: float) -> StorageError:
+    """Return the `StorageError` for an error of redis-py or of the connection to the server at `address`."""
+    if isinstance(error, AuthenticationError | NoPermissionError):
+        return StorageError(f"the store at {address} refused authentication: {error}; check username and password")
+    if isinstance(error, RedisTimeoutError | TimeoutError):
+        return StoreUnreachable(f"the store at {address} did not respond within {timeout_s:g} s")
+    if isinstance(error, RedisConnectionError | OSError):
+        return StoreUnreachable(f"the store at {address} cannot be reached: {error}")
+    return StorageError(f"the server at {address} does not use the Redis protocol: {error}")
 
 
 def checked(reply: Any) -> Any:
@@ -101,26 +79,30 @@ def decode_entity(
     fields: dict[str, bytes] = {}
     counts: dict[str, int] = {}
     damaged: list[str] = []
-    for key, value in pairs(reply):
-        kind, own_name = _split(key)
+    for key, value in zip(reply[::2], reply[1::2], strict=True):
+        kind = key[:2]
         if kind == b"f:":
-            fields[own_name] = value
+            fields[key[2:].decode(errors="backslashreplace")] = value
         elif kind == b"n:":
-            counts[own_name] = _number(f"count {own_name!r}", value, damaged)
+            count = key[2:].decode(errors="backslashreplace")
+            is_count = len(value) <= _DIGITS and value.isdigit()
+            counts[count] = int(value) if is_count else _number(f"count {count!r}", value, damaged)
         else:
             own[key] = value
-    incarnation = readable(own.get(b"birth", b""))
+    incarnation = own.get(b"birth", b"").decode(errors="backslashreplace")
     if not incarnation:
         damaged.append("its incarnation is missing")
+    created, touched = own.get(b"created_ms", b""), own.get(b"touched_ms", b"")
+    are_times = len(created) < _TIME_DIGITS > len(touched) and created.isdigit() and touched.isdigit()
     return StoredEntity(
         name,
         incarnation,
-        created_ms=_number("created_ms", own.get(b"created_ms", b""), damaged, _LATEST_MS),
-        touched_ms=_number("touched_ms", own.get(b"touched_ms", b""), damaged, _LATEST_MS),
+        created_ms=int(created) if are_times else _number("created_ms", created, damaged, _LATEST_MS),
+        touched_ms=int(touched) if are_times else _number("touched_ms", touched, damaged, _LATEST_MS),
         fields=fields,
         counts=counts,
         created=incarnation == new_incarnation,
-        announcements=decode_announcements(announcements),
+        announcements=decode_announcements(announcements) if announcements else {},
         has_reservation=None if has_reservation is None else bool(has_reservation),
         damage="; ".join(damaged) or None,
     )
@@ -141,12 +123,6 @@ def _number(name: str, value: bytes, damaged: list[str], largest: int = _LARGEST
 def readable(name: bytes) -> str:
     """Return a name as text; bytes that are no text are escaped."""
     return name.decode(errors="backslashreplace")
-
-
-@lru_cache(maxsize=256)
-def _split(key: bytes) -> tuple[bytes, str]:
-    """Return the prefix of a key of an entity's hash, and the name after it."""
-    return key[:2], readable(key[2:])
 
 
 def decode_announcements(reply: Reply) -> dict[str, Announcement]:

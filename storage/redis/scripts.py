@@ -1,6 +1,6 @@
 """The Lua scripts, for operations that must be atomic on the server.
 
-Each file in `lua/` documents its KEYS and ARGV. By default, a script gets the seven keys of `RolloutKeys.all()`, and its
+Each file in `lua/` documents its KEYS and ARGV. By default, a script gets the seven keys of `RolloutKeys.all`, and its
 arguments start with the encoded name, now_ms and ttl_s (0: no TTL). Scripts access declared keys only, as Redis Cluster and
 proxies require.
 

@@ -66,7 +66,7 @@ class ServerInfo:
 
 async def fetch_info(server: Connections) -> ServerInfo:
     """Request INFO, and the setting appendfsync if the user has the permission for CONFIG GET."""
-    reply, setting = await server.execute([("INFO",), ("CONFIG", "GET", "appendfsync")])
+    reply, setting = await server.execute(b"", [("INFO",), ("CONFIG", "GET", "appendfsync")])
     lines = checked(reply).decode("utf-8", "replace").splitlines()
     fields = dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
     if isinstance(setting, list) and len(setting) == 2:

@@ -6,6 +6,7 @@ first attempt succeeded, the repeated one finds the new values and raises `Field
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from secrets import token_hex
 from typing import Final
 
@@ -27,9 +28,8 @@ from storage.redis.keys import (
     rollout_keys,
 )
 from storage.redis.listing import RedisListing
-from storage.redis.multiplexed import Reply
 from storage.redis.queue import RedisQueue
-from storage.redis.replies import checked, decode_entity, encode_optional, pairs, readable
+from storage.redis.replies import Reply, checked, decode_entity, encode_optional, pairs, readable
 from storage.redis.scripts import Command, Script
 from storage.redis.server_info import fetch_info, summarize
 from storage.redis.timers import RedisTimers
@@ -57,13 +57,14 @@ class RedisStore:
         self._barrier = barrier
         self._stop = stop
         self._namespaces: dict[str, RedisStore] = {}
-        self._listing = RedisListing(self._run_pooled, options.prefix)
-        self.announcements = RedisAnnouncements(self._run_durable, options.prefix, run_fast=self._run_fast)
-        self.reservations = RedisReservations(self._run_fast, options.prefix)
+        run_durable, run_pooled = partial(self._run, durable=True), partial(self._run, shared=False)
+        self._listing = RedisListing(run_pooled, options.prefix)
+        self.announcements = RedisAnnouncements(run_durable, options.prefix, run_fast=self._run)
+        self.reservations = RedisReservations(self._run, options.prefix)
         self.changes = RedisChanges(servers, options.prefix)
-        self.timers = RedisTimers(self._run_fast, options.prefix)
-        self.cache = RedisCache(self._run_pooled, options.prefix)
-        self.queue = RedisQueue(self._run_durable, options.prefix, self._ttl_s)
+        self.timers = RedisTimers(self._run, options.prefix)
+        self.cache = RedisCache(run_pooled, options.prefix)
+        self.queue = RedisQueue(run_durable, options.prefix, self._ttl_s)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._servers!r}>"
@@ -82,14 +83,16 @@ class RedisStore:
         One round trip, or two if the rollout is new or gets a reservation, which must not be lost.
         """
         incarnation = token_hex(8)
-        encoded: list[str | bytes | int] = [part for name, value in fields.items() for part in (f"f:{name}", value)]
         keys = rollout_keys(self._prefix, rollout)
-        all_keys: tuple[bytes, ...] = (*keys.all(), keys.announcements)
+        all_keys = [*keys.all, keys.announcements]
+        arguments: list[bytes | str | int] = [keys.encoded, now_ms, self._ttl_s, incarnation, *(reservation or ("", 0))]
+        for name, value in fields.items():
+            arguments += (f"f:{name}", value)
         if timer_ms is not None:
-            all_keys, encoded = (*all_keys, keys.timers), [*encoded, timer_ms]
-        arguments = (keys.encoded, now_ms, self._ttl_s, incarnation, *(reservation or ("", 0)), *encoded)
-        run = self._run_durable if self._barrier.commands else self._run_fast
-        reply, announcements, has_reservation = await run(scripts.OPEN, all_keys, arguments)
+            all_keys.append(keys.timers)
+            arguments.append(timer_ms)
+        durable = bool(self._barrier.commands)
+        reply, announcements, has_reservation = await self._run(scripts.OPEN, all_keys, arguments, durable=durable)
         stored = decode_entity(
             rollout, reply, new_incarnation=incarnation, announcements=announcements, has_reservation=has_reservation
         )
@@ -131,13 +134,13 @@ class RedisStore:
         incarnation = token_hex(8)
         entities = [(rollout_keys(self._prefix + GROUPS, group), incarnation, fields)]
         entities += [(rollout_keys(self._prefix, name), token_hex(8), own) for name, own in rollouts.items()]
-        all_keys = [key for keys, _, _ in entities for key in keys.all()]
+        all_keys = [key for keys, _, _ in entities for key in keys.all]
         all_keys.append(rollout_keys(self._prefix, group).timers)
         arguments: list[bytes | str | int] = [now_ms, self._ttl_s, len(entities), "" if timer_ms is None else timer_ms]
         for keys, own_incarnation, own_fields in entities:
             arguments += [keys.encoded, own_incarnation, len(own_fields)]
             arguments += [part for name, value in own_fields.items() for part in (f"f:{name}", value)]
-        reply = await self._run_durable(scripts.OPEN_GROUP, all_keys, arguments)
+        reply = await self._run(scripts.OPEN_GROUP, all_keys, arguments, durable=True)
         return decode_entity(group, reply, new_incarnation=incarnation)
 
     async def get(self, rollout: str) -> StoredEntity | None:
@@ -168,11 +171,14 @@ class RedisStore:
 
     async def append(self, entry: StepWrite, *, now_ms: int) -> Appended:
         """Store a record with its blocks and counts in one transaction, with the durability that the store is set to."""
-        is_long = len(entry.blocks) + len(entry.required_blocks) > MANY_ARGUMENTS
-        arguments = await asyncio.to_thread(_append_arguments, entry) if is_long else _append_arguments(entry)
-        reply = await self._write_unless_deleted(
-            scripts.APPEND, entry.rollout, now_ms, *arguments, with_timers=entry.origin is not None
-        )
+        keys = rollout_keys(self._prefix, entry.rollout)
+        arguments: list[bytes | str | int] = [keys.encoded, now_ms, self._ttl_s]
+        if len(entry.blocks) + len(entry.required_blocks) > MANY_ARGUMENTS:
+            await asyncio.to_thread(_add_arguments, arguments, entry)
+        else:
+            _add_arguments(arguments, entry)
+        others = (keys.deleted,) if entry.origin is None else (keys.deleted, keys.timers)
+        reply = await self._run(scripts.APPEND, (*keys.all, *others), arguments, durable=True)
         if reply[0] == _MISSING:
             raise MissingBlocks(reply[1:])
         if reply[0] == _EXPIRED:
@@ -192,7 +198,7 @@ class RedisStore:
         """Restart the lifetime of a rollout, and set `touched_ms` unless `now_ms` is 0; return whether it exists."""
         keys = rollout_keys(self._prefix, rollout)
         arguments = (keys.encoded, now_ms, self._ttl_s, incarnation or "")
-        return bool(await self._run_fast(scripts.RENEW, keys.all(), arguments))
+        return bool(await self._run(scripts.RENEW, keys.all, arguments))
 
     async def marks(self, rollout: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
         """Return the existing marks with these names, or all marks of the rollout if `names` is None."""
@@ -224,7 +230,7 @@ class RedisStore:
     async def find(self, rollout: str, name: str) -> tuple[int, bytes] | None:
         """Return the position and the bytes of the record with this name, or None."""
         keys = rollout_keys(self._prefix, rollout)
-        reply = await self._run_pooled(scripts.FIND, keys.all(), (keys.encoded, 0, 0, name))
+        reply = await self._run(scripts.FIND, keys.all, (keys.encoded, 0, 0, name), shared=False)
         return (reply[0], reply[1]) if reply and reply[1] is not None else None
 
     async def blocks(self, rollout: str, names: Sequence[bytes] | None = None) -> dict[bytes, bytes]:
@@ -272,7 +278,7 @@ class RedisStore:
     async def ping(self) -> None:
         """Return if all servers respond. Raises `StoreUnreachable` otherwise."""
         for server in await self._servers.all():
-            (reply,) = await server.execute([("PING",)])
+            (reply,) = await server.execute(b"", [("PING",)])
             checked(reply)
 
     async def close(self) -> None:
@@ -286,15 +292,15 @@ class RedisStore:
         return checked(reply)
 
     def _write(self, script: Script, keys: RolloutKeys, now_ms: int, *arguments: bytes | str | int) -> Awaitable[Reply]:
-        return self._run_durable(script, keys.all(), (keys.encoded, now_ms, self._ttl_s, *arguments))
+        return self._run(script, keys.all, (keys.encoded, now_ms, self._ttl_s, *arguments), durable=True)
 
     def _write_unless_deleted(
         self, script: Script, rollout: str, now_ms: int, *arguments: bytes | str | int, with_timers: bool = False
     ) -> Awaitable[Reply]:
         """Run a script that also gets the key of deleted incarnations, and that of timers if it changes them."""
         keys = rollout_keys(self._prefix, rollout)
-        all_keys = (*keys.all(), keys.deleted, keys.timers) if with_timers else (*keys.all(), keys.deleted)
-        return self._run_durable(script, all_keys, (keys.encoded, now_ms, self._ttl_s, *arguments))
+        all_keys = (*keys.all, keys.deleted, keys.timers) if with_timers else (*keys.all, keys.deleted)
+        return self._run(script, all_keys, (keys.encoded, now_ms, self._ttl_s, *arguments), durable=True)
 
     def _namespace(self, name: str, ttl_s: int) -> "RedisStore":
         if name not in self._namespaces:
@@ -302,61 +308,43 @@ class RedisStore:
             self._namespaces[name] = RedisStore(self._servers, options, self._barrier)
         return self._namespaces[name]
 
-    def _run_durable(
-        self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]
-    ) -> Awaitable[Reply]:
-        # On the shared connection, a barrier would delay all commands after it.
-        return self._run(script, keys, arguments, self._barrier, shared=not self._barrier.commands)
-
-    def _run_fast(
-        self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]
-    ) -> Awaitable[Reply]:
-        return self._run(script, keys, arguments, _NO_BARRIER, shared=True)
-
-    def _run_pooled(
-        self, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]
-    ) -> Awaitable[Reply]:
-        return self._run(script, keys, arguments, _NO_BARRIER)
-
     async def _run(
         self,
         script: Script,
         keys: Sequence[bytes],
         arguments: Sequence[bytes | str | int],
-        barrier: Barrier,
         *,
-        shared: bool = False,
+        durable: bool = False,
+        shared: bool = True,
     ) -> Reply:
-        """Run a script, followed by the barrier on the same connection."""
+        """Run a script; if `durable`, followed by the barrier on the same connection. Not `shared`: on a pooled connection."""
+        barrier = self._barrier if durable else _NO_BARRIER
+        options = {
+            "shared": shared and not barrier.commands,
+            "confirmed": barrier.confirmed,
+        }  # a barrier delays what follows
         command: Command = ("EVALSHA", script.sha, len(keys), *keys, *arguments)
-        execute, confirmed = self._servers.execute, barrier.confirmed
-        replies = await execute(keys[0], (command, *barrier.commands), shared=shared, confirmed=confirmed)
+        replies = await self._servers.execute(keys[0], (command, *barrier.commands), **options)
         if isinstance(replies[0], NoScriptError):
             command = script.as_eval(command)
-            replies = await execute(keys[0], (command, *barrier.commands), shared=shared, confirmed=confirmed)
+            replies = await self._servers.execute(keys[0], (command, *barrier.commands), **options)
         reply = checked(replies[0])
-        if len(replies) > 1:
+        if durable:
             barrier.check(replies[1:])
         return reply
 
 
-def _append_arguments(entry: StepWrite) -> list[bytes | str | int]:
+def _add_arguments(arguments: list[bytes | str | int], entry: StepWrite) -> None:
+    """Add the arguments of the script `append`."""
     created_ms, fields = ("", {}) if entry.origin is None else (entry.origin.created_ms, entry.origin.fields)
-    return [
-        entry.incarnation,
-        entry.name,
-        entry.record,
-        len(entry.required_blocks),
-        len(entry.blocks),
-        entry.late_if or "",
-        created_ms,
-        len(fields),
-        *entry.required_blocks,
-        *[part for block in entry.blocks.items() for part in block],
-        *[part for name, value in fields.items() for part in (f"f:{name}", value)],
-        *[part for name, number in entry.counts.items() for part in (f"n:{name}", number)],
-        *[part for name, value in entry.first.items() for part in (f"f:{name}", value)],
-    ]
+    required, blocks = entry.required_blocks, entry.blocks
+    arguments += (entry.incarnation, entry.name, entry.record, len(required), len(blocks), entry.late_if or "")
+    arguments += (created_ms, len(fields), *required)
+    for block in blocks.items():
+        arguments += block
+    for prefix, values in (("f:", fields), ("n:", entry.counts), ("f:", entry.first)):
+        for name, value in values.items():
+            arguments += (prefix + name, value)
 
 
 def _deleted(rollout: str) -> RolloutDeleted:

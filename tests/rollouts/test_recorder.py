@@ -127,8 +127,8 @@ async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, incarn
     await recorder.record(step(1, prompt), incarnation, body_bytes=10)
     real = store._store
     for server in await real._servers.all():
-        keys = (await server.execute([("KEYS", "*blocks*")]))[0]
-        await server.execute([("DEL", *keys)])
+        keys = (await server.execute(b"", [("KEYS", "*blocks*")]))[0]
+        await server.execute(b"", [("DEL", *keys)])
     await recorder.record(step(2, prompt), incarnation, body_bytes=10)
 
     assert 5_000 // 256 == len(await store.blocks("r1"))
@@ -430,7 +430,7 @@ async def test_an_unreadable_journaled_step_is_late_if_its_rollout_is_finished(s
 
 async def expire(store, name="r1"):
     real = store._store
-    for key in rollout_keys(real._prefix, name).all()[:5]:
+    for key in rollout_keys(real._prefix, name).all[:5]:
         await real._servers.execute(key, [("DEL", key)])
 
 

@@ -42,7 +42,7 @@ async def on_key(store, verb, key, *more):
 
 async def age(store, name="r1"):
     """Let a rollout expire soon."""
-    for key in rollout_keys(store._prefix, name).all()[:5]:
+    for key in rollout_keys(store._prefix, name).all[:5]:
         await on_key(store, "PEXPIRE", key, 50_000)
 
 
@@ -52,7 +52,7 @@ async def is_renewed(store, name="r1"):
 
 async def expire(store, name="r1"):
     """Delete the keys that expire with a rollout."""
-    for key in rollout_keys(store._prefix, name).all()[:5]:
+    for key in rollout_keys(store._prefix, name).all[:5]:
         await on_key(store, "DEL", key)
 
 

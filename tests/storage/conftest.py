@@ -195,7 +195,7 @@ def command():
     """Return a function that sends a command to every server of a store and returns the replies."""
 
     async def command(store, *parts):
-        return [(await server.execute([parts]))[0] for server in await store._servers.all()]
+        return [(await server.execute(b"", [parts]))[0] for server in await store._servers.all()]
 
     return command
 

@@ -29,7 +29,7 @@ async def lax_server(tmp_path, unused_tcp_port):
         connections = connections_to("127.0.0.1", unused_tcp_port, parse_url(url), StoreOptions())
 
         async def setting(*command: str) -> None:
-            await connections.execute([command])
+            await connections.execute(b"", [command])
 
         yield url, setting
         await connections.close()

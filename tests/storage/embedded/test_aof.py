@@ -207,7 +207,7 @@ async def test_a_command_that_ends_with_zeros_is_not_loaded(stored, opened):
 
     store = await opened(f"embedded:{stored}")
 
-    ((found,),) = [await server.execute([("GET", "tt:x")]) for server in await store._servers.all()]
+    ((found,),) = [await server.execute(b"", [("GET", "tt:x")]) for server in await store._servers.all()]
     assert found is None
     assert MARKS == await store.marks("r")
 

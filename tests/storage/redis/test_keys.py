@@ -23,7 +23,7 @@ prefixes = st.sampled_from(["tt", "tt:18", "a:b"])
 @given(names, names)
 def test_no_two_names_share_a_key(first, second):
     """Two rollouts share only the keys of their bucket."""
-    own = [set(rollout_keys("tt", name).all()[:5]) for name in (first, second)]
+    own = [set(rollout_keys("tt", name).all[:5]) for name in (first, second)]
 
     assert (first == second) == bool(own[0] & own[1])
 
@@ -33,13 +33,13 @@ def test_no_name_reaches_a_common_key(name):
     """No key of a rollout is a listing, an expiry set or the constants."""
     common = {constants_key("tt")}.union(*(bucket_keys("tt", bucket) for bucket in BUCKETS))
 
-    assert not common & set(rollout_keys("tt", name).all()[:5])
+    assert not common & set(rollout_keys("tt", name).all[:5])
 
 
 @given(prefixes, names)
 def test_all_keys_of_a_rollout_are_in_one_slot(prefix, name):
     """A cluster stores a rollout and its member of the listing on one server."""
-    assert 1 == len({key_slot(key) for key in rollout_keys(prefix, name).all()})
+    assert 1 == len({key_slot(key) for key in rollout_keys(prefix, name).all})
 
 
 @given(names)
@@ -47,7 +47,7 @@ def test_keys_are_plain_ascii(name):
     """Keys have only characters that are safe in protocols, logs and shells, for any name."""
     allowed = set(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-~%:{}")
 
-    assert set(b"".join(rollout_keys("tt", name).all())) <= allowed
+    assert set(b"".join(rollout_keys("tt", name).all)) <= allowed
 
 
 @given(names, st.integers(0, 10**15 - 1))

@@ -50,7 +50,7 @@ async def test_an_idle_rollout_expires_and_leaves_no_key(url_of, opened, key_cou
 async def test_every_write_restarts_all_lifetimes(mortal):
     """Each write sets the expiry of all keys of the rollout, and of its member of the listing."""
     incarnation = await filled(mortal)
-    keys = rollout_keys("tt", "r").all()
+    keys = rollout_keys("tt", "r").all
     writes = (
         lambda: mortal.open("r", {}, now_ms=5),
         lambda: mortal.append(StepWrite("r", incarnation, "s2", b"2"), now_ms=5),
@@ -69,7 +69,7 @@ async def test_every_write_restarts_all_lifetimes(mortal):
 async def test_reads_do_not_restart_lifetimes(mortal):
     """A read does not keep a rollout alive."""
     await filled(mortal)
-    keys = rollout_keys("tt", "r").all()
+    keys = rollout_keys("tt", "r").all
     for key in keys:
         await on_key(mortal, "PEXPIRE", key, 5_000)
 
@@ -115,7 +115,7 @@ async def with_an_expired_one(store):
     await filled(store, "other")
     await filled(store, expired)
     expired_keys = rollout_keys("tt", expired)
-    for key in expired_keys.all()[:5]:
+    for key in expired_keys.all[:5]:
         await on_key(store, "DEL", key)
     await on_key(store, "ZADD", keys.expiry, 1_000, b"000000000000001" + expired_keys.encoded)
     assert 2 == await on_key(store, "ZCARD", keys.listing)

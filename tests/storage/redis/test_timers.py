@@ -109,7 +109,7 @@ async def test_a_restored_rollout_has_a_timer_that_has_expired(store, opened, ur
     """Who looked at it while it was gone may have removed its timer."""
     mortal = await opened(url_of(request.node.callspec.params["store"]), ttl_s=1000)
     timer = await timed(mortal, "r", 10**12)
-    for key in rollout_keys(mortal._prefix, "r").all()[:5]:
+    for key in rollout_keys(mortal._prefix, "r").all[:5]:
         await mortal._servers.execute(key, [("DEL", key)])
     await mortal.timers.remove(timer)
     await mortal.append(StepWrite("r", timer.incarnation, "s1", b"1", origin=Origin(1)), now_ms=2)

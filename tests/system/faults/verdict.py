@@ -22,7 +22,7 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
         owned |= {*bucket_keys("tt", bucket), announcements_key("tt", bucket)}
     try:
         async for name in store.names():
-            owned |= {*rollout_keys("tt", name).all()}
+            owned |= {*rollout_keys("tt", name).all}
             rollout = read_rollout(await store.get(name))
             records = await store.read(name, 0, 100_000)
             reader = BlockReader(await store.blocks(name))
@@ -35,7 +35,7 @@ async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict
                 _equals_the_engines_log(step, uid, ended, logged)
                 assert step.exact or mode != "whole" or uid not in ended, f"{uid}: {step.problems}"
         (server,) = await store._servers.all()
-        keys = set((await server.execute([("KEYS", "*")]))[0])
+        keys = set((await server.execute(b"", [("KEYS", "*")]))[0])
     finally:
         await store.close()
     assert not (lost := ended.keys() - seen.keys()), f"their clients saw the end, but they are not stored: {lost}"
