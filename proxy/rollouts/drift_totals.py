@@ -79,7 +79,7 @@ class DriftTotals:
         if rollout.is_finished and not rollout.is_drift_known and not self._coalescer.is_recent(rollout.rollout_id):
             self.settle(rollout.rollout_id)
 
-    def settle_late(self, step: Step, _incarnation: str, _appended: Appended) -> None:
+    def settle_late(self, step: Step, _incarnation: str, _appended: Appended, _bytes: int) -> None:
         """Count the drift again after a step was stored in a finished rollout.
 
         While it is counted, and shortly after, that is left to the next read: each count reads all steps.

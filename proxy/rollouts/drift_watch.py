@@ -35,7 +35,7 @@ class DriftWatch:
     def __repr__(self) -> str:
         return f"<DriftWatch {len(self._tasks)} waiting, {self._endings!r}>"
 
-    def offer(self, step: Step, incarnation: str, appended: Appended) -> None:
+    def offer(self, step: Step, incarnation: str, _appended: Appended, _bytes: int) -> None:
         """Look up the texts of a stored step, after the callback of its call has run."""
         if step.is_chat and not self._is_closed:
             asyncio.get_running_loop().call_soon(self._take, step, incarnation)

@@ -44,11 +44,11 @@ from storage.errors import StorageError
 from storage.store import Store
 from storage.types import Appended
 
-_DELAY_S: Final = 0.1  # between a call and the hashing of its messages
 _PAGE: Final = 200  # records per read from the store
 _LONG_IDS: Final = 2**15  # converting so many ids, or hashing their messages, takes about half a millisecond
 _BYTES_PER_TOKEN: Final = 4  # of text
 _BYTES_PER_COMPARISON: Final = 256  # of a body whose reading takes as long as comparing one reply
+_WEIGHT_OF_STEP: Final = 4  # an estimate: bytes of memory for each byte of the request and the response of a step
 _BYTES_PER_ENTRY: Final = 2000  # an estimate: the objects of a rollout without turns
 _NEWEST_BYTES: Final = 2**26  # of the newest long messages, of all rollouts
 _MAX_STOPS: Final = 4096
@@ -58,11 +58,13 @@ _MAX_STOPS: Final = 4096
 class _Entry:
     """The turns of one rollout; the lock is held while they are changed or searched.
 
-    `pending`: steps to add, with their indexes. `count`: the number of steps that were added or are pending, without a gap.
+    `pending`: steps to add, with their indexes: mostly the newest one, and `pending_bytes` their memory. `count`: the number of
+    steps that were added or are pending, without a gap.
     """
 
     turns: Turns = field(default_factory=Turns)
     pending: list[tuple[int, Step]] = field(default_factory=list)
+    pending_bytes: int = 0
     count: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     size: int = 0
@@ -101,26 +103,32 @@ class PromptContinuation:
         return f"<PromptContinuation {len(self._entries)} rollouts, {self._size} bytes>"
 
     async def close(self) -> None:
-        """Wait until the steps that were offered are added; later ones are ignored."""
+        """Wait until the steps that are being added are; later ones are ignored."""
         self._is_closed = True
         await self._tasks.wait()
 
-    def offer(self, step: Step, incarnation: str, appended: Appended) -> None:
-        """Add a stored step to the cache soon, or before the next call of its rollout is searched for."""
+    def offer(self, step: Step, incarnation: str, appended: Appended, body_bytes: int) -> None:
+        """Keep a stored step for the next call of its rollout that sends a reply back, which adds it to the turns.
+
+        Many rollouts have no such call, so that hashing the messages of their steps would be for nothing.
+        """
         key = (step.rollout_id, incarnation)
         entry = self._entries.get(key)
         if entry is None and appended.position == 0 and self._is_default:
             entry = self._entry(key)
         if entry is None or self._is_closed or appended.position != entry.count:
             return  # a step whose predecessors are unknown is read from the store with them
-        if not entry.pending:  # after the response has been sent
-            asyncio.get_running_loop().call_later(_DELAY_S, self._settle, key, entry)
-        entry.pending.append((appended.position, step))
-        entry.count += 1
-
-    def _settle(self, key: tuple[str, str], entry: _Entry) -> None:
-        if entry.pending and not self._is_closed:
+        if (
+            entry.pending and not entry.turns.indexes
+        ):  # one step takes more memory than its turns: no second one is kept
+            self._drop(key)
+            return
+        if entry.pending:  # of a rollout that continues its steps, and has other calls in between
             self._tasks.start(self._add_pending(key, entry))
+        entry.pending.append((appended.position, step))
+        entry.pending_bytes += _WEIGHT_OF_STEP * body_bytes
+        entry.count += 1
+        self._account(key, entry)
 
     async def with_continuation(
         self, plan: Plan, rollout: Rollout, endpoint: Endpoint, mode: Mode, *, body_bytes: int
@@ -306,7 +314,7 @@ class PromptContinuation:
     async def _add_pending(self, key: tuple[str, str], entry: _Entry) -> None:
         """Add the steps that were offered; in a thread if they are long."""
         async with entry.lock:
-            pending, entry.pending = entry.pending, []
+            pending, entry.pending, entry.pending_bytes = entry.pending, [], 0
             if _are_short([step for _, step in pending]):
                 _add_all(entry.turns, pending)
             else:
@@ -320,14 +328,16 @@ class PromptContinuation:
         newest = entry.turns.conversations.newest
         if newest.size:
             self._newest.put(key, newest, newest.size)
-        size = _BYTES_PER_ENTRY + entry.turns.size
+        size = _BYTES_PER_ENTRY + entry.turns.size + entry.pending_bytes
         self._size += size - entry.size
         entry.size = size
         if len(self._stops) < _MAX_STOPS:
             self._stops |= entry.turns.stops
         while self._size > self._cache_bytes and self._entries:
-            _, dropped = self._entries.popitem(last=False)
-            self._size -= dropped.size
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self._size -= self._entries.pop(key).size
 
 
 def continuation_mode(default: Mode, rollout: Rollout, header: str | None) -> Mode:

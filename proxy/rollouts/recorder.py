@@ -46,7 +46,7 @@ from storage.store import Store
 from storage.types import Appended, Origin, StepWrite, StoredEntity
 
 T = TypeVar("T")
-Follower: TypeAlias = Callable[[Step, str, Appended], None]
+Follower: TypeAlias = Callable[[Step, str, Appended, int], None]
 
 _ENCODE_IN_THREAD_FROM_BYTES = 2**18  # about a millisecond of hashing and compressing
 _ENCODE_IN_THREAD_FROM_ITEMS = 2**10  # as long: each message is a block, with a hash of its own
@@ -63,8 +63,8 @@ CLAIMED_FIELD = "claimed_by"
 class Recorder:
     """Write steps to the store. Call `close` at the end.
 
-    `followers` are called with each stored step, the incarnation of its rollout and the result, `late_followers` with those
-    that were stored after the finish; they must not block.
+    `followers` are called with each stored step, the incarnation of its rollout, the result and `body_bytes`, `late_followers`
+    with those that were stored after the finish; they must not block.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class Recorder:
         self._note(entry, appended)
         self._count(step, entry)
         for follow in (*self.followers, *self.late_followers) if appended.is_late else self.followers:
-            follow(step, incarnation, appended)
+            follow(step, incarnation, appended, body_bytes)
 
     def _origin(self, step: Step, incarnation: str) -> Origin:
         """Return what restores the rollout of a step if it has expired: at least its age."""

@@ -8,13 +8,13 @@ what precedes it. A step costs a digest of its reply and a comparison of its sam
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.trajectory.conversation import Digests, thinks
 from proxy.trajectory.drift import AROUND, OPENING, Window, first_difference, window_at
-from proxy.trajectory.step import Ids, Step, answers_of, messages_of
+from proxy.trajectory.step import Ids, Prompt, Step, answers_of, messages_of
 
 _MAX_WEIGHT: Final = 2**24  # of ids of 4 bytes: 64 MB
 _ENDING_WEIGHT: Final = 256  # of one ending without its ids
@@ -80,11 +80,13 @@ class Endings:
             self._weight -= sum(map(_weight, evicted))
 
 
-def _window(known: Collection[_Ending], messages: list[Any], step: Step) -> Window | None:
+def _window(known: Sequence[_Ending], messages: list[Any], step: Step) -> Window | None:
+    prompt = step.prompts[0]
+    if not known or _follows(known[-1], messages, prompt):
+        return None
     nearest = _continued(known, messages)
     if not nearest:
         return None
-    prompt = step.prompts[0]
     if any(prompt[ending.offset : ending.end] == ending.ids for ending in nearest):
         return None
     ending = nearest[0]
@@ -94,6 +96,16 @@ def _window(known: Collection[_Ending], messages: list[Any], step: Step) -> Wind
         return None
     window = window_at(ending.engine, ending.ids, prompt[ending.offset : index + AROUND], index, ending.offset)
     return None if window.is_cut_off else window
+
+
+def _follows(newest: _Ending, messages: list[Any], prompt: Prompt) -> bool:
+    """Return whether a prompt continues the ids of the newest ending, and its messages have no later reply."""
+    later = messages[newest.position + 1 :]
+    return prompt[newest.offset : newest.end] == newest.ids and not any(map(_is_reply, later))
+
+
+def _is_reply(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "assistant"
 
 
 def _continued(known: Collection[_Ending], messages: list[Any]) -> list[_Ending]:

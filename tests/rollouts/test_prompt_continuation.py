@@ -25,12 +25,6 @@ def reads(monkeypatch):
     return found
 
 
-@pytest.fixture
-def at_once(monkeypatch):
-    """Recorded steps are added directly after their responses."""
-    monkeypatch.setattr(prompt_continuation, "_DELAY_S", 0)
-
-
 async def cached_bytes(proxy) -> int:
     """The memory of the cache, as its metric has it."""
     async with proxy.http.get(proxy.url + "/metrics") as response:
@@ -42,8 +36,21 @@ async def cached_bytes(proxy) -> int:
     return int(float(line.split()[1]))
 
 
+async def bytes_during(proxy, agent) -> int:
+    """The memory of the cache while the next call of an agent is at its engine: the steps before it are turns."""
+    found = []
+
+    async def measure(_body):
+        found.append(await cached_bytes(proxy))
+
+    proxy.engine.faults[CHAT] = measure
+    await agent.turn()
+    del proxy.engine.faults[CHAT]
+    return found[0]
+
+
 async def test_the_steps_of_this_process_are_continued_without_reading_the_store(store, reads):
-    """Each recorded step is added as it is stored."""
+    """The newest step is kept until the next call, and then added."""
     async with served(store) as proxy:
         await proxy.agent("r1").turns(4)
         rows = await proxy.rows("r1")
@@ -96,8 +103,24 @@ async def test_many_steps_are_read_in_pages(store, reads, monkeypatch):
     assert [0, 2, 4] == reads
 
 
+async def test_a_rollout_that_continues_nothing_has_at_most_one_step_in_memory(store, reads):
+    """Its first step, until the second one is stored. A call that continues them later reads them from the store."""
+    async with served(store) as proxy:
+        agents, sizes = [proxy.agent("r1") for _ in range(3)], []
+        for agent in agents:
+            await agent.turn("word " * 100)
+            sizes.append(await cached_bytes(proxy))
+        await agents[1].turns(2)
+        found = continuations(await proxy.steps("r1"))
+
+    assert [True, False, False] == [size > 4 * 500 for size in sizes]
+    assert [0, 0] == sizes[1:]
+    assert [None, None, None, "sent", "sent"] == found
+    assert [0] == reads
+
+
 @pytest.mark.parametrize("limit", [0, 1, 20_000])
-async def test_the_cache_has_at_most_the_configured_bytes(store, at_once, reads, limit):
+async def test_the_cache_has_at_most_the_configured_bytes(store, reads, limit):
     """The least recently used rollouts are dropped, and read from the store when they are continued."""
     async with served(store, sections={"continuation": {"cache_bytes": limit}}) as proxy:
         agents = [proxy.agent(f"r{number}") for number in range(12)]
@@ -114,7 +137,7 @@ async def test_the_cache_has_at_most_the_configured_bytes(store, at_once, reads,
     assert [0] == reads
 
 
-async def test_rollouts_without_turns_count_towards_the_limit(store, at_once):
+async def test_rollouts_without_turns_count_towards_the_limit(store):
     """Failed calls have no turns, but a rollout of them has an entry."""
     async with served(store, sections={"continuation": {"cache_bytes": 25_000}}) as proxy:
         proxy.engine.answers(CHAT, {"error": {"message": "no"}}, status=400)
@@ -127,16 +150,16 @@ async def test_rollouts_without_turns_count_towards_the_limit(store, at_once):
     assert 20_000 < sizes[-1] <= 25_000
 
 
-async def test_branches_count_with_all_their_prompts(store, at_once):
+async def test_branches_count_with_all_their_prompts(store):
     """Many calls continue the same long step; each branch has its own prompt in memory."""
     async with served(store) as proxy:
         first = proxy.agent("r1")
         await first.turn("word " * 2000)
-        before = await cached_bytes(proxy)
-        for number in range(8):
+        before = await bytes_during(proxy, first.branch())
+        for number in range(7):
             await first.branch().turn(f"Branch {number}?")
-        after = await cached_bytes(proxy)
-        steps = await proxy.steps("r1")
+        after = await bytes_during(proxy, first.branch())
+        steps = (await proxy.steps("r1"))[:-1]
 
     prompts = [4 * len(step.prompts[0]) for step in steps]
     assert [None, *["sent"] * 8] == continuations(steps)
@@ -144,19 +167,19 @@ async def test_branches_count_with_all_their_prompts(store, at_once):
     assert after - before > sum(prompts[1:]) - prompts[0]
 
 
-async def test_the_prompts_of_a_linear_rollout_are_counted_once(store, at_once):
+async def test_the_prompts_of_a_linear_rollout_are_counted_once(store):
     """A prompt that begins with the earlier ones replaces them."""
     async with served(store) as proxy:
         agent = proxy.agent("r1")
         await agent.turn("word " * 2000)
         await agent.turns(5)
-        steps, size = await proxy.steps("r1"), await cached_bytes(proxy)
+        size, steps = await bytes_during(proxy, agent), (await proxy.steps("r1"))[:-1]
 
     longest, sampled = 4 * len(steps[-1].prompts[0]), sum(step.sampled for step in steps)
     assert longest < size < longest + 6 * 1000 + 12 * sampled + 3000
 
 
-async def test_long_steps_are_added_in_threads(store, at_once, monkeypatch):
+async def test_long_steps_are_added_in_threads(store, monkeypatch):
     """Calls that follow at once, concurrent ones and later ones find them."""
     monkeypatch.setattr(prompt_continuation, "_LONG_IDS", 10)
     async with served(store) as proxy:
@@ -169,7 +192,7 @@ async def test_long_steps_are_added_in_threads(store, at_once, monkeypatch):
     assert [None, *["sent"] * 20] == found
 
 
-async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(store, reads, at_once, monkeypatch):
+async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(store, reads, monkeypatch):
     """It is not read from the store."""
     monkeypatch.setattr(prompt_continuation, "_LONG_IDS", 10)
     real, adding, proceed = prompt_continuation._add_all, threading.Event(), threading.Event()
@@ -183,10 +206,11 @@ async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(
     async with served(store) as proxy:
         first, second = proxy.agent("r1"), proxy.agent("r1")
         await first.turn("One?")
+        continued = asyncio.create_task(first.turn())
         await asyncio.to_thread(adding.wait, 20)
         await second.turn("Two?")
         proceed.set()
-        await asyncio.gather(first.turn(), second.turn())
+        await asyncio.gather(continued, second.turn())
         found = continuations(await proxy.steps("r1"))
 
     assert [None, None, "sent", "sent"] == found
@@ -196,7 +220,6 @@ async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(
 async def test_a_timeout_while_a_step_is_added_leaves_the_turns_whole(store, monkeypatch):
     """The thread ends before another call searches the turns."""
     monkeypatch.setattr(prompt_continuation, "_LONG_IDS", 10)
-    monkeypatch.setattr(prompt_continuation, "_DELAY_S", 60)
     made = continuations_made(monkeypatch)
     real, adding, proceed = prompt_continuation._add_all, threading.Event(), threading.Event()
 

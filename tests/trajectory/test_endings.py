@@ -43,6 +43,19 @@ def test_the_window_equals_that_of_the_rollouts_drift(prompt):
     assert boundary.window == endings.add("r1", second)
 
 
+def test_a_repeated_earlier_call_hides_no_drift_of_a_later_reply():
+    """The prompt continues the ids of the newest step, a retry of the first call; it differs from those of the second."""
+    two, opened = {**REPLY, "content": "two"}, [*OPENED, 50, 51, 52, *OPENED]
+    second = call("b", opened, [[60, 61, 62]], [ASK, REPLY, MORE], two)
+    third = call("d", [*opened, 60, 99, 62, 2], [[70]], [ASK, REPLY, MORE, two, MORE], REPLY)
+    endings = Endings()
+    for step in (FIRST, second, call("c", OPENED, [[50, 51, 52]], [ASK], REPLY)):
+        assert endings.add("r1", step) is None
+    (boundary,) = find_boundaries(grow([FIRST, second, third]))
+
+    assert boundary.window == endings.add("r1", third)
+
+
 @pytest.mark.parametrize(
     ("prompt", "messages", "reply"),
     [

@@ -48,7 +48,7 @@ class BackgroundAudit:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def offer(self, step: Step, incarnation: str, appended: Appended) -> None:
+    def offer(self, step: Step, _incarnation: str, _appended: Appended, _bytes: int) -> None:
         """Audit a stored step if it is sampled, can be scored, and no other step waits. Never blocks."""
         if self._task is None or self._waiting.full() or not is_scorable(step):
             return
