@@ -47,4 +47,7 @@ class SystemClock:
 def new_id(clock: Clock) -> str:
     """Return a ULID: 48 bits of Unix milliseconds and 80 random bits, as 26 characters that sort by time."""
     number = clock.now_ms() << 80 | int.from_bytes(clock.entropy(10), "big")
-    return "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -10, -10)])
+    text = ""
+    for shift in range(120, -10, -10):
+        text += _PAIRS[number >> shift & 1023]
+    return text

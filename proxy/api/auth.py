@@ -56,10 +56,11 @@ async def identify(
 ) -> Caller:
     """Return the caller of a request of the model API.
 
-    Raises Unauthorized for a missing or invalid key, Forbidden for a request that `check_origin` refuses.
+    Raises Unauthorized for a missing or invalid key, Forbidden for a request that the `OriginCheck` refuses.
     `other_key` is the key where the client's dialect has it, for a request without the usual headers.
     """
-    check_origin(request, is_linked=False)  # GET as well: `engines.passthrough` may have paths that change an engine
+    if (origins := request.app.get(ORIGINS)) is not None:  # GET as well: a passthrough path may change an engine
+        origins.check(request.method, request.headers, is_linked=False)
     key = bearer(request.headers.get("Authorization")) or request.headers.get("X-Api-Key") or other_key
     minted = read_minted(key) if key else None
     if minted is not None:
@@ -121,13 +122,6 @@ def check_minted(minted: MintedKey | None, rollout_id: str | None) -> None:
         raise Forbidden(f"The API key belongs to another rollout than {rollout_id!r}.")
 
 
-def check_origin(request: web.Request, *, is_linked: bool) -> None:
-    """Raise UnknownHost or CrossSite for a request that a listener without keys refuses."""
-    check = request.app.get(ORIGINS)
-    if check is not None:
-        check.check(request.method, request.headers, is_linked=is_linked)
-
-
 # The routes of the model API: those of most calls, and that of every path outside of the control API.
 CALL_PATHS: Final = ("/rollouts/{rollout}/v1/{path}", "/v1/{path}")
 OTHER_PATHS: Final = "/{path}"
@@ -145,7 +139,8 @@ async def require_control_key(
     resource = request.match_info.route.resource
     canonical = "" if resource is None else resource.canonical
     if canonical not in MODEL_API and not canonical.startswith(f"{SESSION_API}/"):
-        check_origin(request, is_linked=True)
+        if (origins := request.app.get(ORIGINS)) is not None:
+            origins.check(request.method, request.headers, is_linked=True)
         if canonical and canonical not in _OPEN:
             check_control_key(request, request.app[CONTEXT])
     return await handler(request)

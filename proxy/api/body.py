@@ -9,7 +9,6 @@ import asyncio
 import re
 import zlib
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, Final, Protocol
 
 import orjson
@@ -39,18 +38,22 @@ _BROKEN: Final = (EOFError, zlib.error, zstandard.ZstdError)  # of a stream that
 async def read_bytes(request: web.Request, *, most: int | None = None) -> bytes:
     """Return the body, decompressed, of at most `most` bytes, if that is less than the configured limit.
 
-    Its bytes stay reserved until `release`.
+    Its bytes stay reserved until the request has its response (`failures`).
 
     Raises RequestTooLarge, RequestTimeout, UnsupportedEncoding, Overloaded, or BadRequest if it cannot be decompressed.
     """
-    agents, coding = request.app[CONTEXT].settings.agents, _coding(request)
+    context = request.app[CONTEXT]
+    agents, coding = context.settings.agents, _coding(request) if "Content-Encoding" in request.headers else None
     reserved = request.get(RESERVED)
     if reserved is None:
-        reserved = request[RESERVED] = request.app[CONTEXT].memory_limit.reserve()
+        reserved = request[RESERVED] = ByteReservation(context.memory_limit)
     most = min(most or agents.max_body_bytes, agents.max_body_bytes)
     try:
-        async with nullcontext() if request.content.is_eof() else asyncio.timeout(agents.body_timeout_s):
+        if request.content.is_eof():
             received = await _received(request, reserved, most)
+        else:
+            async with asyncio.timeout(agents.body_timeout_s):
+                received = await _received(request, reserved, most)
     except TimeoutError:
         raise RequestTimeout(
             f"Receiving the request body timed out after {agents.body_timeout_s:g} s (agents.body_timeout_s)."
@@ -65,12 +68,6 @@ async def read_bytes(request: web.Request, *, most: int | None = None) -> bytes:
         raise BadRequest(f"The request body cannot be decompressed (Content-Encoding: {coding}).") from None
 
 
-def release(request: web.Request) -> None:
-    """Release the bytes that the request's body reserved."""
-    if (reserved := request.get(RESERVED)) is not None:
-        reserved.release()
-
-
 async def _received(request: web.Request, reserved: ByteReservation, most: int) -> bytes:
     """Receive the body. An announced length is reserved at once, so that a body that does not fit is rejected early."""
     announced = request.content_length or 0
@@ -82,10 +79,11 @@ async def _received(request: web.Request, reserved: ByteReservation, most: int) 
         received += len(read)
         if received > most:
             raise _too_long(most)
-        reserved.grow(max(received - counted, 0))
+        if received > counted:
+            reserved.grow(received - counted)
+            counted = received
         reads.append(read)
-        counted = max(counted, received)
-    return await in_thread_if(received, _JOIN_BYTES, b"".join, reads)
+    return reads[0] if len(reads) == 1 else await in_thread_if(received, _JOIN_BYTES, b"".join, reads)
 
 
 async def _inflated(source: "_Source", packed: int, reserved: ByteReservation, most: int) -> bytes:

@@ -9,7 +9,7 @@ from uuid import uuid4
 from aiohttp import web
 
 from proxy.api.auth import MODEL_API, SESSION_API
-from proxy.api.body import release
+from proxy.api.body import RESERVED
 from proxy.api.context import CONTEXT
 from proxy.api.http import ERROR_DIALECT, RESPONSE_STARTED
 from proxy.errors import (
@@ -92,7 +92,8 @@ async def answer_failures(
     except Exception as failure:  # noqa: BLE001 - unexpected exceptions are logged and become a 500
         return _failed(request, internal_error(failure, path=request.path))
     finally:
-        release(request)
+        if (reserved := request.get(RESERVED)) is not None:
+            reserved.release()
 
 
 def _failed(request: web.Request, error: ProxyError) -> web.Response:

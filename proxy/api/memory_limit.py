@@ -1,7 +1,6 @@
 """The limit on the memory of calls in flight, and the disconnection of stalled clients.
 
-A slow client is not stalled: its engine is read no faster than the client reads, with a few hundred kB between them. Nothing is
-counted per event; the calls are summed when another one arrives, at most ten times a second if they are many.
+A slow client is not stalled: its engine is read no faster than the client reads, with a few hundred kB between them.
 """
 
 import asyncio
@@ -14,12 +13,10 @@ from proxy.protocols.json_weight import response_weight
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 
-_MANY_CALLS = 64
-_SUM_INTERVAL_S = 0.1  # with many calls
 _PROBES = 4  # of each client within the stall timeout
 _ORDINARY_BYTES = 24 * 2**20  # of a parsed response that is accepted although others use the memory: 400,000 token ids
 _PARSED_RATIO = 4  # the memory that a parsed response may take, to the limit of its bytes
-UNWEIGHED_BYTES = 2**18  # of a response; parsed, they take at most 20 MiB
+_UNWEIGHED_BYTES = 2**18  # of a response; parsed, they take at most 20 MiB
 
 
 class DetachedSteps(Protocol):
@@ -85,7 +82,8 @@ class ByteReservation:
 
     def release(self) -> None:
         """Release all bytes."""
-        self.grow(-self._bytes)
+        self._limit.reserved_bytes -= self._bytes
+        self._bytes = 0
 
 
 class InFlightBytes:
@@ -98,11 +96,8 @@ class InFlightBytes:
         self._client_stall_timeout_s = client_stall_timeout_s
         self._metrics = metrics
         self._detached = detached
-        self._reserved_bytes = 0  # for bodies of requests, and for parsed responses
-        self._call_bytes = 0  # as they were summed last
-        self._summed_at = -_SUM_INTERVAL_S
-        self._loop = asyncio.get_running_loop()
-        self._watching = self._loop.create_task(self._watch())
+        self.reserved_bytes = 0  # for bodies of requests, calls in flight, and parsed responses
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
         self.calls: set[CallInFlight] = set()
         metrics.in_flight_bytes.set_function(self.total_bytes)
         metrics.in_flight_limit_bytes.set(limit_bytes)
@@ -115,9 +110,18 @@ class InFlightBytes:
 
         Large responses count again with the memory of their parsed form.
         """
-        self._call_bytes = sum(call.body_bytes for call in self.calls)
-        self._summed_at = self._loop.time()
-        return self._reserved_bytes + self._call_bytes + self._detached.detached_bytes
+        return self.reserved_bytes + self._detached.detached_bytes
+
+    def add(self, call: CallInFlight) -> None:
+        """Count a call and the bytes of its request until `remove`."""
+        self.calls.add(call)
+        self.reserved_bytes += call.body_bytes
+
+    def remove(self, call: CallInFlight) -> None:
+        """Stop counting a call, its bytes and its response."""
+        self.calls.discard(call)
+        self.reserved_bytes -= call.body_bytes + call.parsed_bytes
+        call.response_bytes = call.parsed_bytes = 0
 
     def oldest_s(self, now: float) -> float:
         """Return the age of the oldest call in flight in seconds; 0 if there is none."""
@@ -131,34 +135,41 @@ class InFlightBytes:
             call.stop(reason)
         return len(calls) - len(sampled)
 
-    def reserve(self) -> "ByteReservation":
-        """Return an empty reservation for the body of one request. It must be released."""
-        return ByteReservation(self)
-
     def take(self, more: int, *, own: int) -> None:
         """Count `more` bytes of a request that has `own` bytes already. Raises Overloaded if they exceed the limit.
 
         A request is always accepted if nothing else is in flight: the length of a body has its own limit.
         """
         if more > 0:
-            in_flight, limit = self._recent_bytes(), self._limit_bytes
+            in_flight, limit = self.reserved_bytes + self._detached.detached_bytes, self._limit_bytes
             if in_flight > own and in_flight + more > limit:
                 raise Overloaded(
                     f"Calls in flight use {in_flight} bytes, and this call would exceed the limit of "
                     f"{limit} (agents.max_bytes_in_flight). Try again later."
                 )
-        self._reserved_bytes += more
+        self.reserved_bytes += more
 
-    def receive(self, call: CallInFlight, read: bytes, limit_bytes: int) -> None:
-        """Reserve memory for a part of a response, which is in `call.response_bytes` already, before it is parsed.
+    def receive(self, call: CallInFlight, read: bytes, limit_bytes: int, *, is_cumulative: bool) -> None:
+        """Count a part of a response, and reserve memory for that of a long one before it is parsed.
 
-        A response is always accepted up to its limits if there is no other call, and if it is of an ordinary size.
+        A response is always accepted up to its limits if there is no other call, and if it is of an ordinary size. Of a
+        cumulative stream, only the last event is held.
 
         Raises:
             EngineResponseTooLarge: The response exceeds `limit_bytes` or four times as much memory, or other calls use the
                 memory.
         """
-        if call.response_bytes > limit_bytes:
+        if call.response_bytes + len(read) > min(limit_bytes, _UNWEIGHED_BYTES):
+            if is_cumulative:
+                self.release(call)
+            else:
+                self._reserve_parsed(call, read, limit_bytes)
+        call.response_bytes += len(read)
+        call.body_bytes += len(read)
+        self.reserved_bytes += len(read)
+
+    def _reserve_parsed(self, call: CallInFlight, read: bytes, limit_bytes: int) -> None:
+        if call.response_bytes + len(read) > limit_bytes:
             raise EngineResponseTooLarge(
                 f"The engine's response has more than {limit_bytes} bytes (engines.max_response_bytes)"
             )
@@ -169,24 +180,19 @@ class InFlightBytes:
                 f"Parsing the engine's response would take more than {_PARSED_RATIO * limit_bytes} bytes of memory "
                 f"({_PARSED_RATIO} times engines.max_response_bytes)"
             )
-        if parsed > _ORDINARY_BYTES and len(self.calls) > 1 and self._recent_bytes() + more > self._limit_bytes:
+        if parsed > _ORDINARY_BYTES and len(self.calls) > 1 and self.total_bytes() + more > self._limit_bytes:
             raise EngineResponseTooLarge(
                 f"Parsing the engine's response takes {parsed} bytes of memory, and other calls use what is left of "
                 f"{self._limit_bytes} (agents.max_bytes_in_flight)"
             )
-        self._reserved_bytes += more
+        self.reserved_bytes += more
         call.parsed_bytes = parsed
 
     def release(self, call: CallInFlight) -> None:
-        """Release the memory of a response."""
-        self._reserved_bytes -= call.parsed_bytes
+        """Release the memory of a response, of which nothing is held any more."""
+        self.reserved_bytes -= call.response_bytes + call.parsed_bytes
+        call.body_bytes -= call.response_bytes
         call.response_bytes = call.parsed_bytes = 0
-
-    def _recent_bytes(self) -> int:
-        """Return the bytes in flight; with many calls, a recent value, so that each new call does not sum thousands."""
-        if len(self.calls) < _MANY_CALLS or self._loop.time() - self._summed_at > _SUM_INTERVAL_S:
-            return self.total_bytes()
-        return self._reserved_bytes + self._call_bytes + self._detached.detached_bytes
 
     async def close(self) -> None:
         """Stop watching clients."""

@@ -5,6 +5,7 @@ A rollout ID is percent-encoded in a path, slashes included, and unencoded in a 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -28,6 +29,7 @@ class RequestPath:
         return None if self.segment is None else id_from_path(self.segment)
 
 
+@lru_cache(1024)
 def id_from_path(segment: str) -> str:
     """Return the decoded ID of a path segment. Raises BadRequest."""
     try:

@@ -10,12 +10,12 @@ import zstandard
 from fakes import proxying
 from hypothesis import given
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 from recorded import load
 
 from proxy.api import body as reading
 from proxy.api.body import _SOURCES, read_bytes
 from proxy.api.context import CONTEXT
-from proxy.api.memory_limit import ByteReservation
 from proxy.errors import Overloaded, RequestTooLarge
 
 WHOLE = load("chat_ids_lp")
@@ -117,9 +117,6 @@ class Watched:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes, self.held, self.highest = limit_bytes, 0, 0
 
-    def reserve(self) -> ByteReservation:
-        return ByteReservation(self)
-
     def take(self, more: int, *, own: int) -> None:
         if self.held + more > self.limit_bytes:
             raise Overloaded("full")
@@ -140,7 +137,7 @@ def make_request(data: bytes, *, limit_bytes: int, held: int, length: int | None
 
     class Request(dict):
         content, content_length = Content(), length
-        headers = SimpleNamespace(getall=lambda *_: (coding,))
+        headers = CIMultiDict({"Content-Encoding": coding})
 
     request = Request()
     agents = SimpleNamespace(max_body_bytes=limit_bytes, body_timeout_s=9)

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -10,13 +11,15 @@ import orjson
 import pytest
 from aiohttp import web
 from fakes import proxying, settings_for
+from hypothesis import given
+from hypothesis import strategies as st
 from policies import policies_of
 from prometheus_client import CollectorRegistry
 from recorded import load
 from stored import stored_steps, wait_for_steps
 
-from proxy.api.memory_limit import InFlightBytes
-from proxy.errors import Overloaded
+from proxy.api.memory_limit import ByteReservation, InFlightBytes
+from proxy.errors import EngineResponseTooLarge, Overloaded
 from proxy.rollouts.policy import Policy
 from proxy.server.listener import running
 from proxy.telemetry.metrics import make_metrics
@@ -158,29 +161,40 @@ async def test_a_slow_client_gets_the_complete_stream(store, engine, http):
     assert ["complete"] == [step.status for step in await stored_steps(store, "r1")]
 
 
-async def test_the_bytes_of_calls_in_flight_are_not_summed_for_each_new_call(memory_limit):
-    """They are summed ten times per second."""
-    reads = []
+@dataclass(eq=False)
+class Held:
+    """A call in flight."""
 
-    class Held:
-        @property
-        def body_bytes(self):
-            reads.append(1)
-            return 10
+    body_bytes: int
+    response_bytes: int = 0
+    parsed_bytes: int = 0
 
-    memory_limit.calls |= {Held() for _ in range(1000)}
-    for _ in range(1000):
-        reserved = memory_limit.reserve()
-        reserved.grow(1)
-        reserved.release()
 
-    assert len(reads) < 20_000
-    assert 10_000 == memory_limit.total_bytes()
+READS = st.tuples(
+    st.integers(0, 3), st.integers(1, 2**17), st.booleans()
+)  # of a call: items of a list, and of which stream
+
+
+@given(st.lists(st.integers(0, 10**5), min_size=4, max_size=4), st.lists(READS, max_size=20))
+async def test_the_bytes_in_flight_are_those_of_the_calls_in_flight(memory_limit, sizes, reads):
+    """Those of their requests, of their responses, and of what parsing these takes; none are left at the end."""
+    calls = [Held(size) for size in sizes]
+    for call in calls:
+        memory_limit.add(call)
+    for index, items, is_cumulative in reads:
+        with suppress(EngineResponseTooLarge):
+            memory_limit.receive(calls[index], b"1," * items, 2**20, is_cumulative=is_cumulative)
+
+        assert memory_limit.total_bytes() == sum(call.body_bytes + call.parsed_bytes for call in calls)
+    for call in calls:
+        memory_limit.remove(call)
+
+    assert 0 == memory_limit.total_bytes()
 
 
 async def test_a_reservation_above_the_limit_requires_that_no_other_exists(memory_limit):
     """Memory is reserved before it is used, until it is released."""
-    first, second = memory_limit.reserve(), memory_limit.reserve()
+    first, second = ByteReservation(memory_limit), ByteReservation(memory_limit)
     first.grow(600_000)
     first.grow(600_000)
     with pytest.raises(Overloaded, match="1200000 bytes"):

@@ -84,9 +84,25 @@ GUARDS: tuple[Guard, ...] = (is_open, within_limits)
 
 
 async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResponse:
-    """Receive, admit, plan, relay and record a call; or forward it unrecorded, depending on the configuration."""
+    """Receive, admit, plan, relay and record a call; or forward it unrecorded, or replay the response of an earlier attempt."""
     call = await receive(request, route)
-    return await _answer(call) if isinstance(call, Call) else call
+    if not isinstance(call, Call):
+        return call
+    context, headers = call.context, call.request.headers
+    step_id = new_id(context.clock)
+    async with admitted(call, step_id):
+        rollout = call.rollout
+        if (rollout.reply or TOKENS in headers or IDS in headers) and not isinstance(call.adapter, TranslatedCall):
+            endpoints = await _endpoints(call)
+            call.tokens = await read_token_annotations(context, endpoints, rollout, headers, call.dialect, call.body)
+        key = headers.get(KEY) or _retry_key(call)
+        if not key:
+            retry = retry_fields(headers[COUNT]) if COUNT in headers else {}
+            return await _send(call, Attempt(step_id, {"request_key": call.digest, **retry}))
+        async with context.idempotency_keys.attempt(rollout, key, call.digest, step_id) as attempt:
+            if attempt.stored_answer is not None:
+                return await replay(call, attempt.stored_answer)
+            return await _send(call, attempt)
 
 
 async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamResponse:
@@ -104,7 +120,9 @@ async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamR
         context.long_texts.keep(key, long)
     path = request.endpoint if adapter is None else adapter.endpoint
     dialect = DIALECTS[path]
-    rollout_id = _named_rollout(request, body, adapter)
+    rollout_id = request.rollout_id if adapter is None else None
+    if rollout_id is None:
+        rollout_id = _named_rollout(request, body, adapter)
     if rollout_id is None and (forwarded := await _forward(request, dialect, text, body, adapter)) is not None:
         return forwarded
     return Call(
@@ -189,25 +207,6 @@ def _named_rollout(request: ModelRequest, body: Mapping[str, Any], adapter: Call
     check_minted(minted, rollout_id)
     followed = followed_rollout(adapter, minted) if isinstance(adapter, TranslatedCall) else None
     return rollout_id or followed
-
-
-async def _answer(call: Call) -> web.StreamResponse:
-    """Admit the call and send it, or replay the stored response of an earlier attempt."""
-    context, headers = call.context, call.request.headers
-    step_id = new_id(context.clock)
-    async with admitted(call, step_id):
-        rollout = call.rollout
-        if (rollout.reply or TOKENS in headers or IDS in headers) and not isinstance(call.adapter, TranslatedCall):
-            endpoints = await _endpoints(call)
-            call.tokens = await read_token_annotations(context, endpoints, rollout, headers, call.dialect, call.body)
-        key = headers.get(KEY) or _retry_key(call)
-        if not key:
-            retry = retry_fields(headers[COUNT]) if COUNT in headers else {}
-            return await _send(call, Attempt(step_id, {"request_key": call.digest, **retry}))
-        async with context.idempotency_keys.attempt(rollout, key, call.digest, step_id) as attempt:
-            if attempt.stored_answer is not None:
-                return await replay(call, attempt.stored_answer)
-            return await _send(call, attempt)
 
 
 async def _send(call: Call, attempt: Attempt) -> web.StreamResponse:

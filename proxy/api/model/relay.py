@@ -18,7 +18,6 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 from proxy.api.adapters import adapter_of
 from proxy.api.failures import internal_error
 from proxy.api.http import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED
-from proxy.api.memory_limit import UNWEIGHED_BYTES
 from proxy.api.model.call import Call, plan_for
 from proxy.errors import EngineBusy, EngineError, EngineUnreachable, ProxyError, StoreUnavailable, UnprocessableRequest
 from proxy.protocols.engines.base import FollowUpRequest
@@ -153,7 +152,7 @@ async def relay(call: Call) -> web.StreamResponse:
         call.trace = context.start_trace(call)
     context.metrics.in_flight_calls.inc()
     context.in_flight[call.plan.rollout_id] += 1
-    context.memory_limit.calls.add(call)
+    context.memory_limit.add(call)
     try:
         outcome = await _outcome(call, client)
         call.step = outcome.step
@@ -176,9 +175,7 @@ async def relay(call: Call) -> web.StreamResponse:
         raise
     finally:
         context.metrics.in_flight_calls.dec()
-        context.memory_limit.calls.discard(call)
-        if call.parsed_bytes:
-            context.memory_limit.release(call)
+        context.memory_limit.remove(call)
         context.in_flight[call.plan.rollout_id] -= 1
         if not context.in_flight[call.plan.rollout_id]:
             del context.in_flight[call.plan.rollout_id]
@@ -409,25 +406,14 @@ async def _move(call: Call) -> None:
 
 
 async def _stream(call: Call, client: ClientStream, exchange: Exchange, sent: EngineResponse) -> None:
-    """Feed the engine's bytes to the exchange and write what it returns, until the response is complete.
-
-    Memory for a long response is reserved before its bytes are fed.
-    """
+    """Feed the engine's bytes to the exchange and write what it returns, until the response is complete."""
     context, reads, response = call.context, sent.iter_bytes(), exchange.response
     limit_bytes = context.settings.engines.max_response_bytes
-    unweighed = min(limit_bytes, UNWEIGHED_BYTES)
-    request_bytes = call.body_bytes
     try:
         async for read in reads:
             call.last_byte = context.clock.monotonic()
             call.first_byte = call.first_byte or call.last_byte
-            call.response_bytes += len(read)
-            if call.response_bytes > unweighed and response.is_cumulative:  # only its last event is held
-                context.memory_limit.release(call)
-                call.body_bytes = request_bytes
-            elif call.response_bytes > unweighed:
-                context.memory_limit.receive(call, read, limit_bytes)
-            call.body_bytes += len(read)
+            context.memory_limit.receive(call, read, limit_bytes, is_cumulative=response.is_cumulative)
             lines = read.count(b"\n") + read.count(b"\r")  # of many short events each takes as long as a longer text
             size = response.pending + len(read) + _BYTES_PER_LINE * lines
             shown = (

@@ -80,7 +80,8 @@ async def answer(request: web.Request) -> web.StreamResponse:
         other_key=google_key(request) if errors is GEMINI else None,
     )
     rollout_id = target.rollout_id
-    check_minted(caller.minted, rollout_id)
+    if caller.minted is not None:
+        check_minted(caller.minted, rollout_id)
     call = ModelRequest(request, context, target.endpoint, rollout_id, caller)
     if calls is not None and request.method == "POST":
         return await handle_call(call, calls)
