@@ -268,7 +268,7 @@ async def _plan(call: Call) -> None:
         resolved = adapter.resolved
         call.body_bytes += size_of((resolved.messages, resolved.items, resolved.calls), _MOST_HISTORY)
     call.adapter = adapter
-    endpoints = await _endpoints(call)
+    endpoints = await _endpoints(call) if context.upstream.routes_by_model else context.upstream.endpoints
     # There is no await between this choice and the queue, so that concurrent calls are spread over the endpoints. Token texts
     # come from the tokenizer of the rollout's own endpoint.
     order = ranked if call.is_named or call.tokens is not None else least_loaded

@@ -48,8 +48,9 @@ class ClientStream:
         self._call = call
         self.status = CLIENT_CLOSED_REQUEST
         self.only_keepalives_sent = False
+        self.is_stream = False  # what the client reads: a stream of events
         self._headers: list[tuple[str, str]] = []
-        self._is_stream = False
+        self._is_stream = False  # what the engine sends
         self._written: float | None = None  # when the last bytes were forwarded, as `Call.last_byte`
         self._stream: web.StreamResponse | None = None
 
@@ -57,16 +58,6 @@ class ClientStream:
     def body_started(self) -> bool:
         """Whether a byte of the engine's response was written; keep-alive comments do not count."""
         return self.headers_sent and not self.only_keepalives_sent
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether the response is a stream of events."""
-        if self._stream is None:
-            return self._is_stream
-        content_type = self._stream.headers.get("Content-Type", "")
-        return (
-            content_type.startswith("text/event-stream") or content_type == self._call.plan.stream_format.content_type
-        )
 
     @property
     def headers_sent(self) -> bool:
@@ -79,6 +70,8 @@ class ClientStream:
         self.status = status
         body_type = content_type or headers.get("Content-Type", "")
         self._is_stream = body_type.startswith("text/event-stream") or body_type == plan.stream_format.content_type
+        if self._stream is None:
+            self.is_stream = self._is_stream
         shown = downstream(headers, rollout_id=plan.rollout_id, step_id=plan.step_id)
         if content_type is not None:
             shown = [pair for pair in shown if pair[0].lower() != "content-type"] + [("Content-Type", content_type)]
@@ -98,7 +91,7 @@ class ClientStream:
         if shown:
             await self.write(shown)
             self.only_keepalives_sent = False
-        elif now - (self._written or self._call.first_byte or now) < interval_s or not self.is_stream:
+        elif now - (self._written or self._call.first_byte or now) < interval_s:
             return
         else:
             await self.keep_alive()
@@ -232,10 +225,11 @@ async def _answered(call: Call, client: ClientStream) -> Outcome:
 async def _finished(call: Call, exchange: Exchange) -> Outcome:
     """Return the outcome of a complete response."""
     context, plan = call.context, call.plan
-    outcome = await _in_thread_if_large(
-        call.body_bytes,
-        partial(exchange.finish, call.timing(context.clock.now()), call.policy.version.announced.version),
-    )
+    timing, version = call.timing(context.clock.now()), call.policy.version.announced.version
+    if call.body_bytes <= _THREAD_FROM_BYTES:
+        outcome = exchange.finish(timing, version)
+    else:
+        outcome = await _in_thread(partial(exchange.finish, timing, version))
     if (prompt := exchange.response.prompt) is not None:
         context.known_prompts.keep(plan.rollout_id, call.rollout.incarnation, prompt)
     if plan.prompt_ids is not None:
@@ -266,7 +260,8 @@ async def _record_cut(call: Call) -> None:
         policy_version=call.policy.version.announced.version,
         is_aborted=call.is_aborted,
     )
-    call.step = (await _despite_cancellation(call.body_bytes, abort)).step
+    outcome = abort() if call.body_bytes <= _THREAD_FROM_BYTES else await _despite_cancellation(abort)
+    call.step = outcome.step
     call.context.recorder.record_detached(call.step, call.rollout.incarnation, body_bytes=call.body_bytes)
 
 
@@ -375,7 +370,7 @@ async def _sent(call: Call) -> EngineResponse:
     """Send the call to its endpoint, and return the response."""
     plan = call.plan
     size = call.body_bytes + _BYTES_PER_ID * len(plan.prompt_ids or ())
-    body = await _in_thread_if_large(size, partial(orjson.dumps, plan.body))
+    body = orjson.dumps(plan.body) if size <= _THREAD_FROM_BYTES else await asyncio.to_thread(orjson.dumps, plan.body)
     call.sent = call.context.clock.monotonic()
     headers = [*call.request.headers.items(), *plan.headers.items()]
     if call.trace is not None:
@@ -417,11 +412,10 @@ async def _stream(call: Call, client: ClientStream, exchange: Exchange, sent: En
             lines = read.count(b"\n") + read.count(b"\r")  # of many short events each takes as long as a longer text
             size = response.pending + len(read) + _BYTES_PER_LINE * lines
             shown = (
-                response.feed(read)
-                if size < _THREAD_FROM_BYTES
-                else await _in_thread_if_large(size, partial(response.feed, read))
+                response.feed(read) if size <= _THREAD_FROM_BYTES else await _in_thread(partial(response.feed, read))
             )
-            await _forward(call, client, shown)
+            if (shown or client.is_stream) and not call.is_aborted:
+                await _forward(call, client, shown)
             if response.is_over:
                 break
         if response.is_over:
@@ -434,8 +428,6 @@ async def _stream(call: Call, client: ClientStream, exchange: Exchange, sent: En
 
 async def _forward(call: Call, client: ClientStream, shown: bytes) -> None:
     """Forward bytes to the client; if it has disconnected, cancel the call, and receive what the engine sampled until then."""
-    if call.is_aborted:
-        return
     try:
         await client.forward(shown, call.context.settings.record.keep_alive_interval_s)
     except ClientConnectionResetError:
@@ -463,12 +455,13 @@ async def _follow_up(call: Call, exchange: Exchange) -> None:
         call.endpoint.forces_usage.show(call.plan.rollout_id, what=True)
     elif call.endpoint.forces_usage.is_open and exchange.response.forces_usage is False:
         call.endpoint.forces_usage.oppose()
-    model, request = await _in_thread_if_large(call.body_bytes, exchange.missing)
+    is_short = call.body_bytes <= _THREAD_FROM_BYTES
+    model, request = exchange.missing() if is_short else await _in_thread(exchange.missing)
     if model is not None:
         exchange.served_models = await call.context.upstream.served_models(call.endpoint, model)
     if request is None:
         return
-    body = await _in_thread_if_large(call.body_bytes, partial(orjson.dumps, request.body))
+    body = orjson.dumps(request.body) if is_short else await asyncio.to_thread(orjson.dumps, request.body)
     try:
         _, exchange.follow_up_response = await call.context.upstream.post_json(
             call.endpoint, request.path, body, new_connection=True, is_auxiliary=False
@@ -477,13 +470,8 @@ async def _follow_up(call: Call, exchange: Exchange) -> None:
         LOG.warning("Request to engine %s for %s failed: %s", call.endpoint.label, request.path, error)
 
 
-async def _in_thread_if_large(size: int, work: Callable[[], T]) -> T:
-    """Run work on `size` bytes, in a thread if they are many.
-
-    A cancelled caller waits for the thread, because nothing else may use the exchange meanwhile.
-    """
-    if size <= _THREAD_FROM_BYTES:
-        return work()
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run work in a thread. A cancelled caller waits for it, because nothing else may use the exchange meanwhile."""
     working = asyncio.get_running_loop().create_task(asyncio.to_thread(work))
     try:
         return await asyncio.shield(working)
@@ -492,10 +480,8 @@ async def _in_thread_if_large(size: int, work: Callable[[], T]) -> T:
         raise
 
 
-async def _despite_cancellation(size: int, work: Callable[[], T]) -> T:
-    """Run work as `_in_thread_if_large`, and return its result even if the caller is cancelled meanwhile."""
-    if size <= _THREAD_FROM_BYTES:
-        return work()
+async def _despite_cancellation(work: Callable[[], T]) -> T:
+    """Run work in a thread, and return its result even if the caller is cancelled meanwhile."""
     working = asyncio.get_running_loop().create_task(asyncio.to_thread(work))
     while not working.done():
         with suppress(asyncio.CancelledError):
@@ -509,7 +495,7 @@ async def _failed(call: Call, client: ClientStream, error: Exception) -> Outcome
     fault = internal_error(error, step_id=plan.step_id)
     exchange = call.exchange or Exchange(plan, 0, "")
     fail = partial(exchange.fail, f"internal error {fault.error_id}", call.timing())
-    step = await _in_thread_if_large(call.body_bytes, fail)
+    step = fail() if call.body_bytes <= _THREAD_FROM_BYTES else await _in_thread(fail)
     body = plan.error_dialect.error(fault)
     if not client.headers_sent:
         client.set_head(fault.status, {"Content-Type": "application/json"})
@@ -535,7 +521,7 @@ async def _broken(call: Call, client: ClientStream, fault: EngineError) -> Outco
         outcome = _unanswered(call, fault)
     else:
         abort = partial(exchange.abort, fault.message, call.timing(), delivered=True)
-        outcome = await _in_thread_if_large(call.body_bytes, abort)
+        outcome = abort() if call.body_bytes <= _THREAD_FROM_BYTES else await _in_thread(abort)
     if client.only_keepalives_sent:
         return Outcome(plan.error_events(error), outcome.step, broken=False)
     if client.headers_sent:
@@ -571,8 +557,8 @@ def _report(call: Call, client: ClientStream) -> None:
     if call.trace is not None:
         call.trace.ended(call, client.status)
     context, plan, step = call.context, call.plan, call.step
-    metrics = context.metrics
-    labels = (plan.error_dialect.name, call.endpoint.label, str(client.status))
+    metrics, dialect = context.metrics, plan.error_dialect.name
+    labels = (dialect, call.endpoint.label, str(client.status))
     total_s = context.clock.monotonic() - call.started
     metrics.calls.labels(*labels).inc()
     metrics.call_duration_seconds.labels(*labels).observe(total_s)
@@ -589,15 +575,13 @@ def _report(call: Call, client: ClientStream) -> None:
             )
     if call.first_byte is not None and call.last_byte is not None and call.sent is not None:
         metrics.time_to_first_byte_seconds.labels(*labels).observe(call.first_byte - call.started)
-        metrics.proxy_overhead_seconds.labels(plan.error_dialect.name).observe(
-            max(total_s - (call.last_byte - call.sent), 0)
-        )
+        metrics.proxy_overhead_seconds.labels(dialect).observe(max(total_s - (call.last_byte - call.sent), 0))
     if not LOG.isEnabledFor(logging.INFO):
         return
     fields = {
         "rollout_id": plan.rollout_id,
         "step_id": plan.step_id,
-        "dialect": plan.error_dialect.name,
+        "dialect": dialect,
         "engine": call.endpoint.label,
         "status": client.status,
         "step": step.status if step else "none",
