@@ -58,7 +58,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("translated_call",),
     ),
     "api": (
-        ("http", "api_keys", "rollout_id", "memory_limit", "long_texts", "adapters"),
+        ("http", "headers", "api_keys", "rollout_id", "memory_limit", "long_texts", "adapters"),
         ("surplus_calls",),
         ("context",),
         ("auth", "query", "urls", "health", "failures", "body", "reward_values"),

@@ -6,14 +6,14 @@ health            health checks, and for how long an endpoint is ejected
 lora              loads and unloads LoRA adapters
 client            requests to endpoints, and their errors
 failure_text      sentences for failed connections
-http_client       HTTP/1.1 on aiohttp's connections; http_response and decoding read what engines return
+http_client       HTTP/1.1 on aiohttp's connections
 
 aiohttp's exceptions are translated here: callers see only those of `proxy.errors`. Nothing in this package interprets a
 body.
 """
 
-from proxy.upstream.client import EngineResponse, Upstream
+from proxy.upstream.client import Upstream
 from proxy.upstream.endpoint import Endpoint, choose, least_loaded, preferred, ranked
 from proxy.upstream.health import ejected_for
 
-__all__ = ["Endpoint", "EngineResponse", "Upstream", "choose", "ejected_for", "least_loaded", "preferred", "ranked"]
+__all__ = ["Endpoint", "Upstream", "choose", "ejected_for", "least_loaded", "preferred", "ranked"]

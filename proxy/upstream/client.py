@@ -3,10 +3,9 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Final, Self
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from functools import partial
+from typing import Any, Final
 
 import aiohttp
 import orjson
@@ -21,10 +20,8 @@ from proxy.upstream.concurrency import BackgroundTasks, off_loop
 from proxy.upstream.detection import detect
 from proxy.upstream.endpoint import UNAVAILABLE_STATUSES, Endpoint, Failover, make_endpoint, serving
 from proxy.upstream.failure_text import failure_text
-from proxy.upstream.headers import upstream as upstream_headers
 from proxy.upstream.health import HealthChecker
-from proxy.upstream.http_client import HttpClient
-from proxy.upstream.http_response import HttpResponse
+from proxy.upstream.http_client import HTTP_ERRORS, HttpClient, HttpResponse, end_to_end
 
 # uvicorn, under vLLM and SGLang, closes idle connections after 5 s. Closing them first avoids the race in which a
 # request is written to a connection that the engine has just closed.
@@ -33,79 +30,37 @@ _DETECTION_TIMEOUT_S = 5  # how long a call waits for the detection of its engin
 MAX_RESPONSE_BYTES: Final = 2**25
 _MAX_WEIGHT: Final = 2**28  # of memory for a parsed auxiliary response: four million token ids
 _MAX_PROBE_BYTES: Final = 2**22  # ten thousand models
-HTTP_ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError)
 _JSON: Final = (("Content-Type", "application/json"),)
 
 
-@dataclass(slots=True)
-class EngineResponse:
-    """A response of an engine: its status and headers, and its body as a stream of bytes.
+async def body_of(response: HttpResponse, most: int | None = None) -> bytearray:
+    """Return the body of an auxiliary response (models, texts, token counts), of at most `most` bytes.
 
-    Use it in a `with` statement. Leaving it early closes the connection, by which an engine learns that the request is aborted.
+    `MAX_RESPONSE_BYTES` is more than a response with the prompt ids of any context window has.
+
+    Raises:
+        EngineError: The body is incomplete or larger.
     """
+    most = MAX_RESPONSE_BYTES if most is None else most
+    body = bytearray()
+    async for chunk in response.iter_bytes():
+        body += chunk
+        if len(body) > most:
+            raise EngineResponseTooLarge(f"The engine returned more than {most} bytes")
+    return body
 
-    status: int
-    headers: Mapping[str, str]
-    content_type: str
-    _endpoint: Endpoint
-    _upstream: "Upstream"
-    _response: HttpResponse
-    _is_auxiliary: bool = False
 
-    def __enter__(self) -> Self:
-        """Return the response."""
-        return self
+async def json_of(response: HttpResponse) -> Any:
+    """Return the parsed body of an auxiliary response.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the connection, unless the response is complete: then the connection is in the pool already."""
-        self._response.close()
-
-    async def iter_bytes(self) -> AsyncIterator[bytes]:
-        """Yield the body in chunks, as they arrive.
-
-        Raises:
-            EngineDisconnected: The connection was lost before the end of the body.
-            EngineTimeout: No bytes arrived for `engines.read_timeout_s`.
-        """
-        try:
-            while chunk := await self._response.read():
-                yield chunk
-        except HTTP_ERRORS as error:
-            raise self._upstream.translated(error, self._endpoint, is_auxiliary=self._is_auxiliary) from error
-        health = self._endpoint.health
-        has_answered = self.status not in UNAVAILABLE_STATUSES and not self._is_auxiliary
-        if has_answered and (health.faults or health.ejections):
-            self._upstream.health_checker.answered(self._endpoint)
-
-    async def read(self, most: int | None = None) -> bytearray:
-        """Return the body of an auxiliary response (models, texts, token counts), of at most `most` bytes.
-
-        `MAX_RESPONSE_BYTES` is more than a response with the prompt ids of any context window has.
-
-        Raises:
-            EngineError: The body is incomplete or larger.
-        """
-        most = MAX_RESPONSE_BYTES if most is None else most
-        body = bytearray()
-        async for chunk in self.iter_bytes():
-            body += chunk
-            if len(body) > most:
-                raise EngineResponseTooLarge(f"The engine returned more than {most} bytes")
-        return body
-
-    async def json(self) -> Any:
-        """Return the parsed body of an auxiliary response.
-
-        Raises:
-            EngineError: The body is incomplete, too large or not JSON.
-        """
-        body = await self.read()
-        try:
-            return await _parsed(body)
-        except ValueError as error:
-            raise EngineDisconnected(f"The engine's response is not valid JSON: {error}") from None
+    Raises:
+        EngineError: The body is incomplete, too large or not JSON.
+    """
+    body = await body_of(response)
+    try:
+        return await _parsed(body)
+    except ValueError as error:
+        raise EngineDisconnected(f"The engine's response is not valid JSON: {error}") from None
 
 
 async def _parsed(body: bytearray) -> Any:
@@ -171,8 +126,12 @@ class Upstream:
         body: bytes | None,
         new_connection: bool = False,
         is_auxiliary: bool = False,
-    ) -> EngineResponse:
+    ) -> HttpResponse:
         """Send a request and return the response, which has to be closed, once its headers have arrived.
+
+        Closing it before the end of its body closes the connection, by which an engine learns that the request is aborted. Its
+        `iter_bytes` raises EngineDisconnected if the connection was lost before the end of the body, and EngineTimeout if no
+        bytes arrived for `engines.read_timeout_s`.
 
         `new_connection`: do not use a pooled connection. llama.cpp 2026.10 closes the connection of a stream without
         `Connection: close`, and a request that is sent right after the stream would be lost.
@@ -185,7 +144,7 @@ class Upstream:
             EngineDisconnected: The connection was lost before the response.
         """
         client = self._unpooled if new_connection else self._client
-        sent = upstream_headers(headers, endpoint)
+        sent = end_to_end(headers, endpoint.not_sent) + endpoint.headers
         try:
             response = await client.request(method, endpoint.settings.url + path, headers=sent, body=body)
         except HTTP_ERRORS as error:
@@ -197,8 +156,19 @@ class Upstream:
             self.health_checker.failed(endpoint, f"Engine {endpoint.label} returned status {response.status}")
         elif endpoint.server is not None and response.headers.get("Server", "") != endpoint.server:
             self._redetect(endpoint)
-        content_type = response.headers.get("Content-Type", "")
-        return EngineResponse(response.status, response.headers, content_type, endpoint, self, response, is_auxiliary)
+        response.on_end = partial(self._body_ended, endpoint, status=response.status, is_auxiliary=is_auxiliary)
+        return response
+
+    def _body_ended(
+        self, endpoint: Endpoint, error: Exception | None, *, status: int, is_auxiliary: bool
+    ) -> EngineError | None:
+        """Translate the error of a body; after a complete one reset the failures of the endpoint."""
+        if error is not None:
+            return self.translated(error, endpoint, is_auxiliary=is_auxiliary)
+        health = endpoint.health
+        if (health.faults or health.ejections) and not is_auxiliary and status not in UNAVAILABLE_STATUSES:
+            self.health_checker.answered(endpoint)
+        return None
 
     async def post_json(
         self, endpoint: Endpoint, path: str, body: bytes, *, new_connection: bool = False, is_auxiliary: bool = True
@@ -208,10 +178,11 @@ class Upstream:
         Raises:
             EngineError: The request failed, as in `send`.
         """
-        with await self.send(
+        response = await self.send(
             endpoint, "POST", path, headers=_JSON, body=body, new_connection=new_connection, is_auxiliary=is_auxiliary
-        ) as response:
-            return response.status, await response.json() if response.status == 200 else None
+        )
+        with closing(response):
+            return response.status, await json_of(response) if response.status == 200 else None
 
     def endpoint_named(self, label: str) -> Endpoint | None:
         """Return the endpoint with this label, if one is configured."""
@@ -239,7 +210,7 @@ class Upstream:
         *,
         headers: Sequence[tuple[str, str]],
         body: bytes | None,
-    ) -> AsyncIterator[EngineResponse]:
+    ) -> AsyncIterator[HttpResponse]:
         """Send to the first endpoint, and to the next ones while they are unavailable: at most `engines.max_attempts` in total.
 
         Raises:
@@ -255,7 +226,7 @@ class Upstream:
                         await self.wait_for_slot(endpoint, path, can_fail_over=failover.has_next)
                     stack.callback(endpoint.queue.release)
                     response = await self.send(endpoint, method, path, headers=headers, body=body)
-                    stack.enter_context(response)
+                    stack.callback(response.close)
                     failover.check_status(endpoint, response.status)
                 except EngineError as fault:
                     if not failover.can_retry(fault):
@@ -389,7 +360,7 @@ class Upstream:
         """Send an auxiliary request: GET, or POST with a JSON body."""
         method, headers = ("GET", ()) if body is None else ("POST", _JSON)
         payload = None if body is None else orjson.dumps(body)
-        sending = self.send(
+        response = await self.send(
             endpoint,
             method,
             path,
@@ -398,8 +369,8 @@ class Upstream:
             new_connection=new_connection,
             is_auxiliary=body is not None,
         )
-        with await sending as response:
-            text = await response.read(_MAX_PROBE_BYTES)
+        with closing(response):
+            text = await body_of(response, _MAX_PROBE_BYTES)
         try:
             read = await _parsed(text) if response.status == 200 else None
         except ValueError:
@@ -407,7 +378,7 @@ class Upstream:
         return ProbeResponse(response.status, response.headers.get("Server", ""), read)
 
     async def _health_status(self, endpoint: Endpoint) -> int:
-        with await self.send(endpoint, "GET", "/health", headers=(), body=None) as response:
+        with closing(await self.send(endpoint, "GET", "/health", headers=(), body=None)) as response:
             if response.status < 500:
                 self._start_detection(endpoint)  # if it is due, so that the engine is known before the next call
             return response.status

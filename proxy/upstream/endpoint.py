@@ -27,6 +27,7 @@ from proxy.errors import (
 )
 from proxy.protocols.engines import ENGINES, VLLM_WITH_PROMPT_FIELD, Engine, Traits
 from proxy.trajectory.step import EngineFacts
+from proxy.upstream.headers import NOT_SENT
 from proxy.upstream.lookups import CachedAnswer, ModelList
 from proxy.upstream.witnesses import Finding, Misses, Recent
 
@@ -190,8 +191,8 @@ class Endpoint:
     """One engine endpoint: its settings and its state.
 
     `kind`, `engine`, `version`, `sampling_defaults` and `facts` are as configured, or else as detected: `describe` sets them.
-    `kind` is `auto` until the engine is detected, and `engine` text only. `headers` are those of every request, `replaced`
-    the names, in lower case, of the client's headers that they replace. `label`: the name in logs, metrics and steps.
+    `kind` is `auto` until the engine is detected, and `engine` text only. `headers` are those of every request, `not_sent`
+    the names, in lower case, of the client's headers that are not sent. `label`: the name in logs, metrics and steps.
 
     `traits`: None until the engine is detected. `is_detected` is false while a detection is due: at once after the connection
     `is_lost`, since another engine may be started at the URL, else at `detect_at` (loop time). `detections` counts those in a
@@ -234,8 +235,8 @@ class Endpoint:
     version: str | None = field(init=False)
     sampling_defaults: dict[str, float] = field(init=False)
     facts: EngineFacts = field(init=False)
-    headers: Sequence[tuple[str, str]] = field(init=False, repr=False)  # with the API key
-    replaced: frozenset[str] = field(init=False)
+    headers: list[tuple[str, str]] = field(init=False, repr=False)  # with the API key
+    not_sent: frozenset[str] = field(init=False, repr=False)
     _known: Traits = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -259,7 +260,7 @@ class Endpoint:
         self.headers.append(("Accept-Encoding", "identity"))
         if settings.api_key:
             self.headers.append(("Authorization", f"Bearer {settings.api_key.get_secret_value()}"))
-        self.replaced = frozenset(map(str.lower, settings.headers))
+        self.not_sent = NOT_SENT.union(map(str.lower, settings.headers))
         self._known = Traits(
             self.engine.kind,
             self.version,

@@ -1,12 +1,13 @@
 """Requests that load and unload LoRA adapters at vLLM endpoints."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any, Final
 
 import orjson
 
 from proxy.errors import EngineError
-from proxy.upstream.client import Upstream
+from proxy.upstream.client import Upstream, body_of
 from proxy.upstream.endpoint import Endpoint
 
 _LOAD: Final = "/v1/load_lora_adapter"
@@ -37,11 +38,11 @@ async def unload_adapter(upstream: Upstream, endpoint: Endpoint, name: str) -> N
 async def _post(upstream: Upstream, endpoint: Endpoint, path: str, body: Mapping[str, Any]) -> tuple[int, str]:
     """Return the status and the message of the response; the models of the endpoint are listed again. Raises EngineError."""
     endpoint.models.forget()
-    sending = upstream.send(
+    response = await upstream.send(
         endpoint, "POST", path, headers=_HEADERS, body=orjson.dumps(body), new_connection=True, is_auxiliary=True
     )
-    with await sending as response:
-        message = _message(bytes(await response.read(_MAX_BYTES)))
+    with closing(response):
+        message = _message(bytes(await body_of(response, _MAX_BYTES)))
     endpoint.models.forget()  # a call may have listed them meanwhile
     return response.status, f"{path} returned {response.status}: {message}"
 

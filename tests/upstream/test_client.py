@@ -1,7 +1,7 @@
 """Requests to engines, and the names of their faults."""
 
 import asyncio
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 from aiohttp import web
@@ -31,8 +31,8 @@ async def test_an_engine_is_detected_again_after_it_disconnected(upstream_to):
             raise ConnectionResetError
 
         engine.respond = respond
-        with pytest.raises(EngineDisconnected), await upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}"):
-            pass
+        with pytest.raises(EngineDisconnected):
+            await upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}")
         engine.fixed_responses = {"/server_info": {"version": "0.5.23"}, "/model_info": {"weight_version": "1"}}
         await upstream.ensure_detected(endpoint)
 
@@ -64,7 +64,7 @@ async def test_a_5_mb_body_is_sent_with_its_content_length(upstream_to):
     body = b'{"prompt":"' + b"x" * 5_000_000 + b'"}'
     async with fake_engine() as engine:
         upstream = upstream_to(engine.url)
-        with await upstream.send(upstream.endpoints[0], "POST", "/x", headers=(), body=body) as response:
+        with closing(await upstream.send(upstream.endpoints[0], "POST", "/x", headers=(), body=body)) as response:
             await anext(response.iter_bytes())
 
     assert 5_000_000 == len(engine.requests[0]["prompt"])
@@ -171,9 +171,9 @@ async def test_the_size_of_an_auxiliary_response_is_limited(upstream_to, monkeyp
         found = []
         for size in (1000, 1001):
             body = b'{"prompt":"' + b"x" * size + b'"}'
-            with await upstream.send(endpoint, "POST", "/x", headers=(), body=body) as response:
+            with closing(await upstream.send(endpoint, "POST", "/x", headers=(), body=body)) as response:
                 try:
-                    found.append(len(await response.read()))
+                    found.append(len(await client.body_of(response)))
                 except EngineDisconnected as error:
                     found.append(error.message)
 
@@ -222,8 +222,8 @@ async def test_faults_of_auxiliary_requests_do_not_count_towards_ejection(upstre
         await upstream.ensure_detected(endpoint)
         for path in ("/detokenize", "/gone") * 4:
             sending = upstream.send(endpoint, "POST", path, headers=(), body=b"{}", is_auxiliary=True)
-            with suppress(EngineError), await sending as response:
-                await response.read()
+            with suppress(EngineError), closing(await sending) as response:
+                await client.body_of(response)
 
         assert (0, False, True) == (endpoint.faults, endpoint.health.is_ejected, endpoint.is_detected)
 

@@ -1,6 +1,7 @@
 """Detection of engines."""
 
 import asyncio
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -139,7 +140,7 @@ async def test_an_engine_is_detected_again_if_its_responses_change(upstream_to, 
         async def change():
             if sign == "server":
                 endpoint.server = "another"
-                with await upstream.send(endpoint, "GET", "/health", headers=(), body=None):
+                with closing(await upstream.send(endpoint, "GET", "/health", headers=(), body=None)):
                     pass
             elif sign == "models":
                 endpoint.models.names = frozenset({"before"})

@@ -1,6 +1,7 @@
 """Health checks of endpoints."""
 
 import asyncio
+from contextlib import closing
 
 import pytest
 from aiohttp import web
@@ -91,7 +92,7 @@ async def test_faults_of_calls_eject_and_a_response_restores_at_once(upstream_to
             raise ConnectionResetError
 
         async def call():
-            with await upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}") as response:
+            with closing(await upstream.send(endpoint, "POST", "/x", headers=(), body=b"{}")) as response:
                 return [read async for read in response.iter_bytes()]
 
         engine.respond = breaking

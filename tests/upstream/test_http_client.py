@@ -35,11 +35,9 @@ class Engine:
 async def text(client, url, method="POST", *, headers=(), body=b"{}"):
     """Send a request and return the body of the response."""
     response = await client.request(method, url, headers=headers, body=body)
-    reads = []
-    while read := await response.read():
-        reads.append(read)
+    body = b"".join([read async for read in response.iter_bytes()])
     response.close()
-    return b"".join(reads)
+    return body
 
 
 async def test_a_connection_is_reused_after_a_complete_response(client, engine_at):
@@ -102,7 +100,7 @@ async def test_closing_an_incomplete_response_closes_the_connection(client, engi
     engine = Engine(lambda number: b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\nok")
     response = await client.request("POST", await engine_at(engine.serve), headers=(), body=b"{}")
     if reading:
-        await response.read()
+        await anext(response.iter_bytes())
     response.close()
     async with asyncio.timeout(50):
         await engine.closed.wait()
@@ -116,7 +114,7 @@ async def test_a_cancelled_request_closes_its_connection(client, engine_at, answ
     async def call():
         response = await client.request("POST", url, headers=(), body=b"{}")
         try:
-            await response.read()
+            await anext(response.iter_bytes())
         finally:
             response.close()
 
@@ -191,7 +189,7 @@ async def test_a_response_may_arrive_while_the_request_is_being_written(client, 
 
     url = await engine_at(serve)
     response = await client.request("POST", url, headers=(), body=bytes(2**26))
-    assert (413, b"no") == (response.status, await response.read())
+    assert (413, b"no") == (response.status, await anext(response.iter_bytes()))
     if then == "wait":
         async with asyncio.timeout(50):
             await closed.wait()

@@ -18,6 +18,7 @@ from proxy.api.adapters import CallAdapter, CallRoute, adapter_of
 from proxy.api.auth import check_minted
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
+from proxy.api.headers import downstream
 from proxy.api.http import CLIENT_CLOSED_REQUEST, PAUSES
 from proxy.api.long_texts import LONG_TEXT, LongText, read_long
 from proxy.api.model.call import Call, ModelRequest, models_of, plan_for
@@ -44,7 +45,7 @@ from proxy.trajectory.thread_agents import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.endpoint import Failover
-from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER, downstream
+from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER
 from storage.errors import FieldsChanged, StorageError
 
 _START_TIMEOUT_S: Final = 10

@@ -30,6 +30,7 @@ from proxy.protocols.dialects.gemini.paths import (
 )
 from proxy.protocols.dialects.validation import an_object
 from proxy.upstream import least_loaded
+from proxy.upstream.client import body_of, json_of
 
 _MODELS: Final = "/v1/models"  # of the engine
 _WHOLE: Final = "generateContentRequest"
@@ -82,10 +83,10 @@ async def _show_models(request: web.Request, context: Context, name: str) -> web
     endpoints = least_loaded(context.upstream.endpoints, _MODELS)
     async with context.upstream.send_to_any(endpoints, "GET", _MODELS, headers=headers, body=None) as answer:
         if answer.status != 200:
-            text = (await answer.read()).decode("utf-8", "replace")
+            text = (await body_of(answer)).decode("utf-8", "replace")
             body = GEMINI.engine_error(answer.status, text)
             return web.Response(status=answer.status, body=body, content_type="application/json")
-        models = await answer.json()
+        models = await json_of(answer)
     listed = await models_and_aliases(context, headers, models)
     if not name:
         return json_response(models_list.models(listed))

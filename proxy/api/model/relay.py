@@ -6,7 +6,7 @@ The end of the response is withheld until the step is recorded.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.api.adapters import adapter_of
 from proxy.api.failures import internal_error
+from proxy.api.headers import downstream
 from proxy.api.http import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED
 from proxy.api.model.call import Call, plan_for
 from proxy.errors import EngineBusy, EngineError, EngineUnreachable, ProxyError, StoreUnavailable, UnprocessableRequest
@@ -25,8 +26,7 @@ from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.response import MALFORMED
 from proxy.telemetry.logs import LOG
-from proxy.upstream import EngineResponse
-from proxy.upstream.headers import downstream
+from proxy.upstream.http_client import HttpResponse
 
 T = TypeVar("T")
 
@@ -274,7 +274,8 @@ async def _relayed(call: Call, client: ClientStream) -> Exchange | None:
     if not queue.acquire_free():
         await _wait_for_slot(call, client)
     try:
-        with await _sent(call) as response:
+        response = await _sent(call)
+        try:
             call.failover.check_status(call.endpoint, response.status)
             if plan.prompt_ids is not None and response.status in _REJECTED:
                 return None
@@ -283,12 +284,14 @@ async def _relayed(call: Call, client: ClientStream) -> Exchange | None:
             exchange = call.exchange = Exchange(
                 plan,
                 response.status,
-                response.content_type,
+                response.headers.get("Content-Type", ""),
                 max_event_bytes=context.settings.engines.max_event_bytes,
                 prompt=context.known_prompts.get((plan.rollout_id, call.rollout.incarnation)),
             )
             client.set_head(response.status, response.headers, content_type=exchange.response.content_type)
             await _stream(call, client, exchange, response)
+        finally:
+            response.close()
     finally:
         queue.release()
     await _follow_up(call, exchange)
@@ -341,7 +344,7 @@ async def _abort(call: Call, abort: FollowUpRequest, working: "asyncio.Task[Exch
         sent = await call.context.upstream.send(
             call.endpoint, "POST", abort.path, headers=headers, body=body, is_auxiliary=True
         )
-        with sent as response:
+        with closing(sent) as response:
             if response.status == 200:  # a gateway may not have the route
                 await asyncio.wait([working])
 
@@ -366,7 +369,7 @@ async def _wait_for_slot(call: Call, client: ClientStream) -> None:
         raise
 
 
-async def _sent(call: Call) -> EngineResponse:
+async def _sent(call: Call) -> HttpResponse:
     """Send the call to its endpoint, and return the response."""
     plan = call.plan
     size = call.body_bytes + _BYTES_PER_ID * len(plan.prompt_ids or ())
@@ -400,7 +403,7 @@ async def _move(call: Call) -> None:
     call.first_byte = call.last_byte = None  # of the failed endpoint's response
 
 
-async def _stream(call: Call, client: ClientStream, exchange: Exchange, sent: EngineResponse) -> None:
+async def _stream(call: Call, client: ClientStream, exchange: Exchange, sent: HttpResponse) -> None:
     """Feed the engine's bytes to the exchange and write what it returns, until the response is complete."""
     context, reads, response = call.context, sent.iter_bytes(), exchange.response
     limit_bytes = context.settings.engines.max_response_bytes

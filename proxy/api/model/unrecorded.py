@@ -12,6 +12,7 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
+from proxy.api.headers import downstream
 from proxy.api.http import RESPONSE_STARTED, json_response
 from proxy.api.model.call import ModelRequest
 from proxy.errors import BadRequest, EngineDisconnected, EngineError, NotFound
@@ -20,10 +21,11 @@ from proxy.protocols.dialects.gemini.paths import is_gemini
 from proxy.protocols.dialects.messages import models_list as listing
 from proxy.protocols.sampling import engine_model
 from proxy.protocols.translated_call import CHAT, read_translated_call
-from proxy.upstream import Endpoint, EngineResponse, least_loaded
+from proxy.upstream import Endpoint, least_loaded
+from proxy.upstream.client import json_of
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import count_prompt
-from proxy.upstream.headers import downstream
+from proxy.upstream.http_client import HttpResponse
 from proxy.upstream.system_messages import with_engine_traits
 
 _MAX_MODELS: Final = 10_000  # far more than any gateway lists
@@ -42,11 +44,9 @@ async def forward(request: web.Request, context: Context, path: str, body: bytes
         return await _stream_response(request, answer)
 
 
-async def _stream_response(request: web.Request, answer: EngineResponse) -> web.StreamResponse:
+async def _stream_response(request: web.Request, answer: HttpResponse) -> web.StreamResponse:
     """Stream the engine's response to the client, unchanged."""
-    response = web.StreamResponse(
-        status=answer.status, headers=downstream(answer.headers, rollout_id=None, step_id=None)
-    )
+    response = web.StreamResponse(status=answer.status, headers=downstream(answer.headers))
     request[RESPONSE_STARTED] = True
     await response.prepare(request)
     try:
@@ -72,10 +72,10 @@ async def show_models(call: ModelRequest) -> web.StreamResponse:
     endpoints = least_loaded(context.upstream.endpoints, path)
     headers = list(request.headers.items())
     async with context.upstream.send_to_any(endpoints, "GET", "/v1/models", headers=headers, body=None) as answer:
-        shown = downstream(answer.headers, rollout_id=None, step_id=None)
+        shown = downstream(answer.headers)
         if answer.status != 200:
             return await _stream_response(request, answer)
-        models = await answer.json()
+        models = await json_of(answer)
     listed = await models_and_aliases(context, headers, models)
     if name:
         found = find_model(listed, unquote(name), context.settings.models)
@@ -114,7 +114,7 @@ async def _served(context: Context, headers: list[tuple[str, str]]) -> list[dict
                 asyncio.timeout(_LIST_TIMEOUT_S),
                 context.upstream.send_to_any([endpoint], "GET", "/v1/models", headers=headers, body=None) as answer,
             ):
-                return _models_of(await answer.json()) if answer.status == 200 else []
+                return _models_of(await json_of(answer)) if answer.status == 200 else []
         except (EngineError, TimeoutError):
             return []
 

@@ -1,6 +1,7 @@
 """Checks that an engine returns token IDs and logprobs, its clock, and flags that it was started without."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -16,6 +17,7 @@ from proxy.errors import EngineError
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import EngineCall, Tokens
 from proxy.upstream import Endpoint, Upstream
+from proxy.upstream.client import body_of
 
 MAX_CLOCK_DIFFERENCE_S: Final = 5  # HTTP dates have whole seconds, and a response takes time
 
@@ -174,8 +176,8 @@ async def _check_flags(upstream: Upstream, endpoint: Endpoint, subject: str, mod
 
 async def _request(upstream: Upstream, endpoint: Endpoint, method: str, path: str, body: Any) -> Response:
     text = None if body is None else orjson.dumps(body)
-    with await upstream.send(endpoint, method, path, headers=_JSON if text else (), body=text) as answer:
-        content = bytes(await answer.read())
+    with closing(await upstream.send(endpoint, method, path, headers=_JSON if text else (), body=text)) as answer:
+        content = bytes(await body_of(answer))
     return Response(answer.status, _parse(content), read_date(answer.headers.get("Date")))
 
 

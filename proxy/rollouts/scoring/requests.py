@@ -13,6 +13,7 @@ those of the positions that are read become Python objects, in a thread and one 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from math import exp, log
 from types import MappingProxyType
@@ -153,8 +154,8 @@ def sender(upstream: Upstream, endpoint: Endpoint, *, is_auxiliary: bool = False
 
     async def send(method: str, path: str, body: Any) -> tuple[int, bytes]:
         text = None if body is None else await asyncio.to_thread(orjson.dumps, body)
-        sending = upstream.send(endpoint, method, path, headers=_HEADERS, body=text, is_auxiliary=is_auxiliary)
-        with await sending as response:
+        response = await upstream.send(endpoint, method, path, headers=_HEADERS, body=text, is_auxiliary=is_auxiliary)
+        with closing(response):
             received = bytearray()
             async for chunk in response.iter_bytes():
                 received += chunk

@@ -5,6 +5,7 @@ Requests are sent to configured engines only, never to a URL from a request.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import orjson
@@ -14,6 +15,7 @@ from proxy.config.addresses import base_url
 from proxy.errors import BadRequest, EngineError, NotFound
 from proxy.protocols.engines.tokenizer_api import template_fields
 from proxy.upstream import Endpoint
+from proxy.upstream.client import body_of, json_of
 
 _TIMEOUT_S: Final = 2
 _RENDERS: Final = ("vllm", "sglang")  # engines whose /tokenize renders messages with the chat template
@@ -99,8 +101,8 @@ async def _fetch_json(context: Context, endpoint: Endpoint, method: str, path: s
     """
     headers = () if body is None else (("Content-Type", "application/json"),)
     text = None if body is None else orjson.dumps(body)
-    with await context.upstream.send(endpoint, method, path, headers=headers, body=text) as response:
+    with closing(await context.upstream.send(endpoint, method, path, headers=headers, body=text)) as response:
         if response.status == 200:
-            return await response.json()
-        error = (await response.read())[:300].decode("utf-8", "replace")
+            return await json_of(response)
+        error = (await body_of(response))[:300].decode("utf-8", "replace")
     raise NotRendered(f"{endpoint.settings.name or 'the engine'} returned status {response.status}: {error}")

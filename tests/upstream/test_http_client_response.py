@@ -81,10 +81,8 @@ def sending(response, *, size=None):
 
 async def everything(response):
     """Read a response to the end, and return what it has."""
-    reads = []
-    while read := await response.read():
-        reads.append(read)
-    return response.status, list(response.headers.items()), b"".join(reads)
+    body = b"".join([read async for read in response.iter_bytes()])
+    return response.status, list(response.headers.items()), body
 
 
 async def reference(url, method="GET"):
@@ -136,9 +134,10 @@ async def test_what_arrived_before_an_error_is_read_before_it_is_raised(client, 
     response = await client.request("POST", url, headers=(), body=None)
     await asyncio.sleep(0.05)
 
-    assert b"hello" == await response.read()
+    reads = response.iter_bytes()
+    assert b"hello" == await anext(reads)
     with pytest.raises(aiohttp.ClientPayloadError):
-        await response.read()
+        await anext(reads)
 
 
 async def test_a_reset_is_not_the_end_of_a_body_without_a_length(client, engine_at):
@@ -152,10 +151,11 @@ async def test_a_reset_is_not_the_end_of_a_body_without_a_length(client, engine_
 
     url = await engine_at(serve)
     response = await client.request("POST", url, headers=(), body=None)
-    assert b"hello" == await response.read()
-    response._connection.transport.write(b"x")
+    reads = response.iter_bytes()
+    assert b"hello" == await anext(reads)
+    response._transport.write(b"x")
     with pytest.raises(aiohttp.ClientPayloadError, match="reset"):
-        await response.read()
+        await anext(reads)
 
 
 @pytest.mark.parametrize("endless", [
@@ -216,7 +216,7 @@ async def test_a_decompression_bomb_is_decoded_at_the_pace_of_the_reader(client,
     tracemalloc.start()
     try:
         total = 0
-        while read := await response.read():
+        async for read in response.iter_bytes():
             total += len(read)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -239,7 +239,7 @@ async def test_decoding_a_bomb_lets_the_event_loop_run_between_its_parts(client,
 
     counting = asyncio.get_running_loop().create_task(count())
     reads = 0
-    while await response.read():
+    async for _ in response.iter_bytes():
         reads += 1
     counting.cancel()
 

@@ -6,18 +6,15 @@ import zlib
 import aiohttp
 import pytest
 
-from proxy.upstream.decoding import MAX_DECODED_BYTES, Decoder
+from proxy.upstream.http_client import MAX_DECODED_BYTES, Decoder
 
 TEXT = bytes(range(256)) * 5000
 
 
 def decoded(coding, *parts):
-    """Return the decoded parts, each call's separately."""
-    decoder, found = Decoder(coding), []
-    for part in parts:
-        found.append(decoder.decode(part))
-        while decoder.is_busy:
-            found.append(decoder.decode(b""))
+    """Return the decoded parts."""
+    decoder = Decoder(coding)
+    found = [decoded for part in parts for decoded in decoder.parts(part)]
     decoder.check_end()
     return found
 
@@ -28,7 +25,7 @@ def decoded(coding, *parts):
 ])  # fmt: skip
 @pytest.mark.parametrize("size", [1, 7, 10_000_000])
 def test_any_parts_are_decoded(coding, packed, size):
-    """At most 256 KiB per call."""
+    """At most 256 KiB each."""
     found = decoded(coding, *(packed[start : start + size] for start in range(0, len(packed), size)))
 
     assert TEXT == b"".join(found)

@@ -1,0 +1,46 @@
+"""The headers of responses to clients."""
+
+import pytest
+
+from proxy.api.headers import downstream
+
+
+@pytest.mark.parametrize("value", ["a\rb", "a\nb", "a\x00b", "\x1b[31m", "a\x7f"])
+def test_header_values_with_control_characters_are_dropped(value):
+    """The rest of the response is forwarded; tabs and non-ASCII characters are allowed."""
+    forwarded = downstream({"X-Odd": value, "X-Tab": "a\tb", "X-Other": "ü\udcff"})
+
+    assert [("X-Tab", "a\tb"), ("X-Other", "ü\udcff")] == forwarded
+
+
+def test_the_engines_headers_are_forwarded_with_rollout_and_step_id():
+    """Without framing headers, and without headers in which the engine poses as TokenTape."""
+    forwarded = downstream(
+        {
+            "Content-Type": "x",
+            "Content-Length": "3",
+            "Connection": "keep-alive",
+            "Retry-After": "7",
+            "X-Step-Id": "forged",
+        },
+        rollout_id="r1",
+        step_id="s1",
+    )
+
+    assert [("Content-Type", "x"), ("Retry-After", "7"), ("X-Rollout-Id", "r1"), ("X-Step-Id", "s1")] == forwarded
+
+
+def test_headers_about_the_engines_own_address_are_not_forwarded():
+    """Addresses, cookies and credentials, and permissions of web pages; what describes the response is."""
+    dropped = [
+        "Location", "Content-Location", "Refresh", "Link", "Alt-Svc", "Via", "X-Served-By", "X-Accel-Redirect", "Set-Cookie",
+        "WWW-Authenticate", "Access-Control-Allow-Origin", "access-control-allow-credentials", "Access-Control-Expose-Headers",
+        "Timing-Allow-Origin", "Content-Security-Policy", "Content-Security-Policy-Report-Only", "Cross-Origin-Resource-Policy",
+        "Strict-Transport-Security", "Clear-Site-Data", "Service-Worker-Allowed", "Report-To", "NEL", "SourceMap",
+    ]  # fmt: skip
+    kept = {
+        "Content-Type": "text/event-stream", "Server": "uvicorn", "Retry-After": "7", "X-Should-Retry": "false",
+        "X-Request-Id": "1", "request-id": "2", "X-RateLimit-Remaining": "3", "X-Accel-Buffering": "no",
+    }  # fmt: skip
+
+    assert list(kept.items()) == downstream(dict.fromkeys(dropped, "x") | kept)
