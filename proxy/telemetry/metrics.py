@@ -7,6 +7,7 @@ Counters and histograms whose labels are known in advance start at 0. Prometheus
 would not see the first increase of a series that appears with the value 1.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
@@ -73,7 +74,11 @@ class _WithCachedLabels(MetricWrapperBase):
 
 
 class Counter(_WithCachedLabels, prometheus_client.Counter):
-    """A counter with cached labels."""
+    """A counter with cached labels, that does not check for each increase whether it has values for them."""
+
+    def inc(self, amount: float = 1) -> None:  # type: ignore[override]  # without exemplars
+        """Increase the counter."""
+        self._value.inc(amount)
 
 
 class Gauge(_WithCachedLabels, prometheus_client.Gauge):
@@ -81,7 +86,12 @@ class Gauge(_WithCachedLabels, prometheus_client.Gauge):
 
 
 class Histogram(_WithCachedLabels, prometheus_client.Histogram):
-    """A histogram with cached labels."""
+    """A histogram with cached labels, that searches its buckets by halves."""
+
+    def observe(self, amount: float) -> None:  # type: ignore[override]  # without exemplars
+        """Count a value."""
+        self._sum.inc(amount)
+        self._buckets[bisect_left(self._upper_bounds, amount)].inc(1)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,15 @@ import re
 from dataclasses import fields
 from typing import get_args
 
+import prometheus_client
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from proxy.rollouts.audit.verdict import Verdict
-from proxy.telemetry.metrics import VERDICTS, Metrics, make_metrics
+from proxy.telemetry.metrics import VERDICTS, Histogram, Metrics, make_metrics
 
 
 def test_each_registry_has_its_own_metrics():
@@ -113,3 +116,17 @@ def test_the_series_of_a_removed_engine_are_dropped():
 def test_the_verdict_labels_are_those_of_audits():
     """The metrics do not import the audit, so the values are listed twice."""
     assert get_args(Verdict) == VERDICTS
+
+
+@given(st.lists(st.floats(allow_nan=False)))
+def test_a_histogram_has_the_buckets_and_the_sum_of_prometheus_client(values):
+    """Ours searches its buckets by halves."""
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    bounds = (-1, 0, 0.5, 1, 10)
+    mine = Histogram("h", "text", buckets=bounds, registry=ours)
+    original = prometheus_client.Histogram("h", "text", buckets=bounds, registry=theirs)
+    for value in (*values, *bounds):
+        mine.observe(value)
+        original.observe(value)
+
+    assert generate_latest(theirs) == generate_latest(ours)
