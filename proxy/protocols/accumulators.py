@@ -6,8 +6,7 @@ Rule 1: pieces of text are joined; of every other field that repeats, the last v
 Rule 2: choices are matched by `index` and may interleave in any order.
 """
 
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 Json: TypeAlias = dict[str, Any]
 
@@ -17,9 +16,13 @@ _CONSTANT: Final = frozenset({"id", "request_id", "model", "prompt_token_ids", "
 
 
 class Accumulator(Protocol):
-    """Accumulates the chunks of one streamed call. `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`."""
+    """Accumulates the chunks of one streamed call. `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`.
+
+    `finished` is the number of choices that have a finish reason. `is_cumulative`: each chunk of a choice has all of it so far.
+    """
 
     problems: set[str]
+    finished: int
 
     def feed(self, chunk: Json) -> bool:
         """Add one chunk; return whether it finished a choice.
@@ -33,28 +36,20 @@ class Accumulator(Protocol):
         ...
 
     @property
-    def finished(self) -> int:
-        """The number of choices that have a finish reason."""
-        ...
-
-    @property
     def is_counted(self) -> bool:
         """Whether running counts cover the ids of each choice, if there are several."""
         ...
 
-
-class Place(NamedTuple):
-    """Where the text of a chat chunk belongs: the choice, the field of its message, and the index of the tool call, if any."""
-
-    choice: int
-    field: str
-    call: int | None
+    @property
+    def is_cumulative(self) -> bool:
+        """Whether the last chunk of each choice is all that is held of it."""
+        ...
 
 
 class ChoiceAccumulator:
-    """One choice of chat or completions: ids, logprobs, finish reason and any other field."""
+    """One choice of chat or completions: ids, logprobs, finish reason and any other field; its text, or its message."""
 
-    __slots__ = ("counted", "fields", "ids", "logprobs", "text")
+    __slots__ = ("calls", "counted", "fields", "ids", "logprobs", "message", "text", "texts")
 
     def __init__(self, index: int) -> None:
         self.fields: Json = {"index": index, "finish_reason": None}
@@ -62,9 +57,14 @@ class ChoiceAccumulator:
         self.logprobs: dict[str, list[Any]] | None = None
         self.text: list[str] = []
         self.counted = 0  # the engine's running count of its tokens
+        self.message: Json | None = (
+            None  # the fields of its message apart from `texts` and `calls`; None before any delta
+        )
+        self.texts: dict[str, list[str]] = {}
+        self.calls: dict[int, Json] = {}
 
     def feed(self, choice: Json, problems: set[str]) -> None:
-        """Add a chunk's part of this choice."""
+        """Add a chunk's part of this choice, apart from its delta."""
         for key, value in choice.items():
             if key in {"index", "delta"}:
                 continue
@@ -73,17 +73,44 @@ class ChoiceAccumulator:
             elif key == "token_ids":
                 self.ids = extended(self.ids, value)
             elif key == "logprobs":
-                self._extend_logprobs(value)
+                lists = self.logprobs = {} if self.logprobs is None else self.logprobs
+                for name, values in value.items():
+                    if values is not None:
+                        lists[name] = extended(lists.get(name), values)
             elif key == "text":
                 self.text.append(text_of(value))
             else:
                 replace(self.fields, key, value, problems)
 
-    def _extend_logprobs(self, logprobs: Json) -> None:
-        self.logprobs = {} if self.logprobs is None else self.logprobs
-        for name, values in logprobs.items():
-            if values is not None:
-                self.logprobs[name] = extended(self.logprobs.get(name), values)
+    def feed_delta(self, delta: Json) -> None:
+        """Add a delta: texts by field, tool calls by index, and all other fields."""
+        if self.message is None:
+            self.message = {"role": "assistant", "content": None}
+        for key, value in delta.items():
+            if value is None:
+                continue
+            if key == "tool_calls":
+                for call in extended(None, value):
+                    self._feed_call(call)
+            elif isinstance(value, str) and key != "role":
+                self.texts.setdefault(key, []).append(value)
+            else:
+                self.message[key] = value
+
+    def _feed_call(self, call: Json) -> None:
+        index = call["index"]
+        if type(index) is not int:
+            raise TypeError(f"a tool call's index must be an integer, not {index!r}")
+        kept = self.calls.setdefault(index, {"id": None, "type": "function", "function": {}})
+        function = kept["function"]
+        for key, value in call.items():
+            if key not in {"index", "function"} and value is not None:
+                kept[key] = value
+        for key, value in (call.get("function") or {}).items():
+            if key == "arguments":
+                function.setdefault(key, []).append(text_of(value or ""))
+            elif value is not None:
+                function[key] = value
 
     @property
     def size(self) -> int:
@@ -92,33 +119,36 @@ class ChoiceAccumulator:
 
     def finish(self) -> Json:
         """Return the choice so far."""
-        lists = {"logprobs": self.logprobs, "token_ids": self.ids}
-        return {**self.fields, **{key: values for key, values in lists.items() if values is not None}}
-
-
-class Accumulating(Protocol):
-    """What `Chunks` requires of a choice: `fields` with its finish reason, its running count, and the number of its ids."""
-
-    fields: Json
-    counted: int
-
-    @property
-    def size(self) -> int:
-        """The number of its ids."""
-        ...
-
-    def feed(self, choice: Json, problems: set[str]) -> None:
-        """Add a chunk's part of this choice."""
-        ...
+        found = {**self.fields}
+        if self.logprobs is not None:
+            found["logprobs"] = self.logprobs
+        if self.ids is not None:
+            found["token_ids"] = self.ids
+        if self.message is None:
+            found["text"] = "".join(self.text)
+            return found
+        message = found["message"] = {**self.message}
+        for key, pieces in self.texts.items():
+            text = "".join(pieces)
+            if text or key != "content":
+                message[key] = text
+        if self.calls:
+            calls = message["tool_calls"] = []
+            for _, call in sorted(self.calls.items()):
+                function = call["function"]
+                calls.append({**call, "function": {**function, "arguments": "".join(function.get("arguments", ()))}})
+        return found
 
 
 class Chunks:
     """A whole stream: the top-level fields, the choices by index, and contradictions. `total`: the usage of all choices."""
 
-    __slots__ = ("_make", "_own_ids", "choices", "finished", "head", "problems", "total")
+    kind: str | None = None  # of the object of a whole response
+    has_messages = False
+    is_cumulative = False
+    choice: type[Any] = ChoiceAccumulator
 
-    def __init__(self, make: Callable[[int], Any] = ChoiceAccumulator) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self._own_ids: dict[int, Any] = {}  # of choices whose chunks have another `id` than the first chunk
         self.head: Json = {}
         self.choices: dict[int, Any] = {}
@@ -132,9 +162,9 @@ class Chunks:
         choices = self.choices.values()
         return len(choices) < 2 or all(choice.counted == choice.size for choice in choices if choice.size)
 
-    def feed(self, chunk: Json) -> list[Json]:
-        """Add one chunk; return its choices."""
-        head = self.head
+    def feed(self, chunk: Json) -> bool:
+        """Add one chunk; return whether it finished a choice."""
+        head, finished = self.head, self.finished
         for key, value in chunk.items():
             if key == "choices":
                 continue
@@ -149,10 +179,9 @@ class Chunks:
             self._check_id(chunk.get("id"), choices)
         for choice in choices:
             self._feed_choice(choice)
-        usage = chunk.get("usage")
-        if usage is not None:
-            self._check_usage(usage, choices)
-        return choices
+        if chunk.get("usage") is not None:
+            self._check_usage(chunk["usage"], choices)
+        return self.finished > finished
 
     def _change(self, key: str, value: Any, chunk: Json) -> None:
         """Change a top-level field; `id` remains the first one."""
@@ -198,7 +227,7 @@ class Chunks:
             raise TypeError(f"a choice's index must be an integer, not {index!r}")
         accumulated = self.choices.get(index)
         if accumulated is None:
-            accumulated = self.choices[index] = self._make(index)
+            accumulated = self.choices[index] = self.choice(index)
         if accumulated.fields["finish_reason"] is None:
             accumulated.feed(choice, self.problems)
             if accumulated.fields["finish_reason"] is not None:
@@ -223,12 +252,15 @@ class Chunks:
             self.problems.add("running_count")
         accumulated.counted = count
 
-    def finish(self, kind: str | None, choices: list[Json]) -> Json:
-        """Return the response."""
+    def finish(self) -> Json:
+        """Return the response so far, its choices ordered by index."""
         usage = self.head.pop("usage", None)
-        usage = usage if self.total is None else self.total
-        named = {} if kind is None else {"object": kind}
-        return {**self.head, **named, "choices": choices, "usage": usage}
+        kind = {} if self.kind is None else {"object": self.kind}
+        choices = []
+        for _, choice in sorted(self.choices.items()):
+            if not self.has_messages or choice.message is not None:  # else each of its chunks was invalid
+                choices.append(choice.finish())
+        return {**self.head, **kind, "choices": choices, "usage": usage if self.total is None else self.total}
 
 
 def _extends(value: Any, known: Any) -> bool:
@@ -277,182 +309,12 @@ def _has_content(choice: Json) -> bool:
     )
 
 
-class CompletionsAccumulator:
-    """Accumulates `text_completion` chunks."""
-
-    def __init__(self) -> None:
-        self._chunks = Chunks()
-        self.problems = self._chunks.problems
-
-    @property
-    def finished(self) -> int:
-        """The number of choices that have a finish reason."""
-        return self._chunks.finished
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether running counts cover the ids of each choice, if there are several."""
-        return self._chunks.is_counted
-
-    def feed(self, chunk: Json) -> bool:
-        """Add one chunk; return whether it finished a choice."""
-        finished = self._chunks.finished
-        self._chunks.feed(chunk)
-        return self._chunks.finished > finished
-
-    def finish(self) -> Json:
-        """Return a `text_completion` response."""
-        choices = [
-            {**accumulated.finish(), "text": "".join(accumulated.text)}
-            for _, accumulated in sorted(self._chunks.choices.items())
-        ]
-        return self._chunks.finish("text_completion", choices)
-
-
-class _MessageAccumulator:
-    """The message of one chat choice: texts by field, tool calls by index, and all other fields of deltas."""
-
-    __slots__ = ("calls", "fields", "texts")
-
-    def __init__(self) -> None:
-        self.texts: dict[str, list[str]] = {}
-        self.calls: dict[int, Json] = {}
-        self.fields: Json = {"role": "assistant", "content": None}
-
-    def feed(self, delta: Json) -> None:
-        for key, value in delta.items():
-            if value is None:
-                continue
-            if key == "tool_calls":
-                for call in extended(None, value):
-                    self._feed_call(call)
-            elif isinstance(value, str) and key != "role":
-                self.texts.setdefault(key, []).append(value)
-            else:
-                self.fields[key] = value
-
-    def _feed_call(self, call: Json) -> None:
-        index = call["index"]
-        if type(index) is not int:
-            raise TypeError(f"a tool call's index must be an integer, not {index!r}")
-        kept = self.calls.setdefault(index, {"id": None, "type": "function", "function": {}})
-        function = kept["function"]
-        for key, value in call.items():
-            if key not in {"index", "function"} and value is not None:
-                kept[key] = value
-        for key, value in (call.get("function") or {}).items():
-            if key == "arguments":
-                function.setdefault(key, []).append(text_of(value or ""))
-            elif value is not None:
-                function[key] = value
-
-    def repeat(self, place: Place, text: str) -> None:
-        """Add text to a field, or to the arguments of a tool call."""
-        if place.call is None:
-            self.texts[place.field].append(text)
-        else:
-            self.calls[place.call]["function"]["arguments"].append(text)
-
-    def finish(self) -> Json:
-        texts = {key: "".join(pieces) for key, pieces in self.texts.items()}
-        message = {**self.fields, **{key: text for key, text in texts.items() if text or key != "content"}}
-        if self.calls:
-            message["tool_calls"] = [
-                {
-                    **call,
-                    "function": {
-                        **call["function"],
-                        "arguments": "".join(call["function"].get("arguments", ())),
-                    },
-                }
-                for _, call in sorted(self.calls.items())
-            ]
-        return message
-
-
-class ChatAccumulator:
-    """Accumulates `chat.completion.chunk` chunks."""
-
-    def __init__(self) -> None:
-        self._chunks = Chunks()
-        self._messages: dict[int, _MessageAccumulator] = {}
-        self.problems = self._chunks.problems
-
-    @property
-    def finished(self) -> int:
-        """The number of choices that have a finish reason."""
-        return self._chunks.finished
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether running counts cover the ids of each choice, if there are several."""
-        return self._chunks.is_counted
-
-    def feed(self, chunk: Json) -> bool:
-        """Add one chunk; return whether it finished a choice."""
-        finished = self._chunks.finished
-        for choice in self._chunks.feed(chunk):
-            message = self._messages.get(choice["index"])
-            if message is None:
-                message = self._messages[choice["index"]] = _MessageAccumulator()
-            message.feed(choice.get("delta") or {})
-        return self._chunks.finished > finished
-
-    def repeat(self, place: Place, text: str, entries: list[Any], ids: list[Any]) -> None:
-        """Add to a choice what consecutive chunks of the same shape add; a chunk of this shape was fed before."""
-        choice: ChoiceAccumulator = self._chunks.choices[place.choice]
-        if entries and choice.logprobs is not None:
-            choice.logprobs["content"].extend(entries)
-        if ids and choice.ids is not None:
-            choice.ids.extend(ids)
-        if text:
-            self._messages[place.choice].repeat(place, text)
-
-    def finish(self) -> Json:
-        """Return a `chat.completion` response."""
-        choices = [
-            {**accumulated.finish(), "message": self._messages[index].finish()}
-            for index, accumulated in sorted(self._chunks.choices.items())
-            if index in self._messages
-        ]
-        return self._chunks.finish("chat.completion", choices)
-
-
-class GenerateAccumulator:
-    """Accumulates the chunks of `/inference/v1/generate`."""
-
-    def __init__(self) -> None:
-        self._chunks = Chunks(lambda _: _GenerateChoiceAccumulator())
-        self.problems = self._chunks.problems
-
-    @property
-    def finished(self) -> int:
-        """The number of choices that have a finish reason."""
-        return self._chunks.finished
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether running counts cover the ids of each choice, if there are several."""
-        return self._chunks.is_counted
-
-    def feed(self, chunk: Json) -> bool:
-        """Add one chunk; return whether it finished a choice."""
-        finished = self._chunks.finished
-        self._chunks.feed(chunk)
-        return self._chunks.finished > finished
-
-    def finish(self) -> Json:
-        """Return a response of the endpoint."""
-        choices = [accumulated.finish() for _, accumulated in sorted(self._chunks.choices.items())]
-        return self._chunks.finish(None, choices)
-
-
-class _GenerateChoiceAccumulator:
-    """One choice."""
+class _GenerateChoice:
+    """One choice of `/inference/v1/generate`."""
 
     __slots__ = ("_content", "_lists", "_texts", "counted", "fields")
 
-    def __init__(self) -> None:
+    def __init__(self, _index: int) -> None:
         self.fields: Json = {"finish_reason": None}
         self.counted = 0
         self._lists: dict[str, list[Any]] = {}
@@ -486,3 +348,29 @@ class _GenerateChoiceAccumulator:
         texts = {"text": "".join(self._texts)} if "text" in self.fields else {}
         logprobs = None if self._content is None else {"content": self._content}
         return {**self.fields, **self._lists, **texts, "logprobs": logprobs}
+
+
+class ChatAccumulator(Chunks):
+    """Accumulates `chat.completion.chunk` chunks."""
+
+    kind = "chat.completion"
+    has_messages = True
+
+    def feed(self, chunk: Json) -> bool:
+        """Add one chunk; return whether it finished a choice."""
+        has_finish = super().feed(chunk)
+        for choice in chunk.get("choices") or ():
+            self.choices[choice["index"]].feed_delta(choice.get("delta") or {})
+        return has_finish
+
+
+class CompletionsAccumulator(Chunks):
+    """Accumulates `text_completion` chunks."""
+
+    kind = "text_completion"
+
+
+class GenerateAccumulator(Chunks):
+    """Accumulates the chunks of `/inference/v1/generate`."""
+
+    choice = _GenerateChoice

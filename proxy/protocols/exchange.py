@@ -138,7 +138,7 @@ class Exchange:
         is_over = self.response.is_over and not is_aborted
         end, answer = self._concluded(is_cut=not self.is_read)
         error = answer.error if answer.response is not None else None  # a truncated body is not an error of the engine
-        cut = ParsedResponse(answer.response, ended=is_over, error=error, problems=answer.problems)
+        cut = replace(answer, ended=is_over, error=error)
         recorded_reason = None if is_over else reason
         return Outcome(
             end, self._step(cut, timing, policy_version, reason=recorded_reason, delivered=delivered), broken=True
@@ -148,7 +148,7 @@ class Exchange:
         """Return a partial step after a failure of TokenTape itself: with what was parsed, or empty if parsing failed."""
         try:
             _, answer = self._concluded(is_cut=True)
-            cut = ParsedResponse(answer.response, ended=False, problems=answer.problems)
+            cut = replace(answer, ended=False, error=None)
             return self._step(cut, timing, None, reason=reason, delivered=False)
         except (OverflowError, *MALFORMED):
             bare = ParsedResponse(None, ended=False, problems=("unparsed_event",))
@@ -240,19 +240,13 @@ class Exchange:
 
         An invalid response is recorded under `unparsed`.
         """
-        shown = None if answer.response is None else self._shown(answer.response)
+        shown = answer.response if answer.shown is None else answer.shown
         if shown is not None and problems & _UNREADABLE:
             shown = {"unparsed": shown}
         if answer.error is None:
             return shown
         error = {"status": self._status, "content_type": self._content_type, "body": answer.error}
         return error if shown is None or not shown.get("choices") else {**shown, "error": error}
-
-    def _shown(self, response: Json) -> Json:
-        try:
-            return self._plan.view.whole(response)
-        except MALFORMED:
-            return response
 
     def _tokens(self, response: Json | None) -> Packed:
         """Return the packed tokens of a response; none, and a problem, for a response of an unknown shape."""

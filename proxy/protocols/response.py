@@ -12,19 +12,18 @@ Rule 3: what cannot be parsed is forwarded, and recorded as a problem.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
 from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.base import Dialect
-from proxy.protocols.dialects.sglang_generate import SglangGenerateAccumulator
 from proxy.protocols.dialects.translation import ResponseRenderer, Translator
 from proxy.protocols.engines.base import Engine, Json, StripRules
 from proxy.protocols.lenient_json import read_json, write_json
 from proxy.protocols.number_lists import KnownPrompt, read_lists
 from proxy.protocols.repeated_events import RepeatedEvents
-from proxy.protocols.sse import EVENT_STREAM, Event, EventParser
+from proxy.protocols.sse import EVENT_STREAM, MAX_EVENT_BYTES, Event, EventParser
 from proxy.protocols.token_annotations import TokenAnnotations
 
 MALFORMED: Final = (
@@ -38,9 +37,6 @@ MALFORMED: Final = (
 _NOT_A_RESPONSE: Final = "the engine's response has an invalid shape"
 _CUT: Final = "the engine's response ended without its terminal event"
 ABANDONED_BYTES: Final = 2**18  # of an incomplete body or event that is not parsed
-_MIN_EVENTS: Final = 8  # before repetitions are recognized: short replies have few
-_MAX_MISSES: Final = 3  # events of a read that are no repetitions, before the rest of it is taken as a whole
-_LARGE_PART: Final = 8  # repetitions that are less than this part of the rest of a read do not reset the count
 _SHORT_EVENT: Final = (
     1024  # bytes of an incomplete event that may be searched again, and of one whose lists are not parsed apart
 )
@@ -83,9 +79,9 @@ class ClientView:
             return shown
         return self.tokens.annotate(shown, self.engine.tokens(self.dialect.name, {}, response))
 
-    def chunk(self, chunk: Json) -> Json | None:
+    def chunk(self, chunk: Json, rules: StripRules) -> Json | None:
         """Return what the client receives of a stream chunk; the same dict if it is unchanged, None if nothing."""
-        shown = self.engine.strip_chunk(self.dialect.name, chunk, self.strip_rules)
+        shown = self.engine.strip_chunk(self.dialect.name, chunk, rules)
         return shown if shown is None or self.model is None else self._renamed(shown)
 
     def _renamed(self, shown: Json) -> Json:
@@ -98,13 +94,14 @@ class ClientView:
 class ParsedResponse:
     """A parsed response.
 
-    `response` is the unstreamed or accumulated response, with injected values; None if there was none. `ended`: the terminal
-    event, or the whole body, arrived. `error` is the engine's error as text. `problems` are fidelity codes. `status`
-    replaces the engine's.
+    `response` is the unstreamed or accumulated response, with injected values; None if there was none. `shown` is what the
+    client receives of it in the engine's dialect; None if that cannot be determined. `ended`: the terminal event, or the whole
+    body, arrived. `error` is the engine's error as text. `problems` are fidelity codes. `status` replaces the engine's.
     """
 
     response: Json | None
     ended: bool
+    shown: Json | None = None
     error: str | None = None
     problems: tuple[str, ...] = ()
     status: int | None = None
@@ -114,17 +111,20 @@ class ResponseStream(Protocol):
     """One response of an engine, in one framing.
 
     `content_type` is that of the client's response; None: the engine's. `prompt`: the prompt ids, with which the next call of
-    the rollout may begin, if they were parsed apart (`number_lists`). `forces_usage`: whether the stream showed that its server
-    writes usage to each event even if it is not requested; None: neither.
+    the rollout may begin, if they were parsed apart (`number_lists`).
     """
 
     content_type: str | None
     prompt: KnownPrompt | None
-    forces_usage: bool | None
 
     @property
     def is_over(self) -> bool:
         """Whether a stream's terminal event arrived: the response is complete even if the connection is lost afterwards."""
+        ...
+
+    @property
+    def forces_usage(self) -> bool | None:
+        """Whether the stream showed that its server writes usage to each event even if it is not requested; None: neither."""
         ...
 
     @property
@@ -150,8 +150,7 @@ class ResponseStream(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Finish:
+class _Finish(NamedTuple):
     """An event with a finish reason, withheld until the usage event shows which fields it lacks."""
 
     event: Event
@@ -160,36 +159,74 @@ class _Finish:
     is_unchanged: bool
 
 
-class StreamResponse:
-    """A stream of events, forwarded as they arrive up to the end of the turn.
+class _Usage:
+    """The token counts of a stream, if they were injected: what is stripped of them, and what they show.
 
     With `stream_options.include_usage` vLLM (0.32.0) writes `system_fingerprint` to the usage event, and without it to each
     event with a finish reason. If it was injected, these events wait for the usage event to restore the field.
+    `is_forced`: usage comes beside a choice where it was not requested (--enable-force-include-usage), and is not stripped.
+    `is_announced`: a usage event must follow.
     """
+
+    def __init__(self, view: ClientView) -> None:
+        self._view = view
+        self.rules = view.strip_rules
+        self.is_forced: bool | None = None
+        self.is_announced = False
+        self.total: Any = None  # of all choices
+        self._moved: Json = {}  # fields of the finish that are on the usage event
+
+    def read(self, chunk: Json, problems: set[str]) -> None:
+        """Process the usage of an event."""
+        view, rules = self._view, self.rules
+        if not chunk.get("choices"):
+            if self.total not in (None, chunk["usage"]) and (view.choices == 1 or view.engine.sums_usage):
+                problems.add("changed_midstream")
+            self.total = chunk["usage"]
+            if rules.usage:
+                self.is_forced = False if view.choices == 1 else None
+                self._moved = {key: chunk[key] for key in view.engine.shape.last if key in chunk}
+        elif rules.usage and not rules.running_usage:
+            self.is_forced = True
+            self.rules = replace(rules, usage=False)
+
+    def restored(self, finish: _Finish, problems: set[str]) -> bytes:
+        """Return a finish event with the fields that it lacks."""
+        event, shown = finish.event, finish.shown
+        missing = {key: value for key, value in self._moved.items() if key not in shown}
+        if finish.is_unchanged and not missing:
+            return event.raw
+        try:
+            return event.before + write_json({**shown, **missing}, loosely=finish.loosely) + event.after
+        except MALFORMED:  # nested too deeply to be serialized
+            problems.add("unparsed_event")
+            return event.raw
+
+
+class StreamResponse:
+    """A stream of events, forwarded as they arrive up to the end of the turn."""
 
     def __init__(self, view: ClientView, max_event_bytes: int | None = None, prompt: KnownPrompt | None = None) -> None:
         self._view = view
-        stream_type = EVENT_STREAM if view.renderer is None else view.renderer.stream_format
-        self.content_type = None if stream_type == EVENT_STREAM else stream_type.content_type
+        stream_format = EVENT_STREAM if view.renderer is None else view.renderer.stream_format
+        self.content_type = None if stream_format is EVENT_STREAM else stream_format.content_type
         self._known = prompt  # of the rollout's previous call
         self.prompt: KnownPrompt | None = None
-        self._parser = EventParser() if max_event_bytes is None else EventParser(max_event_bytes)
         self._is_prompt_apart: bool | None = None  # whether prompt ids are parsed apart; the first ones decide
-        self._accumulator = view.dialect.accumulator()
-        self._chunks = 0
-        self._repeated: RepeatedEvents | None = None
-        self._may_repeat = isinstance(self._accumulator, ChatAccumulator) and view.renderer is None
+        self._parser = EventParser(max_event_bytes or MAX_EVENT_BYTES)
+        accumulator = self._accumulator = view.dialect.accumulator()
+        self._repeated: RepeatedEvents | None = (
+            None  # what the client receives must not depend on the text, or on earlier events
+        )
+        is_kept = view.renderer is None and not view.strip_rules.reasoning
+        if is_kept and isinstance(accumulator, ChatAccumulator):
+            self._repeated = RepeatedEvents(accumulator)
+        self._usage = _Usage(view)
         self._held: list[bytes | _Finish] = []
         self._holding = False
         self.is_over = False  # its terminal event arrived
         self._error: str | None = None
-        self._problems = self._accumulator.problems
-        # If the number of choices is unknown, the first that finishes may be the last.
-        self._enough = view.choices or 1
-        self._moved: Json = {}  # fields of the finish that are on the usage event
-        self._usage: Any = None  # of all choices
-        self.forces_usage: bool | None = None  # whether usage comes beside a choice where it was not requested
-        self._lacks_usage = False
+        self._problems = accumulator.problems
 
     @property
     def pending(self) -> int:
@@ -197,50 +234,38 @@ class StreamResponse:
         return len(self._parser.rest)
 
     @property
+    def forces_usage(self) -> bool | None:
+        """Whether usage comes beside a choice where it was not requested."""
+        return self._usage.is_forced
+
+    @property
     def is_cumulative(self) -> bool:
         """Whether each event replaces the one before it, so that only the last one is held."""
-        return isinstance(self._accumulator, SglangGenerateAccumulator) and self._accumulator.is_cumulative
+        return self._accumulator.is_cumulative
 
     def feed(self, read: bytes) -> bytes:
         """Forward complete events, until the end of the turn begins."""
         shown: list[bytes] = []
-        if self._may_repeat:
-            read = self._take_repeated(read, shown)
-        if read:
-            self._take(read, shown)
-        return b"".join(shown)
-
-    def _take_repeated(self, read: bytes, shown: list[bytes]) -> bytes:
-        """Process a read as long as most of its events are repetitions; return the rest of it.
-
-        Each round copies the rest of the read, and all but a few take a large part of it: the time is linear in the read.
-        """
-        if self._repeated is None and read.count(b"\n\n") <= _MIN_EVENTS:
-            return read
-        misses = 0 if self._repeated is not None else -_MIN_EVENTS
-        pending = self._parser.rest
-        if self._repeated is not None and 0 < len(pending) < _SHORT_EVENT and b"\n" in read:
+        repeated, pending, at = self._repeated, self._parser.rest, 0
+        if repeated is not None and repeated.shape is not None and 0 < len(pending) < _SHORT_EVENT and b"\n" in read:
             read = bytes(pending) + read
             pending.clear()
-        while read and misses < _MAX_MISSES and not self._holding:
-            if self._repeated is not None and not pending and (taken := self._repeated.take(read)) is not None:
-                shown.append(taken[0])
-                if len(read) - len(taken[1]) >= len(read) // _LARGE_PART:
-                    misses = 0
-                read = taken[1]
-                if not read:
-                    break
-            end = read.find(b"\n\n") + 2
+        while repeated is not None and repeated.is_learning and not self._holding and at < len(read):
+            if not pending and (end := repeated.take(read, at, shown)) > at:
+                at = end
+                continue
+            end = read.find(b"\n\n", at) + 2
             if end < 2:
                 break
-            misses += 1
-            self._take(read[:end], shown)
-            read = read[end:]
-        return read
+            self._take(self._parser.feed(read[at:end]), shown)
+            at = end
+        if at < len(read):
+            self._take(self._parser.feed(read[at:]), shown)
+        return b"".join(shown)
 
-    def _take(self, read: bytes, shown: list[bytes]) -> None:
-        """Process the events that a read completes, one by one."""
-        for event in self._parser.feed(read):
+    def _take(self, events: list[Event], shown: list[bytes]) -> None:
+        """Process events: what the client may receive of them now is appended to `shown`."""
+        for event in events:
             text = self._understand(event) if event.payload else event.raw
             if self._holding or isinstance(text, _Finish):
                 self._held.append(text)
@@ -254,43 +279,35 @@ class StreamResponse:
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
         """Return the withheld events; a truncated last one is forwarded unchanged."""
-        rest = self._parser.finish()
+        rest, problems = self._parser.finish(), self._problems
         if rest is not None:
-            self._held.append(self._understand(rest) if rest.payload else rest.raw)
-        end = b"".join(self._written(held) if isinstance(held, _Finish) else held for held in self._held)
-        if self.is_over and self._lacks_usage and self._usage is None:
-            self._problems.add("no_usage")
+            self._holding = True
+            self._take([rest], [])
+        end = [self._usage.restored(held, problems) if isinstance(held, _Finish) else held for held in self._held]
+        if self.is_over and self._usage.is_announced and self._usage.total is None:
+            problems.add("no_usage")
         if self._view.are_choices_counted and not self._accumulator.is_counted:
-            self._problems.add("uncounted")
+            problems.add("uncounted")
+        response = shown = None
         try:
-            response: Json | None = self._accumulator.finish()
+            response = self._accumulator.finish()
+            shown = self._view.whole(response)
         except MALFORMED:  # chunks that do not add up to a response
-            self._problems.add("unparsed_event")
-            response = None
-        answer = ParsedResponse(response, self.is_over, self._error, tuple(sorted(self._problems)))
-        return end + self._render_end(answer), answer
-
-    def _render_end(self, answer: ParsedResponse) -> bytes:
-        """Return the end of the stream in a dialect that is translated to chat."""
-        renderer = self._view.renderer
-        if renderer is None:
-            return b""
-        error = answer.error if answer.ended or answer.error else _CUT
-        try:
-            shown = None if answer.response is None else self._view.whole(answer.response)
-            return renderer.finish(shown, error)
-        except MALFORMED:  # a response that this dialect cannot represent
-            return renderer.finish(None, error or _NOT_A_RESPONSE)
+            if response is None:
+                problems.add("unparsed_event")
+        answer = ParsedResponse(response, self.is_over, shown, self._error, tuple(sorted(problems)))
+        if self._view.renderer is not None:
+            end.append(_rendered_end(self._view.renderer, answer))
+        return b"".join(end), answer
 
     def _understand(self, event: Event) -> bytes | _Finish:
         """Accumulate an event; return what the client receives of it."""
         payload = event.payload
         if self._repeated is not None:
-            self._repeated.forget()
-        if self.is_over:
-            self._problems.add("content_after_end")
-            return self._as_it_came(event)
-        if payload == b"[DONE]":
+            self._repeated.shape = None
+        if self.is_over or payload == b"[DONE]":
+            if self.is_over:
+                self._problems.add("content_after_end")
             self.is_over = self._holding = True
             return self._as_it_came(event)
         chunk: Any = None
@@ -321,60 +338,37 @@ class StreamResponse:
             return read_json(payload)
 
     def _accumulate(self, event: Event, chunk: Json, *, loosely: bool) -> bytes | _Finish:
-        accumulator = self._accumulator
+        accumulator, usage, view = self._accumulator, self._usage, self._view
         has_finish = accumulator.feed(chunk)
-        if has_finish and accumulator.finished >= self._enough:
-            self._holding = True
+        if has_finish and accumulator.finished >= (view.choices or 1):
+            self._holding = True  # if the number of choices is unknown, the first that finishes may be the last
         if chunk.get("usage") is not None:
-            self._see_usage(chunk)
-        view = self._view
-        shown = view.chunk(chunk)
+            usage.read(chunk, self._problems)
+        shown = view.chunk(chunk, usage.rules)
         if has_finish:
-            self._lacks_usage = view.is_counted and view.engine.must_send_usage(view.dialect.name, chunk)
-            if view.strip_rules.usage and shown is not None and view.renderer is None:
+            usage.is_announced = view.is_counted and view.engine.must_send_usage(view.dialect.name, chunk)
+            if usage.rules.usage and shown is not None and view.renderer is None:
                 return _Finish(event, shown, loosely, shown is chunk)
         if view.renderer is not None:
             return b"" if shown is None else view.renderer.feed(shown)
-        if shown is chunk:
-            text = event.raw
-        elif shown is None:
-            text = b""
-        else:
-            text = event.with_payload(write_json(shown, loosely=True) if loosely else orjson.dumps(shown))
-        self._chunks += 1
-        if self._repeated is None and self._chunks >= _MIN_EVENTS and isinstance(accumulator, ChatAccumulator):
-            self._repeated = RepeatedEvents(accumulator)
-        if self._repeated is not None and not self._holding:
+        text = event.raw if shown is chunk else b""
+        if shown is not chunk and shown is not None:
+            text = event.before + write_json(shown, loosely=loosely) + event.after
+        if self._repeated is not None and self._repeated.is_learning and not (self._holding or loosely):
             self._repeated.learn(event.raw, chunk, None if shown is chunk else text)
-            self._may_repeat = self._repeated.is_learning
         return text
-
-    def _see_usage(self, chunk: Json) -> None:
-        """Process a usage event. Unrequested usage beside a choice is a server setting (--enable-force-include-usage)."""
-        view = self._view
-        if not chunk.get("choices"):
-            if self._usage not in (None, chunk["usage"]) and (view.choices == 1 or view.engine.sums_usage):
-                self._problems.add("changed_midstream")
-            self._usage = chunk["usage"]
-            if view.strip_rules.usage:
-                self.forces_usage = False if view.choices == 1 else None
-                self._moved = {key: chunk[key] for key in view.engine.shape.last if key in chunk}
-        elif view.strip_rules.usage and not view.strip_rules.running_usage:
-            self.forces_usage = True
-            self._view = replace(view, strip_rules=replace(view.strip_rules, usage=False))
-
-    def _written(self, finish: _Finish) -> bytes:
-        shown = finish.shown
-        missing = {key: value for key, value in self._moved.items() if key not in shown}
-        if finish.is_unchanged and not missing:
-            return finish.event.raw
-        try:
-            whole = {**shown, **missing}
-            return finish.event.with_payload(write_json(whole, loosely=True) if finish.loosely else orjson.dumps(whole))
-        except MALFORMED:  # nested too deeply to be serialized
-            self._problems.add("unparsed_event")
-            return finish.event.raw
 
     def _as_it_came(self, event: Event) -> bytes:
         """Return the raw event; nothing for a client of another dialect, which could not read it."""
         return event.raw if self._view.renderer is None else b""
+
+
+def _rendered_end(renderer: ResponseRenderer, answer: ParsedResponse) -> bytes:
+    """Return the end of the stream in a dialect that is translated to chat."""
+    error = answer.error if answer.ended or answer.error else _CUT
+    if answer.response is None or answer.shown is not None:
+        try:
+            return renderer.finish(answer.shown, error)
+        except MALFORMED:  # a response that this dialect cannot represent
+            pass
+    return renderer.finish(None, error or _NOT_A_RESPONSE)

@@ -16,7 +16,6 @@ from proxy.errors import EngineEventTooLong
 _LINE_END = rb"(?:\r\n|\n|\r(?!\n))"
 _BLANK_LINE = re.compile(_LINE_END + _LINE_END)
 MAX_EVENT_BYTES: Final = 2**26  # all prompt ids and top logprobs of the longest answers, in one event
-_LF = 10
 
 
 class StreamFormat(NamedTuple):
@@ -32,35 +31,23 @@ EVENT_STREAM: Final = StreamFormat("text/event-stream; charset=utf-8", b": keep-
 class Event(NamedTuple):  # made for each event of each stream: a frozen dataclass takes three times as long to make
     """One event. `raw` is its bytes with the blank line that ends it; `payload` its data lines, joined by LF.
 
-    `name` is the value of its `event:` field. A block of comments alone has neither name nor payload.
+    `name` is the value of its `event:` field; `before` and `after` are what is around another payload in this event, if that is
+    a single line. A block of comments alone has neither name nor payload.
     """
 
     raw: bytes
     payload: bytes
     name: bytes = b""
-
-    def with_payload(self, payload: bytes) -> bytes:
-        """Return the bytes of this event with another payload (a single line)."""
-        if not self.name and self.raw.endswith(b"\n\n"):
-            return b"data: " + payload + b"\n\n"
-        end = b"\r\n" if self.raw.endswith(b"\r\n") else b"\n"
-        name = b"event: " + self.name + end if self.name else b""
-        return name + b"data: " + payload + end + end
+    before: bytes = b"data: "
+    after: bytes = b"\n\n"
 
 
 _event = partial(tuple.__new__, Event)  # as `Event` is made, in C
 _BLANK: Final = Event(b"\n\n", b"")  # of a stream of line ends, which has very many of them
 
 
-def _is_one_data_line(raw: bytes) -> bool:
-    """Return whether the event is a single data line, the usual case."""
-    return raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and raw[-1] == _LF and b"\r" not in raw
-
-
 def read_event(raw: bytes) -> Event:
     """Parse the raw bytes of one event."""
-    if _is_one_data_line(raw):
-        return Event(raw, raw[6:-2])
     payload: list[bytes] = []
     name = b""
     if b"data" in raw or b"event" in raw:
@@ -70,7 +57,9 @@ def read_event(raw: bytes) -> Event:
                 payload.append(value.removeprefix(b" "))
             elif field == b"event":
                 name = value.removeprefix(b" ")
-    return _event((raw, b"\n".join(payload), name))
+    end = b"\r\n" if raw.endswith(b"\r\n") else b"\n"
+    before = b"event: %b%bdata: " % (name, end) if name else b"data: "
+    return _event((raw, b"\n".join(payload), name, before, end + end))
 
 
 class EventParser:
@@ -89,8 +78,9 @@ class EventParser:
         """Return the events that this read completes. Raises EngineEventTooLong; the parser is unusable afterwards."""
         rest = self.rest
         if not rest:
-            if _is_one_data_line(read):  # what engines send, in the reads that they come in
-                return [_event((read, read[6:-2], b""))]
+            is_one_line = read.startswith(b"data: ") and read.endswith(b"\n\n") and b"\r" not in read
+            if is_one_line and read.find(b"\n") == len(read) - 2:  # what engines send, in the reads that they come in
+                return [_event((read, read[6:-2], b"", b"data: ", b"\n\n"))]
             return self._cut(read, 0)
         # A line end has at most two bytes, so three of what is pending can belong to a blank line that ends in this read.
         scanned = max(len(rest) - 3, 0)
@@ -121,7 +111,7 @@ class EventParser:
             return [
                 _BLANK
                 if not raw
-                else _event((raw + b"\n\n", raw[6:], b""))
+                else _event((raw + b"\n\n", raw[6:], b"", b"data: ", b"\n\n"))
                 if raw.startswith(b"data: ") and b"\n" not in raw
                 else read_event(raw + b"\n\n")
                 for raw in whole
@@ -133,7 +123,7 @@ class EventParser:
             if end == len(text) and text.endswith(b"\r"):
                 break  # a LF that belongs to this CR may be in the next read
             raw = text[start:end]
-            events.append(_event((raw, b"", b"")) if first == start else read_event(raw))
+            events.append(Event(raw, b"") if first == start else read_event(raw))
             start = end
         self.rest += text[start:]
         return events

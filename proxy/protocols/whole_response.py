@@ -94,24 +94,25 @@ class WholeResponse(_Withheld):
         return failed(self._view, _UNREADABLE, body, answer)
 
     def _render(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
+        answer = self._answer(response, shown)
         if self._view.renderer is not None:
             shown = self._view.renderer.whole(shown)
         end = body if shown is response else write_json(self._view.dialect.write_body(shown), loosely=loosely)
-        return end, self._answer(response)
+        return end, answer
 
     @property
     def _sends_usage(self) -> bool:
         """Whether the response must have usage; SGLang's `/generate` has counts in each choice instead (`Engine.tokens`)."""
         return self._view.engine.always_sends_usage and self._view.dialect.name != "sglang_generate"
 
-    def _answer(self, response: Json, *problems: str) -> ParsedResponse:
+    def _answer(self, response: Json, shown: Json, *problems: str) -> ParsedResponse:
         """Return the response, and how it contradicts itself."""
         found = list(problems)
         if response.get("usage") is None and self._sends_usage:
             found.append("no_usage")
         if response.get("error") is not None:
             found.append("engine_error")
-        return ParsedResponse(response, ended=True, problems=tuple(found))
+        return ParsedResponse(response, ended=True, shown=shown, problems=tuple(found))
 
 
 class SyntheticStreamResponse(WholeResponse):
@@ -125,15 +126,15 @@ class SyntheticStreamResponse(WholeResponse):
     def _render(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
         view = self._view
         if view.renderer is not None:
-            return render_as_stream(view.engine, view.renderer, shown), self._answer(response)
+            return render_as_stream(view.engine, view.renderer, shown), self._answer(response, shown)
         try:
             events = replay.replay_events(
                 view.engine.shape, view.dialect.name, shown, usage=view.usage, loosely=loosely
             )
         except (TypeError, KeyError, AttributeError):  # similar to a response, but it cannot be converted into events
             events = b"data: " + write_json(shown, loosely=loosely) + b"\n\n" + replay.DONE
-            return events, self._answer(response, "unparsed_event")
-        return events, self._answer(response)
+            return events, self._answer(response, shown, "unparsed_event")
+        return events, self._answer(response, shown)
 
 
 def render_as_stream(engine: Engine, renderer: ResponseRenderer, shown: Json) -> bytes:

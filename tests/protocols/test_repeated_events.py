@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import cut, dialect_cassettes, http_cassettes, plan_of, play
 
-from proxy.protocols import response
 from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, StripRules
@@ -61,13 +60,6 @@ OTHERS = st.sampled_from(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def from_the_first_event():
-    """Recognize repetitions from the first event on, also in short streams."""
-    with patch.object(response, "_MIN_EVENTS", 0):
-        yield
-
-
 @st.composite
 def entries(draw):
     """Draw the logprobs of a token as an engine writes them, or nearly so."""
@@ -93,7 +85,7 @@ def events(draw):
     found = []
     for _ in range(draw(st.integers(1, 4))):
         delta = form % draw(TEXTS) if "%s" in form else form
-        several = ",".join(draw(st.lists(entries(), max_size=2)))
+        several = ",".join(draw(st.lists(entries() | st.sampled_from(["1", "{}"]), max_size=2)))
         logprobs = f'{{"content":[{several}]}}' if has_logprobs else "null"
         ids = f',"token_ids":[{draw(IDS)}]' if has_ids else ""
         choice = f'{{"index":{index},"delta":{{{delta}}},"logprobs":{logprobs},"finish_reason":{finish}{ids}{end}}}'
@@ -122,7 +114,13 @@ def reads_of(stream, sizes):
 def test_repetitions_have_the_effect_of_the_general_path(data):
     """The same bytes for the client after each read, and the same response, for valid and for invalid events."""
     rules = data.draw(
-        st.builds(StripRules, token_ids=st.booleans(), logprobs=st.booleans(), empty_deltas=st.booleans())
+        st.builds(
+            StripRules,
+            token_ids=st.booleans(),
+            logprobs=st.booleans(),
+            empty_deltas=st.booleans(),
+            reasoning=st.sampled_from([False, False, True]),
+        )
     )
     view = ClientView(
         DIALECTS["/v1/chat/completions"],
@@ -139,6 +137,17 @@ def test_repetitions_have_the_effect_of_the_general_path(data):
     with without_repetitions():
         expected = outcome(StreamResponse(view), reads)
     assert expected == outcome(StreamResponse(view), reads)
+
+
+def test_what_is_stripped_may_depend_on_the_text():
+    """With reasoning that the client disabled, an event without content is stripped in another way than one with content."""
+    view = ClientView(DIALECTS["/v1/chat/completions"], ENGINES["vllm"], StripRules(reasoning=True), 1)
+    reply = StreamResponse(view)
+    event = 'data: {"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":"%s"}}]}\n\n'
+
+    assert [event % "", (event % "a").replace('"a"', '"a","reasoning":null')] == [
+        reply.feed((event % text).encode()).decode() for text in ("", "a")
+    ]
 
 
 @of_each(STREAMS)
@@ -166,5 +175,5 @@ def test_most_events_of_a_usual_stream_are_repetitions(requested, size):
     with patch.object(ChatAccumulator, "feed", autospec=True, side_effect=ChatAccumulator.feed) as feed:
         shown = b"".join(reply.feed(read) for read in cut(stream, [size] * (len(stream) // size)))
 
-    assert feed.call_count < 10
+    assert feed.call_count <= 2
     assert shown.count(b"data: ") == 100
