@@ -259,16 +259,24 @@ class PromptContinuation:
         return turn, result
 
     async def _is_verified(self, endpoint: Endpoint, rollout_id: str, found: Match, lookups: PromptLookups) -> bool:
-        """Return whether the endpoint is known to render messages as it does for calls."""
-        verified = endpoint.verified_rendering
+        """Return whether the endpoint is known to render messages as it does for calls.
+
+        After `MISSES` turns for which it does not, it is not asked again for a while: each rendering takes as long as that of a
+        call.
+        """
+        verified, unverified = endpoint.verified_rendering, endpoint.unverified_renderings
         if not endpoint.engine.verifies_renderings or verified.for_rollout(rollout_id):
             return True
+        if (failures := unverified.for_rollout(rollout_id) or 0) >= MISSES:
+            return False
         rendered: Any = await lookups.get(Render(found.history))
         is_equal = bool(rendered) and rendering_of(rendered) == own_rendering(found.turn)
         if is_equal:
             verified.show(rollout_id, what=True)
+            unverified.oppose()
         else:
             verified.oppose()
+            unverified.show(rollout_id, failures + 1)
         return is_equal
 
     async def _complete(self, key: tuple[str, str], rollout: Rollout) -> _Entry:

@@ -203,7 +203,8 @@ class Endpoint:
     From auxiliary requests, by model: `windows`, the context windows in tokens; `merges_systems`, as in `TranslationOptions`;
     `image_tokens`, see there; `token_texts`, the texts of a few stop tokens, by model and id.
     From calls (`Finding`): `forces_usage`, as in `Traits`; `continuation_fault`, why no prompt ids are sent to it;
-    `verified_rendering`, its rendering of messages was equal to the prompt ids of a step.
+    `verified_rendering`, its rendering of messages was equal to the prompt ids of a step; `unverified_renderings`, the number
+    of turns in a row for which it was not.
     `missed_renderings`: those that continuation waited for in vain.
     """
 
@@ -226,6 +227,7 @@ class Endpoint:
     image_tokens: CachedAnswer[list[int]] = field(default_factory=CachedAnswer)
     continuation_fault: Finding[Reason] = field(default_factory=Finding)
     verified_rendering: Finding[bool] = field(default_factory=Finding)
+    unverified_renderings: Finding[int] = field(default_factory=Finding)
     missed_renderings: Misses = field(default_factory=Misses)
     token_texts: Recent[str] = field(default_factory=lambda: Recent(_MAX_TEXTS))
     detection: "asyncio.Task[None] | None" = field(default=None, repr=False)
@@ -307,6 +309,7 @@ class Endpoint:
             self.image_tokens,
             self.continuation_fault,
             self.verified_rendering,
+            self.unverified_renderings,
             self.missed_renderings,
             self.token_texts,
         ):

@@ -291,6 +291,21 @@ async def test_sglang_whose_rendering_differs_gets_no_ids(store):
     assert 1 == counts["refused:unverified"]
 
 
+async def test_an_engine_whose_rendering_differs_is_not_asked_at_each_turn(store):
+    """After three turns not for a rollout; after three rollouts not for the others, unless its rendering was equal for one."""
+    async with served(store, shape="sglang") as proxy:
+        proxy.engine.answers("/v1/tokenize", {"tokens": [1, 2, 3], "count": 3, "max_model_len": 100})
+        asked = []
+        for number in range(4):
+            await proxy.agent(f"r{number}").turns(6)
+            asked.append(len(proxy.engine.raw("/v1/tokenize")))
+        steps, counts = await proxy.steps("r3"), await proxy.counts()
+
+    assert [3, 6, 9, 9] == asked
+    assert [None, *["unverified"] * 5] == continuations(steps)
+    assert {"refused:unverified": 20} == counts
+
+
 async def test_a_rejection_after_a_failover_is_sent_again_to_the_same_endpoint(store):
     """The second endpoint rejects ids: it gets the call as it came, and no third one is needed."""
     async with tapped() as dead, tapped() as rejecting:
