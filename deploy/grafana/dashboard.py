@@ -158,7 +158,9 @@ CONTINUATION = Row("Continuation", [
     quantiles("Duration of continuations", "Time for the engine's renderings before the call is sent.",
               "continuation_duration_seconds"),
     graph("Cached token ids", "Memory for token ids of recorded steps. Its limit is continuation.cache_bytes.",
-          "bytes", (gauge("continuation_cache_bytes", "instance"), "{{instance}}"), width=24),
+          "bytes", (gauge("continuation_cache_bytes", "instance"), "{{instance}}")),
+    graph("Rollouts in memory", "Memory for the rollouts of calls. Its limit is agents.rollout_cache_bytes.",
+          "bytes", (gauge("rollout_cache_bytes", "instance"), "{{instance}}")),
 ])  # fmt: skip
 
 STORE = Row("Store", [

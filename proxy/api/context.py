@@ -1,7 +1,6 @@
 """The services of one process, created at start-up and used by every route."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,18 +15,17 @@ from proxy.config.settings import Settings
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.adapter_updates import AdapterUpdates
+from proxy.rollouts.admission import Admission
 from proxy.rollouts.completion import GroupCompletion
-from proxy.rollouts.deadlines import Activity
 from proxy.rollouts.drift_report import DriftReporter
 from proxy.rollouts.drift_totals import DriftTotals
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.known_prompts import KnownPrompts
-from proxy.rollouts.opening import RolloutOpener
+from proxy.rollouts.live import LiveRollouts
 from proxy.rollouts.policy import Policies
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Recorder
-from proxy.rollouts.renewals import Lifetimes, StepReservations
 from proxy.rollouts.scoring.rescoring import Rescorers
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.multiprocess import WorkerMetrics
@@ -45,7 +43,7 @@ class Context:
     """The services of one process.
 
     `translation`: the options of the dialects that are translated to chat.
-    `secret` is the store's secret, which verifies minted keys. `in_flight` counts the calls in flight of each rollout.
+    `secret` is the store's secret, which verifies minted keys.
     `stopping` is set when the shutdown begins: no new call is accepted from then on. `start_trace` returns the trace of a call
     (`model.call_trace`); None if traces are not exported.
     """
@@ -66,19 +64,16 @@ class Context:
     tokenizers: Tokenizers
     registry: EndpointRegistry
     worker_metrics: WorkerMetrics
-    reservations: StepReservations
-    lifetimes: Lifetimes
-    activity: Activity
+    rollouts: LiveRollouts
+    admission: Admission
     policies: Policies
     threads: ThreadOptions
     adapter_updates: Mapping[str, AdapterUpdates]
-    opener: RolloutOpener
     finisher: Finisher
     continuation: PromptContinuation
     rescorers: Rescorers
     stopping: asyncio.Event
     start_trace: Callable[[Any], Any] | None = None
-    in_flight: Counter[str] = field(default_factory=Counter)
     token_texts: TokenTexts = field(default_factory=TokenTexts)
     known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
     long_texts: LongTexts = field(default_factory=LongTexts)

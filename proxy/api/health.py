@@ -101,7 +101,9 @@ async def show_ready(request: web.Request) -> web.Response:
     """
     context = request.app[CONTEXT]
     if context.stopping.is_set():
-        return json_response({"status": "stopping", "in_flight": context.in_flight.total()}, status=503)
+        return json_response(
+            {"status": "stopping", "in_flight": sum(live.calls for live in context.rollouts.busy)}, status=503
+        )
     is_strict = context.settings.ready_requires_engine
     store, engines = await asyncio.gather(
         _store(context), healthy_engines(context) if is_strict else _engines_in_use(context)

@@ -11,7 +11,6 @@ from proxy.trajectory.json_bytes import to_json_bytes
 RESPONSE_STARTED = web.RequestKey(
     "shown", bool
 )  # set when the first byte of a response is written: its status is final then
-PAUSES = web.RequestKey("pauses", tuple)  # when a call waited during a pause, as monotonic times (start, end)
 CLIENT_CLOSED_REQUEST = 499  # in the log only, as in nginx
 ERROR_DIALECT: Final = web.RequestKey("spoken", ErrorDialect)  # the dialect of a request, set once its path is parsed
 

@@ -423,6 +423,11 @@ class AgentsSettings(Section):
     pause_timeout_s: float = Field(
         600, gt=0, description="Maximum seconds that a call waits during a pause; then it returns 429."
     )
+    rollout_cache_bytes: int = Field(
+        2**29,
+        ge=0,
+        description="Memory of each worker for the rollouts of its calls; what is forgotten is read from the store again.",
+    )
     probes: ProbeSettings = Field(ProbeSettings(), description="Health probes, which are forwarded and not recorded.")
 
 

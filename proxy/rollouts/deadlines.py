@@ -12,8 +12,8 @@ Rule 3: a process touches the rollouts with `idle_s` that have calls in flight. 
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -165,23 +165,28 @@ class Activity:
         """Stop the touches."""
         await _cancel(self._task)
 
-    @contextmanager
-    def kept(self, rollout: Rollout) -> Iterator[None]:
-        """Touch a rollout with `quiet_s`, which its call has opened just now, inside the context and at the end."""
+    def begin(self, rollout: Rollout) -> bool:
+        """Touch a rollout with `quiet_s`, which its call has opened just now, until `end`; return whether it has one."""
+        if rollout.quiet_s is None or rollout.is_finished:
+            return False
         name = Timer(rollout.rollout_id, rollout.incarnation)
-        quiet_s, now_s = max(rollout.quiet_s or 0, MIN_IDLE_S), asyncio.get_running_loop().time()
+        quiet_s, now_s = max(rollout.quiet_s, MIN_IDLE_S), asyncio.get_running_loop().time()
         every_s = quiet_s / _TOUCHES_PER_IDLE
         active = self._active.setdefault(name, _Active(0, every_s, now_s, now_s + every_s))
         active.calls += 1
         self._has_active.set()
-        try:
-            yield
-        finally:
-            active.calls -= 1
-            if not active.calls:
-                del self._active[name]
-                if asyncio.get_running_loop().time() - active.touched_s > _TOUCHED_PART * quiet_s:
-                    self._run(self._touch_at_end(name))
+        return True
+
+    def end(self, rollout: Rollout) -> None:
+        """Touch the rollout of a call that ends once more, and not again without other calls."""
+        name = Timer(rollout.rollout_id, rollout.incarnation)
+        active = self._active[name]
+        active.calls -= 1
+        if not active.calls:
+            del self._active[name]
+            quiet_s = max(rollout.quiet_s or 0, MIN_IDLE_S)
+            if asyncio.get_running_loop().time() - active.touched_s > _TOUCHED_PART * quiet_s:
+                self._run(self._touch_at_end(name))
 
     async def touch(self) -> None:
         """Touch each rollout whose time has come. Raises StorageError."""

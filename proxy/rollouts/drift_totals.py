@@ -10,6 +10,7 @@ from typing import Final
 
 from proxy.errors import ProxyError
 from proxy.rollouts.drift_report import DriftReporter, warn_of_unexplained
+from proxy.rollouts.live import LiveRollout
 from proxy.rollouts.rollout import Rollout, read_rollout
 from proxy.rollouts.steps import read_steps
 from proxy.telemetry.logs import LOG
@@ -79,7 +80,7 @@ class DriftTotals:
         if rollout.is_finished and not rollout.is_drift_known and not self._coalescer.is_recent(rollout.rollout_id):
             self.settle(rollout.rollout_id)
 
-    def settle_late(self, step: Step, _incarnation: str, _appended: Appended, _bytes: int) -> None:
+    def settle_late(self, step: Step, _live: LiveRollout, _appended: Appended, _bytes: int) -> None:
         """Count the drift again after a step was stored in a finished rollout.
 
         While it is counted, and shortly after, that is left to the next read: each count reads all steps.

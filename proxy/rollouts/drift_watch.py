@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from proxy.rollouts.drift_report import DriftReporter
+from proxy.rollouts.live import LiveRollout
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.drift import Window
 from proxy.trajectory.endings import Endings
@@ -35,10 +36,10 @@ class DriftWatch:
     def __repr__(self) -> str:
         return f"<DriftWatch {len(self._tasks)} waiting, {self._endings!r}>"
 
-    def offer(self, step: Step, incarnation: str, _appended: Appended, _bytes: int) -> None:
+    def offer(self, step: Step, live: LiveRollout, _appended: Appended, _bytes: int) -> None:
         """Look up the texts of a stored step, after the callback of its call has run."""
         if step.is_chat and not self._is_closed:
-            asyncio.get_running_loop().call_soon(self._take, step, incarnation)
+            asyncio.get_running_loop().call_soon(self._take, step, live.rollout.incarnation)
 
     async def close(self) -> None:
         """Wait briefly for running look-ups, and cancel the rest."""

@@ -1,8 +1,8 @@
 """The pause of a policy's calls, across all processes that share a store."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Final, Literal
 
 import msgspec
@@ -66,13 +66,13 @@ class Pause:
         self._followers = tuple(followers)
         self._aborted = -1  # the number of a pause
         self._abort_number = 0
-        self._in_flight = 0
+        self.in_flight = 0  # calls of this process that were admitted, and have not ended
         self._waiting = 0
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Pause {self.mode}, {self._in_flight} in flight, {self._waiting} waiting>"
+        return f"<Pause {self.mode}, {self.in_flight} in flight, {self._waiting} waiting>"
 
     async def start(self) -> None:
         """Read whether calls are paused, and start the heartbeats. Raises StorageError."""
@@ -128,10 +128,8 @@ class Pause:
                 return in_flight, not in_flight and not unaware and self.number == number
             await asyncio.sleep(_POLL_INTERVAL_S)
 
-    async def passed(self) -> bool:
-        """Wait until calls are not paused; return whether it waited (values read before are outdated then). Raises Paused."""
-        if self.mode is None:
-            return False
+    async def passed(self) -> None:
+        """Wait until calls are not paused. Values that were read before are outdated then. Raises Paused."""
         self._refuse_if_rejecting()
         if self._waiting >= self._max_waiting:
             raise Paused(
@@ -149,20 +147,10 @@ class Pause:
         finally:
             self._waiting -= 1
         self._refuse_if_rejecting()
-        return True
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a call in flight. Enter it without an `await` after `passed` returned False."""
-        self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
 
     async def beat(self) -> tuple[int, int]:
         """Send a heartbeat; return the calls in flight at all processes, and how many processes know an older pause only."""
-        mine = orjson.dumps([self.number, self._in_flight - self._completed_calls()])
+        mine = orjson.dumps([self.number, self.in_flight - self._completed_calls()])
         announcements, beats = await self._announcements.heartbeat(self._process_id, mine, lifetime_ms=_LIFETIME_MS)
         self.apply(announcements)
         for follow in self._followers:

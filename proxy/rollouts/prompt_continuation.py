@@ -26,6 +26,7 @@ from proxy.continuation.types import (
 from proxy.errors import BadRequest, DamagedStep, EngineError, NotFound
 from proxy.protocols.dialects.responses.item_ids import repeated_steps
 from proxy.protocols.plan import Plan, with_continuation
+from proxy.rollouts.live import LiveRollout
 from proxy.rollouts.newest import Newest
 from proxy.rollouts.rollout import DELIVERED_MARK, UNDELIVERED_MARK, Rollout, read_marks
 from proxy.rollouts.steps import decode_records
@@ -107,12 +108,12 @@ class PromptContinuation:
         self._is_closed = True
         await self._tasks.wait()
 
-    def offer(self, step: Step, incarnation: str, appended: Appended, body_bytes: int) -> None:
+    def offer(self, step: Step, live: LiveRollout, appended: Appended, body_bytes: int) -> None:
         """Keep a stored step for the next call of its rollout that sends a reply back, which adds it to the turns.
 
         Many rollouts have no such call, so that hashing the messages of their steps would be for nothing.
         """
-        key = (step.rollout_id, incarnation)
+        key = (step.rollout_id, live.rollout.incarnation)
         entry = self._entries.get(key)
         if entry is None and appended.position == 0 and self._is_default:
             entry = self._entry(key)

@@ -12,8 +12,7 @@ Rule 4: a step that is stored after its rollout was finished is late, by the wri
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
@@ -24,7 +23,7 @@ from msgspec import structs
 from proxy.clock import Clock
 from proxy.errors import Damaged, ProxyError, StoreUnavailable
 from proxy.rollouts.journal import Journal
-from proxy.rollouts.newest import Newest
+from proxy.rollouts.live import LiveRollout, LiveRollouts
 from proxy.rollouts.policy import unknown_staleness
 from proxy.rollouts.rollout import (
     BEGAN_FIELD,
@@ -37,7 +36,7 @@ from proxy.rollouts.rollout import (
 from proxy.rollouts.store_health import StoreHealth
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
-from proxy.trajectory.blocks import BlockReader, KnownBlocks
+from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import Record, UnreadableRecord, decode, encode_leniently
 from proxy.trajectory.step import CACHED_TOKENS, Step
 from proxy.upstream.concurrency import BackgroundTasks
@@ -46,12 +45,10 @@ from storage.store import Store
 from storage.types import Appended, Origin, StepWrite, StoredEntity
 
 T = TypeVar("T")
-Follower: TypeAlias = Callable[[Step, str, Appended, int], None]
+Follower: TypeAlias = Callable[[Step, LiveRollout, Appended, int], None]
 
 _ENCODE_IN_THREAD_FROM_BYTES = 2**18  # about a millisecond of hashing and compressing
 _ENCODE_IN_THREAD_FROM_ITEMS = 2**10  # as long: each message is a block, with a hash of its own
-_KNOWN_BLOCKS = 2**18  # names of stored blocks in memory, of all rollouts: at most about 30 MB
-_CHAIN_BYTES = 2**26  # of the newest long chains, of all rollouts
 
 
 _FIDELITIES = ("exact", "flagged", "error")  # under which a step is counted
@@ -63,7 +60,7 @@ CLAIMED_FIELD = "claimed_by"
 class Recorder:
     """Write steps to the store. Call `close` at the end.
 
-    `followers` are called with each stored step, the incarnation of its rollout, the result and `body_bytes`, `late_followers`
+    `followers` are called with each stored step, its rollout, the result and `body_bytes`, `late_followers`
     with those that were stored after the finish; they must not block.
     """
 
@@ -73,18 +70,15 @@ class Recorder:
         metrics: Metrics,
         clock: Clock,
         journal: Journal | None = None,
-        origin_of: Callable[[str, str], Origin | None] | None = None,
-        followers: Iterable[Follower] = (),
+        rollouts: LiveRollouts | None = None,
     ) -> None:
-        self.followers = list(followers)
+        self.followers: list[Follower] = []
         self.late_followers: list[Follower] = []
-        self._origin_of = origin_of
+        self._rollouts = rollouts
         self._store = store
         self._metrics = metrics
         self._clock = clock
-        self._known: OrderedDict[tuple[str, str], KnownBlocks] = OrderedDict()
-        self._chains = Newest[tuple[str, str], KnownBlocks](_CHAIN_BYTES, KnownBlocks.forget_chains)
-        self._known_count = 0
+        self._seconds = metrics.store_operation_duration_seconds.labels("append")
         self._warned: set[str] = set()  # policies
         self._numbers: tuple[str | None, ...] = (None,)  # versions that need no warning: none, and the newest
         self.tasks = BackgroundTasks()
@@ -98,42 +92,38 @@ class Recorder:
                 self.store_health.probe()
 
     def __repr__(self) -> str:
-        return f"<Recorder {len(self.tasks)} waiting, {self._known_count} blocks known>"
+        return f"<Recorder {len(self.tasks)} waiting>"
 
     @property
     def journaled(self) -> int | None:
         """The number of steps in the journal; None without a journal."""
         return None if self._journal is None else self._journal.pending
 
-    async def record(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
+    async def record(self, step: Step, live: LiveRollout, *, body_bytes: int) -> None:
         """Store a step. Raises StoreUnavailable; steps of a deleted rollout are discarded and counted.
 
         `body_bytes` is the approximate length of request and response: large steps are encoded in a thread. If the caller is
         cancelled meanwhile, the step is stored nevertheless, and marked as undelivered.
         """
-        origin = self._origin(step, incarnation)
         task = None
         try:
             if self._journal is None:
-                await self._append(step, incarnation, body_bytes, origin)  # without a task, which takes 9 µs
+                await self._append(step, live, body_bytes)  # without a task, which takes 9 µs
             else:  # a write to the journal must not be cancelled
-                task = self.tasks.start(self._append(step, incarnation, body_bytes, origin))
+                task = self.tasks.start(self._append(step, live, body_bytes))
                 await asyncio.shield(task)
         except asyncio.CancelledError:
             if task is None:  # once more, from the start: if the store has the step already, it is not stored again
-                task = self.tasks.start(self._append(step, incarnation, body_bytes, origin))
+                task = self.tasks.start(self._append(step, live, body_bytes))
             self._track_bytes(task, body_bytes)
-            self.tasks.start(self._mark_undelivered_after(task, step, incarnation))
+            self.tasks.start(self._mark_undelivered_after(task, step, live.rollout.incarnation))
             raise
         finally:
             del task  # its error and this frame refer to each other
 
-    def record_detached(self, step: Step, incarnation: str, *, body_bytes: int) -> None:
+    def record_detached(self, step: Step, live: LiveRollout, *, body_bytes: int) -> None:
         """Store a step in the background: its client has disconnected."""
-        self._track_bytes(
-            self.tasks.start(self._append_detached(step, incarnation, body_bytes, self._origin(step, incarnation))),
-            body_bytes,
-        )
+        self._track_bytes(self.tasks.start(self._append_detached(step, live, body_bytes)), body_bytes)
 
     def mark_undelivered(self, step: Step, incarnation: str) -> None:
         """Mark a stored step as undelivered: its client disconnected before the end was written."""
@@ -166,16 +156,17 @@ class Recorder:
         late_if = await asyncio.to_thread(_late_if, entry, stored)
         entry = structs.replace(entry, late_if=late_if, origin=entry.origin or Origin(now_ms))
         try:
-            self._note(entry, await self._store.append(entry, now_ms=now_ms))
+            appended = await self._store.append(entry, now_ms=now_ms)
         except RolloutDeleted:
             self._discard(entry.name)
+        else:
+            if appended.is_late or appended.is_restored:
+                self._note(entry, appended)
 
-    async def _write_to_journal(
-        self, step: Step, incarnation: str, body_bytes: int, journal: Journal, origin: Origin
-    ) -> None:
+    async def _write_to_journal(self, step: Step, live: LiveRollout, body_bytes: int, journal: Journal) -> None:
         """Write a step to the journal with all its blocks: the store may not have them at replay."""
         step, record = await _encoded(step, set(), body_bytes)
-        entry = _entry(step, incarnation, record, origin)
+        entry = _entry(step, live.rollout.incarnation, record, live.rollout.origin)
         try:
             await self._write_entry(journal, entry)
         except OSError as error:
@@ -198,19 +189,15 @@ class Recorder:
         self.detached_bytes += body_bytes
         task.add_done_callback(release)
 
-    async def _append(self, step: Step, incarnation: str, body_bytes: int, origin: Origin) -> None:
+    async def _append(self, step: Step, live: LiveRollout, body_bytes: int) -> None:
         if step.timing.stored is None:
             step = replace(step, timing=replace(step.timing, stored=self._clock.now()))
         if self._journal is not None and (self._journal.pending or self.store_health.unreachable is not None):
-            await self._write_to_journal(
-                step, incarnation, body_bytes, self._journal, origin
-            )  # behind the entries in the journal, to keep the order
+            await self._write_to_journal(step, live, body_bytes, self._journal)  # behind its entries, to keep the order
             return
-        known = self._known_blocks(step.rollout_id, incarnation)
+        known, incarnation = live.blocks, live.rollout.incarnation
         is_first = not known  # of this process: the store knows whether it is the rollout's first one
         step, record = await _encoded(step, known, body_bytes)
-        if known.chain_bytes:
-            self._chains.put((step.rollout_id, incarnation), known, known.chain_bytes)
         started = self._clock.monotonic()
         try:
             entry = _entry(step, incarnation, record, is_first=is_first)
@@ -219,7 +206,7 @@ class Recorder:
             except (MissingBlocks, RolloutExpired):
                 # The rollout has expired, and its blocks with it; or the store lost blocks that are known here.
                 step, record = await _encoded(step, set(), body_bytes)
-                entry = _entry(step, incarnation, record, origin)
+                entry = _entry(step, incarnation, record, live.rollout.origin)
                 appended = await self._store.append(entry, now_ms=self._clock.now_ms())
         except RolloutDeleted:
             self._discard(step.step_id)
@@ -228,29 +215,25 @@ class Recorder:
             self._metrics.store_operation_failures.labels("append").inc()
             self.store_health.failed(error)
             if self._journal is not None and isinstance(error, StoreUnreachable):
-                await self._write_to_journal(step, incarnation, body_bytes, self._journal, origin)
+                await self._write_to_journal(step, live, body_bytes, self._journal)
                 return
             raise StoreUnavailable(
                 f"The step could not be stored, so the end of the response is withheld: {error}"
             ) from error
         finally:
-            self._metrics.store_operation_duration_seconds.labels("append").observe(self._clock.monotonic() - started)
-        if self._known.get((step.rollout_id, incarnation)) is known:  # not evicted meanwhile
-            self._remember_blocks(known, record)
-        self._note(entry, appended)
+            self._seconds.observe(self._clock.monotonic() - started)
+        known.update(record.blocks)
+        known.update(record.names)
+        if appended.is_late or appended.is_restored:
+            self._note(entry, appended)
         self._count(step, entry)
         for follow in (*self.followers, *self.late_followers) if appended.is_late else self.followers:
-            follow(step, incarnation, appended, body_bytes)
-
-    def _origin(self, step: Step, incarnation: str) -> Origin:
-        """Return what restores the rollout of a step if it has expired: at least its age."""
-        known = None if self._origin_of is None else self._origin_of(step.rollout_id, incarnation)
-        return known or Origin(round(step.timing.received * 1000))
+            follow(step, live, appended, body_bytes)
+        if self._rollouts is not None:
+            self._rollouts.keep(live)
 
     def _note(self, entry: StepWrite, appended: Appended) -> None:
-        """Count and log late steps and restored rollouts."""
-        if not (appended.is_late or appended.is_restored):
-            return
+        """Count and log a late step, or a restored rollout."""
         fields = {"rollout_id": entry.rollout, "step_id": entry.name}
         if appended.is_late:
             self._metrics.late_steps.inc()
@@ -263,9 +246,9 @@ class Recorder:
         self._metrics.discarded_steps.inc()
         LOG.info("Step discarded because its rollout was deleted", extra={"fields": {"step_id": step_id}})
 
-    async def _append_detached(self, step: Step, incarnation: str, body_bytes: int, origin: Origin) -> None:
+    async def _append_detached(self, step: Step, live: LiveRollout, body_bytes: int) -> None:
         try:
-            await self._append(step, incarnation, body_bytes, origin)
+            await self._append(step, live, body_bytes)
         except ProxyError as error:
             LOG.error("Partial step lost: %s", error, extra={"fields": {"step_id": step.step_id}})
 
@@ -296,24 +279,6 @@ class Recorder:
             return False
         return True
 
-    def _known_blocks(self, rollout_id: str, incarnation: str) -> KnownBlocks:
-        """Return the names of stored blocks of this incarnation; evict the least recently used rollouts."""
-        key = (rollout_id, incarnation)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = KnownBlocks()
-        self._known.move_to_end(key)
-        while self._known_count > _KNOWN_BLOCKS and len(self._known) > 1:
-            _, forgotten = self._known.popitem(last=False)
-            self._known_count -= len(forgotten)
-        return known
-
-    def _remember_blocks(self, known: KnownBlocks, record: Record) -> None:
-        before = len(known)
-        known.update(record.blocks)
-        known.update(record.names)
-        self._known_count += len(known) - before
-
     def _count(self, step: Step, entry: StepWrite) -> None:
         """Count a stored step in the metrics."""
         metrics, counts = self._metrics, entry.counts
@@ -324,7 +289,11 @@ class Recorder:
             metrics.cached_prompt_tokens.labels(step.engine.name).inc(counts["cached_tokens"])
         for code in step.problems:
             metrics.fidelity_problems.labels(code).inc()
-        self._check_versions(step)
+        for choice in step.choices:
+            for span in choice.spans:
+                if span.policy_version not in self._numbers:
+                    self._check_versions(step)
+                    return
 
     def _check_versions(self, step: Step) -> None:
         """Count a step whose tokens have a version that is not a number, and log the first one of each policy."""
@@ -345,7 +314,10 @@ class Recorder:
 
 async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step, Record]:
     """Return the step as it is stored, and its record."""
-    items = sum(len(value) for value in step.request.values() if isinstance(value, list))
+    items = 0
+    for value in step.request.values():
+        if isinstance(value, list):
+            items += len(value)
     if body_bytes < _ENCODE_IN_THREAD_FROM_BYTES and items < _ENCODE_IN_THREAD_FROM_ITEMS:
         return encode_leniently(step, known)
     return await asyncio.to_thread(encode_leniently, step, known)
@@ -354,12 +326,11 @@ async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step
 def _entry(
     step: Step, incarnation: str, record: Record, origin: Origin | None = None, *, is_first: bool = True
 ) -> StepWrite:
-    counts = {
-        "steps": 1,
-        _fidelity(step): 1,
-        "sampled_tokens": step.sampled,
-        "prompt_tokens": sum(map(len, step.prompts)),
-    }
+    sampled = 0
+    for choice in step.choices:
+        sampled += len(choice.ids)
+    fidelity = "error" if step.status == "error" else "flagged" if step.problems else "exact"
+    counts = {"steps": 1, fidelity: 1, "sampled_tokens": sampled, "prompt_tokens": sum(map(len, step.prompts))}
     is_reported = CACHED_TOKENS in step.extra or (step.usage is not None and step.usage.get("prompt_tokens_details"))
     if is_reported and (cached := step.cached_tokens) is not None:
         counts["cached_tokens"] = cached
@@ -412,8 +383,3 @@ def _late_if(entry: StepWrite, stored: StoredEntity | None) -> str:
     except (Damaged, UnreadableRecord):
         return FINISHED_FIELD
     return CLAIMED_FIELD if taken is not None and taken * 1000 < finished_ms else FINISHED_FIELD
-
-
-def _fidelity(step: Step) -> str:
-    """Return the one of _FIDELITIES under which a step is counted."""
-    return "error" if step.status == "error" else "exact" if step.exact else "flagged"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 import orjson
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from proxy.continuation.types import Mode
 from proxy.errors import BadRequest, Damaged, NotFound
@@ -221,8 +221,26 @@ class _Fields(Struct):
     drift: CountedDrift | None = None
 
 
-def read_rollout(stored: StoredEntity) -> Rollout:
-    """Return the rollout from its stored fields. Raises Damaged."""
+def read_rollout(stored: StoredEntity, before: Rollout | None = None) -> Rollout:
+    """Return the rollout from its stored fields. Raises Damaged.
+
+    `before`: the rollout as it was read earlier. Its values are used again if the stored fields are equal.
+    """
+    if (
+        before is not None
+        and before.drift is None  # it depends on the counts
+        and stored.damage is None
+        and before.incarnation == stored.incarnation
+        and before.created_ms == stored.created_ms
+        and before.origin.fields == stored.fields
+    ):
+        return structs.replace(
+            before, touched_ms=stored.touched_ms, counts=stored.counts, has_reservation=stored.has_reservation
+        )
+    return _parsed(stored)
+
+
+def _parsed(stored: StoredEntity) -> Rollout:
     fields = read_fields(stored, _Fields, "rollout")
     if isinstance(fields.advantages, list | dict):
         with damage_of("rollout", stored.name):

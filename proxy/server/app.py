@@ -38,6 +38,7 @@ from proxy.config.tracing import TracingSettings
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.adapter_updates import AdapterUpdates
+from proxy.rollouts.admission import Admission
 from proxy.rollouts.archive.archiver import ArchiveOptions, Archiver
 from proxy.rollouts.archive.background import BackgroundArchive
 from proxy.rollouts.archive.dataset import Dataset
@@ -50,12 +51,12 @@ from proxy.rollouts.drift_watch import DriftWatch
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.journal import Journal
-from proxy.rollouts.opening import RolloutOpener
+from proxy.rollouts.live import LiveRollouts
 from proxy.rollouts.pause import Pause
 from proxy.rollouts.policy import Policies, Policy, PolicyVersion
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
-from proxy.rollouts.renewals import Lifetimes, StepReservations
+from proxy.rollouts.renewals import Lifetimes
 from proxy.rollouts.scoring.rescoring import Rescorers, ScoreCache
 from proxy.server.scorers import scoring_engines
 from proxy.telemetry.metrics import Metrics, make_metrics
@@ -151,7 +152,6 @@ def _context_lifespan(
                 policy.pause.abort_calls = partial(context.memory_limit.stop_sampled, policy.name, _WEIGHTS_CHANGED)
             context.recorder.followers.append(watch.offer)
             context.recorder.late_followers.append(context.drift_totals.settle_late)
-            context.metrics.in_flight_rollouts.set_function(lambda: len(context.in_flight))
             context.metrics.oldest_call_age_seconds.set_function(
                 lambda: context.memory_limit.oldest_s(context.clock.monotonic())
             )
@@ -173,18 +173,20 @@ async def _make_context(
 ) -> Context:
     """Make the services in the order of their dependencies; the stack closes them in reverse."""
     metrics, tokenizers = make_metrics(collectors := CollectorRegistry()), Tokenizers(settings.engines.endpoints)
-    worker_metrics = _kept(stack, WorkerMetrics(collectors, metrics, slot))
-    await worker_metrics.start()
+    await (worker_metrics := _kept(stack, WorkerMetrics(collectors, metrics, slot))).start()
     opened = store or _kept(stack, await open_store(settings.store.url, store_options(settings.store)))
     secret = await opened.set_once(_SECRET, clock.entropy(32))  # first: a start without a store fails here
     upstream = _kept(stack, Upstream(settings.engines, metrics))
-    lifetimes = await _kept(stack, Lifetimes(opened, metrics)).start()
-    followers = _audits(stack, settings, upstream, metrics, clock)
-    recorder = _kept(stack, Recorder(opened, metrics, clock, _journal(settings.store), lifetimes.origin, followers))
+    rollouts = LiveRollouts(settings.agents.rollout_cache_bytes, metrics)
+    await _kept(stack, Lifetimes(opened, metrics, rollouts)).start()
+    recorder = _kept(stack, Recorder(opened, metrics, clock, _journal(settings.store), rollouts))
+    recorder.followers += _audits(stack, settings, upstream, metrics, clock)
     registry = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
     policies, stopping = _policies(opened, clock, metrics, settings, registry.apply), asyncio.Event()
     await _kept(stack, policies).start()
-    reporter = DriftReporter(opened, clock, metrics, upstream, tokenizers)
+    totals = DriftTotals(DriftReporter(opened, clock, metrics, upstream, tokenizers), recorder.tasks, stopping)
+    finisher = Finisher(opened, clock, totals, GroupCompletion(opened, clock, metrics, policies.trained))
+    activity = _kept(stack, Activity(opened, clock, metrics, recorder.tasks.start).start())
     return Context(
         settings=settings,
         clock=clock,
@@ -202,19 +204,17 @@ async def _make_context(
         tokenizers=tokenizers,
         registry=registry,
         worker_metrics=worker_metrics,
-        reservations=StepReservations(opened, recorder.tasks.start),
-        lifetimes=lifetimes,
-        activity=_kept(stack, Activity(opened, clock, metrics, recorder.tasks.start).start()),
+        rollouts=rollouts,
+        admission=Admission(opened, clock, metrics, recorder, rollouts, policies, activity, finisher, registry),
         policies=policies,
         threads=_threads(settings.threads),
         adapter_updates={
             policy.name: _kept(stack, AdapterUpdates(opened.announcements, upstream, policy, clock))
             for policy in policies
         },
-        opener=RolloutOpener(opened, clock, metrics, recorder, [policies, registry]),
         continuation=_continuation(stack, settings, opened, upstream, clock, metrics, recorder),
         rescorers=_kept(stack, _rescorers(settings, opened, upstream, tokenizers, metrics)),
-        finisher=_finisher(opened, clock, metrics, policies, DriftTotals(reporter, recorder.tasks, stopping)),
+        finisher=finisher,
         stopping=stopping,
         start_trace=_start_trace(stack, settings.tracing, metrics, clock),
     )
@@ -275,10 +275,6 @@ def _rescorers(
         ScoreCache(store, settings.rescore.cache_s, settings.rescore.cache_bytes),
         partial(text_from_ids, upstream, tokenizers, new_connection=False),
     )
-
-
-def _finisher(store: Store, clock: Clock, metrics: Metrics, policies: Policies, drift_totals: DriftTotals) -> Finisher:
-    return Finisher(store, clock, drift_totals, GroupCompletion(store, clock, metrics, policies.trained))
 
 
 def _policies(

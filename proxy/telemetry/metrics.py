@@ -154,6 +154,7 @@ class Metrics:
     audits: Counter
     audit_logprob_difference: Histogram
     in_flight_rollouts: Gauge
+    rollout_cache_bytes: Gauge
     in_flight_bytes: Gauge
     in_flight_limit_bytes: Gauge
     stalled_clients: Counter
@@ -342,6 +343,9 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
         _LOGPROB_DIFFERENCES, "Absolute difference of recorded and scored logprob, for each audited token.", ("engine",)
     ),
     "in_flight_rollouts": (Gauge, "Rollouts with a call in flight, counted once per worker.", ()),
+    "rollout_cache_bytes": (
+        Gauge, "Memory for the rollouts of calls (agents.rollout_cache_bytes).", ()
+    ),
     "in_flight_bytes": (Gauge, "Bytes held by calls in flight.", ()),
     "in_flight_limit_bytes": (
         Gauge, "Limit of bytes held by calls in flight (agents.max_bytes_in_flight); above it new calls get 429.", ()

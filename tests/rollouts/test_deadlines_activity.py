@@ -1,6 +1,7 @@
 """Rollouts with `idle_s` are touched while they have calls in flight."""
 
 import asyncio
+from contextlib import contextmanager
 
 import pytest
 from fakes import FailingStore
@@ -40,6 +41,14 @@ async def activity(store, clock, process, tasks, monkeypatch):
     await tasks.wait()
 
 
+@contextmanager
+def kept(activity, rollout):
+    """A call of the rollout is in flight."""
+    assert activity.begin(rollout)
+    yield
+    activity.end(rollout)
+
+
 async def touched_ms(store, name="r1") -> int:
     return (await store.get(name)).touched_ms
 
@@ -53,7 +62,7 @@ async def touched_at(store, ms):
 async def test_a_rollout_is_touched_again_and_again_while_it_has_a_call_in_flight(store, activity, tasks, clock):
     """And once more when its last call ends, which may have no step; then no more."""
     rollout = await open_rollout(store, "r1", idle_s=0.01)
-    with activity.kept(rollout), activity.kept(rollout):
+    with kept(activity, rollout), kept(activity, rollout):
         for clock.ms in (6000, 7000, 8000):
             await touched_at(store, clock.ms)
         assert "<Activity of 1 rollouts>" == repr(activity)
@@ -71,7 +80,7 @@ async def test_a_rollout_is_touched_again_and_again_while_it_has_a_call_in_fligh
 async def test_a_sweep_does_not_find_a_rollout_with_a_call_in_flight_idle(store, activity, tasks, clock, process):
     """However long the call takes: it is finished its idle time after the call."""
     rollout = await open_rollout(store, "r1", now_ms=clock.ms, idle_s=3)
-    with activity.kept(rollout):
+    with kept(activity, rollout):
         for clock.ms in range(6000, 60_000, 2000):
             activity._active[next(iter(activity._active))].touch_s = 0
             await touched_at(store, clock.ms)
@@ -96,7 +105,7 @@ async def test_touches_continue_after_store_failures(store, activity, tasks, clo
             while process.metrics.store_operation_failures.labels("renew")._value.get() < count:
                 await asyncio.sleep(0.002)
 
-    with activity.kept(rollout):
+    with kept(activity, rollout):
         store.failing.add("renew")
         await failures(3)
         store.failing.clear()
@@ -122,17 +131,16 @@ async def test_each_rollout_is_touched_when_its_time_has_come_with_at_most_64_to
     slow.renew = renew
     activity = Activity(slow, clock, process.metrics, lambda work: work.close())
     rollouts = [Rollout(f"r{number % 500}", "b", 1, 1, idle_s=30 + number % 500) for number in range(2000)]
-    contexts = [activity.kept(rollout) for rollout in rollouts]
-    for context in contexts:
-        context.__enter__()
+    for rollout in rollouts:
+        activity.begin(rollout)
     await activity.touch()
     early = len(touched)
     for active in list(activity._active.values())[:300]:
         active.touch_s = 0
     await activity.touch()
     await activity.touch()
-    for context in contexts:
-        context.__exit__(None, None, None)
+    for rollout in rollouts:
+        activity.end(rollout)
     await activity.close()
 
     assert 0 == early

@@ -15,18 +15,29 @@ from stored import stored_rollout, stored_steps, wait_for_steps, wait_for_undeli
 from proxy.clock import SystemClock
 from proxy.errors import StoreUnavailable
 from proxy.rollouts.journal import Journal
+from proxy.rollouts.live import LiveRollout
 from proxy.rollouts.recorder import Recorder
-from proxy.rollouts.rollout import read_marks, write_fields
+from proxy.rollouts.rollout import read_marks, read_rollout, write_fields
 from proxy.telemetry.metrics import make_metrics
 from proxy.trajectory.step import Timing
 from storage import StoreOptions, open_store
 from storage.redis.keys import rollout_keys
-from storage.types import Origin, StepWrite
+from storage.types import StepWrite
+
+
+async def opened(store, **fields) -> LiveRollout:
+    """Open the rollout r1."""
+    return LiveRollout(read_rollout(await store.open("r1", write_fields(fields), now_ms=1)))
 
 
 @pytest.fixture
-async def incarnation(store):
-    return (await store.open("r1", {}, now_ms=1)).incarnation
+async def live(store):
+    return await opened(store)
+
+
+@pytest.fixture
+def incarnation(live):
+    return live.rollout.incarnation
 
 
 @pytest.fixture
@@ -40,9 +51,9 @@ def step(number=1, prompt=(1, 2, 3), **named):
     return make_step(f"S{number:03}", prompt, (7, 8), rollout_id="r1", **named)
 
 
-async def test_a_recorded_step_is_stored_with_its_counts(recorder, store, incarnation):
+async def test_a_recorded_step_is_stored_with_its_counts(recorder, store, live):
     """When record returns, the step can be read and the rollout counts it."""
-    await recorder.record(step(), incarnation, body_bytes=10)
+    await recorder.record(step(), live, body_bytes=10)
 
     (kept,) = await stored_steps(store, "r1")
     assert array("i", [7, 8]) == kept.choices[0].ids
@@ -65,11 +76,11 @@ async def test_a_recorded_step_is_stored_with_its_counts(recorder, store, incarn
     ],
 )
 async def test_cached_prompt_tokens_are_counted_if_the_engine_reports_them(
-    recorder, store, incarnation, usage, extra, counted
+    recorder, store, live, usage, extra, counted
 ):
     """More than the prompt has, or no number, is not counted."""
     recorded = step(usage=usage, extra=extra)
-    await recorder.record(recorded, incarnation, body_bytes=10)
+    await recorder.record(recorded, live, body_bytes=10)
 
     assert counted == recorded.cached_tokens == (await stored_rollout(store, "r1")).counts.get("cached_tokens")
     counter = recorder._metrics.cached_prompt_tokens.labels(recorded.engine.name)
@@ -88,103 +99,87 @@ USER = {"role": "user", "content": [{"type": "text", "text": "  What is\n17 time
         ({"messages": [7, {"role": "user"}, {"role": "user", "content": {}}], "prompt": 3}, None),
     ],
 )
-async def test_the_first_step_sets_the_first_words_of_the_task(recorder, store, incarnation, request_body, task):
+async def test_the_first_step_sets_the_first_words_of_the_task(recorder, store, live, request_body, task):
     """Later ones do not change them, also those that another process records as its first."""
     other = Recorder(store, make_metrics(CollectorRegistry()), SystemClock())
-    await recorder.record(step(1, request=request_body, timing=Timing(5.0)), incarnation, body_bytes=10)
-    await recorder.record(step(2, request={"prompt": "later"}), incarnation, body_bytes=10)
+    await recorder.record(step(1, request=request_body, timing=Timing(5.0)), live, body_bytes=10)
+    await recorder.record(step(2, request={"prompt": "later"}), live, body_bytes=10)
     if task is not None:
-        await other.record(step(3, request={"prompt": "of another process"}), incarnation, body_bytes=10)
+        await other.record(step(3, request={"prompt": "of another process"}), live, body_bytes=10)
     rollout = await stored_rollout(store, "r1")
 
     assert (task, 5000) == (rollout.task, rollout.began_ms)
 
 
-async def test_failed_calls_are_counted_by_http_status(recorder, store, incarnation):
+async def test_failed_calls_are_counted_by_http_status(recorder, store, live):
     """A call without a response has no status."""
     for number, response in enumerate([{"status": 400}, {"status": 503}, {"status": 400}, None]):
         failed = make_step(f"S{number}", (), rollout_id="r1", status="error", response=response)
-        await recorder.record(failed, incarnation, body_bytes=10)
+        await recorder.record(failed, live, body_bytes=10)
     rollout = await stored_rollout(store, "r1")
 
     assert {"400": 2, "503": 1} == rollout.errors
     assert 4 == rollout.counts["error"]
 
 
-async def test_shared_blocks_are_sent_once(recorder, store, incarnation):
+async def test_shared_blocks_are_sent_once(recorder, store, live):
     """Fifty turns over one growing prompt store its blocks once."""
     prompt = list(range(5_000))
     for number in range(50):
-        await recorder.record(step(number, prompt), incarnation, body_bytes=10)
+        await recorder.record(step(number, prompt), live, body_bytes=10)
 
     assert 5_000 // 256 == len(await store.blocks("r1"))
     assert all(array("i", prompt) == kept.prompts[0] for kept in await stored_steps(store, "r1"))
 
 
-async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, incarnation):
+async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, live):
     """Every block that a record requires is stored."""
     prompt = list(range(5_000))
-    await recorder.record(step(1, prompt), incarnation, body_bytes=10)
+    await recorder.record(step(1, prompt), live, body_bytes=10)
     real = store._store
     for server in await real._servers.all():
         keys = (await server.execute(b"", [("KEYS", "*blocks*")]))[0]
         await server.execute(b"", [("DEL", *keys)])
-    await recorder.record(step(2, prompt), incarnation, body_bytes=10)
+    await recorder.record(step(2, prompt), live, body_bytes=10)
 
     assert 5_000 // 256 == len(await store.blocks("r1"))
 
 
-async def test_the_chains_of_all_rollouts_are_kept_up_to_a_limit(store, monkeypatch):
-    """The blocks of a rollout stay known when its chains are dropped."""
-    monkeypatch.setattr("proxy.rollouts.recorder._CHAIN_BYTES", 5 * 80_000)
-    recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock())
-    for name in ("r1", "r2", "r3", "r4", "r1", "r5"):
-        incarnation = (await store.open(name, {}, now_ms=1)).incarnation
-        prompt = array("i", range(20_000))
-        await recorder.record(make_step(f"S{name}", prompt, (7, 8), rollout_id=name), incarnation, body_bytes=10)
-    await recorder.close()
-
-    assert {"r2": 0, "r3": 1, "r4": 1, "r1": 1, "r5": 1} == {
-        name: known.chain_bytes // 80_000 for (name, _), known in recorder._known.items()
-    }
-    assert [len(known) for known in recorder._known.values()] == [78] * 5
-
-
-async def test_a_large_step_is_encoded_in_a_thread(recorder, store, incarnation):
-    await recorder.record(step(1, range(300_000)), incarnation, body_bytes=2_000_000)
+async def test_a_large_step_is_encoded_in_a_thread(recorder, store, live):
+    await recorder.record(step(1, range(300_000)), live, body_bytes=2_000_000)
 
     assert 300_000 == len((await stored_steps(store, "r1"))[0].prompts[0])
 
 
-async def test_a_store_failure_raises_store_unavailable(recorder, store, incarnation):
+async def test_a_store_failure_raises_store_unavailable(recorder, store, live):
     """No part of the step is stored."""
     store.failing.add("append")
     with pytest.raises(StoreUnavailable, match="could not be stored"):
-        await recorder.record(step(), incarnation, body_bytes=10)
+        await recorder.record(step(), live, body_bytes=10)
 
     assert [] == await stored_steps(store, "r1")
 
 
-async def test_a_step_of_a_deleted_rollout_is_discarded(recorder, store, incarnation):
+async def test_a_step_of_a_deleted_rollout_is_discarded(recorder, store, live):
     await store.delete("r1")
-    await recorder.record(step(), incarnation, body_bytes=10)
+    await recorder.record(step(), live, body_bytes=10)
 
     assert await store.get("r1") is None
 
 
-async def test_a_step_of_an_earlier_incarnation_is_not_stored_in_the_next(recorder, store, incarnation):
+async def test_a_step_of_an_earlier_live_is_not_stored_in_the_next(recorder, store, live):
     """A rollout with the same ID that is created after a deletion is another rollout."""
     await store.delete("r1")
     await store.open("r1", {}, now_ms=2)
-    await recorder.record(step(), incarnation, body_bytes=10)
+    await recorder.record(step(), live, body_bytes=10)
 
     assert [] == await stored_steps(store, "r1")
 
 
-async def test_close_waits_for_detached_steps(recorder, store, incarnation):
+async def test_close_waits_for_detached_steps(recorder, store, live):
     """A partial step of a disconnected client is not lost at shutdown."""
     store.waiting["append"] = asyncio.Event()
-    recorder.record_detached(step(), incarnation, body_bytes=10)
+    recorder.record_detached(step(), live, body_bytes=10)
     closing = asyncio.ensure_future(recorder.close())
     store.waiting["append"].set()
     await closing
@@ -192,11 +187,11 @@ async def test_close_waits_for_detached_steps(recorder, store, incarnation):
     assert 1 == len(await stored_steps(store, "r1"))
 
 
-async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(recorder, store, incarnation):
+async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(recorder, store, live):
     """The step is written after the cancellation."""
     store.waiting["append"] = asyncio.Event()
     store.reached["append"] = asyncio.Event()
-    recording = asyncio.ensure_future(recorder.record(step(), incarnation, body_bytes=10))
+    recording = asyncio.ensure_future(recorder.record(step(), live, body_bytes=10))
     await store.reached["append"].wait()
     recording.cancel()
     store.waiting["append"].set()
@@ -205,10 +200,10 @@ async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(r
     assert 1 == len(await stored_steps(store, "r1"))
 
 
-async def test_a_caller_that_is_cancelled_at_any_time_has_one_step(recorder, store, incarnation):
+async def test_a_caller_that_is_cancelled_at_any_time_has_one_step(recorder, store, live):
     """Also if the store had the step already, whose reply was not received."""
     for turns in range(1, 60):
-        recording = asyncio.ensure_future(recorder.record(step(turns), incarnation, body_bytes=10))
+        recording = asyncio.ensure_future(recorder.record(step(turns), live, body_bytes=10))
         for _ in range(turns):
             await asyncio.sleep(0)
         recording.cancel()
@@ -222,12 +217,12 @@ async def test_a_caller_that_is_cancelled_at_any_time_has_one_step(recorder, sto
     assert 59 == sum(sample.value for family in recorder._metrics.steps.collect() for sample in family.samples)
 
 
-async def test_a_response_that_cannot_be_encoded_is_omitted_from_its_step(recorder, store, incarnation):
+async def test_a_response_that_cannot_be_encoded_is_omitted_from_its_step(recorder, store, live):
     """Values that JSON cannot represent are omitted, and the step is flagged."""
     deep: list = []
     for _ in range(300):
         deep = [deep]
-    await recorder.record(step(response={"choices": [], "x": deep}), incarnation, body_bytes=10)
+    await recorder.record(step(response={"choices": [], "x": deep}), live, body_bytes=10)
 
     (kept,) = await stored_steps(store, "r1")
     assert (None, True) == (kept.response, "unparsed_event" in kept.problems)
@@ -235,40 +230,40 @@ async def test_a_response_that_cannot_be_encoded_is_omitted_from_its_step(record
 
 
 @pytest.mark.parametrize("field", ["request", "sent", "usage", "sampling", "extra"])
-async def test_a_step_keeps_its_tokens_whichever_field_cannot_be_encoded(recorder, store, incarnation, field):
+async def test_a_step_keeps_its_tokens_whichever_field_cannot_be_encoded(recorder, store, live, field):
     """The JSON of client and engine is omitted instead of token ids."""
-    await recorder.record(step(**{field: {"set": {"x": object()}}}), incarnation, body_bytes=10)
+    await recorder.record(step(**{field: {"set": {"x": object()}}}), live, body_bytes=10)
 
     (kept,) = await stored_steps(store, "r1")
     assert "unparsed_event" in kept.problems
     assert (array("i", [7, 8]), array("i", [1, 2, 3])) == (kept.choices[0].ids, kept.prompts[0])
 
 
-async def test_steps_are_journaled_while_the_store_is_unreachable(store, incarnation, tmp_path):
+async def test_steps_are_journaled_while_the_store_is_unreachable(store, live, tmp_path):
     """Each is durable when record returns; afterwards the store has all of them once, in order."""
     journal = Journal(tmp_path / "spool")
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
-    await recorder.record(step(0), incarnation, body_bytes=10)
+    await recorder.record(step(0), live, body_bytes=10)
     store.failing |= {"append", "set_once"}
     for number in range(1, 5):
-        await recorder.record(step(number, range(1000)), incarnation, body_bytes=10)
+        await recorder.record(step(number, range(1000)), live, body_bytes=10)
     waiting, there = journal.pending, await stored_steps(store, "r1")
     store.failing.clear()
     async with asyncio.timeout(50):
         while journal.pending:
             await asyncio.sleep(0.01)
-    await recorder.record(step(5), incarnation, body_bytes=10)
+    await recorder.record(step(5), live, body_bytes=10)
     await recorder.close()
 
     assert (4, 1) == (waiting, len(there))
     assert [f"S{number:03}" for number in range(6)] == [kept.step_id for kept in await stored_steps(store, "r1")]
 
 
-async def test_entries_of_the_journal_are_stored_at_the_start(store, incarnation, tmp_path):
+async def test_entries_of_the_journal_are_stored_at_the_start(store, live, tmp_path):
     """The next process stores the steps of one that ended while the store was unreachable."""
     store.failing |= {"append", "set_once"}
     first = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
-    await first.record(step(1), incarnation, body_bytes=10)
+    await first.record(step(1), live, body_bytes=10)
     await first.close()
     store.failing.clear()
     second = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
@@ -279,7 +274,7 @@ async def test_entries_of_the_journal_are_stored_at_the_start(store, incarnation
 
 
 async def test_a_step_that_is_being_written_to_the_journal_while_the_store_returns_is_stored(
-    store, incarnation, tmp_path, monkeypatch
+    store, live, tmp_path, monkeypatch
 ):
     """The journal was empty when it was replayed, so it is replayed once more."""
     journal, writing, written = Journal(tmp_path / "spool"), threading.Event(), threading.Event()
@@ -291,7 +286,7 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
         assert written.wait(50)
 
     monkeypatch.setattr(os, "fsync", slow)
-    recording = asyncio.ensure_future(recorder.record(step(1), incarnation, body_bytes=10))
+    recording = asyncio.ensure_future(recorder.record(step(1), live, body_bytes=10))
     await asyncio.to_thread(writing.wait, 50)
     store.failing.clear()
     async with asyncio.timeout(50):
@@ -305,11 +300,11 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
     assert "S001" == kept.step_id
 
 
-async def test_undelivered_marks_are_journaled_while_the_store_is_unreachable(store, incarnation, tmp_path):
+async def test_undelivered_marks_are_journaled_while_the_store_is_unreachable(store, live, incarnation, tmp_path):
     """The mark is in the journal after its step."""
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
     store.failing |= {"append", "set_once", "mark"}
-    await recorder.record(step(1), incarnation, body_bytes=10)
+    await recorder.record(step(1), live, body_bytes=10)
     recorder.mark_undelivered(step(1), incarnation)
     async with asyncio.timeout(50):
         while recorder.journaled != 2:
@@ -321,8 +316,8 @@ async def test_undelivered_marks_are_journaled_while_the_store_is_unreachable(st
     await recorder.close()
 
 
-async def test_without_a_journal_a_failed_mark_is_lost_and_the_step_remains(recorder, store, incarnation):
-    await recorder.record(step(1), incarnation, body_bytes=10)
+async def test_without_a_journal_a_failed_mark_is_lost_and_the_step_remains(recorder, store, live, incarnation):
+    await recorder.record(step(1), live, body_bytes=10)
     store.failing |= {"mark"}
     recorder.mark_undelivered(step(1), incarnation)
     await recorder.close()
@@ -332,18 +327,18 @@ async def test_without_a_journal_a_failed_mark_is_lost_and_the_step_remains(reco
 
 
 async def test_a_step_that_can_be_written_neither_to_the_store_nor_to_the_journal_is_an_error(
-    store, incarnation, tmp_path, monkeypatch
+    store, live, tmp_path, monkeypatch
 ):
     """record raises StoreUnavailable; steps that were journaled are stored later, in order."""
     journal = Journal(tmp_path / "spool")
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
     store.failing |= {"append", "set_once"}
-    await recorder.record(step(1), incarnation, body_bytes=10)
+    await recorder.record(step(1), live, body_bytes=10)
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(StoreUnavailable, match="nor in the journal"):
-            await recorder.record(step(2), incarnation, body_bytes=10)
-    await recorder.record(step(3), incarnation, body_bytes=10)
+            await recorder.record(step(2), live, body_bytes=10)
+    await recorder.record(step(3), live, body_bytes=10)
     store.failing.clear()
     there = [kept.step_id for kept in await wait_for_steps(store, "r1", 2)]
     await recorder.close()
@@ -361,14 +356,14 @@ async def late_of(store):
     return read_marks(await store.marks("r1")).late
 
 
-async def test_a_step_that_ends_after_its_rollout_was_finished_is_late(store, incarnation):
+async def test_a_step_that_ends_after_its_rollout_was_finished_is_late(store, live):
     """It is stored, marked and counted; those before it are not late."""
     metrics = make_metrics(CollectorRegistry())
     recorder = Recorder(store, metrics, SystemClock())
-    await recorder.record(step(1), incarnation, body_bytes=10)
+    await recorder.record(step(1), live, body_bytes=10)
     await finish(store, 5)
-    await recorder.record(step(2), incarnation, body_bytes=10)
-    recorder.record_detached(step(3, status="partial"), incarnation, body_bytes=10)
+    await recorder.record(step(2), live, body_bytes=10)
+    recorder.record_detached(step(3, status="partial"), live, body_bytes=10)
     await recorder.close()
 
     assert {"S002", "S003"} == await late_of(store)
@@ -376,19 +371,19 @@ async def test_a_step_that_ends_after_its_rollout_was_finished_is_late(store, in
     assert 2 == metrics.late_steps._value.get()
 
 
-async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, incarnation):
+async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, live):
     """Its steps in flight are not late."""
     await store.update_if("r1", write_fields({"status": "limited"}), expect={}, now_ms=1)
-    await recorder.record(step(1), incarnation, body_bytes=10)
+    await recorder.record(step(1), live, body_bytes=10)
 
     assert frozenset() == await late_of(store)
 
 
-async def journaled(store, incarnation, tmp_path, number=1):
+async def journaled(store, live, tmp_path, number=1):
     """Return a recorder whose journal contains a step."""
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
     store.failing |= {"append", "set_once"}
-    await recorder.record(step(number, range(1000)), incarnation, body_bytes=10)
+    await recorder.record(step(number, range(1000)), live, body_bytes=10)
     return recorder
 
 
@@ -403,10 +398,10 @@ async def replayed(recorder, store):
 @pytest.mark.parametrize("is_claimed", [False, True])
 @pytest.mark.parametrize("finished_after_s", [None, 100, -100])
 async def test_whether_a_journaled_step_is_late_depends_on_when_it_was_journaled(
-    store, incarnation, tmp_path, finished_after_s, is_claimed
+    store, live, tmp_path, finished_after_s, is_claimed
 ):
     """A step from before the finish is late only if the rollout was claimed in a batch since."""
-    recorder = await journaled(store, incarnation, tmp_path)
+    recorder = await journaled(store, live, tmp_path)
     claim = {"claimed_by": "b1"} if is_claimed else {}
     if finished_after_s is not None:
         await finish(store, round((SystemClock().now() + finished_after_s) * 1000), **claim)
@@ -418,9 +413,9 @@ async def test_whether_a_journaled_step_is_late_depends_on_when_it_was_journaled
     assert 1 == len(await stored_steps(store, "r1"))
 
 
-async def test_an_unreadable_journaled_step_is_late_if_its_rollout_is_finished(store, incarnation, tmp_path):
+async def test_an_unreadable_journaled_step_is_late_if_its_rollout_is_finished(store, live, incarnation, tmp_path):
     """The time of its end is unknown."""
-    recorder = await journaled(store, incarnation, tmp_path)
+    recorder = await journaled(store, live, tmp_path)
     await recorder._journal.write(StepWrite("r1", incarnation, "odd", b"no record"))
     await finish(store, round((SystemClock().now() + 100) * 1000))
     await replayed(recorder, store)
@@ -442,40 +437,35 @@ async def mortal(server):
     await opened.close()
 
 
-@pytest.mark.parametrize("is_known", [False, True])
-async def test_a_step_of_an_expired_rollout_restores_it_with_all_blocks(mortal, is_known):
-    """Expired blocks are sent again; the rollout's origin is used if known, or else the step's time."""
-    metrics, origin = make_metrics(CollectorRegistry()), Origin(5, write_fields({"group_id": "g1"}))
-    origin_of = (lambda rollout_id, incarnation: origin) if is_known else None
-    incarnation = (await mortal.open("r1", {}, now_ms=5)).incarnation
-    recorder = Recorder(mortal, metrics, SystemClock(), origin_of=origin_of)
-    await recorder.record(step(1, range(5_000)), incarnation, body_bytes=10)
+async def test_a_step_of_an_expired_rollout_restores_it_with_all_blocks(mortal):
+    """Expired blocks are sent again, and the rollout has the fields with which its call opened it."""
+    metrics = make_metrics(CollectorRegistry())
+    live = await opened(mortal, group_id="g1")
+    recorder = Recorder(mortal, metrics, SystemClock())
+    await recorder.record(step(1, range(5_000)), live, body_bytes=10)
     await expire(mortal)
-    await recorder.record(step(2, range(5_000)), incarnation, body_bytes=10)
-    await recorder.record(step(3, range(5_000)), incarnation, body_bytes=10)
-    recorder.mark_undelivered(step(3), incarnation)
+    await recorder.record(step(2, range(5_000)), live, body_bytes=10)
+    await recorder.record(step(3, range(5_000)), live, body_bytes=10)
+    recorder.mark_undelivered(step(3), live.rollout.incarnation)
     await recorder.close()
     rollout = await stored_rollout(mortal, "r1")
 
     assert ["S002", "S003"] == [kept.step_id for kept in await stored_steps(mortal, "r1")]
-    assert (incarnation, 2, 1) == (rollout.incarnation, rollout.counts["steps"], metrics.restored_rollouts._value.get())
-    assert ((5, "g1") if is_known else (round(step().timing.received * 1000), None)) == (
-        rollout.created_ms, rollout.group_id
-    )  # fmt: skip
+    assert (live.rollout.incarnation, 2, 1) == (
+        rollout.incarnation,
+        rollout.counts["steps"],
+        metrics.restored_rollouts._value.get(),
+    )
+    assert (1, "g1") == (rollout.created_ms, rollout.group_id)
     assert {"S003"} == await wait_for_undelivered(mortal, "r1")
 
 
 async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_unreachable(mortal, tmp_path):
     """The entry has the origin, so another process may replay it."""
-    incarnation, origin = (
-        (await mortal.open("r1", {}, now_ms=5)).incarnation,
-        Origin(5, write_fields({"group_id": "g1"})),
-    )
-    first = Recorder(
-        mortal, make_metrics(CollectorRegistry()), SystemClock(), Journal(tmp_path / "spool"), lambda *_: origin
-    )
+    live = await opened(mortal, group_id="g1")
+    first = Recorder(mortal, make_metrics(CollectorRegistry()), SystemClock(), Journal(tmp_path / "spool"))
     mortal.failing |= {"append", "set_once"}
-    await first.record(step(1, range(5_000)), incarnation, body_bytes=10)
+    await first.record(step(1, range(5_000)), live, body_bytes=10)
     await first.close()
     await expire(mortal)
     mortal.failing.clear()
@@ -485,15 +475,15 @@ async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_unr
     await replayed(second, mortal)
     rollout = await stored_rollout(mortal, "r1")
 
-    assert (incarnation, 5, "g1", 1) == (
+    assert (live.rollout.incarnation, 1, "g1", 1) == (
         rollout.incarnation, rollout.created_ms, rollout.group_id, metrics.restored_rollouts._value.get()
     )  # fmt: skip
 
 
 async def test_a_journaled_step_of_a_deleted_rollout_is_discarded(mortal, tmp_path):
     """It is counted as discarded."""
-    incarnation = (await mortal.open("r1", {}, now_ms=5)).incarnation
-    recorder = await journaled(mortal, incarnation, tmp_path)
+    live = await opened(mortal)
+    recorder = await journaled(mortal, live, tmp_path)
     await mortal.delete("r1")
     await replayed(recorder, mortal)
 

@@ -10,11 +10,12 @@ from prometheus_client import CollectorRegistry
 from recorded import load
 from stored import stored_rollout, stored_steps, wait_for_steps
 
+from proxy.rollouts.live import LiveRollout, LiveRollouts
 from proxy.rollouts.renewals import Lifetimes
+from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
 from proxy.telemetry.metrics import make_metrics
 from storage import StoreOptions, open_store
 from storage.redis.keys import rollout_keys
-from storage.types import Origin
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 WHOLE = load("chat_ids_lp")
@@ -62,69 +63,63 @@ async def wait_until(condition):
             await asyncio.sleep(0.005)
 
 
-async def keep_rollout(store, lifetimes, group_id=None):
-    stored = await store.open("r1", {}, now_ms=1)
-    return stored.incarnation, lifetimes.kept(
-        "r1", stored.incarnation, group_id, Origin(stored.created_ms, stored.fields)
-    )
+@pytest.fixture
+def rollouts(metrics):
+    return LiveRollouts(2**20, metrics)
 
 
-async def test_a_rollout_and_its_group_are_renewed_while_it_has_calls_in_flight(mortal, metrics):
+async def busy_rollout(store, rollouts, **fields) -> LiveRollout:
+    """Return the rollout r1, with a call in flight."""
+    live = rollouts.note(read_rollout(await store.open("r1", write_fields(fields), now_ms=1)))
+    rollouts.busy.add(live)
+    return live
+
+
+async def test_a_rollout_and_its_group_are_renewed_while_it_has_calls_in_flight(mortal, metrics, rollouts):
     """After the last call it expires as usual."""
-    lifetimes = Lifetimes(mortal, metrics)
+    lifetimes = Lifetimes(mortal, metrics, rollouts)
     await mortal.groups.open("g1", {}, now_ms=1)
-    _, first = await keep_rollout(mortal, lifetimes, "g1")
-    _, second = await keep_rollout(mortal, lifetimes, "g1")
-    renewed = []
-    with second:
-        with first:
-            await age(mortal)
-            await age(mortal.groups, "g1")
-            await lifetimes.renew()
-            renewed += [await is_renewed(mortal), await is_renewed(mortal.groups, "g1")]
-        await age(mortal)
-        await lifetimes.renew()
-        renewed.append(await is_renewed(mortal))
+    live = await busy_rollout(mortal, rollouts, group_id="g1")
+    await age(mortal)
+    await age(mortal.groups, "g1")
+    await lifetimes.renew()
+    renewed = [await is_renewed(mortal), await is_renewed(mortal.groups, "g1")]
+    rollouts.busy.remove(live)
     await age(mortal)
     await lifetimes.renew()
 
-    assert [True] * 3 == renewed
+    assert [True] * 2 == renewed
     assert not await is_renewed(mortal)
-    assert "<Lifetimes 0 rollouts kept>" == repr(lifetimes)
 
 
-async def test_renewals_continue_after_store_failures(mortal, metrics):
+async def test_renewals_continue_after_store_failures(mortal, metrics, rollouts):
     """The interval is a third of the TTL; failures are counted."""
-    assert TTL_S / 3 == Lifetimes(mortal, metrics)._every_s
-    lifetimes = await Lifetimes(mortal, metrics, every_s=0.001).start()
-    _, kept = await keep_rollout(mortal, lifetimes)
+    assert TTL_S / 3 == Lifetimes(mortal, metrics, rollouts)._every_s
+    lifetimes = await Lifetimes(mortal, metrics, rollouts, every_s=0.001).start()
+    await busy_rollout(mortal, rollouts)
 
     async def has_failed():
         return metrics.store_operation_failures.labels("renew")._value.get() > 1
 
-    with kept:
-        mortal.failing.add("renew")
-        await wait_until(has_failed)
-        mortal.failing.clear()
-        await age(mortal)
-        await wait_until(lambda: is_renewed(mortal))
+    mortal.failing.add("renew")
+    await wait_until(has_failed)
+    mortal.failing.clear()
+    await age(mortal)
+    await wait_until(lambda: is_renewed(mortal))
     await lifetimes.close()
 
 
-async def test_without_a_ttl_nothing_is_renewed(store, metrics):
+async def test_without_a_ttl_nothing_is_renewed(store, metrics, rollouts):
     """No task runs."""
-    lifetimes = await Lifetimes(store, metrics).start()
-    incarnation, kept = await keep_rollout(store, lifetimes)
-    with kept:
-        assert (None, "<Lifetimes 0 rollouts kept>", None) == (
-            lifetimes.origin("r1", incarnation), repr(lifetimes), lifetimes._task
-        )  # fmt: skip
+    lifetimes = await Lifetimes(store, metrics, rollouts).start()
+
+    assert lifetimes._task is None
     await lifetimes.close()
 
 
-async def test_each_rollout_is_renewed_once_per_interval_with_at_most_64_renewals_at_a_time(mortal, metrics):
-    """The number of calls does not matter."""
-    lifetimes, at_once, most, renewed = Lifetimes(mortal, metrics), 0, 0, []
+async def test_each_rollout_is_renewed_once_per_interval_with_at_most_64_renewals_at_a_time(mortal, metrics, rollouts):
+    """Also one that was forgotten while it has calls, and is known again."""
+    lifetimes, at_once, most, renewed = Lifetimes(mortal, metrics, rollouts), 0, 0, []
 
     async def renew(name, incarnation):
         nonlocal at_once, most
@@ -135,9 +130,7 @@ async def test_each_rollout_is_renewed_once_per_interval_with_at_most_64_renewal
         at_once -= 1
 
     mortal.renew = renew
-    contexts = [lifetimes.kept(f"r{number % 500}", "b", None, Origin(1)) for number in range(2000)]
-    for context in contexts:
-        context.__enter__()
+    rollouts.busy |= {LiveRollout(Rollout(f"r{number % 500}", "b", 1, 1)) for number in range(1000)}
     await lifetimes.renew()
 
     assert 500 == len(renewed) == len(set(renewed))

@@ -15,7 +15,9 @@ from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 
 from proxy.clock import SystemClock
+from proxy.rollouts.live import LiveRollout
 from proxy.rollouts.recorder import Recorder
+from proxy.rollouts.rollout import read_rollout
 from proxy.telemetry.metrics import make_metrics
 from proxy.trajectory.step import EngineFacts, Span, Step, Timing
 
@@ -100,9 +102,9 @@ class Contents:
     async def made(self, rollout_id: str, steps: list[Step], **terms) -> None:
         """Store steps."""
         await self.control("POST", "/rollouts", {"rollout_id": rollout_id, **terms})
-        incarnation = (await self.store.get(rollout_id)).incarnation
+        live = LiveRollout(read_rollout(await self.store.get(rollout_id)))
         for step in steps:
-            await self.recorder.record(step, incarnation, body_bytes=10_000)
+            await self.recorder.record(step, live, body_bytes=10_000)
 
     def step(self, rollout_id: str, at: int, prompt: list[int], sampled: list[int], **facts) -> Step:
         """Return a step at an offset in time, with logprobs as models have them: most near zero, some far below."""

@@ -16,6 +16,7 @@ from proxy.protocols.exchange import Exchange
 from proxy.protocols.plan import CallOptions, Plan, SessionPlace, make_plan, with_session
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import TranslatedCall
+from proxy.rollouts.admission import Admitted
 from proxy.rollouts.idempotency import Attempt
 from proxy.rollouts.policy import Policy
 from proxy.rollouts.prompt_continuation import continuation_mode
@@ -94,6 +95,7 @@ class Call:
     tokens: TokenAnnotations | None = None
 
     # Once it is admitted.
+    admitted: Admitted = field(init=False)
     rollout: Rollout = field(init=False)
     policy: Policy = field(init=False)
     attempt: Attempt = field(init=False)

@@ -14,7 +14,6 @@ from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Getter
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 
-from proxy.api.http import PAUSES
 from proxy.api.model.call import Call
 from proxy.clock import Clock
 from proxy.errors import ProxyError, StoreUnavailable
@@ -186,7 +185,7 @@ class CallTrace:
         self._attempt = None
 
     def _add_pauses(self, call: Call) -> None:
-        for began, ended in call.request.get(PAUSES, ()):
+        for began, ended in call.admitted.pauses:
             span = self._child("pause", _ns(_time(call, began)), {"tokentape.policy": call.plan.policy})
             if span is not None:
                 span.end(_ns(_time(call, ended)))

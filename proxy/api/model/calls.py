@@ -3,10 +3,9 @@
 A call that is rejected here is neither sent nor recorded.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from proxy.api.auth import check_minted
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.headers import downstream
-from proxy.api.http import CLIENT_CLOSED_REQUEST, PAUSES
+from proxy.api.http import CLIENT_CLOSED_REQUEST
 from proxy.api.long_texts import LONG_TEXT, LongText, read_long
 from proxy.api.model.call import Call, ModelRequest, models_of, plan_for
 from proxy.api.model.probes import is_probe
@@ -29,16 +28,14 @@ from proxy.api.model.token_options import IDS, TOKENS, read_token_annotations
 from proxy.api.model.unrecorded import forward
 from proxy.api.rollout_id import KEY_PREFIX, named_rollout
 from proxy.clock import new_id
-from proxy.errors import BadRequest, Conflict, LimitReached, RolloutClosed, StoreUnavailable
+from proxy.errors import BadRequest
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.plan import CallOptions, edit
 from proxy.protocols.sampling import engine_model
 from proxy.protocols.translated_call import TranslatedCall
-from proxy.rollouts.due_times import is_past_deadline
 from proxy.rollouts.idempotency import COUNT, KEY, Attempt, StoredAnswer, retry_fields
-from proxy.rollouts.policy import Policy
-from proxy.rollouts.rollout import DEADLINE, Rollout, no_rollout, read_rollout, write_fields
+from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_steps
 from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.thread_agents import AGENT_NAME
@@ -46,42 +43,8 @@ from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.endpoint import Failover
 from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER
-from storage.errors import FieldsChanged, StorageError
 
-_START_TIMEOUT_S: Final = 10
-_START_INTERVAL_S: Final = 0.05
-_NOT_KEPT: Final = nullcontext[None]()
 _MOST_HISTORY: Final = 2**19  # bytes of a history that are counted: so many are processed in threads
-
-Guard = Callable[[Rollout], None]
-
-
-def is_open(rollout: Rollout) -> None:
-    """Raise RolloutClosed if the rollout is finished."""
-    if rollout.is_finished:
-        status = rollout.status if rollout.reason is None else f"{rollout.status} ({rollout.reason})"
-        raise RolloutClosed(f"Rollout {rollout.rollout_id!r} is {status} and accepts no more calls.")
-
-
-def within_limits(rollout: Rollout) -> None:
-    """Raise LimitReached if the rollout has reached its limit of steps or sampled tokens."""
-    limits, steps, tokens = (
-        rollout.limits,
-        rollout.counts.get("steps", 0),
-        rollout.counts.get("sampled_tokens", 0),
-    )
-    name = f"Rollout {rollout.rollout_id!r}"
-    if limits.max_steps is not None and steps >= limits.max_steps:
-        raise LimitReached(f"{name} reached its limit of {limits.max_steps} steps.")
-    if rollout.has_reservation is False:
-        raise LimitReached(
-            f"{name} has {steps} of {limits.max_steps} steps, and calls for the remaining steps are in flight."
-        )
-    if limits.max_tokens is not None and tokens >= limits.max_tokens:
-        raise LimitReached(f"{name} reached its limit of {limits.max_tokens} sampled tokens; it has {tokens}.")
-
-
-GUARDS: tuple[Guard, ...] = (is_open, within_limits)
 
 
 async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResponse:
@@ -91,8 +54,11 @@ async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResp
         return call
     context, headers = call.context, call.request.headers
     step_id = new_id(context.clock)
-    async with admitted(call, step_id):
-        rollout = call.rollout
+    admitted = call.admitted = await context.admission.admit(
+        call.rollout_id, headers.get(GROUP_HEADER), step_id, partial(model_of, call)
+    )
+    try:
+        rollout, call.rollout, call.policy = admitted.rollout, admitted.rollout, admitted.policy
         if (rollout.reply or TOKENS in headers or IDS in headers) and not isinstance(call.adapter, TranslatedCall):
             endpoints = await _endpoints(call)
             call.tokens = await read_token_annotations(context, endpoints, rollout, headers, call.dialect, call.body)
@@ -104,6 +70,8 @@ async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResp
             if attempt.stored_answer is not None:
                 return await replay(call, attempt.stored_answer)
             return await _send(call, attempt)
+    finally:
+        context.admission.leave(admitted)
 
 
 async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamResponse:
@@ -214,7 +182,7 @@ async def _send(call: Call, attempt: Attempt) -> web.StreamResponse:
     """Check the limits of the rollout, then plan the call and relay it."""
     if AGENT_HEADER in call.request.headers:
         attempt = replace(attempt, extra={**attempt.extra, "agent": _agent(call.request.headers[AGENT_HEADER])})
-    await guard(call.context, call.rollout)
+    await call.context.admission.check(call.rollout)
     if attempt.marks:
         await call.context.idempotency_keys.begin(call.rollout, attempt)
     call.attempt = attempt
@@ -275,8 +243,7 @@ async def _plan(call: Call) -> None:
     order = ranked if call.is_named or call.tokens is not None else least_loaded
     call.failover = Failover(order(endpoints, rollout.rollout_id), context.settings.engines.max_attempts)
     await plan_for(call, call.failover.next())
-    if rollout.has_reservation:
-        context.reservations.use(call.attempt.step_id)
+    call.admitted.is_sent = True
 
 
 async def _endpoints(call: Call) -> Sequence[Endpoint]:
@@ -293,85 +260,9 @@ def _with_engine_model(context: Context, dialect: Dialect, body: dict[str, Any])
     return orjson.dumps({key: value for key, value in body.items() if key not in unset} | fields)
 
 
-@asynccontextmanager
-async def admitted(call: Call, step_id: str) -> AsyncIterator[None]:
-    """Open the rollout of a call, wait for the end of a pause of its policy, and count the call as in flight. Raises Paused."""
-    context, group_id = call.context, call.request.headers.get(GROUP_HEADER)
-    while True:
-        rollout = await context.opener.open(call.rollout_id, group_id, step_id)
-        lifetime = context.lifetimes.kept(rollout.rollout_id, rollout.incarnation, rollout.group_id, rollout.origin)
-        policies = context.policies
-        policy = policies.only or policies.of_call(model_of(call, rollout))
-        has_limits = rollout.idle_s is not None or rollout.start_s is not None
-        may_be_idle = has_limits and rollout.quiet_s is not None and not rollout.is_finished
-        activity = context.activity.kept(rollout) if may_be_idle else _NOT_KEPT
-        async with context.reservations.kept(rollout, step_id):
-            with lifetime, activity:
-                if policy.pause.mode is not None and await _paused(call, policy):
-                    continue  # open it again: the policy version has changed
-                with policy.pause.counted():
-                    call.rollout, call.policy = await _started(context, rollout), policy
-                    yield
-                    return
-
-
-async def _paused(call: Call, policy: Policy) -> bool:
-    """Wait for the end of a pause, and note the wait for the trace of the call; return whether it waited. Raises Paused."""
-    clock = call.context.clock
-    began = clock.monotonic()
-    has_waited = await policy.pause.passed()
-    call.request[PAUSES] = (*call.request.get(PAUSES, ()), (began, clock.monotonic()))
-    return has_waited
-
-
 def model_of(call: Call, rollout: Rollout) -> str | None:
     """Return the engine's name of the model of a call; None if it names none."""
     models, body, adapter = models_of(call.context, rollout), call.body, call.adapter
     if adapter is not None and not isinstance(adapter, TranslatedCall):  # a translation does not change the model
         body = adapter.native(models, None)
     return engine_model(body, models, rollout.sampling.over(call.context.sampling))
-
-
-async def _started(context: Context, rollout: Rollout) -> Rollout:
-    """Return the rollout once its tools are known: its first call may arrive before its dispatch has ended."""
-    until = context.clock.monotonic() + _START_TIMEOUT_S
-    while rollout.osmosis and rollout.is_starting and context.clock.monotonic() < until:
-        await asyncio.sleep(_START_INTERVAL_S)
-        stored = await context.store.get(rollout.rollout_id)
-        if stored is None:
-            raise no_rollout(rollout.rollout_id)
-        rollout = read_rollout(stored)
-    return rollout
-
-
-async def guard(context: Context, rollout: Rollout) -> None:
-    """Run every guard; finish a rollout that is past its deadline, and mark one that has reached a limit."""
-    if rollout.deadline_s is not None and is_past_deadline(rollout, context.clock.now_ms()):
-        rollout = await _finished(context, rollout)
-    try:
-        for check in GUARDS:
-            check(rollout)
-    except LimitReached:
-        if rollout.status == "open":
-            await _mark_limited(context, rollout.rollout_id)
-        raise
-
-
-async def _finished(context: Context, rollout: Rollout) -> Rollout:
-    """Finish a rollout that is past its deadline, before the sweep finds it."""
-    try:
-        return await context.finisher.finish(rollout, "aborted", reason=DEADLINE)
-    except Conflict as error:  # finished otherwise meanwhile
-        raise RolloutClosed(error.message) from error
-    except StorageError as error:
-        raise StoreUnavailable(f"The store is unavailable: {error}") from error
-
-
-async def _mark_limited(context: Context, rollout_id: str) -> None:
-    try:
-        fields = write_fields({"status": "limited"})
-        await context.store.update_if(rollout_id, fields, expect={"status": None}, now_ms=context.clock.now_ms())
-    except FieldsChanged:
-        pass  # finished or marked meanwhile
-    except StorageError as error:
-        raise StoreUnavailable(f"The store is unavailable: {error}") from error

@@ -144,13 +144,12 @@ async def relay(call: Call) -> web.StreamResponse:
     if context.start_trace is not None:
         call.trace = context.start_trace(call)
     context.metrics.in_flight_calls.inc()
-    context.in_flight[call.plan.rollout_id] += 1
     context.memory_limit.add(call)
     try:
         outcome = await _outcome(call, client)
         call.step = outcome.step
         try:
-            await context.recorder.record(outcome.step, call.rollout.incarnation, body_bytes=call.body_bytes)
+            await context.recorder.record(outcome.step, call.admitted.live, body_bytes=call.body_bytes)
         except StoreUnavailable as fault:
             call.note_fault(fault)
             if not client.headers_sent:
@@ -169,9 +168,6 @@ async def relay(call: Call) -> web.StreamResponse:
     finally:
         context.metrics.in_flight_calls.dec()
         context.memory_limit.remove(call)
-        context.in_flight[call.plan.rollout_id] -= 1
-        if not context.in_flight[call.plan.rollout_id]:
-            del context.in_flight[call.plan.rollout_id]
         _report(call, client)
 
 
@@ -262,7 +258,7 @@ async def _record_cut(call: Call) -> None:
     )
     outcome = abort() if call.body_bytes <= _THREAD_FROM_BYTES else await _despite_cancellation(abort)
     call.step = outcome.step
-    call.context.recorder.record_detached(call.step, call.rollout.incarnation, body_bytes=call.body_bytes)
+    call.context.recorder.record_detached(call.step, call.admitted.live, body_bytes=call.body_bytes)
 
 
 async def _relayed(call: Call, client: ClientStream) -> Exchange | None:

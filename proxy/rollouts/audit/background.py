@@ -12,6 +12,7 @@ from proxy.rollouts.audit.report import NOT_SCORED
 from proxy.rollouts.audit.runner import AuditOptions, audit_one
 from proxy.rollouts.audit.sample import AuditSample, of_choice
 from proxy.rollouts.audit.verdict import Scored, pairs_of
+from proxy.rollouts.live import LiveRollout
 from proxy.rollouts.scoring.requests import SCORING_KINDS, NotScored, Scorer, find_scorer, sender
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
@@ -48,7 +49,7 @@ class BackgroundAudit:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def offer(self, step: Step, _incarnation: str, _appended: Appended, _bytes: int) -> None:
+    def offer(self, step: Step, _live: LiveRollout, _appended: Appended, _bytes: int) -> None:
         """Audit a stored step if it is sampled, can be scored, and no other step waits. Never blocks."""
         if self._task is None or self._waiting.full() or not is_scorable(step):
             return

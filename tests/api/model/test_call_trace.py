@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from recorded import load
 from stored import stored_steps, wait_for_steps
 
-from proxy.api.model import calls
+from proxy.rollouts.pause import Pause
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from proxy.telemetry.logs import LOG
@@ -291,13 +291,13 @@ async def test_a_call_that_times_out_in_the_queue_has_a_span_without_a_step(stor
 
 async def test_a_pause_is_a_span(store, engine, http, monkeypatch):
     engine.plays(WHOLE)
-    waiting, wait = asyncio.Event(), calls._paused
+    waiting, wait = asyncio.Event(), Pause.passed
 
     async def noted(*args):
         waiting.set()
         return await wait(*args)
 
-    monkeypatch.setattr(calls, "_paused", noted)
+    monkeypatch.setattr(Pause, "passed", noted)
     async with tracing(engine.url, store) as (served, collector):
         async with http.post(served.url + "/policy/pause?drain_s=0", json={"mode": "wait"}) as response:
             assert 200 == response.status

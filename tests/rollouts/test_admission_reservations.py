@@ -8,7 +8,7 @@ from fakes import proxying
 from recorded import load
 from stored import stored_steps, wait_for_steps
 
-from proxy.rollouts import renewals
+from proxy.rollouts import admission
 from proxy.rollouts.rollout import write_fields
 
 CHAT = "/rollouts/r1/v1/chat/completions"
@@ -97,14 +97,17 @@ async def test_the_call_of_a_disconnected_client_keeps_its_reservation(proxy, st
 
 async def test_the_lease_of_a_reservation_is_renewed_during_a_long_call(proxy, store, engine, http, monkeypatch):
     """The first lease expires immediately here."""
-    monkeypatch.setattr(renewals, "_RENEWAL_INTERVAL_S", 0.02)
-    monkeypatch.setattr("proxy.rollouts.opening.LEASE_MS", 1)
-    extend, renewed = store.reservations.extend, set()
+    monkeypatch.setattr(admission, "_RENEWAL_INTERVAL_S", 0.02)
+    real, extend, renewed = store.open, store.reservations.extend, set()
+
+    async def open_briefly(*positional, reservation, **named):
+        return await real(*positional, **named, reservation=reservation._replace(lease_ms=1))
 
     async def extend_and_count(rollout, incarnation, reservation):
         await extend(rollout, incarnation, reservation)
         renewed.add(reservation[0])
 
+    monkeypatch.setattr(store, "open", open_briefly)
     monkeypatch.setattr(store.reservations, "extend", extend_and_count)
     engine.hangs()
     calls = [asyncio.ensure_future(status_of(http, proxy)) for _ in range(2)]

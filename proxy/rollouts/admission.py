@@ -1,0 +1,244 @@
+"""Admission of calls: a call opens its rollout, waits for the end of a pause, and is counted until it leaves.
+
+With a journal, calls of rollouts that this process knows continue while the store is unreachable, except in rollouts with a
+limit of steps or tokens: it cannot be enforced without the store.
+
+In a rollout with a limit of steps, a call leases a step reservation from its opening on, and releases it if it is never sent. A
+call that is sent has a step, which takes the reservation over in the store.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from proxy.clock import Clock
+from proxy.errors import Conflict, LimitReached, RolloutClosed, StoreUnavailable
+from proxy.rollouts.deadlines import Activity
+from proxy.rollouts.due_times import is_past_deadline
+from proxy.rollouts.finishing import Finisher
+from proxy.rollouts.group import join
+from proxy.rollouts.live import LiveRollout, LiveRollouts
+from proxy.rollouts.policy import Policies, Policy
+from proxy.rollouts.recorder import Recorder
+from proxy.rollouts.rollout import DEADLINE, FINISHED, Rollout, checked_id, no_rollout, read_rollout, write_fields
+from proxy.telemetry.metrics import Metrics
+from proxy.upstream.registry import EndpointRegistry
+from storage.errors import FieldsChanged, StorageError, StoreUnreachable
+from storage.store import Store
+from storage.types import Reservation
+
+LEASE_MS: Final = 60_000  # reservations of a process that died count for this long
+_RENEWAL_INTERVAL_S: Final = 20.0
+_START_TIMEOUT_S: Final = 10
+_START_INTERVAL_S: Final = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class Admitted:
+    """A call that is in flight until `Admission.leave`.
+
+    `rollout` is as the call opened it. `pauses`: when the call waited during a pause, as monotonic times (start, end).
+    `is_sent`: its step takes over the reservation that `lease` renews.
+    """
+
+    live: LiveRollout
+    rollout: Rollout
+    policy: Policy
+    step_id: str
+    pauses: Sequence[tuple[float, float]]
+    lease: "asyncio.Task[None] | None" = None
+    is_active: bool = False  # its rollout may become idle, and is touched
+    is_counted: bool = False  # in flight for a pause
+    is_sent: bool = False
+
+
+class Admission:
+    """Admit calls, and enforce the limits of their rollouts."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the services that it uses
+        self,
+        store: Store,
+        clock: Clock,
+        metrics: Metrics,
+        recorder: Recorder,
+        rollouts: LiveRollouts,
+        policies: Policies,
+        activity: Activity,
+        finisher: Finisher,
+        registry: EndpointRegistry,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._failures = metrics.store_operation_failures.labels("open")
+        self._seconds = metrics.store_operation_duration_seconds.labels("open")
+        self._recorder = recorder
+        self._rollouts = rollouts
+        self._policies = policies
+        self._activity = activity
+        self._finisher = finisher
+        self._registry = registry
+
+    async def admit(
+        self, rollout_id: str, group_id: str | None, step_id: str, model: Callable[[Rollout], str | None]
+    ) -> Admitted:
+        """Open the rollout of a call, which its first call creates and adds to the group, and count the call as in flight.
+
+        `model` returns the engine's name of the model of the call in this rollout.
+
+        Raises:
+            Paused: The policy of the model is paused, and the call cannot wait for the end.
+            StoreUnavailable: The store is unreachable, and the rollout is not known.
+            BadRequest: The rollout cannot join the group.
+        """
+        if group_id is not None:
+            checked_id(group_id, what="group id")
+        pauses: list[tuple[float, float]] = []
+        while True:
+            rollout = await self._open(rollout_id, group_id, step_id)
+            live = self._rollouts.note(rollout)
+            policy = self._policies.only or self._policies.of_call(model(rollout))
+            admitted = Admitted(live, rollout, policy, step_id, pauses)
+            live.calls += 1
+            self._rollouts.busy.add(live)
+            try:
+                if rollout.idle_s is not None or rollout.start_s is not None:
+                    admitted.is_active = self._activity.begin(rollout)
+                if rollout.has_reservation:
+                    admitted.lease = self._recorder.tasks.start(self._renew(rollout, step_id))
+                if policy.pause.mode is None:
+                    policy.pause.in_flight += 1
+                    admitted.is_counted = True
+                    if rollout.osmosis:
+                        admitted.rollout = await self._started(rollout)
+                    return admitted
+                began = self._clock.monotonic()
+                await policy.pause.passed()
+                pauses.append((began, self._clock.monotonic()))
+            except BaseException:
+                self.leave(admitted)
+                raise
+            admitted.is_sent = True  # its reservation is the next one's, which has the same name
+            self.leave(admitted)  # and open it again: the policy version has changed
+
+    def leave(self, admitted: Admitted) -> None:
+        """Count a call as ended."""
+        live, rollout = admitted.live, admitted.rollout
+        live.calls -= 1
+        if not live.calls:
+            self._rollouts.busy.discard(live)
+        if admitted.is_counted:
+            admitted.policy.pause.in_flight -= 1
+        if admitted.is_active:
+            self._activity.end(rollout)
+        if admitted.lease is not None:
+            admitted.lease.cancel()
+            if not admitted.is_sent:
+                self._recorder.tasks.start(self._lease(rollout, admitted.step_id, 0))
+
+    async def check(self, rollout: Rollout) -> None:
+        """Finish a rollout that is past its deadline, and mark one that has reached a limit.
+
+        Raises RolloutClosed, LimitReached, StoreUnavailable.
+        """
+        if rollout.deadline_s is not None and is_past_deadline(rollout, self._clock.now_ms()):
+            rollout = await self._finished(rollout)
+        if rollout.status in FINISHED:
+            status = rollout.status if rollout.reason is None else f"{rollout.status} ({rollout.reason})"
+            raise RolloutClosed(f"Rollout {rollout.rollout_id!r} is {status} and accepts no more calls.")
+        if rollout.limits.max_steps is None and rollout.limits.max_tokens is None:
+            return
+        try:
+            check_limits(rollout)
+        except LimitReached:
+            if rollout.status == "open":
+                await self._mark_limited(rollout.rollout_id)
+            raise
+
+    async def _open(self, rollout_id: str, group_id: str | None, step_id: str) -> Rollout:
+        """Return the rollout with this ID as it is stored. Raises StoreUnavailable, BadRequest."""
+        started = self._clock.monotonic()
+        try:
+            if self._recorder.store_health.unreachable is not None:
+                self._recorder.store_health.check()
+            fields = {} if group_id is None else write_fields({"group_id": group_id})
+            reservation = Reservation(step_id, LEASE_MS)
+            stored = await self._store.open(rollout_id, fields, now_ms=self._clock.now_ms(), reservation=reservation)
+            live = self._rollouts.get(rollout_id)
+            rollout = read_rollout(stored, None if live is None else live.rollout)
+            if rollout.group_id is not None and not rollout.counts.get("steps"):
+                await join(self._store, self._clock, stored, rollout.group_id)
+        except StorageError as error:
+            self._failures.inc()
+            self._recorder.store_health.failed(error)
+            live = self._rollouts.get(rollout_id)
+            if live is not None and self._recorder.has_journal and isinstance(error, StoreUnreachable):
+                limits = live.rollout.limits
+                if limits.max_steps is None and limits.max_tokens is None:
+                    return live.rollout
+            raise StoreUnavailable(f"The call was not sent because it cannot be recorded: {error}") from error
+        finally:
+            self._seconds.observe(self._clock.monotonic() - started)
+        if stored.announcements:
+            self._policies.apply(stored.announcements)
+            self._registry.apply(stored.announcements)
+        return rollout
+
+    async def _started(self, rollout: Rollout) -> Rollout:
+        """Return the rollout once its tools are known: its first call may arrive before its dispatch has ended."""
+        until = self._clock.monotonic() + _START_TIMEOUT_S
+        while rollout.is_starting and self._clock.monotonic() < until:
+            await asyncio.sleep(_START_INTERVAL_S)
+            stored = await self._store.get(rollout.rollout_id)
+            if stored is None:
+                raise no_rollout(rollout.rollout_id)
+            rollout = read_rollout(stored)
+        return rollout
+
+    async def _finished(self, rollout: Rollout) -> Rollout:
+        """Finish a rollout that is past its deadline, before the sweep finds it."""
+        try:
+            return await self._finisher.finish(rollout, "aborted", reason=DEADLINE)
+        except Conflict as error:  # finished otherwise meanwhile
+            raise RolloutClosed(error.message) from error
+        except StorageError as error:
+            raise StoreUnavailable(f"The store is unavailable: {error}") from error
+
+    async def _mark_limited(self, rollout_id: str) -> None:
+        try:
+            fields = write_fields({"status": "limited"})
+            await self._store.update_if(rollout_id, fields, expect={"status": None}, now_ms=self._clock.now_ms())
+        except FieldsChanged:
+            pass  # finished or marked meanwhile
+        except StorageError as error:
+            raise StoreUnavailable(f"The store is unavailable: {error}") from error
+
+    async def _renew(self, rollout: Rollout, step_id: str) -> None:
+        while True:
+            await asyncio.sleep(_RENEWAL_INTERVAL_S)
+            await self._lease(rollout, step_id, LEASE_MS)
+
+    async def _lease(self, rollout: Rollout, step_id: str, lease_ms: int) -> None:
+        with suppress(StorageError):  # the lease expires
+            await self._store.reservations.extend(
+                rollout.rollout_id, rollout.incarnation, Reservation(step_id, lease_ms)
+            )
+
+
+def check_limits(rollout: Rollout) -> None:
+    """Raise LimitReached if the rollout has reached its limit of steps or sampled tokens."""
+    limits, steps, tokens = (
+        rollout.limits,
+        rollout.counts.get("steps", 0),
+        rollout.counts.get("sampled_tokens", 0),
+    )
+    name = f"Rollout {rollout.rollout_id!r}"
+    if limits.max_steps is not None and steps >= limits.max_steps:
+        raise LimitReached(f"{name} reached its limit of {limits.max_steps} steps.")
+    if rollout.has_reservation is False:
+        raise LimitReached(
+            f"{name} has {steps} of {limits.max_steps} steps, and calls for the remaining steps are in flight."
+        )
+    if limits.max_tokens is not None and tokens >= limits.max_tokens:
+        raise LimitReached(f"{name} reached its limit of {limits.max_tokens} sampled tokens; it has {tokens}.")
