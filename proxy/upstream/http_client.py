@@ -1,8 +1,8 @@
 """An HTTP/1.1 client on the connections of aiohttp and the parser of httptools (llhttp in C).
 
-aiohttp's connector resolves names, connects, encrypts, limits and pools connections. While one of them has a request, its
-protocol is the `HttpResponse`: the objects that aiohttp's client creates for a request, and its three Python calls per chunk,
-cost more processor time than the rest of a minimal proxy.
+aiohttp's connector resolves names, connects, encrypts, limits and pools connections. On each of them a protocol of this module
+replaces aiohttp's: the objects that aiohttp's client creates for a request, and its three Python calls per chunk, cost more
+processor time than the rest of a minimal proxy.
 
 The contract, in which this client equals aiohttp's:
 
@@ -122,10 +122,11 @@ class HttpClient:
         if transport is None:
             pooled.close()
             raise aiohttp.ServerDisconnectedError
-        idle = transport.get_protocol()
-        if not isinstance(idle, _Idle):
-            idle = _Idle(transport, cast("asyncio.Protocol", idle))
-        return HttpResponse(pooled, idle, method, self._read_timeout_s)
+        connection = transport.get_protocol()
+        if not isinstance(connection, _Connection):
+            connection = _Connection(transport, cast("asyncio.Protocol", connection))
+            transport.set_protocol(connection)
+        return HttpResponse(connection, pooled, method, self._read_timeout_s)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -178,69 +179,99 @@ def end_to_end(
     return [pair for pair in passing if pair[0].lower() not in listed] if listed else passing
 
 
-class _Idle(asyncio.Protocol):
-    """The protocol of a connection without a request. `pool` is aiohttp's, by which its pool knows whether it is open."""
+class _Connection(asyncio.Protocol):
+    """The protocol of a connection, whose `response` is None between two requests.
 
-    __slots__ = ("pool", "transport")
+    `drained` is done once the connection accepts more of a large request; None if it does.
+    """
+
+    __slots__ = ("_pool", "drained", "response", "transport")
 
     def __init__(self, transport: asyncio.Transport, pool: asyncio.Protocol) -> None:
         self.transport = transport
-        self.pool = pool
+        self.response: HttpResponse | None = None
+        self.drained: asyncio.Future[None] | None = None
+        self._pool = pool  # aiohttp's protocol, by which its pool knows whether the connection is open
 
     def data_received(self, data: bytes) -> None:
-        """Close the connection: no data may arrive between responses."""
-        self.transport.close()
+        """Pass data to the response. No data may arrive between responses."""
+        if self.response is None:
+            self.transport.close()
+        else:
+            self.response.feed(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Inform the pool."""
-        self.pool.connection_lost(exc)
+        """Inform the pool, and end the response."""
+        self._pool.connection_lost(exc)
+        if self.response is not None:
+            self.response.lost(exc)
+
+    def pause_writing(self) -> None:
+        """Let the writing of a large request wait until the engine has read enough."""
+        self.drained = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        """Let it continue."""
+        drained, self.drained = self.drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
 
 
-class HttpResponse(asyncio.Protocol):
+class HttpResponse:
     """A response: status and headers, then its body by `iter_bytes`. It has to be closed.
 
     `iter_bytes` calls `on_end` with None after a complete body, or with its error; `on_end` returns the error that is raised.
     """
 
-    status = 0
-    headers: CIMultiDict[str]
-    on_end: Callable[[Exception | None], Exception | None] | None = None
-
-    _error: Exception | None = None
-    _decoder: "Decoder | None" = None
-    _waiter: "asyncio.Future[None] | None" = None
-    _drained: "asyncio.Future[None] | None" = None  # while the connection accepts no more of the request
-    _writing: "asyncio.Task[None] | None" = None
-    _timer: asyncio.TimerHandle | None = None
-    _last_read: float | None = None  # or when the request was written; None before then
-    _max_fields = _MAX_HEADERS
-    _has_head = _is_reusable = _is_paused = False
-    _body_bytes = _waiting_bytes = _unparsed_bytes = 0
+    __slots__ = (
+        "_awaited", "_body_bytes", "_chunks", "_connection", "_decoder", "_error", "_fields", "_has_head", "_incomplete",
+        "_is_paused", "_is_reusable", "_last_read", "_loop", "_max_fields", "_method", "_parser", "_pooled", "_timer",
+        "_transport", "_unparsed_bytes", "_waiter", "_waiting_bytes", "_writing", "headers", "on_body", "on_end",
+        "on_message_begin", "on_message_complete", "status",
+    )  # fmt: skip
 
     def __init__(
-        self, pooled: aiohttp.connector.Connection, idle: _Idle, method: str, read_timeout_s: float | None
+        self,
+        connection: _Connection,
+        pooled: aiohttp.connector.Connection,
+        method: str,
+        read_timeout_s: float | None,
     ) -> None:
+        self.status = 0
+        self.headers: CIMultiDict[str] = CIMultiDict()
+        self.on_end: Callable[[Exception | None], Exception | None] | None = None
         self._loop = loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._transport = connection.transport
         self._pooled: aiohttp.connector.Connection | None = (
-            pooled  # until the connection is returned to the pool or closed
+            pooled  # until the connection is in the pool again or closed
         )
-        self._idle = idle
-        self._transport = idle.transport
         self._method = method
         self._fields: list[tuple[str, str]] = []  # headers, then trailers
+        self._max_fields = _MAX_HEADERS
         self._chunks: list[bytes] = []
+        self._body_bytes = self._waiting_bytes = self._unparsed_bytes = 0
+        self._has_head = self._is_reusable = self._is_paused = False
+        self._error: Exception | None = None
+        self._decoder: Decoder | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._last_read: float | None = None  # or when the request was written; None before then
+        self._timer = (
+            None if read_timeout_s is None else loop.call_later(read_timeout_s, self._check_timeout, read_timeout_s)
+        )
         self._awaited = [None]  # an item for each message that may begin: more than one only after interim responses
         self._incomplete = [None]  # and that has to be completed
-        self.on_message_begin = self._awaited.pop  # the parser calls these; without an item it fails
+        self.on_message_begin = (
+            self._awaited.pop
+        )  # the parser calls the methods with this prefix; without an item it fails
         self.on_message_complete = self._incomplete.pop
         self.on_body = self._chunks.append
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         self._parser.set_dangerous_leniencies(
             lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )
-        if read_timeout_s is not None:
-            self._timer = loop.call_later(read_timeout_s, self._check_timeout, read_timeout_s)
-        self._transport.set_protocol(self)
+        connection.response = self
 
     async def start(self, head: bytes, body: bytes | None) -> None:
         """Write the request, and return when `status` and `headers` have arrived. Raises as `HttpClient.request`.
@@ -261,22 +292,12 @@ class HttpResponse(asyncio.Protocol):
 
     async def _write(self, body: memoryview) -> None:
         for start in range(0, len(body), _WRITE_BYTES):
-            if self._drained is not None:
-                await self._drained
+            if self._connection.drained is not None:
+                await self._connection.drained
             if self._transport.is_closing():
-                return  # `connection_lost` has the reason
+                return  # `lost` has the reason
             self._transport.write(body[start : start + _WRITE_BYTES])
         self._last_read = self._loop.time()
-
-    def pause_writing(self) -> None:
-        """Let the writing of a large body wait until the engine has read enough."""
-        self._drained = self._loop.create_future()
-
-    def resume_writing(self) -> None:
-        """Let it continue."""
-        drained, self._drained = self._drained, None
-        if drained is not None and not drained.done():
-            drained.set_result(None)
 
     async def iter_bytes(self) -> AsyncIterator[bytes]:
         """Yield the body in chunks, as they arrive.
@@ -326,8 +347,8 @@ class HttpResponse(asyncio.Protocol):
         if self._writing is not None and not self._writing.done():
             self._writing.cancel()
             reusable = False
-        self._transport.set_protocol(self._idle)
-        if reusable and self._drained is None:
+        self._connection.response = None
+        if reusable and self._connection.drained is None:
             pooled.release()
         else:
             pooled.close()
@@ -345,7 +366,7 @@ class HttpResponse(asyncio.Protocol):
             self._last_read = self._loop.time()
             self._transport.resume_reading()
 
-    def data_received(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Parse a part of the response."""
         before = len(self._fields) + len(self._chunks)
         assert self._parser is not None
@@ -408,9 +429,8 @@ class HttpResponse(asyncio.Protocol):
         self._max_fields = 2 * _MAX_HEADERS
         self._has_head = True
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def lost(self, exc: Exception | None) -> None:
         """End the response with its connection, which may be the regular end of its body."""
-        self._idle.connection_lost(exc)
         if not self._has_head:
             self._fail(aiohttp.ServerDisconnectedError() if exc is None else aiohttp.ClientOSError(*exc.args))
             return
