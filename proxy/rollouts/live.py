@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Final
 
 from proxy.rollouts.rollout import Rollout
@@ -22,7 +23,7 @@ class LiveRollout:
 
     rollout: Rollout
     calls: int = 0
-    blocks: KnownBlocks = field(default_factory=KnownBlocks)
+    blocks: KnownBlocks = field(default_factory=lambda: KnownBlocks(lock=Lock()))
     size: int = 0
 
     def measured(self) -> int:

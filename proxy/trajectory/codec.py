@@ -1,12 +1,12 @@
 """Encoding of a step as bytes, and decoding.
 
-A record is `TT`, the number of the schema, a checksum of 8 bytes, and a zstd frame. Schema 2 has in that frame: the
+A record is `TT`, the number of the schema, a checksum of 8 bytes, and a zstd frame. Schema 4 has in that frame: the
 lengths of four JSON texts (u32 each), the texts (head, request, sent, response), then the arrays, little-endian: the
 tail of each prompt, the ids of each choice, the logprobs of each choice, and the experts and the mask of each choice
 that has them. In `request` and in the fields that the proxy `set`, values that are likely to repeat are null; the
 head's `chains` refers to their blocks. Experts and masks are null in `response`; the head's `again` has their
-positions. Schema 1 is the same without experts and masks. Schema 3 is schema 2 with images, whose data are blocks of their
-own (`image_texts`); a chain in JSON then has their places as its fourth value.
+positions. The data of images are blocks of their own (`image_texts`); a chain in JSON then has their places as its fourth
+value. Schema 1 had no experts, masks and images, schema 2 no images, and schema 3 no runs of units in blocks.
 """
 
 from array import array
@@ -33,8 +33,7 @@ from proxy.trajectory.record_values import ODD, Typed, flagged, object_of, sent_
 from proxy.trajectory.shared_ids import SharedIds
 from proxy.trajectory.step import DEFAULT_POLICY, Choice, EngineFacts, Ids, Prompt, Step, Timing, messages_of
 
-SCHEMA: Final = 3
-_WITHOUT_IMAGES: Final = 2
+SCHEMA: Final = 4
 
 _MAGIC: Final = b"TT"
 _WRAPPINGS: Final = 24  # levels around a response in the control API; orjson writes 254 in total
@@ -90,8 +89,8 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
         sent["set"], chains["sent"] = chain_fields(sent["set"], step.prompts, writer, images)
     prompts, arrays = [], []
     for prompt in step.prompts:
-        pieces, tail = blocks.cut(to_little_endian(prompt))
-        prompts.append({"end": writer.write(blocks.IDS, pieces).hex(), "tail": len(tail)})
+        end, tail = writer.write_units(blocks.IDS, to_little_endian(prompt))
+        prompts.append({"end": end.hex(), "tail": len(tail)})
         arrays.append(tail)
     sampled: list[array[int] | array[float]] = [choice.ids for choice in step.choices]
     sampled += [choice.logprobs for choice in step.choices]
@@ -112,8 +111,7 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
         head["policy"] = step.policy
     texts = [orjson.dumps(head), orjson.dumps(request), orjson.dumps(sent), _bounded(response)]
     packed = writer.compress(b"".join([LENGTHS.pack(*map(len, texts)), *texts, *arrays]))
-    schema = SCHEMA if images else _WITHOUT_IMAGES
-    return Record(frame(schema, packed), writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
+    return Record(frame(SCHEMA, packed), writer.blocks, tuple(writer.leans_on), tuple(writer.ends))
 
 
 def encode_leniently(step: Step, known: Container[bytes] = frozenset()) -> tuple[Step, Record]:
@@ -242,11 +240,11 @@ def _chain_value(
             return ["prompt"]
         if text == orjson.dumps([ids.tolist() for ids in prompts]):
             return ["prompts"]
-    pieces, tail = blocks.cut(text)
-    if not pieces and not places:
+    if len(text) < blocks.UNIT_BYTES and not places:
         return None
     # A cut can split a character, so the tail is bytes; latin-1 can represent all bytes.
-    chain = ["json", writer.write(blocks.JSON, pieces).hex(), tail.decode("latin-1")]
+    end, tail = writer.write_units(blocks.JSON, text)
+    chain = ["json", end.hex(), tail.decode("latin-1")]
     return [*chain, orjson.dumps(places).decode()] if places else chain
 
 
@@ -391,4 +389,4 @@ class _Cursor:
         return self._raw[start:end]
 
 
-DECODERS: Final = {1: _decode, 2: _decode, 3: _decode}  # the additions of schemas 2 and 3 are optional
+DECODERS: Final = dict.fromkeys(range(1, SCHEMA + 1), _decode)  # the additions of each schema are optional

@@ -12,7 +12,7 @@ from proxy.trajectory.arrays import to_little_endian
 from proxy.trajectory.shared_ids import Link, SharedIds
 from proxy.trajectory.step import Ids, Prompt
 
-PIECE: Final = 1024  # bytes; the same as in stored chains, whose pieces are therefore used unchanged
+PIECE: Final = 1024  # bytes; the unit of stored chains
 
 
 class Spot:
@@ -100,11 +100,11 @@ class Prefixes:
             if known is not None:
                 spot = known[1]
                 break
-            if len(link.piece) != PIECE:  # a chain with other pieces
+            if len(link.piece) % PIECE:  # a chain with other pieces
                 return self._onwards(self._root, to_little_endian(prompt.to_array()))
             fresh.append(link)
         for link in reversed(fresh):
-            spot = self._after(spot, link.piece)
+            spot, _ = self._onwards(spot, link.piece)
             self._of_links[id(link)] = (link, spot)
         return self._onwards(spot, prompt.tail)
 

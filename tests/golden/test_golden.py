@@ -27,7 +27,7 @@ from proxy.protocols.accumulators import Chunks
 from proxy.protocols.engines import sglang
 from proxy.rollouts import recorder
 from proxy.rollouts.rollout import HTTP_COUNT
-from proxy.trajectory import outline
+from proxy.trajectory import blocks, codec, outline
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode, encode
 from proxy.trajectory.sequence import Row
@@ -41,10 +41,12 @@ def as_recorded(monkeypatch):
     """Omit what is newer than the files: fields of rows, claims, rollouts and trees, rewards by token of `verl_dataproto`, null
     rewards of `verifiers`, the `rid` of calls to SGLang, null usages in its replayed events, replays of translated streams.
 
-    Of Arrow and Parquet, the columns of images and epochs. The recorded engines do not count each of several choices, although
-    it was requested, which is a flag since then. A requested `meta_info` of SGLang had injected logprobs, and its
-    `regex` was not recorded.
+    Of records, the number of the schema, and runs of units in blocks. Of Arrow and Parquet, the columns of images and epochs.
+    The recorded engines do not count each of several choices, although it was requested, which is a flag since then. A
+    requested `meta_info` of SGLang had injected logprobs, and its `regex` was not recorded.
     """
+    monkeypatch.setattr(codec, "SCHEMA", 2)
+    monkeypatch.setattr(blocks, "RUN_UNITS", 1)
     monkeypatch.setattr(Chunks, "is_counted", True)
     monkeypatch.setattr(sglang.Sglang, "shape", replace(sglang.Sglang.shape, no_usage_yet=False))
     framing = plan._framing
@@ -170,15 +172,15 @@ async def test_a_repeated_session_sends_shows_and_stores_the_same(opened):
 def test_a_stored_record_that_is_encoded_again_has_the_same_bytes():
     """Each record of the recorded store, and each of its blocks; compressed alike only by the same version of zstd."""
     shown = _whole if list(zstandard.ZSTD_VERSION) == load("reads")["zstd"] else read_record
-    for rollout, (records, blocks) in records_of(load("store")).items():
-        reader = BlockReader(blocks)
+    for rollout, (records, stored) in records_of(load("store")).items():
+        reader = BlockReader(stored)
         written = {}
         for record in records:
             again = encode(decode(record, reader))
             written |= again.blocks
             if not rollout.startswith(OLD):
                 check({rollout: shown(record)}, {rollout: shown(again.record)})
-        before = {name.hex(): read_block(block) for name, block in blocks.items()}
+        before = {name.hex(): read_block(block) for name, block in stored.items()}
         check({rollout: before}, {rollout: {name.hex(): read_block(block) for name, block in written.items()}})
 
 

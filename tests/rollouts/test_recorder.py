@@ -5,6 +5,7 @@ import os
 import threading
 from array import array
 from secrets import token_hex
+from unittest.mock import patch
 
 import pytest
 from fakes import FailingStore
@@ -19,6 +20,7 @@ from proxy.rollouts.live import LiveRollout
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.rollout import read_marks, read_rollout, write_fields
 from proxy.telemetry.metrics import make_metrics
+from proxy.trajectory.blocks import UNIT_BYTES, BlockReader, BlockWriter
 from proxy.trajectory.step import Timing
 from storage import StoreOptions, open_store
 from storage.redis.keys import rollout_keys
@@ -122,14 +124,32 @@ async def test_failed_calls_are_counted_by_http_status(recorder, store, live):
     assert 4 == rollout.counts["error"]
 
 
+def runs_of(blocks):
+    """The numbers of units of these blocks."""
+    return [len(link.piece) // UNIT_BYTES for link in (BlockReader(blocks).link(name) for name in blocks)]
+
+
 async def test_shared_blocks_are_sent_once(recorder, store, live):
     """Fifty turns over one growing prompt store its blocks once."""
     prompt = list(range(5_000))
     for number in range(50):
         await recorder.record(step(number, prompt), live, body_bytes=10)
 
-    assert 5_000 // 256 == len(await store.blocks("r1"))
+    assert [16, 2, 1] == runs_of(await store.blocks("r1"))
     assert all(array("i", prompt) == kept.prompts[0] for kept in await stored_steps(store, "r1"))
+
+
+async def test_first_calls_at_once_compress_their_common_prompt_once(recorder, store, live):
+    """In threads, as each is large; each sends all blocks, as none is stored yet."""
+    prompt, compressed = list(range(128_000)), []
+    compress = BlockWriter.compress
+    with patch.object(
+        BlockWriter, "compress", lambda writer, raw: compressed.append(len(raw)) or compress(writer, raw)
+    ):
+        await asyncio.gather(*(recorder.record(step(number, prompt), live, body_bytes=2**20) for number in range(10)))
+
+    assert 32 == sum(size >= 4 * UNIT_BYTES for size in compressed)
+    assert 500 == sum(runs_of(await store.blocks("r1")))
 
 
 async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, live):
@@ -142,7 +162,7 @@ async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, live):
         await server.execute(b"", [("DEL", *keys)])
     await recorder.record(step(2, prompt), live, body_bytes=10)
 
-    assert 5_000 // 256 == len(await store.blocks("r1"))
+    assert [16, 2, 1] == runs_of(await store.blocks("r1"))
 
 
 async def test_a_large_step_is_encoded_in_a_thread(recorder, store, live):

@@ -319,5 +319,5 @@ def rows_of_a_group(fragment: str, size: int) -> Work:
 
 @feeder(*FEW)
 def blocks_of_messages(fragment: str, size: int) -> Work:
-    pieces = [fragment.encode()] * len(many(fragment, size))
+    pieces = [fragment.encode()] * max(2**13, len(many(fragment, size)))  # a chain that is compared with the next one
     return lambda: BlockWriter(KnownBlocks()).write(b"messages", pieces)

@@ -2,7 +2,9 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
 from itertools import pairwise
+from threading import Lock
 from unittest.mock import patch
 
 import orjson
@@ -14,14 +16,15 @@ from proxy.trajectory.blocks import (
     IDS,
     JSON,
     MESSAGES,
-    PIECE_BYTES,
     RECENT_CHAINS,
     ROOT,
+    RUN_UNITS,
+    UNIT_BYTES,
     BlockReader,
     BlockWriter,
     BrokenChain,
     KnownBlocks,
-    cut,
+    names_of,
 )
 
 PIECES = st.lists(st.binary(max_size=80), max_size=12)
@@ -30,6 +33,24 @@ PIECES = st.lists(st.binary(max_size=80), max_size=12)
 def written(kind, pieces, known=frozenset()):
     writer = BlockWriter(known)
     return writer.write(kind, pieces), writer
+
+
+def written_units(raw, known=frozenset()):
+    """The name of the chain of these bytes, and its writer; the blocks are then known."""
+    writer = BlockWriter(known)
+    end, _ = writer.write_units(IDS, raw)
+    if isinstance(known, KnownBlocks):
+        known.update(writer.blocks)
+    return end, writer
+
+
+def runs_of(writer):
+    """The numbers of units of the new blocks, in the order of the chain."""
+    return [sum(len(piece) for piece in pieces_of(block)) // UNIT_BYTES for block in writer.blocks.values()]
+
+
+def pieces_of(block):
+    return (BlockReader({}).expand(block[17:]) if block[16] else block[17:],)
 
 
 class CountedBlocks(dict):
@@ -44,13 +65,74 @@ class CountedBlocks(dict):
         return super().get(name)
 
 
-@given(st.binary(max_size=5 * PIECE_BYTES))
-def test_bytes_are_cut_into_full_pieces_and_a_tail(raw):
-    pieces, tail = cut(raw)
+@given(st.integers(0, 40 * UNIT_BYTES), st.randoms(use_true_random=False))
+def test_bytes_are_written_as_whole_units_and_a_tail(length, random):
+    raw = random.randbytes(length)
+    writer = BlockWriter(frozenset())
+    end, tail = writer.write_units(IDS, raw)
 
-    assert raw == b"".join((*pieces, tail))
-    assert len(pieces) == len(raw) // PIECE_BYTES
-    assert all(len(piece) == PIECE_BYTES for piece in pieces)
+    assert len(tail) == length % UNIT_BYTES
+    assert raw == b"".join((*BlockReader(writer.blocks).read(IDS, end), tail))
+    assert ([end] if length >= UNIT_BYTES else []) == writer.ends
+
+
+@pytest.mark.parametrize(
+    ("known", "units", "runs"),
+    [(0, 1, [1]), (0, 3, [2, 1]), (0, 31, [16, 8, 4, 2, 1]), (0, 40, [16, 16, 8]), (3, 8, [1, 4]), (5, 7, [1, 1])],
+)
+def test_new_units_are_stored_in_aligned_runs(known, units, runs):
+    """Up to 16 units, of 256 ids each, are one block; units that are stored already are not stored again."""
+    raw, names = os.urandom(40 * UNIT_BYTES), KnownBlocks()
+    written_units(raw[: known * UNIT_BYTES], names)
+    _, writer = written_units(raw[: units * UNIT_BYTES], names)
+
+    assert runs == runs_of(writer)
+    assert 16 == RUN_UNITS
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 40)), min_size=1, max_size=8), st.data())
+def test_processes_that_know_other_blocks_name_and_read_the_same_chains(prompts, draw):
+    """Two processes write prompts that share a beginning to one store, where the first block of a name remains."""
+    processes, stored, written = (KnownBlocks(), KnownBlocks()), {}, []
+    raw = os.urandom(40 * UNIT_BYTES)
+    for process, units in prompts:
+        shared = draw.draw(st.integers(0, units)) * UNIT_BYTES
+        prompt = raw[:shared] + os.urandom(units * UNIT_BYTES - shared)
+        end, writer = written_units(prompt, processes[process])
+        assert stored.keys() >= set(writer.leans_on)
+        stored = writer.blocks | stored
+        written.append((end, prompt))
+
+    for end, prompt in written:
+        assert names_of(IDS, prompt)[-1] == end
+        assert prompt == b"".join(BlockReader(stored).read(IDS, end))
+
+
+def test_branches_of_a_stored_run_store_their_common_beginning_once():
+    """The second branch cuts its run where it leaves the first one."""
+    raw, known = os.urandom(16 * UNIT_BYTES), KnownBlocks()
+    new = []
+    for _ in range(4):
+        _, writer = written_units(raw[: 11 * UNIT_BYTES] + os.urandom(5 * UNIT_BYTES), known)
+        new.append(runs_of(writer))
+
+    assert [[16], [8, 2, 1, 1, 4], [1, 4], [1, 4]] == new
+
+
+def test_writers_at_the_same_time_compress_a_common_prompt_once():
+    """Each has all blocks, as none is stored yet."""
+    raw, known = os.urandom(500 * UNIT_BYTES), KnownBlocks(lock=Lock())
+    compressed = []
+    writers = [BlockWriter(known) for _ in range(10)]
+    with (
+        patch.object(BlockWriter, "compress", lambda _, piece: compressed.append(piece) or piece),
+        ThreadPoolExecutor(4) as pool,
+    ):
+        ends = set(pool.map(lambda writer: writer.write_units(IDS, raw), writers))
+
+    assert 1 == len(ends)
+    assert 32 == len(compressed)
+    assert all(writers[0].blocks == writer.blocks for writer in writers)
 
 
 @given(PIECES)
@@ -117,17 +199,23 @@ def test_a_known_last_block_implies_the_whole_chain():
 
 def test_pieces_are_compressed_only_if_it_makes_them_smaller():
     """An incompressible piece takes its own length and 17 bytes."""
-    plain, dense = bytes(PIECE_BYTES), os.urandom(PIECE_BYTES)
+    plain, dense = bytes(UNIT_BYTES), os.urandom(UNIT_BYTES)
     (small,) = written(IDS, [plain])[1].blocks.values()
     (large,) = written(IDS, [dense])[1].blocks.values()
 
     assert len(small) < 60
-    assert 17 + PIECE_BYTES == len(large)
+    assert 17 + UNIT_BYTES == len(large)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=80), min_size=1, max_size=4), st.data())
 def test_a_damaged_block_raises_or_reads_as_the_same_pieces(pieces, draw):
+    """A block of a piece, or of a run of units."""
     end, writer = written(JSON, pieces)
+    if draw.draw(st.booleans()):
+        pieces = [b"".join(pieces) * 2 * UNIT_BYTES]
+        pieces = [pieces[0][: 2 * UNIT_BYTES]]
+        writer = BlockWriter(frozenset())
+        end, _ = writer.write_units(JSON, *pieces)
     name = draw.draw(st.sampled_from(sorted(writer.blocks)))
     block = bytearray(writer.blocks[name])
     block[draw.draw(st.integers(0, len(block) - 1))] ^= draw.draw(st.integers(1, 255))
@@ -203,30 +291,28 @@ def test_a_long_chain_has_the_same_blocks_after_any_other(chains):
 
 
 def test_the_common_beginning_of_long_chains_is_hashed_once():
-    pieces = [os.urandom(PIECE_BYTES) for _ in range(100)]
+    pieces = [os.urandom(UNIT_BYTES) for _ in range(100)]
     known = KnownBlocks()
     written(IDS, pieces, known)
-    with patch("proxy.trajectory.blocks._name", side_effect=[b"name"] * 3) as hashed:
+    with patch("proxy.trajectory.blocks.blake2b", wraps=blake2b) as hashed:
         written(IDS, [*pieces, b"1", b"2"], known)
         written(IDS, pieces[:90], known)
-        written(IDS, [*pieces[:89], b"3"], known)
+        _, last = written(IDS, [*pieces[:89], b"3"], known)
 
-    assert [b"1", b"2", b"3"] == [call.args[2] for call in hashed.call_args_list]
-    assert known.chain_bytes == 89 * PIECE_BYTES + 1 + 90 * 100
-    known.forget_chains()
-    assert 0 == known.chain_bytes
+    assert [b"1", b"2", b"3"] == [call.args[0] for call in hashed.call_args_list]
+    assert known.chain_bytes == 89 * UNIT_BYTES + 1 + 90 * 100 + sum(map(len, last.blocks.values()))
 
 
 def test_short_chains_are_not_kept():
     known = KnownBlocks()
-    written(IDS, [b"a" * PIECE_BYTES] * 60, known)
+    written(IDS, [b"a" * UNIT_BYTES] * 7, known)
 
     assert 0 == known.chain_bytes
 
 
 def test_readers_of_several_threads_decompress_at_once():
     """No two threads use the same decompressor."""
-    pieces = [bytes([number]) * PIECE_BYTES for number in range(200)]
+    pieces = [bytes([number]) * UNIT_BYTES for number in range(200)]
     name, writer = written(IDS, pieces)
     with ThreadPoolExecutor(4) as pool:
         read = list(pool.map(lambda _: BlockReader(writer.blocks).read(IDS, name), range(16)))

@@ -270,7 +270,7 @@ def test_each_error_names_its_cause():
 
     with pytest.raises(UnreadableRecord, match="^5 bytes are not a record"):
         decode(b"hello", BlockReader({}))
-    with pytest.raises(UnreadableRecord, match="schema 9 is not supported: this version reads up to schema 3"):
+    with pytest.raises(UnreadableRecord, match="schema 9 is not supported: this version reads up to schema 4"):
         decode(newer, BlockReader(written.blocks))
     with pytest.raises(UnreadableRecord, match="checksum mismatch"):
         decode(written.record + b"\0", BlockReader(written.blocks))
