@@ -4,7 +4,6 @@ A rollout ID is percent-encoded in a path, slashes included, and unencoded in a 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -14,19 +13,6 @@ from proxy.rollouts.rollout import checked_id
 
 KEY_PREFIX = "rollout:"
 _PREFIXES = ("/rollouts/", "/sessions/")
-
-
-@dataclass(frozen=True, slots=True)
-class RequestPath:
-    """A parsed path: the endpoint as engines know it, and the segment that names the rollout, still encoded, if any."""
-
-    endpoint: str
-    segment: str | None = None
-
-    @property
-    def rollout_id(self) -> str | None:
-        """The rollout that the path names. Raises BadRequest for an invalid ID, in the dialect of the endpoint."""
-        return None if self.segment is None else id_from_path(self.segment)
 
 
 @lru_cache(1024)
@@ -40,16 +26,17 @@ def id_from_path(segment: str) -> str:
         ) from None
 
 
-def parse_path(raw_path: str) -> RequestPath:
-    """Return the endpoint and the rollout of a path: `/rollouts/{id}/v1/…`, `/sessions/{id}/v1/…` or `/v1/…`.
+def parse_path(raw_path: str) -> tuple[str, str | None]:
+    """Return the endpoint as engines know it, and the segment of a path that names the rollout, still encoded, if any.
 
-    `raw_path` is the encoded path without the query.
+    Paths are `/rollouts/{id}/v1/…`, `/sessions/{id}/v1/…` or `/v1/…`; `raw_path` is encoded and without the query.
     """
     for prefix in _PREFIXES:
-        segment, slash, rest = raw_path.removeprefix(prefix).partition("/")
-        if raw_path.startswith(prefix) and slash:
-            return RequestPath(f"/{rest}", segment)
-    return RequestPath(raw_path)
+        if raw_path.startswith(prefix):
+            segment, slash, rest = raw_path.removeprefix(prefix).partition("/")
+            if slash:
+                return f"/{rest}", segment
+    return raw_path, None
 
 
 def named_rollout(

@@ -13,7 +13,7 @@ from proxy.api.http import ERROR_DIALECT, json_response
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.calls import handle_call
 from proxy.api.model.unrecorded import find_model, forward, models_and_aliases, tokens_of, unknown_path
-from proxy.api.rollout_id import RequestPath
+from proxy.api.rollout_id import id_from_path
 from proxy.errors import InvalidValue
 from proxy.protocols.dialects.gemini import GEMINI, GEMINI_ARRAY, models_list
 from proxy.protocols.dialects.gemini.fields import at, optional
@@ -37,24 +37,24 @@ _WHOLE: Final = "generateContentRequest"
 
 
 async def answer_gemini(
-    request: web.Request, context: Context, path: RequestPath, calls: Mapping[str, CallRoute]
+    request: web.Request, context: Context, path: str, segment: str | None, calls: Mapping[str, CallRoute]
 ) -> web.StreamResponse:
-    """Handle a request of the Gemini API. Raises ProxyError."""
-    target = read_target(path.endpoint, request.method)
+    """Handle a request of the Gemini API; `segment` of its path names the rollout. Raises ProxyError."""
+    target = read_target(path, request.method)
     alt = alt_from(request.query)
     is_array = target is not None and target.method == STREAM and alt != "sse"
     request[ERROR_DIALECT] = GEMINI_ARRAY if is_array else GEMINI
     caller = await identify(request, context, other_key=google_key(request))
-    rollout_id = path.rollout_id
+    rollout_id = None if segment is None else id_from_path(segment)
     check_minted(caller.minted, rollout_id)
-    if path.endpoint in context.settings.engines.passthrough:
-        return await forward(request, context, path.endpoint, await read_bytes(request))
+    if path in context.settings.engines.passthrough:
+        return await forward(request, context, path, await read_bytes(request))
     if target is None:
-        raise unknown_path(request.method, path.endpoint)
+        raise unknown_path(request.method, path)
     if request.method == "GET":
         return await _show_models(request, context, target.model)
     if request.method != "POST" or target.method not in {GENERATE, STREAM, COUNT}:
-        raise unknown_path(request.method, path.endpoint)
+        raise unknown_path(request.method, path)
     check_alt(alt, target.method)
     if target.method == COUNT:
         return await _count_tokens(request, context, target)

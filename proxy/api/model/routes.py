@@ -21,7 +21,7 @@ from proxy.api.model.calls import handle_call
 from proxy.api.model.gemini import answer_gemini
 from proxy.api.model.stored_responses import STORED, answer_stored
 from proxy.api.model.unrecorded import COUNT, count_tokens, forward, show_models, unknown_path
-from proxy.api.rollout_id import parse_path
+from proxy.api.rollout_id import id_from_path, parse_path
 from proxy.errors import BadRequest, NotFound, UpgradeRequired
 from proxy.protocols.dialects.gemini import GEMINI
 from proxy.protocols.dialects.gemini.paths import is_gemini
@@ -62,34 +62,35 @@ OTHERS = web.AppKey("model_routes", Mapping[str, ModelRoute])
 
 async def answer(request: web.Request) -> web.StreamResponse:
     """Handle a request of the model API. Raises ProxyError."""
-    context = request.app[CONTEXT]
+    app = request.app
+    context, call_routes = app[CONTEXT], app[CALLS]
     raw_path, _, _ = request.raw_path.partition("?")
-    target = parse_path(raw_path)
-    calls, route = request.app[CALLS].get(target.endpoint), None
-    if calls is None and is_gemini(target.endpoint, request.headers):
-        return await answer_gemini(request, context, target, request.app[CALLS])
-    errors = calls.errors if calls is not None else error_dialect_for(target.endpoint, request.headers)
+    endpoint, segment = parse_path(raw_path)
+    calls, route = call_routes.get(endpoint), None
+    if calls is None and is_gemini(endpoint, request.headers):
+        return await answer_gemini(request, context, endpoint, segment, call_routes)
+    errors = calls.errors if calls is not None else error_dialect_for(endpoint, request.headers)
     if errors is not None:
         request[ERROR_DIALECT] = errors
     if calls is None:
-        route = _route_of(request.app[OTHERS], target.endpoint)
+        route = _route_of(app[OTHERS], endpoint)
     caller = await identify(
         request,
         context,
         takes_control_keys=route is not None and route.takes_control_keys,
         other_key=google_key(request) if errors is GEMINI else None,
     )
-    rollout_id = target.rollout_id
+    rollout_id = None if segment is None else id_from_path(segment)
     if caller.minted is not None:
         check_minted(caller.minted, rollout_id)
-    call = ModelRequest(request, context, target.endpoint, rollout_id, caller)
+    call = ModelRequest(request, context, endpoint, rollout_id, caller)
     if calls is not None and request.method == "POST":
         return await handle_call(call, calls)
     if route is not None and route.method in (None, request.method):
         return await route.handle(call)
-    if target.endpoint in context.settings.engines.passthrough:
-        return await forward(request, context, target.endpoint, await read_bytes(request))
-    raise (unknown_path(request.method, target.endpoint) if calls is None else _other_method(request, target.endpoint))
+    if endpoint in context.settings.engines.passthrough:
+        return await forward(request, context, endpoint, await read_bytes(request))
+    raise (unknown_path(request.method, endpoint) if calls is None else _other_method(request, endpoint))
 
 
 def _route_of(routes: Mapping[str, ModelRoute], endpoint: str) -> ModelRoute | None:
