@@ -18,7 +18,7 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import BackgroundTasks, off_loop
 from proxy.upstream.detection import detect
-from proxy.upstream.endpoint import UNAVAILABLE_STATUSES, Endpoint, Failover, make_endpoint, serving
+from proxy.upstream.endpoint import UNAVAILABLE_STATUSES, Endpoint, can_fail_over, check_status, make_endpoint, serving
 from proxy.upstream.failure_text import failure_text
 from proxy.upstream.health import HealthChecker
 from proxy.upstream.http_client import HTTP_ERRORS, HttpClient, HttpResponse, end_to_end
@@ -217,19 +217,19 @@ class Upstream:
             EngineError: The last endpoint failed, as in `send`.
             EngineBusy: The queue of an endpoint is full, or waiting timed out.
         """
-        failover = Failover(endpoints, self._settings.max_attempts)
+        left = list(endpoints[: self._settings.max_attempts])
         with ExitStack() as stack:
             while True:
-                endpoint = failover.next()
+                endpoint = left.pop(0)
                 try:
                     if not endpoint.queue.acquire_free():
-                        await self.wait_for_slot(endpoint, path, can_fail_over=failover.has_next)
+                        await self.wait_for_slot(endpoint, path, can_fail_over=bool(left))
                     stack.callback(endpoint.queue.release)
                     response = await self.send(endpoint, method, path, headers=headers, body=body)
                     stack.callback(response.close)
-                    failover.check_status(endpoint, response.status)
+                    check_status(endpoint, response.status, is_last=not left)
                 except EngineError as fault:
-                    if not failover.can_retry(fault):
+                    if not (left and can_fail_over(fault)):
                         raise
                 else:
                     yield response

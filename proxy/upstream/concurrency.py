@@ -84,7 +84,7 @@ class StartPacing:
 
     def __init__(self, limit: int = _CALLS_PER_ITERATION) -> None:
         self._limit = limit
-        self._left = limit  # in this iteration; if less than `limit`, `_next_iteration` is scheduled
+        self._started: list[None] = []  # an item for each start in this iteration; cleared before the next one
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def __repr__(self) -> str:
@@ -93,21 +93,25 @@ class StartPacing:
     async def turn(self) -> None:
         """Return when a call may start."""
         loop = asyncio.get_running_loop()
-        if self._left:
-            if self._left == self._limit:
-                loop.call_soon(self._next_iteration)
-            self._left -= 1
+        if len(self._started) < self._limit and not self._waiting:
+            if not self._started:
+                loop.call_soon(self._started.clear)
+            self._started.append(None)
             return
         waiter: asyncio.Future[None] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._next_iteration)
         self._waiting.append(waiter)
         await waiter
 
     def _next_iteration(self) -> None:
-        self._left = self._limit
-        while self._left and self._waiting:
+        while len(self._started) < self._limit and self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():  # a cancelled call takes no turn
                 waiter.set_result(None)
-                self._left -= 1
-        if self._left < self._limit:
-            asyncio.get_running_loop().call_soon(self._next_iteration)
+                self._started.append(None)
+        loop = asyncio.get_running_loop()
+        if self._started:
+            loop.call_soon(self._started.clear)
+        if self._waiting:
+            loop.call_soon(self._next_iteration)

@@ -409,46 +409,25 @@ def _by_name(endpoints: Sequence[Endpoint], rollout_id: str) -> list[Endpoint]:
 
 # Statuses of a gateway, or of an engine that is loading or draining: another endpoint may answer.
 UNAVAILABLE_STATUSES: Final = frozenset({502, 503, 504})
-
-
 REDIRECTS: Final = frozenset({300, 301, 302, 303, 305, 307, 308})  # 304 answers a conditional request
 
 
-class Failover:
-    """The endpoints of one call, in routing order: at most `max_attempts` of them."""
+def check_status(endpoint: Endpoint, status: int, *, is_last: bool) -> None:
+    """Raise EngineDisconnected for a redirect, and, unless it `is_last`, for a response that the next one may replace."""
+    if status in REDIRECTS:
+        raise EngineDisconnected(
+            f"Engine {endpoint.label} responded with a redirect (status {status}), which is not followed; set the URL of "
+            "the endpoint to its target",
+            public="The engine's response is invalid: a redirect",
+        )
+    if status in UNAVAILABLE_STATUSES and not is_last:
+        raise EngineDisconnected(f"Engine {endpoint.label} returned status {status}")
 
-    __slots__ = ("_left",)
 
-    def __init__(self, endpoints: Sequence[Endpoint], max_attempts: int) -> None:
-        self._left = list(endpoints[:max_attempts])
+def can_fail_over(fault: EngineError) -> bool:
+    """Return whether a call can be sent to the next endpoint after this error.
 
-    def __repr__(self) -> str:
-        return f"<Failover {[endpoint.label for endpoint in self._left]}>"
-
-    @property
-    def has_next(self) -> bool:
-        """Whether another endpoint is left."""
-        return bool(self._left)
-
-    def next(self) -> Endpoint:
-        """Return the next endpoint. Raises IndexError if none is left."""
-        return self._left.pop(0)
-
-    def check_status(self, endpoint: Endpoint, status: int) -> None:
-        """Raise EngineDisconnected for a redirect, and, if an endpoint is left, for a response that it may answer better."""
-        if status in REDIRECTS:
-            raise EngineDisconnected(
-                f"Engine {endpoint.label} responded with a redirect (status {status}), which is not followed; set the URL of "
-                "the endpoint to its target",
-                public="The engine's response is invalid: a redirect",
-            )
-        if status in UNAVAILABLE_STATUSES and self._left:
-            raise EngineDisconnected(f"Engine {endpoint.label} returned status {status}")
-
-    def can_retry(self, fault: EngineError) -> bool:
-        """Return whether the call can be retried at the next endpoint after this error.
-
-        Not after a timeout: the engine may still be processing the call, and two engines would. Not after a response that was
-        too large, which another engine would send again.
-        """
-        return bool(self._left) and not isinstance(fault, EngineTimeout | EngineResponseTooLarge | EngineEventTooLong)
+    Not after a timeout: the engine may still be processing the call, and two engines would. Not after a response that was
+    too large, which another engine would send again.
+    """
+    return not isinstance(fault, EngineTimeout | EngineResponseTooLarge | EngineEventTooLong)

@@ -172,10 +172,10 @@ def end_to_end(
             continue
         if not (name.isprintable() and value.isprintable()) and _CONTROL.search(f"{name}{value}"):
             continue
-        if lower == "connection":
-            listed.update(token.strip().lower() for token in value.split(","))
-        else:
+        if lower != "connection":
             passing.append((name, value))
+        elif value.lower() not in ("keep-alive", "close"):
+            listed.update(token.strip().lower() for token in value.split(","))
     return [pair for pair in passing if pair[0].lower() not in listed] if listed else passing
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from contextlib import suppress
 from itertools import pairwise
 
 import orjson
@@ -130,6 +131,30 @@ async def test_calls_that_arrive_together_start_in_order_a_few_per_iteration_of_
     assert [*range(10)] == order
     assert 4 == counts[0]
     assert all(later - earlier <= 4 for earlier, later in pairwise(counts))
+
+
+async def test_a_call_that_arrives_while_others_wait_starts_after_them():
+    """In the iteration in which they start, and before they do."""
+    pacing, order, loop = StartPacing(1), [], asyncio.get_running_loop()
+    late = pacing.turn()
+
+    async def call(name: str) -> None:
+        await pacing.turn()
+        order.append(name)
+
+    def arrive() -> None:
+        with suppress(StopIteration):  # which the end of a coroutine raises
+            late.send(None)
+            return
+        order.append("late")
+
+    calls = [asyncio.create_task(call("first"))]
+    loop.call_soon(loop.call_soon, arrive)
+    calls.append(asyncio.create_task(call("second")))
+    await asyncio.gather(*calls)
+
+    assert ["first", "second"] == order
+    late.close()
 
 
 async def test_a_cancelled_call_takes_no_turn():

@@ -1,4 +1,4 @@
-"""Failover: the endpoints at which a call is attempted."""
+"""Failover: when the next endpoint is tried."""
 
 from types import SimpleNamespace
 
@@ -11,27 +11,13 @@ from proxy.errors import (
     EngineTimeout,
     EngineUnreachable,
 )
-from proxy.upstream.endpoint import Failover
+from proxy.upstream.endpoint import can_fail_over, check_status
 
-
-def endpoint(name):
-    return SimpleNamespace(label=name)
-
-
-ENDPOINTS = [endpoint("a"), endpoint("b"), endpoint("c")]
-
-
-def test_endpoints_are_attempted_in_routing_order_up_to_max_attempts():
-    failover = Failover(ENDPOINTS, 2)
-
-    assert "a" == failover.next().label
-    assert failover.has_next
-    assert "b" == failover.next().label
-    assert not failover.has_next
+ENDPOINT = SimpleNamespace(label="a")
 
 
 @pytest.mark.parametrize(
-    ("fault", "can_retry"),
+    ("fault", "expected"),
     [
         (EngineUnreachable("x"), True),
         (EngineDisconnected("x"), True),
@@ -40,34 +26,27 @@ def test_endpoints_are_attempted_in_routing_order_up_to_max_attempts():
         (EngineEventTooLong("x"), False),
     ],
 )
-def test_a_call_is_retried_at_the_next_endpoint_unless_that_does_not_help(fault, can_retry):
+def test_a_call_fails_over_unless_that_does_not_help(fault, expected):
     """After a timeout the engine may still be processing the call; a response that is too large would be sent again."""
-    failover = Failover(ENDPOINTS, 3)
-    failover.next()
-
-    assert can_retry is failover.can_retry(fault)
-
-
-def test_a_fault_of_the_last_endpoint_is_not_retried():
-    failover = Failover(ENDPOINTS, 1)
-    failover.next()
-
-    assert not failover.can_retry(EngineUnreachable("x"))
+    assert expected is can_fail_over(fault)
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
 def test_a_502_503_or_504_is_a_fault_unless_it_is_the_last_endpoints(status):
     """The last endpoint's response is forwarded."""
-    failover = Failover(ENDPOINTS, 2)
-    first = failover.next()
     with pytest.raises(EngineDisconnected, match=f"Engine a returned status {status}"):
-        failover.check_status(first, status)
+        check_status(ENDPOINT, status, is_last=False)
 
-    failover.check_status(failover.next(), status)
+    check_status(ENDPOINT, status, is_last=True)
 
 
-@pytest.mark.parametrize("status", [200, 400, 429, 500])
+@pytest.mark.parametrize("status", [301, 308])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_redirect_is_a_fault(status, is_last):
+    with pytest.raises(EngineDisconnected, match="is not followed"):
+        check_status(ENDPOINT, status, is_last=is_last)
+
+
+@pytest.mark.parametrize("status", [200, 304, 400, 429, 500])
 def test_other_status_codes_are_forwarded(status):
-    failover = Failover(ENDPOINTS, 2)
-
-    failover.check_status(failover.next(), status)
+    check_status(ENDPOINT, status, is_last=False)

@@ -26,7 +26,6 @@ from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import tokens_left
-from proxy.upstream.endpoint import Failover
 from proxy.upstream.headers import CONTINUATION_HEADER
 from proxy.upstream.image_tokens import with_placeholders
 from proxy.upstream.system_messages import with_engine_traits
@@ -101,7 +100,7 @@ class Call:
     attempt: Attempt = field(init=False)
 
     # Once it is planned for an endpoint, and again for each next one.
-    failover: Failover = field(init=False)
+    left: list[Endpoint] = field(init=False)  # the endpoints that may be tried next
     endpoint: Endpoint = field(init=False)
     plan: Plan = field(init=False)
     fault: EngineError | None = None  # known before anything is sent

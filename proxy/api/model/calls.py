@@ -41,7 +41,6 @@ from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.thread_agents import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import off_loop
-from proxy.upstream.endpoint import Failover
 from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER
 
 _MOST_HISTORY: Final = 2**19  # bytes of a history that are counted: so many are processed in threads
@@ -241,8 +240,8 @@ async def _plan(call: Call) -> None:
     # There is no await between this choice and the queue, so that concurrent calls are spread over the endpoints. Token texts
     # come from the tokenizer of the rollout's own endpoint.
     order = ranked if call.is_named or call.tokens is not None else least_loaded
-    call.failover = Failover(order(endpoints, rollout.rollout_id), context.settings.engines.max_attempts)
-    await plan_for(call, call.failover.next())
+    call.left = order(endpoints, rollout.rollout_id)[: context.settings.engines.max_attempts]
+    await plan_for(call, call.left.pop(0))
     call.admitted.is_sent = True
 
 

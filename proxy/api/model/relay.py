@@ -26,6 +26,7 @@ from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.response import MALFORMED
 from proxy.telemetry.logs import LOG
+from proxy.upstream.endpoint import can_fail_over, check_status
 from proxy.upstream.http_client import HttpResponse
 
 T = TypeVar("T")
@@ -213,7 +214,7 @@ async def _answered(call: Call, client: ClientStream) -> Outcome:
         except EngineError as fault:
             fault.__traceback__ = None  # `call.fault` and this frame refer to each other
             call.note_fault(fault)
-            if client.body_started or not call.failover.can_retry(fault):
+            if client.body_started or not call.left or not can_fail_over(fault):
                 return _reshaped(call, await _broken(call, client, fault))
             _note_failed(call, fault)
 
@@ -272,7 +273,8 @@ async def _relayed(call: Call, client: ClientStream) -> Exchange | None:
     try:
         response = await _sent(call)
         try:
-            call.failover.check_status(call.endpoint, response.status)
+            if response.status >= 300:
+                check_status(call.endpoint, response.status, is_last=not call.left)
             if plan.prompt_ids is not None and response.status in _REJECTED:
                 return None
             if call.are_ids_refused and response.status < 400:
@@ -355,9 +357,7 @@ async def _wait_for_slot(call: Call, client: ClientStream) -> None:
     if call.trace is not None:
         call.trace.queued(call)
     try:
-        await call.context.upstream.wait_for_slot(
-            call.endpoint, call.plan.rollout_id, can_fail_over=call.failover.has_next
-        )
+        await call.context.upstream.wait_for_slot(call.endpoint, call.plan.rollout_id, can_fail_over=bool(call.left))
     except EngineBusy as busy:
         if call.failed or client.only_keepalives_sent:
             public = f"The engine is busy: {busy.message}"
@@ -391,7 +391,7 @@ def _note_failed(call: Call, fault: EngineError) -> None:
 
 async def _move(call: Call) -> None:
     """Plan the call for the next endpoint, which may be of another kind. Raises EngineUnreachable if it cannot serve it."""
-    endpoint = call.failover.next()
+    endpoint = call.left.pop(0)
     try:
         await plan_for(call, endpoint)
     except UnprocessableRequest as error:

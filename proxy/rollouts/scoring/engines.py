@@ -20,7 +20,6 @@ from proxy.rollouts.scoring.requests import (
     sender,
 )
 from proxy.upstream import Endpoint, Upstream, least_loaded
-from proxy.upstream.endpoint import Failover
 
 T = TypeVar("T")
 
@@ -116,19 +115,19 @@ class ScoringEngines:
         except NotFound as error:
             raise UnprocessableRequest(f"No engine scores {model!r}: {error.message}", param="rescore") from None
         able = [endpoint for endpoint in serving if endpoint.kind in (*SCORING_KINDS, "auto")]
-        failover = Failover(least_loaded(able or serving, _LANE), self.limits.max_attempts)
+        left = least_loaded(able or serving, _LANE)[: self.limits.max_attempts]
         while True:
-            endpoint = failover.next()
+            endpoint = left.pop(0)
             try:
-                request = self._request(endpoint, model, ids, positions, top_k, masks, can_fail_over=failover.has_next)
+                request = self._request(endpoint, model, ids, positions, top_k, masks, can_fail_over=bool(left))
                 return endpoint, await self._in_time(request, endpoint, f"score {len(ids)} tokens")
             except (TooLong, OtherVocabulary):
                 raise
             except NotScored as error:
-                if not failover.has_next:
+                if not left:
                     raise EngineError(f"Engine {endpoint.label} did not score {len(ids)} tokens: {error}") from None
             except EngineError:
-                if not failover.has_next:
+                if not left:
                     raise
 
     async def _request(
