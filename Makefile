@@ -98,10 +98,10 @@ fuzz: $(READY)  ## fuzz requests, streams, records, stores and imports with new 
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/system/fuzz --cases $(or $(CASES),110000)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m hypothesis --hypothesis-profile thorough --timeout 600
 
-bench: $(READY)  ## measure the performance targets (docs/performance.md)
-	$(BIN)/python -m benchmarks
+bench: $(READY)  ## measure the performance targets (docs/performance.md); ROWS="unstreamed latency" for some
+	$(BIN)/python -m benchmarks $(ROWS)
 
-bench-growth: $(READY)  ## measure how costs grow with prompts, calls, steps, rollouts and workers; CURVES="prompts steps costs" for some
+bench-growth: $(READY)  ## measure how costs grow with prompts, calls, steps, rollouts and workers; CURVES="prompts steps profile" for some
 	$(BIN)/python -m benchmarks.growth $(CURVES)
 
 # Without ruff's cache: it is keyed by each file's own text, but the order of imports depends on which modules exist.

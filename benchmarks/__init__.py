@@ -1,6 +1,7 @@
 """Benchmarks of the proxy, as ratios to a minimal proxy in the same run: `make bench` and `make bench-growth`.
 
 upstream    an engine that responds immediately with fixed bytes
+turns       the same for conversations
 bare        the minimal proxy: an aiohttp reverse proxy that parses and stores nothing
 load        clients with little overhead
 servers     runs each server in its own process
@@ -8,7 +9,7 @@ rows        the rows of the table of targets
 curves      costs as functions of prompt length, concurrency and stored data
 storing     memory of the store per token
 exporting   memory of an export of many rollouts
-stages      CPU time of a call by stage, without sockets
+profile     where the CPU time of a call goes
 results     files and pages with the results
 plots       plots of the results
 """

@@ -16,12 +16,13 @@ import orjson
 
 from benchmarks.curves import PROMPTS, Curve
 from benchmarks.servers import Server, started
-from benchmarks.two_turns import REPLY, STOP
+from benchmarks.turns import REPLY, STOP, messages
 from benchmarks.upstream import EVENTS, sampled_ids
 
 _CACHE_BYTES = re.compile(rb"^tokentape_continuation_cache_bytes ([0-9.e+]+)$", re.MULTILINE)
 _TEXT = re.compile(rb'"(?:content|reasoning|reasoning_content)":\s?"[^"]')
 _JSON = {"Content-Type": "application/json"}
+_GROWS = EVENTS + 42  # tokens of the first reply and of the second message
 _WARM_UP = 2  # rounds that are not counted: new connections, and the engine's text of the stop token
 
 
@@ -65,7 +66,7 @@ class _Servers:
 def continuation(_places: object) -> Curve:
     """Measure the second turn of a streamed chat by the tokens of its history."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        engine = stack.enter_context(started("two-turns"))
+        engine = stack.enter_context(started("upstream"))
         proxies = [
             stack.enter_context(started("tokentape", engine.url, f"embedded:{folder}/{number}", mode, cache))
             for number, (mode, cache) in enumerate((("off", "0"), ("append", str(2**28)), ("append", "0")))
@@ -136,29 +137,22 @@ async def _second_turn(
 ) -> tuple[float, Mapping[str, int]]:
     """Return the seconds to the first token of the second turn, and the requests to the engine for it by path."""
     url = f"{server.url}/rollouts/{model}-{number}/v1"
-    messages = _messages(int(model.rpartition("-")[2]))
-    first = await stream(http, url, {"model": f"mode-{model}", "messages": messages[:1]})
+    mode, _, tokens = model.partition("-")
+    sent, asked = messages(int(tokens) - EVENTS, _GROWS, 2), f"mode-{mode}-{int(tokens) - EVENTS}-{_GROWS}"
+    first = await stream(http, url, {"model": asked, "messages": sent[:1]})
     if first.content != REPLY:
         raise RuntimeError(f"the engine's reply arrived as {first.content[:100]!r}")
     before = await _counts(http, engine)
-    second = await stream(http, url, {"model": f"mode-{model}", "messages": messages})
+    second = await stream(http, url, {"model": asked, "messages": sent})
     after = await _counts(http, engine)
     return second.first_s, {path: count - before.get(path, 0) for path, count in after.items()}
-
-
-def _messages(tokens: int) -> list[dict[str, str]]:
-    """Return the messages of the second turn, with about one word per token of the first prompt."""
-    return [
-        {"role": "user", "content": "word " * (tokens - EVENTS)},
-        {"role": "assistant", "content": REPLY},
-        {"role": "user", "content": "And then?"},
-    ]
 
 
 async def _alone(http: aiohttp.ClientSession, engine: Server, mode: str, tokens: int) -> float:
     """Return the seconds of the requests for a continuation, sent to the engine directly."""
     ids = sampled_ids(STOP)
-    rendered = orjson.dumps({"model": f"mode-{mode}-{tokens}", "messages": _messages(tokens)})
+    first = tokens - EVENTS
+    rendered = orjson.dumps({"model": f"mode-{mode}-{first}-{_GROWS}", "messages": messages(first, _GROWS, 2)})
     requests = [("/tokenize", rendered)]
     if mode == "drift":
         requests += [

@@ -12,8 +12,9 @@ from typing import Any
 import aiohttp
 
 from benchmarks import exporting, load
+from benchmarks.load import chat
 from benchmarks.rows import Places, conversation
-from benchmarks.servers import Server, knows_workers, serving, started
+from benchmarks.servers import Server, serving, started
 from benchmarks.upstream import SAMPLED_TOKENS, SLOW_S
 
 ROUNDS = 3
@@ -36,19 +37,13 @@ class Curve:
 
 
 def _rates(
-    places: Places,
-    mode: str,
-    *,
-    clients: int,
-    calls: int,
-    rounds: int = ROUNDS,
-    refused: list[Exception] | None = None,
+    places: Places, calls: load.Calls, *, clients: int, rollouts: int, refused: list[Exception] | None = None
 ) -> tuple[float, float, float]:
     """Return calls per second through bare and TokenTape, and their ratio: medians of alternating rounds."""
     pairs = []
-    for _ in range(rounds):
-        bare = asyncio.run(load.throughput(places.bare.port, mode, clients=clients, calls=calls))
-        ours = load.throughput(places.tokentape.port, mode, clients=clients, calls=calls, refused=refused)
+    for _ in range(ROUNDS):
+        bare = asyncio.run(load.throughput(places.bare.port, calls, clients=clients, rollouts=rollouts))
+        ours = load.throughput(places.tokentape.port, calls, clients=clients, rollouts=rollouts, refused=refused)
         pairs.append((bare, asyncio.run(ours)))
     return median(pair[0] for pair in pairs), median(pair[1] for pair in pairs), median(b / a for a, b in pairs)
 
@@ -73,8 +68,8 @@ def prompts(places: Places) -> Curve:
         calls = max(8, min(160, 640_000 // tokens))
         whole, _ = _latencies(places, f"whole-{tokens}", calls)
         _, first = _latencies(places, f"stream-{tokens}", calls)
-        *_, unstreamed = _rates(places, f"whole-{tokens}", clients=4, calls=calls)
-        *_, streamed = _rates(places, f"stream-{tokens}", clients=4, calls=calls)
+        *_, unstreamed = _rates(places, chat(f"whole-{tokens}"), clients=4, rollouts=max(1, calls // 40))
+        *_, streamed = _rates(places, chat(f"stream-{tokens}"), clients=4, rollouts=max(1, calls // 40))
         columns = {"whole, bare (ms)": whole[0], "whole, TokenTape (ms)": whole[1]}
         columns |= {"first byte, bare (ms)": first[0], "first byte, TokenTape (ms)": first[1]}
         points.append((tokens, columns | {"unstreamed, x bare": unstreamed, "streamed, x bare": streamed}))
@@ -107,8 +102,8 @@ def in_flight(places: Places) -> Curve:
 def _at_once(places: Places, clients: int) -> dict[str, float]:
     places.tokentape.forget_peak()
     refused: list[Exception] = []
-    rounds, calls = ROUNDS if clients < 1_000 else 1, max(clients, 320)
-    bare, ours, ratio = _rates(places, "whole", clients=clients, calls=calls, rounds=rounds, refused=refused)
+    calls, rollouts = (chat("whole"), 32 // clients or 1) if clients < 100 else (chat("whole", 1 + 320 // clients), 1)
+    bare, ours, ratio = _rates(places, calls, clients=clients, rollouts=rollouts, refused=refused)
     slow = [asyncio.run(load.at_once(place.port, "slow", clients)) for place in _both(places)]
     columns = {"bare (calls/s)": bare, "TokenTape (calls/s)": ours, "calls/s, x bare": ratio, "refused": len(refused)}
     columns |= {"time of slow calls, x bare": slow[1][0] / slow[0][0], "slow ones refused": clients - slow[1][1]}
@@ -165,11 +160,11 @@ def stored(places: Places) -> Curve:
 def workers(places: Places) -> Curve:
     """Measure calls by the number of worker processes (`serve --workers`)."""
     points = []
-    for count in (1, 2) if knows_workers() else (1,):
-        with tempfile.TemporaryDirectory() as folder, _serving(places, folder, count) as server:
+    for count in (1, 2):
+        with tempfile.TemporaryDirectory() as folder, serving(places.direct.url, folder, count) as server:
             trio = Places(places.direct, places.bare, server)
-            _, whole, unstreamed = _rates(trio, "whole", clients=32, calls=960)
-            _, stream, streamed = _rates(trio, "stream", clients=32, calls=192)
+            _, whole, unstreamed = _rates(trio, chat("whole"), clients=32, rollouts=3)
+            _, stream, streamed = _rates(trio, chat("stream"), clients=32, rollouts=1)
         columns = {"unstreamed (steps/s)": whole, "unstreamed (tokens/s)": whole * SAMPLED_TOKENS}
         columns |= {"streamed (steps/s)": stream, "streamed (tokens/s)": stream * SAMPLED_TOKENS}
         points.append((count, columns | {"unstreamed, x bare": unstreamed, "streamed, x bare": streamed}))
@@ -181,12 +176,6 @@ def workers(places: Places) -> Curve:
         "Recorded steps and sampled tokens per second, 32 clients. Engine, clients, store and workers share the cores."
     )
     return Curve("workers", "Growth with workers", "workers", how, points, panels)
-
-
-def _serving(places: Places, folder: str, count: int) -> Any:
-    if not knows_workers():
-        return started("tokentape", places.direct.url, f"embedded:{folder}/store")
-    return serving(places.direct.url, folder, count)
 
 
 Measure = Callable[[Server, Path, int], Coroutine[Any, Any, dict[str, float]]]
@@ -217,7 +206,7 @@ async def _milliseconds(server: Server, path: str, times: int = 5) -> float:
 async def _call_ms(server: Server, rollout: str, times: int = 40) -> float:
     """Return the median time of an unstreamed call of this rollout, without the first quarter of the calls."""
     client = await load.connect(server.port)
-    request = load.request_for("whole", rollout)
+    request = chat("whole").request(0, rollout)
     taken = []
     for _ in range(times):
         started_at = time.perf_counter()

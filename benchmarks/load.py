@@ -2,22 +2,64 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from statistics import median
 
 import orjson
 
-CALLS_PER_ROLLOUT = 10
+from benchmarks import turns
+
+_REPEATED = 10  # calls of a rollout that repeat its prompt
 
 
-def request_for(mode: str, rollout: str = "bench") -> bytes:
-    """Return the bytes of a chat call. `mode` selects the response (see `upstream`), as in `stream-8000` for 8,000 words."""
+@dataclass(frozen=True)
+class Calls:
+    """The calls of one rollout, by their bodies. They are sent one after the other, or together over as many connections."""
+
+    bodies: Sequence[bytes]
+    path: str = "/v1/chat/completions"
+    header: str = ""  # one more header, with its line end
+    are_together: bool = False
+
+    def request(self, number: int, rollout: str) -> bytes:
+        """Return the bytes of a call."""
+        body = self.bodies[number]
+        head = f"POST /rollouts/{rollout}{self.path} HTTP/1.1\r\nHost: localhost\r\n{self.header}"
+        kind = b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        return b"".join([head.encode(), kind, body])
+
+
+@cache
+def chat(mode: str, count: int = _REPEATED, *, are_together: bool = False) -> Calls:
+    """Return chat calls with one prompt. `mode` selects the response (see `upstream`): `stream-8000` has 8,000 words."""
     kind, _, words = mode.partition("-")
     body: dict = {"model": f"mode-{mode}", "messages": [{"role": "user", "content": "word " * int(words or 200)}]}
     if kind in ("stream", "paced", "hang"):
         body["stream"] = True
-    text = orjson.dumps(body)
-    head = f"POST /rollouts/{rollout}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(text) + text
+    return Calls([orjson.dumps(body)] * count, are_together=are_together)
+
+
+@cache
+def translated(path: str) -> Calls:
+    """Return streamed calls in another dialect, to which the engine responds with a chat stream."""
+    text = "word " * 200
+    body: dict = {"model": "mode-stream", "stream": True}
+    if path == "/v1/messages":
+        body |= {"max_tokens": 200, "messages": [{"role": "user", "content": text}]}
+    else:
+        body |= {"input": text}
+    return Calls([orjson.dumps(body)] * _REPEATED, path)
+
+
+@cache
+def conversation(first: int, grows: int, count: int, mode: str) -> Calls:
+    """Return the turns of a conversation in a continuation mode: prompts of `first` tokens that grow by `grows`."""
+    sent = turns.messages(first, grows, count)
+    model = f"mode-exact-{first}-{grows}"
+    bodies = [orjson.dumps({"model": model, "messages": sent[: 2 * turn + 1]}) for turn in range(count)]
+    return Calls(bodies, header=f"X-Rollout-Continuation: {mode}\r\n")
 
 
 class Client(asyncio.Protocol):
@@ -73,38 +115,45 @@ async def connect(port: int) -> Client:
 
 
 async def throughput(
-    port: int, mode: str, *, clients: int, calls: int, refused: list[Exception] | None = None
+    port: int, calls: Calls, *, clients: int, rollouts: int, refused: list[Exception] | None = None
 ) -> float:
-    """Return the calls per second of all clients together; each has its own rollouts of ten calls.
+    """Return the calls per second of all clients together; each has `rollouts` rollouts of its own, one after the other.
 
     A failed call ends the measurement, unless `refused` collects it; then only successful calls count.
     """
-    connections = [await connect(port) for _ in range(clients)]
+    width = len(calls.bodies) if calls.are_together else 1
+    connections = [await connect(port) for _ in range(clients * width)]
 
-    async def repeat(number: int, client: Client) -> None:
-        for call in range(calls // clients):
-            if call % CALLS_PER_ROLLOUT == 0:
-                request = request_for(mode, f"{mode}-{number}-{time.time_ns()}")
-            try:
-                await client.call(request)
-            except (RuntimeError, OSError) as failure:
-                if refused is None:
-                    raise
-                refused.append(failure)
+    async def send(client: Client, number: int, rollout: str) -> None:
+        try:
+            await client.call(calls.request(number, rollout))
+        except (RuntimeError, OSError) as failure:
+            if refused is None:
+                raise
+            refused.append(failure)
+
+    async def repeat(first: int) -> None:
+        for _ in range(rollouts):
+            name = f"load-{first}-{time.time_ns()}"
+            if calls.are_together:
+                await asyncio.gather(*(send(connections[first + n], n, name) for n in range(width)))
+            else:
+                for number in range(len(calls.bodies)):
+                    await send(connections[first], number, name)
 
     before = len(refused or ())
     started = time.perf_counter()
-    await asyncio.gather(*(repeat(number, client) for number, client in enumerate(connections)))
+    await asyncio.gather(*(repeat(first) for first in range(0, len(connections), width)))
     elapsed = time.perf_counter() - started
     for client in connections:
         client.transport.close()
-    return (calls // clients * clients - len(refused or ()) + before) / elapsed
+    return (clients * rollouts * len(calls.bodies) - len(refused or ()) + before) / elapsed
 
 
 async def latency(port: int, mode: str, *, calls: int) -> tuple[float, float]:
     """Return the median seconds to the whole response and to its first byte, with one client."""
     client = await connect(port)
-    request = request_for(mode, f"latency-{time.time_ns()}")
+    request = chat(mode).request(0, f"latency-{time.time_ns()}")
     whole, first = [], []
     for _ in range(calls):
         started = time.perf_counter()
@@ -119,7 +168,7 @@ async def at_once(port: int, mode: str, calls: int) -> tuple[float, int]:
     connections = [await connect(port) for _ in range(calls)]
     started = time.perf_counter()
     results = await asyncio.gather(
-        *(client.call(request_for(mode, f"many-{n % 500}")) for n, client in enumerate(connections)),
+        *(client.call(chat(mode).request(0, f"many-{n % 500}")) for n, client in enumerate(connections)),
         return_exceptions=True,
     )
     elapsed = time.perf_counter() - started

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import subprocess
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +24,15 @@ def machine() -> str:
     model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "?")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     system = f"{platform.system()} {platform.release()}"
-    return f"{os.cpu_count()} cores ({model}), {memory:.0f} GiB, Python {platform.python_version()}, {system}"
+    python = f"Python {platform.python_version()} {build()}"
+    return f"{os.cpu_count()} cores ({model}), {memory:.0f} GiB, {python}, {system}"
+
+
+def build() -> str:
+    """Return whether the interpreter was built with optimizations."""
+    arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    used = [name for name, flag in (("PGO", "--enable-optimizations"), ("LTO", "--with-lto")) if flag in arguments]
+    return f"with {' and '.join(used)}" if used else "without PGO and LTO"
 
 
 def commit() -> str:

@@ -1,39 +1,46 @@
-"""The rows of the table of targets, one function each."""
+"""The rows of the table of targets, each with a name on the command line."""
 
 import asyncio
 import random
 import tempfile
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import redis
 
 from benchmarks import exporting, load, upstream
+from benchmarks.load import Calls, chat, translated
 from benchmarks.servers import Server, serving, started
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
-from proxy.trajectory.codec import encode
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Choice, EngineFacts, Span, Step, Timing
 from storage import open_store
-from storage.types import StepWrite
 
-ROUNDS = 5
+ROUNDS = 15  # short ones: other work on the machine disturbs both parts of a pair
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row: `reached` is the share of the target that was reached; 1 or more meets it."""
+    """One row: `reached` is the share of the target that was reached; 1 or more meets it.
+
+    `cpu`: the CPU time of a call in TokenTape's process, in its store's, and in bare's. `old`: the same compared with another
+    checkout.
+    """
 
     what: str
     target: str
     measured: str
     reached: float
+    cpu: str = ""
+    old: str = ""
 
     @property
     def is_met(self) -> bool:
@@ -47,75 +54,113 @@ def at_most(limit: float, measured: float) -> float:
 
 @dataclass(frozen=True)
 class Places:
-    """The running servers: the engine, and the two proxies in front of it."""
+    """The running servers: the engine, the two proxies in front of it, and a TokenTape of another checkout."""
 
     direct: Server
     bare: Server
     tokentape: Server
+    old: Server | None = None
 
 
-def throughput_row(places: Places, what: str, mode: str, target: float, calls: int) -> Row:
-    """Measure the median ratio of alternating rounds of bare and TokenTape."""
-    ratios, rates = [], []
-    for _ in range(ROUNDS):
-        bare = asyncio.run(load.throughput(places.bare.port, mode, clients=16, calls=calls))
-        ours = asyncio.run(load.throughput(places.tokentape.port, mode, clients=16, calls=calls))
-        ratios.append(ours / bare)
-        rates.append(ours)
-    ratio = median(ratios)
-    spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
-    return Row(
-        what, f">= {target:.2f} x bare", f"{ratio:.2f} x ({spread}; {median(rates):.0f} calls/s)", ratio / target
-    )
+class Run(NamedTuple):
+    """One run of a load: calls per second, and the CPU time per call of the proxy and of its store, in µs."""
+
+    rate: float
+    proxy_us: float
+    store_us: float
 
 
-def paced_row(places: Places, calls: int = 160) -> Row:
-    """Measure the CPU time of streams whose events arrive one by one, relative to bare."""
-    ratios, costs = [], []
-    for _ in range(ROUNDS):
-        used = [_processor_s(server, "paced", calls) for server in (places.bare, places.tokentape)]
-        ratios.append(used[1] / used[0])
-        costs.append(used[1] / calls * 1e6)
-    ratio = median(ratios)
-    return Row(
-        "CPU time of a paced stream of 200 events, 16 clients",
-        "<= 2.0 x bare",
-        f"{ratio:.2f} x ({min(ratios):.2f}-{max(ratios):.2f}; {median(costs):.0f} µs)",
-        at_most(2.0, ratio),
-    )
-
-
-def _processor_s(server: Server, mode: str, calls: int) -> float:
+def run(server: Server, calls: Calls, clients: int, rollouts: int) -> Run:
+    """Send a load once, and measure it."""
     before = server.processor_s()
-    asyncio.run(load.throughput(server.port, mode, clients=16, calls=calls))
-    return server.processor_s() - before
+    rate = asyncio.run(load.throughput(server.port, calls, clients=clients, rollouts=rollouts))
+    total = clients * rollouts * len(calls.bodies) / 1e6
+    return Run(rate, *((after - used) / total for used, after in zip(before, server.processor_s(), strict=True)))
 
 
-def long_row(places: Places) -> Row:
-    """Measure unstreamed calls with long prompts."""
-    return throughput_row(places, "unstreamed chat, 128,000 + 200 tokens, 16 clients", "whole-128000", 0.40, 320)
+@dataclass(frozen=True)
+class Load:
+    """What a row of throughput sends to both proxies, or another load to bare."""
+
+    what: str
+    calls: Calls
+    rollouts: int  # of each client in a round
+    clients: int = 16
+    to_bare: Calls | None = None
+
+
+def rounds(places: Places, sent: Load) -> dict[str, list[Run]]:
+    """Return paired runs by server, after one that is not counted; every second round is in reverse order."""
+    servers = {"bare": places.bare, "old": places.old, "ours": places.tokentape}
+    turns = [(name, server) for name, server in servers.items() if server is not None]
+    runs: dict[str, list[Run]] = {name: [] for name, _ in turns}
+    for number in range(ROUNDS + 1):
+        for name, server in turns if number % 2 else turns[::-1]:
+            calls = sent.to_bare if name == "bare" and sent.to_bare else sent.calls
+            runs[name].append(run(server, calls, sent.clients, sent.rollouts if number else 1))
+    return {name: all_[1:] for name, all_ in runs.items()}
+
+
+def _ratios(these: Sequence[Run], those: Sequence[Run], value: Callable[[Run], float]) -> list[float]:
+    return [value(a) / value(b) for a, b in zip(these, those, strict=True)]
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{median(ratios):.2f} x ({min(ratios):.2f}-{max(ratios):.2f})"
+
+
+def _rate(measured: Run) -> float:
+    return measured.rate
+
+
+def _proxy_us(measured: Run) -> float:
+    return measured.proxy_us
+
+
+def _compared(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
+    """Return the columns of CPU times, and of the comparison with another checkout."""
+    proxy, store = (median(run[which] for run in runs["ours"]) for which in (1, 2))
+    columns = {"cpu": f"{proxy:,.0f} + {store:,.0f} ({median(run.proxy_us for run in runs['bare']):,.0f})"}
+    if "old" in runs:
+        rates, costs = (_ratios(runs["ours"], runs["old"], value) for value in (_rate, _proxy_us))
+        stores = [(a.store_us + 1) / (b.store_us + 1) for a, b in zip(runs["ours"], runs["old"], strict=True)]
+        columns["old"] = f"{_spread(rates)}; CPU {median(costs):.2f} + {median(stores):.2f} x"
+    return columns
+
+
+def throughput_row(places: Places, sent: Load, target: float) -> Row:
+    """Measure the median ratio of calls per second."""
+    runs = rounds(places, sent)
+    ratios = _ratios(runs["ours"], runs["bare"], _rate)
+    measured = f"{_spread(ratios)}; {median(run.rate for run in runs['ours']):,.0f} calls/s"
+    return Row(sent.what, f">= {target:.2f} x bare", measured, median(ratios) / target, **_compared(runs))
+
+
+def paced_row(places: Places) -> Row:
+    """Measure the CPU time of streams whose events arrive one by one."""
+    sent = Load("CPU time of a stream with an event each 8 ms, 16 clients", chat("paced", 1), 1)
+    runs = rounds(places, sent)
+    ratios = _ratios(runs["ours"], runs["bare"], _proxy_us)
+    return Row(sent.what, "<= 1.2 x bare", _spread(ratios), at_most(1.2, median(ratios)), **_compared(runs))
 
 
 def latency_rows(places: Places) -> list[Row]:
     """Measure the latency that TokenTape adds to bare, with one client."""
-    whole, first = [], []
-    for _ in range(ROUNDS):
-        bare = asyncio.run(load.latency(places.bare.port, "whole", calls=100))[0]
-        ours = asyncio.run(load.latency(places.tokentape.port, "whole", calls=100))[0]
-        whole.append(ours - bare)
-        bare = asyncio.run(load.latency(places.bare.port, "stream", calls=60))[1]
-        ours = asyncio.run(load.latency(places.tokentape.port, "stream", calls=60))[1]
-        first.append(ours - bare)
-    whole_ms, first_ms = median(whole) * 1000, median(first) * 1000
-    return [
-        Row("added latency, one client, unstreamed, median", "<= 1 ms", f"{whole_ms:.2f} ms", at_most(1, whole_ms)),
-        Row(
-            "added time to first token, one client, streamed, median",
-            "<= 0.5 ms",
-            f"{first_ms:.2f} ms",
-            at_most(0.5, first_ms),
-        ),
-    ]
+    rows = []
+    for what, mode, which, limit in (("latency", "whole", 0, 0.7), ("time to first token", "stream", 1, 0.4)):
+        added: dict[str, list[float]] = {"ours": [], "old": []}
+        for _ in range(ROUNDS):
+            bare, ours, old = (
+                1000 * asyncio.run(load.latency(server.port, mode, calls=40))[which] if server else 0.0
+                for server in (places.bare, places.tokentape, places.old)
+            )
+            added["ours"].append(ours - bare)
+            added["old"].append(old - bare)
+        ours, old = (median(differences) for differences in added.values())
+        compared = f"{ours / old:.2f} x of {old:.2f} ms" if places.old else ""
+        title = f"added {what}, one client, {'streamed' if which else 'unstreamed'}, median"
+        rows.append(Row(title, f"<= {limit} ms", f"{ours:.2f} ms", at_most(limit, ours), old=compared))
+    return rows
 
 
 def at_once_row(places: Places, calls: int = 2_000) -> Row:
@@ -133,7 +178,7 @@ def memory_row(places: Places, streams: int = 1_000) -> Row:
     async def open_streams() -> int:
         clients = [await load.connect(places.tokentape.port) for _ in range(streams)]
         before = places.tokentape.resident_bytes()
-        calls = [client.call(load.request_for("hang", f"open-{n}")) for n, client in enumerate(clients)]
+        calls = [client.call(chat("hang").request(0, f"open-{n}")) for n, client in enumerate(clients)]
         while any(not client.first for client in clients):
             await asyncio.sleep(0.05)
         await asyncio.sleep(1)
@@ -146,9 +191,9 @@ def memory_row(places: Places, streams: int = 1_000) -> Row:
     per_stream = asyncio.run(open_streams()) / streams / 1000
     return Row(
         "resident memory per open streamed call",
-        "<= 150 kB",
+        "<= 60 kB",
         f"{per_stream:.0f} kB (over {streams:,})",
-        at_most(150, per_stream),
+        at_most(60, per_stream),
     )
 
 
@@ -198,19 +243,11 @@ def storage_row(rollouts: int = 8) -> Row:
     async def stored() -> float:
         with tempfile.TemporaryDirectory() as folder:
             store = await open_store(f"embedded:{folder}/store")
-            with redis.Redis(unix_socket_path=f"{folder}/store/valkey.sock") as server:
+            socket = Path(folder) / "store/valkey.sock"
+            with redis.Redis(unix_socket_path=str(socket)) as server:
                 before = server.info("memory")["used_memory_dataset"]
                 for number in range(rollouts):
-                    known: set[bytes] = set()
-                    name = f"r{number}"
-                    incarnation = (await store.open(name, {}, now_ms=1)).incarnation
-                    for step in conversation(50, 32_000, name):
-                        record = encode(step, known)
-                        known |= {*record.blocks, *record.names}
-                        entry = StepWrite(
-                            name, incarnation, step.step_id, record.record, record.blocks, record.leans_on, {"steps": 1}
-                        )
-                        await store.append(entry, now_ms=1)
+                    await exporting.fill(socket, 1, conversation(50, 32_000, f"r{number}"), first=number)
                 grown = server.info("memory")["used_memory_dataset"] - before
             await store.close()
         return grown / (rollouts * 32_000)
@@ -218,9 +255,9 @@ def storage_row(rollouts: int = 8) -> Row:
     per_token = asyncio.run(stored())
     return Row(
         "storage of a 50-turn rollout that grows to 32k tokens",
-        "<= 16 B/token",
+        "<= 14 B/token",
         f"{per_token:.1f} B/token",
-        at_most(16, per_token),
+        at_most(14, per_token),
     )
 
 
@@ -276,42 +313,53 @@ def export_memory_rows(places: Places, rollouts: int = 10_000) -> list[Row]:
     ]
 
 
-def rows_of_two(places: Places) -> list[Row]:
+def worker_rows(places: Places) -> list[Row]:
     """Measure the rows that depend on the number of processes, with two workers; bare has one process."""
-    two = ", --workers 2"
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        serving(places.direct.url, folder, 2) as server,
-    ):
-        shared = replace(places, tokentape=server)
-        return [
-            replace(row, what=row.what + two)
-            for row in (unstreamed_row(shared), streamed_row(shared), at_once_row(shared))
-        ]
+    with tempfile.TemporaryDirectory() as folder, serving(places.direct.url, folder, 2) as server:
+        shared = replace(places, tokentape=server, old=None)
+        measured = [throughput_row(shared, *LOADS[name]) for name in ("unstreamed", "burst")]
+        return [replace(row, what=f"{row.what}, --workers 2") for row in (*measured, at_once_row(shared))]
 
 
-def unstreamed_row(places: Places) -> Row:
-    """Measure unstreamed calls."""
-    return throughput_row(places, "unstreamed chat, 1,000 + 200 tokens, 16 clients", "whole", 0.50, 1600)
+def _turns(what: str, grows: int, mode: str) -> Load:
+    return Load(f"conversation of 20 turns, {what} tokens, {mode}", load.conversation(grows, grows, 20, mode), 1)
 
 
-def streamed_row(places: Places) -> Row:
-    """Measure streamed calls."""
-    return throughput_row(places, "streamed chat, a burst of 200 events, 16 clients", "stream", 0.40, 320)
+def _translated(dialect: str, path: str) -> Load:
+    return Load(
+        f"streamed {dialect} over the engine's chat stream, a burst", translated(path), 1, to_bare=chat("stream")
+    )
 
 
-def rows(places: Places) -> list[Callable[[], list[Row]]]:
-    """Return the functions that measure the rows, in the order of the table."""
-    return [
-        lambda: [unstreamed_row(places)],
-        lambda: [streamed_row(places)],
-        lambda: [paced_row(places)],
-        lambda: [long_row(places)],
-        lambda: latency_rows(places),
-        lambda: [at_once_row(places)],
-        lambda: rows_of_two(places),
-        lambda: [memory_row(places)],
-        lambda: [storage_row()],
-        lambda: [export_row(), export_whole_row(places)],
-        lambda: export_memory_rows(places),
-    ]
+# name: the load and its target
+LOADS: Mapping[str, tuple[Load, float]] = {
+    "unstreamed": (Load("unstreamed chat, 1,000 + 200 tokens, 16 clients", chat("whole"), 2), 0.42),
+    "burst": (Load("streamed chat, a burst of 200 events, 16 clients", chat("stream"), 1), 0.55),
+    "conversation": (_turns("1k to 20k", 1_000, "faithful"), 0.25),
+    "conversation-off": (_turns("1k to 20k", 1_000, "off"), 0.43),
+    "growing": (_turns("6k to 128k", 6_400, "off"), 0.35),
+    "long": (
+        Load(
+            "unstreamed, 128k tokens, ten calls of one rollout together", chat("whole-128000", are_together=True), 8, 1
+        ),
+        0.25,
+    ),
+    "messages": (_translated("Messages", "/v1/messages"), 0.40),
+    "responses": (_translated("Responses", "/v1/responses"), 0.40),
+}
+
+# name: what measures its rows
+ROWS: Mapping[str, Callable[[Places], list[Row]]] = {
+    **{
+        name: partial(lambda places, sent, target: [throughput_row(places, sent, target)], sent=sent, target=target)
+        for name, (sent, target) in LOADS.items()
+    },
+    "paced": lambda places: [paced_row(places)],
+    "latency": latency_rows,
+    "at-once": lambda places: [at_once_row(places)],
+    "workers": worker_rows,
+    "memory": lambda places: [memory_row(places)],
+    "storage": lambda _: [storage_row()],
+    "export": lambda places: [export_row(), export_whole_row(places)],
+    "export-memory": export_memory_rows,
+}

@@ -1,15 +1,20 @@
 """Runs each server in its own process: `python -m benchmarks.servers KIND [ARGUMENTS]` prints its port and serves."""
 
 import asyncio
+import json
 import os
+import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
 import time
+import types
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +22,14 @@ import uvloop
 from aiohttp import web
 
 from benchmarks.bare import make_bare
-from benchmarks.two_turns import TwoTurnEngine
-from benchmarks.upstream import Engine, listen
+from benchmarks.turns import TurnsEngine
+from benchmarks.upstream import listen
 
-_PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}  # help without truncation or color
-_QUIET = _PLAIN | {"TOKENTAPE_LOG__LEVEL": "warning"}
+_HERE = Path(__file__).parent.parent
+_INSTALLED = re.compile(r".*/(site-packages|lib/python3\.\d+)/")
+_SAMPLED_S = 0.001  # between samples; the kernel's clock tick if that is longer
+_QUIET = {**os.environ, "TOKENTAPE_LOG__LEVEL": "warning"}
+_PROCESS_CLOCK = 2  # CPUCLOCK_SCHED of Linux: with the complement of a process id, the clock of its CPU time
 
 
 @dataclass(frozen=True)
@@ -40,10 +48,12 @@ class Server:
         with open(f"/proc/{self.pid}/statm") as statm:  # noqa: PTH123
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    def processor_s(self) -> float:
-        """Return its CPU time, user and system."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def processor_s(self) -> tuple[float, float]:
+        """Return the CPU time of its processes, and of the store that it started."""
+        used = {True: 0.0, False: 0.0}
+        for pid, name in _family(self.pid):
+            used["valkey" in name] += time.clock_gettime((~pid << 3) | _PROCESS_CLOCK)
+        return used[False], used[True]
 
     def forget_peak(self) -> None:
         """Reset the peak of its resident memory (proc(5), clear_refs)."""
@@ -55,11 +65,26 @@ class Server:
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
+def _family(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield the id and name of a process and of its descendants."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # the process has ended
+            number, _, rest = path.read_text().partition(" (")
+            name, _, fields = rest.rpartition(") ")
+            children.setdefault(int(fields.split()[1]), []).append((int(number), name))
+    found = [(pid, "")]
+    for parent, _ in found:
+        found += children.get(parent, [])
+    yield from found
+
+
 @contextmanager
-def started(kind: str, *arguments: str) -> Iterator[Server]:
-    """Run a server inside the context."""
+def started(kind: str, *arguments: str, checkout: Path | None = None) -> Iterator[Server]:
+    """Run a server inside the context, from another checkout if it is given."""
     command = [sys.executable, "-m", "benchmarks.servers", kind, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(checkout or _HERE)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=checkout or _HERE, env=environment)
     try:
         assert process.stdout is not None
         yield Server(int(process.stdout.readline()), process.pid)
@@ -67,12 +92,6 @@ def started(kind: str, *arguments: str) -> Iterator[Server]:
         process.terminate()
         process.wait(20)
         process.stdout.close()
-
-
-def knows_workers() -> bool:
-    """Return whether `serve` has the option --workers."""
-    command = [sys.executable, "-m", "proxy", "serve", "--help"]
-    return "--workers" in subprocess.run(command, capture_output=True, text=True, check=True, env=_PLAIN).stdout
 
 
 @contextmanager
@@ -122,6 +141,37 @@ async def _bare(engine: str) -> None:
     await asyncio.Event().wait()
 
 
+@contextmanager
+def sampled(path: str) -> Iterator[None]:
+    """Count which function uses CPU time inside the context, for which file of TokenTape, and write it to a file."""
+    samples: Counter[tuple[types.CodeType, types.CodeType | None]] = Counter()
+
+    def sample(_signal: int, frame: types.FrameType | None) -> None:
+        own = frame
+        while own is not None and not _is_own(own.f_code):
+            own = own.f_back
+        if frame is not None:
+            samples[frame.f_code, own and own.f_code] += 1
+
+    signal.signal(signal.SIGPROF, sample)
+    signal.setitimer(signal.ITIMER_PROF, _SAMPLED_S, _SAMPLED_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        found = [[_place(code), code.co_qualname, own and _place(own), count] for (code, own), count in samples.items()]
+        Path(path).write_text(json.dumps(found))
+
+
+def _place(code: types.CodeType) -> str:
+    """Return the file of a function: relative to the checkout, to site-packages, or to the standard library."""
+    return _INSTALLED.sub("", code.co_filename.removeprefix(f"{_HERE}/"))
+
+
+def _is_own(code: types.CodeType) -> bool:
+    return _place(code).startswith(("proxy/", "storage/"))
+
+
 class _WithoutPandas:
     """Hides pandas, as in an installation with the extra `arrow`: pyarrow loads pandas (50 MB) if it is installed."""
 
@@ -130,7 +180,9 @@ class _WithoutPandas:
             raise ModuleNotFoundError(name)
 
 
-async def _tokentape(engine: str, store: str, mode: str = "faithful", cache_bytes: str = str(2**28)) -> None:
+async def _tokentape(
+    engine: str, store: str, mode: str = "faithful", cache_bytes: str = str(2**28), samples: str = ""
+) -> None:
     sys.meta_path.insert(0, _WithoutPandas())
     from proxy.config.settings import load
     from proxy.server.listener import running
@@ -145,20 +197,17 @@ async def _tokentape(engine: str, store: str, mode: str = "faithful", cache_byte
     with stopped_by_signals() as stop:
         async with running(settings) as served:
             print(served.url.rpartition(":")[2], flush=True)
-            await stop.wait()
+            with sampled(samples) if samples else nullcontext():
+                await stop.wait()
 
 
-async def _upstream(engine: type[Engine] = Engine) -> None:
-    server, port = await listen(engine)
+async def _upstream() -> None:
+    server, port = await listen(TurnsEngine)
     print(port, flush=True)
     await server.serve_forever()
 
 
-async def _two_turns() -> None:
-    await _upstream(TwoTurnEngine)
-
-
-KINDS = {"bare": _bare, "tokentape": _tokentape, "upstream": _upstream, "two-turns": _two_turns}
+KINDS = {"bare": _bare, "tokentape": _tokentape, "upstream": _upstream}
 
 if __name__ == "__main__":
     allow_many_sockets()

@@ -10,7 +10,7 @@ import orjson
 
 PROMPT_TOKENS, SAMPLED_TOKENS, EVENTS = 1_000, 200, 200
 SLOW_S = 5.0
-PACE_S = 0.002  # between the events of a paced stream, so that each arrives in a read of its own
+PACE_S = 0.008  # between the events of a paced stream: 125 tokens per second, as a busy engine samples them
 MODE = re.compile(rb'"mode-([a-z]+)(?:-([0-9]+))?"')
 
 
@@ -19,22 +19,25 @@ def _entry(number: int) -> dict:
     return {"token": token, "logprob": -1 - number / 1024, "bytes": list(token.encode()), "top_logprobs": []}
 
 
-def whole(prompt_tokens: int = PROMPT_TOKENS) -> bytes:
-    """Return an unstreamed chat response with ids and logprobs."""
+def whole(prompt_tokens: int = PROMPT_TOKENS, *, stop: int | None = None, text: str | None = None) -> bytes:
+    """Return an unstreamed chat response with ids and logprobs, and that `text`.
+
+    `stop` is the id of a stop token that ends the turn; without it, the limit does.
+    """
     chance = random.Random(1)
     entries = [_entry(number) for number in range(SAMPLED_TOKENS)]
     choice = {
         "index": 0,
         "message": {
             "role": "assistant",
-            "content": "".join(e["token"] for e in entries),
+            "content": "".join(e["token"] for e in entries) if text is None else text,
             "refusal": None,
             "reasoning": None,
         },
         "logprobs": {"content": entries},
-        "finish_reason": "length",
+        "finish_reason": "length" if stop is None else "stop",
         "stop_reason": None,
-        "token_ids": [chance.randrange(150_000) for _ in entries],
+        "token_ids": [chance.randrange(150_000) for _ in entries] if stop is None else sampled_ids(stop),
     }
     usage = {
         "prompt_tokens": prompt_tokens,
