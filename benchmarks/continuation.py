@@ -19,7 +19,7 @@ from benchmarks.servers import Server, started
 from benchmarks.turns import REPLY, STOP, messages
 from benchmarks.upstream import EVENTS, sampled_ids
 
-_CACHE_BYTES = re.compile(rb"^tokentape_continuation_cache_bytes ([0-9.e+]+)$", re.MULTILINE)
+_CACHE_BYTES = re.compile(rb"^tokentape_rollout_cache_bytes ([0-9.e+]+)$", re.MULTILINE)
 _TEXT = re.compile(rb'"(?:content|reasoning|reasoning_content)":\s?"[^"]')
 _JSON = {"Content-Type": "application/json"}
 _GROWS = EVENTS + 42  # tokens of the first reply and of the second message
@@ -77,7 +77,7 @@ def continuation(_places: object) -> Curve:
         "Medians of paired rounds, in random order, of a streamed conversation of two turns; one client. Added: time to the "
         "first token of the second turn in `append`, minus that in `off`. In `off` the engine renders and tokenizes, which "
         "this one does in no time. From the store: the same without a cache. Engine alone: the requests to `/tokenize` and "
-        "`/detokenize`, sent directly. Leaf: `tokentape_continuation_cache_bytes` per conversation of two turns."
+        "`/detokenize`, sent directly. Leaf: `tokentape_rollout_cache_bytes` per conversation of two turns."
     )
     names = list(points[0][1])
     panels = {"added time to first token, ms": [name for name in names if "added" in name]}
@@ -175,5 +175,5 @@ async def _cache_bytes(http: aiohttp.ClientSession, server: Server) -> float:
     async with http.get(f"{server.url}/metrics") as response:
         found = _CACHE_BYTES.search(await response.read())
     if found is None:
-        raise RuntimeError("tokentape_continuation_cache_bytes is not in /metrics")
+        raise RuntimeError("tokentape_rollout_cache_bytes is not in /metrics")
     return float(found[1])

@@ -64,7 +64,7 @@ def measured(calls: Calls, rollouts: int) -> Profile:
     """Return the profile of a load, with new servers."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "samples.json"
-        options = ("faithful", str(2**28), str(path))
+        options = ("faithful", "", str(path))
         with (
             started("upstream") as upstream,
             started("bare", upstream.url) as bare,

@@ -180,9 +180,7 @@ class _WithoutPandas:
             raise ModuleNotFoundError(name)
 
 
-async def _tokentape(
-    engine: str, store: str, mode: str = "faithful", cache_bytes: str = str(2**28), samples: str = ""
-) -> None:
+async def _tokentape(engine: str, store: str, mode: str = "faithful", cache_bytes: str = "", samples: str = "") -> None:
     sys.meta_path.insert(0, _WithoutPandas())
     from proxy.config.settings import load
     from proxy.server.listener import running
@@ -192,7 +190,10 @@ async def _tokentape(
         listen="127.0.0.1:0",
         engines={"endpoints": [{"url": engine}]},
         store={"url": store},
-        continuation={"mode": mode, "cache_bytes": int(cache_bytes)},
+        continuation={"mode": mode},
+        agents={"rollout_cache_bytes": int(cache_bytes)}
+        if cache_bytes
+        else {},  # earlier versions have no such setting
     )
     with stopped_by_signals() as stop:
         async with running(settings) as served:

@@ -58,7 +58,7 @@ The header of a call has precedence over its rollout, and the rollout over the s
 false, is accepted.
 
 ```yaml
-continuation: {mode: faithful, timeout_s: 60.0, cache_bytes: 268435456}
+continuation: {mode: faithful, timeout_s: 60.0}
 ```
 
 ```bash
@@ -90,7 +90,7 @@ An SGLang endpoint gets ids for chat only after its rendering of a step's messag
 - If the engine returns other prompt ids than were sent, the step is flagged `other_prompt`. If it rejects a call with ids, the
   call is sent again unchanged; if that succeeds, the ids were the reason. In both cases the endpoint gets no more ids until its
   type is detected again.
-- The ids of recorded steps are cached in the process (`continuation.cache_bytes`), else read from the store, so that other
+- The ids of recorded steps are cached in the process (`agents.rollout_cache_bytes`), else read from the store, so that other
   workers and replicas continue them, also after a restart.
 
 A text prompt of `/v1/completions` is continued if it begins with the prompt and the completion of an earlier step, as those of
@@ -173,7 +173,7 @@ continued: 457 ids kept, 12 ids rendered
   differs (`rendered`), or the `reason`. In the tree, `why` is its sentence; a drift boundary has both.
 - In [`/ui`](ui.md), `»` marks a continued call, and `≠` the reason why a call was not continued.
 - The metrics `tokentape_continuations_total` by `result` and `reason`, `tokentape_continuation_duration_seconds` and
-  `tokentape_continuation_cache_bytes`, and the row *Continuation* of the dashboard.
+  `tokentape_rollout_cache_bytes`, and the row *Continuation* of the dashboard.
 
 | `result` | meaning |
 |---|---|

@@ -48,17 +48,17 @@ LAYERS: dict[str, tuple[str, ...] | None] = {
 # The order of modules and folders within a layer, lowest first: a module imports its own row and the rows before it.
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "protocols": (
-        ("sse", "lenient_json", "accumulators", "number_lists", "repeated_events"),
+        ("sse", "lenient_json", "accumulators", "number_lists", "repeated_events", "json_weight"),
         ("dialects",),
         ("engines",),
-        ("sampling", "synthetic_stream", "token_annotations"),
+        ("sampling", "synthetic_stream", "token_annotations", "long_texts"),
         ("response", "whole_response"),
         ("plan",),
         ("exchange",),
         ("translated_call",),
     ),
     "api": (
-        ("http", "headers", "api_keys", "rollout_id", "memory_limit", "long_texts", "adapters"),
+        ("http", "headers", "api_keys", "rollout_id", "memory_limit", "adapters"),
         ("surplus_calls",),
         ("context",),
         ("auth", "query", "urls", "health", "failures", "body", "reward_values"),

@@ -157,10 +157,8 @@ CONTINUATION = Row("Continuation", [
           (f"{rate('continuations', 'reason', REFUSED)} > 0", "{{reason}}"), stacked=True),
     quantiles("Duration of continuations", "Time for the engine's renderings before the call is sent.",
               "continuation_duration_seconds"),
-    graph("Cached token ids", "Memory for token ids of recorded steps. Its limit is continuation.cache_bytes.",
-          "bytes", (gauge("continuation_cache_bytes", "instance"), "{{instance}}")),
     graph("Rollouts in memory", "Memory for the rollouts of calls. Its limit is agents.rollout_cache_bytes.",
-          "bytes", (gauge("rollout_cache_bytes", "instance"), "{{instance}}")),
+          "bytes", (gauge("rollout_cache_bytes", "instance"), "{{instance}}"), width=24),
 ])  # fmt: skip
 
 STORE = Row("Store", [

@@ -8,7 +8,6 @@ from typing import Any
 from aiohttp import web
 
 from proxy.api.api_keys import KeyRing
-from proxy.api.long_texts import LongTexts
 from proxy.api.memory_limit import InFlightBytes
 from proxy.clock import Clock
 from proxy.config.settings import Settings
@@ -21,7 +20,6 @@ from proxy.rollouts.drift_report import DriftReporter
 from proxy.rollouts.drift_totals import DriftTotals
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
-from proxy.rollouts.known_prompts import KnownPrompts
 from proxy.rollouts.live import LiveRollouts
 from proxy.rollouts.policy import Policies
 from proxy.rollouts.prompt_continuation import PromptContinuation
@@ -75,8 +73,6 @@ class Context:
     stopping: asyncio.Event
     start_trace: Callable[[Any], Any] | None = None
     token_texts: TokenTexts = field(default_factory=TokenTexts)
-    known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
-    long_texts: LongTexts = field(default_factory=LongTexts)
     pacing: StartPacing = field(default_factory=StartPacing)
 
     @property

@@ -131,9 +131,6 @@ class ContinuationSettings(Section):
         description="Seconds for the engine's renderings of a call, which is then sent unchanged. After three such calls in a "
         "row, an engine is not asked for a minute.",
     )
-    cache_bytes: int = Field(
-        2**28, ge=0, description="Memory for token ids of recorded steps; others are read from the store."
-    )
 
 
 class DialectSettings(Section):
@@ -426,7 +423,8 @@ class AgentsSettings(Section):
     rollout_cache_bytes: int = Field(
         2**29,
         ge=0,
-        description="Memory of each worker for the rollouts of its calls; what is forgotten is read from the store again.",
+        description="Memory of a process for the rollouts of its calls: newest bodies, prompts and turns. What is forgotten is "
+        "read from the store again.",
     )
     probes: ProbeSettings = Field(ProbeSettings(), description="Health probes, which are forwarded and not recorded.")
 

@@ -1,36 +1,69 @@
 """What this process remembers of the rollouts of its calls: one object for each of them, and one limit of memory."""
 
+import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
 
+from proxy.continuation.turns import Turns
+from proxy.protocols.long_texts import LongText
+from proxy.protocols.number_lists import KnownPrompt
 from proxy.rollouts.rollout import Rollout
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import KnownBlocks
+from proxy.trajectory.step import Step
 
 _BYTES_PER_ROLLOUT: Final = 3000  # an estimate: the objects of a rollout without its own fields
+_BYTES_PER_TURNS: Final = 2000  # an estimate: the objects of a rollout without turns
 _BYTES_PER_BLOCK: Final = 120  # of its name in a set
 _WEIGHT_OF_FIELDS: Final = 4  # an estimate: bytes of memory for each byte of a stored field and its value
+
+
+@dataclass(slots=True, eq=False)
+class KnownTurns:
+    """The turns of a rollout; the lock is held while they are changed or searched.
+
+    `pending`: steps to add, with their indexes: mostly the newest one, and `pending_bytes` their memory. `count`: the number of
+    steps that were added or are pending, without a gap.
+    """
+
+    turns: Turns = field(default_factory=Turns)
+    pending: list[tuple[int, Step]] = field(default_factory=list)
+    pending_bytes: int = 0
+    count: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def size(self) -> int:
+        """The approximate memory in bytes."""
+        return _BYTES_PER_TURNS + self.turns.size + self.turns.conversations.newest.size + self.pending_bytes
 
 
 @dataclass(slots=True, eq=False)
 class LiveRollout:
     """One incarnation of a rollout: as it was read last, and the number of its `calls` in flight.
 
-    `blocks`: the names of its blocks that are stored. `size`: the approximate memory in bytes.
+    `blocks`: the names of its blocks that are stored. Of the newest call: `prompt`, its ids, and `text`, its body if that is
+    long. `known`: the turns that calls continue, None if there are none in memory. `size`: the approximate memory in bytes.
     """
 
     rollout: Rollout
     calls: int = 0
     blocks: KnownBlocks = field(default_factory=lambda: KnownBlocks(lock=Lock()))
+    prompt: KnownPrompt | None = None
+    text: LongText | None = None
+    known: KnownTurns | None = None
     size: int = 0
 
     def measured(self) -> int:
         """Return the approximate memory in bytes."""
         fields = sum(map(len, self.rollout.origin.fields.values()))
         blocks = _BYTES_PER_BLOCK * len(self.blocks) + self.blocks.chain_bytes
-        return _BYTES_PER_ROLLOUT + _WEIGHT_OF_FIELDS * fields + blocks
+        prompt = 0 if self.prompt is None else len(self.prompt.text) + len(self.prompt.ids) * self.prompt.ids.itemsize
+        text = 0 if self.text is None else self.text.size
+        turns = 0 if self.known is None else self.known.size
+        return _BYTES_PER_ROLLOUT + _WEIGHT_OF_FIELDS * fields + blocks + prompt + text + turns
 
 
 class LiveRollouts:

@@ -1,12 +1,10 @@
-"""The continuation of recorded steps by ids: a bounded cache of turns, and the engine's renderings.
+"""The continuation of recorded steps by ids: the turns of rollouts, and the engine's renderings.
 
 Every failure on the way sends the call unchanged.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
 from proxy.clock import Clock
@@ -26,13 +24,12 @@ from proxy.continuation.types import (
 from proxy.errors import BadRequest, DamagedStep, EngineError, NotFound
 from proxy.protocols.dialects.responses.item_ids import repeated_steps
 from proxy.protocols.plan import Plan, with_continuation
-from proxy.rollouts.live import LiveRollout
-from proxy.rollouts.newest import Newest
+from proxy.rollouts.admission import Admitted
+from proxy.rollouts.live import KnownTurns, LiveRollout, LiveRollouts
 from proxy.rollouts.rollout import DELIVERED_MARK, UNDELIVERED_MARK, Rollout, read_marks
 from proxy.rollouts.steps import decode_records
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
-from proxy.trajectory.conversation import NewestMessages
 from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.step import Step, answers_of
 from proxy.trajectory.thread_agents import agent_of
@@ -50,25 +47,7 @@ _LONG_IDS: Final = 2**15  # converting so many ids, or hashing their messages, t
 _BYTES_PER_TOKEN: Final = 4  # of text
 _BYTES_PER_COMPARISON: Final = 256  # of a body whose reading takes as long as comparing one reply
 _WEIGHT_OF_STEP: Final = 4  # an estimate: bytes of memory for each byte of the request and the response of a step
-_BYTES_PER_ENTRY: Final = 2000  # an estimate: the objects of a rollout without turns
-_NEWEST_BYTES: Final = 2**26  # of the newest long messages, of all rollouts
 _MAX_STOPS: Final = 4096
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """The turns of one rollout; the lock is held while they are changed or searched.
-
-    `pending`: steps to add, with their indexes: mostly the newest one, and `pending_bytes` their memory. `count`: the number of
-    steps that were added or are pending, without a gap.
-    """
-
-    turns: Turns = field(default_factory=Turns)
-    pending: list[tuple[int, Step]] = field(default_factory=list)
-    pending_bytes: int = 0
-    count: int = 0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    size: int = 0
 
 
 class PromptContinuation:
@@ -80,28 +59,24 @@ class PromptContinuation:
         upstream: Upstream,
         clock: Clock,
         metrics: Metrics,
+        rollouts: LiveRollouts,
         *,
-        is_default: bool,
+        mode: Mode,
         timeout_s: float,
-        cache_bytes: int,
     ) -> None:
         self._store = store
         self._upstream = upstream
         self._clock = clock
         self._metrics = metrics
-        self._is_default = is_default
+        self._rollouts = rollouts
+        self._default = mode
         self._timeout_s = timeout_s
-        self._cache_bytes = cache_bytes
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
-        self._newest = Newest[tuple[str, str], NewestMessages](_NEWEST_BYTES, NewestMessages.forget)
-        self._size = 0
         self._stops: set[tuple[str, str | None, int]] = set()  # engine kind, model and stop token
         self._tasks = BackgroundTasks()
         self._is_closed = False
-        metrics.continuation_cache_bytes.set_function(lambda: self._size)
 
     def __repr__(self) -> str:
-        return f"<PromptContinuation {len(self._entries)} rollouts, {self._size} bytes>"
+        return f"<PromptContinuation {self._default}>"
 
     async def close(self) -> None:
         """Wait until the steps that are being added are; later ones are ignored."""
@@ -113,35 +88,41 @@ class PromptContinuation:
 
         Many rollouts have no such call, so that hashing the messages of their steps would be for nothing.
         """
-        key = (step.rollout_id, live.rollout.incarnation)
-        entry = self._entries.get(key)
-        if entry is None and appended.position == 0 and self._is_default:
-            entry = self._entry(key)
-        if entry is None or self._is_closed or appended.position != entry.count:
+        known = live.known
+        if known is None and appended.position == 0 and self._default != "off":
+            known = live.known = KnownTurns()
+        if known is None or self._is_closed or appended.position != known.count:
             return  # a step whose predecessors are unknown is read from the store with them
-        if (
-            entry.pending and not entry.turns.indexes
-        ):  # one step takes more memory than its turns: no second one is kept
-            self._drop(key)
+        if known.pending and not known.turns.indexes:
+            live.known = None  # one step takes more memory than its turns: no second one is kept
             return
-        if entry.pending:  # of a rollout that continues its steps, and has other calls in between
-            self._tasks.start(self._add_pending(key, entry))
-        entry.pending.append((appended.position, step))
-        entry.pending_bytes += _WEIGHT_OF_STEP * body_bytes
-        entry.count += 1
-        self._account(key, entry)
+        if known.pending:  # of a rollout that continues its steps, and has other calls in between
+            self._tasks.start(self._add_pending(live, known))
+        known.pending.append((appended.position, step))
+        known.pending_bytes += _WEIGHT_OF_STEP * body_bytes
+        known.count += 1
 
-    async def with_continuation(
-        self, plan: Plan, rollout: Rollout, endpoint: Endpoint, mode: Mode, *, body_bytes: int
+    async def continued(
+        self,
+        plan: Plan,
+        call: Admitted,
+        endpoint: Endpoint,
+        headers: Mapping[str, str],
+        body_bytes: int,
     ) -> Plan:
-        """Return the plan with prompt ids that continue an earlier step, if the call continues one; else the plan."""
+        """Return the plan with prompt ids that continue an earlier step, if the call continues one; else the plan.
+
+        The mode is that of the header, else of the rollout, else the default. Raises BadRequest.
+        """
+        rollout, header = call.rollout, headers.get(CONTINUATION_HEADER)
+        mode = (rollout.continuation or self._default) if header is None else mode_of(header)
         if mode == "off" or not rollout.counts.get("steps") or not _may_continue(plan):
             return plan
         started = self._clock.monotonic()
         found = None
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = await self._find(plan, rollout, endpoint, mode, body_bytes)
+                found = await self._find(plan, call, endpoint, mode, body_bytes)
                 if found is None:
                     return plan
                 turn, result = await self._continue(plan, endpoint, mode, found, body_bytes)
@@ -164,21 +145,22 @@ class PromptContinuation:
         ids = None if result.ids is None else await in_thread_if(len(result.ids), _LONG_IDS, result.ids.tolist)
         return with_continuation(plan, ids, _facts(turn, result))
 
-    async def sampled_calls(self, rollout: Rollout, call_ids: Sequence[str]) -> dict[str, Message]:
+    async def sampled_calls(self, call: Admitted, call_ids: Sequence[str]) -> dict[str, Message]:
         """Return the name and the arguments of earlier tool calls as sampled, by the ids that the client sends back.
 
         A call that is not known, or not read in time, has the arguments that the client sends.
         """
+        rollout = call.rollout
         if not call_ids or not rollout.counts.get("steps"):
             return {}
         try:
             async with asyncio.timeout(self._timeout_s):
-                entry = await self._complete((rollout.rollout_id, rollout.incarnation), rollout)
+                known = await self._complete(call.live, rollout)
         except (StorageError, DamagedStep, NotFound, TimeoutError) as error:
             fields = {"rollout_id": rollout.rollout_id, "error": repr(error)}
             LOG.warning("Sampled arguments of tool calls not read", extra={"fields": fields})
             return {}
-        found = {call_id: entry.turns.sampled_call(call_id) for call_id in call_ids}
+        found = {call_id: known.turns.sampled_call(call_id) for call_id in call_ids}
         return {call_id: function for call_id, function in found.items() if function is not None}
 
     def refused(self, plan: Plan) -> Plan:
@@ -198,18 +180,18 @@ class PromptContinuation:
             LOG.warning("Engine %s accepts no prompt ids (%s); calls are sent unchanged", endpoint.label, reason)
 
     async def _find(
-        self, plan: Plan, rollout: Rollout, endpoint: Endpoint, mode: Mode, body_bytes: int
+        self, plan: Plan, call: Admitted, endpoint: Endpoint, mode: Mode, body_bytes: int
     ) -> Match | Turn | Reason | None:
         """Return the turn that a call continues, or why it continues none; None for the first call of a conversation."""
         found: Match | Turn | Ambiguous | Reason | None
-        key = (rollout.rollout_id, rollout.incarnation)
+        rollout = call.rollout
         try:
-            entry = await self._complete(key, rollout)
+            known = await self._complete(call.live, rollout)
         except (StorageError, DamagedStep, NotFound) as error:
             LOG.warning("Steps not read: %s", error, extra={"fields": {"rollout_id": rollout.rollout_id}})
             return "store"
-        async with entry.lock:
-            turns = entry.turns
+        async with known.lock:
+            turns = known.turns
             size = body_bytes + _BYTES_PER_COMPARISON * len(turns) + turns.longest
             found = await off_loop(size, _search, turns, plan, endpoint.engine.kind, mode)
             if isinstance(found, Ambiguous):
@@ -280,79 +262,56 @@ class PromptContinuation:
             unverified.show(rollout_id, failures + 1)
         return is_equal
 
-    async def _complete(self, key: tuple[str, str], rollout: Rollout) -> _Entry:
+    async def _complete(self, live: LiveRollout, rollout: Rollout) -> KnownTurns:
         """Return the turns of a rollout, with those of steps that other processes stored.
 
         Raises StorageError, DamagedStep, NotFound.
         """
-        entry = self._entry(key)
-        if entry.pending:
-            adding = self._add_pending(key, entry)
+        known = live.known = live.known or KnownTurns()
+        if known.pending:
+            adding = self._add_pending(live, known)
             # A timeout must not release the lock while a thread adds.
             await (
-                adding if _are_short([step for _, step in entry.pending]) else asyncio.shield(self._tasks.start(adding))
+                adding if _are_short([step for _, step in known.pending]) else asyncio.shield(self._tasks.start(adding))
             )
         count = rollout.counts.get("steps", 0)
-        if len(entry.turns.indexes) < count:
+        if len(known.turns.indexes) < count:
             # The reading continues after a timeout, so that the next call finds the steps.
-            await asyncio.shield(self._tasks.start(self._read(key, entry, rollout, count)))
-        return entry
+            await asyncio.shield(self._tasks.start(self._read(live, known, rollout, count)))
+        return known
 
-    async def _read(self, key: tuple[str, str], entry: _Entry, rollout: Rollout, count: int) -> None:
+    async def _read(self, live: LiveRollout, known: KnownTurns, rollout: Rollout, count: int) -> None:
         """Add the steps from the first unknown one on. Raises StorageError, DamagedStep, NotFound."""
-        async with entry.lock:
-            known = entry.turns.indexes
-            first = next((index for index in range(count) if index not in known), count)
+        async with known.lock:
+            indexes = known.turns.indexes
+            first = next((index for index in range(count) if index not in indexes), count)
             # Each page is added before the next one is read, so that a damaged step does not hide those before it.
             while first < count and (records := await self._store.read(rollout.rollout_id, first, _PAGE)):
                 steps = await decode_records(self._store, rollout, records, first, whole=True)
-                await asyncio.to_thread(_add_all, entry.turns, list(enumerate(steps, first)))
-                self._account(key, entry)
+                await asyncio.to_thread(_add_all, known.turns, list(enumerate(steps, first)))
+                self._account(live, known)
                 first += len(records)
-                entry.count = max(entry.count, first)
+                known.count = max(known.count, first)
 
-    def _entry(self, key: tuple[str, str]) -> _Entry:
-        entry = self._entries.get(key)
-        if entry is None:
-            entry = self._entries[key] = _Entry()
-            self._account(key, entry)
-        else:
-            self._entries.move_to_end(key)
-        return entry
-
-    async def _add_pending(self, key: tuple[str, str], entry: _Entry) -> None:
+    async def _add_pending(self, live: LiveRollout, known: KnownTurns) -> None:
         """Add the steps that were offered; in a thread if they are long."""
-        async with entry.lock:
-            pending, entry.pending, entry.pending_bytes = entry.pending, [], 0
+        async with known.lock:
+            pending, known.pending, known.pending_bytes = known.pending, [], 0
             if _are_short([step for _, step in pending]):
-                _add_all(entry.turns, pending)
+                _add_all(known.turns, pending)
             else:
-                await asyncio.to_thread(_add_all, entry.turns, pending)
-        self._account(key, entry)
+                await asyncio.to_thread(_add_all, known.turns, pending)
+        self._account(live, known)
 
-    def _account(self, key: tuple[str, str], entry: _Entry) -> None:
-        """Count the memory of a rollout that has changed, and drop the least recently used ones above the limit."""
-        if self._entries.get(key) is not entry:
-            return  # dropped meanwhile
-        newest = entry.turns.conversations.newest
-        if newest.size:
-            self._newest.put(key, newest, newest.size)
-        size = _BYTES_PER_ENTRY + entry.turns.size + entry.pending_bytes
-        self._size += size - entry.size
-        entry.size = size
+    def _account(self, live: LiveRollout, known: KnownTurns) -> None:
+        """Count the memory of turns that were added, and note their stop tokens."""
         if len(self._stops) < _MAX_STOPS:
-            self._stops |= entry.turns.stops
-        while self._size > self._cache_bytes and self._entries:
-            self._drop(next(iter(self._entries)))
-
-    def _drop(self, key: tuple[str, str]) -> None:
-        self._size -= self._entries.pop(key).size
+            self._stops |= known.turns.stops
+        self._rollouts.keep(live)
 
 
-def continuation_mode(default: Mode, rollout: Rollout, header: str | None) -> Mode:
-    """Return the mode of a call: that of its header, else of its rollout, else the default. Raises BadRequest."""
-    if header is None:
-        return rollout.continuation or default
+def mode_of(header: str) -> Mode:
+    """Return the mode that a header names. Raises BadRequest."""
     modes: tuple[Mode, ...] = get_args(Mode)
     for mode in modes:
         if header.strip().lower() == mode:
@@ -389,7 +348,10 @@ def _may_continue(plan: Plan) -> bool:
     messages = plan.body.get("messages")
     if plan.dialect.name != "chat" or not isinstance(messages, list):
         return plan.dialect.name == "completions"
-    return any(isinstance(message, dict) and message.get("role") == "assistant" for message in messages)
+    for message in messages:  # noqa: SIM110 - on the way of every call
+        if isinstance(message, dict) and message.get("role") == "assistant":
+            return True
+    return False
 
 
 def _are_short(steps: Sequence[Step]) -> bool:

@@ -150,7 +150,7 @@ def _context_lifespan(
             _kept(stack, Deadlines(context.store, context.clock, context.finisher, context.metrics)).start()
             for policy in context.policies:
                 policy.pause.abort_calls = partial(context.memory_limit.stop_sampled, policy.name, _WEIGHTS_CHANGED)
-            context.recorder.followers.append(watch.offer)
+            context.recorder.followers += [context.continuation.offer, watch.offer]
             context.recorder.late_followers.append(context.drift_totals.settle_late)
             context.metrics.oldest_call_age_seconds.set_function(
                 lambda: context.memory_limit.oldest_s(context.clock.monotonic())
@@ -208,11 +208,10 @@ async def _make_context(
         admission=Admission(opened, clock, metrics, recorder, rollouts, policies, activity, finisher, registry),
         policies=policies,
         threads=_threads(settings.threads),
-        adapter_updates={
-            policy.name: _kept(stack, AdapterUpdates(opened.announcements, upstream, policy, clock))
-            for policy in policies
-        },
-        continuation=_continuation(stack, settings, opened, upstream, clock, metrics, recorder),
+        adapter_updates=_adapter_updates(stack, opened, upstream, policies, clock),
+        continuation=_kept(
+            stack, PromptContinuation(opened, upstream, clock, metrics, rollouts, **dict(settings.continuation))
+        ),
         rescorers=_kept(stack, _rescorers(settings, opened, upstream, tokenizers, metrics)),
         finisher=finisher,
         stopping=stopping,
@@ -241,30 +240,12 @@ def _start_trace(
     return CallTracer(tracing.tracer, clock, content=settings.content)
 
 
-def _continuation(  # noqa: PLR0917 - the services that it uses
-    stack: AsyncExitStack,
-    settings: Settings,
-    store: Store,
-    upstream: Upstream,
-    clock: Clock,
-    metrics: Metrics,
-    recorder: Recorder,
-) -> PromptContinuation:
-    options = settings.continuation
-    continuation = _kept(
-        stack,
-        PromptContinuation(
-            store,
-            upstream,
-            clock,
-            metrics,
-            is_default=options.mode != "off",
-            timeout_s=options.timeout_s,
-            cache_bytes=options.cache_bytes,
-        ),
-    )
-    recorder.followers.append(continuation.offer)
-    return continuation
+def _adapter_updates(
+    stack: AsyncExitStack, store: Store, upstream: Upstream, policies: Policies, clock: Clock
+) -> dict[str, AdapterUpdates]:
+    return {
+        policy.name: _kept(stack, AdapterUpdates(store.announcements, upstream, policy, clock)) for policy in policies
+    }
 
 
 def _rescorers(

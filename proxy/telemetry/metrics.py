@@ -121,7 +121,6 @@ class Metrics:
     discarded_steps: Counter
     continuations: Counter
     continuation_duration_seconds: Histogram
-    continuation_cache_bytes: Gauge
     idempotent_replays: Counter
     health_probes: Counter
     store_operation_duration_seconds: Histogram
@@ -281,7 +280,6 @@ _METRICS: dict[str, tuple[type[Counter] | type[Gauge] | tuple[float, ...], str, 
     "continuation_duration_seconds": (
         (*_FINE_SECONDS, 15, 60), "Time that the continuation of a call takes before the call is sent.", ()
     ),
-    "continuation_cache_bytes": (Gauge, "Memory for the token ids of recorded steps.", ()),
     "failovers": (Counter, "Calls retried at another endpoint, by the endpoint that failed.", ("engine",)),
     "ejections": (
         Counter, "Ejections of endpoints after consecutive failures (engines.eject_after).", ("engine",)

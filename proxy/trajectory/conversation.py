@@ -75,10 +75,6 @@ class NewestMessages:
         self._links: list[bytes] = []
         self.size = 0
 
-    def forget(self) -> None:
-        """Drop the messages."""
-        self._essences, self._links, self.size = [], [], 0
-
     def chain(self, messages: list[Any]) -> list[bytes]:
         """Return the digest of each prefix of the list, as `Digests.chain`."""
         essences = [_essence(message, self.joint) for message in messages]

@@ -47,7 +47,7 @@ def test_options_precede_the_environment_which_precedes_the_file(tmp_path, monke
         ({"continuation": {"mode": True}}, "'off', 'faithful' or 'append'"),
         ({"continuation": {"mode": 0}}, "'off', 'faithful' or 'append'"),
         ({"continuation": {"timeout_s": 0}}, "timeout_s"),
-        ({"continuation": {"cache_bytes": -1}}, "cache_bytes"),
+        ({"agents": {"rollout_cache_bytes": -1}}, "rollout_cache_bytes"),
     ],
 )
 def test_an_invalid_setting_is_named(settings, named):
@@ -152,12 +152,11 @@ def test_the_continuation_mode_off_of_a_yaml_file_may_be_a_boolean(tmp_path, mod
 
 
 def test_the_continuation_is_faithful_by_default_and_set_by_environment_variables(monkeypatch):
-    assert ("faithful", 60, 2**28) == tuple(load().continuation.model_dump().values())
+    assert ("faithful", 60) == tuple(load().continuation.model_dump().values())
 
     monkeypatch.setenv("TOKENTAPE_CONTINUATION__MODE", "append")
     monkeypatch.setenv("TOKENTAPE_CONTINUATION__TIMEOUT_S", "0.5")
-    monkeypatch.setenv("TOKENTAPE_CONTINUATION__CACHE_BYTES", "0")
-    assert ("append", 0.5, 0) == tuple(load().continuation.model_dump().values())
+    assert ("append", 0.5) == tuple(load().continuation.model_dump().values())
 
     monkeypatch.setenv("TOKENTAPE_CONTINUATION__MODE", "off")
     assert "off" == load().continuation.mode

@@ -13,20 +13,19 @@ from proxy.api.context import Context
 from proxy.errors import EngineError, ProxyError
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.exchange import Exchange
+from proxy.protocols.long_texts import LongText
 from proxy.protocols.plan import CallOptions, Plan, SessionPlace, make_plan, with_session
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import TranslatedCall
 from proxy.rollouts.admission import Admitted
 from proxy.rollouts.idempotency import Attempt
 from proxy.rollouts.policy import Policy
-from proxy.rollouts.prompt_continuation import continuation_mode
 from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.images import IMAGES
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
 from proxy.upstream.concurrency import off_loop
 from proxy.upstream.context_window import tokens_left
-from proxy.upstream.headers import CONTINUATION_HEADER
 from proxy.upstream.image_tokens import with_placeholders
 from proxy.upstream.system_messages import with_engine_traits
 
@@ -92,6 +91,7 @@ class Call:
     started: float
     adapter: CallAdapter | None = None
     tokens: TokenAnnotations | None = None
+    long: LongText | None = None  # its body in pieces
 
     # Once it is admitted.
     admitted: Admitted = field(init=False)
@@ -155,17 +155,16 @@ async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> No
 
     `as_ids`: whether the prompt may be sent as token ids.
     """
-    context, rollout, attempt = call.context, call.rollout, call.attempt
+    context, rollout, attempt, headers = call.context, call.rollout, call.attempt, call.request.headers
     adapter, path, body = call.adapter, call.path, call.body
     extra = {**attempt.extra, "attempts": list(call.failed)} if call.failed else attempt.extra
     fault = await context.upstream.ensure_detected(endpoint)
     options = call_options(context, rollout, endpoint, call.tokens)
     if adapter is not None and endpoint.kind in adapter.own:
         path, body, adapter = adapter.own[endpoint.kind], dict(adapter.request), None
-    if adapter is not None and adapter.returns_logprobs:
-        options = replace(options, logprobs="full")
     if adapter is not None:
-        options = replace(options, is_translated=isinstance(adapter, TranslatedCall))
+        logprobs = "full" if adapter.returns_logprobs else options.logprobs
+        options = replace(options, logprobs=logprobs, is_translated=isinstance(adapter, TranslatedCall))
         body = await _native(context, endpoint if fault is None else None, adapter, options.models, call.body_bytes)
     if options.sampling.caps_by_window:
         left = await tokens_left(context.upstream, endpoint, options, DIALECTS[path], body, body_bytes=call.body_bytes)
@@ -184,33 +183,23 @@ async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> No
         engine_facts=endpoint.facts,
         logprobs_mode=endpoint.settings.logprobs_mode,
         traits=endpoint.known(rollout.rollout_id),
-        headers=call.request.headers,
+        headers=headers,
         policy=call.policy.name,
         policy_at=(announced.version, announced.epoch),
         extra=extra,
     )
     if (session := endpoint.settings.session) is not None:
         place = SessionPlace(session.header_name, session.field, session.of == "thread", extra.get("agent"))
-        planned = await off_loop(call.body_bytes, with_session, planned, place, call.request.headers)
+        planned = await off_loop(call.body_bytes, with_session, planned, place, headers)
     if adapter is not None:
         planned = await off_loop(call.body_bytes, adapter.recorded, planned)
     if IMAGES in planned.extra and fault is None:
         planned = await with_placeholders(context.upstream, endpoint, planned)
-    if fault is None:
-        planned = await _continued(call, planned, endpoint, as_ids=as_ids)
+    if fault is None and not as_ids:
+        planned = context.continuation.refused(planned)
+    elif fault is None:
+        planned = await context.continuation.continued(planned, call.admitted, endpoint, headers, call.body_bytes)
     call.endpoint, call.plan, call.fault = endpoint, planned, fault
-
-
-async def _continued(call: Call, planned: Plan, endpoint: Endpoint, *, as_ids: bool) -> Plan:
-    """Return the plan with prompt ids, if the call continues an earlier step. Raises BadRequest for an unknown mode."""
-    continuation = call.context.continuation
-    if not as_ids:
-        return continuation.refused(planned)
-    header = call.request.headers.get(CONTINUATION_HEADER)
-    mode = continuation_mode(call.context.settings.continuation.mode, call.rollout, header)
-    if not call.is_named:
-        return planned
-    return await continuation.with_continuation(planned, call.rollout, endpoint, mode, body_bytes=call.body_bytes)
 
 
 async def _native(

@@ -19,7 +19,6 @@ from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
 from proxy.api.headers import downstream
 from proxy.api.http import CLIENT_CLOSED_REQUEST
-from proxy.api.long_texts import LONG_TEXT, LongText, read_long
 from proxy.api.model.call import Call, ModelRequest, models_of, plan_for
 from proxy.api.model.probes import is_probe
 from proxy.api.model.references import followed_rollout, with_references
@@ -31,6 +30,7 @@ from proxy.clock import new_id
 from proxy.errors import BadRequest
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.long_texts import LONG_TEXT, LongText, read_long
 from proxy.protocols.plan import CallOptions, edit
 from proxy.protocols.sampling import engine_model
 from proxy.protocols.translated_call import TranslatedCall
@@ -58,6 +58,8 @@ async def handle_call(request: ModelRequest, route: CallRoute) -> web.StreamResp
     )
     try:
         rollout, call.rollout, call.policy = admitted.rollout, admitted.rollout, admitted.policy
+        if call.long is not None:
+            admitted.live.text = call.long
         if (rollout.reply or TOKENS in headers or IDS in headers) and not isinstance(call.adapter, TranslatedCall):
             endpoints = await _endpoints(call)
             call.tokens = await read_token_annotations(context, endpoints, rollout, headers, call.dialect, call.body)
@@ -80,12 +82,10 @@ async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamR
     await context.pacing.turn()
     text = await read_bytes(request.request)
     body_bytes = len(text)
-    key = _text_key(request) if body_bytes >= LONG_TEXT else ""
+    live = context.rollouts.get(_text_rollout(request)) if body_bytes >= LONG_TEXT else None
     body, adapter, digest, long = await off_loop(
-        body_bytes, _read, text, route, request, context.translation, context.long_texts.get(key)
+        body_bytes, _read, text, route, request, context.translation, None if live is None else live.text
     )
-    if long is not None and key:
-        context.long_texts.keep(key, long)
     path = request.endpoint if adapter is None else adapter.endpoint
     dialect = DIALECTS[path]
     rollout_id = request.rollout_id if adapter is None else None
@@ -106,6 +106,7 @@ async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamR
         received=received,
         started=started,
         adapter=adapter,
+        long=long,
     )
 
 
@@ -136,12 +137,13 @@ async def _forward(
     return None
 
 
-def _text_key(request: ModelRequest) -> str:
-    """Return what identifies the rollout of a call before its body is parsed; empty if nothing does."""
+def _text_rollout(request: ModelRequest) -> str:
+    """Return the rollout of a call as far as it is known before its body is parsed; empty if nothing names it."""
     caller = request.caller
     minted = None if caller.minted is None else caller.minted.rollout_id
-    key = caller.key if caller.key is not None and caller.key.startswith(KEY_PREFIX) else None
-    return request.rollout_id or request.request.headers.get(ROLLOUT_HEADER) or minted or key or ""
+    key = caller.key if caller.key is not None and caller.key.startswith(KEY_PREFIX) else ""
+    named = request.rollout_id or request.request.headers.get(ROLLOUT_HEADER) or minted
+    return named or key.removeprefix(KEY_PREFIX)
 
 
 def _read(
@@ -232,7 +234,7 @@ async def _plan(call: Call) -> None:
     if adapter is not None and adapter.needs_steps:
         adapter = adapter.with_steps(await read_steps(context.store, rollout, whole=False))
     if isinstance(adapter, TranslatedCall):
-        adapter = await with_references(context, rollout, replace(adapter, received=call.received))
+        adapter = await with_references(context, call.admitted, replace(adapter, received=call.received))
         resolved = adapter.resolved
         call.body_bytes += size_of((resolved.messages, resolved.items, resolved.calls), _MOST_HISTORY)
     call.adapter = adapter

@@ -15,7 +15,7 @@ from proxy.protocols.dialects.responses.history import Sent, Turn, resolve_refer
 from proxy.protocols.dialects.responses.item_ids import rollout_of, step_of
 from proxy.protocols.dialects.translation import ResolvedReferences
 from proxy.protocols.translated_call import TranslatedCall, call_identity
-from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.admission import Admitted
 from proxy.rollouts.steps import read_step
 from proxy.trajectory.step import Step
 
@@ -33,10 +33,11 @@ def followed_rollout(call: TranslatedCall, minted: MintedKey | None) -> str | No
     return followed
 
 
-async def with_references(context: Context, rollout: Rollout, call: TranslatedCall) -> TranslatedCall:
+async def with_references(context: Context, admitted: Admitted, call: TranslatedCall) -> TranslatedCall:
     """Return the call with the responses, items and tool calls that it refers to. Raises NotFound for an unknown response."""
+    rollout = admitted.rollout
     references = call.translation.references(call.request)
-    sampled = await context.continuation.sampled_calls(rollout, references.calls)
+    sampled = await context.continuation.sampled_calls(admitted, references.calls)
     if call.translation.name != RESPONSES:
         return replace(
             call,

@@ -228,7 +228,7 @@ async def _finished(call: Call, exchange: Exchange) -> Outcome:
     else:
         outcome = await _in_thread(partial(exchange.finish, timing, version))
     if (prompt := exchange.response.prompt) is not None:
-        context.known_prompts.keep(plan.rollout_id, call.rollout.incarnation, prompt)
+        call.admitted.live.prompt = prompt
     if plan.prompt_ids is not None:
         if "other_prompt" in outcome.step.problems:  # the engine did not use them
             context.continuation.refuse(call.endpoint, plan.rollout_id, "returned_ids")
@@ -284,7 +284,7 @@ async def _relayed(call: Call, client: ClientStream) -> Exchange | None:
                 response.status,
                 response.headers.get("Content-Type", ""),
                 max_event_bytes=context.settings.engines.max_event_bytes,
-                prompt=context.known_prompts.get((plan.rollout_id, call.rollout.incarnation)),
+                prompt=call.admitted.live.prompt,
             )
             client.set_head(response.status, response.headers, content_type=exchange.response.content_type)
             await _stream(call, client, exchange, response)

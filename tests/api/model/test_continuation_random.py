@@ -74,7 +74,8 @@ async def test_random_agents_lose_no_step_and_get_no_wrong_prompt(store, caplog,
     """Two processes, six agents in three rollouts; the engine's faults come and go."""
     name, shape, window, rate = ENGINES[number]
     sections = {
-        "continuation": {"mode": ("faithful", "append")[number % 2], "cache_bytes": (0, 5000, 2**28)[number % 3]}
+        "continuation": {"mode": ("faithful", "append")[number % 2]},
+        "agents": {"rollout_cache_bytes": (0, 10_000, 2**28)[number % 3]},
     }
     async with (
         tapped(template=name, shape=shape, max_model_len=window, noncanonical_rate=rate) as engine,

@@ -8,11 +8,9 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from proxy.protocols.json_weight import most_weight
-from proxy.rollouts.newest import Newest
 
 LONG_TEXT: Final = 2**17  # bytes from which the comparison takes less time
 _PIECE_BYTES: Final = 2**14
-_MAX_BYTES: Final = 2**26
 
 
 class _Piece(NamedTuple):
@@ -30,16 +28,10 @@ class LongText(NamedTuple):
     digest: str
     weight: int
 
-
-class LongTexts(Newest[str, LongText]):
-    """The newest text per rollout."""
-
-    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
-        super().__init__(max_bytes)
-
-    def keep(self, key: str, text: LongText) -> None:
-        """Keep the text of the newest call of a rollout."""
-        self.put(key, text, len(text.pieces) * _PIECE_BYTES)
+    @property
+    def size(self) -> int:
+        """The approximate memory in bytes."""
+        return len(self.pieces) * _PIECE_BYTES
 
 
 def read_long(text: bytes, before: LongText | None) -> LongText:

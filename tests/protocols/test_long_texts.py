@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.api.long_texts import LongTexts, read_long
 from proxy.protocols.json_weight import most_weight
+from proxy.protocols.long_texts import read_long
 
 TEXTS = st.text('a"{[,\\', max_size=60).map(str.encode)
 
@@ -22,7 +22,7 @@ def digest_of(text):
 def test_a_text_has_the_same_digest_and_weight_after_any_other(texts, size):
     """However it is cut into pieces."""
     before = None
-    with patch("proxy.api.long_texts._PIECE_BYTES", size):
+    with patch("proxy.protocols.long_texts._PIECE_BYTES", size):
         for text in (*texts, texts[0] + texts[-1]):
             before = read_long(text, before)
 
@@ -34,18 +34,9 @@ def test_a_text_has_the_same_digest_and_weight_after_any_other(texts, size):
     ("text", "hashed"), [(b"aabbcc", 0), (b"aabbccd", 1), (b"aabbc", 1), (b"aabbxxd", 3), (b"xa", 2)]
 )
 def test_only_what_follows_the_common_beginning_is_hashed(text, hashed):
-    with patch("proxy.api.long_texts._PIECE_BYTES", 2):
+    with patch("proxy.protocols.long_texts._PIECE_BYTES", 2):
         before = read_long(b"aabbcc", None)
-        with patch("proxy.api.long_texts.most_weight", side_effect=most_weight) as counted:
+        with patch("proxy.protocols.long_texts.most_weight", side_effect=most_weight) as counted:
             read_long(text, before)
 
     assert hashed == sum(len(call.args[0]) for call in counted.call_args_list)
-
-
-def test_the_newest_text_of_a_rollout_is_kept_up_to_a_limit():
-    texts = LongTexts(max_bytes=2**17)
-    for key, text in (("r1", b"a" * 2**16), ("r2", b"b" * 2**16), ("r1", b"c" * 2**16), ("r3", b"d" * 2**16)):
-        texts.keep(key, read_long(text, texts.get(key)))
-
-    assert ["r1", "r3"] == list(texts)
-    assert digest_of(b"c" * 2**16) == texts["r1"].digest
