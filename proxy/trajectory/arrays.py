@@ -4,10 +4,11 @@ import struct
 import sys
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from math import isfinite, nan
+from operator import methodcaller
 from typing import Any, Final, Literal
 
 import orjson
@@ -160,13 +161,17 @@ def _from_base64(text: str) -> bytes | None:
     return raw if b64encode(raw).decode() == text else None
 
 
-def to_little_endian(values: "Prompt | Logprobs", byteorder: str = sys.byteorder) -> bytes:
-    """Return the numbers as little-endian bytes; `byteorder` is that of this machine."""
-    if byteorder == "little":
-        return values.tobytes()
+def _swapped(values: "Prompt | Logprobs") -> bytes:
+    """Return the numbers as bytes in the other byte order."""
     turned = values[:]
     turned.byteswap()
     return turned.tobytes()
+
+
+# Returns the numbers as little-endian bytes.
+to_little_endian: Final[Callable[["Prompt | Logprobs"], bytes]] = (
+    methodcaller("tobytes") if sys.byteorder == "little" else _swapped
+)
 
 
 def ids_from_little_endian(raw: bytes, byteorder: str = sys.byteorder) -> Ids:

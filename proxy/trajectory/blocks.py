@@ -10,7 +10,7 @@ takes few blocks, which are compressed in a quarter of the time, and one that gr
 Names do not depend on the runs, so processes that cut the same ids differently still name, and share, the same chain.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from types import MappingProxyType
@@ -107,6 +107,12 @@ def names_of(kind: bytes, content: Content, start: int = 0, name: bytes = ROOT) 
     return names
 
 
+def cut(raw: bytes) -> tuple[bytes, bytes]:
+    """Return the whole units of these bytes, and the rest."""
+    whole = len(raw) - len(raw) % UNIT_BYTES
+    return raw[:whole], raw[whole:]
+
+
 def units_of(raw: bytes, start: int = 0) -> list[bytes]:
     """Return the units of these bytes from position `start` on; the last one may be shorter, or empty if it is the only one."""
     return [raw[at : at + UNIT_BYTES] for at in range(start * UNIT_BYTES, max(1, len(raw)), UNIT_BYTES)]
@@ -141,18 +147,12 @@ class BlockWriter:
         self.leans_on: list[bytes] = []
         self.ends: list[bytes] = []
 
-    def write(self, kind: bytes, pieces: Iterable[bytes]) -> bytes:
-        """Write the pieces as a chain and return its name, which is `ROOT` if there are none."""
-        pieces = list(pieces)
-        return self._write(kind, pieces, sum(map(len, pieces))) if pieces else ROOT
-
-    def write_units(self, kind: bytes, raw: bytes) -> tuple[bytes, bytes]:
-        """Write the whole units of these bytes as a chain; return its name, and the bytes after them."""
-        whole = len(raw) - len(raw) % UNIT_BYTES
-        return self._write(kind, raw[:whole], whole) if whole else ROOT, raw[whole:]
-
-    def _write(self, kind: bytes, content: Content, size: int) -> bytes:
+    def write(self, kind: bytes, content: Content) -> bytes:
+        """Write pieces, or whole units, as a chain and return its name, which is `ROOT` if there are none."""
+        if not content:
+            return ROOT
         known = self._known
+        size = len(content) if isinstance(content, bytes) else sum(map(len, content))
         if size < _LONG_CHAIN_BYTES or not isinstance(known, KnownBlocks):
             return self._add(content, names_of(kind, content), 0, {})
         with known.lock:
@@ -166,7 +166,12 @@ class BlockWriter:
         No run goes over the `fork`, where other chains may leave this one.
         """
         self.ends.append(names[-1])
-        at = self._count_stored(names)
+        at = len(names)
+        while at and (name := names[at - 1]) not in self.blocks:  # back to what is stored, or added already
+            if name in self._known:
+                self.leans_on.append(name)
+                break
+            at -= 1
         while at < len(names):
             if isinstance(content, bytes):
                 run = min(at & -at or RUN_UNITS, RUN_UNITS)
@@ -179,16 +184,6 @@ class BlockWriter:
             self.blocks[name] = made.get(name) or b"".join((names[at - 1] if at else ROOT, *self._flagged(piece)))
             at += run
         return names[-1]
-
-    def _count_stored(self, names: Sequence[bytes]) -> int:
-        """Return how many pieces at the beginning are stored, or are added by this writer already."""
-        for at in range(len(names), 0, -1):
-            if names[at - 1] in self.blocks:
-                return at
-            if names[at - 1] in self._known:
-                self.leans_on.append(names[at - 1])
-                return at
-        return 0
 
     def write_images(self, images: Mapping[str, bytes]) -> None:
         """Write the data of images, whose names are the values: chains of one piece, which are not hashed again."""

@@ -9,11 +9,9 @@ positions. The data of images are blocks of their own (`image_texts`); a chain i
 value. Schema 1 had no experts, masks and images, schema 2 no images, and schema 3 no runs of units in blocks.
 """
 
-from array import array
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from operator import attrgetter
@@ -31,7 +29,7 @@ from proxy.trajectory.images import IMAGES, data_in
 from proxy.trajectory.record_head import ChoiceHead, Head, read_head
 from proxy.trajectory.record_values import ODD, Typed, flagged, object_of, sent_of
 from proxy.trajectory.shared_ids import SharedIds
-from proxy.trajectory.step import DEFAULT_POLICY, Choice, EngineFacts, Ids, Prompt, Step, Timing, messages_of
+from proxy.trajectory.step import DEFAULT_POLICY, Choice, Ids, Prompt, Span, Step, Timing, messages_of
 
 SCHEMA: Final = 4
 
@@ -45,7 +43,10 @@ _FACTS: Final = (  # fields that the head contains unchanged
     "extra",
 )  # fmt: skip
 _facts_of: Final = attrgetter(*_FACTS)
-_ENGINE, _TIMING = (tuple(field.name for field in fields(kind)) for kind in (EngineFacts, Timing))
+_TIMING: Final = tuple(field.name for field in fields(Timing))
+_times_of: Final = attrgetter(*_TIMING)
+_ids_of: Final = attrgetter("ids")
+_logprobs_of: Final = attrgetter("logprobs")
 
 
 class UnreadableRecord(ValueError):
@@ -66,7 +67,7 @@ class Record:
     names: tuple[bytes, ...]
 
 
-_SHORT_BYTES: Final = 2**12
+_SHORT_TEXT: Final = blocks.UNIT_BYTES // 6  # characters, whose JSON has at most six bytes each
 
 
 def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
@@ -89,22 +90,23 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
         sent["set"], chains["sent"] = chain_fields(sent["set"], step.prompts, writer, images)
     prompts, arrays = [], []
     for prompt in step.prompts:
-        end, tail = writer.write_units(blocks.IDS, to_little_endian(prompt))
-        prompts.append({"end": end.hex(), "tail": len(tail)})
+        units, tail = blocks.cut(to_little_endian(prompt))
+        prompts.append({"end": writer.write(blocks.IDS, units).hex(), "tail": len(tail)})
         arrays.append(tail)
-    sampled: list[array[int] | array[float]] = [choice.ids for choice in step.choices]
-    sampled += [choice.logprobs for choice in step.choices]
-    arrays += [to_little_endian(values) for values in sampled]
+    arrays += map(to_little_endian, map(_ids_of, step.choices))
+    arrays += map(to_little_endian, map(_logprobs_of, step.choices))
+    choices, has_extras = _choice_heads(step.choices)
     response = step.response
     again: list[list[Any]] = []
-    if any(map(_has_experts_or_mask, step.choices)):
+    if has_extras:
         arrays += [raw for choice in step.choices for raw in extras.bytes_of(choice)]
         response, again = extras.left_out(step.response, step.choices)
+    engine, timing = step.engine, step.timing
     head = dict(zip(_FACTS, _facts_of(step), strict=True))
-    head["engine"] = _object_of(step.engine, _ENGINE)
-    head["timing"] = _object_of(step.timing, _TIMING)
+    head["engine"] = {"name": engine.name, "kind": engine.kind, "version": engine.version, "url": engine.url}
+    head["timing"] = dict(zip(_TIMING, _times_of(timing), strict=True))
     head["prompts"] = prompts
-    head["choices"] = [_choice_head(choice) for choice in step.choices]
+    head["choices"] = choices
     head["chains"] = chains
     head["again"] = again
     if step.policy != DEFAULT_POLICY:
@@ -181,29 +183,27 @@ def _checksum(schema: int, packed: bytes) -> bytes:
     return blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()
 
 
-def _object_of(value: EngineFacts | Timing, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return a dataclass as a dict: orjson takes several times as long to write a dataclass."""
-    return {name: getattr(value, name) for name in names}
-
-
-def _choice_head(choice: Choice) -> dict[str, Any]:
-    return {
-        "index": choice.index,
-        "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop_reason,
-        "prompt": choice.prompt,
-        "spans": [span.as_dict() for span in choice.spans],
-        "ids": len(choice.ids),
-        "logprobs": len(choice.logprobs),
-        "code": choice.logprobs.typecode,
-        "experts": None,
-        "mask": None,
-        **(extras.head_of(choice) if _has_experts_or_mask(choice) else {}),
-    }
-
-
-def _has_experts_or_mask(choice: Choice) -> bool:
-    return choice.routed_experts is not None or choice.sampling_mask is not None
+def _choice_heads(choices: tuple[Choice, ...]) -> tuple[list[dict[str, Any]], bool]:
+    """Return the heads of the choices, and whether one has experts or a mask. orjson takes longer to write a dataclass."""
+    heads, has_extras = [], False
+    for choice in choices:
+        head = {
+            "index": choice.index,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "prompt": choice.prompt,
+            "spans": list(map(Span.as_dict, choice.spans)),
+            "ids": len(choice.ids),
+            "logprobs": len(choice.logprobs),
+            "code": choice.logprobs.typecode,
+            "experts": None,
+            "mask": None,
+        }
+        if choice.routed_experts is not None or choice.sampling_mask is not None:
+            head |= extras.head_of(choice)
+            has_extras = True
+        heads.append(head)
+    return heads, has_extras
 
 
 def chain_fields(
@@ -215,24 +215,27 @@ def chain_fields(
     """
     left, chains = dict(fields), {}
     for name, value in fields.items():
-        if isinstance(value, str | list | dict) and (chain := _chain_value(name, value, prompts, writer, images)):
+        if isinstance(value, str):
+            chain = None if len(value) < _SHORT_TEXT else _chain_of(name, value, prompts, writer, {})
+        elif name == "messages" and isinstance(value, list):
+            # orjson 3.13 keeps a buffer of 4 kB, however short a text is: copied, it takes its own size.
+            texts = map(bytes, map(memoryview, map(orjson.dumps, value)))  # type: ignore[arg-type]
+            pieces = [piece_of(message, images) for message in value] if images else list(texts)
+            chain = ["messages", writer.write(blocks.MESSAGES, pieces).hex()]
+        elif isinstance(value, list | dict):
+            chain = _chain_of(name, value, prompts, writer, images)
+        else:
+            continue
+        if chain:
             left[name], chains[name] = None, chain
     return left, chains
 
 
-def _json(value: Any) -> bytes:
-    """Return the JSON of a value in a buffer of its size: orjson 3.13 keeps a buffer of 4 kB, however short the text is."""
-    text = orjson.dumps(value)
-    return bytes(memoryview(text)) if len(text) < _SHORT_BYTES else text
-
-
-def _chain_value(
+def _chain_of(
     name: str, value: Any, prompts: tuple[Prompt, ...], writer: BlockWriter, images: Mapping[str, bytes]
 ) -> list[str] | None:
-    if name == "messages" and isinstance(value, list):
-        json = partial(piece_of, names=images) if images else _json
-        return ["messages", writer.write(blocks.MESSAGES, map(json, value)).hex()]
-    value, places = taken_out(value, images) if images and not isinstance(value, str) else (value, [])
+    """Return the chain of a value as JSON; None if it is short."""
+    value, places = taken_out(value, images) if images else (value, [])
     text = orjson.dumps(value)
     if name == "prompt" and prompts and isinstance(value, list):
         # Compare as JSON, in which 1, 1.0 and true differ.
@@ -240,11 +243,11 @@ def _chain_value(
             return ["prompt"]
         if text == orjson.dumps([ids.tolist() for ids in prompts]):
             return ["prompts"]
-    if len(text) < blocks.UNIT_BYTES and not places:
+    units, tail = blocks.cut(text)
+    if not units and not places:
         return None
     # A cut can split a character, so the tail is bytes; latin-1 can represent all bytes.
-    end, tail = writer.write_units(blocks.JSON, text)
-    chain = ["json", end.hex(), tail.decode("latin-1")]
+    chain = ["json", writer.write(blocks.JSON, units).hex(), tail.decode("latin-1")]
     return [*chain, orjson.dumps(places).decode()] if places else chain
 
 

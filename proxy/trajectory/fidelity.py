@@ -97,6 +97,8 @@ def check(evidence: Evidence) -> tuple[str, ...]:
     Raises:
         KeyError: A special code is unknown.
     """
+    if _is_usual(evidence):
+        return ()
     found = set(evidence.special)
     if evidence.status == "error":
         found.add("engine_error")
@@ -107,6 +109,33 @@ def check(evidence: Evidence) -> tuple[str, ...]:
         _check_counts(evidence, found)
         _check_end(evidence, found)
     return tuple(sorted(found, key=_ORDER.__getitem__)) if found else ()
+
+
+def _is_usual(evidence: Evidence) -> bool:
+    """Return whether this is one whole response, with one choice and plain counts, in which the checks would find nothing."""
+    prompts, choices, usage = evidence.prompts, evidence.choices, evidence.usage
+    if len(prompts) != 1 or len(choices) != 1 or type(usage) is not dict or evidence.special:
+        return False
+    prompt, choice = prompts[0], choices[0]
+    count, logprobs, limit = len(choice.ids), choice.logprobs, evidence.max_tokens
+    if logprobs:  # NaN and infinity make the sum non-finite, or exceed the ceiling
+        are_sound = len(logprobs) == count and max(logprobs) <= LOGPROB_CEILING and sum(logprobs) > LOGPROB_CLAMP / 2
+    else:
+        are_sound = not evidence.wants_logprobs
+    return (
+        are_sound
+        and evidence.ended
+        and evidence.status != "error"
+        and choice.finish_reason is not None
+        and choice.finish_reason not in _BAD_ENDS
+        and choice.prompt == 0
+        and (evidence.asked is None or (evidence.asked == 1 and choice.index == 0))
+        and (limit is None or count <= limit)
+        and 0 < count == usage.get("completion_tokens")
+        and 0 < len(prompt) == usage.get("prompt_tokens")
+        and to_little_endian(choice.ids)[3::4].isascii()
+        and to_little_endian(prompt)[3::4].isascii()
+    )
 
 
 def describe(codes: Iterable[str]) -> list[str]:

@@ -117,8 +117,8 @@ def _payload(parts: Parts, writer: BlockWriter) -> bytes:
     tails = []
     ends = []
     for prompt in parts.prompts:
-        end, tail = writer.write_units(blocks.IDS, to_little_endian(prompt))
-        ends.append({"end": end.hex(), "tail": len(tail)})
+        units, tail = blocks.cut(to_little_endian(prompt))
+        ends.append({"end": writer.write(blocks.IDS, units).hex(), "tail": len(tail)})
         tails.append(tail)
     if chains != head["chains"] or ends != head["prompts"]:
         raise ValueError("the chains are not those of the head")

@@ -210,7 +210,10 @@ class Step:
     @property
     def sampled(self) -> int:
         """The number of sampled tokens, over all choices."""
-        return sum(len(choice.ids) for choice in self.choices)
+        sampled = 0
+        for choice in self.choices:
+            sampled += len(choice.ids)
+        return sampled
 
     @property
     def cached_tokens(self) -> int | None:

@@ -24,6 +24,7 @@ from proxy.trajectory.blocks import (
     BlockWriter,
     BrokenChain,
     KnownBlocks,
+    cut,
     names_of,
 )
 
@@ -32,13 +33,13 @@ PIECES = st.lists(st.binary(max_size=80), max_size=12)
 
 def written(kind, pieces, known=frozenset()):
     writer = BlockWriter(known)
-    return writer.write(kind, pieces), writer
+    return writer.write(kind, list(pieces)), writer
 
 
 def written_units(raw, known=frozenset()):
     """The name of the chain of these bytes, and its writer; the blocks are then known."""
     writer = BlockWriter(known)
-    end, _ = writer.write_units(IDS, raw)
+    end = writer.write(IDS, raw)
     if isinstance(known, KnownBlocks):
         known.update(writer.blocks)
     return end, writer
@@ -69,7 +70,8 @@ class CountedBlocks(dict):
 def test_bytes_are_written_as_whole_units_and_a_tail(length, random):
     raw = random.randbytes(length)
     writer = BlockWriter(frozenset())
-    end, tail = writer.write_units(IDS, raw)
+    units, tail = cut(raw)
+    end = writer.write(IDS, units)
 
     assert len(tail) == length % UNIT_BYTES
     assert raw == b"".join((*BlockReader(writer.blocks).read(IDS, end), tail))
@@ -128,7 +130,7 @@ def test_writers_at_the_same_time_compress_a_common_prompt_once():
         patch.object(BlockWriter, "compress", lambda _, piece: compressed.append(piece) or piece),
         ThreadPoolExecutor(4) as pool,
     ):
-        ends = set(pool.map(lambda writer: writer.write_units(IDS, raw), writers))
+        ends = set(pool.map(lambda writer: writer.write(IDS, raw), writers))
 
     assert 1 == len(ends)
     assert 32 == len(compressed)
@@ -215,7 +217,7 @@ def test_a_damaged_block_raises_or_reads_as_the_same_pieces(pieces, draw):
         pieces = [b"".join(pieces) * 2 * UNIT_BYTES]
         pieces = [pieces[0][: 2 * UNIT_BYTES]]
         writer = BlockWriter(frozenset())
-        end, _ = writer.write_units(JSON, *pieces)
+        end = writer.write(JSON, *pieces)
     name = draw.draw(st.sampled_from(sorted(writer.blocks)))
     block = bytearray(writer.blocks[name])
     block[draw.draw(st.integers(0, len(block) - 1))] ^= draw.draw(st.integers(1, 255))

@@ -1,16 +1,20 @@
 """Problems of a step, by example and on recorded responses of real engines."""
 
 from array import array
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from time import thread_time
+from unittest.mock import patch
 
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from recorded import ROOTS, name_from
 
 from proxy.trajectory.arrays import pack_ids, pack_logprobs
-from proxy.trajectory.fidelity import PROBLEMS, Evidence, check, describe
+from proxy.trajectory.fidelity import PROBLEMS, Evidence, _is_usual, check, describe
 from proxy.trajectory.step import Choice
 
 
@@ -89,6 +93,49 @@ UNCOUNTED = {"usage": None}
 )  # fmt: skip
 def test_each_defect_of_a_response_has_its_flag(found, expected):
     assert expected == check(found)
+
+
+ODD = {
+    "prompts": st.lists(st.lists(st.integers(-1, 5), max_size=3).map(lambda ids: array("i", ids)), max_size=2).map(
+        tuple
+    ),
+    "choices": st.lists(
+        st.builds(
+            choice,
+            st.lists(st.integers(-1, 5), max_size=3),
+            st.lists(st.sampled_from([-0.5, 0.0, 0.1, -9999.0, -20000.0, nan, inf, -inf, None]), max_size=3),
+            st.sampled_from(["stop", "length", "abort", "error", None]),
+            st.integers(-1, 2),
+            st.integers(-1, 2),
+        ),
+        max_size=2,
+    ).map(tuple),
+    "usage": st.none()
+    | st.dictionaries(
+        st.sampled_from(["prompt_tokens", "completion_tokens"]),
+        st.sampled_from([0, 1, 2, 3, 2.0, True, None, "2", [], nan]),
+    ),
+    "asked": st.none() | st.integers(-1, 3),
+    "ended": st.booleans(),
+    "status": st.sampled_from(["complete", "partial", "error"]),
+    "wants_logprobs": st.booleans(),
+    "max_tokens": st.none() | st.integers(-1, 3),
+    "unbounded": st.sampled_from([(), ("stop",)]),
+    "counts_tokens": st.booleans(),
+    "special": st.sampled_from([(), ("echo",)]),
+}
+
+
+@settings(max_examples=2000)
+@given(st.data(), st.sets(st.sampled_from(sorted(ODD)), max_size=3))
+def test_an_ordinary_step_has_the_flags_of_the_general_checks(data, changed):
+    """An ordinary step passes at once; a step that differs from it in any facts is checked one by one."""
+    found = replace(evidence(asked=1), **{name: data.draw(ODD[name], name) for name in sorted(changed)})
+    with patch("proxy.trajectory.fidelity._is_usual", return_value=False):
+        expected = check(found)
+
+    assert expected == check(found)
+    assert changed or _is_usual(found)
 
 
 def test_an_undocumented_flag_raises():
