@@ -20,7 +20,7 @@ from proxy.api.context import CONTEXT
 from proxy.api.memory_limit import ByteReservation
 from proxy.errors import BadRequest, RequestTimeout, RequestTooLarge, UnsupportedEncoding
 from proxy.protocols.json_weight import QUOTE_WEIGHT, WEIGHTS, most_weight
-from proxy.upstream.concurrency import in_thread_if, off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 
 RESERVED: Final = web.RequestKey("reserved", ByteReservation)
 
@@ -83,7 +83,7 @@ async def _received(request: web.Request, reserved: ByteReservation, most: int) 
             reserved.grow(received - counted)
             counted = received
         reads.append(read)
-    return reads[0] if len(reads) == 1 else await in_thread_if(received, _JOIN_BYTES, b"".join, reads)
+    return reads[0] if len(reads) == 1 else await off_loop(received, _JOIN_BYTES, b"".join, reads)
 
 
 async def _inflated(source: "_Source", packed: int, reserved: ByteReservation, most: int) -> bytes:
@@ -95,7 +95,7 @@ async def _inflated(source: "_Source", packed: int, reserved: ByteReservation, m
         read = source.read(piece) if piece == _FIRST_PIECE_BYTES else await asyncio.to_thread(source.read, piece)
         reserved.grow(len(read) - piece)
         if not read:
-            return await off_loop(len(body), bytes, body)
+            return await off_loop(len(body), LARGE_BYTES, bytes, body)
         body += read
         if len(body) > most:
             raise _too_long(most)

@@ -34,7 +34,7 @@ from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.step import Step, answers_of
 from proxy.trajectory.thread_agents import agent_of
 from proxy.upstream import Endpoint, Upstream
-from proxy.upstream.concurrency import BackgroundTasks, in_thread_if, off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, BackgroundTasks, off_loop
 from proxy.upstream.headers import CONTINUATION_HEADER
 from proxy.upstream.prompt_lookups import PromptLookups
 from proxy.upstream.witnesses import MISSES, PAUSE_S
@@ -142,7 +142,7 @@ class PromptContinuation:
         if not _fits(result, endpoint.windows.get(str(plan.model_served)), plan.body):
             result = Continuation(None, "window")
         self.count(result)
-        ids = None if result.ids is None else await in_thread_if(len(result.ids), _LONG_IDS, result.ids.tolist)
+        ids = None if result.ids is None else await off_loop(len(result.ids), _LONG_IDS, result.ids.tolist)
         return with_continuation(plan, ids, _facts(turn, result))
 
     async def sampled_calls(self, call: Admitted, call_ids: Sequence[str]) -> dict[str, Message]:
@@ -193,13 +193,13 @@ class PromptContinuation:
         async with known.lock:
             turns = known.turns
             size = body_bytes + _BYTES_PER_COMPARISON * len(turns) + turns.longest
-            found = await off_loop(size, _search, turns, plan, endpoint.engine.kind, mode)
+            found = await off_loop(size, LARGE_BYTES, _search, turns, plan, endpoint.engine.kind, mode)
             if isinstance(found, Ambiguous):
                 try:
                     undelivered = await self._undelivered(rollout, found)
                 except StorageError:
                     return "store"
-                found = await off_loop(size, _search, turns, plan, endpoint.engine.kind, mode, undelivered)
+                found = await off_loop(size, LARGE_BYTES, _search, turns, plan, endpoint.engine.kind, mode, undelivered)
         if isinstance(found, Ambiguous):
             return "ambiguous"
         if isinstance(found, str) or found is None:

@@ -12,7 +12,7 @@ from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.step import Step, messages_of
 from proxy.trajectory.thread_rules import ThreadRule
 from proxy.trajectory.threads import find_threads
-from proxy.upstream.concurrency import in_thread_if
+from proxy.upstream.concurrency import off_loop
 from storage.store import Store
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ async def read_steps(store: Store, rollout: Rollout, *, whole: bool) -> list[Ste
 
 async def aside(weight: int, work: Callable[[], T]) -> T:
     """Run work in a thread if it is heavy (`weights_of`), so that it does not block the event loop."""
-    return await in_thread_if(weight, LONG - 1, work)
+    return await off_loop(weight, LONG - 1, work)
 
 
 class Weights(NamedTuple):

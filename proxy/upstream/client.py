@@ -16,7 +16,7 @@ from proxy.protocols.engines.detection import ProbeResponse, model_names
 from proxy.protocols.json_weight import most_weight
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
-from proxy.upstream.concurrency import BackgroundTasks, off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, BackgroundTasks, off_loop
 from proxy.upstream.detection import detect
 from proxy.upstream.endpoint import UNAVAILABLE_STATUSES, Endpoint, can_fail_over, check_status, make_endpoint, serving
 from proxy.upstream.failure_text import failure_text
@@ -65,9 +65,9 @@ async def json_of(response: HttpResponse) -> Any:
 
 async def _parsed(body: bytearray) -> Any:
     """Return the value of a JSON body. Raises ValueError if it is not JSON, or has too many values."""
-    if await off_loop(len(body), most_weight, body) > _MAX_WEIGHT:
+    if await off_loop(len(body), LARGE_BYTES, most_weight, body) > _MAX_WEIGHT:
         raise ValueError("it has too many values")
-    return await off_loop(len(body), orjson.loads, body)
+    return await off_loop(len(body), LARGE_BYTES, orjson.loads, body)
 
 
 class Upstream:
@@ -264,8 +264,6 @@ class Upstream:
 
         Concurrent callers share one detection.
         """
-        if endpoint.is_detected and endpoint.detection is None:
-            return None
         if (detection := self._start_detection(endpoint)) is not None:
             await asyncio.wait([detection], timeout=_DETECTION_TIMEOUT_S)
         if endpoint.traits is not None or endpoint.settings.kind != "auto":

@@ -12,14 +12,19 @@ _CALLS_PER_ITERATION: Final = 16
 LARGE_BYTES: Final = 2**16  # parsing and validating this much JSON takes a few milliseconds, at most 30
 
 
-async def in_thread_if(size: int, limit: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+async def off_loop(size: int, limit: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
     """Run `work` in a thread if `size` is above `limit`, so that it does not block the event loop; else run it at once."""
-    return await asyncio.to_thread(work, *args, **named) if size > limit else work(*args, **named)
+    return work(*args, **named) if size <= limit else await in_thread(work, *args, **named)
 
 
-async def off_loop(size: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """Run work on `size` bytes of JSON, in a thread if there are more than `LARGE_BYTES`."""
-    return await asyncio.to_thread(work, *args, **named) if size > LARGE_BYTES else work(*args, **named)
+async def in_thread(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    """Run `work` in a thread. A cancelled caller waits for its end: nothing else may use what it works on meanwhile."""
+    working = asyncio.get_running_loop().create_task(asyncio.to_thread(work, *args, **named))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        raise
 
 
 async def run_all(works: Iterable[Callable[[], Awaitable[T]]], *, at_once: int) -> list[T]:

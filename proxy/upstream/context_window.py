@@ -16,7 +16,7 @@ from proxy.protocols.plan import CallOptions, edit
 from proxy.protocols.sampling import bound_of
 from proxy.telemetry.logs import LOG
 from proxy.upstream import Endpoint, Upstream
-from proxy.upstream.concurrency import off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 
 # A token has at least one byte of the body, which contains all input of the chat template. Templates add less than this
 # many tokens (instructions for tools, the date).
@@ -30,7 +30,7 @@ async def count_prompt(
     lookup = token_count_request(endpoint.kind, dialect.name, body)
     if lookup is None:
         return None
-    text = await off_loop(body_bytes, orjson.dumps, lookup.body)
+    text = await off_loop(body_bytes, LARGE_BYTES, orjson.dumps, lookup.body)
     try:
         status, counted = await upstream.post_json(endpoint, lookup.path, text)
         return read_count(counted) if status == 200 else None

@@ -35,10 +35,12 @@ async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
             traits = endpoint.traits
             _update(endpoint, traits, is_known=False)
             return
-        _update(endpoint, traits, is_known=traits.kind != "plain" or (answers[common].status == 200 and not has_errors))
+        is_known = traits.kind != "plain" or (answers[common].status == 200 and not has_errors)
+        _update(endpoint, traits, is_known=is_known)
         endpoint.server = answers[specific[0]].server
         traits = await _with_defaults(endpoint, traits, send_probe)
         endpoint.describe(await _with_prompt_field(endpoint, traits, send_probe))
+        endpoint.is_detected = is_known and not endpoint.is_lost
     except EngineError as fault:
         endpoint.last_fault = fault.message
     finally:
@@ -57,7 +59,7 @@ def _update(endpoint: Endpoint, traits: Traits, *, is_known: bool) -> None:
         endpoint.forget()
         endpoint.returns_ids = traits.kind != "plain"
     endpoint.describe(traits)
-    endpoint.is_detected, endpoint.is_lost = is_known, False
+    endpoint.is_lost = False
     endpoint.detections = 0 if is_known else endpoint.detections + 1
     pause_s = _MAX_PAUSE_S if is_known else min(2 ** min(endpoint.detections, 6) - 2, _MAX_PAUSE_S)
     endpoint.detect_at = asyncio.get_running_loop().time() + pause_s

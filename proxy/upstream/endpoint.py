@@ -194,11 +194,11 @@ class Endpoint:
     `kind` is `auto` until the engine is detected, and `engine` text only. `headers` are those of every request, `not_sent`
     the names, in lower case, of the client's headers that are not sent. `label`: the name in logs, metrics and steps.
 
-    `traits`: None until the engine is detected. `is_detected` is false while a detection is due: at once after the connection
-    `is_lost`, since another engine may be started at the URL, else at `detect_at` (loop time). `detections` counts those in a
-    row that did not identify the engine. `server`: the header of its responses. `returns_ids`: whether it returns token ids, as
-    its type does or as the last step shows; None until it is detected. `models`: the models that it lists, once a response
-    named another model than the request.
+    `traits`: None until the engine is detected. `is_detected` is false while a detection runs or is due: at once after the
+    connection `is_lost`, since another engine may be started at the URL, else at `detect_at` (loop time). `detections` counts
+    those in a row that did not identify the engine. `server`: the header of its responses. `returns_ids`: whether it returns
+    token ids, as its type does or as the last step shows; None until it is detected. `models`: the models that it lists, once a
+    response named another model than the request.
 
     From auxiliary requests, by model: `windows`, the context windows in tokens; `merges_systems`, as in `TranslationOptions`;
     `image_tokens`, see there; `token_texts`, the texts of a few stop tokens, by model and id.

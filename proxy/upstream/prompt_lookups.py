@@ -17,7 +17,7 @@ from proxy.protocols.engines.tokenizer_api import (
 )
 from proxy.trajectory.json_bytes import size_of
 from proxy.upstream.client import Upstream
-from proxy.upstream.concurrency import LARGE_BYTES, in_thread_if, off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from proxy.upstream.endpoint import Endpoint
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class PromptLookups:
         result: LookupResult = None
         while True:
             size = length + (0 if result is None else len(result))
-            lookup, value = await in_thread_if(size, _LONG_IDS, _advance, lookups, result)
+            lookup, value = await off_loop(size, _LONG_IDS, _advance, lookups, result)
             if lookup is None:
                 return cast("T", value)
             result = await self.get(lookup)
@@ -88,7 +88,7 @@ class PromptLookups:
         if body is None:
             return None
         tokens = body.get("tokens") if isinstance(body, dict) else None
-        ids = await in_thread_if(len(tokens) if isinstance(tokens, list) else 0, _LONG_IDS, read_ids, body)
+        ids = await off_loop(len(tokens) if isinstance(tokens, list) else 0, _LONG_IDS, read_ids, body)
         if ids is None:
             raise LookupFailed("the engine returned no token ids for messages")
         if window := read_window(body):
@@ -100,7 +100,7 @@ class PromptLookups:
         if request is None:
             self.fault = "unsupported"
             raise LookupFailed("the engine has no tokenizer API")
-        text = await off_loop(size, orjson.dumps, request.body)
+        text = await off_loop(size, LARGE_BYTES, orjson.dumps, request.body)
         status, body = await self._upstream.post_json(self._endpoint, request.path, text)
         if status == 200:
             return body

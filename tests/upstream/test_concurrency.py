@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 from contextlib import suppress
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ import pytest
 from fakes import proxying
 from recorded import load
 
-from proxy.upstream.concurrency import LARGE_BYTES, BackgroundTasks, StartPacing, in_thread_if, off_loop, run_all
+from proxy.upstream.concurrency import BackgroundTasks, StartPacing, off_loop, run_all
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -24,8 +25,27 @@ async def test_small_work_runs_on_the_event_loop_and_large_work_in_a_thread():
         except RuntimeError:
             return False
 
-    assert (True, False) == (await off_loop(LARGE_BYTES, runs_here), await off_loop(LARGE_BYTES + 1, runs_here))
-    assert (True, False) == (await in_thread_if(3, 3, runs_here), await in_thread_if(4, 3, runs_here))
+    assert (True, False) == (await off_loop(3, 3, runs_here), await off_loop(4, 3, runs_here))
+
+
+async def test_a_cancelled_caller_waits_for_the_thread():
+    """Which may still use the body of the call."""
+    started, may_end, ended = asyncio.Event(), threading.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def work() -> None:
+        loop.call_soon_threadsafe(started.set)
+        may_end.wait()
+        ended.append(True)
+
+    working = asyncio.create_task(off_loop(1, 0, work))
+    await started.wait()
+    working.cancel()
+    loop.call_later(0, may_end.set)
+    with pytest.raises(asyncio.CancelledError):
+        await working
+
+    assert [True] == ended
 
 
 async def test_some_works_run_at_the_same_time_and_their_results_are_in_order():

@@ -10,7 +10,7 @@ from proxy.api.reward_values import Signal, Signals, read_object
 from proxy.config.sections import Caps, ContinuationMode, EndpointList
 from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.rollouts.rollout import checked_id
-from proxy.upstream.concurrency import off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from storage.types import MAX_LEASE_MS
 
 
@@ -343,4 +343,4 @@ def read_as(model: type[Read], text: bytes) -> Read:
 async def body_from(request: web.Request, model: type[Read]) -> Read:
     """Read the body as this model. Raises BadRequest, UnprocessableRequest, and what `read_bytes` raises."""
     text = await read_bytes(request, most=_MAX_BODY_BYTES)
-    return await off_loop(len(text), read_as, model, text)
+    return await off_loop(len(text), LARGE_BYTES, read_as, model, text)

@@ -24,7 +24,7 @@ from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.images import IMAGES
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
-from proxy.upstream.concurrency import off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from proxy.upstream.context_window import tokens_left
 from proxy.upstream.image_tokens import with_placeholders
 from proxy.upstream.system_messages import with_engine_traits
@@ -151,14 +151,11 @@ class Call:
 
 
 async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> None:
-    """Plan a call for an endpoint; `call.fault` is why it cannot be called, if that is known. Raises UnprocessableRequest.
-
-    `as_ids`: whether the prompt may be sent as token ids.
-    """
+    """Plan a call for an endpoint, as ids if it may be; set why it cannot be called, if known. Raises UnprocessableRequest."""
     context, rollout, attempt, headers = call.context, call.rollout, call.attempt, call.request.headers
     adapter, path, body = call.adapter, call.path, call.body
     extra = {**attempt.extra, "attempts": list(call.failed)} if call.failed else attempt.extra
-    fault = await context.upstream.ensure_detected(endpoint)
+    fault = None if endpoint.is_detected else await context.upstream.ensure_detected(endpoint)
     options = call_options(context, rollout, endpoint, call.tokens)
     if adapter is not None and endpoint.kind in adapter.own:
         path, body, adapter = adapter.own[endpoint.kind], dict(adapter.request), None
@@ -172,6 +169,7 @@ async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> No
     announced = call.policy.version.announced
     planned = await off_loop(
         call.body_bytes,
+        LARGE_BYTES,
         make_plan,
         body,
         options=options,
@@ -190,9 +188,9 @@ async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> No
     )
     if (session := endpoint.settings.session) is not None:
         place = SessionPlace(session.header_name, session.field, session.of == "thread", extra.get("agent"))
-        planned = await off_loop(call.body_bytes, with_session, planned, place, headers)
+        planned = await off_loop(call.body_bytes, LARGE_BYTES, with_session, planned, place, headers)
     if adapter is not None:
-        planned = await off_loop(call.body_bytes, adapter.recorded, planned)
+        planned = await off_loop(call.body_bytes, LARGE_BYTES, adapter.recorded, planned)
     if IMAGES in planned.extra and fault is None:
         planned = await with_placeholders(context.upstream, endpoint, planned)
     if fault is None and not as_ids:
@@ -208,7 +206,7 @@ async def _native(
     """Return the body of an adapted call for this engine; `endpoint` is None if it is unreachable."""
     if endpoint is not None and isinstance(adapter, TranslatedCall):
         adapter = await with_engine_traits(context.upstream, endpoint, adapter, models)
-    return await off_loop(body_bytes, adapter.native, models, None if endpoint is None else endpoint.kind)
+    return await off_loop(body_bytes, LARGE_BYTES, adapter.native, models, None if endpoint is None else endpoint.kind)
 
 
 def call_options(

@@ -40,7 +40,7 @@ from proxy.rollouts.steps import read_steps
 from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.thread_agents import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
-from proxy.upstream.concurrency import off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER
 
 _MOST_HISTORY: Final = 2**19  # bytes of a history that are counted: so many are processed in threads
@@ -84,7 +84,14 @@ async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamR
     body_bytes = len(text)
     live = context.rollouts.get(_text_rollout(request)) if body_bytes >= LONG_TEXT else None
     body, adapter, digest, long = await off_loop(
-        body_bytes, _read, text, route, request, context.translation, None if live is None else live.text
+        body_bytes,
+        LARGE_BYTES,
+        _read,
+        text,
+        route,
+        request,
+        context.translation,
+        None if live is None else live.text,
     )
     path = request.endpoint if adapter is None else adapter.endpoint
     dialect = DIALECTS[path]
@@ -119,7 +126,7 @@ async def _forward(
     headers = request.request.headers
     if adapter is None and is_probe(agents.probes, dialect, headers, body, body_bytes=len(text)):
         context.metrics.health_probes.labels(dialect.name).inc()
-        passed = await off_loop(len(text), _with_engine_model, context, dialect, body)
+        passed = await off_loop(len(text), LARGE_BYTES, _with_engine_model, context, dialect, body)
         return await forward(request.request, context, request.endpoint, passed)
     is_served = request.fields is None and (  # by engines
         adapter is None

@@ -26,6 +26,7 @@ from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.response import MALFORMED
 from proxy.telemetry.logs import LOG
+from proxy.upstream.concurrency import in_thread
 from proxy.upstream.endpoint import can_fail_over, check_status
 from proxy.upstream.http_client import HttpResponse
 
@@ -226,7 +227,7 @@ async def _finished(call: Call, exchange: Exchange) -> Outcome:
     if call.body_bytes <= _THREAD_FROM_BYTES:
         outcome = exchange.finish(timing, version)
     else:
-        outcome = await _in_thread(partial(exchange.finish, timing, version))
+        outcome = await in_thread(exchange.finish, timing, version)
     if (prompt := exchange.response.prompt) is not None:
         call.admitted.live.prompt = prompt
     if plan.prompt_ids is not None:
@@ -410,9 +411,7 @@ async def _stream(call: Call, client: ClientStream, exchange: Exchange, sent: Ht
             context.memory_limit.receive(call, read, limit_bytes, is_cumulative=response.is_cumulative)
             lines = read.count(b"\n") + read.count(b"\r")  # of many short events each takes as long as a longer text
             size = response.pending + len(read) + _BYTES_PER_LINE * lines
-            shown = (
-                response.feed(read) if size <= _THREAD_FROM_BYTES else await _in_thread(partial(response.feed, read))
-            )
+            shown = response.feed(read) if size <= _THREAD_FROM_BYTES else await in_thread(response.feed, read)
             if (shown or client.is_stream) and not call.is_aborted:
                 await _forward(call, client, shown)
             if response.is_over:
@@ -455,7 +454,7 @@ async def _follow_up(call: Call, exchange: Exchange) -> None:
     elif call.endpoint.forces_usage.is_open and exchange.response.forces_usage is False:
         call.endpoint.forces_usage.oppose()
     is_short = call.body_bytes <= _THREAD_FROM_BYTES
-    model, request = exchange.missing() if is_short else await _in_thread(exchange.missing)
+    model, request = exchange.missing() if is_short else await in_thread(exchange.missing)
     if model is not None:
         exchange.served_models = await call.context.upstream.served_models(call.endpoint, model)
     if request is None:
@@ -467,16 +466,6 @@ async def _follow_up(call: Call, exchange: Exchange) -> None:
         )
     except EngineError as error:
         LOG.warning("Request to engine %s for %s failed: %s", call.endpoint.label, request.path, error)
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Run work in a thread. A cancelled caller waits for it, because nothing else may use the exchange meanwhile."""
-    working = asyncio.get_running_loop().create_task(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        await asyncio.wait([working])
-        raise
 
 
 async def _despite_cancellation(work: Callable[[], T]) -> T:
@@ -494,7 +483,7 @@ async def _failed(call: Call, client: ClientStream, error: Exception) -> Outcome
     fault = internal_error(error, step_id=plan.step_id)
     exchange = call.exchange or Exchange(plan, 0, "")
     fail = partial(exchange.fail, f"internal error {fault.error_id}", call.timing())
-    step = fail() if call.body_bytes <= _THREAD_FROM_BYTES else await _in_thread(fail)
+    step = fail() if call.body_bytes <= _THREAD_FROM_BYTES else await in_thread(fail)
     body = plan.error_dialect.error(fault)
     if not client.headers_sent:
         client.set_head(fault.status, {"Content-Type": "application/json"})
@@ -520,7 +509,7 @@ async def _broken(call: Call, client: ClientStream, fault: EngineError) -> Outco
         outcome = _unanswered(call, fault)
     else:
         abort = partial(exchange.abort, fault.message, call.timing(), delivered=True)
-        outcome = abort() if call.body_bytes <= _THREAD_FROM_BYTES else await _in_thread(abort)
+        outcome = abort() if call.body_bytes <= _THREAD_FROM_BYTES else await in_thread(abort)
     if client.only_keepalives_sent:
         return Outcome(plan.error_events(error), outcome.step, broken=False)
     if client.headers_sent:

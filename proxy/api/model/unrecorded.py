@@ -23,7 +23,7 @@ from proxy.protocols.sampling import engine_model
 from proxy.protocols.translated_call import CHAT, read_translated_call
 from proxy.upstream import Endpoint, least_loaded
 from proxy.upstream.client import json_of
-from proxy.upstream.concurrency import off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from proxy.upstream.context_window import count_prompt
 from proxy.upstream.http_client import HttpResponse
 from proxy.upstream.system_messages import with_engine_traits
@@ -170,7 +170,9 @@ async def tokens_of(context: Context, endpoint: str, read: Callable[[], dict[str
 
     Raises BadRequest if the engine cannot count tokens.
     """
-    translated = await off_loop(body_bytes, lambda: read_translated_call(endpoint, read(), context.translation))
+    translated = await off_loop(
+        body_bytes, LARGE_BYTES, lambda: read_translated_call(endpoint, read(), context.translation)
+    )
     assert translated is not None
     endpoints = await context.upstream.endpoints_for(
         engine_model(translated.body, context.settings.models, context.sampling)
@@ -179,7 +181,7 @@ async def tokens_of(context: Context, endpoint: str, read: Callable[[], dict[str
     if (fault := await context.upstream.ensure_detected(chosen)) is not None:
         raise fault
     translated = await with_engine_traits(context.upstream, chosen, translated, context.settings.models)
-    chat = await off_loop(body_bytes, translated.native, {}, chosen.kind)
+    chat = await off_loop(body_bytes, LARGE_BYTES, translated.native, {}, chosen.kind)
     counted = await count_prompt(context.upstream, chosen, DIALECTS[CHAT], chat, body_bytes=body_bytes)
     if counted is None:
         raise BadRequest(

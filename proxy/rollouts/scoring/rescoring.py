@@ -34,7 +34,7 @@ from proxy.trajectory.scores import Role, Scores, are_logprobs, decode_scores, e
 from proxy.trajectory.sequence import Options, Row, sequences
 from proxy.trajectory.step import Ids, Step
 from proxy.upstream import Endpoint
-from proxy.upstream.concurrency import in_thread_if, run_all
+from proxy.upstream.concurrency import off_loop, run_all
 from proxy.upstream.token_text import detokenize_at_engine
 from storage.errors import StorageError
 from storage.store import Store
@@ -153,7 +153,7 @@ class Rescoring:
             endpoint, scored = await self._at_engine(leaf, row, ids, positions, model)
             if weights == await self._weights(leaf):
                 count = len(scored.logprobs) + len(scored.top_logprobs)
-                found = await in_thread_if(count, _MANY, self._read, row, endpoint, scored, model, weights.version)
+                found = await off_loop(count, _MANY, self._read, row, endpoint, scored, model, weights.version)
                 if name is not None:
                     await self._cache.put(name, found)
                 return found

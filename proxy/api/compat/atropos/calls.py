@@ -22,7 +22,7 @@ from proxy.api.model.unrecorded import show_models
 from proxy.protocols.dialects import DIALECTS
 from proxy.rollouts.rollout import Rollout
 from proxy.upstream import choose
-from proxy.upstream.concurrency import off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
@@ -34,7 +34,9 @@ async def render(request: web.Request) -> web.Response:
     rollout, _ = await _admitted(request)
     context = request.app[CONTEXT]
     body = await read_bytes(request)
-    chat = await off_loop(len(body), lambda: read_session_chat(_CHAT, read_body(body), context.translation))
+    chat = await off_loop(
+        len(body), LARGE_BYTES, lambda: read_session_chat(_CHAT, read_body(body), context.translation)
+    )
     endpoint = choose(context.upstream.endpoints, rollout.rollout_id)
     call = chat.native(context.settings.models, endpoint.kind)
     text, ids = await rendered(context, endpoint, call)

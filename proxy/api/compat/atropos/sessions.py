@@ -31,7 +31,7 @@ from proxy.export import Inexpressible
 from proxy.rollouts.rollout import Rollout, read_rollout, read_rollouts, write_fields
 from proxy.rollouts.steps import aside, facts_of, read_steps
 from proxy.upstream import Endpoint, choose, preferred
-from proxy.upstream.concurrency import off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from storage.errors import FieldsChanged, StorageError
 
 _COUNT_TIMEOUT_S: Final = 2
@@ -88,7 +88,7 @@ async def set_up(request: web.Request) -> web.Response:
     """`POST /setup`: check that the named servers are configured engines. Other servers are never used."""
     context = request.app[CONTEXT]
     text = await read_bytes(request)
-    setup = await off_loop(len(text), lambda: read_as(Setup, read_body(text)))
+    setup = await off_loop(len(text), LARGE_BYTES, lambda: read_as(Setup, read_body(text)))
     for server in setup.servers:
         if server.base_url is None:
             raise NoBaseUrl("base_url is missing in one of the servers")
@@ -114,7 +114,7 @@ async def create_session(request: web.Request) -> web.Response:
     """`POST /sessions/create`: create a rollout. With a `base_url`, its id is one that every replica routes to that engine."""
     context = request.app[CONTEXT]
     text = await read_bytes(request)
-    body = await off_loop(len(text), lambda: read_as(CreateSession, read_body(text or b"{}")))
+    body = await off_loop(len(text), LARGE_BYTES, lambda: read_as(CreateSession, read_body(text or b"{}")))
     engine = None if body.base_url is None else endpoint_named(context, body.base_url)
     name = session_id(context.clock.entropy(16))
     while engine is not None and preferred(context.upstream.endpoints, name).settings.url != engine.settings.url:

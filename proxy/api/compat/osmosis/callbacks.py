@@ -14,7 +14,7 @@ from proxy.api.model.call import ModelRequest
 from proxy.api.model.routes import ModelRoute
 from proxy.errors import BadRequest, Conflict
 from proxy.rollouts.rollout import RESULT, Rollout, checked_id, no_rollout, read_rollout, write_fields
-from proxy.upstream.concurrency import off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from storage.errors import FieldsChanged
 
 COMPLETED: Final = "/v1/rollout/completed"
@@ -25,7 +25,7 @@ _DECIDING: Final = ("status", "reward", "metadata", "result")  # fields that dec
 async def report_result(call: ModelRequest) -> web.Response:
     """`POST /v1/rollout/completed`: a rollout server reports the result of a rollout. Raises BadRequest, Forbidden."""
     text = await read_bytes(call.request)
-    result = await off_loop(len(text), read_result, text)
+    result = await off_loop(len(text), LARGE_BYTES, read_result, text)
     rollout_id = call.rollout_id or checked_id(result.rollout_id)
     check_minted(call.caller.minted, rollout_id)
     if result.rollout_id != rollout_id:

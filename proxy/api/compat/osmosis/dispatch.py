@@ -23,7 +23,7 @@ from proxy.api.urls import model_url
 from proxy.errors import Conflict, ProxyError, RequestTooLarge, UnprocessableRequest
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout, write_fields
 from proxy.telemetry.logs import LOG
-from proxy.upstream.concurrency import off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from storage.errors import FieldsChanged, StorageError
 
 ROLLOUT_SERVERS = web.AppKey("rollout_servers", RolloutServers)
@@ -37,8 +37,8 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
     """
     context, servers = request.app[CONTEXT], request.app[ROLLOUT_SERVERS]
     text = await read_bytes(request)
-    dispatch = await off_loop(len(text), read_as, DispatchRollout, text)
-    digest = (await off_loop(len(text), blake2b, text, digest_size=16)).hexdigest()
+    dispatch = await off_loop(len(text), LARGE_BYTES, read_as, DispatchRollout, text)
+    digest = (await off_loop(len(text), LARGE_BYTES, blake2b, text, digest_size=16)).hexdigest()
     servers.named(dispatch.server)
     rollout = await rollout_from(request)
     state = "starting" if dispatch.protocol == "async" else "started"

@@ -10,7 +10,7 @@ import orjson
 from proxy.config.sections import OsmosisSettings, RolloutServerSettings
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.json_weight import most_weight
-from proxy.upstream.concurrency import off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 
 _CONNECT_TIMEOUT_S: Final = 10
 _MAX_QUOTED: Final = 500  # characters of an error response
@@ -82,7 +82,7 @@ class RolloutServers:
                 f"Rollout server {name} returned status {response.status}: {quoted}",
                 response.status,
             )
-        return await off_loop(len(text), _read, name, text)
+        return await off_loop(len(text), LARGE_BYTES, _read, name, text)
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Start a task that waits for a server. It is referenced until it is done, and `close` cancels it."""
