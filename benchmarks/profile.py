@@ -17,8 +17,13 @@ from benchmarks.rows import run
 from benchmarks.servers import started
 
 _LOOP = "event loop, HTTP of agents"
+_GENERATED = {
+    "__create_fn__.<locals>.__init__": "constructors of dataclasses",
+    "<lambda>": "constructors of named tuples",
+}
 _CLIENTS = 16
-_SHOWN = 15
+_SHOWN = 12
+_SMALL = 0.03  # of each load's time: areas that are shown together
 LOADS: dict[str, tuple[str, Calls, int]] = {
     "whole": ("unstreamed, 1,000 + 200 tokens", chat("whole"), 60),
     "stream": ("a burst of 200 events", chat("stream"), 20),
@@ -34,6 +39,11 @@ class Sample(NamedTuple):
     function: str
     owner: str | None
     count: int
+
+    @property
+    def place(self) -> str:
+        """The function and its file."""
+        return _GENERATED.get(self.function, f"`{self.function}` ({self.file})")
 
     @property
     def area(self) -> str:
@@ -80,16 +90,17 @@ def measured(calls: Calls, rollouts: int) -> Profile:
 def keep(command: str) -> None:
     """Measure and write where the CPU time of calls goes."""
     profiles = {what: measured(calls, rollouts) for what, calls, rollouts in LOADS.values()}
-    areas = [profile.us(lambda sample: sample.area) for profile in profiles.values()]
-    wholes = {
-        "**TokenTape's process**": [profile.proxy_us for profile in profiles.values()],
-        "its store": [profile.store_us for profile in profiles.values()],
-        "bare": [profile.bare_us for profile in profiles.values()],
-    }
-    rows = [[name, *(f"{found[name]:,.0f}" for found in areas)] for name, _ in sum(areas, Counter()).most_common()]
-    rows += [[name, *(f"{value:,.0f}" for value in values)] for name, values in wholes.items()]
+    areas = {what: profile.us(lambda sample: sample.area) for what, profile in profiles.items()}
+    names = [name for name, _ in sum(areas.values(), Counter()).most_common()]
+    large = [name for name in names if any(areas[what][name] > _SMALL * profiles[what].proxy_us for what in areas)]
+    lines = {name: [found[name] for found in areas.values()] for name in large}
+    lines["other packages"] = [sum(us for name, us in found.items() if name not in large) for found in areas.values()]
+    lines["**TokenTape's process**"] = [profile.proxy_us for profile in profiles.values()]
+    lines["its store"] = [profile.store_us for profile in profiles.values()]
+    lines["bare"] = [profile.bare_us for profile in profiles.values()]
+    rows = [[name, *(f"{value:,.0f}" for value in values)] for name, values in lines.items()]
     unstreamed = next(iter(profiles.values()))
-    functions = unstreamed.us(lambda sample: f"`{sample.function}` ({sample.file})").most_common(_SHOWN)
+    functions = unstreamed.us(lambda sample: sample.place).most_common(_SHOWN)
     how = (
         "CPU time of a call in µs with 16 clients, by the package that spends it or calls the library that does; reads and "
         "writes of sockets count for the function that runs next.\n"

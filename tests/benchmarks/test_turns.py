@@ -1,32 +1,13 @@
 """The engine of conversations."""
 
-import aiohttp
 import pytest
 
 from benchmarks.continuation import stream
 from benchmarks.load import conversation
 from benchmarks.turns import REPLY, TurnsEngine, messages, rendering
-from benchmarks.upstream import EVENTS, listen
-from proxy.config.settings import load
-from proxy.server.listener import running
+from benchmarks.upstream import EVENTS
 
 FIRST, GROWS = 1_000, 300
-
-
-@pytest.fixture
-async def proxied(tmp_path):
-    """The URL of TokenTape in front of this engine, and a client session."""
-    server, port = await listen(TurnsEngine)
-    settings = load(
-        listen="127.0.0.1:0",
-        engines={"endpoints": [{"url": f"http://127.0.0.1:{port}"}]},
-        store={"url": f"embedded:{tmp_path / 'store'}"},
-        continuation={"mode": "append"},
-    )
-    TurnsEngine.counts.clear()
-    async with running(settings) as served, aiohttp.ClientSession() as http:
-        yield served.url, http
-    server.close()
 
 
 async def _recorded(http, url):
