@@ -96,8 +96,7 @@ class Admission:
             checked_id(group_id, what="group id")
         pauses: list[tuple[float, float]] = []
         while True:
-            rollout = await self._open(rollout_id, group_id, step_id)
-            live = self._rollouts.note(rollout)
+            live, rollout = await self._open(rollout_id, group_id, step_id)
             policy = self._policies.only or self._policies.of_call(model(rollout))
             admitted = Admitted(live, rollout, policy, step_id, pauses)
             live.calls += 1
@@ -156,8 +155,11 @@ class Admission:
                 await self._mark_limited(rollout.rollout_id)
             raise
 
-    async def _open(self, rollout_id: str, group_id: str | None, step_id: str) -> Rollout:
-        """Return the rollout with this ID as it is stored. Raises StoreUnavailable, BadRequest."""
+    async def _open(self, rollout_id: str, group_id: str | None, step_id: str) -> tuple[LiveRollout, Rollout]:
+        """Return what is known of the rollout with this ID, and the rollout as it is stored.
+
+        Raises StoreUnavailable, BadRequest.
+        """
         started = self._clock.monotonic()
         try:
             if self._recorder.store_health.unreachable is not None:
@@ -165,25 +167,25 @@ class Admission:
             fields = {} if group_id is None else write_fields({"group_id": group_id})
             reservation = Reservation(step_id, LEASE_MS)
             stored = await self._store.open(rollout_id, fields, now_ms=self._clock.now_ms(), reservation=reservation)
-            live = self._rollouts.get(rollout_id)
-            rollout = read_rollout(stored, None if live is None else live.rollout)
+            live = self._rollouts.note(stored)
+            rollout = live.rollout
             if rollout.group_id is not None and not rollout.counts.get("steps"):
                 await join(self._store, self._clock, stored, rollout.group_id)
         except StorageError as error:
             self._failures.inc()
             self._recorder.store_health.failed(error)
-            live = self._rollouts.get(rollout_id)
-            if live is not None and self._recorder.has_journal and isinstance(error, StoreUnreachable):
-                limits = live.rollout.limits
+            known = self._rollouts.get(rollout_id)
+            if known is not None and self._recorder.has_journal and isinstance(error, StoreUnreachable):
+                limits = known.rollout.limits
                 if limits.max_steps is None and limits.max_tokens is None:
-                    return live.rollout
+                    return known, known.rollout
             raise StoreUnavailable(f"The call was not sent because it cannot be recorded: {error}") from error
         finally:
             self._seconds.observe(self._clock.monotonic() - started)
         if stored.announcements:
             self._policies.apply(stored.announcements)
             self._registry.apply(stored.announcements)
-        return rollout
+        return live, rollout
 
     async def _started(self, rollout: Rollout) -> Rollout:
         """Return the rollout once its tools are known: its first call may arrive before its dispatch has ended."""

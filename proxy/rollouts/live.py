@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
 
+from msgspec import structs
+
 from proxy.continuation.turns import Turns
 from proxy.protocols.long_texts import LongText
 from proxy.protocols.number_lists import KnownPrompt
-from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.rollout import DRIFT_FIELD, Rollout, read_rollout
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import KnownBlocks
 from proxy.trajectory.step import Step
+from storage.types import StoredEntity
 
 _BYTES_PER_ROLLOUT: Final = 3000  # an estimate: the objects of a rollout without its own fields
 _BYTES_PER_TURNS: Final = 2000  # an estimate: the objects of a rollout without turns
@@ -34,11 +37,6 @@ class KnownTurns:
     count: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    @property
-    def size(self) -> int:
-        """The approximate memory in bytes."""
-        return _BYTES_PER_TURNS + self.turns.size + self.turns.conversations.newest.size + self.pending_bytes
-
 
 @dataclass(slots=True, eq=False)
 class LiveRollout:
@@ -55,15 +53,6 @@ class LiveRollout:
     text: LongText | None = None
     known: KnownTurns | None = None
     size: int = 0
-
-    def measured(self) -> int:
-        """Return the approximate memory in bytes."""
-        fields = sum(map(len, self.rollout.origin.fields.values()))
-        blocks = _BYTES_PER_BLOCK * len(self.blocks) + self.blocks.chain_bytes
-        prompt = 0 if self.prompt is None else len(self.prompt.text) + len(self.prompt.ids) * self.prompt.ids.itemsize
-        text = 0 if self.text is None else self.text.size
-        turns = 0 if self.known is None else self.known.size
-        return _BYTES_PER_ROLLOUT + _WEIGHT_OF_FIELDS * fields + blocks + prompt + text + turns
 
 
 class LiveRollouts:
@@ -91,18 +80,27 @@ class LiveRollouts:
             self._of.move_to_end(rollout_id)
         return live
 
-    def note(self, rollout: Rollout) -> LiveRollout:
-        """Return what is known of a rollout that was read now; nothing is known of another incarnation."""
-        live = self.get(rollout.rollout_id)
-        if live is not None and live.rollout.incarnation == rollout.incarnation:
-            is_equal = live.rollout.origin is rollout.origin
-            live.rollout = rollout
-            if not is_equal:
-                self.keep(live)
-            return live
-        if live is not None:
-            self._size -= live.size
-        live = self._of[rollout.rollout_id] = LiveRollout(rollout)
+    def note(self, stored: StoredEntity) -> LiveRollout:
+        """Return what is known of a rollout that was read now; nothing is known of another incarnation. Raises Damaged.
+
+        If the stored fields equal those that were read before, their values are used again.
+        """
+        live = self._of.get(stored.name)
+        if live is not None and live.rollout.incarnation == stored.incarnation:
+            self._of.move_to_end(stored.name)
+            before = live.rollout
+            is_known = before.origin.fields == stored.fields and before.created_ms == stored.created_ms
+            if is_known and DRIFT_FIELD not in stored.fields and stored.damage is None:  # it depends on the counts
+                live.rollout = structs.replace(
+                    before, touched_ms=stored.touched_ms, counts=stored.counts, has_reservation=stored.has_reservation
+                )
+                return live
+            live.rollout = read_rollout(stored)
+        else:
+            rollout = read_rollout(stored)
+            if live is not None:
+                self._size -= live.size
+            live = self._of[stored.name] = LiveRollout(rollout)
         self.keep(live)
         return live
 
@@ -110,7 +108,17 @@ class LiveRollouts:
         """Count the memory of a rollout that has changed, and forget others above the limit."""
         if self._of.get(live.rollout.rollout_id) is not live:
             return  # forgotten meanwhile
-        size = live.measured()
+        blocks, prompt, text, known = live.blocks, live.prompt, live.text, live.known
+        size = _BYTES_PER_ROLLOUT + _BYTES_PER_BLOCK * len(blocks) + blocks.chain_bytes
+        for value in live.rollout.origin.fields.values():
+            size += _WEIGHT_OF_FIELDS * len(value)
+        if prompt is not None:
+            size += len(prompt.text) + len(prompt.ids) * prompt.ids.itemsize
+        if text is not None:
+            size += text.size
+        if known is not None:
+            turns = known.turns
+            size += _BYTES_PER_TURNS + turns.size + turns.conversations.newest.size + known.pending_bytes
         self._size += size - live.size
         live.size = size
         while self._size > self._max_bytes:

@@ -51,7 +51,6 @@ _ENCODE_IN_THREAD_FROM_BYTES = 2**18  # about a millisecond of hashing and compr
 _ENCODE_IN_THREAD_FROM_ITEMS = 2**10  # as long: each message is a block, with a hash of its own
 
 
-_FIDELITIES = ("exact", "flagged", "error")  # under which a step is counted
 _TASK_CHARACTERS = 120
 FINISHED_FIELD = "finished_ms"  # of a rollout: steps stored from then on are late
 CLAIMED_FIELD = "claimed_by"
@@ -282,7 +281,8 @@ class Recorder:
     def _count(self, step: Step, entry: StepWrite) -> None:
         """Count a stored step in the metrics."""
         metrics, counts = self._metrics, entry.counts
-        metrics.steps.labels(step.status, next(name for name in _FIDELITIES if name in counts)).inc()
+        fidelity = "exact" if "exact" in counts else "flagged" if "flagged" in counts else "error"
+        metrics.steps.labels(step.status, fidelity).inc()
         metrics.completion_tokens.labels(step.engine.name).inc(counts["sampled_tokens"])
         metrics.prompt_tokens.labels(step.engine.name).inc(counts["prompt_tokens"])
         if "cached_tokens" in counts:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 import orjson
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from proxy.continuation.types import Mode
 from proxy.errors import BadRequest, Damaged, NotFound
@@ -221,26 +221,8 @@ class _Fields(Struct):
     drift: CountedDrift | None = None
 
 
-def read_rollout(stored: StoredEntity, before: Rollout | None = None) -> Rollout:
-    """Return the rollout from its stored fields. Raises Damaged.
-
-    `before`: the rollout as it was read earlier. Its values are used again if the stored fields are equal.
-    """
-    if (
-        before is not None
-        and before.drift is None  # it depends on the counts
-        and stored.damage is None
-        and before.incarnation == stored.incarnation
-        and before.created_ms == stored.created_ms
-        and before.origin.fields == stored.fields
-    ):
-        return structs.replace(
-            before, touched_ms=stored.touched_ms, counts=stored.counts, has_reservation=stored.has_reservation
-        )
-    return _parsed(stored)
-
-
-def _parsed(stored: StoredEntity) -> Rollout:
+def read_rollout(stored: StoredEntity) -> Rollout:
+    """Return the rollout from its stored fields. Raises Damaged."""
     fields = read_fields(stored, _Fields, "rollout")
     if isinstance(fields.advantages, list | dict):
         with damage_of("rollout", stored.name):
@@ -278,7 +260,7 @@ def _parsed(stored: StoredEntity) -> Rollout:
         task=fields.task,
         began_ms=fields.began_ms,
         counts=stored.counts,
-        drift=_drift(fields.drift, stored.counts.get("steps", 0)),
+        drift=None if fields.drift is None else _drift(fields.drift, stored.counts.get("steps", 0)),
         has_reservation=stored.has_reservation,
         origin=Origin(stored.created_ms, stored.fields),
     )
@@ -343,9 +325,9 @@ def write_claims(claims: Sequence[ClaimId]) -> dict[str, bytes | None]:
     return {"claimed_by": orjson.dumps(claims[0].batch_id if is_plain else list(map(list, claims)))}
 
 
-def _drift(counted: CountedDrift | None, steps: int) -> CountedDrift | None:
+def _drift(counted: CountedDrift, steps: int) -> CountedDrift | None:
     """Return the drift of a rollout; None if it was counted in steps that are gone because the rollout expired."""
-    return counted if counted is not None and counted.steps <= steps else None
+    return counted if counted.steps <= steps else None
 
 
 def _named(marks: Mapping[str, bytes], kind: str) -> frozenset[str]:

@@ -57,7 +57,9 @@ def values_of(fields: Mapping[str, bytes], kind: type[T]) -> T:
     for name, text in fields.items():
         if name in declared:
             try:
-                values[name] = parsed(text)
+                values[name] = value = orjson.loads(text)
+                if text.count(b"[") + text.count(b"{") > _BRACKETS:
+                    orjson.dumps(value)  # as `parsed`
             except _ERRORS as error:
                 raise ValueError(f"field {name!r} is no JSON that can be read: {error}") from None
     return msgspec.convert(values, kind)

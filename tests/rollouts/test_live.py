@@ -1,6 +1,8 @@
 """What a process remembers of rollouts: one object for each, in bounded memory."""
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from proxy.rollouts.live import LiveRollouts
@@ -15,7 +17,7 @@ def metrics():
 
 
 def rollout(name="r1", incarnation="b", **fields):
-    return read_rollout(StoredEntity(name, incarnation, 1, 1, fields, {}))
+    return StoredEntity(name, incarnation, 1, 1, fields, {})
 
 
 def test_a_rollout_has_one_object_with_its_latest_state(metrics):
@@ -29,6 +31,32 @@ def test_a_rollout_has_one_object_with_its_latest_state(metrics):
     assert "completed" == first.rollout.status
     assert other is not first
     assert (other, None) == (rollouts.get("r1"), rollouts.get("r2"))
+
+
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "status": st.sampled_from([b'"open"', b'"completed"']),
+        "reward": st.sampled_from([b"1.5", b"0"]),
+        "metadata": st.just(b'{"a": [1]}'),
+        "limits": st.just(b'{"max_steps": 3}'),
+        "drift": st.just(b'{"kinds": {"unexplained": 1}, "steps": 2}'),
+    },
+)
+READS = st.tuples(
+    FIELDS, st.integers(1, 2), st.dictionaries(st.just("steps"), st.integers(1, 4)), st.sampled_from([None, True])
+)
+
+
+@given(st.lists(READS, min_size=2, max_size=5))
+@example([({"drift": b'{"kinds": {}, "steps": 2}'}, 1, {"steps": steps}, None) for steps in (3, 1, 3)])
+def test_a_known_rollout_is_read_as_an_unknown_one(reads):
+    """Also if all of its fields are equal to those before, and the others are not."""
+    rollouts = LiveRollouts(2**20, make_metrics(CollectorRegistry()))
+    for number, (fields, created_ms, counts, has_reservation) in enumerate(reads):
+        stored = StoredEntity("r1", "b", created_ms, number, fields, counts, has_reservation=has_reservation)
+
+        assert read_rollout(stored) == rollouts.note(stored).rollout
 
 
 def test_rollouts_that_were_not_used_for_the_longest_time_are_forgotten(metrics):

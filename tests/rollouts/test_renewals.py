@@ -12,7 +12,7 @@ from stored import stored_rollout, stored_steps, wait_for_steps
 
 from proxy.rollouts.live import LiveRollout, LiveRollouts
 from proxy.rollouts.renewals import Lifetimes
-from proxy.rollouts.rollout import Rollout, read_rollout, write_fields
+from proxy.rollouts.rollout import Rollout, write_fields
 from proxy.telemetry.metrics import make_metrics
 from storage import StoreOptions, open_store
 from storage.redis.keys import rollout_keys
@@ -70,7 +70,7 @@ def rollouts(metrics):
 
 async def busy_rollout(store, rollouts, **fields) -> LiveRollout:
     """Return the rollout r1, with a call in flight."""
-    live = rollouts.note(read_rollout(await store.open("r1", write_fields(fields), now_ms=1)))
+    live = rollouts.note(await store.open("r1", write_fields(fields), now_ms=1))
     rollouts.busy.add(live)
     return live
 
