@@ -180,8 +180,9 @@ class BlockWriter:
                 piece = content[at * UNIT_BYTES : (at + run) * UNIT_BYTES]
             else:
                 run, piece = 1, content[at]
-            name = names[at + run - 1]
-            self.blocks[name] = made.get(name) or b"".join((names[at - 1] if at else ROOT, *self._flagged(piece)))
+            before, name = names[at - 1] if at else ROOT, names[at + run - 1]
+            block = made.get(name, b"")  # of another run, its beginning may not be stored
+            self.blocks[name] = block if block.startswith(before) else b"".join((before, *self._flagged(piece)))
             at += run
         return names[-1]
 

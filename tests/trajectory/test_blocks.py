@@ -4,12 +4,13 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from itertools import pairwise
+from random import Random
 from threading import Lock
 from unittest.mock import patch
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.trajectory.blocks import (
@@ -92,18 +93,29 @@ def test_new_units_are_stored_in_aligned_runs(known, units, runs):
     assert 16 == RUN_UNITS
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 40)), min_size=1, max_size=8), st.data())
-def test_processes_that_know_other_blocks_name_and_read_the_same_chains(prompts, draw):
-    """Two processes write prompts that share a beginning to one store, where the first block of a name remains."""
-    processes, stored, written = (KnownBlocks(), KnownBlocks()), {}, []
-    raw = os.urandom(40 * UNIT_BYTES)
-    for process, units in prompts:
-        shared = draw.draw(st.integers(0, units)) * UNIT_BYTES
-        prompt = raw[:shared] + os.urandom(units * UNIT_BYTES - shared)
-        end, writer = written_units(prompt, processes[process])
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 40), st.integers(0, 20), st.booleans()), min_size=1, max_size=8
+    ),
+    st.integers(0, 99),
+)
+def test_processes_that_know_other_blocks_name_and_read_the_same_chains(prompts, seed):
+    """Two processes write prompts that share a beginning to one store, where the first block of a name remains.
+
+    Some writes do not reach the store.
+    """
+    processes, stored, written, random = (KnownBlocks(), KnownBlocks()), {}, [], Random(seed)
+    raw = random.randbytes(40 * UNIT_BYTES)
+    for process, shared, own, is_stored in prompts:
+        prompt = raw[: shared * UNIT_BYTES] + random.randbytes(max(own, shared == 0) * UNIT_BYTES)
+        writer = BlockWriter(processes[process])
+        end = writer.write(IDS, prompt)
         assert stored.keys() >= set(writer.leans_on)
-        stored = writer.blocks | stored
-        written.append((end, prompt))
+        if is_stored:
+            processes[process].update(writer.blocks)
+            stored = writer.blocks | stored
+            written.append((end, prompt))
 
     for end, prompt in written:
         assert names_of(IDS, prompt)[-1] == end
