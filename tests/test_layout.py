@@ -51,7 +51,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("sse", "lenient_json", "accumulators", "number_lists", "repeated_events", "json_weight"),
         ("dialects",),
         ("engines",),
-        ("sampling", "synthetic_stream", "token_annotations", "long_texts"),
+        ("sampling", "token_annotations", "long_texts"),
         ("response", "whole_response"),
         ("plan",),
         ("exchange",),

@@ -34,7 +34,6 @@ _BAD_GATEWAY: Final = 502  # status of a response of another type
 _MAX_REASON_CHARS: Final = 100  # maximum length of a finish reason in characters
 _TEXTS: Final = ("reasoning", "reasoning_content", "refusal", "role")
 _TEXT_OR_NONE: Final = frozenset({str, type(None)})
-_COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 _SCALARS: Final = frozenset({int, type(None), bool, float, str})
 _USAGE_DEPTH: Final = 3  # counts, objects of counts, and those by modality (vLLM 0.32: multimodal_tokens)
 
@@ -46,17 +45,21 @@ _UNREADABLE: Final = frozenset({"unparsed_event", "no_message", "unknown_finish_
 class Packed:
     """The tokens of a response as arrays: the prompts, the choices, the problems, and notes.
 
-    `has_versions`: the engine itself reported the policy versions of the tokens. `usage`: the sum of its counts by choice.
-    `sampling` are sampling parameters that the response determines.
+    `versions`: the policy versions of the first and the last token; `has_versions`: the engine itself reported them. `usage`:
+    the sum of its counts by choice. `sampling` are sampling parameters that the response determines.
     """
 
     prompts: tuple[Ids, ...] = ()
     choices: tuple[Choice, ...] = ()
     problems: frozenset[str] = frozenset()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    versions: tuple[str | None, str | None] | None = None
     has_versions: bool = False
     usage: Json | None = None
     sampling: Mapping[str, Any] | None = None
+
+
+_NO_TOKENS: Final = Packed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,25 +168,26 @@ class Exchange:
     def _step(
         self, answer: ParsedResponse, timing: Timing, version_now: str | None, *, reason: str | None, delivered: bool
     ) -> Step:
-        plan = self._plan
+        plan, response = self._plan, answer.response
         status: Status = "error" if answer.error is not None else "complete" if answer.ended else "partial"
-        packed = self._tokens(answer.response)
-        prompts, choices = packed.prompts, packed.choices
-        usage = None if answer.response is None else answer.response.get("usage")
+        packed = _NO_TOKENS if response is None else self._tokens(response)
+        usage = None if response is None else response.get("usage")
         usage, wrong_usage = check_usage(packed.usage if usage is None else usage)
-        special = {*plan.problems, *answer.problems, *packed.problems, *(() if wrong_usage is None else (wrong_usage,))}
+        special = {*plan.problems, *answer.problems, *packed.problems}
+        if wrong_usage is not None:
+            special.add(wrong_usage)
         if IMAGES in plan.extra:
             packed = _with_images(plan.extra[IMAGES], packed, special)
-        if self._is_unlisted_model(answer):
+        served = self.served_models
+        if served is not None and response is not None and self._other_model(response) not in (None, *served):
             special.add("other_model")
-        evidence = self._evidence(packed, usage, status, special, ended=answer.ended)
-        first, last = _versions(choices, plan.policy_version)
+        first, last = packed.versions or (plan.policy_version, plan.policy_version)
         if version_now is not None and not packed.has_versions:
             last = version_now  # the engine does not report which tokens the new weights sampled
         return Step(
             step_id=plan.step_id,
             rollout_id=plan.rollout_id,
-            dialect=plan.error_dialect.name,
+            dialect=(plan.translation or plan.dialect).name,
             endpoint=plan.endpoint,
             engine=plan.engine_facts,
             model_asked=plan.model_asked,
@@ -191,8 +195,8 @@ class Exchange:
             request=plan.request,
             sent=plan.sent,
             response=self._recorded(answer, special),
-            prompts=prompts,
-            choices=choices,
+            prompts=packed.prompts,
+            choices=packed.choices,
             usage=usage,
             sampling=plan.sampling if packed.sampling is None else {**plan.sampling, **packed.sampling},
             timing=timing,
@@ -202,26 +206,15 @@ class Exchange:
             policy=plan.policy,
             policy_version=first,
             policy_version_end=last if last != first else None,
-            problems=fidelity.check(evidence),
+            problems=self._problems(packed, usage, status, special, ended=answer.ended),
             extra={**plan.extra, **packed.notes},
         )
 
-    def _is_unlisted_model(self, answer: ParsedResponse) -> bool:
-        """Return whether the response names a model that is neither the requested one nor among those that are served."""
-        if self.served_models is None or answer.response is None:
-            return False
-        return self._other_model(answer.response) not in (None, *self.served_models)
-
-    def _other_model(self, response: Json) -> str | None:
-        name, plan = response.get("model"), self._plan
-        expected = (plan.model_served, plan.engine.unnamed_model if plan.body.get("model") is None else None)
-        return name if isinstance(name, str) and name not in expected else None
-
-    def _evidence(
+    def _problems(
         self, packed: Packed, usage: Json | None, status: Status, special: set[str], *, ended: bool
-    ) -> fidelity.Evidence:
+    ) -> tuple[str, ...]:
         plan = self._plan
-        return fidelity.Evidence(
+        evidence = fidelity.Evidence(
             prompts=packed.prompts,
             choices=packed.choices,
             usage=usage,
@@ -234,6 +227,13 @@ class Exchange:
             counts_tokens=plan.engine.always_sends_usage,
             special=special,
         )
+        return fidelity.check(evidence)
+
+    def _other_model(self, response: Json) -> str | None:
+        """Return the model that the response names, if it is not the requested one."""
+        name, plan = response.get("model"), self._plan
+        expected = (plan.model_served, plan.engine.unnamed_model if plan.body.get("model") is None else None)
+        return name if isinstance(name, str) and name not in expected else None
 
     def _recorded(self, answer: ParsedResponse, problems: set[str]) -> Json | None:
         """Return the response as the client received it; for an error, its status and body.
@@ -241,32 +241,28 @@ class Exchange:
         An invalid response is recorded under `unparsed`.
         """
         shown = answer.response if answer.shown is None else answer.shown
-        if shown is not None and problems & _UNREADABLE:
+        if shown is not None and not problems.isdisjoint(_UNREADABLE):
             shown = {"unparsed": shown}
         if answer.error is None:
             return shown
         error = {"status": self._status, "content_type": self._content_type, "body": answer.error}
         return error if shown is None or not shown.get("choices") else {**shown, "error": error}
 
-    def _tokens(self, response: Json | None) -> Packed:
+    def _tokens(self, response: Json) -> Packed:
         """Return the packed tokens of a response; none, and a problem, for a response of an unknown shape."""
-        if response is None:
-            return Packed()
         plan = self._plan
         try:
             problems = check_messages(plan.dialect.name, response)
             tokens = plan.engine.tokens(plan.dialect.name, plan.body, response, self.follow_up_response)
             given = plan.dialect.prompt_ids(plan.body) if plan.prompt_ids is None else [plan.prompt_ids]
-            packed = pack_tokens(
-                tokens, plan.response_options.samples, plan.policy_version, given, epoch=plan.policy_epoch
-            )
+            samples, version = plan.response_options.samples, plan.policy_version
+            packed = pack_tokens(tokens, samples, version, given, epoch=plan.policy_epoch)
         except (OverflowError, *MALFORMED):
             return Packed(problems=frozenset({"unparsed_event"}))
         if "return_routed_experts" in plan.body and is_on(plan.body["return_routed_experts"]):
             start = plan.body.get("routed_experts_start_len") or 0
-            problems |= (
-                {"bad_experts"} if any(_are_bad_experts(packed, choice, start) for choice in packed.choices) else set()
-            )
+            if any(_are_bad_experts(packed, choice, start) for choice in packed.choices):
+                problems.add("bad_experts")
         return replace(packed, problems=packed.problems | problems) if problems else packed
 
 
@@ -293,16 +289,11 @@ def _bound(sampling: Mapping[str, Any]) -> int | None:
 
     Of two bounds the higher one: engines differ in which of them they use.
     """
-    found = [sampling[name] for name in ("max_tokens", "max_completion_tokens") if name in sampling]
-    return max([bound for bound in found if type(bound) is int and bound > 0], default=None)
-
-
-def _versions(choices: tuple[Choice, ...], policy_version: str | None) -> tuple[str | None, str | None]:
-    """Return the policy versions at the beginning and at the end of a step."""
-    spans = [span for choice in choices for span in choice.spans]
-    if not spans:
-        return policy_version, policy_version
-    return spans[0].policy_version, spans[-1].policy_version
+    highest = 0
+    for bound in (sampling.get("max_tokens"), sampling.get("max_completion_tokens")):
+        if type(bound) is int and bound > highest:
+            highest = bound
+    return highest or None
 
 
 def response_stream_for(
@@ -337,43 +328,57 @@ def pack_tokens(
     """
     problems = set(tokens.problems)
     prompts: dict[int, list[int]] = {} if tokens.prompt_ids is None else {0: tokens.prompt_ids}
-    choices = []
+    choices: list[Choice] = []
+    versions: tuple[str | None, str | None] | None = None
+    has_versions = False
     for sampled in tokens.choices:
         prompt = sampled.index // (samples or 1) if tokens.prompt_ids is None else 0
         if sampled.prompt_ids is not None and prompts.setdefault(prompt, sampled.prompt_ids) != sampled.prompt_ids:
             problems.add("mixed_prompts")
         if prompt in prompts and sampled.prompt_counted not in (None, len(prompts[prompt])):
             problems.add("prompt_count")
-        choices.append(_choice(sampled, prompt, policy_version, epoch, problems))
+        choice = _choice(sampled, prompt, policy_version, epoch, problems)
+        choices.append(choice)
+        has_versions = has_versions or sampled.spans is not None
+        if choice.spans:
+            first, last = choice.spans[0].policy_version, choice.spans[-1].policy_version
+            versions = (first if versions is None else versions[0], last)
     if (
         sent_prompts is not None
         and prompts
-        and not _are_equal([prompts[index] for index in sorted(prompts)], sent_prompts)
+        and not _are_equal([ids for _, ids in sorted(prompts.items())], sent_prompts)
     ):
         problems.add("other_prompt")
     packed: tuple[Ids, ...] = ()
-    if "mixed_prompts" in problems or list(prompts) != list(range(len(prompts))):
+    if "mixed_prompts" in problems or [*prompts] != [*range(len(prompts))]:
         problems.add("mixed_prompts")  # an index would point to the wrong prompt
     else:
-        packed = tuple([pack_ids(ids) for ids in prompts.values()])
-    has_versions = any(sampled.spans is not None for sampled in tokens.choices)
-    usage = _usage(tokens.choices, [choice.prompt for choice in choices])
-    return Packed(packed, tuple(choices), frozenset(problems), tokens.notes, has_versions, usage, _determined(tokens))
+        packed = tuple(map(pack_ids, prompts.values()))
+    return Packed(
+        packed,
+        tuple(choices),
+        frozenset(problems),
+        tokens.notes,
+        versions,
+        has_versions,
+        _usage(tokens.choices, choices),
+        None if tokens.logprobs_mode is None else {"logprobs_mode": tokens.logprobs_mode},
+    )
 
 
-def _usage(choices: Sequence[Sampled], prompts: Sequence[int]) -> Json | None:
+def _usage(sampled: Sequence[Sampled], choices: Sequence[Choice]) -> Json | None:
     """Return the sums of the engine's counts, each prompt once; None if a choice has no counts."""
-    completion = [sampled.counted for sampled in choices]
-    prompt = {number: sampled.prompt_counted for number, sampled in zip(prompts, choices, strict=True)}
-    if not choices or any(type(count) is not int for count in (*completion, *prompt.values())):
+    prompts: dict[int, Any] = {}
+    completion = 0
+    for counts, choice in zip(sampled, choices, strict=True):
+        if type(counts.counted) is not int:
+            return None
+        completion += counts.counted
+        prompts[choice.prompt] = counts.prompt_counted
+    if not prompts or {*map(type, prompts.values())} != {int}:
         return None
-    sums = {"prompt_tokens": sum(prompt.values()), "completion_tokens": sum(completion)}
-    return {**sums, "total_tokens": sum(sums.values())}
-
-
-def _determined(tokens: Tokens) -> Json | None:
-    """Return the sampling parameters that the response determines."""
-    return None if tokens.logprobs_mode is None else {"logprobs_mode": tokens.logprobs_mode}
+    prompt = sum(prompts.values())
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _are_equal(returned: Sequence[Sequence[int]], sent: Sequence[Sequence[int]]) -> bool:
@@ -392,18 +397,30 @@ def _listed(prompt: Sequence[int]) -> list[int]:
 
 
 def _choice(sampled: Sampled, prompt: int, policy_version: str | None, epoch: int, problems: set[str]) -> Choice:
+    """Return the checked choice; what is invalid is a problem, and left away."""
     ids = pack_ids(sampled.ids or [])
-    if ids and sampled.counted is not None and sampled.counted != len(ids):
+    count = len(ids)
+    if count and sampled.counted not in (None, count):
         problems.add("completion_count")
-    spans = _spans(sampled, len(ids), policy_version, epoch)
-    if spans is None:
-        problems.add("version_spans")
+    spans: tuple[Span, ...] | None = (Span(0, count, policy_version, epoch),) if count else ()
+    if count and sampled.spans is not None:
+        spans = _spans(sampled.spans, count, epoch)
+        if spans is None:
+            problems.add("version_spans")
+    reason, stop = sampled.finish_reason, sampled.stop_reason
+    if not (reason is None or (isinstance(reason, str) and reason in FINISH_REASONS)):
+        reason = _finish_reason(reason, problems)
+    if not (
+        stop is None or isinstance(stop, str) or (type(stop) is int and 0 <= stop < 2**31)
+    ):  # a string or a token's id
+        problems.add("unparsed_event")
+        stop = None
     return Choice(
         index=sampled.index,
         ids=ids,
         logprobs=pack_logprobs(sampled.logprobs or []),
-        finish_reason=_finish_reason(sampled.finish_reason, problems),
-        stop_reason=_stop_reason(sampled.stop_reason, problems),
+        finish_reason=reason,
+        stop_reason=stop,
         prompt=prompt,
         spans=spans or (),
         routed_experts=None if sampled.routed_experts is None else pack_experts(sampled.routed_experts),
@@ -426,43 +443,31 @@ def _mask(positions: Any, ids: Ids, problems: set[str]) -> Mask | None:
 
 
 def _finish_reason(value: Any, problems: set[str]) -> str | None:
-    """Return the reason as text. SGLang's native object (0.5.23) has it in `type`."""
+    """Return an unusual reason as text: SGLang's native object (0.5.23) has it in `type`."""
     reason = value.get("type") if isinstance(value, dict) else value
-    if reason is None and value is None:
-        return None
     if isinstance(reason, str) and reason in FINISH_REASONS:
         return reason
     problems.add("unknown_finish_reason")
     return reason if isinstance(reason, str) and len(reason) <= _MAX_REASON_CHARS else None
 
 
-def _stop_reason(value: Any, problems: set[str]) -> int | str | None:
-    """Return a stop string, or the id of a stop token."""
-    if value is None or isinstance(value, str) or (type(value) is int and 0 <= value < 2**31):
-        return value
-    problems.add("unparsed_event")
-    return None
-
-
-def _spans(sampled: Sampled, count: int, policy_version: str | None, epoch: int) -> tuple[Span, ...] | None:
-    """Return the spans of policy versions: the engine's own, else one for all. None: the engine's do not cover the ids.
+def _spans(given: Sequence[tuple[Any, Any, Any]], count: int, epoch: int) -> tuple[Span, ...] | None:
+    """Return the engine's spans of policy versions; None if they do not cover the ids.
 
     A numeric version is kept as its digits, as in `PUT /policy`.
     """
-    if sampled.spans is None or not count:
-        return (Span(0, count, policy_version, epoch),) if count else ()
-    spans = []
-    for start, end, version in sampled.spans:
+    spans: list[Span] = []
+    covered = 0
+    for start, end, version in given:
         named = str(version) if type(version) is int else version
         if type(start) is not int or type(end) is not int or not (named is None or isinstance(named, str)):
             return None
-        if start > end:
+        if start > end or (start < end and start != covered):
             return None
         if start < end:
             spans.append(Span(start, end, named, epoch))
-    bounds = [0, *(span.end for span in spans)]
-    joined = all(span.start == bound for span, bound in zip(spans, bounds, strict=False))
-    return tuple(spans) if joined and bounds[-1] == count else None
+            covered = end
+    return tuple(spans) if covered == count else None
 
 
 def check_usage(usage: Any) -> tuple[Json | None, str | None]:
@@ -471,46 +476,48 @@ def check_usage(usage: Any) -> tuple[Json | None, str | None]:
         return None, None
     if not isinstance(usage, dict) or not _is_flat(usage, _USAGE_DEPTH):
         return None, "bad_usage"
-    known = [usage[name] for name in _COUNTS if usage.get(name) is not None]
-    for count in known:
+    total = usage.get("total_tokens")
+    counted = 0
+    for count in (usage.get("prompt_tokens"), usage.get("completion_tokens"), 0 if total is None else total):
         if type(count) is not int or count < 0:
-            return usage, "bad_usage"
-    if any(usage.get(name) is None for name in _COUNTS[:2]):
-        return usage, "bad_usage"  # it would confirm nothing
-    return usage, None if len(known) < 3 or 2 * known[2] == sum(known) else "usage_sum"
+            return usage, "bad_usage"  # without both counts it would confirm nothing
+        counted += count
+    return usage, None if total is None or counted == 2 * total else "usage_sum"
 
 
-def _is_flat(value: Any, depth: int) -> bool:
-    if type(value) in _SCALARS:
-        return True
-    return isinstance(value, dict) and depth > 0 and all(_is_flat(inner, depth - 1) for inner in value.values())
+def _is_flat(counts: Json, depth: int) -> bool:
+    """Return whether an object has scalars, and objects of scalars to this depth."""
+    for value in counts.values():
+        if type(value) not in _SCALARS and not (depth > 1 and isinstance(value, dict) and _is_flat(value, depth - 1)):
+            return False
+    return True
 
 
 def check_messages(dialect: DialectName, response: Json) -> set[str]:
     """Return the problems of a whole or accumulated response: each choice must have a message or text of the expected type."""
-    if dialect in GENERATES:
-        return set()
-    check = _check_message if dialect == "chat" else _check_text
+    problems: set[str] = set()
     choices = response.get("choices")
-    return {code for choice in choices or () for code in check(choice)} if isinstance(choices, list) else set()
+    if dialect in GENERATES or not isinstance(choices, list):
+        return problems
+    for choice in choices:
+        content = choice.get("message" if dialect == "chat" else "text") if isinstance(choice, dict) else None
+        if dialect == "chat" and isinstance(content, dict):
+            if not _is_sound(content):
+                problems.add("unparsed_event")
+        elif dialect == "chat" or not isinstance(content, str):
+            problems.add("no_message")
+    return problems
 
 
-def _check_text(choice: Any) -> set[str]:
-    text = choice.get("text") if isinstance(choice, dict) else None
-    return set() if isinstance(text, str) else {"no_message"}
-
-
-def _check_message(choice: Any) -> set[str]:
-    message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(message, dict):
-        return {"no_message"}
-    calls = message.get("tool_calls")
-    sound = (
-        (message.get("content") is None or isinstance(message["content"], str | list))
-        and {type(message.get(name)) for name in _TEXTS} <= _TEXT_OR_NONE
-        and (calls is None or (isinstance(calls, list) and all(map(_is_call, calls))))
-    )
-    return set() if sound else {"unparsed_event"}
+def _is_sound(message: Json) -> bool:
+    """Return whether the texts and the tool calls of a message have the expected types."""
+    for name in _TEXTS:
+        if type(message.get(name)) not in _TEXT_OR_NONE:
+            return False
+    content, calls = message.get("content"), message.get("tool_calls")
+    if not (content is None or isinstance(content, str | list)):
+        return False
+    return calls is None or (isinstance(calls, list) and all(map(_is_call, calls)))
 
 
 def _is_call(call: Any) -> bool:

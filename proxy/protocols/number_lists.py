@@ -63,37 +63,32 @@ def read_lists(
     Logprobs become `{"token_logprobs": …}`, as in completions. `known`: the prompt of the rollout's previous call. `sampled`:
     whether there may be lists of a choice, not only the prompt.
     """
-    prompt = _prompt(body, known)
-    found = [prompt]
-    body = _without(body, prompt)
-    for cut in (_logprobs, _ids) if sampled else ():
-        found.append(cut(body))
-        body = _without(body, found[-1])
-    cuts = [cut for cut in found if cut is not None]
+    cuts: list[_Cut] = []
+    for find in (_prompt, _logprobs, _ids) if sampled else (_prompt,):
+        cut = find(body, known)
+        if cut is not None:
+            cuts.append(cut)
+            body = b"".join((body[: cut.start], b"null", body[cut.end :]))
     if not cuts:
         return None
     try:
         response: dict[str, Any] = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    if not all(_put_back(response, cut) for cut in cuts):
-        return None
-    return response, None if prompt is None else prompt.value
+    prompt = cuts[0].value if isinstance(cuts[0].value, KnownPrompt) else None
+    return (response, prompt) if _put_back(response, cuts) else None
 
 
-def _without(body: bytes, cut: _Cut | None) -> bytes:
-    return body if cut is None else b"".join((body[: cut.start], b"null", body[cut.end :]))
-
-
-def _put_back(response: Any, cut: _Cut) -> bool:
-    """Set the value of a list where null was parsed; return whether the key is where it is expected."""
-    place = response
-    if isinstance(response, dict) and cut.name != "prompt_token_ids":
-        choices = response.get("choices")
-        place = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
-    if not isinstance(place, dict) or cut.name not in place or place[cut.name] is not None:
-        return False
-    place[cut.name] = cut.value.ids if isinstance(cut.value, KnownPrompt) else cut.value
+def _put_back(response: Any, cuts: list[_Cut]) -> bool:
+    """Set the values of lists where null was parsed; return whether each key is where it is expected."""
+    choices = response.get("choices") if isinstance(response, dict) else None
+    choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    for cut in cuts:
+        is_prompt = isinstance(cut.value, KnownPrompt)
+        place = response if is_prompt else choice
+        if not isinstance(place, dict) or cut.name not in place or place[cut.name] is not None:
+            return False
+        place[cut.name] = cut.value.ids if is_prompt else cut.value
     return True
 
 
@@ -121,21 +116,10 @@ def _prompt(body: bytes, known: KnownPrompt | None) -> _Cut | None:
         return None
 
 
-def _ids(body: bytes) -> _Cut | None:
-    found = _list(body, _SAMPLED)
-    if found is None:
-        return None
-    start, end = found
-    try:
-        return _Cut(start, end, "token_ids", _parsed(body[start + 1 : end - 1]))
-    except ValueError:
-        return None
-
-
-def _logprobs(body: bytes) -> _Cut | None:
+def _logprobs(body: bytes, _known: KnownPrompt | None) -> _Cut | None:
     """Return the logprobs. They end where their JSON does: only then is it complete, and valid."""
-    start, end = _once(body, _LOGPROBS) + len(_LOGPROBS), body.rfind(_AFTER_LOGPROBS)
-    if start < len(_LOGPROBS) or end < start:
+    start, end = _once(body, _LOGPROBS), body.rfind(_AFTER_LOGPROBS)
+    if not 0 < start <= end:
         return None
     text = body[start:end]
     if text.rfind(_NAMED_BY_ID) >= 0:
@@ -148,20 +132,24 @@ def _logprobs(body: bytes) -> _Cut | None:
     return _Cut(start, end, "logprobs", {"token_logprobs": pack_floats(logprobs)})
 
 
-def _list(body: bytes, name: bytes) -> tuple[int, int] | None:
-    """Return where the list of a key that occurs once starts and ends, with its brackets."""
-    start = _once(body, name) + len(name)
+def _ids(body: bytes, _known: KnownPrompt | None) -> _Cut | None:
+    start = _once(body, _SAMPLED)
     end = body.find(b"]", start)
-    return (start, end + 1) if start >= len(name) and end >= 0 and body.startswith(b"[", start) else None
+    if start < 0 or end < 0 or not body.startswith(b"[", start):
+        return None
+    try:
+        return _Cut(start, end + 1, "token_ids", _parsed(body[start + 1 : end]))
+    except ValueError:
+        return None
 
 
 def _once(body: bytes, name: bytes) -> int:
-    """Return the position of a key; -1 if it does not occur, or twice. Quotes within a JSON string are escaped.
+    """Return where the value of a key begins; -1 if it does not occur, or twice. Quotes within a JSON string are escaped.
 
     Python 3.11 searches backwards in a quarter of the time: few places of a response begin like a key, and many end like one.
     """
     start = body.rfind(name)
-    return start if start >= 0 and body.rfind(name, 0, start) < 0 else -1
+    return start + len(name) if start >= 0 and body.rfind(name, 0, start) < 0 else -1
 
 
 def _parsed(text: bytes) -> Ids:

@@ -19,8 +19,8 @@ from proxy.protocols.engines.quirks import Framing, Streaming, applicable, choos
 from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
 from proxy.protocols.sse import EVENT_STREAM, StreamFormat
-from proxy.protocols.synthetic_stream import error_events
 from proxy.protocols.token_annotations import TokenAnnotations
+from proxy.protocols.whole_response import error_events
 from proxy.trajectory.images import IMAGES, names_in
 from proxy.trajectory.step import DEFAULT_POLICY, EXPERTS_START, EngineFacts
 

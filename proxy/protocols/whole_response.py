@@ -1,18 +1,23 @@
 """Unstreamed responses: JSON, errors and everything else. The rules are those of `response`."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from proxy.errors import EngineDisconnected
-from proxy.protocols import synthetic_stream as replay
 from proxy.protocols.dialects.translation import ResponseRenderer
-from proxy.protocols.engines.base import Engine, Json
+from proxy.protocols.engines.base import Engine, Json, StreamShape
 from proxy.protocols.lenient_json import NotJson, read_json, write_json
 from proxy.protocols.number_lists import KnownPrompt, read_lists
 from proxy.protocols.response import ABANDONED_BYTES, MALFORMED, ClientView, ParsedResponse
 from proxy.protocols.sse import EVENT_STREAM
 
 _UNREADABLE: Final = 502  # status of an unreadable response that cannot be forwarded
+DONE: Final = b"data: [DONE]\n\n"
+
+_THOUGHTS: Final = ("reasoning_content", "reasoning")
+# Fields of an unstreamed choice that streams lack (vLLM 0.32.0).
+_UNSTREAMED: Final = frozenset({"index", "message", "logprobs", "finish_reason", "prompt_logprobs", "routed_experts"})
 
 
 class _Withheld:
@@ -59,25 +64,28 @@ class WholeResponse(_Withheld):
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
         """Return the body for the client."""
-        body = b"".join(self._reads)
+        view, body = self._view, b"".join(self._reads)
+        found = read_lists(body, self.prompt) if view.hides_lists else None
+        self.prompt = None if found is None else found[1]
         try:
-            parsed, loosely = self._read(body)
+            parsed, loosely = read_json(body) if found is None else (found[0], False)
         except NotJson:
             return self._unreadable(body)
-        response = self._view.dialect.read_body(parsed)
+        response = view.dialect.read_body(parsed)
         if response is None:
             return self._failed(body)
         try:
-            shown = self._view.whole(response)
-            return self._render(body, response, shown, loosely=loosely)
+            shown = view.whole(response)
+            problems = _contradictions(view, response)
+            end = self._written(body, response, shown, problems, loosely=loosely)
         except MALFORMED:
             return self._failed(body)
+        return end, ParsedResponse(response, ended=True, shown=shown, problems=tuple(problems))
 
-    def _read(self, body: bytes) -> tuple[Any, bool]:
-        """Return the response, and whether it is loose (`read_json`). Raises NotJson."""
-        found = read_lists(body, self.prompt) if self._view.hides_lists else None
-        self.prompt = None if found is None else found[1]
-        return read_json(body) if found is None else (found[0], False)
+    def _written(self, body: bytes, response: Json, shown: Json, problems: list[str], *, loosely: bool) -> bytes:
+        if self._view.renderer is not None:
+            shown = self._view.renderer.whole(shown)
+        return body if shown is response else write_json(self._view.dialect.write_body(shown), loosely=loosely)
 
     def _unreadable(self, body: bytes) -> tuple[bytes, ParsedResponse]:
         """Forward a body that is not JSON; a truncated body becomes an error, so that it cannot pass for a complete one."""
@@ -93,53 +101,46 @@ class WholeResponse(_Withheld):
         answer = ParsedResponse(None, ended=True, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
         return failed(self._view, _UNREADABLE, body, answer)
 
-    def _render(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
-        answer = self._answer(response, shown)
-        if self._view.renderer is not None:
-            shown = self._view.renderer.whole(shown)
-        end = body if shown is response else write_json(self._view.dialect.write_body(shown), loosely=loosely)
-        return end, answer
 
-    @property
-    def _sends_usage(self) -> bool:
-        """Whether the response must have usage; SGLang's `/generate` has counts in each choice instead (`Engine.tokens`)."""
-        return self._view.engine.always_sends_usage and self._view.dialect.name != "sglang_generate"
-
-    def _answer(self, response: Json, shown: Json, *problems: str) -> ParsedResponse:
-        """Return the response, and how it contradicts itself."""
-        found = list(problems)
-        if response.get("usage") is None and self._sends_usage:
-            found.append("no_usage")
-        if response.get("error") is not None:
-            found.append("engine_error")
-        return ParsedResponse(response, ended=True, shown=shown, problems=tuple(found))
+def _contradictions(view: ClientView, response: Json) -> list[str]:
+    """Return how a response contradicts itself. SGLang's `/generate` has counts in each choice (`Engine.tokens`)."""
+    problems = []
+    if response.get("usage") is None and view.engine.always_sends_usage and view.dialect.name != "sglang_generate":
+        problems.append("no_usage")
+    if response.get("error") is not None:
+        problems.append("engine_error")
+    return problems
 
 
 class SyntheticStreamResponse(WholeResponse):
-    """An unstreamed JSON response to a client that requested a stream."""
+    """An unstreamed JSON response to a client that requested a stream: the events that the engine would have sent.
+
+    It is used for calls that are sent unstreamed because the engine's streams lose tokens.
+
+    Rule 1: accumulating the events returns the response: nothing is lost or repeated.
+    Rule 2: a choice's events are its role, its reasoning, its text, its tool calls, its finish; ids and logprobs that the
+            client requested are on the first event with text, as when an engine sends several tokens at once.
+    """
 
     def __init__(self, view: ClientView, prompt: KnownPrompt | None = None) -> None:
         super().__init__(view, prompt)
         stream_format = EVENT_STREAM if view.renderer is None else view.renderer.stream_format
         self.content_type = stream_format.content_type
 
-    def _render(self, body: bytes, response: Json, shown: Json, *, loosely: bool) -> tuple[bytes, ParsedResponse]:
+    def _written(self, body: bytes, response: Json, shown: Json, problems: list[str], *, loosely: bool) -> bytes:
         view = self._view
         if view.renderer is not None:
-            return render_as_stream(view.engine, view.renderer, shown), self._answer(response, shown)
+            return render_as_stream(view.engine, view.renderer, shown)
         try:
-            events = replay.replay_events(
-                view.engine.shape, view.dialect.name, shown, usage=view.usage, loosely=loosely
-            )
+            return replay_events(view.engine.shape, view.dialect.name, shown, usage=view.usage, loosely=loosely)
         except (TypeError, KeyError, AttributeError):  # similar to a response, but it cannot be converted into events
-            events = b"data: " + write_json(shown, loosely=loosely) + b"\n\n" + replay.DONE
-            return events, self._answer(response, shown, "unparsed_event")
-        return events, self._answer(response, shown)
+            problems.append("unparsed_event")
+            return b"data: " + write_json(shown, loosely=loosely) + b"\n\n" + DONE
 
 
 def render_as_stream(engine: Engine, renderer: ResponseRenderer, shown: Json) -> bytes:
     """Render an unstreamed chat response as a stream of another dialect."""
-    first, *others = replay.chunks(engine.shape, "chat", shown, usage=True)
+    first, *others = chunks(engine.shape, "chat", shown, usage=True)
     first = {"usage": shown.get("usage"), **first}  # the first event has the length of the prompt
     return b"".join([*map(renderer.feed, (first, *others)), renderer.finish(shown)])
 
@@ -150,3 +151,115 @@ def failed(view: ClientView, status: int, body: bytes, answer: ParsedResponse) -
         return body, answer
     body_in_dialect = view.translation.engine_error(status, body.decode("utf-8", "replace"))
     return body_in_dialect, replace(answer, status=status)
+
+
+def replay_events(shape: StreamShape, dialect: str, response: Json, *, usage: bool, loosely: bool = False) -> bytes:
+    """Return the whole stream of a response, with its terminal event. `usage`: the client requested it."""
+    events = [_event(chunk, loosely=loosely) for chunk in chunks(shape, dialect, response, usage=usage)]
+    return b"".join([*events, DONE])
+
+
+def error_events(body: bytes) -> bytes:
+    """Return an engine's error as an event of a stream that has begun (vLLM 0.32.0, SGLang 0.5.23)."""
+    try:
+        error, _ = read_json(body)
+    except NotJson:
+        error = {"message": body.decode("utf-8", "replace")}
+    nested = error if isinstance(error, dict) and "error" in error else {"error": error}
+    return b"data: " + write_json(nested, loosely=False) + b"\n\n" + DONE
+
+
+def chunks(shape: StreamShape, dialect: str, response: Json, *, usage: bool) -> Iterator[Json]:
+    """Yield the events as JSON. Raises TypeError, KeyError or AttributeError for an invalid response."""
+    kind = "chat.completion.chunk" if dialect == "chat" else response.get("object")
+    head = {key: kind if key == "object" else value for key, value in response.items() if key in shape.head}
+    last = {key: response[key] for key in shape.last if key in response}
+    choice_events = _chat_choice if dialect == "chat" else _text_choice
+    events_so_far = [
+        {**head, "choices": [choice], **first}
+        for whole in sorted(response["choices"], key=lambda choice: choice["index"])
+        for choice, first in choice_events(shape, whole, response)
+    ]
+    events_so_far += [
+        {**head, "choices": [], **_no_usage_yet(shape), key: response[key]}
+        for key in shape.alone
+        if response.get(key) is not None
+    ]
+    if usage:
+        events_so_far.append({**head, "choices": [], "usage": _usage(shape, response.get("usage"))})
+    if events_so_far:
+        events_so_far[-1] |= last
+    yield from events_so_far
+
+
+def _usage(shape: StreamShape, usage: Any) -> Any:
+    """Return usage in the format of streams."""
+    if shape.null_usage or not isinstance(usage, dict):
+        return usage
+    return {key: value for key, value in usage.items() if value is not None}
+
+
+def _chat_choice(shape: StreamShape, whole: Json, response: Json) -> Iterator[tuple[Json, Json]]:
+    """Yield the events of one chat choice, each with its additional top-level fields."""
+    first = {key: response[key] for key in shape.first if key in response}
+    yield _choice(shape, whole, dict(shape.role), early=False), first
+    logprobs = whole.get("logprobs")
+    early = {key: whole[key] for key in shape.early if key in whole}
+    for delta in _deltas(shape, whole["message"]):
+        choice = _choice(shape, whole, delta, early=True)
+        if logprobs is not None:
+            choice["logprobs"] = logprobs
+        yield {**choice, **early}, _no_usage_yet(shape) if "tool_calls" in delta else {}
+        logprobs, early = None, dict.fromkeys(early)
+    finish = _choice(shape, whole, dict(shape.delta), early=False)
+    if logprobs is not None:  # tokens without text
+        finish["logprobs"] = logprobs
+    ending = {key: whole.get(key) for key in shape.choice}
+    extra = {key: value for key, value in whole.items() if key not in _UNSTREAMED | ending.keys() | early.keys()}
+    yield {**finish, "finish_reason": whole.get("finish_reason"), **ending, **early, **extra}, {}
+
+
+def _choice(shape: StreamShape, whole: Json, delta: Json, *, early: bool) -> Json:
+    """Return a choice of an event with this delta."""
+    silent: Json = {"logprobs": None} if shape.null_logprobs else {}
+    # vLLM has stop_reason in its last event only; SGLang has matched_stop in each.
+    waiting = {} if shape.early else dict.fromkeys(shape.choice)
+    ids = dict.fromkeys(key for key in shape.early if early and key in whole)
+    return {"index": whole["index"], "delta": delta, **silent, "finish_reason": None, **waiting, **ids}
+
+
+def _deltas(shape: StreamShape, message: Mapping[str, Any]) -> Iterator[Json]:
+    """Yield the deltas of a message, one field at a time."""
+    for key in _THOUGHTS:
+        if message.get(key):
+            yield {**shape.delta, key: message[key]}
+    content = {
+        key: value
+        for key, value in message.items()
+        if key not in {"role", "tool_calls", *_THOUGHTS} and value not in (None, "")
+    }
+    if content:
+        yield {**shape.delta, **content}
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        function = call["function"]
+        arguments = function.get("arguments")
+        named = {key: value for key, value in function.items() if key != "arguments"}
+        opening = {**call, "index": call.get("index", index), "function": {**named, **shape.call}}
+        yield {**shape.call_delta, "tool_calls": [opening]}
+        if arguments:
+            more = {**shape.more_function, "arguments": arguments}
+            yield {**shape.call_delta, "tool_calls": [{**shape.more_call, "index": opening["index"], "function": more}]}
+
+
+def _text_choice(shape: StreamShape, whole: Json, _response: Json) -> Iterator[tuple[Json, Json]]:
+    """Yield a choice of completions as one event, as engines do for several tokens at once."""
+    choice = {key: value for key, value in whole.items() if key not in {"prompt_logprobs", "routed_experts"}}
+    yield choice, _no_usage_yet(shape)
+
+
+def _no_usage_yet(shape: StreamShape) -> Json:
+    return {"usage": None} if shape.no_usage_yet else {}
+
+
+def _event(chunk: Json, *, loosely: bool) -> bytes:
+    return b"data: " + write_json(chunk, loosely=loosely) + b"\n\n"

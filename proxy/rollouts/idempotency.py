@@ -23,8 +23,8 @@ from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.base import GENERATES, is_on
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.sse import EVENT_STREAM
-from proxy.protocols.synthetic_stream import replay_events
 from proxy.protocols.translated_call import TRANSLATORS_BY_NAME, client_response_bytes, renderer_for
+from proxy.protocols.whole_response import replay_events
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.stored_fields import damage_of, log_damage, parsed
 from proxy.telemetry.logs import LOG

@@ -126,7 +126,8 @@ def as_recorded(monkeypatch):
     monkeypatch.setattr(sglang, "_reads_sglext", lambda body: False)
     view = prime_rl.PrimeRlFormat.view
     monkeypatch.setattr(prime_rl.PrimeRlFormat, "view", lambda *args: view(*args)[:-1])
-    monkeypatch.setattr(exchange, "_determined", lambda tokens: None)
+    pack = exchange.pack_tokens
+    monkeypatch.setattr(exchange, "pack_tokens", lambda *args, **named: replace(pack(*args, **named), sampling=None))
     tree_json = steps._tree_json
 
     def without_threads(*args):

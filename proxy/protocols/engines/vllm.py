@@ -233,10 +233,11 @@ class Vllm:
             return strip_generate(response, rules)
         if not rules.of_choices:
             return response
-        shown = _without_prompt_ids(response, rules)
-        choices = response.get("choices")
-        if isinstance(choices, list):
-            shown = {**shown, "choices": [_strip_choice(choice, rules) for choice in choices]}
+        shown = {**response}
+        if rules.token_ids and shown.get("prompt_token_ids") is not None:
+            shown["prompt_token_ids"] = None
+        if isinstance(shown.get("choices"), list):
+            shown["choices"] = _strip_choices(shown["choices"], rules)
         return shown
 
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
@@ -250,7 +251,7 @@ class Vllm:
             chunk = {key: value for key, value in chunk.items() if key != "usage"}
         if not rules.of_choices:
             return chunk
-        hid = [_strip_choice(choice, rules) for choice in choices]
+        hid = _strip_choices(choices, rules)
         if rules.empty_deltas and not hid[0].get("delta") and all(map(_is_flag_caused, hid)):
             return None
         shown = {**chunk, "choices": hid}
@@ -278,10 +279,22 @@ class Vllm:
         """Chat: one prompt, on the top level. Completions: each choice has its own."""
         if dialect == "generate":
             return tokens_of_generate(response)
-        choices = response.get("choices") or ()
-        sampled = tuple([_sampled(choice) for choice in choices])
-        disagree = any(has_other_ids_as_names(choice, choice.get("token_ids")) for choice in choices)
-        return Tokens(response.get("prompt_token_ids"), sampled, ("ids_disagree",) if disagree else ())
+        sampled: list[Sampled] = []
+        problems: tuple[str, ...] = ()
+        for choice in response.get("choices") or ():
+            sampled_choice = Sampled(
+                index=index_of(choice),
+                prompt_ids=choice.get("prompt_token_ids"),
+                ids=choice.get("token_ids"),
+                logprobs=logprobs_of(choice),
+                finish_reason=choice.get("finish_reason"),
+                stop_reason=choice.get("stop_reason"),
+                routed_experts=choice.get("routed_experts"),
+            )
+            sampled.append(sampled_choice)
+            if has_other_ids_as_names(choice, sampled_choice.ids):
+                problems = ("ids_disagree",)
+        return Tokens(response.get("prompt_token_ids"), tuple(sampled), problems)
 
 
 def _problems(dialect: DialectName, body: Mapping[str, Any], *, keep_reasoning: bool) -> list[str]:
@@ -303,27 +316,23 @@ def _bears_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:
     return dialect == "completions" or not body.get("top_logprobs")
 
 
-def _without_prompt_ids(response: Json, rules: StripRules) -> Json:
-    """Return the top level with its prompt ids (chat only) set to null."""
-    if rules.token_ids and response.get("prompt_token_ids") is not None:
-        return {**response, "prompt_token_ids": None}
-    return response
-
-
-def _strip_choice(choice: Json, rules: StripRules) -> Json:
-    """Return a choice with injected values set to null. No key is added or removed; the order is kept."""
-    shown = {**choice}
-    if rules.token_ids:
-        for key in ("token_ids", "prompt_token_ids"):
-            if key in shown:
-                shown[key] = None
-    if rules.logprobs and "logprobs" in shown:
-        shown["logprobs"] = None
-    if rules.reasoning:
-        for key in ("message", "delta"):
-            if isinstance(shown.get(key), dict):
-                shown[key] = _without_reasoning(shown[key], is_delta=key == "delta")
-    return shown
+def _strip_choices(choices: list[Json], rules: StripRules) -> list[Json]:
+    """Return choices with injected values set to null. No key is added or removed; the order is kept."""
+    stripped: list[Json] = []
+    for choice in choices:
+        shown = {**choice}
+        if rules.token_ids:
+            for key in ("token_ids", "prompt_token_ids"):
+                if key in shown:
+                    shown[key] = None
+        if rules.logprobs and "logprobs" in shown:
+            shown["logprobs"] = None
+        if rules.reasoning:
+            for key in ("message", "delta"):
+                if isinstance(shown.get(key), dict):
+                    shown[key] = _without_reasoning(shown[key], is_delta=key == "delta")
+        stripped.append(shown)
+    return stripped
 
 
 def _without_reasoning(message: Json, *, is_delta: bool) -> Json:
@@ -346,16 +355,3 @@ def _is_flag_caused(choice: Json) -> bool:
     `{"content": null}` and `{"content": ""}` occur without any flag and remain.
     """
     return choice.get("delta") == {} and choice.get("finish_reason") is None
-
-
-def _sampled(choice: Json) -> Sampled:
-    """Return one choice's tokens."""
-    return Sampled(
-        index=index_of(choice),
-        prompt_ids=choice.get("prompt_token_ids"),
-        ids=choice.get("token_ids"),
-        logprobs=logprobs_of(choice),
-        finish_reason=choice.get("finish_reason"),
-        stop_reason=choice.get("stop_reason"),
-        routed_experts=choice.get("routed_experts"),
-    )
