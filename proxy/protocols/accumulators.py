@@ -23,6 +23,7 @@ class Accumulator(Protocol):
 
     problems: set[str]
     finished: int
+    is_cumulative: bool
 
     def feed(self, chunk: Json) -> bool:
         """Add one chunk; return whether it finished a choice.
@@ -38,11 +39,6 @@ class Accumulator(Protocol):
     @property
     def is_counted(self) -> bool:
         """Whether running counts cover the ids of each choice, if there are several."""
-        ...
-
-    @property
-    def is_cumulative(self) -> bool:
-        """Whether the last chunk of each choice is all that is held of it."""
         ...
 
 
@@ -177,10 +173,12 @@ class Chunks:
         choices: list[Json] = chunk.get("choices") or []
         if self._own_ids:
             self._check_id(chunk.get("id"), choices)
-        for choice in choices:
-            self._feed_choice(choice)
+        self._feed_choices(choices)
         if chunk.get("usage") is not None:
             self._check_usage(chunk["usage"], choices)
+        if self.has_messages:
+            for choice in choices:
+                self.choices[choice["index"]].feed_delta(choice.get("delta") or {})
         return self.finished > finished
 
     def _change(self, key: str, value: Any, chunk: Json) -> None:
@@ -221,21 +219,19 @@ class Chunks:
         elif not choices:
             self.total = usage
 
-    def _feed_choice(self, choice: Json) -> None:
-        index = choice["index"]
-        if type(index) is not int:
-            raise TypeError(f"a choice's index must be an integer, not {index!r}")
-        accumulated = self.choices.get(index)
-        if accumulated is None:
-            accumulated = self.choices[index] = self.choice(index)
-        if accumulated.fields["finish_reason"] is None:
+    def _feed_choices(self, choices: list[Json]) -> None:
+        for choice in choices:
+            index = choice["index"]
+            if type(index) is not int:
+                raise TypeError(f"a choice's index must be an integer, not {index!r}")
+            accumulated = self.choices.get(index)
+            if accumulated is None:
+                accumulated = self.choices[index] = self.choice(index)
+            is_open = accumulated.fields["finish_reason"] is None
+            if not is_open and _has_content(choice):
+                self.problems.add("content_after_end")
             accumulated.feed(choice, self.problems)
-            if accumulated.fields["finish_reason"] is not None:
-                self.finished += 1
-            return
-        if _has_content(choice):
-            self.problems.add("content_after_end")
-        accumulated.feed(choice, self.problems)
+            self.finished += is_open and accumulated.fields["finish_reason"] is not None
 
     def _check_running_count(self, usage: Any, choice: Json) -> None:
         """Check `usage` beside a choice, which counts the tokens of that choice so far (vLLM 0.32.0, `continuous_usage_stats`).
@@ -355,13 +351,6 @@ class ChatAccumulator(Chunks):
 
     kind = "chat.completion"
     has_messages = True
-
-    def feed(self, chunk: Json) -> bool:
-        """Add one chunk; return whether it finished a choice."""
-        has_finish = super().feed(chunk)
-        for choice in chunk.get("choices") or ():
-            self.choices[choice["index"]].feed_delta(choice.get("delta") or {})
-        return has_finish
 
 
 class CompletionsAccumulator(Chunks):

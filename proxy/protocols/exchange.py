@@ -106,7 +106,7 @@ class Exchange:
         It is the model that the response names, if that is not the requested one (`served_models`), and the request whose
         response is set as `follow_up_response`.
         """
-        _, answer = self._concluded()
+        _, answer = self._conclusion or self._conclude()
         if answer.response is None:
             return None, None
         model = self._other_model(answer.response)
@@ -119,7 +119,7 @@ class Exchange:
 
     def finish(self, timing: Timing, policy_version: str | None = None) -> Outcome:
         """End a complete response; `policy_version` is the current one."""
-        end, answer = self._concluded()
+        end, answer = self._conclusion or self._conclude()
         reason = None if answer.ended else "the engine's response ended without its terminal event"
         step = self._step(answer, timing, policy_version, reason=reason, delivered=True)
         return Outcome(end, step, broken=False, status=answer.status)
@@ -139,7 +139,7 @@ class Exchange:
         delivered. A long incomplete body or event is not parsed.
         """
         is_over = self.response.is_over and not is_aborted
-        end, answer = self._concluded(is_cut=not self.is_read)
+        end, answer = self._conclusion or self._conclude(is_cut=not self.is_read)
         error = answer.error if answer.response is not None else None  # a truncated body is not an error of the engine
         cut = replace(answer, ended=is_over, error=error)
         recorded_reason = None if is_over else reason
@@ -150,19 +150,18 @@ class Exchange:
     def fail(self, reason: str, timing: Timing) -> Step:
         """Return a partial step after a failure of TokenTape itself: with what was parsed, or empty if parsing failed."""
         try:
-            _, answer = self._concluded(is_cut=True)
+            _, answer = self._conclusion or self._conclude(is_cut=True)
             cut = replace(answer, ended=False, error=None)
             return self._step(cut, timing, None, reason=reason, delivered=False)
         except (OverflowError, *MALFORMED):
             bare = ParsedResponse(None, ended=False, problems=("unparsed_event",))
             return self._step(bare, timing, None, reason=reason, delivered=False)
 
-    def _concluded(self, *, is_cut: bool = False) -> tuple[bytes, ParsedResponse]:
-        """Return the withheld end and the parsed response, computed once."""
-        if self._conclusion is None:
-            if is_cut:
-                self.response.abandon()
-            self._conclusion = self.response.finish()
+    def _conclude(self, *, is_cut: bool = False) -> tuple[bytes, ParsedResponse]:
+        """Return the withheld end and the parsed response, and keep them."""
+        if is_cut:
+            self.response.abandon()
+        self._conclusion = self.response.finish()
         return self._conclusion
 
     def _step(

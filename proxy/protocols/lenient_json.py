@@ -23,8 +23,8 @@ class NotJson(ValueError):
 def read_json(text: bytes) -> tuple[Any, bool]:
     """Return the value, and whether it is loose: it has NaN, an infinity, a lone surrogate or a number beyond a double.
 
-    A lone surrogate becomes "?". A number beyond a double becomes a string, which no reader takes for a number; `write_json`
-    writes its literal. Raises NotJson.
+    A lone surrogate becomes "?". A number beyond a double becomes a string, which no reader takes for a number;
+    `write_loosely` writes its literal. Raises NotJson.
     """
     try:
         return orjson.loads(text), False
@@ -37,13 +37,11 @@ def read_json(text: bytes) -> tuple[Any, bool]:
         raise NotJson(str(error)) from None
 
 
-def write_json(value: Any, *, loosely: bool) -> bytes:
-    """Compact JSON, as vLLM and SGLang write it; `loosely` for a value that was read so.
+def write_loosely(value: Any) -> bytes:
+    """Return compact JSON, as vLLM and SGLang write it, of a loose value; orjson writes others so.
 
-    Raises TypeError or RecursionError for a value that is nested too deeply (orjson: more than 254 levels).
+    Raises RecursionError for a value that is nested too deeply.
     """
-    if not loosely:
-        return orjson.dumps(value)
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))  # noqa: TID251
     return (_WRITTEN_OVERFLOW.sub(r"\1", text) if _OVERFLOW in text else text).encode()
 

@@ -190,25 +190,23 @@ def _slots(choice: Mapping[str, Any], accumulated: ChoiceAccumulator) -> list[_S
     if len(texts) > 1:
         return []
     if logprobs is not None:
-        entry = _entry(logprobs)
-        if entry is None or accumulated.logprobs is None:
-            return []
-        entries = b"(%b(?:,%b)*+)" % (entry, entry)
-        slots.append(
-            _Slot(b'"logprobs":{"content":[', entries, b"]}", b'"logprobs":null', accumulated.logprobs["content"])
-        )
+        content = logprobs["content"] if logprobs.keys() == {"content"} else None
+        entry = content[0] if content else None
+        if type(entry) is not dict or not entry.keys() <= _FIELDS.keys() or entry.get("top_logprobs"):
+            return []  # they have other fields, or alternatives
+        lists = accumulated.logprobs or {}
+        entries = _entries(tuple(entry))
+        slots.append(_Slot(b'"logprobs":{"content":[', entries, b"]}", b'"logprobs":null', lists["content"]))
     if ids and accumulated.ids is not None:
         slots.append(_Slot(b'"token_ids":[', _IDS, b"]", b'"token_ids":null', accumulated.ids))
     return slots
 
 
-def _entry(logprobs: Mapping[str, Any]) -> bytes | None:
-    """Return the pattern of the logprobs of a token; None if they have other fields, or alternatives."""
-    content = logprobs["content"] if logprobs.keys() == {"content"} else None
-    entry = content[0] if content else None
-    if type(entry) is not dict or not entry.keys() <= _FIELDS.keys() or entry.get("top_logprobs"):
-        return None
-    return rb"\{%b\}" % b",".join([b'"%b":%b' % (name.encode(), _FIELDS[name]) for name in entry])
+@lru_cache(maxsize=64)
+def _entries(names: tuple[str, ...]) -> bytes:
+    """Return the pattern of the logprobs of tokens with these fields."""
+    entry = rb"\{%b\}" % b",".join([b'"%b":%b' % (name.encode(), _FIELDS[name]) for name in names])
+    return b"(%b(?:,%b)*+)" % (entry, entry)
 
 
 def _around(shown: bytes, name: bytes, text: bytes | None, kept: bytes) -> tuple[bytes, bytes] | None:

@@ -20,7 +20,7 @@ from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.base import Dialect
 from proxy.protocols.dialects.translation import ResponseRenderer, Translator
 from proxy.protocols.engines.base import Engine, Json, StripRules
-from proxy.protocols.lenient_json import read_json, write_json
+from proxy.protocols.lenient_json import read_json, write_loosely
 from proxy.protocols.number_lists import KnownPrompt, read_lists
 from proxy.protocols.repeated_events import RepeatedEvents
 from proxy.protocols.sse import EVENT_STREAM, MAX_EVENT_BYTES, Event, EventParser
@@ -74,20 +74,12 @@ class ClientView:
 
     def whole(self, response: Json) -> Json:
         """Return what the client receives of an unstreamed response; the same dict if it is unchanged."""
-        shown = self._renamed(self.engine.strip(self.dialect.name, response, self.strip_rules))
+        shown = self.engine.strip(self.dialect.name, response, self.strip_rules)
+        if self.model is not None and isinstance(shown.get("model"), str):
+            shown = {**shown, "model": self.model}
         if self.tokens is None:
             return shown
         return self.tokens.annotate(shown, self.engine.tokens(self.dialect.name, {}, response))
-
-    def chunk(self, chunk: Json, rules: StripRules) -> Json | None:
-        """Return what the client receives of a stream chunk; the same dict if it is unchanged, None if nothing."""
-        shown = self.engine.strip_chunk(self.dialect.name, chunk, rules)
-        return shown if shown is None or self.model is None else self._renamed(shown)
-
-    def _renamed(self, shown: Json) -> Json:
-        if self.model is None or not isinstance(shown.get("model"), str):
-            return shown
-        return {**shown, "model": self.model}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,30 +104,18 @@ class ResponseStream(Protocol):
 
     `content_type` is that of the client's response; None: the engine's. `prompt`: the prompt ids, with which the next call of
     the rollout may begin, if they were parsed apart (`number_lists`).
+    Of a stream: `is_over`: its terminal event arrived, so the response is complete even if the connection is lost afterwards.
+    `pending`: the size of the incomplete event in bytes, all of which the next feed may parse. `is_cumulative`: each event
+    replaces the one before it, so that only the last one is held. `forces_usage`: whether its server writes usage to each event
+    even if it is not requested; None: it showed neither.
     """
 
     content_type: str | None
     prompt: KnownPrompt | None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a stream's terminal event arrived: the response is complete even if the connection is lost afterwards."""
-        ...
-
-    @property
-    def forces_usage(self) -> bool | None:
-        """Whether the stream showed that its server writes usage to each event even if it is not requested; None: neither."""
-        ...
-
-    @property
-    def pending(self) -> int:
-        """The size of the incomplete event in bytes, all of which the next feed may parse."""
-        ...
-
-    @property
-    def is_cumulative(self) -> bool:
-        """Whether each event replaces the one before it, so that only the last one is held."""
-        ...
+    is_over: bool
+    pending: int
+    is_cumulative: bool
+    forces_usage: bool | None
 
     def feed(self, read: bytes) -> bytes:
         """Feed bytes of the engine; return the bytes that the client may receive now. Raises EngineEventTooLong."""
@@ -192,12 +172,12 @@ class _Usage:
 
     def restored(self, finish: _Finish, problems: set[str]) -> bytes:
         """Return a finish event with the fields that it lacks."""
-        event, shown = finish.event, finish.shown
-        missing = {key: value for key, value in self._moved.items() if key not in shown}
-        if finish.is_unchanged and not missing:
+        event, shown = finish.event, {**self._moved, **finish.shown}
+        if finish.is_unchanged and len(shown) == len(finish.shown):
             return event.raw
         try:
-            return event.before + write_json({**shown, **missing}, loosely=finish.loosely) + event.after
+            whole = {**finish.shown, **shown}  # what it lacks is at its end
+            return event.before + (write_loosely(whole) if finish.loosely else orjson.dumps(whole)) + event.after
         except MALFORMED:  # nested too deeply to be serialized
             problems.add("unparsed_event")
             return event.raw
@@ -214,6 +194,7 @@ class StreamResponse:
         self.prompt: KnownPrompt | None = None
         self._is_prompt_apart: bool | None = None  # whether prompt ids are parsed apart; the first ones decide
         self._parser = EventParser(max_event_bytes or MAX_EVENT_BYTES)
+        self.pending = 0  # the size of the incomplete event in bytes
         accumulator = self._accumulator = view.dialect.accumulator()
         self._repeated: RepeatedEvents | None = (
             None  # what the client receives must not depend on the text, or on earlier events
@@ -225,23 +206,10 @@ class StreamResponse:
         self._held: list[bytes | _Finish] = []
         self._holding = False
         self.is_over = False  # its terminal event arrived
+        self.is_cumulative = accumulator.is_cumulative
+        self.forces_usage: bool | None = None
         self._error: str | None = None
         self._problems = accumulator.problems
-
-    @property
-    def pending(self) -> int:
-        """The size of the incomplete event in bytes."""
-        return len(self._parser.rest)
-
-    @property
-    def forces_usage(self) -> bool | None:
-        """Whether usage comes beside a choice where it was not requested."""
-        return self._usage.is_forced
-
-    @property
-    def is_cumulative(self) -> bool:
-        """Whether each event replaces the one before it, so that only the last one is held."""
-        return self._accumulator.is_cumulative
 
     def feed(self, read: bytes) -> bytes:
         """Forward complete events, until the end of the turn begins."""
@@ -251,7 +219,7 @@ class StreamResponse:
             read = bytes(pending) + read
             pending.clear()
         while repeated is not None and repeated.is_learning and not self._holding and at < len(read):
-            if not pending and (end := repeated.take(read, at, shown)) > at:
+            if repeated.shape is not None and not pending and (end := repeated.take(read, at, shown)) > at:
                 at = end
                 continue
             end = read.find(b"\n\n", at) + 2
@@ -261,6 +229,7 @@ class StreamResponse:
             at = end
         if at < len(read):
             self._take(self._parser.feed(read[at:]), shown)
+        self.pending, self.is_cumulative = len(pending), self._accumulator.is_cumulative
         return b"".join(shown)
 
     def _take(self, events: list[Event], shown: list[bytes]) -> None:
@@ -279,8 +248,8 @@ class StreamResponse:
 
     def finish(self) -> tuple[bytes, ParsedResponse]:
         """Return the withheld events; a truncated last one is forwarded unchanged."""
-        rest, problems = self._parser.finish(), self._problems
-        if rest is not None:
+        problems = self._problems
+        if (rest := self._parser.finish() if self._parser.rest else None) is not None:
             self._holding = True
             self._take([rest], [])
         end = [self._usage.restored(held, problems) if isinstance(held, _Finish) else held for held in self._held]
@@ -313,16 +282,15 @@ class StreamResponse:
         chunk: Any = None
         try:
             chunk, loosely = self._read(payload)
-            if chunk.get("error") is not None:
-                self._holding = True
-                self._error = self._error or payload.decode("utf-8", "replace")
-                return self._as_it_came(event)  # vLLM writes these with spaces: never reserialized
-            return self._accumulate(event, chunk, loosely=loosely)
+            if chunk.get("error") is None:
+                return self._accumulate(event, chunk, loosely=loosely)
+            self._holding = True
+            self._error = self._error or payload.decode("utf-8", "replace")
         except MALFORMED:  # includes NotJson
             self._problems.add("unparsed_event")
             if isinstance(chunk, dict) and (chunk.get("choices") or chunk.get("meta_info")):
                 self._holding = True  # it may contain a finish reason
-            return self._as_it_came(event)
+        return self._as_it_came(event)  # vLLM writes errors with spaces: never reserialized
 
     def _read(self, payload: bytes) -> tuple[Any, bool]:
         """Return a chunk, and whether it is loose (`read_json`). Raises NotJson."""
@@ -344,16 +312,26 @@ class StreamResponse:
             self._holding = True  # if the number of choices is unknown, the first that finishes may be the last
         if chunk.get("usage") is not None:
             usage.read(chunk, self._problems)
-        shown = view.chunk(chunk, usage.rules)
+            self.forces_usage = usage.is_forced
+        shown = view.engine.strip_chunk(view.dialect.name, chunk, usage.rules)
+        if view.model is not None and shown is not None and isinstance(shown.get("model"), str):
+            shown = {**shown, "model": view.model}
         if has_finish:
             usage.is_announced = view.is_counted and view.engine.must_send_usage(view.dialect.name, chunk)
             if usage.rules.usage and shown is not None and view.renderer is None:
                 return _Finish(event, shown, loosely, shown is chunk)
         if view.renderer is not None:
             return b"" if shown is None else view.renderer.feed(shown)
-        text = event.raw if shown is chunk else b""
-        if shown is not chunk and shown is not None:
-            text = event.before + write_json(shown, loosely=loosely) + event.after
+        return self._written(event, chunk, shown, loosely=loosely)
+
+    def _written(self, event: Event, chunk: Json, shown: Json | None, *, loosely: bool) -> bytes:
+        """Return the bytes of an event for the client."""
+        if shown is chunk:
+            text = event.raw
+        elif shown is None:
+            text = b""
+        else:
+            text = event.before + (write_loosely(shown) if loosely else orjson.dumps(shown)) + event.after
         if self._repeated is not None and self._repeated.is_learning and not (self._holding or loosely):
             self._repeated.learn(event.raw, chunk, None if shown is chunk else text)
         return text

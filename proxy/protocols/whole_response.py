@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+import orjson
+
 from proxy.errors import EngineDisconnected
 from proxy.protocols.dialects.translation import ResponseRenderer
 from proxy.protocols.engines.base import Engine, Json, StreamShape
-from proxy.protocols.lenient_json import NotJson, read_json, write_json
+from proxy.protocols.lenient_json import NotJson, read_json, write_loosely
 from proxy.protocols.number_lists import KnownPrompt, read_lists
 from proxy.protocols.response import ABANDONED_BYTES, MALFORMED, ClientView, ParsedResponse
 from proxy.protocols.sse import EVENT_STREAM
@@ -76,7 +78,15 @@ class WholeResponse(_Withheld):
             return self._failed(body)
         try:
             shown = view.whole(response)
-            problems = _contradictions(view, response)
+            problems = []
+            if (
+                response.get("usage") is None
+                and view.engine.always_sends_usage
+                and view.dialect.name != "sglang_generate"
+            ):
+                problems.append("no_usage")  # SGLang's `/generate` has counts in each choice (`Engine.tokens`)
+            if response.get("error") is not None:
+                problems.append("engine_error")
             end = self._written(body, response, shown, problems, loosely=loosely)
         except MALFORMED:
             return self._failed(body)
@@ -85,7 +95,10 @@ class WholeResponse(_Withheld):
     def _written(self, body: bytes, response: Json, shown: Json, problems: list[str], *, loosely: bool) -> bytes:
         if self._view.renderer is not None:
             shown = self._view.renderer.whole(shown)
-        return body if shown is response else write_json(self._view.dialect.write_body(shown), loosely=loosely)
+        if shown is response:
+            return body
+        written = self._view.dialect.write_body(shown)
+        return write_loosely(written) if loosely else orjson.dumps(written)
 
     def _unreadable(self, body: bytes) -> tuple[bytes, ParsedResponse]:
         """Forward a body that is not JSON; a truncated body becomes an error, so that it cannot pass for a complete one."""
@@ -100,16 +113,6 @@ class WholeResponse(_Withheld):
     def _failed(self, body: bytes) -> tuple[bytes, ParsedResponse]:
         answer = ParsedResponse(None, ended=True, error=body.decode("utf-8", "replace"), problems=("unparsed_event",))
         return failed(self._view, _UNREADABLE, body, answer)
-
-
-def _contradictions(view: ClientView, response: Json) -> list[str]:
-    """Return how a response contradicts itself. SGLang's `/generate` has counts in each choice (`Engine.tokens`)."""
-    problems = []
-    if response.get("usage") is None and view.engine.always_sends_usage and view.dialect.name != "sglang_generate":
-        problems.append("no_usage")
-    if response.get("error") is not None:
-        problems.append("engine_error")
-    return problems
 
 
 class SyntheticStreamResponse(WholeResponse):
@@ -135,7 +138,7 @@ class SyntheticStreamResponse(WholeResponse):
             return replay_events(view.engine.shape, view.dialect.name, shown, usage=view.usage, loosely=loosely)
         except (TypeError, KeyError, AttributeError):  # similar to a response, but it cannot be converted into events
             problems.append("unparsed_event")
-            return b"data: " + write_json(shown, loosely=loosely) + b"\n\n" + DONE
+            return _event(shown, loosely=loosely) + DONE
 
 
 def render_as_stream(engine: Engine, renderer: ResponseRenderer, shown: Json) -> bytes:
@@ -166,7 +169,7 @@ def error_events(body: bytes) -> bytes:
     except NotJson:
         error = {"message": body.decode("utf-8", "replace")}
     nested = error if isinstance(error, dict) and "error" in error else {"error": error}
-    return b"data: " + write_json(nested, loosely=False) + b"\n\n" + DONE
+    return _event(nested, loosely=False) + DONE
 
 
 def chunks(shape: StreamShape, dialect: str, response: Json, *, usage: bool) -> Iterator[Json]:
@@ -262,4 +265,4 @@ def _no_usage_yet(shape: StreamShape) -> Json:
 
 
 def _event(chunk: Json, *, loosely: bool) -> bytes:
-    return b"data: " + write_json(chunk, loosely=loosely) + b"\n\n"
+    return b"data: " + (write_loosely(chunk) if loosely else orjson.dumps(chunk)) + b"\n\n"

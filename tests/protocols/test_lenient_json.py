@@ -2,11 +2,12 @@
 
 import math
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocols.lenient_json import NotJson, read_json, write_json
+from proxy.protocols.lenient_json import NotJson, read_json, write_loosely
 
 VALUES = st.recursive(
     st.none()
@@ -20,7 +21,7 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_written_json_reads_back_as_the_same_value(value):
-    assert (value, False) == read_json(write_json(value, loosely=False))
+    assert (value, False) == read_json(orjson.dumps(value)) == read_json(write_loosely(value))
 
 
 def test_nan_and_infinities_are_read_and_written_as_python_writes_them():
@@ -29,7 +30,7 @@ def test_nan_and_infinities_are_read_and_written_as_python_writes_them():
 
     assert loosely
     assert math.isnan(value["a"])
-    assert b'{"a":NaN,"b":-Infinity}' == write_json(value, loosely=True)
+    assert b'{"a":NaN,"b":-Infinity}' == write_loosely(value)
 
 
 @pytest.mark.parametrize("literal", [b"1e400", b"-1e400", b"9" * 5000, b"1.5E+999"])
@@ -39,7 +40,7 @@ def test_a_number_beyond_a_double_is_written_unchanged(literal):
     value, loosely = read_json(text)
 
     assert (True, str, [1.5, 7]) == (loosely, type(value["a"][0]), value["a"][1:])
-    assert text == write_json(value, loosely=loosely)
+    assert text == write_loosely(value)
 
 
 def test_a_lone_surrogate_becomes_a_question_mark():

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from proxy.protocols.accumulators import Accumulator, ChatAccumulator
+from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.base import DialectName, OpenAIBodies, ResponseOptions, is_on, sample_count, wants_usage
 
 
@@ -11,6 +11,7 @@ class Chat(OpenAIBodies):
     """`POST /v1/chat/completions`: one prompt, `n` choices."""
 
     name: DialectName = "chat"
+    accumulator = ChatAccumulator
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Read the options; `logprobs` is a boolean."""
@@ -36,7 +37,3 @@ class Chat(OpenAIBodies):
     ) -> tuple[dict[str, Any], set[str]]:
         """Return the fields of the body's top level."""
         return dict(fields), set(unset)
-
-    def accumulator(self) -> Accumulator:
-        """Accumulate `chat.completion.chunk` chunks."""
-        return ChatAccumulator()

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from proxy.protocols.accumulators import Accumulator, CompletionsAccumulator
+from proxy.protocols.accumulators import CompletionsAccumulator
 from proxy.protocols.dialects.base import DialectName, OpenAIBodies, ResponseOptions, is_on, sample_count, wants_usage
 
 
@@ -11,6 +11,7 @@ class Completions(OpenAIBodies):
     """`POST /v1/completions`: a text, ids, or a list of either; choice index = prompt index times n + sample index."""
 
     name: DialectName = "completions"
+    accumulator = CompletionsAccumulator
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Read the options; `logprobs` is a number, and 0 requests the sampled token's own."""
@@ -42,10 +43,6 @@ class Completions(OpenAIBodies):
     ) -> tuple[dict[str, Any], set[str]]:
         """Return the fields of the body's top level."""
         return dict(fields), set(unset)
-
-    def accumulator(self) -> Accumulator:
-        """Accumulate `text_completion` chunks."""
-        return CompletionsAccumulator()
 
 
 def prompt_count(body: Mapping[str, Any]) -> int | None:

@@ -10,7 +10,7 @@ adds the ids of the prompt (streamed: keys of the first chunk, absent without it
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from proxy.protocols.accumulators import Accumulator, GenerateAccumulator
+from proxy.protocols.accumulators import GenerateAccumulator
 from proxy.protocols.dialects.base import DialectName, OpenAIBodies, ResponseOptions, is_on, sample_count, wants_usage
 
 _BOUND = "max_completion_tokens"  # of the other dialects; vLLM's SamplingParams accept only `max_tokens`
@@ -20,6 +20,7 @@ class Generate(OpenAIBodies):
     """`POST /inference/v1/generate`: one prompt of ids, `sampling_params.n` choices."""
 
     name: DialectName = "generate"
+    accumulator = GenerateAccumulator
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Read the options; `token_ids` refers to the prompt's ids: the sampled ones are always returned."""
@@ -56,7 +57,3 @@ class Generate(OpenAIBodies):
             changes["max_tokens"] = fields[_BOUND]
         unchanged = {name: value for name, value in params.items() if name not in unset}
         return {"sampling_params": {**unchanged, **changes}}, set()
-
-    def accumulator(self) -> Accumulator:
-        """Accumulate chunks without an object name, one choice each."""
-        return GenerateAccumulator()

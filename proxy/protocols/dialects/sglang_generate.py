@@ -116,16 +116,12 @@ class SglangGenerateAccumulator:
         self._choices: dict[int, _Choice] = {}
         self.problems: set[str] = set()
         self.finished = 0
+        self.is_cumulative = True  # until a choice is continued
 
     @property
     def is_counted(self) -> bool:
         """Each event has the count of its choice."""
         return True
-
-    @property
-    def is_cumulative(self) -> bool:
-        """Whether no choice was continued until now."""
-        return not any(choice.is_continued for choice in self._choices.values())
 
     def feed(self, chunk: Json) -> bool:
         """Add one event; return whether it finished its choice."""
@@ -139,6 +135,7 @@ class SglangGenerateAccumulator:
             self.problems.add("content_after_end")
         before = choice.is_finished
         choice.feed(chunk, self.problems)
+        self.is_cumulative = self.is_cumulative and not choice.is_continued
         self.finished += choice.is_finished and not before
         return choice.is_finished and not before
 
