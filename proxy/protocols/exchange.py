@@ -328,7 +328,7 @@ def pack_tokens(
     problems = set(tokens.problems)
     prompts: dict[int, list[int]] = {} if tokens.prompt_ids is None else {0: tokens.prompt_ids}
     choices: list[Choice] = []
-    versions: tuple[str | None, str | None] | None = None
+    spans: list[Span] = []
     has_versions = False
     for sampled in tokens.choices:
         prompt = sampled.index // (samples or 1) if tokens.prompt_ids is None else 0
@@ -339,9 +339,7 @@ def pack_tokens(
         choice = _choice(sampled, prompt, policy_version, epoch, problems)
         choices.append(choice)
         has_versions = has_versions or sampled.spans is not None
-        if choice.spans:
-            first, last = choice.spans[0].policy_version, choice.spans[-1].policy_version
-            versions = (first if versions is None else versions[0], last)
+        spans += choice.spans
     if (
         sent_prompts is not None
         and prompts
@@ -358,7 +356,7 @@ def pack_tokens(
         tuple(choices),
         frozenset(problems),
         tokens.notes,
-        versions,
+        (spans[0].policy_version, spans[-1].policy_version) if spans else None,
         has_versions,
         _usage(tokens.choices, choices),
         None if tokens.logprobs_mode is None else {"logprobs_mode": tokens.logprobs_mode},
