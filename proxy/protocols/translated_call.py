@@ -4,7 +4,7 @@ Such a call is sent as a chat call, and its response is rendered in the client's
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self
 
 from proxy.errors import UnprocessableRequest
@@ -13,6 +13,7 @@ from proxy.protocols.dialects.base import is_on
 from proxy.protocols.dialects.gemini.paths import GENERATE, is_of_google
 from proxy.protocols.dialects.translation import (
     CallIdentity,
+    References,
     ResolvedReferences,
     ResponseRenderer,
     TranslationOptions,
@@ -33,26 +34,28 @@ _ODD_SHAPE: Final = (TypeError, KeyError, AttributeError, ValueError, IndexError
 # How an engine itself translates these dialects (see `TranslationOptions`). Seen: vLLM 0.32.0; read: SGLang 0.5.23
 # (entrypoints/anthropic/serving.py:421), llama.cpp 2026.10.
 _OWN: Final[Mapping[str, Mapping[str, Any]]] = {
-    "vllm": {"thought": "reasoning"},
     "sglang": {"thought": "reasoning_content", "system_joint": "\n"},
     "llamacpp": {"thought": "reasoning_content"},
 }
+_NONE: Final = ResolvedReferences()
 
 
 @dataclass(frozen=True, slots=True)
 class TranslatedCall:
     """One call of a dialect that is translated to chat.
 
-    `received` is its time of arrival, in unix seconds. `merges_systems` and `has_developers` describe how the engine handles
-    system messages (`proxy.upstream.system_messages`).
+    `body` is read with `options`, those of the engine that is expected to serve it. `received` is its time of arrival, in unix
+    seconds. `merges_systems` and `has_developers` describe how the engine handles system messages
+    (`proxy.upstream.system_messages`).
     """
 
     translation: Translator
     request: Mapping[str, Any]
     body: dict[str, Any]
     options: TranslationOptions
+    references: References
     received: float = 0.0
-    resolved: ResolvedReferences = field(default_factory=ResolvedReferences)
+    resolved: ResolvedReferences = _NONE
     merges_systems: bool = False
     has_developers: bool = False
     own: ClassVar[Mapping[str, str]] = {}
@@ -67,12 +70,16 @@ class TranslatedCall:
 
     def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
         """Return the chat body, from which this kind of engine makes the prompt that its own endpoint would make."""
-        return self.translation.read(self.request, self.options_for(kind), self.resolved)
+        options = self.options_for(kind)
+        if options == self.options and self.resolved is _NONE and not self.references.items:
+            return self.body
+        return self.translation.read(self.request, options, self.resolved)
 
     def options_for(self, kind: str | None) -> TranslationOptions:
         """Return the translation options for an engine of this kind."""
-        own = {"merges_systems": self.merges_systems, "has_developers": self.has_developers, **_OWN.get(kind or "", {})}
-        return replace(self.options, **own)
+        return engine_options(
+            self.options, kind, merges_systems=self.merges_systems, has_developers=self.has_developers
+        )
 
     def recorded(self, plan: Plan) -> Plan:
         """Return the chat call's plan with the client's dialect; it may be called for several endpoints one after the other."""
@@ -81,7 +88,8 @@ class TranslatedCall:
         renderer = self.translation.renderer(
             self.request, call_identity(plan.step_id, plan.rollout_id, self.received, requested_model)
         )
-        changed = {key: value for key, value in plan.body.items() if _is_new(self.request, key, value)}
+        asked = self.request
+        changed = {key: value for key, value in plan.body.items() if key not in asked or asked[key] != value}
         return replace(
             plan,
             request=dict(self.request),
@@ -108,8 +116,23 @@ def read_translated_call(endpoint: str, body: Mapping[str, Any], options: Transl
     translation = TRANSLATORS.get(endpoint) or METHODS.get(endpoint)
     if translation is None:
         return None
-    chat = {} if translation.references(body).items else translation.read(body, options)
-    return TranslatedCall(translation, body, chat, options)
+    references = translation.references(body)
+    chat = {} if references.items else translation.read(body, options)
+    return TranslatedCall(translation, body, chat, options, references, has_developers=options.has_developers)
+
+
+def engine_options(
+    options: TranslationOptions, kind: str | None, *, merges_systems: bool = False, has_developers: bool = False
+) -> TranslationOptions:
+    """Return the translation options for an engine of this kind, with the configured ones of `options`."""
+    return TranslationOptions(
+        options.thinking,
+        options.not_thinking,
+        options.ignore_hosted_tools,
+        merges_systems=merges_systems,
+        has_developers=has_developers,
+        **_OWN.get(kind or "", {}),
+    )
 
 
 def error_dialect_for(endpoint: str, headers: Mapping[str, str]) -> Translator | None:
@@ -152,10 +175,6 @@ def client_response_bytes(step: Step) -> bytes | None:
 def call_identity(step_id: str, rollout_id: str, received: float, model: str | None) -> CallIdentity:
     """Return the identity of a call."""
     return CallIdentity(step_id=step_id, created_s=int(received), model=model or "", rollout_id=rollout_id)
-
-
-def _is_new(request: Mapping[str, Any], key: str, value: Any) -> bool:
-    return key not in request or request[key] != value
 
 
 TRANSLATORS_BY_NAME: Final = {

@@ -7,16 +7,17 @@ it is moved.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import orjson
 
 from proxy.errors import EngineError
+from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.engines.quirks import version_numbers
 from proxy.protocols.sampling import served_as
-from proxy.protocols.translated_call import TranslatedCall
+from proxy.protocols.translated_call import TranslatedCall, engine_options
 from proxy.telemetry.logs import LOG
 from proxy.upstream import Endpoint, Upstream
 
@@ -34,12 +35,24 @@ _SYSTEM: Final = {"role": "system", "content": _TEXT}
 _REPLY: Final = {"role": "assistant", "content": "Yes."}
 
 
+def expected_options(options: TranslationOptions, endpoints: Sequence[Endpoint]) -> TranslationOptions:
+    """Return the translation options for the engine that is expected to serve a call: the first one."""
+    if not endpoints:
+        return options
+    return engine_options(options, endpoints[0].kind, has_developers=has_developers(endpoints[0]))
+
+
+def has_developers(endpoint: Endpoint) -> bool:
+    """Return whether the engine's chat accepts developer messages."""
+    return endpoint.kind == "vllm" and version_numbers(endpoint.version or "") >= _DEVELOPERS
+
+
 async def with_engine_traits(
     upstream: Upstream, endpoint: Endpoint, call: TranslatedCall, models: Mapping[str, str]
 ) -> TranslatedCall:
     """Return the call with what this engine does with its system and developer messages."""
-    if endpoint.kind == "vllm" and version_numbers(endpoint.version or "") >= _DEVELOPERS:
-        call = replace(call, has_developers=True)
+    if call.has_developers != has_developers(endpoint):
+        call = replace(call, has_developers=not call.has_developers)
     if endpoint.kind not in _KINDS or call.translation.name != "messages" or not _has_inline(call.body):
         return call
     model = str(call.body.get("model") or "")

@@ -18,6 +18,7 @@ from proxy.protocols.translated_call import (
     CHAT,
     TranslatedCall,
     client_response_bytes,
+    engine_options,
     error_dialect_for,
     read_translated_call,
 )
@@ -192,6 +193,18 @@ def test_reasoning_is_sent_in_the_engines_field(kind, thought):
     call = read_translated_call("/v1/messages", fields, TranslationOptions())
 
     assert "hm" == call.native({}, kind)["messages"][1][thought]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("expected", ["vllm", "sglang", None])
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp", None])
+def test_a_body_is_read_again_only_for_another_engine_than_expected(path, expected, kind):
+    options = engine_options(TranslationOptions(), expected, has_developers=expected == "vllm")
+    call = replace(read_translated_call(path, BODIES[path], options), has_developers=kind == "vllm")
+    native = call.native({}, kind)
+
+    assert (native is call.body) is (call.options_for(kind) == options)
+    assert native == call.translation.read(BODIES[path], call.options_for(kind))
 
 
 def test_the_dialect_of_errors_on_other_routes_is_detected_by_headers():

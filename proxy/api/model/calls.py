@@ -29,7 +29,6 @@ from proxy.api.rollout_id import KEY_PREFIX, named_rollout
 from proxy.clock import new_id
 from proxy.errors import BadRequest
 from proxy.protocols.dialects import DIALECTS, Dialect
-from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.long_texts import LONG_TEXT, LongText, read_long
 from proxy.protocols.plan import CallOptions, edit
 from proxy.protocols.sampling import engine_model
@@ -42,6 +41,7 @@ from proxy.trajectory.thread_agents import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER
+from proxy.upstream.system_messages import expected_options
 
 _MOST_HISTORY: Final = 2**19  # bytes of a history that are counted: so many are processed in threads
 
@@ -83,16 +83,8 @@ async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamR
     text = await read_bytes(request.request)
     body_bytes = len(text)
     live = context.rollouts.get(_text_rollout(request)) if body_bytes >= LONG_TEXT else None
-    body, adapter, digest, long = await off_loop(
-        body_bytes,
-        LARGE_BYTES,
-        _read,
-        text,
-        route,
-        request,
-        context.translation,
-        None if live is None else live.text,
-    )
+    before = None if live is None else live.text
+    body, adapter, digest, long = await off_loop(body_bytes, LARGE_BYTES, _read, text, route, request, before)
     path = request.endpoint if adapter is None else adapter.endpoint
     dialect = DIALECTS[path]
     rollout_id = request.rollout_id if adapter is None else None
@@ -154,7 +146,7 @@ def _text_rollout(request: ModelRequest) -> str:
 
 
 def _read(
-    text: bytes, route: CallRoute, request: ModelRequest, options: TranslationOptions, before: LongText | None
+    text: bytes, route: CallRoute, request: ModelRequest, before: LongText | None
 ) -> tuple[dict[str, Any], CallAdapter | None, str, LongText | None]:
     """Parse a body, choose its adapter, and compute its digest. Raises BadRequest, UnprocessableRequest."""
     long = read_long(text, before) if len(text) >= LONG_TEXT else None
@@ -163,8 +155,10 @@ def _read(
     if request.fields is not None:
         body |= request.fields
         digest = blake2b(digest.encode() + orjson.dumps(request.fields), digest_size=16).hexdigest()
-    adapter = route.read(request.endpoint, body, options) if route.adapters else None
-    return body, adapter, digest, long
+    if not route.adapters:
+        return body, None, digest, long
+    options = expected_options(request.context.translation, request.context.upstream.endpoints)
+    return body, route.read(request.endpoint, body, options), digest, long
 
 
 def _named_rollout(request: ModelRequest, body: Mapping[str, Any], adapter: CallAdapter | None) -> str | None:

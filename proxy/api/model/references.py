@@ -28,21 +28,24 @@ def followed_rollout(call: TranslatedCall, minted: MintedKey | None) -> str | No
     Raises:
         Forbidden: The API key belongs to another rollout.
     """
-    followed = rollout_of(call.translation.references(call.request).previous_response)
+    followed = rollout_of(call.references.previous_response)
     check_minted(minted, followed)
     return followed
 
 
 async def with_references(context: Context, admitted: Admitted, call: TranslatedCall) -> TranslatedCall:
     """Return the call with the responses, items and tool calls that it refers to. Raises NotFound for an unknown response."""
-    rollout = admitted.rollout
-    references = call.translation.references(call.request)
+    rollout, references = admitted.rollout, call.references
     sampled = await context.continuation.sampled_calls(admitted, references.calls)
     if call.translation.name != RESPONSES:
+        if not sampled:
+            return call
         return replace(
             call,
             resolved=ResolvedReferences(items={name: {"function": function} for name, function in sampled.items()}),
         )
+    if not (sampled or references.items or references.previous_response is not None):
+        return call
     previous = (
         None
         if references.previous_response is None

@@ -10,7 +10,7 @@ avoids it), or every call.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final, Literal
 
 from proxy.protocols.dialects.base import DialectName, is_on
@@ -48,6 +48,7 @@ def _older_than_0_5_23(call: EngineCall) -> bool:
     return call.traits.version is None or version_numbers(call.traits.version) < (0, 5, 23)
 
 
+@lru_cache(64)
 def version_numbers(version: str) -> tuple[int, ...]:
     """Return `0.5.23.post1` as (0, 5, 23)."""
     numbers: list[int] = []
