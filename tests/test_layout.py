@@ -48,10 +48,10 @@ LAYERS: dict[str, tuple[str, ...] | None] = {
 # The order of modules and folders within a layer, lowest first: a module imports its own row and the rows before it.
 ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "protocols": (
-        ("sse", "lenient_json", "accumulators", "number_lists", "repeated_events", "json_weight"),
+        ("sse", "lenient_json", "accumulators", "number_lists", "repeated_events", "json_weight", "sampling"),
         ("dialects",),
         ("engines",),
-        ("sampling", "token_annotations", "long_texts"),
+        ("token_annotations", "long_texts"),
         ("response", "whole_response"),
         ("plan",),
         ("exchange",),

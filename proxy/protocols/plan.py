@@ -1,32 +1,34 @@
 """The plan of a call: the request to send upstream, and how it differs from the client's.
 
 It applies model names, the rollout's sampling rules and tools, and what the engine injects. The client's body is not
-modified.
+modified. A plan depends on the body without its prompt, so it is prepared once for the calls with the same other fields.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from proxy.errors import UnprocessableRequest
+from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.base import GENERATES, Dialect, ErrorDialect, ResponseOptions, requested_usage
 from proxy.protocols.dialects.translation import Translator
-from proxy.protocols.engines.base import Engine, EngineCall, FollowUpRequest, Injection, Json, LogprobsLevel, Traits
-from proxy.protocols.engines.quirks import Framing, Streaming, applicable, choose_framing
+from proxy.protocols.engines.base import CallOptions, Engine, FollowUpRequest, Injection, Json
+from proxy.protocols.engines.quirks import Framing, applicable, choose_framing, has_more_than_text
 from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
 from proxy.protocols.sse import EVENT_STREAM, StreamFormat
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.whole_response import error_events
-from proxy.trajectory.images import IMAGES, names_in
+from proxy.trajectory.images import IMAGES, has_images, has_lists, names_in
 from proxy.trajectory.step import DEFAULT_POLICY, EXPERTS_START, EngineFacts
 
-_STREAM = frozenset({"stream", "stream_options"})
-_NO_CODES = frozenset[str]()
-_SAMPLING = frozenset(SAMPLING_FIELDS)
+_STREAM: Final = frozenset({"stream", "stream_options"})
+_MAX_BYTES: Final = 2**23
+_BYTES_PER_PLAN: Final = 4096
+_NO_EXTRA: Final[Mapping[str, Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,62 +45,44 @@ class SessionPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class CallOptions:
-    """The options of a rollout's calls, from its opening and the configuration.
-
-    `tokens`, `room_left` and `is_translated` are the call's own: `room_left` is the space in the context window, if a cap
-    requires it; `is_translated`: the client reads another dialect, which has no options of chat streams.
-    """
-
-    sampling: Sampling = field(default_factory=Sampling)
-    tools: tuple[Json, ...] = ()
-    models: Mapping[str, str] = field(default_factory=dict)
-    keep_reasoning: bool = True
-    streaming: Streaming = "auto"
-    logprobs: LogprobsLevel = "full"
-    sampling_masks: bool = False
-    routed_experts: bool = False
-    tokens: TokenAnnotations | None = None
-    room_left: int | None = None
-    is_translated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """A planned call. `request` is the client's body, `body` the one that is sent, `sent` the difference on the top level.
 
     `framing` is how the call is sent; `expected` are the problems that the engine is known to have with such a call.
     `wants_logprobs`: they are configured or requested, so a step without them lacks them. `translation`: the client's dialect,
     if the engine does not support it. `prompt_ids`: the prompt of a call that continues an earlier step, which replaces the
-    messages or the text; `sent` does not repeat it. `abort`: see `Injection`.
+    messages or the text; `sent` does not repeat it. `abort`: the request that ends the call (see `Injection`).
     """
 
-    step_id: str
-    rollout_id: str
+    # Of all calls of the same form.
     endpoint: str
     dialect: Dialect
     engine: Engine
     engine_facts: EngineFacts
     response_options: ResponseOptions
-    request: Json
-    body: Json
     sent: Json
     view: ClientView
     model_asked: str | None
     model_served: str | None
     sampling: Json
-    framing: Framing = "whole"
-    wants_logprobs: bool = True
-    headers: Mapping[str, str] = field(default_factory=dict)
+    framing: Framing
+    wants_logprobs: bool
+    headers: Mapping[str, str]
+    problems: tuple[str, ...]
+    expected: frozenset[str]
+    extra: Mapping[str, Any]
+
+    # Of the call.
+    step_id: str = ""
+    rollout_id: str = ""
+    request: Json = field(default_factory=dict)
+    body: Json = field(default_factory=dict)
     abort: FollowUpRequest | None = None
     policy: str = DEFAULT_POLICY
     policy_version: str | None = None
     policy_epoch: int = 0
     translation: Translator | None = None
     prompt_ids: list[int] | None = None
-    problems: tuple[str, ...] = ()
-    expected: frozenset[str] = frozenset()
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def error_dialect(self) -> ErrorDialect:
@@ -160,7 +144,7 @@ def _opening(body: Json) -> str:
 
 def edit(body: Json, options: CallOptions, dialect: Dialect) -> tuple[Json, set[str]]:
     """Return the fields that the options set in a body, and those they remove from it (TokenTape's own fields)."""
-    fields = {} if options.tokens is None else options.tokens.fields(body)
+    fields: Json = {}
     model = body.get("model")
     if options.models and isinstance(model, str) and (served := served_as(model, options.models)) is not None:
         fields["model"] = served
@@ -168,158 +152,159 @@ def edit(body: Json, options: CallOptions, dialect: Dialect) -> tuple[Json, set[
         fields["logprobs"] = True  # verifiers (fa7f5fa) sends 1; vLLM reads it as true, llama.cpp's server ignores it
     if options.tools and dialect.name not in GENERATES and not body.get("tools"):
         fields["tools"] = list(options.tools)
-    placed, unset = dialect.place_sampling(
-        body, *apply_rules(dialect.sampling(body), options.sampling, options.room_left)
-    )
-    return {**fields, **placed}, unset | ({"rollout_id"} & body.keys())
+    unset = {"rollout_id"} & body.keys()
+    if options.sampling.is_empty:
+        return fields, unset
+    changes = apply_rules(dialect.sampling(body), options.sampling, options.room_left)
+    placed, removed = dialect.place_sampling(body, *changes)
+    return {**fields, **placed}, unset | removed
 
 
-def make_plan(  # noqa: PLR0913 - a plan is all of this, and every argument has its name
+@dataclass(frozen=True, slots=True)
+class PreparedPlan:
+    """What the plans of calls with the same `template_of` and options have in common.
+
+    `plan` lacks what is a call's own. `fields` are set in the body once `unset` are removed. `call_id`: see `Injection`.
+    `has_lists`: contents of messages are lists, which may have images.
+    """
+
+    plan: Plan
+    fields: Json
+    unset: set[str]
+    call_id: tuple[str, str] | None
+    has_lists: bool
+
+    def for_call(
+        self,
+        body: Json,
+        *,
+        step_id: str,
+        rollout_id: str,
+        policy: str = DEFAULT_POLICY,
+        policy_at: tuple[str | None, int] = (None, 0),
+        extra: Mapping[str, Any] = _NO_EXTRA,
+    ) -> Plan:
+        """Return the plan of a call. `policy_at` is the announced version and epoch."""
+        plan, fields, sent, abort = self.plan, self.fields, self.plan.sent, None
+        if self.call_id is not None:
+            name, path = self.call_id
+            call_id = {name: blake2b(step_id.encode(), digest_size=16).hexdigest()}
+            fields, abort = fields | call_id, FollowUpRequest(path, call_id)
+            sent = {**sent, "set": sent["set"] | call_id}
+        kept = {key: value for key, value in body.items() if key not in self.unset} if self.unset else body
+        extra = {**extra, **plan.extra}
+        if self.has_lists and has_images(body["messages"]):
+            extra[IMAGES] = {"ids": names_in(body["messages"]), "candidates": ()}
+        return replace(
+            plan,
+            step_id=step_id,
+            rollout_id=rollout_id,
+            request=body,
+            body={**kept, **fields},
+            sent=sent,
+            abort=abort,
+            policy=policy,
+            policy_version=policy_at[0],
+            policy_epoch=policy_at[1],
+            extra=extra,
+        )
+
+
+class PreparedPlans(dict[bytes, PreparedPlan]):
+    """The prepared plans of the calls of an endpoint, by all that they depend on, of at most about `_MAX_BYTES`.
+
+    It is a dict, because each call reads it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._size = 0
+
+    def keep(self, key: bytes, plan: PreparedPlan) -> None:
+        """Keep a plan; those before it are dropped if there is no room for it."""
+        size = _BYTES_PER_PLAN + 3 * len(key)  # the plan refers to the values of the template
+        if self._size + size > _MAX_BYTES:
+            self.clear()
+            self._size = 0
+        if size <= _MAX_BYTES:
+            self._size += size
+            self[key] = plan
+
+
+def template_of(body: Json, dialect: Dialect, rules: Sampling) -> Json | None:
+    """Return a body in which the prompt is replaced by what a plan depends on in it.
+
+    None if that may be the whole prompt, or if a rule replaces it.
+    """
+    name = dialect.prompt_field
+    prompt = body.get(name)
+    if isinstance(prompt, str):
+        form: Any = ""
+    elif isinstance(prompt, list) and name in {"messages", "token_ids"}:
+        form = [has_more_than_text(body)] if name == "messages" and has_lists(prompt) else []
+    else:
+        return None
+    return None if name in rules.override else {**body, name: form}
+
+
+def prepare(
     body: Json,
     *,
-    options: CallOptions,
-    step_id: str,
-    rollout_id: str,
     endpoint: str,
-    dialect: Dialect,
+    options: CallOptions,
     engine: Engine,
     engine_facts: EngineFacts,
     logprobs_mode: str | None,
-    traits: Traits | None = None,
-    headers: Mapping[str, str] | None = None,
-    policy: str = DEFAULT_POLICY,
-    policy_at: tuple[str | None, int] = (None, 0),
-    extra: Mapping[str, Any] | None = None,
-) -> Plan:
-    """Plan a call. `headers` are the client's; `policy_at` is the announced version and epoch. Raises UnprocessableRequest."""
-    fields, unset = edits = edit(body, options, dialect)
-    call = _engine_call(dialect, body, edits, traits or Traits(engine.kind), options, headers, step_id=step_id)
-    images, framing = _images(body), _framing(engine, options, call)
-    removed = _STREAM if framing == "replay" else frozenset[str]()
-    call = replace(call, body=_without(call.body, removed)) if removed else call
-    sent_body = {**call.body, **(injection := engine.inject(call)).fields}
-    return Plan(
-        step_id=step_id,
-        rollout_id=rollout_id,
+    tokens: TokenAnnotations | None = None,
+) -> PreparedPlan:
+    """Prepare the plans of calls like this one. `logprobs_mode` is the configured one. Raises UnprocessableRequest."""
+    dialect = DIALECTS[endpoint]
+    own = dialect.response_options(body)
+    fields, unset = edit(body, options, dialect)
+    fields = fields if tokens is None else {**tokens.fields(body), **fields}
+    edited = {key: value for key, value in body.items() if key not in unset} | fields
+    sent = dialect.response_options(edited) if fields or unset else own
+    options = replace(options, requested=replace(own, samples=sent.samples, choices=sent.choices))
+    framing = _framing(edited, dialect, engine, options, must_replay=tokens is not None)
+    if framing == "replay":
+        unset |= _STREAM
+        edited = {key: value for key, value in edited.items() if key not in _STREAM}
+    injection = engine.inject(dialect.name, edited, options)
+    sent_body = {**edited, **injection.fields}
+    changes = {**fields, **injection.fields}
+    plan = Plan(
         endpoint=endpoint,
         dialect=dialect,
         engine=engine,
         engine_facts=engine_facts,
-        response_options=call.response_options,
-        request=body,
-        body=sent_body,
-        sent={"set": _changed(body, {**fields, **injection.fields}), "unset": sorted(unset | (removed & body.keys()))},
-        view=_view(dialect, engine, injection, call.response_options, options, body, sent_body, framing),
+        response_options=options.requested,
+        sent={
+            "set": {key: value for key, value in changes.items() if key not in body or body[key] != value},
+            "unset": sorted(unset & body.keys()),
+        },
+        view=_view(dialect, engine, injection, options, body, sent_body, tokens, framing),
         model_asked=_name(body.get("model")),
-        model_served=_name(sent_body.get("model")) or call.traits.model,
-        sampling=_sampling(dialect, sent_body, engine, call.traits, logprobs_mode or engine.logprobs_mode),
+        model_served=_name(sent_body.get("model")) or options.traits.model,
+        sampling=_sampling(dialect, sent_body, engine, options, logprobs_mode or engine.logprobs_mode),
         framing=framing,
-        wants_logprobs=call.wants_logprobs,
+        wants_logprobs=options.wants_logprobs,
         headers=injection.headers,
-        abort=injection.abort,
-        policy=policy,
-        policy_version=policy_at[0],
-        policy_epoch=policy_at[1],
         problems=injection.problems,
-        expected=_expected_problems(engine, call, framing),
-        extra={**(extra or {}), **({} if framing == "whole" else {"streaming": framing}), **images},
+        expected=_expected(dialect, edited, options, framing),
+        extra={} if framing == "whole" else {"streaming": framing},
     )
+    applied = {
+        key: value for key, value in changes.items() if key in sent_body
+    }  # a replayed stream has none of its fields
+    return PreparedPlan(plan, applied, unset, injection.call_id, has_lists(body.get("messages")))
 
 
-def _images(body: Json) -> Json:
-    """Return the names of the images in a body, for `extra`; empty if it has none."""
-    messages = body.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list):
-            for part in content:
-                if isinstance(part, dict) and part.get("image_url") is not None:
-                    return {IMAGES: {"ids": names_in(messages), "candidates": ()}}
-    return {}
-
-
-def _engine_call(
-    dialect: Dialect,
-    body: Json,
-    edits: tuple[Json, Collection[str]],
-    traits: Traits,
-    options: CallOptions,
-    headers: Mapping[str, str] | None,
-    *,
-    step_id: str,
-) -> EngineCall:
-    fields, unset = edits
-    edited = _without(body, unset) | fields if unset or fields else body
-    response_options = _response_options(dialect, body, edited)
-    return EngineCall(
-        dialect.name,
-        edited,
-        response_options,
-        traits,
-        options.keep_reasoning,
-        options.logprobs,
-        headers or {},
-        step_id,
-        sampling_masks=options.sampling_masks,
-        routed_experts=options.routed_experts,
-    )
-
-
-def _expected_problems(engine: Engine, call: EngineCall, framing: Framing) -> frozenset[str]:
-    found = applicable(engine.kind, call, live=framing == "live")
-    return frozenset([code for quirk in found for code in quirk.codes]) if found else _NO_CODES
-
-
-def _view(  # noqa: PLR0917 - the values of a plan that the client's view depends on
-    dialect: Dialect,
-    engine: Engine,
-    injection: Injection,
-    response_options: ResponseOptions,
-    options: CallOptions,
-    body: Json,
-    sent_body: Json,
-    framing: Framing,
-) -> ClientView:
-    model_asked, model_served = _name(body.get("model")), _name(sent_body.get("model"))
-    is_counted, are_choices_counted = requested_usage(sent_body)
-    return ClientView(
-        dialect,
-        engine,
-        injection.strip_rules,
-        response_options.choices,
-        model=model_asked if model_asked != model_served else None,
-        replay=framing == "replay",
-        usage=response_options.usage,
-        is_counted=is_counted,
-        are_choices_counted=are_choices_counted,
-        tokens=options.tokens,
-    )
-
-
-def _response_options(dialect: Dialect, body: Json, edited: Json) -> ResponseOptions:
-    """Return the client's own options, with the number of choices of the body that is sent."""
-    own = dialect.response_options(body)
-    if edited is body:
-        return own
-    sent = dialect.response_options(edited)
-    if (sent.samples, sent.choices) == (own.samples, own.choices):
-        return own
-    return replace(own, samples=sent.samples, choices=sent.choices)
-
-
-def _without(body: Mapping[str, Any], fields: Collection[str]) -> Json:
-    return {key: value for key, value in body.items() if key not in fields}
-
-
-def _framing(engine: Engine, options: CallOptions, call: EngineCall) -> Framing:
+def _framing(body: Json, dialect: Dialect, engine: Engine, options: CallOptions, *, must_replay: bool) -> Framing:
     """Return how the call is sent upstream."""
-    can_replay = engine.can_replay(call.dialect, call.body)
-    if options.is_translated:
-        call = replace(call, body=_without(call.body, {"stream_options"}))
-    if options.tokens is None:
-        return choose_framing(options.streaming, engine.kind, call, can_replay=can_replay)
-    framing = choose_framing("replay", engine.kind, call, can_replay=can_replay)
-    if framing == "live":
+    if must_replay:
+        options = replace(options, streaming="replay")
+    framing = choose_framing(dialect.name, body, options, can_replay=engine.can_replay(dialect.name, body))
+    if must_replay and framing == "live":
         raise UnprocessableRequest(
             "X-Reply-Tokens and X-Reply-Ids require an unstreamed call to the engine, which is not "
             "possible for this stream. Remove `stream` or the fields that require it.",
@@ -328,19 +313,46 @@ def _framing(engine: Engine, options: CallOptions, call: EngineCall) -> Framing:
     return framing
 
 
-def _changed(body: Json, fields: Json) -> Json:
-    """Return the fields that differ from the client's."""
-    return {key: value for key, value in fields.items() if key not in body or body[key] != value}
+def _expected(dialect: Dialect, body: Json, options: CallOptions, framing: Framing) -> frozenset[str]:
+    """Return the problems that the engine is known to have with such a call."""
+    quirks = applicable(dialect.name, body, options, live=framing == "live")
+    return frozenset([code for quirk in quirks for code in quirk.codes])
 
 
-def _sampling(dialect: Dialect, body: Json, engine: Engine, traits: Traits, logprobs_mode: str | None) -> Json:
+def _view(  # noqa: PLR0917 - the values of a plan that the client's view depends on
+    dialect: Dialect,
+    engine: Engine,
+    injection: Injection,
+    options: CallOptions,
+    body: Json,
+    sent_body: Json,
+    tokens: TokenAnnotations | None,
+    framing: Framing,
+) -> ClientView:
+    model_asked = _name(body.get("model"))
+    is_counted, are_choices_counted = requested_usage(sent_body)
+    return ClientView(
+        dialect,
+        engine,
+        injection.strip_rules,
+        options.requested.choices,
+        model=model_asked if model_asked != _name(sent_body.get("model")) else None,
+        replay=framing == "replay",
+        usage=options.requested.usage,
+        is_counted=is_counted,
+        are_choices_counted=are_choices_counted,
+        tokens=tokens,
+    )
+
+
+def _sampling(dialect: Dialect, body: Json, engine: Engine, options: CallOptions, logprobs_mode: str | None) -> Json:
     """Return the sampling parameters: as sent, else the engine's default, if it is known; and the logprobs mode.
 
     The defaults apply to chat and completions: vLLM (0.32.0) and SGLang (0.5.23) use none of them for their generate endpoints.
     """
+    defaults = (options.traits.sampling_defaults or {}) if dialect.name not in GENERATES else {}
     sent = {key: value for key, value in dialect.sampling(body).items() if value is not None}
-    defaults = (traits.sampling_defaults or {}) if dialect.name not in GENERATES else {}
-    recorded = {} if _SAMPLING.isdisjoint(sent) else {key: sent[key] for key in SAMPLING_FIELDS if key in sent}
+    recorded = {key: sent[key] for key in SAMPLING_FIELDS if key in sent}
     is_constrained = engine.constrains({**defaults, **sent}, logprobs_mode)
     return {**defaults, **recorded, "logprobs_mode": logprobs_mode, "constrained": is_constrained}
 

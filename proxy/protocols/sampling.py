@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from proxy.protocols.engines.base import Json
+Json = dict[str, Any]
 
 # Both names of the bound on completion tokens are valid; the first wins (vLLM 0.32.0).
 _BOUNDS = ("max_completion_tokens", "max_tokens")
@@ -32,6 +32,11 @@ class Sampling:
     override: Mapping[str, Any] = field(default_factory=dict)
     default: Mapping[str, Any] = field(default_factory=dict)
     cap: Mapping[str, float | Literal["auto"]] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no rules."""
+        return not (self.override or self.default or self.cap)
 
     @property
     def caps_by_window(self) -> bool:

@@ -30,15 +30,34 @@ class PlacedImage(NamedTuple):
     length: int | None
 
 
-def urls_of(messages: Any) -> Iterator[str]:
-    """Yield the URL of each image in the parts of messages, in order."""
+def has_lists(messages: Any) -> bool:
+    """Return whether the content of a message is a list of parts."""
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict) and isinstance(message.get("content"), list):
+            return True
+    return False
+
+
+def parts_of(messages: Any) -> Iterator[Any]:
+    """Yield each part of the messages whose content is a list, in order."""
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
-            url = part.get("image_url") if isinstance(part, dict) else None
-            url = url.get("url") if isinstance(url, dict) else url
-            if isinstance(url, str):
-                yield url
+        if isinstance(content, list):
+            yield from content
+
+
+def has_images(messages: Any) -> bool:
+    """Return whether a part of the messages is an image, of any form."""
+    return any(isinstance(part, dict) and part.get("image_url") is not None for part in parts_of(messages))
+
+
+def urls_of(messages: Any) -> Iterator[str]:
+    """Yield the URL of each image in the parts of messages, in order."""
+    for part in parts_of(messages):
+        url = part.get("image_url") if isinstance(part, dict) else None
+        url = url.get("url") if isinstance(url, dict) else url
+        if isinstance(url, str):
+            yield url
 
 
 def names_in(messages: Any) -> list[str]:

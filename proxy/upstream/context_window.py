@@ -11,8 +11,9 @@ import orjson
 
 from proxy.errors import EngineError
 from proxy.protocols.dialects import Dialect
+from proxy.protocols.engines import CallOptions
 from proxy.protocols.engines.tokenizer_api import Counted, read_count, token_count_request
-from proxy.protocols.plan import CallOptions, edit
+from proxy.protocols.plan import edit
 from proxy.protocols.sampling import bound_of
 from proxy.telemetry.logs import LOG
 from proxy.upstream import Endpoint, Upstream

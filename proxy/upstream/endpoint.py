@@ -26,6 +26,7 @@ from proxy.errors import (
     NotFound,
 )
 from proxy.protocols.engines import ENGINES, VLLM_WITH_PROMPT_FIELD, Engine, Traits
+from proxy.protocols.plan import PreparedPlans
 from proxy.trajectory.step import EngineFacts
 from proxy.upstream.headers import NOT_SENT
 from proxy.upstream.lookups import CachedAnswer, ModelList
@@ -192,7 +193,8 @@ class Endpoint:
 
     `kind`, `engine`, `version`, `sampling_defaults` and `facts` are as configured, or else as detected: `describe` sets them.
     `kind` is `auto` until the engine is detected, and `engine` text only. `headers` are those of every request, `not_sent`
-    the names, in lower case, of the client's headers that are not sent. `label`: the name in logs, metrics and steps.
+    the names, in lower case, of the client's headers that are not sent. `plans` are the prepared plans of its calls. `label`:
+    the name in logs, metrics and steps.
 
     `traits`: None until the engine is detected. `is_detected` is false while a detection runs or is due: at once after the
     connection `is_lost`, since another engine may be started at the URL, else at `detect_at` (loop time). `detections` counts
@@ -239,6 +241,7 @@ class Endpoint:
     facts: EngineFacts = field(init=False)
     headers: list[tuple[str, str]] = field(init=False, repr=False)  # with the API key
     not_sent: frozenset[str] = field(init=False, repr=False)
+    plans: PreparedPlans = field(init=False, repr=False)
     _known: Traits = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -263,6 +266,7 @@ class Endpoint:
         if settings.api_key:
             self.headers.append(("Authorization", f"Bearer {settings.api_key.get_secret_value()}"))
         self.not_sent = NOT_SENT.union(map(str.lower, settings.headers))
+        self.plans = PreparedPlans()
         self._known = Traits(
             self.engine.kind,
             self.version,

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, Traits
+from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
-from proxy.protocols.plan import CallOptions, make_plan
+from proxy.protocols.plan import prepare
 from proxy.trajectory.step import EngineFacts
 
 HERE = Path(__file__).parent
@@ -207,10 +207,11 @@ def requests(traits: Traits, model: str) -> Iterator[Case]:
                 plain["top_k"] = 1  # SGLang ignores seeds without a GPU
             if not stream:
                 plain.pop("stream_options", None)
-            plan = make_plan(
-                plain, options=CallOptions(streaming="live"), step_id="", rollout_id="", endpoint=path, dialect=DIALECTS[path],
-                engine=ENGINES[traits.kind], engine_facts=facts, logprobs_mode=None, traits=traits, headers={},
+            prepared = prepare(
+                plain, endpoint=path, options=CallOptions(streaming="live", traits=traits), engine=ENGINES[traits.kind],
+                engine_facts=facts, logprobs_mode=None,
             )  # fmt: skip
+            plan = prepared.for_call(plain, step_id="", rollout_id="")
             yield Case(f"{name}_{framing}_plain", path, plain, topic=topic)
             if plan.body != plain or plan.headers:
                 yield Case(f"{name}_{framing}_inj", path, plan.body, dict(plan.headers), topic)

@@ -50,10 +50,12 @@ def as_recorded(monkeypatch):
     monkeypatch.setattr(Chunks, "is_counted", True)
     monkeypatch.setattr(sglang.Sglang, "shape", replace(sglang.Sglang.shape, no_usage_yet=False))
     framing = plan._framing
-    monkeypatch.setattr(
-        plan, "_framing", lambda engine, options, call: framing(engine, replace(options, is_translated=False), call)
-    )
-    monkeypatch.setattr(sglang, "_abort", lambda call: ({}, None))
+
+    def untranslated(body, dialect, engine, options, **named):
+        return framing(body, dialect, engine, replace(options, is_translated=False), **named)
+
+    monkeypatch.setattr(plan, "_framing", untranslated)
+    monkeypatch.setattr(sglang, "_call_id", lambda body, requested: None)
     monkeypatch.setitem(sglang._IN_META, "logprobs", frozenset())
     monkeypatch.setattr(plan, "SAMPLING_FIELDS", [name for name in plan.SAMPLING_FIELDS if name != "regex"])
     about = ExportQuery.about

@@ -12,9 +12,8 @@ from recorded import CASSETTES, Cassette, dialect_cassettes, http_cassettes, loa
 
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, StripRules
-from proxy.protocols.engines.base import Traits
+from proxy.protocols.engines.base import CallOptions, Traits
 from proxy.protocols.exchange import Exchange, response_stream_for
-from proxy.protocols.plan import CallOptions
 from proxy.protocols.response import ClientView, StreamResponse
 from proxy.protocols.whole_response import RawResponse, WholeResponse
 from proxy.trajectory.codec import encode

@@ -4,10 +4,11 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import plan_of
+from recorded import plan_of, prepared_of
 
-from proxy.protocols.engines.base import Traits
-from proxy.protocols.plan import CallOptions, SessionPlace, with_session
+from proxy.protocols.dialects import DIALECTS
+from proxy.protocols.engines.base import CallOptions, Traits
+from proxy.protocols.plan import PreparedPlans, SessionPlace, template_of, with_session
 from proxy.protocols.sampling import Sampling
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -166,3 +167,98 @@ def test_a_session_of_a_thread_is_named_by_its_agent_or_its_first_messages():
     assert named(system, task) != named(system, {"role": "user", "content": "other"})
     assert named(system, task, agent="a") == named(task, agent="a") != named(task, agent="b")
     assert named() != named(task)
+
+
+# Values on which plans depend, with equal ones of other types.
+VALUES = {
+    "model": ["m", "gpt-4o", None, 7],
+    "n": [None, 1, 1.0, True, 2, "1"],
+    "stream": [False, True, 1, "no"],
+    "stream_options": [None, {}, {"include_usage": True}, {"include_usage": 1, "continuous_usage_stats": True}],
+    "logprobs": [None, False, True, 0, 1, 1.0],
+    "temperature": [0, 0.0, -0.0, 1, 1.0, True, None],
+    "max_tokens": [0, 16, 16.0, None],
+    "tools": [[], [{"function": {"strict": True}}], [{"function": {"strict": 1}}]],
+    "rollout_id": ["r1"],
+    "rid": [None, "mine"],
+    "sampling_params": [{}, {"n": 2}, {"n": 2.0}, [{"n": 1}, {"n": 1}], {"logprobs": 1}, None],
+    "return_logprob": [True, 1, [True, False]],
+}
+PARTS = [
+    [{"type": "text", "text": "a"}],
+    [{"type": "image_url", "image_url": {"url": "data:,a"}}],
+    [{"type": "audio"}],
+    [],
+    [3],
+]
+MESSAGES = [[], [{"role": "user", "content": "hi"}], [{"role": "tool"}, 7], None, "text", 7, {}]
+MESSAGES += [[{"role": "user", "content": parts}] for parts in PARTS]
+PROMPTS = {
+    CHAT: ("messages", MESSAGES),
+    COMPLETIONS: ("prompt", ["a", "", ["a"], ["a", "b"], [1, 2], [True], [], None, [[1], [2]]]),
+    "/inference/v1/generate": ("token_ids", [[1, 2], [], "text", None]),
+    "/generate": ("text", ["a", "", ["a", "b"], None]),
+}
+RULES = [
+    Sampling(),
+    Sampling(override={"temperature": 1.0, "max_tokens": 7}, default={"top_p": 0.9}, cap={"n": 1}),
+    Sampling(override={"messages": MESSAGES[1], "text": "a"}, default={"prompt": "a"}),
+]
+OPTIONS = [CallOptions(sampling=rules, streaming=how) for rules in RULES for how in ("auto", "replay")]
+
+
+def variants(path: str) -> list[dict]:
+    """Return bodies with each prompt, and with each value of each field."""
+    name, prompts = PROMPTS[path]
+    found = [{"model": "m", name: prompt} for prompt in prompts] + [{name: prompts[1], "model": "m"}, {}]
+    return found + [{field: value, name: prompts[1]} for field, values in VALUES.items() for value in values]
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp", "plain"])
+def test_a_plan_that_was_prepared_for_another_call_is_that_of_the_call(path, kind):
+    """Every field has the same value of the same type, if the templates of the calls are equal as JSON texts."""
+    for options in OPTIONS:
+        templates: dict[bytes, list[dict]] = {}
+        for body in variants(path):
+            if (template := template_of(body, DIALECTS[path], options.sampling)) is not None:
+                templates.setdefault(orjson.dumps(template), []).append(body)
+        for alike in templates.values():
+            for prepared in [prepared_of(path, body, options, kind=kind) for body in alike]:
+                for body in alike:
+                    fresh = plan_of(path, body, options, kind=kind)
+                    assert repr(fresh) == repr(prepared.for_call(body, step_id="S1", rollout_id="r1"))
+
+
+@given(st.data(), st.sampled_from(list(PROMPTS)), st.sampled_from(["vllm", "sglang", "llamacpp", "plain"]))
+def test_a_plan_with_several_fields_is_prepared_for_other_prompts(data, path, kind):
+    name, prompts = PROMPTS[path]
+    options = data.draw(st.sampled_from(OPTIONS))
+    fields = {
+        field: data.draw(st.sampled_from(VALUES[field])) for field in data.draw(st.sets(st.sampled_from(list(VALUES))))
+    }
+    earlier, body = ({**fields, name: data.draw(st.sampled_from(prompts))} for _ in range(2))
+    templates = [template_of(each, DIALECTS[path], options.sampling) for each in (earlier, body)]
+    if None not in templates and templates[0] == templates[1]:
+        prepared = prepared_of(path, earlier, options, kind=kind)
+
+        assert repr(plan_of(path, body, options, kind=kind)) == repr(
+            prepared.for_call(body, step_id="S1", rollout_id="r1")
+        )
+
+
+@pytest.mark.parametrize("prompt", [[{"role": "user", "content": "other"}], [{"role": "tool"}], []])
+def test_messages_of_text_have_one_template(prompt):
+    assert template_of(BODY, DIALECTS[CHAT], Sampling()) == template_of(
+        BODY | {"messages": prompt}, DIALECTS[CHAT], Sampling()
+    )
+
+
+def test_prepared_plans_are_dropped_when_there_are_too_many():
+    plans, prepared = PreparedPlans(), prepared_of(CHAT, BODY)
+    for number in range(100):
+        plans.keep(b"%3d" % number + bytes(2**16), prepared)
+
+    assert 0 < len(plans) < 50
+    plans.keep(bytes(2**24), prepared)
+    assert not plans

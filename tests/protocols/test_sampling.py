@@ -4,8 +4,7 @@ import pytest
 from recorded import plan_of
 
 from proxy.protocols.engines import sglang, vllm
-from proxy.protocols.engines.base import ALL
-from proxy.protocols.plan import CallOptions
+from proxy.protocols.engines.base import ALL, CallOptions
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from recorded import Cassette, cut, dialect_cassettes, http_cassettes, load, plan_of, play
 
 from proxy.protocols.dialects.translation import TranslationOptions
+from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.exchange import Exchange
-from proxy.protocols.plan import CallOptions, Plan
+from proxy.protocols.plan import Plan
 from proxy.protocols.translated_call import (
     CHAT,
     TranslatedCall,

@@ -8,7 +8,7 @@ from recorded import dialect_cassettes, http_cassettes, load, load_http, plan_of
 from proxy.protocols import whole_response as replay
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, StripRules
-from proxy.protocols.plan import CallOptions
+from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.response import ClientView
 
 CASSETTES = [*dialect_cassettes(), *http_cassettes("sglang"), *http_cassettes("llamacpp")]

@@ -16,7 +16,7 @@ async def test_an_unexpected_exception_is_500_and_logged(store, caplog, monkeypa
         raise ZeroDivisionError("oops")
 
     async with fake_engine() as engine, proxying(engine.url, store) as served, aiohttp.ClientSession() as http:
-        monkeypatch.setattr("proxy.api.model.call.make_plan", broken)
+        monkeypatch.setattr("proxy.api.model.call.prepare", broken)
         async with http.post(served.url + "/v1/chat/completions", json={"messages": []}) as response:
             payload = await response.json()
 

@@ -16,7 +16,8 @@ from faulty_engine import Drawn, EngineRequest, Truth, Written, write_response
 from recorded import cut, plan_of
 
 from proxy.protocols.engines import Traits
-from proxy.protocols.plan import CallOptions, Plan
+from proxy.protocols.engines.base import CallOptions
+from proxy.protocols.plan import Plan
 
 Json = dict[str, Any]
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "generate": "/inference/v1/generate"}

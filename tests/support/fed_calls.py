@@ -28,10 +28,11 @@ from proxy.protocols.dialects.responses.item_ids import rollout_of
 from proxy.protocols.dialects.responses.tools import FreeformReader
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences
 from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.number_lists import KnownPrompt, read_lists
-from proxy.protocols.plan import CallOptions, Plan, SessionPlace, with_continuation, with_image_tokens, with_session
+from proxy.protocols.plan import Plan, SessionPlace, with_continuation, with_image_tokens, with_session
 from proxy.protocols.sampling import Sampling, engine_model
 from proxy.protocols.sse import EventParser, read_event
 from proxy.protocols.token_annotations import TokenAnnotations

@@ -11,10 +11,10 @@ from pathlib import Path
 import orjson
 
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines import ENGINES, Traits
+from proxy.protocols.engines import ENGINES, CallOptions, Traits
 from proxy.protocols.engines.base import has_running_usage
 from proxy.protocols.exchange import Exchange
-from proxy.protocols.plan import CallOptions, Plan, make_plan
+from proxy.protocols.plan import Plan, PreparedPlan, prepare
 from proxy.trajectory.step import EngineFacts, Step, Timing
 
 CASSETTES = Path(__file__).parent.parent / "cassettes"
@@ -137,7 +137,12 @@ def dialect_cassettes(kind: str = "vllm") -> tuple[Cassette, ...]:
     return tuple(cassette for cassette in found if cassette.path in DIALECTS and cassette.body is not None)
 
 
-def plan_of(
+def plan_of(path: str, body: dict, terms: CallOptions | None = None, **named) -> Plan:
+    """Return the plan of a call. See `prepared_of`."""
+    return prepared_of(path, body, terms, **named).for_call(body, step_id="S1", rollout_id="r1")
+
+
+def prepared_of(
     path: str,
     body: dict,
     terms: CallOptions | None = None,
@@ -146,21 +151,16 @@ def plan_of(
     traits: Traits | None = None,
     headers: dict | None = None,
     logprobs_mode: str | None = None,
-) -> Plan:
-    """Return the plan of a call. An engine of a kind that is not in FACTS has no version."""
+) -> PreparedPlan:
+    """Return the prepared plan of a call. An engine of a kind that is not in FACTS has no version."""
     facts = FACTS.get(kind) or EngineFacts("e", kind, None, "http://e")
-    return make_plan(
+    return prepare(
         body,
-        options=terms or CallOptions(),
-        step_id="S1",
-        rollout_id="r1",
         endpoint=path,
-        dialect=DIALECTS[path],
+        options=replace(terms or CallOptions(), traits=traits or Traits(kind, facts.version), headers=headers or {}),
         engine=ENGINES[kind],
         engine_facts=facts,
         logprobs_mode=logprobs_mode,
-        traits=traits or Traits(kind, facts.version),
-        headers=headers or {},
     )
 
 

@@ -23,6 +23,17 @@ def test_configured_type_and_version_override_the_detected_ones():
     assert ("vllm", "0.1") == (configured.kind, configured.version)
 
 
+def test_other_settings_or_traits_forget_the_prepared_plans():
+    """Plans have what they describe."""
+    described = endpoint()
+    plans = [described.plans]
+    described.describe(Traits("sglang", "0.5.23", None))
+    plans.append(described.plans)
+    described.change(described.settings)
+
+    assert 3 == len({id(each) for each in (*plans, described.plans)})
+
+
 def test_repr_does_not_contain_the_api_key():
     keyed = endpoint(api_key="planted")
 

@@ -11,8 +11,8 @@ from proxy.api.health import healthy_engines
 from proxy.api.http import json_response
 from proxy.config.sections import RecordSettings
 from proxy.errors import Forbidden
-from proxy.protocols.dialects.base import DialectName, ResponseOptions
-from proxy.protocols.engines.base import EngineCall
+from proxy.protocols.dialects.base import DialectName
+from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.engines.quirks import QUIRKS, choose_framing
 from proxy.upstream import Endpoint, ejected_for
 
@@ -53,6 +53,8 @@ async def _engines_response(context: Context) -> web.Response:
 
 def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings, now: float) -> dict[str, Any]:
     traits = endpoint.known()
+    streaming = endpoint.settings.streaming or record.streaming
+    options = CallOptions(streaming=streaming, logprobs=record.logprobs, traits=traits)
     ejected_s = ejected_for(endpoint)
     return {
         "name": endpoint.label,
@@ -64,15 +66,7 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
         "logprobs_mode": endpoint.settings.logprobs_mode or endpoint.engine.logprobs_mode,
         "sampling_defaults": traits.sampling_defaults,
         "parser": traits.has_parser,
-        "streams": {
-            name: choose_framing(
-                endpoint.settings.streaming or record.streaming,
-                endpoint.engine.kind,
-                EngineCall(name, {"stream": True}, ResponseOptions(), traits, logprobs=record.logprobs),
-                can_replay=True,
-            )
-            for name in _DIALECTS
-        },
+        "streams": {name: choose_framing(name, {"stream": True}, options) for name in _DIALECTS},
         "loses": [quirk.what for quirk in QUIRKS if quirk.engine == endpoint.engine.kind],
         "healthy": healthy.get(endpoint.label, False),  # False for one that was added during the check
         "ejected_until": None if ejected_s is None else now + ejected_s,

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import orjson
 from aiohttp import web
 
 from proxy.api.adapters import CallAdapter
@@ -12,9 +13,11 @@ from proxy.api.auth import Caller
 from proxy.api.context import Context
 from proxy.errors import EngineError, ProxyError
 from proxy.protocols.dialects import DIALECTS, Dialect
+from proxy.protocols.dialects.base import is_on
+from proxy.protocols.engines import CallOptions
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.long_texts import LongText
-from proxy.protocols.plan import CallOptions, Plan, SessionPlace, make_plan, with_session
+from proxy.protocols.plan import Plan, PreparedPlans, SessionPlace, prepare, template_of, with_session
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import TranslatedCall
 from proxy.rollouts.admission import Admitted
@@ -152,52 +155,91 @@ class Call:
 
 async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> None:
     """Plan a call for an endpoint, as ids if it may be; set why it cannot be called, if known. Raises UnprocessableRequest."""
-    context, rollout, attempt, headers = call.context, call.rollout, call.attempt, call.request.headers
+    context, headers = call.context, call.request.headers
     adapter, path, body = call.adapter, call.path, call.body
-    extra = {**attempt.extra, "attempts": list(call.failed)} if call.failed else attempt.extra
     fault = None if endpoint.is_detected else await context.upstream.ensure_detected(endpoint)
-    options = call_options(context, rollout, endpoint, call.tokens)
     if adapter is not None and endpoint.kind in adapter.own:
         path, body, adapter = adapter.own[endpoint.kind], dict(adapter.request), None
+    plans, options = endpoint.plans, _options(call, endpoint, adapter)  # together: a detection replaces both
     if adapter is not None:
-        logprobs = "full" if adapter.returns_logprobs else options.logprobs
-        options = replace(options, logprobs=logprobs, is_translated=isinstance(adapter, TranslatedCall))
-        body = await _native(context, endpoint if fault is None else None, adapter, options.models, call.body_bytes)
-    if options.sampling.caps_by_window:
+        reachable = endpoint if fault is None else None
+        body = await _native(context, reachable, adapter, options.models, call.body_bytes)
+    if "auto" in options.sampling.cap.values():
         left = await tokens_left(context.upstream, endpoint, options, DIALECTS[path], body, body_bytes=call.body_bytes)
         options = replace(options, room_left=left)
+    plan = await off_loop(call.body_bytes, LARGE_BYTES, _planned, call, endpoint, plans, path, body, options)
+    if (session := endpoint.settings.session) is not None:
+        place = SessionPlace(session.header_name, session.field, session.of == "thread", plan.extra.get("agent"))
+        plan = await off_loop(call.body_bytes, LARGE_BYTES, with_session, plan, place, headers)
+    if adapter is not None:
+        plan = await off_loop(call.body_bytes, LARGE_BYTES, adapter.recorded, plan)
+    if IMAGES in plan.extra and fault is None:
+        plan = await with_placeholders(context.upstream, endpoint, plan)
+    if fault is None and not as_ids:
+        plan = context.continuation.refused(plan)
+    elif fault is None:
+        plan = await context.continuation.continued(plan, call.admitted, endpoint, headers, call.body_bytes)
+    call.endpoint, call.plan, call.fault = endpoint, plan, fault
+
+
+def _planned(
+    call: Call, endpoint: Endpoint, plans: PreparedPlans, path: str, body: dict[str, Any], options: CallOptions
+) -> Plan:
+    """Return the plan of a call, as an earlier call of the same form had it. Raises UnprocessableRequest."""
+    rollout, engine, attempt = call.rollout, endpoint.engine, call.attempt
+    template = template_of(body, DIALECTS[path], options.sampling) if call.tokens is None else None
+    prepared, key = None, b""
+    if template is not None:
+        terms = (
+            rollout.sampling,
+            rollout.tools,
+            rollout.model,
+            options.room_left,
+            options.is_translated,
+            options.logprobs,
+        )
+        flags = [is_on(options.headers.get(name)) for name in engine.headers_read]
+        key = orjson.dumps((template, path, terms, options.traits.forces_usage, flags))
+        prepared = plans.get(key)
+    if prepared is None:
+        prepared = prepare(
+            body,
+            endpoint=path,
+            options=options,
+            engine=engine,
+            engine_facts=endpoint.facts,
+            logprobs_mode=endpoint.settings.logprobs_mode,
+            tokens=call.tokens,
+        )
+        if key:
+            plans.keep(key, prepared)
     announced = call.policy.version.announced
-    planned = await off_loop(
-        call.body_bytes,
-        LARGE_BYTES,
-        make_plan,
+    return prepared.for_call(
         body,
-        options=options,
         step_id=attempt.step_id,
         rollout_id=rollout.rollout_id,
-        endpoint=path,
-        dialect=DIALECTS[path],
-        engine=endpoint.engine,
-        engine_facts=endpoint.facts,
-        logprobs_mode=endpoint.settings.logprobs_mode,
-        traits=endpoint.known(rollout.rollout_id),
-        headers=headers,
         policy=call.policy.name,
         policy_at=(announced.version, announced.epoch),
-        extra=extra,
+        extra={**attempt.extra, "attempts": list(call.failed)} if call.failed else attempt.extra,
     )
-    if (session := endpoint.settings.session) is not None:
-        place = SessionPlace(session.header_name, session.field, session.of == "thread", extra.get("agent"))
-        planned = await off_loop(call.body_bytes, LARGE_BYTES, with_session, planned, place, headers)
-    if adapter is not None:
-        planned = await off_loop(call.body_bytes, LARGE_BYTES, adapter.recorded, planned)
-    if IMAGES in planned.extra and fault is None:
-        planned = await with_placeholders(context.upstream, endpoint, planned)
-    if fault is None and not as_ids:
-        planned = context.continuation.refused(planned)
-    elif fault is None:
-        planned = await context.continuation.continued(planned, call.admitted, endpoint, headers, call.body_bytes)
-    call.endpoint, call.plan, call.fault = endpoint, planned, fault
+
+
+def _options(call: Call, endpoint: Endpoint, adapter: CallAdapter | None) -> CallOptions:
+    """Return the options of a call: the configuration, overridden by the terms of its rollout."""
+    context, rollout, record = call.context, call.rollout, call.context.settings.record
+    return CallOptions(
+        sampling=rollout.sampling.over(context.sampling),
+        tools=rollout.tools,
+        models=models_of(context, rollout),
+        keep_reasoning=record.include_reasoning == "override",
+        streaming=endpoint.settings.streaming or record.streaming,
+        logprobs="full" if adapter is not None and adapter.returns_logprobs else record.logprobs,
+        sampling_masks=record.sampling_masks,
+        routed_experts=record.routed_experts,
+        is_translated=isinstance(adapter, TranslatedCall),
+        traits=endpoint.known(rollout.rollout_id),
+        headers=call.request.headers,
+    )
 
 
 async def _native(
@@ -207,24 +249,6 @@ async def _native(
     if endpoint is not None and isinstance(adapter, TranslatedCall):
         adapter = await with_engine_traits(context.upstream, endpoint, adapter, models)
     return await off_loop(body_bytes, LARGE_BYTES, adapter.native, models, None if endpoint is None else endpoint.kind)
-
-
-def call_options(
-    context: Context, rollout: Rollout, endpoint: Endpoint, tokens: TokenAnnotations | None = None
-) -> CallOptions:
-    """Return the options of a call: the configuration, overridden by the terms of its rollout."""
-    models = models_of(context, rollout)
-    return CallOptions(
-        sampling=rollout.sampling.over(context.sampling),
-        tools=rollout.tools,
-        models=models,
-        keep_reasoning=context.settings.record.include_reasoning == "override",
-        streaming=endpoint.settings.streaming or context.settings.record.streaming,
-        logprobs=context.settings.record.logprobs,
-        sampling_masks=context.settings.record.sampling_masks,
-        routed_experts=context.settings.record.routed_experts,
-        tokens=tokens,
-    )
 
 
 def models_of(context: Context, rollout: Rollout) -> Mapping[str, str]:

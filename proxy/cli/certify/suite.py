@@ -20,8 +20,7 @@ from proxy.cli.certify.comparing import (
 )
 from proxy.cli.certify.shapes import SGLANG_GENERATE, TOKENS, Body, Shape
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.dialects.base import ResponseOptions
-from proxy.protocols.engines.base import EngineCall, Traits
+from proxy.protocols.engines.base import CallOptions, Traits
 from proxy.protocols.engines.quirks import QUIRK_CODES, Quirk, applicable
 from proxy.rollouts.audit.report import NOT_SCORED, Result
 from proxy.rollouts.audit.runner import AuditLog, AuditOptions, audit_rows
@@ -212,8 +211,8 @@ class Suite:
 
     def _quirks(self, path: str, body: Mapping[str, Any], step: Mapping[str, Any]) -> list[Quirk]:
         dialect = DIALECTS[path].name if path in DIALECTS else "chat"  # to which the others are translated
-        call = EngineCall(dialect, body, ResponseOptions(), self.subject.traits)
-        return applicable(self.subject.traits.kind, call, live=step["extra"].get("streaming") == "live")
+        options = CallOptions(traits=self.subject.traits)
+        return applicable(dialect, body, options, live=step["extra"].get("streaming") == "live")
 
     async def _other_ids(self, shape: Shape, step: Mapping[str, Any]) -> Cell | None:
         """Return a cell if the engine returns other ids for the same request, where its text is the same."""

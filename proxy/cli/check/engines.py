@@ -15,7 +15,7 @@ from proxy.clock import SystemClock
 from proxy.config.settings import Settings
 from proxy.errors import EngineError
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines import EngineCall, Tokens
+from proxy.protocols.engines import CallOptions, Tokens
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.client import body_of
 
@@ -147,7 +147,8 @@ async def _generate(
     prompt = {"prompt": "hi"} if path == _COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
     body: dict[str, Any] = {"model": model, **prompt, "max_tokens": 1}
     dialect = DIALECTS[path]
-    injection = endpoint.engine.inject(EngineCall(dialect.name, body, dialect.response_options(body), endpoint.known()))
+    options = CallOptions(traits=endpoint.known(), requested=dialect.response_options(body))
+    injection = endpoint.engine.inject(dialect.name, body, options)
     return path, body, injection.fields, await _request(upstream, endpoint, "POST", path, {**body, **injection.fields})
 
 

@@ -40,7 +40,9 @@ class ErrorDialect(Protocol):
 
 
 class Dialect(ErrorDialect, Protocol):
-    """A client protocol that engines support, too."""
+    """A client protocol that engines support, too. `prompt_field`: the field of a body with its text, messages or ids."""
+
+    prompt_field: str
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Return what the client requests to receive."""

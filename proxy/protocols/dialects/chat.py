@@ -12,6 +12,7 @@ class Chat(OpenAIBodies):
 
     name: DialectName = "chat"
     accumulator = ChatAccumulator
+    prompt_field = "messages"
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Read the options; `logprobs` is a boolean."""

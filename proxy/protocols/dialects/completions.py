@@ -12,6 +12,7 @@ class Completions(OpenAIBodies):
 
     name: DialectName = "completions"
     accumulator = CompletionsAccumulator
+    prompt_field = "prompt"
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Read the options; `logprobs` is a number, and 0 requests the sampled token's own."""

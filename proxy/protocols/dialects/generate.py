@@ -21,6 +21,7 @@ class Generate(OpenAIBodies):
 
     name: DialectName = "generate"
     accumulator = GenerateAccumulator
+    prompt_field = "token_ids"
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Read the options; `token_ids` refers to the prompt's ids: the sampled ones are always returned."""

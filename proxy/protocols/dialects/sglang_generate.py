@@ -36,6 +36,7 @@ class SglangGenerate(OpenAIBodies):
     """`POST /generate` of SGLang: one or several prompts, `sampling_params.n` choices of each."""
 
     name: DialectName = "sglang_generate"
+    prompt_field = "text"
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Read the options; `token_ids` refers to the prompt's ids: the sampled ones are always returned."""

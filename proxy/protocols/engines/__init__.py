@@ -4,8 +4,8 @@
 """
 
 from proxy.protocols.engines.base import (
+    CallOptions,
     Engine,
-    EngineCall,
     FollowUpRequest,
     Injection,
     LogprobsLevel,
@@ -23,8 +23,8 @@ from proxy.protocols.engines.vllm import Vllm
 __all__ = [
     "ENGINES",
     "VLLM_WITH_PROMPT_FIELD",
+    "CallOptions",
     "Engine",
-    "EngineCall",
     "FollowUpRequest",
     "Injection",
     "LogprobsLevel",

@@ -4,18 +4,20 @@ Invariant: `strip` removes exactly what `inject` added, so the client receives t
 TokenTape. Requests and responses that are passed in are never modified.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, requested_usage
+from proxy.protocols.sampling import Sampling
 
 Json = dict[str, Any]
 
 # The logprobs that are requested in addition to the client's own: those of each sampled id with the most detail ("full"),
 # those at the lowest cost ("sampled"), or none. Ids are always requested, with logprobs if the engine has no other way.
 LogprobsLevel = Literal["full", "sampled", "off"]
+Streaming = Literal["auto", "live", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +41,39 @@ class Traits:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineCall:
-    """A call before injection, and the server that receives it.
+class CallOptions:
+    """The options of a call: those of its rollout and of the configuration, those of its client, and the server's traits.
 
-    `body` has the rollout's options applied, `response_options` is what the client itself requests, `headers` are the
-    client's, by lowercase name. `keep_reasoning`: whether a request without reasoning may be overridden if the ids would be
-    lost. `logprobs`: which logprobs to add. `step_id`: that of its step; no other call has it. `sampling_masks`: whether to
-    request the tokens that truncated sampling keeps; `routed_experts`: whether to request the experts of each token.
+    `keep_reasoning`: whether a request without reasoning may be overridden if the ids would be lost. `logprobs`: which logprobs
+    to add. `sampling_masks`: whether to request the tokens that truncated sampling keeps; `routed_experts`: whether to request
+    the experts of each token. `room_left` is the space in the context window, if a cap requires it. `is_translated`: the client
+    reads another dialect, which has no options of chat streams. `requested` is what the client itself requests to receive;
+    `headers` are the client's, by lowercase name.
     """
 
-    dialect: DialectName
-    body: Mapping[str, Any]
-    response_options: ResponseOptions
-    traits: Traits
+    sampling: Sampling = field(default_factory=Sampling)
+    tools: Sequence[Json] = ()
+    models: Mapping[str, str] = field(default_factory=dict)
     keep_reasoning: bool = True
+    streaming: Streaming = "auto"
     logprobs: LogprobsLevel = "full"
-    headers: Mapping[str, str] = field(default_factory=dict)
-    step_id: str = ""
     sampling_masks: bool = False
     routed_experts: bool = False
+    room_left: int | None = None
+    is_translated: bool = False
+    traits: Traits = field(default_factory=lambda: Traits("plain"))
+    headers: Mapping[str, str] = field(default_factory=dict)
+    requested: ResponseOptions = field(default_factory=ResponseOptions)
 
     @property
     def adds_logprobs(self) -> bool:
         """Return whether to request logprobs that the client does not request."""
-        return self.logprobs != "off" and not self.response_options.logprobs
+        return self.logprobs != "off" and not self.requested.logprobs
 
     @property
     def wants_logprobs(self) -> bool:
         """Return whether logprobs are configured or requested: a step without them then lacks them."""
-        return self.logprobs != "off" or self.response_options.logprobs
+        return self.logprobs != "off" or self.requested.logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +119,16 @@ class FollowUpRequest:
 class Injection:
     """What to send: fields and headers to set, what to strip from the response, and problems known in advance.
 
-    `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`. `abort`: the request that ends the call, after which its
-    response has what was sampled until then; None if closing the connection is as good.
+    `problems` are codes of `proxy.trajectory.fidelity.PROBLEMS`. `call_id`: the field for an id of the call, and the path to
+    which the same field is posted to end the call, after which its response has what was sampled until then; None if closing
+    the connection is as good.
     """
 
     fields: Mapping[str, Any]
     strip_rules: StripRules
     problems: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
-    abort: FollowUpRequest | None = None
+    call_id: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +205,7 @@ class Engine(Protocol):
     counts, so a response without them is faulty. `sums_usage`: they are those of all choices. `verifies_renderings`: prompt
     ids are sent only to an endpoint whose rendering of messages was equal to the prompt ids of a step. `unbounded`: finish
     reasons of choices that may exceed `max_tokens`. `unnamed_model`: the model that responses name if the request names none.
+    `headers_read`: those of the client that `inject` reads.
     """
 
     kind: str
@@ -207,10 +215,11 @@ class Engine(Protocol):
     verifies_renderings: bool
     unbounded: frozenset[str]
     unnamed_model: str | None
+    headers_read: Collection[str]
     shape: StreamShape
 
-    def inject(self, call: EngineCall) -> Injection:
-        """Return what to add to the client's request to obtain ids and logprobs."""
+    def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
+        """Return what to add to a request to obtain ids and logprobs; the rules of `options` are applied to `body` already."""
         ...
 
     def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
@@ -304,18 +313,18 @@ def has_other_ids_as_names(choice: Json, ids: Sequence[Any] | None) -> bool:
     )
 
 
-def usage_options(call: EngineCall, *, running: bool) -> Json:
+def usage_options(body: Mapping[str, Any], *, running: bool) -> Json:
     """Return the `stream_options` that make a stream count its tokens; empty if they must not change.
 
     `running`: each event also counts the tokens of its choice. Options that an engine refuses remain unchanged.
     """
-    stream_options = call.body.get("stream_options")
+    stream_options = body.get("stream_options")
     options = {} if stream_options is None else stream_options
-    if not is_on(call.body.get("stream")) or not isinstance(options, dict):
+    if not is_on(body.get("stream")) or not isinstance(options, dict):
         return {}
     if not all(_is_boolean(options.get(name)) for name in ("include_usage", "continuous_usage_stats")):
         return {}
-    flags = {"include_usage": True, "continuous_usage_stats": running or has_running_usage(call.body)}
+    flags = {"include_usage": True, "continuous_usage_stats": running or has_running_usage(body)}
     changed = {name: value for name, value in flags.items() if is_on(options.get(name)) != value}
     return {**options, **changed} if changed else {}
 

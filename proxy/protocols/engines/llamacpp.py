@@ -13,12 +13,12 @@ Rule 5: the prompt's ids are never returned. `__verbose.prompt` is the text that
         again; the engine's count must agree.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.engines.base import (
-    EngineCall,
+    CallOptions,
     FollowUpRequest,
     Injection,
     Json,
@@ -45,6 +45,7 @@ class Llamacpp:
     sums_usage = False
     verifies_renderings = False
     unnamed_model: str | None = None
+    headers_read: Collection[str] = ()
     shape = StreamShape(
         head=frozenset({"created", "id", "model", "system_fingerprint", "object"}),
         role={"role": "assistant", "content": None},
@@ -54,9 +55,9 @@ class Llamacpp:
         null_logprobs=False,
     )
 
-    def inject(self, call: EngineCall) -> Injection:
+    def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
         """Request `verbose` and `return_tokens` for ids and the prompt, `logprobs` where the server permits it."""
-        dialect, body, requested = call.dialect, call.body, call.response_options
+        requested = options.requested
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Injection({}, StripRules())  # refused, or vLLM's own endpoint
         problems = ("phantom_token",) if body.get("max_tokens") == 0 else ()  # the server samples one token
@@ -64,7 +65,9 @@ class Llamacpp:
         if not is_on(body.get("return_tokens")):
             fields["return_tokens"] = True
         keys = {_VERBOSE} if "verbose" in fields else set()
-        needs_logprobs = call.adds_logprobs or (not requested.logprobs and _ids_are_in_logprobs(call))
+        # `__verbose` lacks tokens at the end of a stream, and those of some choices.
+        are_ids_there = requested.choices != 1 or is_on(body.get("stream"))
+        needs_logprobs = options.adds_logprobs or (not requested.logprobs and are_ids_there)
         if needs_logprobs and not _refuses_logprobs(dialect, body):
             fields |= {"logprobs": True, "top_logprobs": 1} if dialect == "chat" else {"logprobs": 1}
             keys |= {"logprobs"} if dialect == "chat" else set()  # absent from a chat response without logprobs
@@ -135,11 +138,6 @@ class Llamacpp:
             if holds
         ]
         return Tokens(prompt_ids, sampled, tuple(problems), notes)
-
-
-def _ids_are_in_logprobs(call: EngineCall) -> bool:
-    """Return whether `__verbose` lacks tokens at the end, or those of some choices."""
-    return call.response_options.choices != 1 or is_on(call.body.get("stream"))
 
 
 def _refuses_logprobs(dialect: DialectName, body: Mapping[str, Any]) -> bool:

@@ -8,18 +8,19 @@ A quirk has `codes` of `fidelity.PROBLEMS`, some of which an affected step may h
 avoids it), or every call.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Final, Literal
 
 from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.dialects.sglang_generate import has_beams
-from proxy.protocols.engines.base import EngineCall
+from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.engines.sglang import returns_mask
+from proxy.trajectory.images import parts_of
 
 Framing = Literal["whole", "live", "replay"]
-Streaming = Literal["auto", "live", "replay"]
+Applies = Callable[[Mapping[str, Any], CallOptions], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +33,21 @@ class Quirk:
     what: str
     codes: tuple[str, ...]
     source: str
-    applies: Callable[[EngineCall], bool]
+    applies: Applies  # to a body and its options
 
 
-def _always(_call: EngineCall) -> bool:
+def _always(_body: Mapping[str, Any], _options: CallOptions) -> bool:
     return True
 
 
-def _loses_logprobs_without_parser(call: EngineCall) -> bool:
-    return call.wants_logprobs and not call.traits.has_parser
+def _loses_logprobs_without_parser(_body: Mapping[str, Any], options: CallOptions) -> bool:
+    return options.wants_logprobs and not options.traits.has_parser
 
 
-def _older_than_0_5_23(call: EngineCall) -> bool:
+def _older_than_0_5_23(_body: Mapping[str, Any], options: CallOptions) -> bool:
     """Return whether the version is older, or unknown."""
-    return call.traits.version is None or version_numbers(call.traits.version) < (0, 5, 23)
+    version = options.traits.version
+    return version is None or version_numbers(version) < (0, 5, 23)
 
 
 @lru_cache(64)
@@ -59,40 +61,37 @@ def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _has(*fields: str) -> Callable[[EngineCall], bool]:
-    return lambda call: any(is_on(call.body.get(field)) for field in fields)
+def _has(*fields: str) -> Applies:
+    return lambda body, _options: any(is_on(body[field]) for field in fields if field in body)
 
 
-def _no_reasoning(call: EngineCall) -> bool:
-    return call.body.get("include_reasoning") is False and not call.keep_reasoning
+def _no_reasoning(body: Mapping[str, Any], options: CallOptions) -> bool:
+    return body.get("include_reasoning") is False and not options.keep_reasoning
 
 
-def _several(call: EngineCall) -> bool:
-    n = call.body.get("n")
+def _several(body: Mapping[str, Any], _options: CallOptions) -> bool:
+    n = body.get("n")
     return n is not None and n != 1
 
 
-def _several_in_all(call: EngineCall) -> bool:
+def _several_in_all(body: Mapping[str, Any], options: CallOptions) -> bool:
     """Return whether a completions call may have more than one choice over all its prompts."""
-    prompt = call.body.get("prompt")
+    prompt = body.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
-    return _several(call) or prompts > 1
+    return _several(body, options) or prompts > 1
 
 
-def _requests_no_tokens(call: EngineCall) -> bool:
-    return call.body.get("max_tokens") == 0
+def _requests_no_tokens(body: Mapping[str, Any], _options: CallOptions) -> bool:
+    return body.get("max_tokens") == 0
 
 
-def _requests_no_alternatives(call: EngineCall) -> bool:
-    return type(call.body.get("logprobs")) is int and call.body["logprobs"] == 0
+def _requests_no_alternatives(body: Mapping[str, Any], _options: CallOptions) -> bool:
+    return type(body.get("logprobs")) is int and body["logprobs"] == 0
 
 
-def _has_more_than_text(call: EngineCall) -> bool:
+def has_more_than_text(body: Mapping[str, Any], _options: CallOptions | None = None) -> bool:
     """Return whether a message has a part that is not text."""
-    messages = call.body.get("messages")
-    contents = [message.get("content") for message in messages or () if isinstance(message, dict)]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(isinstance(part, dict) and part.get("type") != "text" for part in parts)
+    return any(isinstance(part, dict) and part.get("type") != "text" for part in parts_of(body.get("messages")))
 
 
 def _is_list_but_not_of_ids(prompt: Any) -> bool:
@@ -124,8 +123,8 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
     Quirk(
         "vllm", _CHAT, "always", "`top_logprobs` without `logprobs`: the engine returns 400.", ("no_logprobs",),
-        "seen on 0.32.0; chat_completion/protocol.py:884", lambda call: bool(call.body.get("top_logprobs"))
-        and not is_on(call.body.get("logprobs")),
+        "seen on 0.32.0; chat_completion/protocol.py:884", lambda body, _: bool(body.get("top_logprobs"))
+        and not is_on(body.get("logprobs")),
     ),
     Quirk(
         "sglang", _CHAT, "streams", "Without a parser, events without text, such as the EOS, have no logprobs.",
@@ -137,7 +136,7 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
     Quirk(
         "sglang", _CHAT, "always", "Images and other media are not in the prompt ids.",
-        ("prompt_count",), "read in 0.5.23; tokenizer_manager.py:948", _has_more_than_text,
+        ("prompt_count",), "read in 0.5.23; tokenizer_manager.py:948", has_more_than_text,
     ),
     Quirk(
         "sglang", _COMPLETIONS, "streams", "Several choices or prompts: usage is only their sum, so errors may cancel "
@@ -158,7 +157,7 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
     Quirk(
         "sglang", _NATIVE, "always", "Beam search (`beam_width`): the best sequence without logprobs.",
-        ("beam_search", "no_logprobs"), "run on 0.5.23", lambda call: has_beams(call.body.get("sampling_params")),
+        ("beam_search", "no_logprobs"), "run on 0.5.23", lambda body, _: has_beams(body.get("sampling_params")),
     ),
     Quirk(
         "llamacpp", _CHAT, "streams", "The EOS has no logprob, and `verbose` lists no tokens.",
@@ -175,7 +174,7 @@ QUIRKS: Final[tuple[Quirk, ...]] = (
     ),
     Quirk(
         "llamacpp", _COMPLETIONS, "always", "Several prompts, or one of text and ids: their ids are unavailable.",
-        ("no_prompt_ids", "uncounted"), "seen on 2026.10", lambda call: _is_list_but_not_of_ids(call.body.get("prompt")),
+        ("no_prompt_ids", "uncounted"), "seen on 2026.10", lambda body, _: _is_list_but_not_of_ids(body.get("prompt")),
     ),
     Quirk(
         "llamacpp", _COMPLETIONS, "always", "`logprobs: 0`: no logprobs, and a stream has no ids then.",
@@ -203,12 +202,12 @@ QUIRK_CODES: Final = frozenset(
 _REPLAYABLE_OPTIONS: Final = frozenset({"include_usage"})
 
 
-def applicable(engine: str, call: EngineCall, *, live: bool) -> list[Quirk]:
-    """Return the quirks that apply to a call. `live`: the call is sent as a stream."""
+def applicable(dialect: DialectName, body: Mapping[str, Any], options: CallOptions, *, live: bool) -> list[Quirk]:
+    """Return the quirks of the engine that apply to a call. `live`: the call is sent as a stream."""
     return [
         quirk
-        for quirk in _quirks_of(engine, call.dialect)
-        if (live or quirk.framings == "always") and quirk.applies(call)
+        for quirk in _quirks_of(options.traits.kind, dialect)
+        if (live or quirk.framings == "always") and quirk.applies(body, options)
     ]
 
 
@@ -217,19 +216,26 @@ def _quirks_of(engine: str, dialect: DialectName) -> tuple[Quirk, ...]:
     return tuple(quirk for quirk in QUIRKS if quirk.engine == engine and dialect in quirk.dialects)
 
 
-def choose_framing(streaming: Streaming, engine: str, call: EngineCall, *, can_replay: bool) -> Framing:
+def choose_framing(
+    dialect: DialectName, body: Mapping[str, Any], options: CallOptions, *, can_replay: bool = True
+) -> Framing:
     """Return how a call is sent: `whole` if it is not streamed; else as configured, or as the table recommends.
 
     Only a stream with known options that the engine would not have refused can be replayed.
     """
-    if not is_on(call.body.get("stream")):
+    if not is_on(body.get("stream")):
         return "whole"
-    options = call.body.get("stream_options")
-    known = options is None or (isinstance(options, dict) and options.keys() <= _REPLAYABLE_OPTIONS)
-    if streaming == "live" or not known or not can_replay or call.body["stream"] is not True:
+    usage = None if options.is_translated else body.get("stream_options")
+    known = usage is None or (isinstance(usage, dict) and usage.keys() <= _REPLAYABLE_OPTIONS)
+    if options.streaming == "live" or not known or not can_replay or body["stream"] is not True:
         return "live"
-    if streaming == "replay":
+    if options.streaming == "replay":
         return "replay"
-    if engine == "sglang" and call.dialect == "chat" and (returns_mask(call) or call.routed_experts):
+    if (
+        options.traits.kind == "sglang"
+        and dialect == "chat"
+        and (returns_mask(body, options) or options.routed_experts)
+    ):
         return "replay"  # streams have no masks, and the experts of one choice only
-    return "replay" if any(quirk.framings == "streams" for quirk in applicable(engine, call, live=True)) else "live"
+    found = applicable(dialect, body, options, live=True)
+    return "replay" if any(quirk.framings == "streams" for quirk in found) else "live"

@@ -13,18 +13,17 @@ Rule 5: each stream must count its tokens. The usage event is dropped again, als
         (stream_response_default_include_usage), because its streams look the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Any
 
-from proxy.protocols.dialects.base import GENERATES, DialectName, is_on
+from proxy.protocols.dialects.base import GENERATES, DialectName, ResponseOptions, is_on
 from proxy.protocols.dialects.sglang_generate import SglangGenerate, has_beams
 from proxy.protocols.engines.base import (
     ALL,
     BIASES,
     PROCESSED,
-    EngineCall,
+    CallOptions,
     FollowUpRequest,
     Injection,
     Json,
@@ -83,11 +82,12 @@ _IN_META = {_MASK: _OF_MASKS, _EXPERTS: frozenset({"routed_experts"}), "logprobs
 MASK_TOP_K = 4000
 
 
-def returns_mask(call: EngineCall) -> bool:
+def returns_mask(body: Mapping[str, Any], options: CallOptions) -> bool:
     """Return whether to request the mask of a call: it is configured, and the server does not refuse the call for it."""
-    top_k = call.body.get("top_k", (call.traits.sampling_defaults or {}).get("top_k"))
-    is_bounded = type(top_k) is int and 1 <= top_k <= MASK_TOP_K
-    return call.sampling_masks and is_bounded and not call.body.get("custom_logit_processor")
+    if not options.sampling_masks:
+        return False
+    top_k = body.get("top_k", (options.traits.sampling_defaults or {}).get("top_k"))
+    return type(top_k) is int and 1 <= top_k <= MASK_TOP_K and not body.get("custom_logit_processor")
 
 
 class Sglang:
@@ -100,6 +100,7 @@ class Sglang:
     sums_usage = True
     verifies_renderings = True  # run on 0.5.23 with `input_ids`
     unnamed_model: str | None = "default"
+    headers_read: Collection[str] = tuple(_HEADERS.values())
     # For responses of its serving code with a fake scheduler (31 tokens with a limit of 24, tests/cassettes); a complete server
     # kept to the limit in each of 7 such calls.
     unbounded = frozenset({"tool_calls"})
@@ -115,11 +116,11 @@ class Sglang:
         no_usage_yet=True,
     )
 
-    def inject(self, call: EngineCall) -> Injection:
+    def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
         """Request ids by the flags of the framing, logprobs, and the weight versions where available."""
-        dialect, body, requested = call.dialect, call.body, call.response_options
+        requested = options.requested
         if dialect == "sglang_generate":
-            return _inject_native(call)
+            return _inject_native(body, options)
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
             return Injection({}, StripRules())  # refused, or vLLM's own endpoint
         problems = tuple(_problems(dialect, body))
@@ -131,30 +132,31 @@ class Sglang:
         flags: tuple[str, ...] = (
             (_INPUT, _OUTPUT) if streamed else (_IDS_BOTH, _META) if dialect == "chat" else (_IDS_BOTH,)
         )
-        if dialect == "chat" and not streamed and returns_mask(call):
+        if dialect == "chat" and not streamed and returns_mask(body, options):
             flags = (*flags, _MASK)
-        if dialect == "chat" and not streamed and call.routed_experts:
+        if dialect == "chat" and not streamed and options.routed_experts:
             flags = (*flags, _EXPERTS)
         if _reads_sglext(body):
             flags = tuple(
                 flag for flag in flags if flag not in {_META, _MASK}
             )  # meta_info would have them, and not sglext
         missing = [
-            flag for flag in flags if not is_on(body.get(flag)) and not is_on(call.headers.get(_HEADERS.get(flag, "")))
+            flag
+            for flag in flags
+            if not is_on(body.get(flag)) and not is_on(options.headers.get(_HEADERS.get(flag, "")))
         ]
         fields: Json = dict.fromkeys(missing, True)
-        if call.adds_logprobs:
+        if options.adds_logprobs:
             # In completions the number counts alternatives, and 0 returns the sampled token's own logprob (run on 0.5.23).
-            fields["logprobs"] = True if dialect == "chat" else 0 if call.logprobs == "sampled" else 1
-        if options := usage_options(call, running=False):
-            fields["stream_options"] = options
-        rid, abort = _abort(call)
+            fields["logprobs"] = True if dialect == "chat" else 0 if options.logprobs == "sampled" else 1
+        if usage := usage_options(body, running=False):
+            fields["stream_options"] = usage
         kept = {key for flag, keys in _BROUGHT.items() if is_on(body.get(flag)) for key in keys}
         kept |= {"prompt_token_ids"} if is_on(body.get("return_prompt_token_ids")) else set()
         rules = StripRules(
             logprobs="logprobs" in fields,
             empty_deltas=streamed and not requested.logprobs,
-            usage=bool(options) and not requested.usage and not call.traits.forces_usage,
+            usage=bool(usage) and not requested.usage and not options.traits.forces_usage,
             keys=frozenset(key for flag in missing for key in _BROUGHT[flag]) - kept,
             meta_keys=_NO_KEYS
             if _META in missing
@@ -162,7 +164,7 @@ class Sglang:
         )
         # Framed ids arrive in a separate event, which can be dropped as a whole, unless the client reads it itself.
         framed = {_FRAMED: "1"} if streamed and len(missing) == len(flags) else {}
-        return Injection(fields | rid, rules, problems, framed, abort)
+        return Injection(fields, rules, problems, framed, _call_id(body, requested))
 
     def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """Return true for grammars, biases and penalties in every mode; top-k, top-p and min-p are applied after the logprobs.
@@ -266,36 +268,32 @@ def _cached(choices: Sequence[Json]) -> int:
     return sum([count for count in counts if type(count) is int and count > 0])
 
 
-def _abort(call: EngineCall) -> tuple[Json, FollowUpRequest | None]:
-    """Return the `rid` to send, if any, and the request that aborts it.
+def _call_id(body: Mapping[str, Any], requested: ResponseOptions) -> tuple[str, str] | None:
+    """Return the field for the id of a call, and the path that aborts it.
 
     Several choices get other ids from the server. It aborts by prefix (0.5.23), so an id that the client chose may be that of
     other calls as well, and is not aborted.
     """
-    if call.response_options.choices != 1 or call.body.get("rid") is not None:
-        return {}, None
-    rid: Json = {"rid": blake2b(call.step_id.encode(), digest_size=16).hexdigest()}
-    return rid, FollowUpRequest("/abort_request", rid)
+    return None if requested.choices != 1 or body.get("rid") is not None else ("rid", "/abort_request")
 
 
-def _inject_native(call: EngineCall) -> Injection:
+def _inject_native(body: Mapping[str, Any], options: CallOptions) -> Injection:
     """Request logprobs of the sampled tokens, and the ids of prompts.
 
     A stream repeats the ids of its prompt in each event, so they are not requested if the request has them.
     """
-    body, requested = call.body, call.response_options
+    requested = options.requested
     has_text, has_ids = body.get("text") is not None, body.get("input_ids") is not None
     if not has_text and not has_ids and body.get("input_embeds") is None:
         return Injection({}, StripRules())  # refused
-    rid, abort = _abort(call)
     fields: Json = {}
     if not requested.token_ids and (has_text or (has_ids and not is_on(body.get("stream")))):
         fields["return_prompt_token_ids"] = True
     flags = body.get("return_logprob")
     if isinstance(flags, list):  # one for each prompt; the server refuses it for several samples
-        if call.logprobs != "off" and requested.samples == 1 and len(flags) == requested.choices:
+        if options.logprobs != "off" and requested.samples == 1 and len(flags) == requested.choices:
             fields |= _with_all_logprobs(body, [is_on(flag) for flag in flags])
-    elif call.adds_logprobs:
+    elif options.adds_logprobs:
         fields |= _with_all_logprobs(body, [False])
     with_logprobs = [index for index, flag in enumerate(flags) if is_on(flag)] if isinstance(flags, list) else []
     rules = StripRules(
@@ -304,7 +302,7 @@ def _inject_native(call: EngineCall) -> Injection:
         with_logprobs=frozenset(with_logprobs),
     )
     problems = ("beam_search",) if has_beams(body.get("sampling_params")) else ()
-    return Injection(fields | rid, rules, problems, abort=abort)
+    return Injection(fields, rules, problems, call_id=_call_id(body, requested))
 
 
 def _with_all_logprobs(body: Mapping[str, Any], requested: list[bool]) -> Json:

@@ -4,12 +4,12 @@ Calls are recorded as text and flagged `no_token_ids`. Nothing is added to a req
 fields, and no placeholder is used for an id.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines.base import (
-    EngineCall,
+    CallOptions,
     FollowUpRequest,
     Injection,
     Json,
@@ -32,6 +32,7 @@ class TextOnly:
     sums_usage = True
     verifies_renderings = False
     unnamed_model: str | None = None
+    headers_read: Collection[str] = ()
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model", "system_fingerprint"}),
         role={"role": "assistant", "content": ""},
@@ -39,7 +40,7 @@ class TextOnly:
         call_delta={},
     )
 
-    def inject(self, call: EngineCall) -> Injection:
+    def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
         """Inject nothing."""
         return Injection({}, StripRules())
 

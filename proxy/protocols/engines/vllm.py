@@ -10,14 +10,14 @@ Rule 2: each stream must count its tokens: ids alone cannot show a lost or repea
 Rule 3: vLLM must still refuse a body that it refuses without injection.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.engines.base import (
     ALL,
     PROCESSED,
-    EngineCall,
+    CallOptions,
     FollowUpRequest,
     Injection,
     Json,
@@ -38,39 +38,38 @@ from proxy.protocols.engines.base import (
 _OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both are returned by `return_token_ids`
 
 
-def inject_generate(call: EngineCall) -> Injection:
+def inject_generate(body: Mapping[str, Any], options: CallOptions) -> Injection:
     """Request the prompt's ids, which image placeholders may lengthen, and logprobs. Sampled ids are always returned."""
-    body = call.body
     sampling = body.get("sampling_params")
     if "token_ids" not in body or not isinstance(sampling, dict):
         return Injection({}, StripRules())  # refused, with an error message that shows the body
     fields: Json = {}
-    if not call.response_options.token_ids:
+    if not options.requested.token_ids:
         fields["return_token_ids"] = True
     # With `logprob_token_ids`, `logprobs` must equal their number, and may then exceed the engine's limit.
-    if call.adds_logprobs and sampling.get("logprob_token_ids") is None:
+    if options.adds_logprobs and sampling.get("logprob_token_ids") is None:
         fields["sampling_params"] = {**sampling, "logprobs": 0}
-    if options := usage_options(call, running=call.response_options.choices != 1):
-        fields["stream_options"] = options
+    if usage := usage_options(body, running=options.requested.choices != 1):
+        fields["stream_options"] = usage
     forced = sampling.get("trace_decode_token_ids") is not None
     rules = StripRules(
         token_ids="return_token_ids" in fields,
         logprobs="sampling_params" in fields,
-        usage=_strips_usage(call, options),
-        running_usage=_strips_running_usage(call, options),
+        usage=_strips_usage(options, usage),
+        running_usage=_strips_running_usage(body, options, usage),
     )
     return Injection(fields, rules, ("forced_tokens",) if forced else ())
 
 
-def _strips_usage(call: EngineCall, options: Json) -> bool:
+def _strips_usage(options: CallOptions, usage: Json) -> bool:
     """Return whether to strip the usage event that these injected `stream_options` add: not if the server always sends it."""
-    return bool(options) and not call.response_options.usage and not call.traits.forces_usage
+    return bool(usage) and not options.requested.usage and not options.traits.forces_usage
 
 
-def _strips_running_usage(call: EngineCall, options: Json) -> bool:
+def _strips_running_usage(body: Mapping[str, Any], options: CallOptions, usage: Json) -> bool:
     """Return whether to strip the usage of the other events."""
-    is_added = is_on(options.get("continuous_usage_stats")) and not has_running_usage(call.body)
-    return is_added and not call.traits.forces_usage
+    is_added = is_on(usage.get("continuous_usage_stats")) and not has_running_usage(body)
+    return is_added and not options.traits.forces_usage
 
 
 def strip_generate(response: Json, rules: StripRules) -> Json:
@@ -163,6 +162,7 @@ class Vllm:
     sums_usage = True
     verifies_renderings = False
     unnamed_model: str | None = None
+    headers_read: Collection[str] = ()
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model"}),
         role={"role": "assistant", "content": ""},
@@ -176,37 +176,37 @@ class Vllm:
         null_usage=False,
     )
 
-    def inject(self, call: EngineCall) -> Injection:
+    def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
         """Request `return_token_ids`, and `logprobs` if they are configured, unless the call does not permit them."""
-        dialect, body, requested = call.dialect, call.body, call.response_options
+        requested = options.requested
         if dialect == "generate":
-            return inject_generate(call)
+            return inject_generate(body, options)
         if _PROMPT.get(dialect) not in body:
             return Injection(
                 {}, StripRules()
             )  # refused, with an error message that has the number of fields of the body
-        problems = tuple(_problems(dialect, body, keep_reasoning=call.keep_reasoning))
+        problems = tuple(_problems(dialect, body, keep_reasoning=options.keep_reasoning))
         if "echo" in problems:
             # With ids the echoed prompt disappears from `text`; with logprobs those of the prompt are included.
             return Injection({}, StripRules(), problems)
         fields: Json = {}
         if not requested.token_ids:
             fields["return_token_ids"] = True
-        if call.adds_logprobs and _bears_logprobs(dialect, body):
+        if options.adds_logprobs and _bears_logprobs(dialect, body):
             fields["logprobs"] = True if dialect == "chat" else 0
-        withheld = dialect == "chat" and body.get("include_reasoning") is False and call.keep_reasoning
+        withheld = dialect == "chat" and body.get("include_reasoning") is False and options.keep_reasoning
         if withheld:
             fields["include_reasoning"] = True
-        if options := usage_options(call, running=requested.choices != 1):
-            fields["stream_options"] = options
+        if usage := usage_options(body, running=requested.choices != 1):
+            fields["stream_options"] = usage
         rules = StripRules(
             token_ids="return_token_ids" in fields,
             logprobs="logprobs" in fields,
             # If the client requests either, vLLM itself sends the events with an empty delta.
             empty_deltas=dialect == "chat" and not requested.token_ids and not requested.logprobs,
             reasoning=withheld,
-            usage=_strips_usage(call, options),
-            running_usage=_strips_running_usage(call, options),
+            usage=_strips_usage(options, usage),
+            running_usage=_strips_running_usage(body, options, usage),
         )
         return Injection(fields, rules, problems)
 

@@ -74,6 +74,65 @@ async def test_an_engine_gets_its_headers_and_the_session_of_the_call(store, eng
     assert None is not calls[0][1]
 
 
+ALMOST_EQUAL = [
+    {"temperature": 1},
+    {"temperature": 1.0},
+    {"temperature": True},
+    {"temperature": 1, "seed": 3},
+    {"seed": 3, "temperature": 1},
+    {"logprobs": True},
+    {"logprobs": 1},
+    {"n": 2},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+]
+
+
+async def test_calls_that_differ_in_one_field_are_planned_apart(store, engine, http):
+    """The plan of a call is used again for calls that are equal except for their prompts, also those of other rollouts."""
+    texts = [orjson.dumps(BODY | fields) for fields in ALMOST_EQUAL]
+    texts.append(b'{"n": 2, "messages": [], "n": 1}')
+    async with proxying(engine.url, store) as served:
+        for rollout in ("r1", "r1", "r2"):
+            for text in texts:
+                async with http.post(f"{served.url}/rollouts/{rollout}/v1/chat/completions", data=text) as response:
+                    await response.read()
+    steps = [await stored_steps(store, rollout) for rollout in ("r1", "r2")]
+
+    added = {"return_token_ids": True, "logprobs": True}
+    expected = [orjson.dumps(orjson.loads(text) | added) for text in texts]
+    assert expected * 3 == [orjson.dumps(request) for request in engine.requests]
+    assert [[orjson.dumps(orjson.loads(text)) for text in texts * count] for count in (2, 1)] == [
+        [orjson.dumps(step.request) for step in found] for found in steps
+    ]
+    recorded = [(step.sampling.get("temperature"), step.sent["set"].keys()) for step in (*steps[0], *steps[1])]
+    read = [orjson.loads(text) for text in texts] * 3
+    assert repr([(body.get("temperature"), sorted(added.keys() - body.keys())) for body in read]) == repr(
+        [(temperature, sorted(names)) for temperature, names in recorded]
+    )
+
+
+async def test_a_call_with_other_terms_is_planned_apart(store, engine, http):
+    """The terms are those of the rollout: its sampling rules, its model and its tools."""
+    terms = [
+        {},
+        {"model": "other"},
+        {"sampling": {"override": {"top_p": 1}}},
+        {"sampling": {"override": {"top_p": 1.0}}},
+    ]
+    async with proxying(engine.url, store) as served:
+        for number, fields in enumerate(terms):
+            await post(http, f"{served.url}/rollouts", json={"rollout_id": f"r{number}"} | fields)
+        for _ in range(2):
+            for number in range(len(terms)):
+                await post(http, f"{served.url}/rollouts/r{number}/v1/chat/completions", json=BODY)
+
+    sent = [orjson.dumps({name: request.get(name) for name in ("model", "top_p")}) for request in engine.requests]
+    expected = [
+        {"model": name, "top_p": top_p} for name, top_p in (("tiny", None), ("other", None), ("tiny", 1), ("tiny", 1.0))
+    ]
+    assert list(map(orjson.dumps, expected)) * 2 == sent
+
+
 async def test_by_default_each_unnamed_call_gets_a_new_rollout(store, engine, http):
     async with proxying(engine.url, store) as served:
         first, _ = await post(http, served.url + "/v1/chat/completions", json=BODY)

@@ -12,7 +12,7 @@ from recorded import cut, load, names, plan_of, play
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.sglang_generate import SglangGenerate
-from proxy.protocols.plan import CallOptions
+from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.sampling import Sampling
 
 PATH = "/generate"

@@ -4,8 +4,8 @@ import orjson
 import pytest
 from recorded import Cassette, http_cassettes, load_http, plan_of, play
 
-from proxy.protocols.engines import ENGINES, EngineCall, Traits
-from proxy.protocols.plan import CallOptions
+from proxy.protocols.engines import ENGINES, Traits
+from proxy.protocols.engines.base import CallOptions
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 INJECTED = ("verbose", "return_tokens", "logprobs", "top_logprobs")
@@ -110,9 +110,7 @@ def test_a_stream_that_the_engine_rejects_is_not_replayed():
 def test_no_logprobs_are_injected_into_a_live_stream_with_tools():
     """llama.cpp would reject the request."""
     body = {"messages": [], "tools": TOOLS, "stream": True}
-    injection = ENGINES["llamacpp"].inject(
-        EngineCall("chat", body, plan(CHAT, {}).response_options, Traits("llamacpp"))
-    )
+    injection = ENGINES["llamacpp"].inject("chat", body, CallOptions(traits=Traits("llamacpp")))
 
     assert VERBOSE == injection.fields
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from proxy.protocols.dialects import ResponseOptions
-from proxy.protocols.engines import ENGINES, EngineCall, Traits
+from proxy.protocols.engines import ENGINES, CallOptions, Traits
 from proxy.protocols.engines.quirks import QUIRK_CODES, QUIRKS, applicable, choose_framing
 from proxy.trajectory.fidelity import PROBLEMS
 
@@ -11,8 +10,7 @@ STREAM = {"stream": True}
 
 
 def framing(streaming: str, body: dict, kind: str = "llamacpp", *, can_replay: bool = True) -> str:
-    call = EngineCall("chat", body, ResponseOptions(), Traits(kind))
-    return choose_framing(streaming, kind, call, can_replay=can_replay)
+    return choose_framing("chat", body, CallOptions(streaming=streaming, traits=Traits(kind)), can_replay=can_replay)
 
 
 def test_every_quirk_has_an_engine_flags_and_a_source():
@@ -75,6 +73,6 @@ def test_a_stream_that_the_engine_rejects_is_not_replayed():
 )
 def test_the_quirks_of_a_call_are_found_by_engine_and_request(kind, dialect, body, codes):
     """Known defects are not logged as new ones."""
-    call = EngineCall(dialect, body, ResponseOptions(), Traits(kind), keep_reasoning=False)
+    options = CallOptions(traits=Traits(kind), keep_reasoning=False)
 
-    assert codes == {code for quirk in applicable(kind, call, live=False) for code in quirk.codes}
+    assert codes == {code for quirk in applicable(dialect, body, options, live=False) for code in quirk.codes}

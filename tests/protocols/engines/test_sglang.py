@@ -7,18 +7,15 @@ import orjson
 import pytest
 import worked
 from forests import make_step
-from recorded import http_cassettes, load, load_http, names, plan_of, play
+from recorded import http_cassettes, load, load_http, names, plan_of, play, prepared_of
 
 from proxy.export import FORMATS
-from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.dialects.base import ResponseOptions
 from proxy.protocols.engines import ENGINES, Traits
-from proxy.protocols.engines.base import EngineCall, FollowUpRequest, StripRules
+from proxy.protocols.engines.base import CallOptions, FollowUpRequest, StripRules
 from proxy.protocols.exchange import Exchange
-from proxy.protocols.plan import CallOptions, make_plan
 from proxy.trajectory.arrays import unpack_mask
 from proxy.trajectory.sequence import Options
-from proxy.trajectory.step import EngineFacts, Timing
+from proxy.trajectory.step import Timing
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PARSED, BARE = Traits("sglang", "0.5.23", has_parser=True), Traits("sglang", "0.5.23", has_parser=False)
@@ -37,14 +34,6 @@ def plan(path: str, body: dict, traits: Traits = PARSED, headers: dict | None = 
     made = plan_of(path, body, CallOptions(logprobs=logprobs), kind="sglang", traits=traits, headers=headers)
     assert before == orjson.dumps(body)
     return made
-
-
-def make_plan_of_step(step_id: str, path: str, body: dict):
-    facts = EngineFacts("e", "sglang", "0.5.23", "http://e")
-    return make_plan(
-        body, options=CallOptions(), step_id=step_id, rollout_id="r1", endpoint=path, dialect=DIALECTS[path],
-        engine=ENGINES["sglang"], engine_facts=facts, logprobs_mode=None,
-    )  # fmt: skip
 
 
 def without_injected_fields(name: str):
@@ -88,7 +77,7 @@ def test_each_framing_gets_the_fields_that_it_supports(path, body, fields):
 def test_a_call_with_one_choice_gets_an_id_by_which_it_is_aborted(path, stream):
     """It has the form of SGLang's own, and no other step has it; the response's `id` is this one."""
     made = plan(path, {"stream": stream, "text": "x"})
-    other = make_plan_of_step("S2", path, {"stream": stream, "text": "x", "messages": [], "prompt": "x"})
+    other = prepared_of(path, made.request, kind="sglang").for_call(made.request, step_id="S2", rollout_id="r1")
 
     assert re.fullmatch("[0-9a-f]{32}", made.body["rid"])
     assert FollowUpRequest("/abort_request", {"rid": made.body["rid"]}) == made.abort
@@ -325,7 +314,7 @@ def test_other_fields_of_sglext_are_forwarded():
 def test_requested_meta_info_has_no_injected_logprobs():
     engine = ENGINES["sglang"]
     body = {"messages": [{"role": "user", "content": "hi"}], "return_meta_info": True}
-    rules = engine.inject(EngineCall("chat", body, ResponseOptions(), PARSED)).strip_rules
+    rules = engine.inject("chat", body, CallOptions(traits=PARSED)).strip_rules
     meta = {
         "id": "x",
         "output_token_logprobs": [[-1, 5, None]],

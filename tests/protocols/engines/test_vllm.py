@@ -5,9 +5,8 @@ import pytest
 from recorded import load, plan_of, play
 
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines.base import EngineCall, StripRules, Traits
+from proxy.protocols.engines.base import CallOptions, StripRules, Traits
 from proxy.protocols.engines.vllm import Vllm
-from proxy.protocols.plan import CallOptions
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BOTH = {"return_token_ids": True, "logprobs": True}
@@ -19,9 +18,9 @@ def inject(path: str, body: dict, *, keep_reasoning: bool = True):
     body = {"messages": [], "prompt": "x"} | body
     before = orjson.dumps(body)
     dialect = DIALECTS[path]
-    injection = Vllm().inject(
-        EngineCall(dialect.name, body, dialect.response_options(body), Traits("vllm"), keep_reasoning)
-    )
+    requested = dialect.response_options(body)
+    options = CallOptions(traits=Traits("vllm"), requested=requested, keep_reasoning=keep_reasoning)
+    injection = Vllm().inject(dialect.name, body, options)
     assert before == orjson.dumps(body)
     return injection
 
@@ -111,12 +110,7 @@ def test_a_request_that_cannot_be_exact_is_flagged_before_it_is_sent(path, body,
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_a_body_without_messages_or_prompt_is_not_injected(path):
     """vLLM's error message contains the number of fields."""
-    dialect = DIALECTS[path]
-
-    assert (
-        {}
-        == Vllm().inject(EngineCall(dialect.name, {"model": "m"}, dialect.response_options({}), Traits("vllm"))).fields
-    )
+    assert {} == Vllm().inject(DIALECTS[path].name, {"model": "m"}, CallOptions(traits=Traits("vllm"))).fields
 
 
 def test_empty_deltas_are_dropped_only_if_the_client_set_neither_field():

@@ -7,21 +7,21 @@ import pytest
 from recorded import load
 
 from proxy.protocols.dialects.generate import Generate
-from proxy.protocols.engines.base import EngineCall, StripRules, Traits
+from proxy.protocols.engines.base import CallOptions, StripRules, Traits
 from proxy.protocols.engines.vllm import inject_generate, strip_generate, strip_generate_chunk, tokens_of_generate
 
 ALL = StripRules(token_ids=True, logprobs=True)
 LP0 = {"seed": 1, "logprobs": 0}
 
 
-def engine_call(body, logprobs="full"):
-    return EngineCall("generate", body, Generate().response_options(body), Traits("vllm"), logprobs=logprobs)
+def options_of(body, logprobs="full"):
+    return CallOptions(traits=Traits("vllm"), requested=Generate().response_options(body), logprobs=logprobs)
 
 
 def inject(sampling, logprobs="full", **more):
     body = {"token_ids": [1, 2], "sampling_params": sampling, **more}
     before = deepcopy(body)
-    injection = inject_generate(engine_call(body, logprobs))
+    injection = inject_generate(body, options_of(body, logprobs))
     assert before == body
     return injection
 
@@ -82,7 +82,7 @@ def test_the_logprobs_setting_limits_the_injected_logprobs(logprobs, added):
 )
 def test_an_invalid_body_is_not_injected(body):
     """vLLM's error message contains the number of fields."""
-    assert {} == inject_generate(engine_call(body)).fields
+    assert {} == inject_generate(body, options_of(body)).fields
 
 
 def test_forced_tokens_are_flagged():
