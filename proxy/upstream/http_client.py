@@ -37,10 +37,10 @@ MAX_DECODED_BYTES: Final = 2**18  # at a time: a small body may become a very la
 
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 _WITHOUT_LENGTH: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})  # methods whose requests usually have no body
-# Of one connection, not of the message (RFC 9110, 7.6.1), as is `Connection`.
-_HOP_BY_HOP: Final = frozenset(
-    {"keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer", "transfer-encoding",
-     "upgrade"}
+# Headers of one connection, not of the message (RFC 9110, 7.6.1).
+HOP_BY_HOP: Final = frozenset(
+    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+     "transfer-encoding", "upgrade"}
 )  # fmt: skip
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # invalid in headers (RFC 9110, 5.5)
 _MAX_WAITING_BYTES: Final = 2**19
@@ -88,10 +88,15 @@ class HttpClient:
             ValueError: The URL or a header contains a line break or a null byte.
         """
         origin, host, target = _target(url)
-        head = _head(f"{method} {target} HTTP/1.1", host, headers=headers)
+        text = f"{method} {target} HTTP/1.1\r\nHost: {host}" + "".join(map("\r\n%s: %s".__mod__, headers))
+        if text.count("\n") != len(headers) + 1 or text.count("\r") != len(headers) + 1 or "\0" in text:
+            raise ValueError("a header or the URL contains a line break or a null byte")
+        if "\naccept:" not in text.lower():
+            text += "\r\nAccept: */*"
         if body or method not in _WITHOUT_LENGTH:
-            head += b"Content-Length: %d\r\n" % len(body or b"")
-        head += b"Connection: close\r\n\r\n" if self._closes else b"\r\n"
+            text += f"\r\nContent-Length: {len(body or b'')}"
+        text += "\r\nConnection: close\r\n\r\n" if self._closes else "\r\n\r\n"
+        head = text.encode("utf-8", "ignore")  # without lone surrogates, which cannot be encoded
         is_retried = method not in _IDEMPOTENT
         while True:
             response = await self._connected(origin, url, method)
@@ -135,47 +140,33 @@ class HttpClient:
 
 @lru_cache(1024)
 def _target(url: str) -> tuple[URL, str, str]:
-    """Return the origin, the line of the Host header and the request target of an encoded URL."""
+    """Return the origin, the Host header and the request target of an encoded URL."""
     parsed = URL(url, encoded=True)
     if not parsed.raw_host or not parsed.host_port_subcomponent:
         raise aiohttp.InvalidURL(url)
-    return parsed.origin(), f"Host: {parsed.host_port_subcomponent}", parsed.raw_path_qs
-
-
-def _head(*lines: str, headers: Sequence[tuple[str, str]]) -> bytes:
-    """Return the first lines and the headers as bytes. Raises ValueError for a line break or a null byte in one."""
-    written, accepts = list(lines), False
-    for name, value in headers:
-        written.append(f"{name}: {value}")
-        accepts = accepts or name.lower() == "accept"
-    if not accepts:
-        written.append("Accept: */*")
-    text = "\r\n".join(written)
-    if text.count("\n") != len(written) - 1 or text.count("\r") != len(written) - 1 or "\0" in text:
-        raise ValueError("a header or the URL contains a line break or a null byte")
-    return (text + "\r\n").encode("utf-8", "ignore")  # without lone surrogates, which cannot be encoded
+    return parsed.origin(), parsed.host_port_subcomponent, parsed.raw_path_qs
 
 
 def end_to_end(
     headers: Iterable[tuple[str, str]], dropped: frozenset[str], prefixes: tuple[str, ...] = ()
 ) -> list[tuple[str, str]]:
-    """Return the headers that are neither of one connection nor dropped, by lower-case name or prefix, and that can be written.
+    """Return the headers that are not dropped, by their name in lower case or its prefix, and that can be written.
 
-    A `Connection` header may list others of one connection. aiohttp accepts control characters in the headers of a response,
-    and its server refuses to write them.
+    `dropped` contains `HOP_BY_HOP`. A `Connection` header may list others of one connection. aiohttp accepts control characters
+    in the headers of a response, and its server refuses to write them.
     """
     passing: list[tuple[str, str]] = []
     listed: set[str] = set()
-    for name, value in headers:
+    for pair in headers:
+        name, value = pair
         lower = name.lower()
-        if lower in dropped or lower in _HOP_BY_HOP or lower.startswith(prefixes):
-            continue
-        if not (name.isprintable() and value.isprintable()) and _CONTROL.search(f"{name}{value}"):
-            continue
-        if lower != "connection":
-            passing.append((name, value))
-        elif value.lower() not in ("keep-alive", "close"):
-            listed.update(token.strip().lower() for token in value.split(","))
+        if lower in dropped:
+            if lower == "connection" and value.lower() not in ("keep-alive", "close"):
+                listed.update(token.strip().lower() for token in value.split(","))
+        elif not lower.startswith(prefixes):
+            text = name + value
+            if text.isprintable() or not _CONTROL.search(text):
+                passing.append(pair)
     return [pair for pair in passing if pair[0].lower() not in listed] if listed else passing
 
 

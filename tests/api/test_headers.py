@@ -8,26 +8,28 @@ from proxy.api.headers import downstream
 @pytest.mark.parametrize("value", ["a\rb", "a\nb", "a\x00b", "\x1b[31m", "a\x7f"])
 def test_header_values_with_control_characters_are_dropped(value):
     """The rest of the response is forwarded; tabs and non-ASCII characters are allowed."""
-    forwarded = downstream({"X-Odd": value, "X-Tab": "a\tb", "X-Other": "ü\udcff"})
+    forwarded = downstream([("X-Odd", value), ("X-Tab", "a\tb"), ("X-Other", "ü\udcff")])
 
     assert [("X-Tab", "a\tb"), ("X-Other", "ü\udcff")] == forwarded
 
 
-def test_the_engines_headers_are_forwarded_with_rollout_and_step_id():
+@pytest.mark.parametrize("connection", ["keep-alive", "close, X-Private", "X-Private"])
+def test_the_engines_headers_are_forwarded(connection):
     """Without framing headers, and without headers in which the engine poses as TokenTape."""
+    private = [("X-Private", "1")] if connection == "keep-alive" else []
     forwarded = downstream(
-        {
-            "Content-Type": "x",
-            "Content-Length": "3",
-            "Connection": "keep-alive",
-            "Retry-After": "7",
-            "X-Step-Id": "forged",
-        },
-        rollout_id="r1",
-        step_id="s1",
+        [
+            ("Content-Type", "x"),
+            ("Content-Length", "3"),
+            ("X-Private", "1"),
+            ("Connection", connection),
+            ("Retry-After", "7"),
+            ("X-Rollout-Id", "forged"),
+            ("X-Step-Id", "forged"),
+        ]
     )
 
-    assert [("Content-Type", "x"), ("Retry-After", "7"), ("X-Rollout-Id", "r1"), ("X-Step-Id", "s1")] == forwarded
+    assert [("Content-Type", "x"), *private, ("Retry-After", "7")] == forwarded
 
 
 def test_headers_about_the_engines_own_address_are_not_forwarded():
@@ -43,4 +45,4 @@ def test_headers_about_the_engines_own_address_are_not_forwarded():
         "X-Request-Id": "1", "request-id": "2", "X-RateLimit-Remaining": "3", "X-Accel-Buffering": "no",
     }  # fmt: skip
 
-    assert list(kept.items()) == downstream(dict.fromkeys(dropped, "x") | kept)
+    assert list(kept.items()) == downstream((dict.fromkeys(dropped, "x") | kept).items())

@@ -41,7 +41,7 @@ from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.thread_agents import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
-from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER
+from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER, STEP_HEADER
 from proxy.upstream.system_messages import expected_options
 
 _MOST_HISTORY: Final = 2**19  # bytes of a history that are counted: so many are processed in threads
@@ -212,11 +212,8 @@ def _retry_key(call: Call) -> str | None:
 async def replay(call: Call, stored: StoredAnswer) -> web.StreamResponse:
     """Respond from the store: nothing is sent to an engine, and only the delivery is recorded."""
     context, rollout = call.context, call.rollout
-    shown = downstream(
-        {"Content-Type": stored.content_type, "X-Idempotent-Replayed": "true"},
-        rollout_id=rollout.rollout_id,
-        step_id=stored.step.step_id,
-    )
+    of_engine = downstream([("Content-Type", stored.content_type), ("X-Idempotent-Replayed", "true")])
+    shown = [*of_engine, (ROLLOUT_HEADER, rollout.rollout_id), (STEP_HEADER, stored.step.step_id)]
     adapter = adapter_of(call.adapter, stored.step)
     body = adapter.answer(stored.step) if adapter is not None else None
     response = web.Response(headers=shown, body=stored.body if body is None else body)

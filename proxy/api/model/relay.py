@@ -28,6 +28,7 @@ from proxy.protocols.response import MALFORMED
 from proxy.telemetry.logs import LOG
 from proxy.upstream.concurrency import in_thread
 from proxy.upstream.endpoint import can_fail_over, check_status
+from proxy.upstream.headers import ROLLOUT_HEADER, STEP_HEADER
 from proxy.upstream.http_client import HttpResponse
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class ClientStream:
         self._is_stream = body_type.startswith("text/event-stream") or body_type == plan.stream_format.content_type
         if self._stream is None:
             self.is_stream = self._is_stream
-        shown = downstream(headers, rollout_id=plan.rollout_id, step_id=plan.step_id)
+        shown = [*downstream(headers.items()), (ROLLOUT_HEADER, plan.rollout_id), (STEP_HEADER, plan.step_id)]
         if content_type is not None:
             shown = [pair for pair in shown if pair[0].lower() != "content-type"] + [("Content-Type", content_type)]
         self._headers = shown

@@ -46,7 +46,7 @@ async def forward(request: web.Request, context: Context, path: str, body: bytes
 
 async def _stream_response(request: web.Request, answer: HttpResponse) -> web.StreamResponse:
     """Stream the engine's response to the client, unchanged."""
-    response = web.StreamResponse(status=answer.status, headers=downstream(answer.headers))
+    response = web.StreamResponse(status=answer.status, headers=downstream(answer.headers.items()))
     request[RESPONSE_STARTED] = True
     await response.prepare(request)
     try:
@@ -72,7 +72,7 @@ async def show_models(call: ModelRequest) -> web.StreamResponse:
     endpoints = least_loaded(context.upstream.endpoints, path)
     headers = list(request.headers.items())
     async with context.upstream.send_to_any(endpoints, "GET", "/v1/models", headers=headers, body=None) as answer:
-        shown = downstream(answer.headers)
+        shown = downstream(answer.headers.items())
         if answer.status != 200:
             return await _stream_response(request, answer)
         models = await json_of(answer)
