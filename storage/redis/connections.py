@@ -362,31 +362,26 @@ class _Session(asyncio.Protocol):
                 if not self._pending:
                     raise RedisConnectionError("received a reply without a command")
                 self._replies.append(reply)
-                if len(self._replies) == self._pending[0].count:
-                    self._complete(self._pending.popleft())
+                pending = self._pending[0]
+                if len(self._replies) < pending.count:
+                    continue
+                del self._pending[0]
+                replies, self._replies = self._replies, []
+                self._checks_without_reply = 0
+                for result, before in pending.callers:
+                    if pending.confirmed:
+                        self._unconfirmed.append((result, replies))
+                    elif not result.done():
+                        result.set_result([*before, *replies])
         except RedisError as error:
             self._abort(error)
-        if callers := self._unconfirmed:  # one PING for all whose replies were received together
-            self._unconfirmed = []
-            if self.is_closed:  # it would never be answered
-                _fail(callers, RedisConnectionError("the connection was closed"))
-            else:
-                self.send(_PING, 1, callers)
+        if self._unconfirmed:  # one PING for all whose replies were received together
+            callers, self._unconfirmed = self._unconfirmed, []
+            self.send(_PING, 1, callers)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all callers that wait."""
         self._abort(RedisConnectionError(str(exc) if exc else "the server closed the connection"))
-
-    def _complete(self, pending: _PendingReply) -> None:
-        replies, self._replies = self._replies, []
-        self._checks_without_reply = 0
-        for result, before in pending.callers:
-            if result.done():
-                continue
-            if pending.confirmed:
-                self._unconfirmed.append((result, replies))
-            else:
-                result.set_result([*before, *replies])
 
     def _abort(self, error: BaseException) -> None:
         """Close the connection because of an error."""
@@ -401,6 +396,8 @@ class _Session(asyncio.Protocol):
             self._next_check.cancel()
         while self._pending:
             _fail(self._pending.popleft().callers, error)
+        _fail(self._unconfirmed, error)
+        self._unconfirmed.clear()
 
 
 def _fail(callers: _Callers, error: BaseException) -> None:

@@ -50,17 +50,20 @@ def translated(error: BaseException, address: str, timeout_s: float) -> StorageE
 
 def checked(reply: Any) -> Any:
     """Return the reply. Raises a `StorageError` with the message of the server if it is an error reply."""
-    if not isinstance(reply, ResponseError):
-        return reply
+    if isinstance(reply, ResponseError):
+        raise refused(reply) from reply
+    return reply
+
+
+def refused(reply: ResponseError) -> StorageError:
+    """Return the `StorageError` for an error reply."""
     prefix = _PREFIX_BY_CLASS.get(type(reply).__name__)
     message = f"{prefix} {reply}" if prefix else str(reply)
     if message.partition(" ")[0] in _RETRYABLE_PREFIXES:
-        raise StoreUnreachable(f"the store is not available: {message}") from reply
+        return StoreUnreachable(f"the store is not available: {message}")
     if isinstance(reply, NoPermissionError):
-        raise StorageError(
-            f"the user of the store does not have a permission that TokenTape requires: {message}"
-        ) from reply
-    raise StorageError(f"the store returned an error: {message}") from reply
+        return StorageError(f"the user of the store does not have a permission that TokenTape requires: {message}")
+    return StorageError(f"the store returned an error: {message}")
 
 
 def decode_entity(

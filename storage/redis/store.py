@@ -10,7 +10,7 @@ from functools import partial
 from secrets import token_hex
 from typing import Final
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, ResponseError
 
 from storage.errors import FieldsChanged, MissingBlocks, RolloutDeleted, RolloutExpired
 from storage.options import StoreOptions
@@ -29,7 +29,7 @@ from storage.redis.keys import (
 )
 from storage.redis.listing import RedisListing
 from storage.redis.queue import RedisQueue
-from storage.redis.replies import Reply, checked, decode_entity, encode_optional, pairs, readable
+from storage.redis.replies import Reply, checked, decode_entity, encode_optional, pairs, readable, refused
 from storage.redis.scripts import Command, Script
 from storage.redis.server_info import fetch_info, summarize
 from storage.redis.timers import RedisTimers
@@ -328,10 +328,11 @@ class RedisStore:
         if isinstance(replies[0], NoScriptError):
             command = script.as_eval(command)
             replies = await self._servers.execute(keys[0], (command, *barrier.commands), **options)
-        reply = checked(replies[0])
+        if isinstance(replies[0], ResponseError):
+            raise refused(replies[0]) from replies[0]
         if durable:
             barrier.check(replies[1:])
-        return reply
+        return replies[0]
 
 
 def _add_arguments(arguments: list[bytes | str | int], entry: StepWrite) -> None:
