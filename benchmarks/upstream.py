@@ -11,6 +11,7 @@ import orjson
 PROMPT_TOKENS, SAMPLED_TOKENS, EVENTS = 1_000, 200, 200
 SLOW_S = 5.0
 PACE_S = 0.008  # between the events of a paced stream: 125 tokens per second, as a busy engine samples them
+HALF_WAY_S = 1.0  # until the last event of a stream that never ends, which arrives in a read of its own
 MODE = re.compile(rb'"mode-([a-z]+)(?:-([0-9]+))?"')
 
 
@@ -161,7 +162,9 @@ class Engine(asyncio.Protocol):
         if mode == b"slow":
             asyncio.get_running_loop().call_later(SLOW_S, self.transport.write, whole_answer(tokens))
         elif mode == b"hang":
-            self.transport.write(STREAM_HEAD + b"".join(stream_events(tokens)[: EVENTS // 2]))
+            *chunks, last = stream_events(tokens)[: EVENTS // 2]
+            self.transport.write(STREAM_HEAD + b"".join(chunks))
+            asyncio.get_running_loop().call_later(HALF_WAY_S, self.transport.write, last)
         elif mode == b"stream":
             self.stream(stream_events(tokens))
         elif mode == b"paced":
