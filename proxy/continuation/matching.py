@@ -60,9 +60,10 @@ def match(
     messages = body.get("messages")
     if not len(turns) or not isinstance(messages, list):
         return None
-    if not any(_role(message) == "assistant" for message in messages):
+    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+    if "assistant" not in roles:
         return None
-    if (problem := call_problem(body)) or (problem := _messages_problem(messages)):
+    if (problem := call_problem(body)) or (problem := _messages_problem(messages, roles)):
         return problem
     options = options_of(body)
     caller: Caller[Turn] = Caller(
@@ -114,17 +115,17 @@ def call_problem(body: Mapping[str, Any]) -> Reason | None:
     return None
 
 
-def _messages_problem(messages: Sequence[Any]) -> Reason | None:
-    if not all(isinstance(message, Mapping) and _is_text(message.get("content")) for message in messages):
-        return "content"
-    if _role(messages[-1]) == "assistant":
+def _messages_problem(messages: Sequence[Any], roles: Sequence[Any]) -> Reason | None:
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else 0
+        if content is not None and not isinstance(content, str) and not _are_texts(content):
+            return "content"
+    if roles[-1] == "assistant":
         return "prefill"
-    return None if any(_role(message) == "user" for message in messages) else "no_user"
+    return None if "user" in roles else "no_user"
 
 
-def _is_text(content: Any) -> bool:
-    if content is None or isinstance(content, str):
-        return True
+def _are_texts(content: Any) -> bool:
     return isinstance(content, list) and all(
         isinstance(part, Mapping)
         and part.get("type") == "text"
@@ -137,10 +138,6 @@ def _is_text(content: Any) -> bool:
 def _names_media(field: Any) -> bool:
     """Return whether a field of a part is that of a medium: with one, even null, vLLM (0.32.0) ignores prompt ids."""
     return isinstance(field, str) and any(word in field for word in _MEDIA)
-
-
-def _role(message: Any) -> Any:
-    return message.get("role") if isinstance(message, Mapping) else None
 
 
 def turn_problem(turn: Turn, options: bytes, sampler: Sampler) -> Reason | None:

@@ -269,8 +269,11 @@ def calls_by_id(step_id: str, message: Any) -> dict[str, Message]:
 
 def has_own_ids(body: Mapping[str, Any]) -> bool:
     """Return whether the client of a call sends prompt ids itself."""
+    for name in _OWN_IDS:
+        if body.get(name) is not None:
+            return True
     params = body.get("kv_transfer_params")
-    return any(body.get(name) is not None for name in _OWN_IDS) or bool(isinstance(params, Mapping) and params)
+    return bool(isinstance(params, Mapping) and params)
 
 
 def options_of(body: Mapping[str, Any]) -> bytes:

@@ -97,7 +97,7 @@ class PromptContinuation:
             live.known = None  # one step takes more memory than its turns: no second one is kept
             return
         if known.pending:  # of a rollout that continues its steps, and has other calls in between
-            self._tasks.start(self._add_pending(live, known))
+            asyncio.get_running_loop().call_soon(self._add_pending, live, known)
         known.pending.append((appended.position, step))
         known.pending_bytes += _WEIGHT_OF_STEP * body_bytes
         known.count += 1
@@ -268,12 +268,8 @@ class PromptContinuation:
         Raises StorageError, DamagedStep, NotFound.
         """
         known = live.known = live.known or KnownTurns()
-        if known.pending:
-            adding = self._add_pending(live, known)
-            # A timeout must not release the lock while a thread adds.
-            await (
-                adding if _are_short([step for _, step in known.pending]) else asyncio.shield(self._tasks.start(adding))
-            )
+        if (adding := self._add_pending(live, known)) is not None:
+            await asyncio.shield(adding)  # a timeout must not release the lock while a thread adds
         count = rollout.counts.get("steps", 0)
         if len(known.turns.indexes) < count:
             # The reading continues after a timeout, so that the next call finds the steps.
@@ -293,14 +289,21 @@ class PromptContinuation:
                 first += len(records)
                 known.count = max(known.count, first)
 
-    async def _add_pending(self, live: LiveRollout, known: KnownTurns) -> None:
-        """Add the steps that were offered; in a thread if they are long."""
+    def _add_pending(self, live: LiveRollout, known: KnownTurns) -> "asyncio.Task[None] | None":
+        """Add the steps that were offered; return the task that does if that takes long, or others are added."""
+        pending = known.pending
+        if pending and (known.lock.locked() or not _are_short(pending)):
+            return self._tasks.start(self._add_in_thread(live, known))
+        if pending:
+            known.pending, known.pending_bytes = [], 0
+            _add_all(known.turns, pending)
+            self._account(live, known)
+        return None
+
+    async def _add_in_thread(self, live: LiveRollout, known: KnownTurns) -> None:
         async with known.lock:
             pending, known.pending, known.pending_bytes = known.pending, [], 0
-            if _are_short([step for _, step in pending]):
-                _add_all(known.turns, pending)
-            else:
-                await asyncio.to_thread(_add_all, known.turns, pending)
+            await asyncio.to_thread(_add_all, known.turns, pending)
         self._account(live, known)
 
     def _account(self, live: LiveRollout, known: KnownTurns) -> None:
@@ -354,12 +357,16 @@ def _may_continue(plan: Plan) -> bool:
     return False
 
 
-def _are_short(steps: Sequence[Step]) -> bool:
+def _are_short(steps: Sequence[tuple[int, Step]]) -> bool:
     """Return whether steps have few tokens, little text and few values, so that adding them takes about a millisecond."""
-    most = _BYTES_PER_TOKEN * (_LONG_IDS - sum(len(ids) for step in steps for ids in step.prompts))
-    values: list[Any] = [value for step in steps for value in (step.request, step.sent)]
-    for step in steps:  # replies without their logprobs
-        values += [answer.get(name) for answer in answers_of(step).values() for name in ("message", "text")]
+    ids = 0
+    values: list[Any] = []
+    for _, step in steps:
+        ids += sum(map(len, step.prompts))
+        values += (step.request, step.sent)
+        for answer in answers_of(step).values():  # replies without their logprobs
+            values += (answer.get("message"), answer.get("text"))
+    most = _BYTES_PER_TOKEN * (_LONG_IDS - ids)
     return most >= 0 and size_of(values, most) <= most
 
 

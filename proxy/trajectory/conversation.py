@@ -19,7 +19,6 @@ from proxy.trajectory.json_bytes import parse_text, write_python
 
 Change = Literal["reasoning_stripped", "tool_call_rewritten", "whitespace", "edited"]
 
-_LONG_BYTES: Final = 2**16
 _THOUGHTS: Final = ("reasoning", "reasoning_content")
 _BYTES_PER_MESSAGE: Final = 100  # an estimate: the objects of a message and of its digest
 _JOINT: Final = "\n"  # between text parts (vLLM 0.32, renderers/chat_utils.py)
@@ -62,29 +61,32 @@ class Digests:
 
 
 class NewestMessages:
-    """The newest long list of messages: the messages that the next list begins with are compared, and not digested again.
+    """The newest list of messages: the messages that the next list begins with are compared as JSON, and not digested again.
 
     `size` is the approximate memory in bytes. `joint`: what the engine writes between the text parts of a message.
     """
 
-    __slots__ = ("_essences", "_links", "joint", "size")
+    __slots__ = ("_links", "_texts", "joint", "size")
 
     def __init__(self) -> None:
         self.joint = _JOINT
-        self._essences: list[bytes] = []
+        self._texts: list[bytes] = []  # the joint, and the JSON of each message
         self._links: list[bytes] = []
         self.size = 0
 
     def chain(self, messages: list[Any]) -> list[bytes]:
         """Return the digest of each prefix of the list, as `Digests.chain`."""
-        essences = [_essence(message, self.joint) for message in messages]
-        links = self._links[: count_equal(self._essences, essences)]
-        for essence in essences[len(links) :]:
-            digest = blake2b(essence, digest_size=16).digest()
+        joint = self.joint
+        try:
+            texts = [joint.encode(), *map(orjson.dumps, messages)]
+        except TypeError:  # a number or a depth that orjson does not write, in a field that may not be compared
+            texts = [joint.encode(), *(_essence(message, joint) for message in messages)]
+        links = self._links[: max(count_equal(self._texts, texts) - 1, 0)]
+        for message in messages[len(links) :]:
+            digest = blake2b(_essence(message, joint), digest_size=16).digest()
             links.append(blake2b((links[-1] if links else b"") + digest, digest_size=16).digest())
-        size = sum(map(len, essences))
-        if size >= _LONG_BYTES:
-            self._essences, self._links, self.size = essences, links, size + _BYTES_PER_MESSAGE * len(links)
+        self._texts, self._links = texts, links
+        self.size = sum(map(len, texts)) + _BYTES_PER_MESSAGE * len(links)
         return links
 
 
@@ -119,6 +121,8 @@ def _begins_with(messages: list[Any], before: list[Any]) -> bool:
 def raw_calls(message: Mapping[str, Any]) -> list[list[Any]]:
     """Return the name and the arguments of each call of a message, that of the deprecated `function_call` included."""
     calls, function = message.get("tool_calls"), message.get("function_call")
+    if not calls and function is None:
+        return []
     found = [call.get("function") or {} for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     if function is not None:
         found.append(function)
@@ -127,9 +131,12 @@ def raw_calls(message: Mapping[str, Any]) -> list[list[Any]]:
 
 def canonical_calls(message: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the name and the arguments of each call as texts that are equal for equal JSON."""
+    calls = raw_calls(message)
+    if not calls:
+        return []
     return [
         (name if isinstance(name, str) else canonical_json(name), canonical_json(arguments))
-        for name, arguments in raw_calls(message)
+        for name, arguments in calls
     ]
 
 

@@ -83,9 +83,11 @@ class Conversations(Generic[T]):
     def add(self, reply: T, follows: T | None = None) -> None:
         """Add a reply; its step continues the reply `follows`, by ids or not."""
         at = self._replies.setdefault(reply.place, {})
-        keys = dict.fromkeys((_key(reply.reply, text_of(reply.reply)), _key(reply.reply, _spoken(reply.reply))))
-        for key in keys:
-            at.setdefault(key, []).append(reply)
+        text = text_of(reply.reply)
+        key, (_, spoken) = _key(reply.reply, text), split_thoughts(text)
+        at.setdefault(key, []).append(reply)
+        if spoken != text and (other := _key(reply.reply, spoken)) != key:
+            at.setdefault(other, []).append(reply)
         self._places[reply.step_id] = reply.place
         self._names.update(reply.names)
         if follows is not None:
@@ -190,15 +192,13 @@ def _is_reply(message: Any) -> bool:
     return isinstance(message, Mapping) and message.get("role") == "assistant"
 
 
-def _spoken(reply: Message) -> str:
-    """Return the text of a reply without the reasoning in it."""
-    return split_thoughts(text_of(reply))[1]
-
-
 def _key(message: Message, text: str) -> bytes:
     """Return a digest that is equal for replies with the same text, apart from whitespace around it, and the same calls."""
+    parts = [text.strip()]
+    for call in canonical_calls(message):
+        parts += call
     digest = blake2b(digest_size=16)
-    for part in (text.strip(), *(part for call in canonical_calls(message) for part in call)):
+    for part in parts:
         value = part.encode("utf-8", "surrogatepass")
         digest.update(b"%d " % len(value) + value)
     return digest.digest()

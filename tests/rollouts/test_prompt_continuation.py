@@ -39,7 +39,7 @@ async def bytes_during(proxy, agent, continuation) -> int:
     found = []
 
     async def measure(_body):
-        found.append(continuation._rollouts.get("r1").known.size)
+        found.append(continuation._rollouts.get("r1").known.turns.size)
 
     proxy.engine.faults[CHAT] = measure
     await agent.turn()
