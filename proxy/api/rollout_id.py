@@ -1,4 +1,4 @@
-"""The rollout and the endpoint of a request, from its path, headers, API key and body.
+"""The rollout of a request, from its path, headers, API key and body.
 
 A rollout ID is percent-encoded in a path, slashes included, and unencoded in a header or a body.
 """
@@ -12,7 +12,6 @@ from proxy.errors import BadRequest
 from proxy.rollouts.rollout import checked_id
 
 KEY_PREFIX = "rollout:"
-_PREFIXES = ("/rollouts/", "/sessions/")
 
 
 @lru_cache(1024)
@@ -24,19 +23,6 @@ def id_from_path(segment: str) -> str:
         raise BadRequest(
             f"Invalid rollout id {segment!r}: expected percent-encoded UTF-8.", param="rollout_id"
         ) from None
-
-
-def parse_path(raw_path: str) -> tuple[str, str | None]:
-    """Return the endpoint as engines know it, and the segment of a path that names the rollout, still encoded, if any.
-
-    Paths are `/rollouts/{id}/v1/…`, `/sessions/{id}/v1/…` or `/v1/…`; `raw_path` is encoded and without the query.
-    """
-    for prefix in _PREFIXES:
-        if raw_path.startswith(prefix):
-            segment, slash, rest = raw_path.removeprefix(prefix).partition("/")
-            if slash:
-                return f"/{rest}", segment
-    return raw_path, None
 
 
 def named_rollout(

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.api.rollout_id import id_from_path, named_rollout, parse_path
+from proxy.api.model.routes import parse_path
+from proxy.api.rollout_id import id_from_path, named_rollout
 from proxy.errors import BadRequest
 from proxy.rollouts.rollout import checked_id
 

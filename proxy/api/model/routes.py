@@ -21,7 +21,7 @@ from proxy.api.model.calls import handle_call
 from proxy.api.model.gemini import answer_gemini
 from proxy.api.model.stored_responses import STORED, answer_stored
 from proxy.api.model.unrecorded import COUNT, count_tokens, forward, show_models, unknown_path
-from proxy.api.rollout_id import id_from_path, parse_path
+from proxy.api.rollout_id import id_from_path
 from proxy.errors import BadRequest, NotFound, UpgradeRequired
 from proxy.protocols.dialects.gemini import GEMINI
 from proxy.protocols.dialects.gemini.paths import is_gemini
@@ -50,6 +50,7 @@ MODEL_ROUTES: Final[Mapping[str, ModelRoute]] = {
     ),  # below a rollout's base URL: Atropos' VLLMServer requests it once a second
     "/v1/models": ModelRoute("GET", show_models),
 }
+_ROLLOUTS: Final = ("/rollouts/", "/sessions/")  # before the id of a rollout
 _PREFIXES: Final[Mapping[str, ModelRoute]] = {
     STORED: ModelRoute(None, answer_stored),
     "/v1/models/": ModelRoute("GET", show_models),
@@ -91,6 +92,19 @@ async def answer(request: web.Request) -> web.StreamResponse:
     if endpoint in context.settings.engines.passthrough:
         return await forward(request, context, endpoint, await read_bytes(request))
     raise (unknown_path(request.method, endpoint) if calls is None else _other_method(request, endpoint))
+
+
+def parse_path(raw_path: str) -> tuple[str, str | None]:
+    """Return the endpoint as engines know it, and the segment of a path that names the rollout, still encoded, if any.
+
+    Paths are `/rollouts/{id}/v1/…`, `/sessions/{id}/v1/…` or `/v1/…`; `raw_path` is encoded and without the query.
+    """
+    for prefix in _ROLLOUTS:
+        if raw_path.startswith(prefix):
+            segment, slash, rest = raw_path.removeprefix(prefix).partition("/")
+            if slash:
+                return f"/{rest}", segment
+    return raw_path, None
 
 
 def _route_of(routes: Mapping[str, ModelRoute], endpoint: str) -> ModelRoute | None:
