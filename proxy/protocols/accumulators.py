@@ -213,11 +213,24 @@ class Chunks:
             self.problems.add("changed_midstream")
 
     def _check_usage(self, usage: Any, choices: list[Json]) -> None:
-        """Check usage beside a choice; keep that of all choices."""
-        if len(choices) == 1:
-            self._check_running_count(usage, choices[0])
-        elif not choices:
-            self.total = usage
+        """Keep the usage of all choices; check `usage` beside a choice, which counts the tokens of that choice so far.
+
+        Verified on vLLM 0.32.0 (`continuous_usage_stats`). A repeated, lost or reordered event breaks the count. Ids may be
+        outside of events (SGLang).
+        """
+        if len(choices) != 1:
+            self.total = self.total if choices else usage
+            return
+        (choice,) = choices
+        count = usage.get("completion_tokens")
+        if type(count) is not int:
+            self.problems.add("bad_usage")
+            return
+        accumulated = self.choices[choice["index"]]
+        added = len(choice.get("token_ids") or ())
+        if count < accumulated.counted or (added and count - accumulated.counted != added):
+            self.problems.add("running_count")
+        accumulated.counted = count
 
     def _feed_choices(self, choices: list[Json]) -> None:
         for choice in choices:
@@ -232,21 +245,6 @@ class Chunks:
                 self.problems.add("content_after_end")
             accumulated.feed(choice, self.problems)
             self.finished += is_open and accumulated.fields["finish_reason"] is not None
-
-    def _check_running_count(self, usage: Any, choice: Json) -> None:
-        """Check `usage` beside a choice, which counts the tokens of that choice so far (vLLM 0.32.0, `continuous_usage_stats`).
-
-        A repeated, lost or reordered event breaks the count. Ids may be outside of events (SGLang).
-        """
-        count = usage.get("completion_tokens")
-        if type(count) is not int:
-            self.problems.add("bad_usage")
-            return
-        accumulated = self.choices[choice["index"]]
-        added = len(choice.get("token_ids") or ())
-        if count < accumulated.counted or (added and count - accumulated.counted != added):
-            self.problems.add("running_count")
-        accumulated.counted = count
 
     def finish(self) -> Json:
         """Return the response so far, its choices ordered by index."""

@@ -157,7 +157,7 @@ class _Usage:
         self._moved: Json = {}  # fields of the finish that are on the usage event
 
     def read(self, chunk: Json, problems: set[str]) -> None:
-        """Process the usage of an event."""
+        """Process the usage of an event: that of all choices, or one beside a choice if usage is stripped."""
         view, rules = self._view, self.rules
         if not chunk.get("choices"):
             if self.total not in (None, chunk["usage"]) and (view.choices == 1 or view.engine.sums_usage):
@@ -166,7 +166,7 @@ class _Usage:
             if rules.usage:
                 self.is_forced = False if view.choices == 1 else None
                 self._moved = {key: chunk[key] for key in view.engine.shape.last if key in chunk}
-        elif rules.usage and not rules.running_usage:
+        elif not rules.running_usage:
             self.is_forced = True
             self.rules = replace(rules, usage=False)
 
@@ -280,8 +280,15 @@ class StreamResponse:
             self.is_over = self._holding = True
             return self._as_it_came(event)
         chunk: Any = None
+        loosely = False
         try:
-            chunk, loosely = self._read(payload)
+            if b'"prompt_token_ids":[' in payload:
+                chunk = self._with_prompt_apart(payload)
+            if chunk is None:
+                try:
+                    chunk = orjson.loads(payload)
+                except orjson.JSONDecodeError:
+                    chunk, loosely = read_json(payload)
             if chunk.get("error") is None:
                 return self._accumulate(event, chunk, loosely=loosely)
             self._holding = True
@@ -292,25 +299,22 @@ class StreamResponse:
                 self._holding = True  # it may contain a finish reason
         return self._as_it_came(event)  # vLLM writes errors with spaces: never reserialized
 
-    def _read(self, payload: bytes) -> tuple[Any, bool]:
-        """Return a chunk, and whether it is loose (`read_json`). Raises NotJson."""
-        if b'"prompt_token_ids":[' in payload and self._view.hides_lists:
-            if self._is_prompt_apart is None:
-                self._is_prompt_apart = len(payload) > _SHORT_EVENT
-            if self._is_prompt_apart and (found := read_lists(payload, self.prompt or self._known, sampled=False)):
-                self.prompt = found[1]
-                return found[0], False
-        try:
-            return orjson.loads(payload), False
-        except orjson.JSONDecodeError:
-            return read_json(payload)
+    def _with_prompt_apart(self, payload: bytes) -> Json | None:
+        """Return a chunk whose prompt ids are parsed apart; None if they are parsed with the rest."""
+        if self._is_prompt_apart is None:
+            self._is_prompt_apart = len(payload) > _SHORT_EVENT and self._view.hides_lists
+        found = read_lists(payload, self.prompt or self._known, sampled=False) if self._is_prompt_apart else None
+        if found is None:
+            return None
+        self.prompt = found[1]
+        return found[0]
 
     def _accumulate(self, event: Event, chunk: Json, *, loosely: bool) -> bytes | _Finish:
         accumulator, usage, view = self._accumulator, self._usage, self._view
         has_finish = accumulator.feed(chunk)
         if has_finish and accumulator.finished >= (view.choices or 1):
             self._holding = True  # if the number of choices is unknown, the first that finishes may be the last
-        if chunk.get("usage") is not None:
+        if chunk.get("usage") is not None and (usage.rules.usage or not chunk.get("choices")):
             usage.read(chunk, self._problems)
             self.forces_usage = usage.is_forced
         shown = view.engine.strip_chunk(view.dialect.name, chunk, usage.rules)

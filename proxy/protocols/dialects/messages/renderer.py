@@ -10,23 +10,20 @@ order: reasoning, text, calls. Sent back, both are read as the same message.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
+
+import orjson
 
 from proxy.protocols.dialects.base import engine_message
 from proxy.protocols.dialects.held_pieces import TEXT, HeldPieces, Piece
-from proxy.protocols.dialects.messages import events as shapes
 from proxy.protocols.dialects.messages.errors import error_object
-from proxy.protocols.dialects.messages.events import stop_reason_from, usage_from
 from proxy.protocols.dialects.partial_json import PartialObject
 from proxy.protocols.dialects.tool_arguments import call_ids, choose_call_id, parse_arguments
 from proxy.protocols.dialects.translation import CallIdentity, Json
 from proxy.protocols.sse import EVENT_STREAM
 
-_REASONING_FIELDS = (
-    "reasoning",
-    "reasoning_content",
-)  # vLLM 0.32 has the first, SGLang 0.5.23 and llama.cpp the second
 _NO_RESPONSE = "the engine's response ended before it began"
+_PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 @dataclass(slots=True)
@@ -62,19 +59,22 @@ class MessagesRenderer:
         choice = _first(response)
         content = list(self._content(choice.get("message") or {}))
         reason, stop = stop_reason_from(choice, self._stops)
-        return shapes.message(self._identity, content, usage_from(response.get("usage")), reason, stop)
+        return message(self._identity, content, usage_from(response.get("usage")), reason, stop)
 
     def feed(self, chunk: Json) -> bytes:
         """Return the events of a chunk."""
-        begun = b"" if self._started else self._start(chunk.get("usage"))
-        deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or () if choice.get("index", 0) == 0]
-        return begun + b"".join([self._held.take(self._pieces(delta)) for delta in deltas])
+        events = [] if self._started else [self._start(chunk.get("usage"))]
+        for choice in chunk.get("choices") or ():
+            if choice.get("index", 0) == 0:
+                pieces = self._pieces(choice.get("delta") or {})
+                events.append(self._held.take(pieces))
+        return b"".join(events)
 
     def finish(self, response: Json | None, error: str | None = None) -> bytes:
         """Return the events that end the stream."""
         if error is not None or response is None:
             message = _NO_RESPONSE if error is None else engine_message(error)
-            return shapes.event("error", error=error_object("api_error", message)["error"])
+            return event("error", error=error_object("api_error", message)["error"])
         choice, usage = _first(response), usage_from(response.get("usage"))
         events = [] if self._started else [self._start(response.get("usage"))]
         events.append(self._held.release())
@@ -82,52 +82,52 @@ class MessagesRenderer:
             if call.block is None:
                 events += self._begin_call(call)
         if (choice.get("message") or {}).get("content") == "" and not self._has_text:
-            events += self._begin("text", shapes.text(""))
+            events += self._begin("text", text(""))
         events += self._close()
         reason, stop = stop_reason_from(choice, self._stops)
         delta = {"stop_reason": reason, "stop_sequence": stop, "stop_details": None}
-        return b"".join(
-            [*events, shapes.event("message_delta", delta=delta, usage=usage), shapes.event("message_stop")]
-        )
+        return b"".join([*events, event("message_delta", delta=delta, usage=usage), event("message_stop")])
 
     def _content(self, message: Mapping[str, Any]) -> Iterator[Json]:
         """Yield the blocks of a message. An empty text is a block after all others; a null text is none."""
-        reasoning, content = _reasoning(message), message.get("content")
+        reasoning, content = message.get("reasoning") or message.get("reasoning_content"), message.get("content")
         if reasoning:
-            yield shapes.thinking(reasoning, shapes.signature_for(self._identity))
+            yield thinking(reasoning, signature_for(self._identity))
         if content:
-            yield shapes.text(content)
+            yield text(content)
         calls = message.get("tool_calls") or []
         for call_id, call in zip(call_ids(calls, self._identity.step_id), calls, strict=True):
             function = call.get("function") or {}
-            yield shapes.tool_use(call_id, function.get("name") or "", parse_arguments(function.get("arguments") or ""))
+            yield tool_use(call_id, function.get("name") or "", parse_arguments(function.get("arguments") or ""))
         if content == "":
-            yield shapes.text("")
+            yield text("")
 
     def _start(self, usage: Any) -> bytes:
         """Return the first event of the stream and a ping."""
         self._started = True
-        message = shapes.message(self._identity, [], {**usage_from(usage), "output_tokens": 0}, None, None)
-        return shapes.event("message_start", message=message) + shapes.PING
+        begun = message(self._identity, [], {**usage_from(usage), "output_tokens": 0}, None, None)
+        return event("message_start", message=begun) + _PING
 
-    def _pieces(self, delta: Mapping[str, Any]) -> Iterator[Piece]:
-        """Yield the pieces of a delta: reasoning, text, calls."""
-        reasoning, content = _reasoning(delta), delta.get("content")
-        if reasoning:
-            yield TEXT, partial(self._add_reasoning, reasoning)
-        if content:
-            yield TEXT, partial(self._add_text, content)
-        for piece in delta.get("tool_calls") or ():
-            yield piece.get("index", 0), partial(self._add_call, piece)
+    def _pieces(self, delta: Mapping[str, Any]) -> list[Piece]:
+        """Return the pieces of a delta: reasoning, text, calls."""
+        pieces: list[Piece] = []
+        # vLLM 0.32 has the first field, SGLang 0.5.23 and llama.cpp the second
+        if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
+            pieces.append((TEXT, partial(self._add_text, reasoning, "thinking")))
+        if content := delta.get("content"):
+            pieces.append((TEXT, partial(self._add_text, content, "text")))
+        if calls := delta.get("tool_calls"):
+            pieces += [(piece.get("index", 0), partial(self._add_call, piece)) for piece in calls]
+        return pieces
 
-    def _add_reasoning(self, reasoning: str) -> bytes:
-        begun = b"".join(self._begin("thinking", shapes.thinking("", ""), again=False))
-        return begun + self._delta(self._blocks - 1, {"type": "thinking_delta", "thinking": reasoning})
-
-    def _add_text(self, content: str) -> bytes:
-        self._has_text = True
-        begun = b"".join(self._begin("text", shapes.text(""), again=False))
-        return begun + self._delta(self._blocks - 1, {"type": "text_delta", "text": content})
+    def _add_text(self, content: str, kind: str) -> bytes:
+        """Return the events of a piece of text or of reasoning ("thinking")."""
+        begun = b""
+        if self._open != kind:
+            begun = b"".join(self._begin(kind, text("") if kind == "text" else thinking("", "")))
+        self._has_text = self._has_text or kind == "text"
+        delta = {"type": f"{kind}_delta", kind: content}
+        return begun + event("content_block_delta", index=self._blocks - 1, delta=delta)
 
     def _add_call(self, piece: Mapping[str, Any]) -> bytes:
         return b"".join(self._call(piece))
@@ -149,7 +149,7 @@ class MessagesRenderer:
 
     def _begin_call(self, call: _Call) -> Iterator[bytes]:
         call.call_id = choose_call_id(call.call_id, self._ids, self._identity.step_id, call.index)
-        yield from self._begin("tool_use", shapes.tool_use(call.call_id, call.name or "", {}))
+        yield from self._begin("tool_use", tool_use(call.call_id, call.name or "", {}))
         call.block = self._blocks - 1
         self._held.open_call = call.index
         yield from self._feed_arguments(call)
@@ -159,29 +159,24 @@ class MessagesRenderer:
         partial = call.arguments.feed("".join(call.waiting))
         call.waiting.clear()
         if partial and call.block is not None:
-            yield self._delta(call.block, {"type": "input_json_delta", "partial_json": partial})
+            delta = {"type": "input_json_delta", "partial_json": partial}
+            yield event("content_block_delta", index=call.block, delta=delta)
 
-    def _begin(self, kind: str, block: Json, *, again: bool = True) -> Iterator[bytes]:
-        """Close the open block and open another; a block of the same type stays open unless `again`."""
-        if self._open == kind and not again:
-            return
+    def _begin(self, kind: str, block: Json) -> Iterator[bytes]:
+        """Close the open block and open another."""
         yield from self._close()
-        yield shapes.event("content_block_start", index=self._blocks, content_block=block)
+        yield event("content_block_start", index=self._blocks, content_block=block)
         self._open = kind
         self._blocks += 1
 
     def _close(self) -> Iterator[bytes]:
         """Close the open block."""
         if self._open == "thinking":
-            yield self._delta(
-                self._blocks - 1, {"type": "signature_delta", "signature": shapes.signature_for(self._identity)}
-            )
+            delta = {"type": "signature_delta", "signature": signature_for(self._identity)}
+            yield event("content_block_delta", index=self._blocks - 1, delta=delta)
         if self._open is not None:
-            yield shapes.event("content_block_stop", index=self._blocks - 1)
+            yield event("content_block_stop", index=self._blocks - 1)
         self._open = None
-
-    def _delta(self, index: int, delta: Json) -> bytes:
-        return shapes.event("content_block_delta", index=index, delta=delta)
 
 
 def _first(response: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -191,6 +186,92 @@ def _first(response: Mapping[str, Any]) -> Mapping[str, Any]:
     return first
 
 
-def _reasoning(message: Mapping[str, Any]) -> str | None:
-    """Return the reasoning of a message or a delta, if it has any."""
-    return next((message[name] for name in _REASONING_FIELDS if message.get(name)), None)
+def message(identity: CallIdentity, content: list[Json], usage: Json, reason: str | None, stop: str | None) -> Json:
+    """Return a response, at its beginning or complete."""
+    return {
+        "id": f"msg_{identity.step_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": identity.model,
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": stop,
+        "stop_details": None,
+        "usage": usage,
+    }
+
+
+def text(content: str) -> Json:
+    """Return a text block."""
+    return {"type": "text", "text": content}
+
+
+def thinking(reasoning: str, signature: str) -> Json:
+    """Return a reasoning block."""
+    return {"type": "thinking", "thinking": reasoning, "signature": signature}
+
+
+def tool_use(call_id: str, name: str, arguments: Json) -> Json:
+    """Return a tool call."""
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
+
+
+def signature_for(identity: CallIdentity) -> str:
+    """Return a signature for reasoning: clients do not send back reasoning without one."""
+    return f"sig_{identity.step_id}"
+
+
+def event(kind: str, **fields: object) -> bytes:
+    """Return one event of a stream."""
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
+
+
+# By chat's finish reason. `abort`: the engine interrupted the call (its weights change), and the agent may continue from the
+# partial response, as with Anthropic's `pause_turn`. `repetition` (vLLM) is a limit like any other.
+_REASONS = {
+    "length": "max_tokens",
+    "repetition": "max_tokens",
+    "content_filter": "refusal",
+    "abort": "pause_turn",
+    None: "pause_turn",
+}
+
+
+def stop_reason_from(choice: Mapping[str, Any], stops: Any) -> tuple[str, str | None]:
+    """Return `stop_reason` and `stop_sequence` of a choice; the latter is None unless it is one of the client's (`stops`).
+
+    vLLM has the string in `stop_reason`, SGLang in `matched_stop`; llama.cpp's server has none, so it is `end_turn`.
+    """
+    finish = choice.get("finish_reason")
+    if finish in _REASONS:
+        return _REASONS[finish], None
+    if (choice.get("message") or {}).get("tool_calls"):
+        return "tool_use", None
+    for matched in (choice.get("stop_reason"), choice.get("matched_stop")):
+        if isinstance(matched, str) and isinstance(stops, list) and matched in stops:
+            return "stop_sequence", matched
+    return "end_turn", None
+
+
+def usage_from(usage: Any) -> Json:
+    """Return the usage in this dialect: `input_tokens` excludes tokens from the engine's prefix cache."""
+    chat_usage = usage if isinstance(usage, Mapping) else {}
+    cached = _count(chat_usage.get("prompt_tokens_details"), "cached_tokens") or 0
+    counts: Json = {
+        "input_tokens": max(0, (_count(chat_usage, "prompt_tokens") or 0) - cached),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": _count(chat_usage, "completion_tokens") or 0,
+    }
+    reasoning_tokens = _count(chat_usage.get("completion_tokens_details"), "reasoning_tokens")
+    reasoning_tokens = (
+        _count(chat_usage, "reasoning_tokens") if reasoning_tokens is None else reasoning_tokens
+    )  # SGLang 0.5.23
+    if reasoning_tokens is not None:
+        counts["output_tokens_details"] = {"thinking_tokens": reasoning_tokens}
+    return counts
+
+
+def _count(counts: Any, name: str) -> int | None:
+    value = counts.get(name) if isinstance(counts, Mapping) else None
+    return value if type(value) is int else None

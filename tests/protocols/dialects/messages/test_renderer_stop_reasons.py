@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.protocols.dialects.messages.events import stop_reason_from, usage_from
+from proxy.protocols.dialects.messages.renderer import stop_reason_from, usage_from
 
 CALLS = {"tool_calls": [{"id": "c"}]}
 
