@@ -83,16 +83,16 @@ def encode(step: Step, known: Container[bytes] = frozenset()) -> Record:
     images = data_in(messages_of(step)) if IMAGES in step.extra else {}
     if images:
         writer.write_images(images)
-    chains = {}
-    request, chains["request"] = chain_fields(step.request, step.prompts, writer, images)
-    sent = dict(step.sent)
-    if isinstance(sent.get("set"), dict):
-        sent["set"], chains["sent"] = chain_fields(sent["set"], step.prompts, writer, images)
     prompts, arrays = [], []
     for prompt in step.prompts:
         units, tail = blocks.cut(to_little_endian(prompt))
         prompts.append({"end": writer.write(blocks.IDS, units).hex(), "tail": len(tail)})
         arrays.append(tail)
+    chains = {}
+    request, chains["request"] = chain_fields(step.request, step.prompts, writer, images)
+    sent = dict(step.sent)
+    if isinstance(sent.get("set"), dict):
+        sent["set"], chains["sent"] = chain_fields(sent["set"], step.prompts, writer, images)
     arrays += map(to_little_endian, map(_ids_of, step.choices))
     arrays += map(to_little_endian, map(_logprobs_of, step.choices))
     choices, has_extras = _choice_heads(step.choices)
