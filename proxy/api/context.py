@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from proxy.api.api_keys import KeyRing
-from proxy.api.memory_limit import InFlightBytes
+from proxy.api.memory_limit import InFlightBytes, StartPacing
 from proxy.clock import Clock
 from proxy.config.settings import Settings
 from proxy.protocols.dialects.translation import TranslationOptions
@@ -29,7 +29,6 @@ from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.multiprocess import WorkerMetrics
 from proxy.trajectory.thread_rules import ThreadOptions
 from proxy.upstream import Upstream
-from proxy.upstream.concurrency import StartPacing
 from proxy.upstream.registry import EndpointRegistry
 from proxy.upstream.token_text import TokenTexts
 from proxy.upstream.tokenizers import Tokenizers

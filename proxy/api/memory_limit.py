@@ -1,10 +1,11 @@
-"""The limit on the memory of calls in flight, and the disconnection of stalled clients.
+"""The limits of calls at once: the memory of those in flight, stalled clients, and how many start together.
 
 A slow client is not stalled: its engine is read no faster than the client reads, with a few hundred kB between them.
 """
 
 import asyncio
-from typing import Protocol
+from collections import deque
+from typing import Final, Protocol
 
 from aiohttp import web
 
@@ -13,6 +14,7 @@ from proxy.protocols.json_weight import response_weight
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 
+_CALLS_PER_ITERATION: Final = 16
 _PROBES = 4  # of each client within the stall timeout
 _ORDINARY_BYTES = 24 * 2**20  # of a parsed response that is accepted although others use the memory: 400,000 token ids
 _PARSED_RATIO = 4  # the memory that a parsed response may take, to the limit of its bytes
@@ -226,3 +228,45 @@ def _unsent(request: web.Request) -> int:
     if transport is None or not request.protocol.writing_paused:
         return 0
     return transport.get_write_buffer_size()
+
+
+class StartPacing:
+    """Starts at most `limit` calls in each iteration of the event loop, in the order of their arrival.
+
+    The event loop advances all tasks that are ready by one step per iteration. Without a limit, the first of thousands of
+    calls would reach its engine only after the last one was planned, and no other request would be answered meanwhile.
+    """
+
+    def __init__(self, limit: int = _CALLS_PER_ITERATION) -> None:
+        self._limit = limit
+        self._started: list[None] = []  # an item for each start in this iteration; cleared before the next one
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def __repr__(self) -> str:
+        return f"<StartPacing, {len(self._waiting)} waiting>"
+
+    async def turn(self) -> None:
+        """Return when a call may start."""
+        loop = asyncio.get_running_loop()
+        if len(self._started) < self._limit and not self._waiting:
+            if not self._started:
+                loop.call_soon(self._started.clear)
+            self._started.append(None)
+            return
+        waiter: asyncio.Future[None] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._next_iteration)
+        self._waiting.append(waiter)
+        await waiter
+
+    def _next_iteration(self) -> None:
+        while len(self._started) < self._limit and self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():  # a cancelled call takes no turn
+                waiter.set_result(None)
+                self._started.append(None)
+        loop = asyncio.get_running_loop()
+        if self._started:
+            loop.call_soon(self._started.clear)
+        if self._waiting:
+            loop.call_soon(self._next_iteration)

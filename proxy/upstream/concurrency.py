@@ -1,14 +1,12 @@
-"""Blocking work in threads, background tasks, and the order in which calls start that arrive at the same time."""
+"""Blocking work in threads, and background tasks."""
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_CALLS_PER_ITERATION: Final = 16
 LARGE_BYTES: Final = 2**16  # parsing and validating this much JSON takes a few milliseconds, at most 30
 
 
@@ -78,45 +76,3 @@ class BackgroundTasks:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # retrieve it, or asyncio logs it again
-
-
-class StartPacing:
-    """Starts at most `limit` calls in each iteration of the event loop, in the order of their arrival.
-
-    The event loop advances all tasks that are ready by one step per iteration. Without a limit, the first of thousands of
-    calls would reach its engine only after the last one was planned, and no other request would be answered meanwhile.
-    """
-
-    def __init__(self, limit: int = _CALLS_PER_ITERATION) -> None:
-        self._limit = limit
-        self._started: list[None] = []  # an item for each start in this iteration; cleared before the next one
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    def __repr__(self) -> str:
-        return f"<StartPacing, {len(self._waiting)} waiting>"
-
-    async def turn(self) -> None:
-        """Return when a call may start."""
-        loop = asyncio.get_running_loop()
-        if len(self._started) < self._limit and not self._waiting:
-            if not self._started:
-                loop.call_soon(self._started.clear)
-            self._started.append(None)
-            return
-        waiter: asyncio.Future[None] = loop.create_future()
-        if not self._waiting:
-            loop.call_soon(self._next_iteration)
-        self._waiting.append(waiter)
-        await waiter
-
-    def _next_iteration(self) -> None:
-        while len(self._started) < self._limit and self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():  # a cancelled call takes no turn
-                waiter.set_result(None)
-                self._started.append(None)
-        loop = asyncio.get_running_loop()
-        if self._started:
-            loop.call_soon(self._started.clear)
-        if self._waiting:
-            loop.call_soon(self._next_iteration)

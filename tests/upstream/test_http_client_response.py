@@ -121,12 +121,12 @@ async def test_incomplete_bodies_have_the_messages_of_aiohttp(client, engine_at,
     assert str(expected.value) == str(found.value)
 
 
-async def test_a_response_to_head_has_no_body(client, engine_at):
-    url = await engine_at(sending(HEAD + b"Content-Length: 5\r\n\r\nhello"))
+@pytest.mark.parametrize("header", [("Content-Length", "5"), ("Content-Encoding", "br")])
+async def test_a_response_to_head_has_no_body(client, engine_at, header):
+    """Which is not decoded, either."""
+    url = await engine_at(sending(HEAD + "{}: {}\r\n\r\nhello".format(*header).encode()))
 
-    assert (200, [("Content-Length", "5")], b"") == await everything(
-        await client.request("HEAD", url, headers=(), body=None)
-    )
+    assert (200, [header], b"") == await everything(await client.request("HEAD", url, headers=(), body=None))
 
 
 async def test_what_arrived_before_an_error_is_read_before_it_is_raised(client, engine_at):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
@@ -27,7 +28,7 @@ from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.images import IMAGES
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
-from proxy.upstream.concurrency import LARGE_BYTES, off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
 from proxy.upstream.context_window import tokens_left
 from proxy.upstream.image_tokens import with_placeholders
 from proxy.upstream.system_messages import with_engine_traits
@@ -167,7 +168,8 @@ async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> No
     if "auto" in options.sampling.cap.values():
         left = await tokens_left(context.upstream, endpoint, options, DIALECTS[path], body, body_bytes=call.body_bytes)
         options = replace(options, room_left=left)
-    plan = await off_loop(call.body_bytes, LARGE_BYTES, _planned, call, endpoint, plans, path, body, options)
+    planned = partial(_planned, call, endpoint, plans, path, body, options)
+    plan = planned() if call.body_bytes <= LARGE_BYTES else await in_thread(planned)
     if (session := endpoint.settings.session) is not None:
         place = SessionPlace(session.header_name, session.field, session.of == "thread", plan.extra.get("agent"))
         plan = await off_loop(call.body_bytes, LARGE_BYTES, with_session, plan, place, headers)

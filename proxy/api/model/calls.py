@@ -40,7 +40,7 @@ from proxy.rollouts.steps import read_steps
 from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.thread_agents import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
-from proxy.upstream.concurrency import LARGE_BYTES, off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
 from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER, STEP_HEADER
 from proxy.upstream.system_messages import expected_options
 
@@ -85,7 +85,8 @@ async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamR
     body_bytes = len(text)
     live = context.rollouts.get(_text_rollout(request)) if body_bytes >= LONG_TEXT else None
     before = None if live is None else live.text
-    body, adapter, digest, long = await off_loop(body_bytes, LARGE_BYTES, _read, text, route, request, before)
+    read = partial(_read, text, route, request, before)
+    body, adapter, digest, long = read() if body_bytes <= LARGE_BYTES else await in_thread(read)
     path = request.endpoint if adapter is None else adapter.endpoint
     dialect = DIALECTS[path]
     rollout_id = request.rollout_id if adapter is None else None

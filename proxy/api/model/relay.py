@@ -553,7 +553,9 @@ def _report(call: Call, client: ClientStream) -> None:
     metrics.call_duration_seconds.labels(*labels).observe(total_s)
     # A request that causes losses itself (echo, no reasoning) has a problem code of its own, which explains the other codes.
     if step is not None and step.status == "complete" and not (plan.expected - QUIRK_CODES).intersection(step.problems):
-        context.upstream.note_ids(call.endpoint, returned=not _WITHOUT_IDS.intersection(step.problems))
+        returned = not _WITHOUT_IDS.intersection(step.problems)
+        if not (returned and call.endpoint.returns_ids):
+            context.upstream.note_ids(call.endpoint, returned=returned)
         for code in QUIRK_CODES.intersection(step.problems) - plan.expected:
             metrics.unexpected_losses.labels(call.endpoint.label, code).inc()
             LOG.warning(
