@@ -22,7 +22,7 @@ from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, ser
 from proxy.protocols.sse import EVENT_STREAM, StreamFormat
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.whole_response import error_events
-from proxy.trajectory.images import IMAGES, has_images, has_lists, names_in
+from proxy.trajectory.images import IMAGES, has_images, names_in
 from proxy.trajectory.step import DEFAULT_POLICY, EXPERTS_START, EngineFacts
 
 _STREAM: Final = frozenset({"stream", "stream_options"})
@@ -165,14 +165,12 @@ class PreparedPlan:
     """What the plans of calls with the same `template_of` and options have in common.
 
     `plan` lacks what is a call's own. `fields` are set in the body once `unset` are removed. `call_id`: see `Injection`.
-    `has_lists`: contents of messages are lists, which may have images.
     """
 
     plan: Plan
     fields: Json
     unset: set[str]
     call_id: tuple[str, str] | None
-    has_lists: bool
 
     def for_call(
         self,
@@ -183,6 +181,7 @@ class PreparedPlan:
         policy: str = DEFAULT_POLICY,
         policy_at: tuple[str | None, int] = (None, 0),
         extra: Mapping[str, Any] = _NO_EXTRA,
+        may_have_images: bool = True,
     ) -> Plan:
         """Return the plan of a call. `policy_at` is the announced version and epoch."""
         plan, fields, sent, abort = self.plan, self.fields, self.plan.sent, None
@@ -193,8 +192,8 @@ class PreparedPlan:
             sent = {**sent, "set": sent["set"] | call_id}
         kept = {key: value for key, value in body.items() if key not in self.unset} if self.unset else body
         extra = {**extra, **plan.extra}
-        if self.has_lists and has_images(body["messages"]):
-            extra[IMAGES] = {"ids": names_in(body["messages"]), "candidates": ()}
+        if may_have_images and has_images(messages := body.get("messages")):
+            extra[IMAGES] = {"ids": names_in(messages), "candidates": ()}
         return replace(
             plan,
             step_id=step_id,
@@ -231,17 +230,17 @@ class PreparedPlans(dict[bytes, PreparedPlan]):
             self[key] = plan
 
 
-def template_of(body: Json, dialect: Dialect, rules: Sampling) -> Json | None:
+def template_of(body: Json, dialect: Dialect, rules: Sampling, *, has_lists: bool) -> Json | None:
     """Return a body in which the prompt is replaced by what a plan depends on in it.
 
-    None if that may be the whole prompt, or if a rule replaces it.
+    None if that may be the whole prompt, or if a rule replaces it. `has_lists`: contents of messages are lists of parts.
     """
     name = dialect.prompt_field
     prompt = body.get(name)
     if isinstance(prompt, str):
         form: Any = ""
     elif isinstance(prompt, list) and name in {"messages", "token_ids"}:
-        form = [has_more_than_text(body)] if name == "messages" and has_lists(prompt) else []
+        form = [has_more_than_text(body)] if has_lists else []
     else:
         return None
     return None if name in rules.override else {**body, name: form}
@@ -259,29 +258,30 @@ def prepare(
 ) -> PreparedPlan:
     """Prepare the plans of calls like this one. `logprobs_mode` is the configured one. Raises UnprocessableRequest."""
     dialect = DIALECTS[endpoint]
-    own = dialect.response_options(body)
+    edited, requested = body, dialect.response_options(body)
     fields, unset = edit(body, options, dialect)
-    fields = fields if tokens is None else {**tokens.fields(body), **fields}
-    edited = {key: value for key, value in body.items() if key not in unset} | fields
-    sent = dialect.response_options(edited) if fields or unset else own
-    options = replace(options, requested=replace(own, samples=sent.samples, choices=sent.choices))
+    if tokens is not None:
+        fields = {**tokens.fields(body), **fields}
+    if fields or unset:
+        edited = {key: value for key, value in body.items() if key not in unset} | fields
+        sent = dialect.response_options(edited)
+        requested = replace(requested, samples=sent.samples, choices=sent.choices)
+    if requested != options.requested:
+        options = replace(options, requested=requested)
     framing = _framing(edited, dialect, engine, options, must_replay=tokens is not None)
     if framing == "replay":
         unset |= _STREAM
         edited = {key: value for key, value in edited.items() if key not in _STREAM}
     injection = engine.inject(dialect.name, edited, options)
-    sent_body = {**edited, **injection.fields}
-    changes = {**fields, **injection.fields}
+    sent_body, fields = {**edited, **injection.fields}, {**fields, **injection.fields}
+    changed = {key: value for key, value in fields.items() if key not in body or body[key] != value}
     plan = Plan(
         endpoint=endpoint,
         dialect=dialect,
         engine=engine,
         engine_facts=engine_facts,
-        response_options=options.requested,
-        sent={
-            "set": {key: value for key, value in changes.items() if key not in body or body[key] != value},
-            "unset": sorted(unset & body.keys()),
-        },
+        response_options=requested,
+        sent={"set": changed, "unset": sorted(unset & body.keys())},
         view=_view(dialect, engine, injection, options, body, sent_body, tokens, framing),
         model_asked=_name(body.get("model")),
         model_served=_name(sent_body.get("model")) or options.traits.model,
@@ -293,10 +293,8 @@ def prepare(
         expected=_expected(dialect, edited, options, framing),
         extra={} if framing == "whole" else {"streaming": framing},
     )
-    applied = {
-        key: value for key, value in changes.items() if key in sent_body
-    }  # a replayed stream has none of its fields
-    return PreparedPlan(plan, applied, unset, injection.call_id, has_lists(body.get("messages")))
+    fields = {key: value for key, value in fields.items() if key in sent_body}  # without `stream` if it is replayed
+    return PreparedPlan(plan, fields, unset, injection.call_id)
 
 
 def _framing(body: Json, dialect: Dialect, engine: Engine, options: CallOptions, *, must_replay: bool) -> Framing:

@@ -10,6 +10,7 @@ from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines.base import CallOptions, Traits
 from proxy.protocols.plan import PreparedPlans, SessionPlace, template_of, with_session
 from proxy.protocols.sampling import Sampling
+from proxy.trajectory.images import has_lists
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODY = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]}
@@ -207,6 +208,10 @@ RULES = [
 OPTIONS = [CallOptions(sampling=rules, streaming=how) for rules in RULES for how in ("auto", "replay")]
 
 
+def template(path: str, body: dict, rules: Sampling) -> dict | None:
+    return template_of(body, DIALECTS[path], rules, has_lists=has_lists(body.get("messages")))
+
+
 def variants(path: str) -> list[dict]:
     """Return bodies with each prompt, and with each value of each field."""
     name, prompts = PROMPTS[path]
@@ -221,8 +226,8 @@ def test_a_plan_that_was_prepared_for_another_call_is_that_of_the_call(path, kin
     for options in OPTIONS:
         templates: dict[bytes, list[dict]] = {}
         for body in variants(path):
-            if (template := template_of(body, DIALECTS[path], options.sampling)) is not None:
-                templates.setdefault(orjson.dumps(template), []).append(body)
+            if (found := template(path, body, options.sampling)) is not None:
+                templates.setdefault(orjson.dumps(found), []).append(body)
         for alike in templates.values():
             for prepared in [prepared_of(path, body, options, kind=kind) for body in alike]:
                 for body in alike:
@@ -238,7 +243,7 @@ def test_a_plan_with_several_fields_is_prepared_for_other_prompts(data, path, ki
         field: data.draw(st.sampled_from(VALUES[field])) for field in data.draw(st.sets(st.sampled_from(list(VALUES))))
     }
     earlier, body = ({**fields, name: data.draw(st.sampled_from(prompts))} for _ in range(2))
-    templates = [template_of(each, DIALECTS[path], options.sampling) for each in (earlier, body)]
+    templates = [template(path, each, options.sampling) for each in (earlier, body)]
     if None not in templates and templates[0] == templates[1]:
         prepared = prepared_of(path, earlier, options, kind=kind)
 
@@ -249,9 +254,7 @@ def test_a_plan_with_several_fields_is_prepared_for_other_prompts(data, path, ki
 
 @pytest.mark.parametrize("prompt", [[{"role": "user", "content": "other"}], [{"role": "tool"}], []])
 def test_messages_of_text_have_one_template(prompt):
-    assert template_of(BODY, DIALECTS[CHAT], Sampling()) == template_of(
-        BODY | {"messages": prompt}, DIALECTS[CHAT], Sampling()
-    )
+    assert template(CHAT, BODY, Sampling()) == template(CHAT, BODY | {"messages": prompt}, Sampling())
 
 
 def test_prepared_plans_are_dropped_when_there_are_too_many():

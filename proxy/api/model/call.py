@@ -25,7 +25,7 @@ from proxy.rollouts.admission import Admitted
 from proxy.rollouts.idempotency import Attempt
 from proxy.rollouts.policy import Policy
 from proxy.rollouts.rollout import Rollout
-from proxy.trajectory.images import IMAGES
+from proxy.trajectory.images import IMAGES, has_lists
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
 from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
@@ -189,9 +189,10 @@ def _planned(
 ) -> Plan:
     """Return the plan of a call, as an earlier call of the same form had it. Raises UnprocessableRequest."""
     rollout, engine, attempt = call.rollout, endpoint.engine, call.attempt
-    template = template_of(body, DIALECTS[path], options.sampling) if call.tokens is None else None
+    may_have_images = has_lists(body.get("messages"))
+    template = template_of(body, DIALECTS[path], options.sampling, has_lists=may_have_images)
     prepared, key = None, b""
-    if template is not None:
+    if template is not None and call.tokens is None:
         terms = (
             rollout.sampling,
             rollout.tools,
@@ -200,8 +201,8 @@ def _planned(
             options.is_translated,
             options.logprobs,
         )
-        flags = [is_on(options.headers.get(name)) for name in engine.headers_read]
-        key = orjson.dumps((template, path, terms, options.traits.forces_usage, flags))
+        flags = map(is_on, map(options.headers.get, engine.headers_read))
+        key = orjson.dumps((template, path, terms, options.traits.forces_usage, *flags))
         prepared = plans.get(key)
     if prepared is None:
         prepared = prepare(
@@ -223,6 +224,7 @@ def _planned(
         policy=call.policy.name,
         policy_at=(announced.version, announced.epoch),
         extra={**attempt.extra, "attempts": list(call.failed)} if call.failed else attempt.extra,
+        may_have_images=may_have_images,
     )
 
 
