@@ -3,7 +3,6 @@
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Final
 
 from msgspec import structs
@@ -42,13 +41,15 @@ class KnownTurns:
 class LiveRollout:
     """One incarnation of a rollout: as it was read last, and the number of its `calls` in flight.
 
-    `blocks`: the names of its blocks that are stored. Of the newest call: `prompt`, its ids, and `text`, its body if that is
-    long. `known`: the turns that calls continue, None if there are none in memory. `size`: the approximate memory in bytes.
+    `blocks`: the names of its blocks that are stored; `encoding` is held while a large step is encoded. Of the newest call:
+    `prompt`, its ids, and `text`, its body if that is long. `known`: the turns that calls continue, None if there are none in
+    memory. `size`: the approximate memory in bytes.
     """
 
     rollout: Rollout
     calls: int = 0
-    blocks: KnownBlocks = field(default_factory=lambda: KnownBlocks(lock=Lock()))
+    blocks: KnownBlocks = field(default_factory=KnownBlocks)
+    encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
     prompt: KnownPrompt | None = None
     text: LongText | None = None
     known: KnownTurns | None = None

@@ -13,7 +13,7 @@ Rule 4: a step that is stored after its rollout was finished is late, by the wri
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
@@ -196,7 +196,7 @@ class Recorder:
             return
         known, incarnation = live.blocks, live.rollout.incarnation
         is_first = not known  # of this process: the store knows whether it is the rollout's first one
-        step, record = await _encoded(step, known, body_bytes)
+        step, record = await _encoded(step, known, body_bytes, live.encoding)
         started = self._clock.monotonic()
         try:
             entry = _entry(step, incarnation, record, is_first=is_first)
@@ -312,15 +312,21 @@ class Recorder:
                     return
 
 
-async def _encoded(step: Step, known: set[bytes], body_bytes: int) -> tuple[Step, Record]:
-    """Return the step as it is stored, and its record."""
+async def _encoded(
+    step: Step, known: set[bytes], body_bytes: int, alone: asyncio.Lock | None = None
+) -> tuple[Step, Record]:
+    """Return the step as it is stored, and its record.
+
+    Large steps are encoded `alone`: those after the first one have its blocks, stored or not.
+    """
     items = 0
     for value in step.request.values():
         if isinstance(value, list):
             items += len(value)
     if body_bytes < _ENCODE_IN_THREAD_FROM_BYTES and items < _ENCODE_IN_THREAD_FROM_ITEMS:
         return encode_leniently(step, known)
-    return await asyncio.to_thread(encode_leniently, step, known)
+    async with alone or nullcontext():
+        return await asyncio.to_thread(encode_leniently, step, known)
 
 
 def _entry(

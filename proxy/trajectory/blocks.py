@@ -10,8 +10,7 @@ takes few blocks, which are compressed in a quarter of the time, and one that gr
 Names do not depend on the runs, so processes that cut the same ids differently still name, and share, the same chain.
 """
 
-from collections.abc import Callable, Container, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Container, Mapping
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -50,7 +49,6 @@ _VALUES: Final[dict[bytes, Callable[[bytes], Any]]] = {
 }
 
 
-_NO_LOCK: Final = nullcontext()
 _IN_UNITS: Final = (IDS, JSON)
 
 
@@ -70,18 +68,13 @@ class KnownBlocks(set[bytes]):
     """The names of the blocks of a rollout that are stored, and its newest long chain of each kind.
 
     A chain that begins as the one before has the same names until then: comparing takes a twentieth of the time of hashing.
-    `made` are the newest blocks, stored or not, so that calls at the same time compress their common prompt once.
-    `chain_bytes` is the approximate memory of all these. Threads may use this at the same time if it has a `lock`, which a
-    writer holds while it writes a long chain.
+    `made` are the newest blocks, stored or not, so that calls compress a common prompt once before it is stored.
+    `chain_bytes` is the approximate memory of all these. Threads may use this at the same time.
     """
 
     chain_bytes = 0
     made: Mapping[bytes, bytes] = MappingProxyType({})
     _chains: Mapping[bytes, _Chain] = made  # type: ignore[assignment] # replaced, so that a rollout of short chains has none
-
-    def __init__(self, names: Iterable[bytes] = (), lock: AbstractContextManager[Any] = _NO_LOCK) -> None:
-        super().__init__(names)
-        self.lock = lock
 
     def names_of(self, kind: bytes, content: Content, size: int) -> tuple[list[bytes], int]:
         """Return the name of each piece of a chain of this size, and how many pieces begin the newest chain as well."""
@@ -155,9 +148,8 @@ class BlockWriter:
         size = len(content) if isinstance(content, bytes) else sum(map(len, content))
         if size < _LONG_CHAIN_BYTES or not isinstance(known, KnownBlocks):
             return self._add(content, names_of(kind, content), 0, {})
-        with known.lock:
-            end = self._add(content, *known.names_of(kind, content, size), known.made)
-            known.keep(self.blocks)
+        end = self._add(content, *known.names_of(kind, content, size), known.made)
+        known.keep(self.blocks)
         return end
 
     def _add(self, content: Content, names: list[bytes], fork: int, made: Mapping[bytes, bytes]) -> bytes:

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from itertools import pairwise
 from random import Random
-from threading import Lock
 from unittest.mock import patch
 
 import orjson
@@ -133,16 +132,12 @@ def test_branches_of_a_stored_run_store_their_common_beginning_once():
     assert [[16], [8, 2, 1, 1, 4], [1, 4], [1, 4]] == new
 
 
-def test_writers_at_the_same_time_compress_a_common_prompt_once():
-    """Each has all blocks, as none is stored yet."""
-    raw, known = os.urandom(500 * UNIT_BYTES), KnownBlocks(lock=Lock())
-    compressed = []
+def test_a_common_prompt_is_compressed_once_before_it_is_stored():
+    """Each writer has all blocks."""
+    raw, known, compressed = os.urandom(500 * UNIT_BYTES), KnownBlocks(), []
     writers = [BlockWriter(known) for _ in range(10)]
-    with (
-        patch.object(BlockWriter, "compress", lambda _, piece: compressed.append(piece) or piece),
-        ThreadPoolExecutor(4) as pool,
-    ):
-        ends = set(pool.map(lambda writer: writer.write(IDS, raw), writers))
+    with patch.object(BlockWriter, "compress", lambda _, piece: compressed.append(piece) or piece):
+        ends = {writer.write(IDS, raw) for writer in writers}
 
     assert 1 == len(ends)
     assert 32 == len(compressed)
