@@ -38,7 +38,7 @@ class DriftWatch:
 
     def offer(self, step: Step, live: LiveRollout, _appended: Appended, _bytes: int) -> None:
         """Look up the texts of a stored step, after the callback of its call has run."""
-        if step.is_chat and not self._is_closed:
+        if not self._is_closed:
             asyncio.get_running_loop().call_soon(self._take, step, live.rollout.incarnation)
 
     async def close(self) -> None:
