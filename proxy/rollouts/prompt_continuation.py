@@ -34,7 +34,7 @@ from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.step import Step, answers_of
 from proxy.trajectory.thread_agents import agent_of
 from proxy.upstream import Endpoint, Upstream
-from proxy.upstream.concurrency import LARGE_BYTES, BackgroundTasks, off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, LONG_IDS, BackgroundTasks, off_loop
 from proxy.upstream.headers import CONTINUATION_HEADER
 from proxy.upstream.prompt_lookups import PromptLookups
 from proxy.upstream.witnesses import MISSES, PAUSE_S
@@ -43,7 +43,6 @@ from storage.store import Store
 from storage.types import Appended
 
 _PAGE: Final = 200  # records per read from the store
-_LONG_IDS: Final = 2**15  # converting so many ids, or hashing their messages, takes about half a millisecond
 _BYTES_PER_TOKEN: Final = 4  # of text
 _BYTES_PER_COMPARISON: Final = 256  # of a body whose reading takes as long as comparing one reply
 _WEIGHT_OF_STEP: Final = 4  # an estimate: bytes of memory for each byte of the request and the response of a step
@@ -142,7 +141,7 @@ class PromptContinuation:
         if not _fits(result, endpoint.windows.get(str(plan.model_served)), plan.body):
             result = Continuation(None, "window")
         self.count(result)
-        ids = None if result.ids is None else await off_loop(len(result.ids), _LONG_IDS, result.ids.tolist)
+        ids = None if result.ids is None else await off_loop(len(result.ids), LONG_IDS, result.ids.tolist)
         return with_continuation(plan, ids, _facts(turn, result))
 
     async def sampled_calls(self, call: Admitted, call_ids: Sequence[str]) -> dict[str, Message]:
@@ -233,7 +232,7 @@ class PromptContinuation:
                 if isinstance(found, Match)
                 else continue_text(found, str(plan.body["prompt"]))
             )
-            texts = body_bytes + size_of([turn.reply], _BYTES_PER_TOKEN * _LONG_IDS)
+            texts = body_bytes + size_of([turn.reply], _BYTES_PER_TOKEN * LONG_IDS)
             result = await lookups.run(generator, len(turn.prompt) + len(turn.ids) + texts // _BYTES_PER_TOKEN)
         except (LookupFailed, EngineError) as error:
             LOG.info("Call sent unchanged: %s", error, extra={"fields": {"step_id": plan.step_id}})
@@ -366,7 +365,7 @@ def _are_short(steps: Sequence[tuple[int, Step]]) -> bool:
         values += (step.request, step.sent)
         for answer in answers_of(step).values():  # replies without their logprobs
             values += (answer.get("message"), answer.get("text"))
-    most = _BYTES_PER_TOKEN * (_LONG_IDS - ids)
+    most = _BYTES_PER_TOKEN * (LONG_IDS - ids)
     return most >= 0 and size_of(values, most) <= most
 
 

@@ -39,7 +39,7 @@ from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import Record, UnreadableRecord, decode, encode_leniently
 from proxy.trajectory.step import CACHED_TOKENS, Step
-from proxy.upstream.concurrency import BackgroundTasks
+from proxy.upstream.concurrency import PLAIN_BYTES, BackgroundTasks
 from storage.errors import MissingBlocks, RolloutDeleted, RolloutExpired, StorageError, StoreUnreachable
 from storage.store import Store
 from storage.types import Appended, Origin, StepWrite, StoredEntity
@@ -47,7 +47,6 @@ from storage.types import Appended, Origin, StepWrite, StoredEntity
 T = TypeVar("T")
 Follower: TypeAlias = Callable[[Step, LiveRollout, Appended, int], None]
 
-_ENCODE_IN_THREAD_FROM_BYTES = 2**18  # about a millisecond of hashing and compressing
 _ENCODE_IN_THREAD_FROM_ITEMS = 2**10  # as long: each message is a block, with a hash of its own
 
 
@@ -323,7 +322,7 @@ async def _encoded(
     for value in step.request.values():
         if isinstance(value, list):
             items += len(value)
-    if body_bytes < _ENCODE_IN_THREAD_FROM_BYTES and items < _ENCODE_IN_THREAD_FROM_ITEMS:
+    if body_bytes < PLAIN_BYTES and items < _ENCODE_IN_THREAD_FROM_ITEMS:
         return encode_leniently(step, known)
     async with alone or nullcontext():
         return await asyncio.to_thread(encode_leniently, step, known)

@@ -7,7 +7,9 @@ from typing import Any, Final, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LARGE_BYTES: Final = 2**16  # parsing and validating this much JSON takes a few milliseconds, at most 30
+LARGE_BYTES: Final = 2**16  # of JSON: parsing and validating it takes a few milliseconds, at most 30
+PLAIN_BYTES: Final = 2**18  # parsing, writing, hashing or compressing them, without Python code, takes milliseconds
+LONG_IDS: Final = 2**15  # token ids: comparing, converting or hashing them takes about a millisecond
 
 
 async def off_loop(size: int, limit: int, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:

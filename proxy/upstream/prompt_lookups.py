@@ -17,12 +17,11 @@ from proxy.protocols.engines.tokenizer_api import (
 )
 from proxy.trajectory.json_bytes import size_of
 from proxy.upstream.client import Upstream
-from proxy.upstream.concurrency import LARGE_BYTES, off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, LONG_IDS, off_loop
 from proxy.upstream.endpoint import Endpoint
 
 T = TypeVar("T")
 
-_LONG_IDS: Final = 2**15  # comparing and converting so many ids takes about a millisecond
 _BYTES_PER_ID: Final = 6  # in JSON
 
 
@@ -53,7 +52,7 @@ class PromptLookups:
         result: LookupResult = None
         while True:
             size = length + (0 if result is None else len(result))
-            lookup, value = await off_loop(size, _LONG_IDS, _advance, lookups, result)
+            lookup, value = await off_loop(size, LONG_IDS, _advance, lookups, result)
             if lookup is None:
                 return cast("T", value)
             result = await self.get(lookup)
@@ -88,7 +87,7 @@ class PromptLookups:
         if body is None:
             return None
         tokens = body.get("tokens") if isinstance(body, dict) else None
-        ids = await off_loop(len(tokens) if isinstance(tokens, list) else 0, _LONG_IDS, read_ids, body)
+        ids = await off_loop(len(tokens) if isinstance(tokens, list) else 0, LONG_IDS, read_ids, body)
         if ids is None:
             raise LookupFailed("the engine returned no token ids for messages")
         if window := read_window(body):

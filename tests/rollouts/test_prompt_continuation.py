@@ -180,7 +180,7 @@ async def test_the_prompts_of_a_linear_rollout_are_counted_once(store, monkeypat
 
 async def test_long_steps_are_added_in_threads(store, monkeypatch):
     """Calls that follow at once, concurrent ones and later ones find them."""
-    monkeypatch.setattr(prompt_continuation, "_LONG_IDS", 10)
+    monkeypatch.setattr(prompt_continuation, "LONG_IDS", 10)
     async with served(store) as proxy:
         agent = proxy.agent("r1")
         await agent.turns(3)
@@ -193,7 +193,7 @@ async def test_long_steps_are_added_in_threads(store, monkeypatch):
 
 async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(store, reads, monkeypatch):
     """It is not read from the store."""
-    monkeypatch.setattr(prompt_continuation, "_LONG_IDS", 10)
+    monkeypatch.setattr(prompt_continuation, "LONG_IDS", 10)
     real, adding, proceed = prompt_continuation._add_all, threading.Event(), threading.Event()
 
     def add_all(turns, steps):
@@ -218,7 +218,7 @@ async def test_a_step_that_is_stored_while_others_are_added_is_added_after_them(
 
 async def test_a_timeout_while_a_step_is_added_leaves_the_turns_whole(store, monkeypatch):
     """The thread ends before another call searches the turns."""
-    monkeypatch.setattr(prompt_continuation, "_LONG_IDS", 10)
+    monkeypatch.setattr(prompt_continuation, "LONG_IDS", 10)
     made = continuations_made(monkeypatch)
     real, adding, proceed = prompt_continuation._add_all, threading.Event(), threading.Event()
 

@@ -26,7 +26,7 @@ from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.response import MALFORMED
 from proxy.telemetry.logs import LOG
-from proxy.upstream.concurrency import in_thread
+from proxy.upstream.concurrency import PLAIN_BYTES, in_thread
 from proxy.upstream.endpoint import can_fail_over, check_status
 from proxy.upstream.headers import ROLLOUT_HEADER, STEP_HEADER
 from proxy.upstream.http_client import HttpResponse
@@ -35,7 +35,6 @@ T = TypeVar("T")
 
 
 _BYTES_PER_ID = 7  # in JSON
-_THREAD_FROM_BYTES = 2**18  # parsing and writing so much JSON takes milliseconds
 _BYTES_PER_LINE = 128  # whose parsing takes as long as the handling of one line of a stream
 _REJECTED = (400, 404, 422)
 _WITHOUT_IDS = frozenset({"no_token_ids", "retokenized"})
@@ -225,7 +224,7 @@ async def _finished(call: Call, exchange: Exchange) -> Outcome:
     """Return the outcome of a complete response."""
     context, plan = call.context, call.plan
     timing, version = call.timing(context.clock.now()), call.policy.version.announced.version
-    if call.body_bytes <= _THREAD_FROM_BYTES:
+    if call.body_bytes <= PLAIN_BYTES:
         outcome = exchange.finish(timing, version)
     else:
         outcome = await in_thread(exchange.finish, timing, version)
@@ -259,7 +258,7 @@ async def _record_cut(call: Call) -> None:
         policy_version=call.policy.version.announced.version,
         is_aborted=call.is_aborted,
     )
-    outcome = abort() if call.body_bytes <= _THREAD_FROM_BYTES else await _despite_cancellation(abort)
+    outcome = abort() if call.body_bytes <= PLAIN_BYTES else await _despite_cancellation(abort)
     call.step = outcome.step
     call.context.recorder.record_detached(call.step, call.admitted.live, body_bytes=call.body_bytes)
 
@@ -371,7 +370,7 @@ async def _sent(call: Call) -> HttpResponse:
     """Send the call to its endpoint, and return the response."""
     plan = call.plan
     size = call.body_bytes + _BYTES_PER_ID * len(plan.prompt_ids or ())
-    body = orjson.dumps(plan.body) if size <= _THREAD_FROM_BYTES else await asyncio.to_thread(orjson.dumps, plan.body)
+    body = orjson.dumps(plan.body) if size <= PLAIN_BYTES else await asyncio.to_thread(orjson.dumps, plan.body)
     call.sent = call.context.clock.monotonic()
     headers = [*call.request.headers.items(), *plan.headers.items()]
     if call.trace is not None:
@@ -412,7 +411,7 @@ async def _stream(call: Call, client: ClientStream, exchange: Exchange, sent: Ht
             context.memory_limit.receive(call, read, limit_bytes, is_cumulative=response.is_cumulative)
             lines = read.count(b"\n") + read.count(b"\r")  # of many short events each takes as long as a longer text
             size = response.pending + len(read) + _BYTES_PER_LINE * lines
-            shown = response.feed(read) if size <= _THREAD_FROM_BYTES else await in_thread(response.feed, read)
+            shown = response.feed(read) if size <= PLAIN_BYTES else await in_thread(response.feed, read)
             if (shown or client.is_stream) and not call.is_aborted:
                 await _forward(call, client, shown)
             if response.is_over:
@@ -454,7 +453,7 @@ async def _follow_up(call: Call, exchange: Exchange) -> None:
         call.endpoint.forces_usage.show(call.plan.rollout_id, what=True)
     elif call.endpoint.forces_usage.is_open and exchange.response.forces_usage is False:
         call.endpoint.forces_usage.oppose()
-    is_short = call.body_bytes <= _THREAD_FROM_BYTES
+    is_short = call.body_bytes <= PLAIN_BYTES
     model, request = exchange.missing() if is_short else await in_thread(exchange.missing)
     if model is not None:
         exchange.served_models = await call.context.upstream.served_models(call.endpoint, model)
@@ -484,7 +483,7 @@ async def _failed(call: Call, client: ClientStream, error: Exception) -> Outcome
     fault = internal_error(error, step_id=plan.step_id)
     exchange = call.exchange or Exchange(plan, 0, "")
     fail = partial(exchange.fail, f"internal error {fault.error_id}", call.timing())
-    step = fail() if call.body_bytes <= _THREAD_FROM_BYTES else await in_thread(fail)
+    step = fail() if call.body_bytes <= PLAIN_BYTES else await in_thread(fail)
     body = plan.error_dialect.error(fault)
     if not client.headers_sent:
         client.set_head(fault.status, {"Content-Type": "application/json"})
@@ -510,7 +509,7 @@ async def _broken(call: Call, client: ClientStream, fault: EngineError) -> Outco
         outcome = _unanswered(call, fault)
     else:
         abort = partial(exchange.abort, fault.message, call.timing(), delivered=True)
-        outcome = abort() if call.body_bytes <= _THREAD_FROM_BYTES else await in_thread(abort)
+        outcome = abort() if call.body_bytes <= PLAIN_BYTES else await in_thread(abort)
     if client.only_keepalives_sent:
         return Outcome(plan.error_events(error), outcome.step, broken=False)
     if client.headers_sent:
