@@ -1,7 +1,8 @@
 """Where the CPU time of a call goes: samples of TokenTape's process while 16 clients call it.
 
 A timer of CPU time interrupts the process, and the sample is the Python function that runs. What the event loop does in C
-between two functions, mostly reads and writes of sockets, counts for the function that runs next.
+between two functions, mostly reads and writes of sockets, counts for the function that runs next; what threads do, for the
+function that the event loop runs meanwhile.
 """
 
 import json
@@ -103,7 +104,7 @@ def keep(command: str) -> None:
     functions = unstreamed.us(lambda sample: sample.place).most_common(_SHOWN)
     how = (
         "CPU time of a call in µs with 16 clients, by the package that spends it or calls the library that does; reads and "
-        "writes of sockets count for the function that runs next.\n"
+        "writes of sockets count for the function that runs next, and threads for what the event loop runs meanwhile.\n"
     )
     own = [[name, f"{value:.0f}"] for name, value in functions]
     tables = (
