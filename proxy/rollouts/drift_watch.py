@@ -37,9 +37,17 @@ class DriftWatch:
         return f"<DriftWatch {len(self._tasks)} waiting, {self._endings!r}>"
 
     def offer(self, step: Step, live: LiveRollout, _appended: Appended, _bytes: int) -> None:
-        """Look up the texts of a stored step, after the callback of its call has run."""
-        if not self._is_closed:
-            asyncio.get_running_loop().call_soon(self._take, step, live.rollout.incarnation)
+        """Look up the texts of a stored step."""
+        incarnation = live.rollout.incarnation
+        window = self._endings.add((step.rollout_id, incarnation, step.policy), step)
+        if window is None or self._is_closed or len(self._tasks) >= _MAX_WAITING:
+            return
+        name = (step.rollout_id, incarnation, window.key)
+        if name not in self._kept:  # several steps may continue alike
+            self._kept[name] = None
+            if len(self._kept) > _MAX_REMEMBERED:
+                self._kept.popitem(last=False)
+            self._hold(self._look_up(name, window))
 
     async def close(self) -> None:
         """Wait briefly for running look-ups, and cancel the rest."""
@@ -50,17 +58,6 @@ class DriftWatch:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-
-    def _take(self, step: Step, incarnation: str) -> None:
-        window = self._endings.add((step.rollout_id, incarnation, step.policy), step)
-        if window is None or self._is_closed or len(self._tasks) >= _MAX_WAITING:
-            return
-        name = (step.rollout_id, incarnation, window.key)
-        if name not in self._kept:  # several steps may continue alike
-            self._kept[name] = None
-            if len(self._kept) > _MAX_REMEMBERED:
-                self._kept.popitem(last=False)
-            self._hold(self._look_up(name, window))
 
     def _hold(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -59,7 +59,7 @@ class Recorder:
     """Write steps to the store. Call `close` at the end.
 
     `followers` are called with each stored step, its rollout, the result and `body_bytes`, `late_followers`
-    with those that were stored after the finish; they must not block.
+    with those that were stored after the finish, when the callback of the call has run; they must not block.
     """
 
     def __init__(
@@ -225,6 +225,10 @@ class Recorder:
         if appended.is_late or appended.is_restored:
             self._note(entry, appended)
         self._count(step, entry)
+        # After the callback of the call, and before those of the next events: the next call of the agent finds the step.
+        asyncio.get_running_loop().call_soon(self._follow, step, live, appended, body_bytes)
+
+    def _follow(self, step: Step, live: LiveRollout, appended: Appended, body_bytes: int) -> None:
         for follow in (*self.followers, *self.late_followers) if appended.is_late else self.followers:
             follow(step, live, appended, body_bytes)
         if self._rollouts is not None:
