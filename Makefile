@@ -88,8 +88,8 @@ test-ui: $(READY)  ## test /ui in a headless Chromium; PICTURES=docs/images upda
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --group ui
 	$(BIN)/python -m pytest tests/system/browser $(if $(PICTURES),--pictures $(PICTURES))
 
-cassettes: $(READY)  ## record responses of ENGINE=http://… for the tests; FORCE=1 replaces existing ones
-	$(BIN)/python -m tests.cassettes.record $(if $(FORCE),--force) $(or $(ENGINE),$(error Set ENGINE=http://…))
+cassettes: $(READY)  ## record responses of ENGINE=http://… for the tests; FORCE=1 replaces existing ones; SET=, ONLY= (tests/cassettes/README.md)
+	$(BIN)/python -m tests.cassettes.record $(if $(FORCE),--force) $(if $(SET),--set $(SET)) $(if $(ONLY),--only '$(ONLY)') $(or $(ENGINE),$(error Set ENGINE=http://…))
 
 golden: $(READY)  ## record the store, exports and wire bytes of tests/golden again
 	PYTHONPATH=.:tests/support $(BIN)/python tests/golden/record.py

@@ -9,8 +9,10 @@ injected fields. So every case gives two twins, and two pairs that test strippin
 import argparse
 import http.client
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,9 +30,11 @@ VERSIONS = {"b0-unknown": "2026.10"}  # what the llama.cpp server of xllamacpp 2
 SUFFIXES = {"application/json": ".json", "text/event-stream": ".sse"}
 KEPT_HEADERS = ("content-type", "server", "x-request-id", "retry-after")
 TIMEOUT_S = 300.0
+MIDWAY_S = 0.15  # after the start of a call, a request of MIDWAY is sent
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 NATIVE = "/generate"  # of SGLang
+CONSTRAINTS = {"regex", "response_format", "tool_choice"}
 KINDS = {GENERATE: "vllm", NATIVE: "sglang"}  # of engines that have a path; others have all
 TOOL = {
     "type": "function",
@@ -41,6 +45,7 @@ TOOL = {
     },
 }
 CALL = r'<tool_call>\n\{"name": "add", "arguments": \{"x": [1-9][0-9]{2}\}\}\n</tool_call>'
+THOUGHT = r"<think>\nFrance has Paris\.\n</think>\n\n"
 # A constrained text, in the field of each engine; they ignore those of the others.
 EMOJI = {"structured_outputs": {"regex": "a🦙🎉é"}, "regex": "a🦙🎉é", "grammar": 'root ::= "a🦙🎉é"'}
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
@@ -145,6 +150,54 @@ TABLE: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
 }
 
 
+# The same for SGLang alone: its own fields, and shapes that its parsers and its defaults decide.
+_IDS_IN_SGLEXT = {"return_input_ids_in_sglext": True, "return_output_ids_in_sglext": True}
+_LONG = _CHAT | {"max_tokens": 300, "ignore_eos": True}
+_SHORT = _CHAT | {"regex": r"Paris\."}  # ends by itself
+OF_SGLANG: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "chat": {
+        "chat_short": (CHAT, _SHORT),
+        "chat_input_ids": (CHAT, _SHORT | {"input_ids": [504, 3575, 282]}),
+        "chat_thought": (CHAT, _CHAT | {"regex": THOUGHT + r"Paris\.", "max_tokens": 60}),
+    },
+    "errors": {
+        "err_no_messages": (CHAT, _CHAT | {"messages": []}),
+        "err_overlong": (CHAT, _CHAT | {"messages": [{"role": "user", "content": " word" * 2100}]}),
+        "err_unknown_field": (CHAT, _SHORT | {"no_such_field_xyz": 1}),
+        "err_top_without_logprobs": (CHAT, _SHORT | {"top_logprobs": 2}),
+    },
+    "options": {
+        "chat_token_ids": (CHAT, _SHORT | {"return_token_ids": True}),
+        "chat_prompt_token_ids": (CHAT, _SHORT | {"return_prompt_token_ids": True}),
+        "chat_top_logprobs": (CHAT, _SHORT | {"return_token_ids": True, "logprobs": True, "top_logprobs": 2}),
+        "chat_sglext": (CHAT, _SHORT | _IDS_IN_SGLEXT | {"logprobs": True}),
+        "chat_sglext_header": (CHAT, _SHORT),
+        "chat_rid": (CHAT, _SHORT | {"rid": "ro-1:step-3"}),
+        "cmpl_token_ids": (COMPLETIONS, _TEXT | {"prompt": [504, 3575, 282], "return_token_ids": True}),
+    },
+    "tools": {
+        "chat_thought_calls": (
+            CHAT,
+            _CHAT | {"tools": [TOOL], "regex": rf"{THOUGHT}One moment\. {CALL}\n{CALL}", "max_tokens": 140},
+        ),
+    },
+    "midway": {
+        "midway_abort": (CHAT, _LONG),
+        "midway_versions": (CHAT, _LONG),
+        "midway_cmpl_versions": (COMPLETIONS, _TEXT | {"max_tokens": 300, "ignore_eos": True}),
+    },
+}
+HEADERS = {"chat_sglext_header": {"x-sglext-return-input-ids": "1", "x-sglext-return-output-ids": "1"}}
+# Name -> path and body of the request that is sent while the call runs.
+_NEXT = ("/update_weight_version", {"new_version": "step-2", "abort_all_requests": False})
+MIDWAY = {
+    "midway_abort": ("/abort_request", {"abort_all": True}),
+    "midway_versions": _NEXT,
+    "midway_cmpl_versions": _NEXT,
+}
+AFTERWARDS = ("/update_weight_version", {"new_version": "default"})
+
+
 @dataclass(frozen=True)
 class Response:
     """A response: headers by lowercase name, the body without framing."""
@@ -163,6 +216,7 @@ class Case:
     body: dict[str, Any]
     headers: dict[str, str] = field(default_factory=dict)
     topic: str = ""
+    midway: tuple[str, dict[str, Any]] | None = None
 
 
 def send(
@@ -197,31 +251,36 @@ def detect(url: str) -> tuple[Traits, str]:
 def requests(traits: Traits, model: str) -> Iterator[Case]:
     """Yield each case up to four times: unstreamed and streamed, as a client sends it and with injected fields, if any."""
     facts = EngineFacts("e", traits.kind, traits.version, "")
-    cases_by_topic = ((topic, name, *case) for topic, cases in TABLE.items() for name, case in cases.items())
-    for topic, name, path, body in cases_by_topic:
+    tables = (TABLE, OF_SGLANG) if traits.kind == "sglang" else (TABLE,)
+    found = ((topic, name, *case) for table in tables for topic, cases in table.items() for name, case in cases.items())
+    for topic, name, path, body in found:
         if KINDS.get(path, traits.kind) != traits.kind:
             continue
         for framing, stream in (("n", {}), ("s", {"stream": True})):
             plain = {**({} if path == NATIVE else {"model": model}), **body, **stream}
             if traits.kind == "sglang" and path != NATIVE:
                 plain["top_k"] = 1  # SGLang ignores seeds without a GPU
+                # A grammar applies after the thought only, which the tiny model never ends.
+                if plain.keys() & CONSTRAINTS:
+                    plain["chat_template_kwargs"] = {"enable_thinking": False}
             if not stream:
                 plain.pop("stream_options", None)
+            headers, midway = HEADERS.get(name, {}), MIDWAY.get(name)
+            options = CallOptions(streaming="live", traits=traits, headers=headers)
             prepared = prepare(
-                plain, endpoint=path, options=CallOptions(streaming="live", traits=traits), engine=ENGINES[traits.kind],
-                engine_facts=facts, logprobs_mode=None,
-            )  # fmt: skip
-            plan = prepared.for_call(plain, step_id="", rollout_id="")
-            yield Case(f"{name}_{framing}_plain", path, plain, topic=topic)
+                plain, endpoint=path, options=options, engine=ENGINES[traits.kind], engine_facts=facts, logprobs_mode=None
+            )
+            plan = prepared.for_call(plain, step_id=f"{name}_{framing}", rollout_id="")
+            yield Case(f"{name}_{framing}_plain", path, plain, headers, topic, midway)
             if plan.body != plain or plan.headers:
-                yield Case(f"{name}_{framing}_inj", path, plan.body, dict(plan.headers), topic)
+                yield Case(f"{name}_{framing}_inj", path, plan.body, {**headers, **plan.headers}, topic, midway)
 
 
-def folder_for(traits: Traits) -> Path:
-    """Return the folder of an engine's recordings: beside its other cassettes, or a new one."""
+def folder_for(traits: Traits, of_set: str = "recorded") -> Path:
+    """Return the folder of a set of an engine: beside its other cassettes, or a new one."""
     name = f"{traits.kind}-{VERSIONS.get(traits.version, traits.version) or 'unknown'}"
     known = [path for path in HERE.iterdir() if path.is_dir() and name.startswith(path.name)]
-    return max(known, key=lambda path: len(path.name), default=HERE / name) / "recorded"
+    return max(known, key=lambda path: len(path.name), default=HERE / name) / of_set
 
 
 def write(folder: Path, case: Case, response: Response, model: str) -> None:
@@ -242,20 +301,42 @@ def write(folder: Path, case: Case, response: Response, model: str) -> None:
     (folder / f"{case.name}.request.json").write_bytes(_without_folder(_text(request), model))
 
 
-def record(url: str, folder: Path | None = None, *, force: bool = False) -> tuple[int, int]:
-    """Record the table; return how many cassettes were recorded, and how many existed."""
+def record(
+    url: str,
+    folder: Path | None = None,
+    *,
+    of_set: str = "recorded",
+    only: Collection[str] = ("*",),
+    force: bool = False,
+) -> tuple[int, int]:
+    """Record the cases whose names match a pattern; return how many were recorded, and how many existed."""
     traits, model = detect(url)
-    folder = folder or folder_for(traits)
+    folder = folder or folder_for(traits, of_set)
     recorded = kept = 0
     for case in requests(traits, model):
+        if not any(fnmatchcase(case.name, pattern) for pattern in only):
+            continue
         if not force and (folder / case.topic / f"{case.name}.request.json").exists():
             kept += 1
             continue
-        response = send(url, "POST", case.path, orjson.dumps(case.body), case.headers)
+        response = _send_case(url, case)
         write(folder, case, response, model)
         recorded += 1
         sys.stderr.write(f"{case.name}: {response.status}, {len(response.body)} bytes\n")
     return recorded, kept
+
+
+def _send_case(url: str, case: Case) -> Response:
+    """Send a request, and while it runs the one of MIDWAY, if any."""
+    if case.midway is None:
+        return send(url, "POST", case.path, orjson.dumps(case.body), case.headers)
+    (path, body), (then, after) = case.midway, AFTERWARDS
+    timer = threading.Timer(MIDWAY_S, send, (url, "POST", path, orjson.dumps(body)))
+    timer.start()
+    response = send(url, "POST", case.path, orjson.dumps(case.body), case.headers)
+    timer.join()
+    send(url, "POST", then, orjson.dumps(after))
+    return response
 
 
 def _json(response: Response) -> Any:
@@ -279,9 +360,11 @@ if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     arguments.add_argument("url", help="the engine's root, without /v1")
     arguments.add_argument("--force", action="store_true", help="record existing cassettes again")
+    arguments.add_argument("--set", default="recorded", help="the folder beside the engine's other sets (README.md)")
+    arguments.add_argument("--only", default="*", help="patterns of names, separated by spaces")
     options = arguments.parse_args()
     try:
-        new, old = record(options.url, force=options.force)
+        new, old = record(options.url, of_set=options.set, only=options.only.split(), force=options.force)
     except OSError as error:
         sys.exit(f"The engine at {options.url} is unreachable ({error}). Start it, or set ENGINE=http://… to its root.")
     sys.stdout.write(f"{new} recorded, {old} existed (FORCE=1 records them again)\n")

@@ -96,3 +96,17 @@ async def test_existing_cassettes_are_kept_unless_forced(folder, engine):
     _, old = await asyncio.to_thread(lambda: record(engine, folder, force=True))
     assert old == 0
     assert recorded.load(case.name).response != b"{}"
+
+
+async def test_a_pattern_selects_cases_and_headers_are_kept(folder):
+    """SGLang's own cases; the headers of a client, and those that are injected."""
+    only = ("chat_sglext_header_s_*", "midway_versions_n_plain")
+    async with simulating("127.0.0.1:0", Options(shape="sglang")) as url:
+        new, _ = await asyncio.to_thread(lambda: record(url, folder, only=only))
+    found = {name: recorded.load(name) for name in recorded.names()}
+    own = {"x-sglext-return-input-ids": "1", "x-sglext-return-output-ids": "1"}
+
+    assert {"chat_sglext_header_s_plain", "chat_sglext_header_s_inj", "midway_versions_n_plain"} == found.keys()
+    assert new == len(found)
+    assert own == found["chat_sglext_header_s_plain"].headers
+    assert found["midway_versions_n_plain"].headers is None

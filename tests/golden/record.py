@@ -41,7 +41,7 @@ SIMULATORS = {
 FACTS = {
     "real-vllm": {"/version": '{"version":"0.32.0"}'},
     "real-sglang": {
-        "/get_server_info": '{"version":"0.5.23","tool_call_parser":"qwen25","reasoning_parser":null}',
+        "/get_server_info": '{"version":"0.5.23","tool_call_parser":"hermes","reasoning_parser":"qwen3"}',
         "/get_model_info": '{"model_path":"m","is_generation":true,"weight_version":"default"}',
     },
     "real-llamacpp": {
@@ -52,6 +52,14 @@ FACTS = {
 PER_ROLLOUT = 12
 # Of vLLM's cassettes; all of them would make the store twice as large.
 SETS = ("recorded/", "reasoning/", "scale_out/", "tool_", "cmpl_n3", "chat_n3", "stop_", "utf8_", "err_")
+# Of SGLang's.
+OF_SGLANG = (
+    "each_token/", "recorded/chat_input_ids_n", "recorded/chat_prompt_token_ids_n", "recorded/chat_rid_n",
+    "recorded/chat_sglext_header_n", "recorded/chat_sglext_n", "recorded/chat_short_n", "recorded/chat_thought_calls_n",
+    "recorded/chat_thought_n", "recorded/chat_token_ids", "recorded/chat_tool_call_n", "recorded/chat_top_logprobs_n",
+    "recorded/chat_utf8_n", "recorded/cmpl_token_ids_n", "recorded/err_no_messages_n", "recorded/err_top_without_logprobs_n",
+    "recorded/err_unknown_field_n", "recorded/midway_abort", "recorded/midway_versions_n",
+)  # fmt: skip
 
 
 def paired(cassettes: list[Cassette]) -> list[Cassette]:
@@ -116,7 +124,9 @@ async def record() -> None:
         wire = {name: {"exchanges": []} for name in STAGES}
         real = {
             "real-vllm": paired([cassette for cassette in dialect_cassettes() if cassette.name.startswith(SETS)]),
-            "real-sglang": http_cassettes("sglang"),
+            "real-sglang": paired(
+                [cassette for cassette in dialect_cassettes("sglang") if cassette.name.startswith(OF_SGLANG)]
+            ),
             "real-llamacpp": http_cassettes("llamacpp"),
         }
         for name, cassettes in real.items():

@@ -97,7 +97,7 @@ def responses_with_flags():
     every = [
         *dialect_cassettes(),
         *dialect_cassettes("llamacpp"),
-        *http_cassettes("sglang"),
+        *dialect_cassettes("sglang"),
         *http_cassettes("llamacpp"),
     ]
     return [item for item in every if not (item.kind == "vllm" and item.name.startswith("recorded/"))]

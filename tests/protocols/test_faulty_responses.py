@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import orjson
 import pytest
-from recorded import Cassette, load, load_http, plan_of, play
+from recorded import Cassette, load, plan_of, play
 
 from proxy.protocols.exchange import Exchange
 from proxy.trajectory.fidelity import FINISH_REASONS, PROBLEMS
@@ -263,8 +263,8 @@ def test_an_event_after_done_is_flagged_and_not_recorded():
 
 def test_sglangs_finish_reason_object_is_read_by_its_type():
     """SGLang's own endpoints return an object instead of a string."""
-    cassette = load_http("sglang", "chat_return_meta_info")
-    native = cassette.response.replace(b'"finish_reason":"stop"', b'"finish_reason":{"type":"stop","matched":2}', 1)
+    cassette = load("recorded/chat_utf8_n_inj", "sglang")
+    native = cassette.response.replace(b'"finish_reason":"stop"', b'"finish_reason":{"type":"stop","matched":4087}', 1)
     assert native != cassette.response
     step = play(plan_of(cassette.path, cassette.body, kind="sglang"), cassette, [native])[2]
 
@@ -274,7 +274,7 @@ def test_sglangs_finish_reason_object_is_read_by_its_type():
 @pytest.mark.parametrize("field", ["response_token_ids", "token_ids"])
 def test_token_ids_that_differ_between_two_fields_of_sglang_are_flagged(field):
     """SGLang returns ids in lists of the choice, with the logprobs, and in `sglext`."""
-    cassette = load_http("sglang", "chat_return_meta_info")
+    cassette = load("recorded/chat_utf8_n_inj", "sglang")
     response = orjson.loads(cassette.response)
     choice = response["choices"][0]
     choice[field] = [*choice["response_token_ids"][:-1], 999]

@@ -21,7 +21,7 @@ from proxy.trajectory.step import Timing
 PATH = "/v1/chat/completions"
 CASSETTES = [
     cassette
-    for cassette in (*dialect_cassettes(), *http_cassettes("sglang"), *http_cassettes("llamacpp"))
+    for cassette in (*dialect_cassettes(), *dialect_cassettes("sglang"), *http_cassettes("llamacpp"))
     if cassette.path == PATH
 ]
 INJECTED = ("return_token_ids", "logprobs", "top_logprobs", "return_meta_info")

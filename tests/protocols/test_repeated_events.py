@@ -17,7 +17,7 @@ from proxy.protocols.response import ClientView, StreamResponse
 
 STREAMS = [
     cassette
-    for cassette in (*dialect_cassettes(), *http_cassettes("sglang"), *http_cassettes("llamacpp"))
+    for cassette in (*dialect_cassettes(), *dialect_cassettes("sglang"), *http_cassettes("llamacpp"))
     if cassette.is_stream and cassette.path.endswith("/chat/completions")
 ]
 # The options that the proxy sets on requests.

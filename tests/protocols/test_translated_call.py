@@ -31,7 +31,7 @@ KINDS = ("vllm", "sglang", "llamacpp")
 TOKENIZED = {"tokens": list(range(30))}  # the response to a lookup of any prompt
 CHATS = [
     cassette
-    for found in (*map(dialect_cassettes, KINDS), *map(http_cassettes, ("sglang", "llamacpp")))
+    for found in (*map(dialect_cassettes, KINDS), http_cassettes("llamacpp"))
     for cassette in found
     if cassette.path == CHAT and (cassette.body.get("n") or 1) == 1
 ]

@@ -11,7 +11,7 @@ from proxy.protocols.engines import ENGINES, StripRules
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.response import ClientView
 
-CASSETTES = [*dialect_cassettes(), *http_cassettes("sglang"), *http_cassettes("llamacpp")]
+CASSETTES = [*dialect_cassettes(), *dialect_cassettes("sglang"), *http_cassettes("llamacpp")]
 RECORDED = [cassette for cassette in CASSETTES if cassette.status == 200 and "generate" not in cassette.path]
 WHOLE = [cassette for cassette in RECORDED if not cassette.is_stream]
 STREAMS = [cassette for cassette in RECORDED if cassette.is_stream]
@@ -89,15 +89,19 @@ def deltas(kind: str, cassettes, stream_of) -> set[str]:
 
 PLAIN = {
     "vllm": ("chat_plain", "tool_auto_regex_noflags", "reasoning/r_regex_after_noflags", "eos_first_noflags"),
-    "sglang": ("chat_plain", "chat_tools", "chat_reasoning"),
+    "sglang": ("recorded/chat_greedy_n_plain", "recorded/chat_tool_call_n_plain", "recorded/chat_thought_n_plain"),
     "llamacpp": ("chat_plain",),
 }
+
+
+def take(kind: str, name: str):
+    return load_http(kind, name) if kind == "llamacpp" else load(name, kind)
 
 
 @pytest.mark.parametrize("kind", PLAIN)
 def test_replayed_events_have_the_keys_of_the_engines_own_events(kind):
     """The same values are null, so that a client cannot distinguish a replay from a stream."""
-    whole = [load(name) if kind == "vllm" else load_http(kind, name) for name in PLAIN[kind]]
+    whole = [take(kind, name) for name in PLAIN[kind]]
     engine_events = deltas(kind, STREAMS, lambda cassette: cassette.response)
 
     replayed_events = deltas(kind, whole, replayed)
@@ -107,12 +111,17 @@ def test_replayed_events_have_the_keys_of_the_engines_own_events(kind):
     }
 
 
-@pytest.mark.parametrize("kind", PLAIN)
-def test_replayed_events_have_the_engines_top_level_fields(kind):
+@pytest.mark.parametrize(
+    ("kind", "plain", "stream"),
+    [
+        ("vllm", "chat_plain", "chat_plain_stream"),
+        ("sglang", "recorded/chat_greedy_n_plain", "each_token/chat_greedy_s_plain"),
+        ("llamacpp", "chat_plain", "chat_stream_plain"),
+    ],
+)
+def test_replayed_events_have_the_engines_top_level_fields(kind, plain, stream):
     """In the first, a middle and the last event."""
-    plain, stream = ("chat_plain", "chat_plain_stream") if kind == "vllm" else ("chat_plain", "chat_stream_plain")
-    take = load if kind == "vllm" else lambda name: load_http(kind, name)
-    replayed_events, engine_events = payloads(replayed(take(plain))), payloads(take(stream).response)
+    replayed_events, engine_events = payloads(replayed(take(kind, plain))), payloads(take(kind, stream).response)
 
     for index in (0, 1, -1):
         assert engine_events[index].keys() - {"timings"} == replayed_events[index].keys() - {"timings"}
@@ -121,26 +130,30 @@ def test_replayed_events_have_the_engines_top_level_fields(kind):
 
 @pytest.mark.parametrize(
     ("whole", "stream"),
-    [("chat_tools", "chat_stream_tools"), ("cmpl_return_token_ids", "cmpl_stream_return_token_ids")],
+    [
+        ("recorded/chat_tool_call_n_plain", "each_token/chat_tool_call_s_plain"),
+        ("recorded/chat_thought_calls_n_plain", "each_token/chat_thought_calls_s_plain"),
+        ("recorded/cmpl_greedy_n_plain", "each_token/cmpl_greedy_s_plain"),
+    ],
 )
 def test_sglangs_events_of_completions_and_tool_calls_have_a_null_usage(whole, stream):
-    """Others have none, as SGLang itself sends them (run on 0.5.23)."""
+    """Others have none, as SGLang itself sends them (run on 0.5.23), except texts that a tool parser passes on."""
 
     def usages(events: list[dict]) -> set[tuple[bool, object]]:
         return {
             ("usage" in event, event.get("usage"), "tool_calls" in event["choices"][0].get("delta", {}))
             for event in events
-            if event["choices"]
+            if event["choices"] and not event["choices"][0].get("delta", {}).get("content")
         }
 
-    expected = usages(payloads(load_http("sglang", stream).response))
-    assert expected == usages(payloads(replayed(load_http("sglang", whole))))
+    expected = usages(payloads(load(stream, "sglang").response))
+    assert expected == usages(payloads(replayed(load(whole, "sglang"))))
     assert (True, None) in {usage[:2] for usage in expected}
 
 
 def test_what_sglang_sends_in_an_event_of_its_own_precedes_usage():
     """Such as the details of cached tokens, on request (run on 0.5.23)."""
-    cassette = load_http("sglang", "chat_plain")
+    cassette = load("recorded/chat_greedy_n_plain", "sglang")
     details = {"cached_tokens_details": {"device": 3, "host": 0}}
     response = orjson.loads(cassette.response) | {"sglext": details}
     events = payloads(replay.replay_events(ENGINES["sglang"].shape, "chat", response, usage=True))

@@ -50,7 +50,11 @@ def skeleton_from(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
         if value and (key == "top_logprobs" or all(name.isdigit() for name in value)) and "token" not in value:
             return ("by token", frozenset(skeleton_from(item) for item in value.values()))
-        return tuple((name, skeleton_from(item, name)) for name, item in value.items())
+        # SGLang's times depend on its flags (--enable-metrics).
+        kept = [
+            (name, item) for name, item in value.items() if not name.endswith(("_time", "_ts", "_wait", "_throughput"))
+        ]
+        return tuple((name, skeleton_from(item, name)) for name, item in kept if name != "first_token_latency")
     if isinstance(value, list):
         return ("list", frozenset(skeleton_from(item, key) for item in value))
     kinds = {str: "text", bool: "yes or no", type(None): "null"}

@@ -24,7 +24,7 @@ ROOTS = {
     "llamacpp": CASSETTES / "llamacpp-2026.10",
 }
 # Folders that group the cases of a set. A cassette's name does not contain them; it is unique without.
-TOPICS = ("chat", "completions", "errors", "generate", "options", "routes", "stops", "tools")
+TOPICS = ("chat", "completions", "errors", "generate", "midway", "options", "routes", "stops", "tools")
 FACTS = {
     "vllm": EngineFacts("e", "vllm", "0.32.0", "http://e"),
     "sglang": EngineFacts("e", "sglang", "0.5.23", "http://e"),
@@ -85,7 +85,8 @@ def load(name: str, kind: str = "vllm") -> Cassette:
     meta = path.with_name(path.name.replace(".request.", ".meta."))
     status = orjson.loads(meta.read_bytes())["status"] if meta.exists() else 200
     content_type = CONTENT_TYPES[response.suffix]
-    return Cassette(name, request["path"], request.get("body"), response.read_bytes(), status, content_type, kind)
+    sent, received = request.get("body"), response.read_bytes()
+    return Cassette(name, request["path"], sent, received, status, content_type, kind, request.get("headers"))
 
 
 def names(pattern: str = "*", kind: str = "vllm") -> list[str]:
@@ -96,7 +97,7 @@ def names(pattern: str = "*", kind: str = "vllm") -> list[str]:
 
 
 def load_http(kind: str, name: str) -> Cassette:
-    """Load a cassette of SGLang or llama.cpp that has request and response in one file."""
+    """Load a cassette of llama.cpp that has request and response in one file."""
     request, _, after_request = find(name, ".http", kind).read_text("utf-8").partition("\n=== RESPONSE ")
     head, _, body = request.partition("\n\n")
     status, _, response = after_request.partition("\n\n")
@@ -124,7 +125,7 @@ def _body(text: str) -> dict | None:
 
 @cache
 def http_cassettes(kind: str) -> tuple[Cassette, ...]:
-    """Load every cassette of SGLang or llama.cpp in a native dialect."""
+    """Load every cassette of llama.cpp that has request and response in one file, in a native dialect."""
     names = sorted(name_from(path, kind) for path in ROOTS[kind].rglob("*.http"))
     found = [load_http(kind, name) for name in names if name != "native_emoji_stream"]  # a response without its request
     return tuple(cassette for cassette in found if cassette.path in DIALECTS and cassette.body is not None)

@@ -1,6 +1,6 @@
 """SGLang's `/v1/chat/completions`, with `reasoning_content`, ids on request and `sglext`.
 
-Shapes are those of the cassettes `sglang-0.5.23/chat_*`.
+Shapes are those of the cassettes `sglang-0.5.23/*/chat_*`.
 
 Rule 1: the role chunk of a choice comes with its first token, and all choices finish at the end of the stream.
 Rule 2: logprobs are in the first chunk of their token. A token without a chunk gets one for its logprobs if a parser is
@@ -120,8 +120,10 @@ class SglangChatResponse:
         events = []
         last = {"id": self._id_of(len(self._streamed) - 1)}
         for index, streamed in enumerate(self._streamed):
-            reason, stop = self._finish(streamed.tokens[-1], has_calls=streamed.has_calls)
-            events.append(event(self._chunk(index, {"reasoning_content": None}, None, reason, stop) | last))
+            end = streamed.tokens[-1]
+            reason = self._finish(end, has_calls=streamed.has_calls)
+            closing = self._chunk(index, {"reasoning_content": None}, None, reason, matched_stop(end))
+            events.append(event(closing | last))
         head = self.head.keys("chat.completion.chunk") | last | {"choices": []}
         extension = self._extension([streamed.tokens for streamed in self._streamed])
         if extension:
@@ -146,20 +148,21 @@ class SglangChatResponse:
         text = "".join(token.text for token in tokens)
         blocks = self.prompt.call_blocks
         parsed = parse(text, reasoning=self._reasoning, tools=self._tools, blocks=blocks)
-        reason, stop = self._finish(tokens[-1], has_calls=bool(parsed.calls))
+        reason = self._finish(tokens[-1], has_calls=bool(parsed.calls))
         choice = {
             "index": index,
             "message": self._message(parsed),
             "logprobs": self._logprobs(tokens),
             "finish_reason": reason,
-            "matched_stop": stop,
+            "matched_stop": None if reason == "tool_calls" else matched_stop(tokens[-1]),  # streams have it
         }
         if self.fields.prompt_ids:
             choice["prompt_token_ids"] = self.prompt.unexpanded or self.prompt.ids
         if self.fields.return_token_ids:
             choice["response_token_ids"] = [token.id for token in tokens]
         if self.fields.return_meta_info:
-            choice["meta_info"] = self._meta_info(tokens)
+            ended = {"finish_reason": {"type": reason, "matched": None}} if reason == "tool_calls" else {}
+            choice["meta_info"] = self._meta_info(tokens) | ended
         return choice
 
     def _message(self, parsed: ParsedReply) -> JsonObject:
@@ -175,10 +178,12 @@ class SglangChatResponse:
         return message
 
     def _meta_info(self, tokens: Sequence[Token]) -> JsonObject:
-        meta = self.metadata.meta_info(self.prompt.ids, tokens)
+        logprobs: JsonObject = {}
         if self.chat.logprobs:
             alternatives = self.chat.top_logprobs or 0
-            meta |= {"input_token_logprobs": []} | output_logprobs(self.formatter, tokens, alternatives, with_text=True)
+            sampled = output_logprobs(self.formatter, tokens, alternatives, with_text=True)
+            logprobs = {"input_token_logprobs": []} | sampled
+        meta = self.metadata.meta_info(self.prompt.ids, tokens, logprobs)
         if self.fields.return_routed_experts and self.options.routed_experts:
             meta["routed_experts"] = routed_experts(self.prompt.ids, tokens, self.fields.routed_experts_start_len or 0)
         return meta
@@ -234,11 +239,9 @@ class SglangChatResponse:
             "function": {"name": call.name, "arguments": call.arguments},
         }
 
-    def _finish(self, token: Token, *, has_calls: bool) -> tuple[str | None, int | str | None]:
-        """Return the finish reason and what matched, which is None for a tool call."""
-        if token.finish_reason == "stop" and has_calls:
-            return "tool_calls", None
-        return token.finish_reason, matched_stop(token)
+    def _finish(self, token: Token, *, has_calls: bool) -> str | None:
+        """Return the finish reason."""
+        return "tool_calls" if token.finish_reason == "stop" and has_calls else token.finish_reason
 
     def _logprobs(self, tokens: Sequence[Token]) -> JsonObject | None:
         if not self.chat.logprobs:

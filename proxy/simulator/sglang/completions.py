@@ -1,6 +1,6 @@
 """SGLang's `/v1/completions`, with ids in each chunk and logprobs without text offsets.
 
-Shapes are those of the cassettes `sglang-0.5.23/cmpl_*`.
+Shapes are those of the cassettes `sglang-0.5.23/*/cmpl_*`.
 """
 
 from collections.abc import Sequence

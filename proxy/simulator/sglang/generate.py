@@ -118,15 +118,16 @@ class NativeResponse:
 
     def _meta_info(self, prompt_index: int, tokens: Sequence[Token]) -> JsonObject:
         prompt = self.native_prompts[prompt_index].ids
-        meta = self.metadata.meta_info(prompt, tokens) | {"cached_tokens_details": None, "dp_rank": None}
-        if meta["finish_reason"] is None:
-            del meta["weight_versions"], meta["e2e_latency"]
+        logprobs: JsonObject = {}
         if self.native.return_logprob:
             alternatives, with_text = self.native.top_logprobs_num or 0, bool(self.native.return_text_in_logprobs)
-            meta["input_token_logprobs"] = self._prompt_logprobs(prompt_index, with_text=with_text)
+            logprobs["input_token_logprobs"] = self._prompt_logprobs(prompt_index, with_text=with_text)
             if alternatives:
-                meta["input_top_logprobs"] = self._prompt_top_logprobs(prompt, alternatives, with_text=with_text)
-            meta |= output_logprobs(self.formatter, tokens, alternatives, with_text=with_text)
+                logprobs["input_top_logprobs"] = self._prompt_top_logprobs(prompt, alternatives, with_text=with_text)
+            logprobs |= output_logprobs(self.formatter, tokens, alternatives, with_text=with_text)
+        meta = self.metadata.meta_info(prompt, tokens, logprobs)
+        if meta["finish_reason"] is None:
+            del meta["weight_versions"], meta["e2e_latency"]
         if self.native.return_routed_experts and self.options.routed_experts:
             meta["routed_experts"] = routed_experts(prompt, tokens)
         return meta

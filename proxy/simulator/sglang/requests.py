@@ -121,7 +121,7 @@ def read_sglang_chat(body: Body, fields: SglangFields) -> ChatRequest:
         raise request_error("Messages cannot be empty.")
     kept = dict(body)
     if not body.get("logprobs"):
-        kept.pop("top_logprobs", None)  # allowed without logprobs (cassette `chat_top_without_logprobs`)
+        kept.pop("top_logprobs", None)  # allowed without logprobs (cassette `err_top_without_logprobs`)
     if not body.get("tools") and body.get("tool_choice") == "auto":
         del kept["tool_choice"]
     chat = read_chat(kept, prepare_for_sglang)
@@ -131,7 +131,7 @@ def read_sglang_chat(body: Body, fields: SglangFields) -> ChatRequest:
 
 
 def _check_stream(fields: SglangFields) -> None:
-    """Raise RequestError for ids in a chat stream (cassette `chat_stream_return_token_ids_REJECTED`)."""
+    """Raise RequestError for ids in a chat stream (cassette `chat_token_ids_s_plain`)."""
     for name, endpoint in (
         ("return_prompt_token_ids", ""),
         ("return_token_ids", " on /v1/chat/completions"),
@@ -164,7 +164,7 @@ def read_native(body: Body, options: Options) -> tuple[NativeRequest, CommonFiel
 
 
 def sglang_max_tokens(prompt_length: int, requested: int | None, common: CommonFields, options: Options) -> int:
-    """Return the number of tokens that may be sampled after a prompt (cassette `chat_overlong`).
+    """Return the number of tokens that may be sampled after a prompt (cassette `err_overlong`).
 
     Raises:
         RequestError: the prompt or the requested length does not fit into the context window.

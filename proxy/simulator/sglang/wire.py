@@ -159,18 +159,21 @@ class ResponseMetadata:
         """Return `metadata` of a response whose first choice has this length."""
         return {"weight_version": self.weights.version, "weight_versions": self.versions.spans(length)}
 
-    def meta_info(self, prompt: Sequence[int], tokens: Sequence[Token]) -> JsonObject:
-        """Return `meta_info` of one choice, without logprobs; the latency is always 0."""
+    def meta_info(self, prompt: Sequence[int], tokens: Sequence[Token], logprobs: JsonObject) -> JsonObject:
+        """Return `meta_info` of one choice with these keys of logprobs; the latency is always 0."""
         return {
             "id": self.id,
             "finish_reason": _native_finish(tokens),
             "prompt_tokens": len(prompt),
             "weight_version": self.weights.version,
             "num_retractions": 0,
+            **logprobs,
             "reasoning_tokens": 0,
             "completion_tokens": len(tokens),
             "cached_tokens": 0,
             "weight_versions": self.versions.spans(len(tokens)),
+            "cached_tokens_details": None,
+            "dp_rank": None,
             "e2e_latency": 0.0,
         }
 

@@ -7,7 +7,7 @@ import orjson
 import pytest
 import worked
 from forests import make_step
-from recorded import http_cassettes, load, load_http, names, plan_of, play, prepared_of
+from recorded import dialect_cassettes, load, names, plan_of, play, prepared_of
 
 from proxy.export import FORMATS
 from proxy.protocols.engines import ENGINES, Traits
@@ -38,14 +38,16 @@ def plan(path: str, body: dict, traits: Traits = PARSED, headers: dict | None = 
 
 def without_injected_fields(name: str):
     """Return the plan of a recorded call by a client that set none of the injected fields, and its cassette."""
-    cassette = load_http("sglang", name)
+    cassette = load(name, "sglang")
     body = {key: value for key, value in cassette.body.items() if key not in INJECTED}
     return plan_of(cassette.path, body, kind="sglang", traits=PARSED), cassette
 
 
 def normal(response: bytes) -> bytes:
+    """Blank the fields that differ between any two runs: ids of the response and of tool calls, times."""
     response = re.sub(rb'"created":\d+', b'"created":0', response)
-    return re.sub(rb'"id":"call_[^"]*"', b'"id":""', response)
+    response = re.sub(rb'"id":"(call_[^"]*|[0-9a-f]{32})"', b'"id":""', response)
+    return re.sub(rb'"\w+_(latency|throughput|time|ts|wait)":[0-9.e-]+', b"", response)
 
 
 COUNTED = {"stream_options": {"include_usage": True}}
@@ -118,14 +120,14 @@ def test_the_logprobs_setting_changes_only_the_logprobs_field(path, body, logpro
     assert other_fields | added == plan(path, body, logprobs=logprobs).sent["set"]
 
 
-@pytest.mark.parametrize("name", ["cmpl_token_prompt", "chat_sglext_header"])
-def test_a_response_without_logprobs_is_exact_with_logprobs_off(name):
+@pytest.mark.parametrize(("name", "count"), [("cmpl_token_ids", 3), ("chat_token_ids", 4), ("chat_sglext_header", 4)])
+def test_a_response_without_logprobs_is_exact_with_logprobs_off(name, count):
     """Token ids do not depend on logprobs."""
-    cassette = load_http("sglang", name)
+    cassette = load(f"recorded/{name}_n_plain", "sglang")
     _, _, step = play(plan_of(cassette.path, cassette.body, CallOptions(logprobs="off"), kind="sglang"), cassette)
 
     assert () == step.problems
-    assert (8, 0) == (len(step.choices[0].ids), len(step.choices[0].logprobs))
+    assert (count, 0) == (len(step.choices[0].ids), len(step.choices[0].logprobs))
 
 
 def test_logprobs_off_does_not_replay_a_stream_that_only_lacks_logprobs():
@@ -169,30 +171,14 @@ def test_a_completions_stream_is_live():
     assert "live" == plan(COMPLETIONS, {"stream": True}, BARE).framing
 
 
-@pytest.mark.parametrize(
-    ("plain", "injected"),
-    [
-        ("chat_plain", "chat_return_token_ids"),
-        ("chat_plain", "chat_return_meta_info"),
-        ("chat_stream_plain", "chat_stream_sglext_framed"),
-    ],
-)
-def test_stripping_restores_the_plain_response_byte_for_byte(plain, injected):
-    """Injected keys are removed, logprobs are null, and the event of the ids is dropped."""
-    planned, cassette = without_injected_fields(injected)
-
-    shown, end, _ = play(planned, cassette)
-
-    assert normal(load_http("sglang", plain).response) == normal(shown + end)
-
-
 def test_the_event_of_the_ids_is_dropped_without_framing_too():
     """A client that reads choices[0] would fail on it; the usage that it requested is forwarded."""
-    planned, cassette = without_injected_fields("chat_stream_sglext")
+    planned, cassette = without_injected_fields("recorded/chat_sglext_s_inj")
 
     shown, end, _ = play(planned, cassette)
 
-    plain = normal(load_http("sglang", "chat_stream_plain").response)
+    plain = normal(load("recorded/chat_short_s_plain", "sglang").response)
+    assert b"sglext" in cassette.response
     assert plain.removesuffix(b"data: [DONE]\n\n") in normal(shown + end)
     assert 1 == (shown + end).count(b'"choices":[]')
     assert b"sglext" not in shown + end
@@ -200,23 +186,26 @@ def test_the_event_of_the_ids_is_dropped_without_framing_too():
 
 def test_events_that_only_carry_logprobs_are_dropped_unless_requested():
     """With a parser, SGLang sends one for each token whose text is withheld."""
-    planned, cassette = without_injected_fields("chat_stream_tools")
+    planned, cassette = without_injected_fields("each_token/chat_tool_call_s_inj")
     shown, end, step = play(planned, cassette)
-    requested = plan_of(CHAT, cassette.body, kind="sglang", traits=PARSED)
+    requested = plan_of(CHAT, cassette.body, kind="sglang", traits=PARSED, headers=cassette.headers)
     again, last, _ = play(requested, cassette)
 
-    assert 5 == (shown + end).count(b"data: {")
+    plain = load("each_token/chat_tool_call_s_plain", "sglang").response
+    assert plain.count(b"data: {") < cassette.response.count(b"data: {") - 20
+    assert normal(plain).removesuffix(b"data: [DONE]\n\n") in normal(shown + end)
     assert cassette.response == again + last
     assert () == step.problems
-    assert 31 == len(step.choices[0].ids)
+    assert step.usage["completion_tokens"] == len(step.choices[0].ids) == 37
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "chat_return_meta_info", "chat_return_token_ids", "chat_tools", "chat_emoji_sglext", "chat_reasoning",
-        "chat_stream_reasoning", "chat_stream_tools", "chat_stream_emoji_toolparser_notools", "cmpl_return_token_ids",
-        "cmpl_stream_return_token_ids",
+        "recorded/chat_greedy_n_inj", "recorded/chat_sglext_n_inj", "recorded/chat_tool_call_n_inj",
+        "recorded/chat_utf8_n_inj", "recorded/chat_thought_calls_n_inj", "recorded/cmpl_greedy_n_inj",
+        "each_token/chat_greedy_s_inj", "each_token/chat_thought_s_inj", "each_token/chat_thought_calls_s_inj",
+        "each_token/chat_tool_call_s_inj", "each_token/chat_utf8_s_inj", "each_token/cmpl_greedy_s_inj",
     ],
 )  # fmt: skip
 def test_a_complete_response_is_exact(name):
@@ -234,39 +223,44 @@ def test_a_complete_response_is_exact(name):
 @pytest.mark.parametrize(
     ("name", "problems"),
     [
-        ("chat_stream_sglext", ("logprob_count",)),  # the EOS has none
-        ("chat_stream_emoji_sglext", ("logprob_count",)),
-        ("chat_stream_abort", ("aborted",)),
-        ("chat_abort", ("aborted",)),
+        ("unparsed/chat_short_s_inj", ("logprob_count",)),  # the EOS has none
+        ("unparsed/chat_utf8_s_inj", ("logprob_count",)),
+        ("recorded/midway_abort_s_inj", ("aborted",)),
+        ("recorded/midway_abort_n_inj", ("aborted",)),
         # an older server ignores every flag
-        ("chat_plain", ("no_token_ids", "no_prompt_ids", "no_logprobs", "completion_count", "prompt_count")),
-        ("chat_input_ids", ("no_logprobs",)),  # recorded without
-        ("chat_overlong", ("engine_error",)),
+        (
+            "recorded/chat_greedy_n_plain",
+            ("no_token_ids", "no_prompt_ids", "no_logprobs", "completion_count", "prompt_count"),
+        ),
+        ("recorded/chat_token_ids_n_plain", ("no_logprobs",)),  # recorded without
+        ("recorded/err_overlong_n_plain", ("engine_error",)),
     ],
 )
 def test_an_incomplete_response_is_flagged(name, problems):
     """The flags depend on the response, not on the request."""
-    cassette = load_http("sglang", name)
-    body = {"messages": [], **{key: value for key, value in (cassette.body or {}).items() if key not in INJECTED}}
+    planned, cassette = without_injected_fields(name)
 
-    assert problems == play(plan_of(CHAT, body, kind="sglang", traits=PARSED), cassette)[2].problems
+    assert problems == play(planned, cassette)[2].problems
 
 
-def test_policy_version_spans_are_recorded():
+@pytest.mark.parametrize("name", ["recorded/midway_versions_n_inj", "recorded/midway_cmpl_versions_n_inj"])
+def test_policy_version_spans_are_recorded(name):
     """Weights may change during a call; an unstreamed response has the token positions."""
-    planned, cassette = without_injected_fields("chat_return_meta_info")
+    planned, cassette = without_injected_fields(name)
+    first, second = orjson.loads(cassette.response)["metadata"]["weight_versions"]
 
     step = play(planned, cassette)[2]
 
-    assert [(0, 3, "step-41"), (3, 8, "step-42")] == [
+    assert [(0, first["end"], "default"), (first["end"], 300, "step-2")] == [
         (span.start, span.end, span.policy_version) for span in step.choices[0].spans
     ]
-    assert ("step-41", "step-42") == (step.policy_version, step.policy_version_end)
+    assert ("default", "step-2") == (step.policy_version, step.policy_version_end)
+    assert 0 < first["end"] == second["start"] < 300
 
 
 def test_ids_that_differ_between_two_fields_are_flagged():
-    planned, cassette = without_injected_fields("chat_return_meta_info")
-    response = cassette.response.replace(b'"response_token_ids":[504', b'"response_token_ids":[505')
+    planned, cassette = without_injected_fields("recorded/chat_greedy_n_inj")
+    response = cassette.response.replace(b'"response_token_ids":[', b'"response_token_ids":[1')
 
     assert ("ids_disagree",) == play(planned, cassette, [response])[2].problems
 
@@ -295,11 +289,11 @@ def test_the_cached_tokens_of_the_first_choice_are_noted(counted, noted):
 def test_ids_in_the_sglext_of_an_unstreamed_response_are_stripped():
     shown = ENGINES["sglang"].strip(
         "chat",
-        orjson.loads(load_http("sglang", "chat_sglext").response),
+        orjson.loads(load("recorded/chat_sglext_n_plain", "sglang").response),
         StripRules(logprobs=True, keys=frozenset({"input_ids", "output_ids"})),
     )
 
-    assert normal(load_http("sglang", "chat_plain").response) == normal(orjson.dumps(shown))
+    assert normal(load("recorded/chat_short_n_plain", "sglang").response) == normal(orjson.dumps(shown))
 
 
 def test_other_fields_of_sglext_are_forwarded():
@@ -335,7 +329,7 @@ def planned(cassette):
 
 WITH_ALL_FIELDS = [
     cassette
-    for cassette in http_cassettes("sglang")
+    for cassette in dialect_cassettes("sglang")
     if not planned(cassette).sent["set"].keys() - {"stream_options", "rid"}
 ]
 
@@ -348,7 +342,7 @@ def test_a_client_that_sets_the_fields_itself_gets_every_byte(cassette):
 
 
 def test_recorded_calls_with_all_fields_exist_in_every_framing():
-    assert {"chat_return_meta_info", "chat_stream_sglext_framed", "cmpl_stream_return_token_ids"} <= set(
+    assert {"recorded/chat_greedy_n_inj", "recorded/chat_greedy_s_inj", "recorded/cmpl_greedy_s_inj"} <= set(
         map(str, WITH_ALL_FIELDS)
     )
 
@@ -562,21 +556,26 @@ def test_a_stream_is_replayed_if_experts_are_configured():
 
 def comparable(response: bytes, *, is_stream: bool) -> list[bytes]:
     """Return the events without ids and times, in any order of the choices."""
-    response = re.sub(rb'"created":\d+', b"", response)
-    response = re.sub(rb'"id":"(call_[^"]*|[0-9a-f]{32})"', b"", response)
-    response = re.sub(rb'"\w+_(latency|throughput|time|ts|wait)":[0-9.e-]+', b"", response)
-    return sorted(response.split(b"\n\n")) if is_stream else [response]
+    return sorted(normal(response).split(b"\n\n")) if is_stream else [normal(response)]
 
 
-PAIRS = sorted(name.removesuffix("_inj") for name in names("recorded/*_inj", "sglang") if "/native_" not in name)
+PAIRS = sorted(
+    name.removesuffix("_inj")
+    for name in names("recorded/*_inj", "sglang")
+    if not name.startswith(("recorded/native_", "recorded/midway_"))
+)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_stripped_response_of_a_real_server_is_the_plain_one(pair):
     """Byte for byte, and the step is exact."""
     plain, injected = load(f"{pair}_plain", "sglang"), load(f"{pair}_inj", "sglang")
-    plan = plan_of(plain.path, plain.body, CallOptions(streaming="live"), kind="sglang", traits=PARSED)
-    assert injected.body == {name: value for name, value in plan.body.items() if name != "rid"}
+    plan = plan_of(
+        plain.path, plain.body, CallOptions(streaming="live"), kind="sglang", traits=PARSED, headers=plain.headers
+    )
+    # A call's id depends on its step.
+    assert injected.body | {"rid": None} == plan.body | {"rid": None}
+    assert (injected.headers or {}) == {**(plain.headers or {}), **plan.headers}
 
     shown, end, step = play(plan, injected)
 

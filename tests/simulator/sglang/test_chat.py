@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 import pytest
-from recorded import load_http
+from recorded import load
 
 from proxy.simulator.options import Options
 
@@ -16,7 +16,7 @@ ALL_TOKENS = {"return_token_ids": True, "return_meta_info": True, "logprobs": Tr
 
 async def replay(engine, name: str, **more: Any) -> tuple[Any, bytes]:
     """A recorded exchange, and the simulator's response to the same request."""
-    recorded = load_http("sglang", name)
+    recorded = load(name, "sglang")
     async with engine.client.post(recorded.path, json={**recorded.body, **more}, headers=recorded.headers) as response:
         assert response.status == recorded.status
         return recorded, await response.read()
@@ -25,39 +25,40 @@ async def replay(engine, name: str, **more: Any) -> tuple[Any, bytes]:
 @pytest.mark.parametrize(
     "name",
     [
-        "chat_plain",
-        "chat_return_token_ids",
-        "chat_return_prompt_token_ids",
-        "chat_return_meta_info",
-        "chat_sglext",
-        "chat_sglext_header",
-        "chat_toplogprobs2",
-        "chat_top_without_logprobs",
-        "chat_unknown_field",
+        "chat_short_n_plain",
+        "chat_short_n_inj",
+        "chat_token_ids_n_plain",
+        "chat_prompt_token_ids_n_plain",
+        "chat_sglext_n_plain",
+        "chat_sglext_header_n_plain",
+        "chat_rid_n_plain",
+        "chat_top_logprobs_n_plain",
+        "err_top_without_logprobs_n_plain",
+        "err_unknown_field_n_plain",
     ],
 )
 async def test_completions_have_the_recorded_shape(start, skeleton, name):
     """A completion has the keys, their order and the nulls of SGLang's completion for the same request."""
-    recorded, raw = await replay(await start(SGLANG), name, max_tokens=200)
+    recorded, raw = await replay(await start(SGLANG), f"recorded/{name}", max_tokens=200)
 
     assert skeleton(orjson.loads(recorded.response)) == skeleton(orjson.loads(raw))
 
 
 async def test_tool_calls_have_the_recorded_shape(start, skeleton):
     """A completion with a tool call has empty content, and `matched_stop` is null."""
-    recorded, raw = await replay(await start(SGLANG), "chat_tools", max_tokens=200)
+    recorded, raw = await replay(await start(SGLANG), "recorded/chat_tool_call_n_inj", max_tokens=200)
     completion = orjson.loads(raw)
 
     assert skeleton(orjson.loads(recorded.response)) == skeleton(completion)
     assert (completion["choices"][0]["finish_reason"], completion["choices"][0]["matched_stop"]) == ("tool_calls", None)
 
 
-@pytest.mark.parametrize("name", ["chat_reasoning", "chat_stream_reasoning"])
+@pytest.mark.parametrize("name", ["recorded/chat_thought_n_inj", "each_token/chat_thought_s_inj"])
 async def test_reasoning_has_the_recorded_shape(start, skeleton, chunks_from, name):
     """Reasoning is reasoning_content; in a stream, its tokens without text have events, too."""
     more = {"chat_template_kwargs": {"enable_thinking": True}, "max_tokens": 200}
     recorded, raw = await replay(await start(SGLANG), name, **more)
-    if "stream" in name:
+    if "_s_" in name:
         simulated_chunks, recorded_chunks = chunks_from(raw), chunks_from(recorded.response.strip() + b"\n\n")
         assert {skeleton(chunk) for chunk in recorded_chunks} == {skeleton(chunk) for chunk in simulated_chunks}
     else:
@@ -67,11 +68,12 @@ async def test_reasoning_has_the_recorded_shape(start, skeleton, chunks_from, na
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("chat_stream_plain", NO_PARSER),
-        ("chat_stream_sglext", NO_PARSER),
-        ("chat_stream_sglext_framed", NO_PARSER),
-        ("chat_stream_tools", SGLANG),
-        ("chat_stream_emoji_toolparser_notools", SGLANG),
+        ("unparsed/chat_short_s_plain", NO_PARSER),
+        ("unparsed/chat_sglext_s_plain", NO_PARSER),
+        ("unparsed/chat_short_s_inj", NO_PARSER),
+        ("each_token/chat_short_s_inj", SGLANG),
+        ("each_token/chat_tool_call_s_inj", SGLANG),
+        ("each_token/chat_utf8_s_inj", SGLANG),
     ],
 )
 async def test_chunks_have_the_recorded_shapes(start, skeleton, chunks_from, name, options):
@@ -119,10 +121,9 @@ async def test_streamed_and_unstreamed_are_equal(start, tools, more):
         assert "".join(call["arguments"] for call in calls) == "".join(
             call["function"]["arguments"] for call in message.get("tool_calls", ())
         )
-        assert (parts[-1]["finish_reason"], parts[-1]["matched_stop"]) == (
-            choice["finish_reason"],
-            choice["matched_stop"],
-        )
+        assert parts[-1]["finish_reason"] == choice["finish_reason"]
+        if choice["finish_reason"] != "tool_calls":  # only streams have the stop token then
+            assert parts[-1]["matched_stop"] == choice["matched_stop"]
     assert extension["input_ids"] == complete["choices"][0]["prompt_token_ids"]
 
 

@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from recorded import load_http
+from recorded import load
 
 from proxy.simulator.options import Options
 
@@ -16,10 +16,10 @@ async def sglang(start):
     return await start(SGLANG)
 
 
-@pytest.mark.parametrize("name", ["cmpl_return_token_ids", "cmpl_token_prompt"])
+@pytest.mark.parametrize("name", ["cmpl_utf8_n_inj", "cmpl_token_ids_n_plain"])
 async def test_completions_have_the_recorded_shape(sglang, skeleton, name):
     """A completion has the keys, their order and the nulls of SGLang's completion for the same request."""
-    recorded = load_http("sglang", name)
+    recorded = load(f"recorded/{name}", "sglang")
     prompt = "Return the" if isinstance(recorded.body["prompt"], str) else [350, 261]
     completion = await sglang(PATH, **{**recorded.body, "prompt": prompt, "max_tokens": 200})
 
@@ -28,8 +28,8 @@ async def test_completions_have_the_recorded_shape(sglang, skeleton, name):
 
 async def test_chunks_have_the_recorded_shapes(sglang, skeleton, chunks_from):
     """The chunks have the shapes of SGLang's chunks, and so do the first one and the last two."""
-    recorded = load_http("sglang", "cmpl_stream_return_token_ids")
-    body = {**recorded.body, "prompt": "Return the", "max_tokens": 200}
+    recorded = load("each_token/cmpl_greedy_s_inj", "sglang")
+    body = {**recorded.body, "prompt": "Return the", "max_tokens": 5}
     simulated_chunks = [skeleton(chunk) for chunk in await sglang.stream(PATH, **body)]
     recorded_chunks = [skeleton(chunk) for chunk in chunks_from(recorded.response.strip() + b"\n\n")]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from json_bodies import BODIES, JSON
-from recorded import load_http
+from recorded import load
 
 from proxy.protocols.engines.base import Traits
 from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
@@ -50,10 +50,13 @@ async def test_openais_client_chats(sglang):
     assert completed.choices[0].text
 
 
-@pytest.mark.parametrize("name", ["chat_stream_return_token_ids_REJECTED", "chat_empty_messages"])
+@pytest.mark.parametrize(
+    "name",
+    ["chat_token_ids_s_plain", "chat_prompt_token_ids_s_plain", "chat_meta_info_s_plain", "err_no_messages_n_plain"],
+)
 async def test_errors_equal_the_recorded_ones(sglang, name):
     """Requests that SGLang rejects get the same status and body."""
-    recorded = load_http("sglang", name)
+    recorded = load(f"recorded/{name}", "sglang")
     async with sglang.client.post(recorded.path, json=recorded.body) as response:
         assert response.status == recorded.status
         assert await response.read() == recorded.response
@@ -65,11 +68,12 @@ async def test_an_overlong_prompt_is_the_recorded_error(sglang, stream):
     body = {"messages": [{"role": "user", "content": " word" * 6000}], "stream": stream}
     async with sglang.client.post(CHAT, json=body) as response:
         error = await response.json()
-    recorded = orjson.loads(load_http("sglang", "chat_overlong").response)
+    recorded = orjson.loads(load("recorded/err_overlong_n_plain", "sglang").response)
     count = error["message"].split("(")[1].split(" ")[0]
 
     assert response.status == 400
-    assert error == {**recorded, "message": recorded["message"].replace("6031", count)}
+    message = recorded["message"].replace("2110", count).replace("2048", "4000")
+    assert error == {**recorded, "message": message}
 
 
 @pytest.mark.parametrize("flag", ["return_token_ids", "return_meta_info", "return_prompt_token_ids"])

@@ -84,7 +84,7 @@ def test_metadata_has_the_current_version_and_the_spans():
         "weight_version": "b",
         "weight_versions": [{"version": "a", "start": 0, "end": 2}],
     }
-    assert metadata.meta_info([1, 2], [token(), token(finish="abort")])["finish_reason"]["type"] == "abort"
+    assert metadata.meta_info([1, 2], [token(), token(finish="abort")], {})["finish_reason"]["type"] == "abort"
 
 
 @given(IDS, st.sampled_from([0.3, 0.7, 1.0, 1.5]))

@@ -59,7 +59,7 @@ def response_key_paths(text: bytes, *, is_stream: bool) -> set[tuple]:
 def test_the_model_writes_only_recorded_fields(kind):
     """Each key of its responses occurs at the same path in a cassette."""
     seen: dict[tuple, set] = {}
-    cassettes = dialect_cassettes() if kind == "vllm" else http_cassettes(kind)
+    cassettes = http_cassettes(kind) if kind == "llamacpp" else dialect_cassettes(kind)
     for cassette in cassettes:
         if cassette.status == 200 and not (cassette.is_stream and b'"error"' in cassette.response):
             endpoint = (cassette.path, cassette.is_stream)

@@ -16,7 +16,7 @@ BODY = {"input": "hi", "include": ["message.output_text.logprobs", "reasoning.en
 KINDS = ("vllm", "sglang", "llamacpp")
 CHATS = [
     cassette
-    for found in (*map(dialect_cassettes, KINDS), *map(http_cassettes, ("sglang", "llamacpp")))
+    for found in (*map(dialect_cassettes, KINDS), http_cassettes("llamacpp"))
     for cassette in found
     if cassette.path == "/v1/chat/completions" and cassette.status == 200
 ]
