@@ -222,7 +222,6 @@ class Exchange:
             status=status,
             wants_logprobs=plan.wants_logprobs,
             max_tokens=_bound(plan.sampling),
-            unbounded=plan.engine.unbounded,
             counts_tokens=plan.engine.always_sends_usage,
             special=special,
         )

@@ -72,7 +72,7 @@ class Evidence:
 
     `usage`: the engine's token counts. `asked`: the number of requested choices over all prompts, if known. `ended`:
     the terminal event, or the whole body, arrived. `wants_logprobs`: false if none were requested, so that none are
-    missed. `max_tokens`: the maximum of sampled ids of a choice, unless its finish reason is one of `unbounded`.
+    missed. `max_tokens`: the maximum of sampled ids of a choice.
     `counts_tokens`: false if usage cannot be compared with ids. `special`: codes that were found elsewhere.
     """
 
@@ -84,7 +84,6 @@ class Evidence:
     status: Status
     wants_logprobs: bool = True
     max_tokens: int | None = None
-    unbounded: Collection[str] = ()
     counts_tokens: bool = True
     special: Collection[str] = ()
 
@@ -177,7 +176,7 @@ def _check_choice(choice: Choice, evidence: Evidence, found: set[str]) -> None:
         _check_logprobs(choice.logprobs, found)
     elif count and evidence.wants_logprobs:
         found.add("no_logprobs")
-    if evidence.max_tokens is not None and count > evidence.max_tokens and reason not in evidence.unbounded:
+    if evidence.max_tokens is not None and count > evidence.max_tokens:
         found.add("too_many_tokens")
     if reason is None and evidence.ended:
         found.add("no_finish_reason")

@@ -120,7 +120,6 @@ ODD = {
     "status": st.sampled_from(["complete", "partial", "error"]),
     "wants_logprobs": st.booleans(),
     "max_tokens": st.none() | st.integers(-1, 3),
-    "unbounded": st.sampled_from([(), ("stop",)]),
     "counts_tokens": st.booleans(),
     "special": st.sampled_from([(), ("echo",)]),
 }

@@ -203,9 +203,8 @@ class Engine(Protocol):
 
     `logprobs_mode` is the default if the configuration sets none. `always_sends_usage`: each unstreamed response has token
     counts, so a response without them is faulty. `sums_usage`: they are those of all choices. `verifies_renderings`: prompt
-    ids are sent only to an endpoint whose rendering of messages was equal to the prompt ids of a step. `unbounded`: finish
-    reasons of choices that may exceed `max_tokens`. `unnamed_model`: the model that responses name if the request names none.
-    `headers_read`: those of the client that `inject` reads.
+    ids are sent only to an endpoint whose rendering of messages was equal to the prompt ids of a step. `unnamed_model`: the
+    model that responses name if the request names none. `headers_read`: those of the client that `inject` reads.
     """
 
     kind: str
@@ -213,7 +212,6 @@ class Engine(Protocol):
     always_sends_usage: bool
     sums_usage: bool
     verifies_renderings: bool
-    unbounded: frozenset[str]
     unnamed_model: str | None
     headers_read: Collection[str]
     shape: StreamShape

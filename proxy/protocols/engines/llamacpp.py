@@ -40,7 +40,6 @@ class Llamacpp:
 
     kind = "llamacpp"
     logprobs_mode: str | None = "raw_logprobs"  # the same number at temperature 0 and 0.8
-    unbounded: frozenset[str] = frozenset()
     always_sends_usage = True
     sums_usage = False
     verifies_renderings = False

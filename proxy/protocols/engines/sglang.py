@@ -101,9 +101,6 @@ class Sglang:
     verifies_renderings = True  # run on 0.5.23 with `input_ids`
     unnamed_model: str | None = "default"
     headers_read: Collection[str] = tuple(_HEADERS.values())
-    # For responses of its serving code with a fake scheduler (31 tokens with a limit of 24, tests/cassettes); a complete server
-    # kept to the limit in each of 7 such calls.
-    unbounded = frozenset({"tool_calls"})
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model"}),
         role={"reasoning_content": None, "role": "assistant", "content": ""},

@@ -27,7 +27,6 @@ class TextOnly:
 
     kind = "plain"
     logprobs_mode: str | None = None  # unknown
-    unbounded: frozenset[str] = frozenset()
     always_sends_usage = False
     sums_usage = True
     verifies_renderings = False

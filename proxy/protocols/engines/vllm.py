@@ -157,7 +157,6 @@ class Vllm:
 
     kind = "vllm"
     logprobs_mode: str | None = "raw_logprobs"
-    unbounded: frozenset[str] = frozenset()
     always_sends_usage = True
     sums_usage = True
     verifies_renderings = False
