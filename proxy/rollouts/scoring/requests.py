@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import exp, log
 from types import MappingProxyType
 from typing import Any, Final
@@ -113,13 +114,22 @@ class Scorer:
         """
         if self.window and len(ids) >= self.window:
             raise TooLong(f"{len(ids)} token ids exceed the engine's context window of {self.window}")
-        width = max([top_k, *(2 * len(kept.ids) + _MARGIN for kept in masks.values())])
+        width = max(top_k, await asyncio.to_thread(_width, ids, masks)) if masks else top_k
         path, body = _request(self.kind, self.model, ids, width)
         status, answer = await self.send("POST", path, body)
         if status != 200:
             raise _refused(status, answer[:300].decode("utf-8", "replace"), len(ids))
         found = await asyncio.to_thread(_scores, self.kind, answer, ids, positions, width)
         return found if not masks else await asyncio.to_thread(_over_masks, found, ids, positions, top_k, width, masks)
+
+
+def _width(ids: Sequence[int], masks: Mapping[int, Kept]) -> int:
+    """Return the number of likely tokens to request for masks, at most that of the tokens that the engine is known to have.
+
+    SGLang 0.5.23 exits if it is to return more tokens than it has (on a CPU, run).
+    """
+    known = chain(ids, chain.from_iterable(kept.ids for kept in masks.values()))
+    return min(1 + max(known), max(2 * len(kept.ids) + _MARGIN for kept in masks.values()))
 
 
 def _over_masks(

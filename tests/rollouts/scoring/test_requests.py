@@ -1,5 +1,6 @@
 """Scoring requests to engines."""
 
+from contextlib import suppress
 from math import exp, log
 
 import aiohttp
@@ -219,3 +220,13 @@ async def test_a_mask_with_tokens_that_the_engine_does_not_return_is_uncertain(e
 
     assert 1 == found.uncertain
     assert found.logprobs[0] <= 0
+
+
+async def test_no_more_likely_tokens_are_requested_for_a_mask_than_the_engine_has(engine, send):
+    """SGLang would exit. Ids and masks show how many it has at least."""
+    engine.respond = scoring_as_sglang
+    masks = {2: Kept(list(range(40)))}
+    with suppress(NotScored):
+        await Scorer(send, "sglang").score_at([7, 3, 50, 9], [2], masks=masks)
+
+    assert 51 == engine.requests[-1]["top_logprobs_num"]

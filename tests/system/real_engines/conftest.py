@@ -6,14 +6,15 @@ environment.py installs them. The weights of vLLM's and SGLang's model are rando
 """
 
 import http.client
+import io
 import os
 import random
 import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from types import MappingProxyType
@@ -21,8 +22,13 @@ from typing import Any
 
 import aiohttp
 import openai
+import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from proxy.cli.audit import Request, ServerAddress, audit
+from proxy.cli.export import ExportRequest
 
 from . import environment
 
@@ -195,6 +201,26 @@ async def direct(vllm: Engine) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's client, connected to the engine without the proxy."""
     async with openai.AsyncOpenAI(base_url=f"{vllm.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+async def audited(engine, tmp_path):
+    """A function that audits rows of a file, or of a proxy, with the engine, and returns the JSON report."""
+    number = iter(range(100))
+
+    async def run(*rows: dict, url: str | None = None) -> dict:
+        path = tmp_path / f"rows-{next(number)}"
+        path.write_bytes(b"\n".join(map(orjson.dumps, rows)))
+        export = ExportRequest("sequences", (), None, "exact", "ndjson")
+        request = Request(path, export, ServerAddress(engine.url), None, None, 0.01, None, 4, None, as_json=True)
+        request = request if url is None else replace(request, source=ServerAddress(url))
+        with redirect_stdout(io.StringIO()) as out:
+            is_well = await audit(request, Console(file=io.StringIO()), Console(file=io.StringIO()))
+        report = orjson.loads(out.getvalue())
+        assert is_well == report["aligned"]
+        return report
+
+    return run
 
 
 @contextmanager

@@ -1,16 +1,9 @@
 """`tokentape audit` with a real engine: sampled rows are aligned, and each kind of damage is detected and named."""
 
 import asyncio
-import io
-from contextlib import redirect_stdout
-from dataclasses import replace
 
 import orjson
 import pytest
-from rich.console import Console
-
-from proxy.cli.audit import Request, ServerAddress, audit
-from proxy.cli.export import ExportRequest
 
 from . import environment
 from .through import through_proxy
@@ -68,26 +61,6 @@ async def row(recorded) -> dict:
     (row,) = await recorded.rows("turns")
     assert 2 * SAMPLED == sum(row["mask"])
     return row
-
-
-@pytest.fixture
-async def audited(engine, tmp_path):
-    """A function that audits rows of a file, or of a proxy, with the engine, and returns the JSON report."""
-    number = iter(range(100))
-
-    async def run(*rows: dict, url: str | None = None) -> dict:
-        path = tmp_path / f"rows-{next(number)}"
-        path.write_bytes(b"\n".join(map(orjson.dumps, rows)))
-        export = ExportRequest("sequences", (), None, "exact", "ndjson")
-        request = Request(path, export, ServerAddress(engine.url), None, None, 0.01, None, 4, None, as_json=True)
-        request = request if url is None else replace(request, source=ServerAddress(url))
-        with redirect_stdout(io.StringIO()) as out:
-            is_well = await audit(request, Console(file=io.StringIO()), Console(file=io.StringIO()))
-        report = orjson.loads(out.getvalue())
-        assert is_well == report["aligned"]
-        return report
-
-    return run
 
 
 async def ids_of_first(through, rollout) -> list[int]:

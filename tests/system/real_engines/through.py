@@ -40,12 +40,18 @@ class Through:
 
 @asynccontextmanager
 async def through_proxy(
-    engine_url: str, folder: Path, *, tokenizer: Path | None = None, **overrides: Any
+    engine_url: str, folder: Path, *, tokenizer: Path | None = None, logprobs_mode: str | None = None, **overrides: Any
 ) -> AsyncIterator[Through]:
     """Start a proxy that detects this engine, with its own store and a test's settings."""
+    endpoint = {
+        "url": engine_url,
+        "name": "engine",
+        "tokenizer": tokenizer and str(tokenizer),
+        "logprobs_mode": logprobs_mode,
+    }
     settings = load(
         listen="127.0.0.1:0",
-        engines={"endpoints": [{"url": engine_url, "name": "engine", "tokenizer": tokenizer and str(tokenizer)}]},
+        engines={"endpoints": [endpoint]},
         store={"url": f"embedded:{folder / 'store'}"},
         **overrides,
     )
