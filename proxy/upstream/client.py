@@ -30,6 +30,7 @@ _DETECTION_TIMEOUT_S = 5  # how long a call waits for the detection of its engin
 MAX_RESPONSE_BYTES: Final = 2**25
 _MAX_WEIGHT: Final = 2**28  # of memory for a parsed auxiliary response: four million token ids
 _MAX_PROBE_BYTES: Final = 2**22  # ten thousand models
+_MAX_ERROR_BYTES: Final = 1000
 _JSON: Final = (("Content-Type", "application/json"),)
 
 
@@ -373,7 +374,8 @@ class Upstream:
             read = await _parsed(text) if response.status == 200 else None
         except ValueError:
             read = None
-        return ProbeResponse(response.status, response.headers.get("Server", ""), read)
+        error = "" if response.status == 200 else text[:_MAX_ERROR_BYTES].decode(errors="replace")
+        return ProbeResponse(response.status, response.headers.get("Server", ""), read, error)
 
     async def _health_status(self, endpoint: Endpoint) -> int:
         with closing(await self.send(endpoint, "GET", "/health", headers=(), body=None)) as response:

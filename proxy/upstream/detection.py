@@ -7,7 +7,14 @@ from typing import Any, Final
 
 from proxy.errors import EngineError
 from proxy.protocols.engines.base import Traits
-from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, has_prompt_field, identify_engine
+from proxy.protocols.engines.detection import (
+    PROBE_PATHS,
+    ProbeResponse,
+    has_prompt_field,
+    identify_engine,
+    read_vocabulary_size,
+    vocabulary_request,
+)
 from proxy.protocols.engines.sampling_defaults import read_rendered, sampling_defaults_request
 from proxy.telemetry.logs import LOG
 from proxy.upstream.endpoint import Endpoint
@@ -39,6 +46,7 @@ async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
         _update(endpoint, traits, is_known=is_known)
         endpoint.server = answers[specific[0]].server
         traits = await _with_defaults(endpoint, traits, send_probe)
+        traits = await _with_vocabulary(endpoint, traits, send_probe)
         endpoint.describe(await _with_prompt_field(endpoint, traits, send_probe))
         endpoint.is_detected = is_known and not endpoint.is_lost
     except EngineError as fault:
@@ -80,6 +88,19 @@ async def _with_defaults(endpoint: Endpoint, traits: Traits, send_probe: SendPro
     except (EngineError, TimeoutError):
         return traits  # the type was detected
     return replace(traits, sampling_defaults=read_rendered(rendered.body))
+
+
+async def _with_vocabulary(endpoint: Endpoint, traits: Traits, send_probe: SendProbe) -> Traits:
+    """Add the size of SGLang's vocabulary if it shows that within the timeout."""
+    request = vocabulary_request(traits)
+    if request is None:
+        return traits
+    try:
+        async with asyncio.timeout(_DEFAULTS_TIMEOUT_S):
+            rejected = await send_probe(endpoint, request.path, body=request.body)
+    except (EngineError, TimeoutError):
+        return traits
+    return replace(traits, vocabulary_size=read_vocabulary_size(rejected.error))
 
 
 async def _with_prompt_field(endpoint: Endpoint, traits: Traits, send_probe: SendProbe) -> Traits:

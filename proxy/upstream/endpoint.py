@@ -267,12 +267,8 @@ class Endpoint:
             self.headers.append(("Authorization", f"Bearer {settings.api_key.get_secret_value()}"))
         self.not_sent = NOT_SENT.union(map(str.lower, settings.headers))
         self.plans = PreparedPlans()
-        self._known = Traits(
-            self.engine.kind,
-            self.version,
-            detected.has_parser,
-            sampling_defaults=self.sampling_defaults,
-            model=detected.model,
+        self._known = replace(
+            detected, kind=self.engine.kind, version=self.version, sampling_defaults=self.sampling_defaults
         )
 
     def known(self, rollout_id: str = "") -> Traits:

@@ -163,6 +163,10 @@ OF_SGLANG: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "errors": {
         "err_no_messages": (CHAT, _CHAT | {"messages": []}),
         "err_overlong": (CHAT, _CHAT | {"messages": [{"role": "user", "content": " word" * 2100}]}),
+        "err_unknown_bias": (
+            NATIVE,
+            {"input_ids": [0], "sampling_params": {"max_new_tokens": 0, "logit_bias": {"2147483647": 0}}},
+        ),
         "err_unknown_field": (CHAT, _SHORT | {"no_such_field_xyz": 1}),
         "err_top_without_logprobs": (CHAT, _SHORT | {"top_logprobs": 2}),
     },
@@ -268,7 +272,12 @@ def requests(traits: Traits, model: str) -> Iterator[Case]:
             headers, midway = HEADERS.get(name, {}), MIDWAY.get(name)
             options = CallOptions(streaming="live", traits=traits, headers=headers)
             prepared = prepare(
-                plain, endpoint=path, options=options, engine=ENGINES[traits.kind], engine_facts=facts, logprobs_mode=None
+                plain,
+                endpoint=path,
+                options=options,
+                engine=ENGINES[traits.kind],
+                engine_facts=facts,
+                logprobs_mode=None,
             )
             plan = prepared.for_call(plain, step_id=f"{name}_{framing}", rollout_id="")
             yield Case(f"{name}_{framing}_plain", path, plain, headers, topic, midway)

@@ -233,3 +233,25 @@ async def test_a_timeout_of_the_sampling_defaults_request_does_not_fail_detectio
 
         assert await upstream.ensure_detected(endpoint) is None
         assert ("vllm", True, {}) == (endpoint.kind, endpoint.is_detected, endpoint.sampling_defaults)
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "size"),
+    [("0.5.23", 400, 4096), ("0.5.23", 200, None), ("0.5.23", 404, None), ("0.5.22", 400, None)],
+)
+async def test_the_size_of_sglangs_vocabulary_is_read_from_its_error(upstream_to, version, status, size):
+    """It is reported nowhere else. An older server is not asked."""
+    error = {"error": {"message": "logit_bias must has keys in [0, 4095], got 2147483647."}}
+
+    async def respond(request, body):
+        return web.json_response(error if status == 400 else {}, status=status)
+
+    async with fake_engine() as engine:
+        engine.fixed_responses = {"/model_info": {"weight_version": "1"}, "/server_info": {"version": version}}
+        engine.respond = respond
+        upstream = upstream_to(engine.url)
+        await upstream.detect_all()
+        (endpoint,) = upstream.endpoints
+
+        assert ("sglang", size) == (endpoint.kind, endpoint.traits.vocabulary_size)
+        assert (version == "0.5.23") == any("sampling_params" in body for body in engine.requests)

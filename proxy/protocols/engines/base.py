@@ -28,7 +28,8 @@ class Traits:
     `forces_usage`: streams have usage in each event even if it is not requested (vLLM's --enable-force-include-usage). It is
     requested all the same, as a wrong belief must not hide lost tokens, and not stripped.
     `sampling_defaults`: the sampling parameters of chat and completions for fields that a request omits. `model`: the model of
-    requests that name none. `has_prompt_field`: chat requests have the field `prompt_token_ids` (vLLM).
+    requests that name none. `has_prompt_field`: chat requests have the field `prompt_token_ids` (vLLM). `vocabulary_size`: of
+    a server that must not receive an id beyond it (SGLang).
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Traits:
     sampling_defaults: dict[str, float] | None = None
     model: str | None = None
     has_prompt_field: bool = False
+    vocabulary_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,13 @@
 The requests are sent by `proxy.upstream.detection`; none of them samples.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.protocols.engines.base import Traits
+from proxy.protocols.engines.base import FollowUpRequest, Traits
+from proxy.protocols.engines.quirks import version_numbers
 from proxy.protocols.engines.sampling_defaults import read_props
 
 # Of these vLLM 0.32 has /version only; SGLang 0.5.23 its own four (two under older names); llama.cpp /props.
@@ -22,13 +24,23 @@ _OWNERS: Final = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "t
 _MAX_MODELS: Final = 10_000  # far more than any gateway lists
 
 
+# SGLang reports the size of its vocabulary nowhere but in this error (0.5.23, run): it checks the ids of biases before a
+# request reaches the scheduler, and those of prompts not at all. An earlier version may not check them.
+_VOCABULARY: Final = FollowUpRequest(
+    "/generate", {"input_ids": [0], "sampling_params": {"max_new_tokens": 0, "logit_bias": {str(2**31 - 1): 0}}}
+)
+_CHECKS_BIASES: Final = (0, 5, 23)
+_LAST_ID: Final = re.compile(r"logit_bias must has keys in \[0, (\d{1,9})\]")
+
+
 @dataclass(frozen=True, slots=True)
 class ProbeResponse:
-    """One response: its status, the `Server` header, and the JSON of a body with status 200 (None otherwise)."""
+    """One response: its status, the `Server` header, the JSON of a body with status 200 (None otherwise), the error's text."""
 
     status: int
     server: str
     body: Any
+    error: str = ""
 
 
 def identify_engine(responses: Mapping[str, ProbeResponse]) -> Traits:
@@ -56,6 +68,18 @@ def has_prompt_field(described: Any) -> bool:
     for name in ("components", "schemas", "ChatCompletionRequest", "properties"):
         described = described.get(name) if isinstance(described, dict) else None
     return isinstance(described, dict) and "prompt_token_ids" in described
+
+
+def vocabulary_request(traits: Traits) -> FollowUpRequest | None:
+    """Return the request whose error has the size of a server's vocabulary; None if it may have none."""
+    is_checked = traits.kind == "sglang" and version_numbers(traits.version or "") >= _CHECKS_BIASES
+    return _VOCABULARY if is_checked else None
+
+
+def read_vocabulary_size(error: str) -> int | None:
+    """Return the size of the vocabulary in an error for a bias of an unknown id; None if it is another error."""
+    last = _LAST_ID.search(error)
+    return int(last[1]) + 1 if last else None
 
 
 def model_names(listed: Any) -> frozenset[str] | None:

@@ -14,9 +14,11 @@ Rule 5: each stream must count its tokens. The usage event is dropped again, als
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from proxy.errors import InvalidValue
 from proxy.protocols.dialects.base import GENERATES, DialectName, ResponseOptions, is_on
 from proxy.protocols.dialects.sglang_generate import SglangGenerate, has_beams
 from proxy.protocols.engines.base import (
@@ -31,6 +33,7 @@ from proxy.protocols.engines.base import (
     StreamShape,
     StripRules,
     Tokens,
+    Traits,
     changes_distribution,
     has_grammar,
     has_other_ids_as_names,
@@ -42,6 +45,7 @@ from proxy.protocols.engines.base import (
 from proxy.trajectory.step import CACHED_TOKENS
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
+_IDS: dict[DialectName, str] = {"chat": "input_ids", "completions": "prompt", "sglang_generate": "input_ids"}
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _IDS_BOTH, _META = "return_token_ids", "return_meta_info"
 _INPUT, _OUTPUT = "return_input_ids_in_sglext", "return_output_ids_in_sglext"
@@ -114,8 +118,9 @@ class Sglang:
     )
 
     def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
-        """Request ids by the flags of the framing, logprobs, and the weight versions where available."""
+        """Request ids by the flags of the framing, logprobs, weight versions. Raises InvalidValue for an unknown prompt id."""
         requested = options.requested
+        _check_ids(dialect, body, options.traits)
         if dialect == "sglang_generate":
             return _inject_native(body, options)
         if dialect not in _PROMPT or _PROMPT[dialect] not in body:
@@ -134,9 +139,8 @@ class Sglang:
         if dialect == "chat" and not streamed and options.routed_experts:
             flags = (*flags, _EXPERTS)
         if _reads_sglext(body):
-            flags = tuple(
-                flag for flag in flags if flag not in {_META, _MASK}
-            )  # meta_info would have them, and not sglext
+            # meta_info would have them, and not sglext
+            flags = tuple(flag for flag in flags if flag not in {_META, _MASK})
         missing = [
             flag
             for flag in flags
@@ -254,6 +258,25 @@ class Sglang:
             notes[CACHED_TOKENS] = cached
         mode = "processed_logprobs" if any(_masked_logprobs(choice.get("meta_info")) for choice in choices) else None
         return Tokens(extension.get("input_ids"), tuple(sampled), tuple(problems), notes, mode)
+
+
+def _check_ids(dialect: DialectName, body: Mapping[str, Any], traits: Traits) -> None:
+    """Raise InvalidValue for a number in a prompt, or in one of several, that is no id: the server would exit (0.5.23, run).
+
+    A text may be read as a number.
+    """
+    size, name = traits.vocabulary_size, _IDS.get(dialect, "")
+    value = body.get(name)
+    if size is None or not isinstance(value, list):
+        return
+    for ids in value if value and isinstance(value[0], list) else [value]:
+        if not isinstance(ids, list) or not ids or (name == "prompt" and isinstance(ids[0], str)):
+            continue
+        for each in (min(ids), max(ids)) if set(map(type, ids)) == {int} else ids:
+            with suppress(TypeError, ValueError, OverflowError):
+                if not 0 <= int(each) < size:
+                    message = f"{name}: {str(each)[:20]} is no token id of the engine, which has {size} of them."
+                    raise InvalidValue(message, param=name)
 
 
 def _cached(choices: Sequence[Json]) -> int:

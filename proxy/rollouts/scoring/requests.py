@@ -5,7 +5,9 @@ The caller passes a function that sends requests (`Send`), so that the command l
 Sources: vLLM 0.32.0, `prompt_logprobs` of /v1/completions (a null, then a map of id to logprob for each prompt token; 0 returns
 the prompt's own tokens only, k the k most likely ones too; the temperature has no effect). SGLang 0.5.23, /generate with
 `logprob_start_len: 0` (`[logprob, id, text]` for each, the first logprob null; `max_new_tokens: 0` only reads the prompt), and
-with `top_logprobs_num: k` the same k times for each in `input_top_logprobs` (as verl 0.9.1 reads them).
+with `top_logprobs_num: k` the same k times for each in `input_top_logprobs` (as verl 0.9.1 reads them). It exits if a prompt
+has an id beyond its vocabulary (on a CPU, run), but rejects a bias of such an id: the least and the greatest id of a sequence
+get a bias of 0.
 
 A response has a JSON object for each token: 10 MB for 128,000 tokens, and k + 1 times that with the most likely ones. Only
 those of the positions that are read become Python objects, in a thread and one after the other, so that other threads can run.
@@ -23,6 +25,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
+from proxy.protocols.engines.detection import read_vocabulary_size
 from proxy.upstream import Endpoint, Upstream
 
 # Method, path, JSON body -> status and body. Raises OSError or EngineError if the engine is unreachable.
@@ -180,6 +183,8 @@ def _refused(status: int, message: str, count: int) -> NotScored:
     """Return the error for a response without scores."""
     if status == 400 and any(words in message for words in ("context length", "context window", "maximum length")):
         return TooLong(f"the engine rejected {count} token ids as too long: {message}")
+    if status == 400 and (size := read_vocabulary_size(message)) is not None:
+        return OtherVocabulary(f"it has {size} tokens, and an id is beyond these")
     if status == 400 and "vocab" in message:
         return OtherVocabulary(f"the engine rejected the token ids: {message}")
     return NotScored(f"the engine returned status {status} for the scoring request: {message}")
@@ -228,7 +233,7 @@ def _request(kind: str, model: str | None, ids: Sequence[int], top_k: int) -> tu
         return "/v1/completions", {"model": model, **body} if model else body
     return "/generate", {
         "input_ids": list(ids),
-        "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0, "logit_bias": {str(min(ids)): 0, str(max(ids)): 0}},
         "return_logprob": True,
         "logprob_start_len": 0,
         **({"top_logprobs_num": top_k} if top_k else {}),

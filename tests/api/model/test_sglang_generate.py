@@ -5,6 +5,7 @@ import asyncio
 import aiohttp
 import orjson
 import pytest
+from aiohttp import web
 from fakes import fake_engine, proxying
 from stored import stored_steps, wait_for_steps
 
@@ -235,7 +236,7 @@ async def until_running(http, engine_url, count):
 
 async def test_a_gateway_that_cannot_abort_a_call_is_disconnected(store, engine):
     """The call is recorded as with an engine that loses it: a partial step without ids."""
-    engine.fixed_responses = {"/model_info": {"weight_version": "1"}, "/server_info": {"version": "0.5.23"}}
+    engine.fixed_responses = {"/model_info": {"weight_version": "1"}}
     engine.hangs()
     async with proxying(engine.url, store) as served, aiohttp.ClientSession() as http:
         calling = asyncio.ensure_future(read(http, f"{served.url}/rollouts/r1/generate", {"text": "hi"}))
@@ -315,3 +316,32 @@ async def test_a_call_that_names_no_model_has_the_model_that_sglang_serves(store
     (step,) = await stored_steps(store, "r1")
 
     assert ("default", None, "policy", ()) == (payload["model"], step.model_asked, step.model_served, step.problems)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "shape"),
+    [
+        ("/generate", {"input_ids": [4096]}, {"error"}),
+        ("/v1/completions", {"prompt": [4096]}, {"error"}),
+        ("/v1/chat/completions", {"messages": [], "input_ids": [4096], "stream": True}, {"error"}),
+    ],
+)
+async def test_an_id_beyond_the_vocabulary_is_a_400_and_does_not_reach_the_engine(
+    store, http, engine, path, body, shape
+):
+    """The error names the field and the size; the engine would exit."""
+    message = "logit_bias must has keys in [0, 4095], got 2147483647."
+
+    async def respond(request, body):
+        return web.json_response({"error": {"message": message}}, status=400)
+
+    engine.fixed_responses = {"/model_info": {"weight_version": "1"}, "/server_info": {"version": "0.5.23"}}
+    engine.respond = respond
+    async with proxying(engine.url, store) as served:
+        status, content_type, error = await post(http, f"{served.url}/rollouts/r1{path}", body)
+
+    field = "prompt" if "prompt" in body else "input_ids"
+    assert (400, "application/json") == (status, content_type)
+    assert shape == error.keys()
+    assert f"{field}: 4096 is no token id of the engine, which has 4096 of them." in error["error"]["message"]
+    assert "4096" not in str(engine.requests)

@@ -5,7 +5,14 @@ import pytest
 from recorded import load, load_http
 
 from proxy.protocols.engines.base import Traits
-from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, has_prompt_field, identify_engine
+from proxy.protocols.engines.detection import (
+    PROBE_PATHS,
+    ProbeResponse,
+    has_prompt_field,
+    identify_engine,
+    read_vocabulary_size,
+    vocabulary_request,
+)
 
 NO_PARSER = {"reasoning_parser": None, "tool_call_parser": None}
 MODEL_FACTS = {"model_path": "m", "weight_version": "default", "reasoning_parser": None, "tool_call_parser": "qwen25"}
@@ -79,3 +86,31 @@ def test_the_field_for_prompt_ids_is_found_in_the_description_of_chat_requests(p
 
     assert found is has_prompt_field(described)
     assert not any(map(has_prompt_field, (None, [], {"components": {"schemas": other}}, {"components": "text"})))
+
+
+@pytest.mark.parametrize(
+    ("traits", "is_requested"),
+    [
+        (Traits("sglang", "0.5.23"), True),
+        (Traits("sglang", "0.6.0.post1"), True),
+        (Traits("sglang", "0.5.22"), False),
+        (Traits("sglang"), False),
+        (Traits("vllm", "0.32.0"), False),
+    ],
+)
+def test_only_a_server_that_is_known_to_reject_it_gets_a_bias_of_an_unknown_id(traits, is_requested):
+    """An earlier SGLang may read it."""
+    assert is_requested == (vocabulary_request(traits) is not None)
+
+
+def test_the_size_of_sglangs_vocabulary_is_in_its_error_for_a_bias():
+    recorded = load("recorded/err_unknown_bias_n_plain", "sglang")
+    request = vocabulary_request(Traits("sglang", "0.5.23"))
+
+    assert (request.path, request.body) == (recorded.path, recorded.body)
+    assert 4096 == read_vocabulary_size(recorded.response.decode())
+
+
+@pytest.mark.parametrize("error", ["", "logit_bias must has keys in [0, many], got 5", "[0, 4095]", "x" * 1000])
+def test_another_error_has_no_vocabulary_size(error):
+    assert read_vocabulary_size(error) is None

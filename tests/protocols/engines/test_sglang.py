@@ -9,6 +9,7 @@ import worked
 from forests import make_step
 from recorded import dialect_cassettes, load, names, plan_of, play, prepared_of
 
+from proxy.errors import InvalidValue
 from proxy.export import FORMATS
 from proxy.protocols.engines import ENGINES, Traits
 from proxy.protocols.engines.base import CallOptions, FollowUpRequest, StripRules
@@ -359,6 +360,52 @@ def test_a_response_without_choices_is_stripped():
     rules = StripRules(keys=frozenset({"output_ids"}))
 
     assert {"id": "x"} == ENGINES["sglang"].strip("chat", {"id": "x", "sglext": {"output_ids": [[1]]}}, rules)
+
+
+SIZED = Traits("sglang", "0.5.23", has_parser=True, vocabulary_size=4096)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"input_ids": [5, 4096, 7]}),
+        (CHAT, {"input_ids": [-1]}),
+        (CHAT, {"input_ids": [5, "4096"], "stream": True}),
+        (CHAT, {"input_ids": [5.0, 4096.0]}),
+        (COMPLETIONS, {"prompt": [2**40]}),
+        (COMPLETIONS, {"prompt": [[5, 6], [4096]]}),
+        (COMPLETIONS, {"prompt": [5, -7], "echo": True}),
+        ("/generate", {"input_ids": [4096]}),
+        ("/generate", {"input_ids": [[5], [6, 4096]], "stream": True}),
+    ],
+)
+def test_a_prompt_id_beyond_the_vocabulary_is_not_sent(path, body):
+    """SGLang 0.5.23 exits on it. Without a known size the call is sent."""
+    with pytest.raises(InvalidValue, match="is no token id of the engine, which has 4096 of them"):
+        plan(path, body, SIZED)
+
+    assert plan(path, body, PARSED)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {}),
+        (CHAT, {"input_ids": [0, 4095]}),
+        (CHAT, {"input_ids": []}),
+        (CHAT, {"input_ids": "9999"}),
+        (CHAT, {"input_ids": [None, {}, "x", float("inf"), float("nan")]}),
+        (CHAT, {"prompt": [9999]}),
+        (COMPLETIONS, {"prompt": ["9999", "5"]}),
+        (COMPLETIONS, {"prompt": [["9999"], [], 5]}),
+        (COMPLETIONS, {"prompt": [[0], [4095]], "input_ids": [9999]}),
+        ("/generate", {"text": "9999"}),
+        ("/generate", {"input_ids": [[5], [4095]]}),
+    ],
+)
+def test_other_prompts_are_sent(path, body):
+    """The server itself rejects what is no list of ids."""
+    assert plan(path, body, SIZED)
 
 
 MASKED = CallOptions(sampling_masks=True)

@@ -13,7 +13,7 @@ from recorded import load
 from scoring import WINDOW, likely, score, scoring_as_sglang, scoring_as_vllm
 
 from proxy.cli.audit import sender
-from proxy.rollouts.scoring.requests import Kept, NotScored, Scorer, TooLong, find_scorer
+from proxy.rollouts.scoring.requests import Kept, NotScored, OtherVocabulary, Scorer, TooLong, find_scorer
 from proxy.rollouts.scoring.requests import sender as server_sender
 from proxy.telemetry.metrics import make_metrics
 from proxy.upstream import Upstream
@@ -220,6 +220,22 @@ async def test_a_mask_with_tokens_that_the_engine_does_not_return_is_uncertain(e
 
     assert 1 == found.uncertain
     assert found.logprobs[0] <= 0
+
+
+async def test_sglang_gets_a_bias_of_the_least_and_the_greatest_id_and_rejects_an_unknown_one(engine, send):
+    """Without the bias it would exit. The bias of 0 changes no score."""
+    engine.respond = scoring_as_sglang
+    ids = [7, 3, 250, 9]
+    await Scorer(send, "sglang").score(ids)
+    assert {"3": 0, "250": 0} == engine.requests[-1]["sampling_params"]["logit_bias"]
+
+    async def respond(request, body):
+        message = "logit_bias must has keys in [0, 199], got 250."
+        return web.json_response({"error": {"message": message}}, status=400)
+
+    engine.respond = respond
+    with pytest.raises(OtherVocabulary, match="it has 200 tokens, and an id is beyond these"):
+        await Scorer(send, "sglang").score(ids)
 
 
 async def test_no_more_likely_tokens_are_requested_for_a_mask_than_the_engine_has(engine, send):

@@ -58,9 +58,9 @@ async def test_the_most_likely_tokens_are_those_of_the_engine(recorded):
     assert found
 
 
-async def test_an_engine_with_another_vocabulary_is_an_error(llamacpp, vllm, tmp_path):
-    """The ids of one model mean nothing to another; llama.cpp itself cannot score ids."""
-    async with through_proxy(llamacpp.url, tmp_path, rescore=scorer_at(vllm)) as through:
+async def test_an_engine_with_another_vocabulary_is_an_error(llamacpp, engine, tmp_path):
+    """The ids of one model mean nothing to another, whose vocabulary is smaller; llama.cpp itself cannot score ids."""
+    async with through_proxy(llamacpp.url, tmp_path, rescore=scorer_at(engine)) as through:
         async with through.agent("r") as agent:
             await agent.chat.completions.create(messages=QUESTION, model="smollm2", max_tokens=40, temperature=1)
         for scorer, words in (

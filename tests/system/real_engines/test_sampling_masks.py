@@ -101,7 +101,7 @@ def processed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 async def test_a_row_without_a_mask_names_truncated_logprobs(processed, tmp_path):
-    """They are over tokens that nobody knows: the probabilities are higher than those over all tokens."""
+    """They are over tokens that no response has: the probabilities are higher than those over all tokens."""
     masks = {"record": {"sampling_masks": True}}
     async with through_proxy(processed.url, tmp_path, logprobs_mode="processed_logprobs", **masks) as through:
         row = await row_of(through, "r", TRUNCATED["top_k"] | {"temperature": 1})
