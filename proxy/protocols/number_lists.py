@@ -161,7 +161,7 @@ def _parsed(text: bytes) -> Ids:
     while end >= 0:
         end = text.find(b",", at + _PARSED_BYTES)
         part = pack(orjson.loads(b"[%b]" % (text[at:end] if end >= 0 else text[at:])))
-        if not part:
+        if not part and (at or end >= 0):
             raise ValueError("an id is missing before or after a comma")
         ids += part
         at = end + 1
