@@ -314,7 +314,7 @@ def pack_tokens(
     tokens: Tokens,
     samples: int | None,
     policy_version: str | None,
-    sent_prompts: Sequence[list[int]] | None = None,
+    sent_prompts: Sequence[Sequence[int]] | None = None,
     *,
     epoch: int = 0,
 ) -> Packed:

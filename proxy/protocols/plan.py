@@ -23,7 +23,7 @@ from proxy.protocols.sse import EVENT_STREAM, StreamFormat
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.whole_response import error_events
 from proxy.trajectory.images import IMAGES, has_images, names_in
-from proxy.trajectory.step import DEFAULT_POLICY, EXPERTS_START, EngineFacts
+from proxy.trajectory.step import DEFAULT_POLICY, EXPERTS_START, EngineFacts, Ids
 
 _STREAM: Final = frozenset({"stream", "stream_options"})
 _MAX_BYTES: Final = 2**23
@@ -82,7 +82,7 @@ class Plan:
     policy_version: str | None = None
     policy_epoch: int = 0
     translation: Translator | None = None
-    prompt_ids: list[int] | None = None
+    prompt_ids: "Ids | None" = None
 
     @property
     def error_dialect(self) -> ErrorDialect:
@@ -101,10 +101,10 @@ class Plan:
         return error_events(body) if renderer is None else renderer.finish(None, body.decode("utf-8", "replace"))
 
 
-def with_continuation(plan: Plan, ids: list[int] | None, facts: Mapping[str, Any]) -> Plan:
+def with_continuation(plan: Plan, ids: "Ids | None", facts: Mapping[str, Any]) -> Plan:
     """Return the plan with its continuation, and with these ids as the prompt. `facts` are recorded with the step."""
     extra = {**plan.extra, "continuation": facts}
-    fields = None if ids is None else plan.engine.prompt_ids_fields(plan.dialect.name, ids)
+    fields = None if ids is None else plan.engine.prompt_ids_fields(plan.dialect.name, ids.tolist())
     if fields is None:
         return replace(plan, extra=extra)
     if "return_routed_experts" in plan.sent["set"] and facts.get("kept"):

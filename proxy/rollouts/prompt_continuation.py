@@ -141,8 +141,7 @@ class PromptContinuation:
         if not _fits(result, endpoint.windows.get(str(plan.model_served)), plan.body):
             result = Continuation(None, "window")
         self.count(result)
-        ids = None if result.ids is None else await off_loop(len(result.ids), LONG_IDS, result.ids.tolist)
-        return with_continuation(plan, ids, _facts(turn, result))
+        return with_continuation(plan, result.ids, _facts(turn, result))
 
     async def sampled_calls(self, call: Admitted, call_ids: Sequence[str]) -> dict[str, Message]:
         """Return the name and the arguments of earlier tool calls as sampled, by the ids that the client sends back.

@@ -571,7 +571,7 @@ def errors_of_engines(fragment: str, size: int) -> Work:
             exchange.response.feed(body.encode())
             exchange.finish(Timing(1.0))
             Exchange(of_call, 500, "").fail(body, Timing(1.0))
-            with_continuation(of_call, [1] * size, {})
+            with_continuation(of_call, array("i", [1]) * size, {})
             of_call.error_events(body.encode())
         error = BadRequest(body, param=fragment)
         for dialect in (*DIALECTS.values(), *TRANSLATORS.values(), *METHODS.values()):
