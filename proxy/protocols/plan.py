@@ -153,9 +153,10 @@ def edit(body: Json, options: CallOptions, dialect: Dialect) -> tuple[Json, set[
     if options.tools and dialect.name not in GENERATES and not body.get("tools"):
         fields["tools"] = list(options.tools)
     unset = {"rollout_id"} & body.keys()
-    if options.sampling.is_empty:
+    rules = options.sampling
+    if not (rules.override or rules.default or rules.cap):
         return fields, unset
-    changes = apply_rules(dialect.sampling(body), options.sampling, options.room_left)
+    changes = apply_rules(dialect.sampling(body), rules, options.room_left)
     placed, removed = dialect.place_sampling(body, *changes)
     return {**fields, **placed}, unset | removed
 
@@ -228,6 +229,14 @@ class PreparedPlans(dict[bytes, PreparedPlan]):
         if size <= _MAX_BYTES:
             self._size += size
             self[key] = plan
+
+
+def has_lists(messages: Any) -> bool:
+    """Return whether the content of a message is a list of parts."""
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict) and isinstance(message.get("content"), list):
+            return True
+    return False
 
 
 def template_of(body: Json, dialect: Dialect, rules: Sampling, *, has_lists: bool) -> Json | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Json = dict[str, Any]
 
@@ -33,21 +33,14 @@ class Sampling:
     default: Mapping[str, Any] = field(default_factory=dict)
     cap: Mapping[str, float | Literal["auto"]] = field(default_factory=dict)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there are no rules."""
-        return not (self.override or self.default or self.cap)
-
-    @property
-    def caps_by_window(self) -> bool:
-        """Whether a cap depends on the prompt's length."""
-        return "auto" in self.cap.values()
-
     def over(self, base: "Sampling") -> "Sampling":
         """Return these rules on top of more general ones."""
         if not (self.override or self.default or self.cap):
             return base
         return Sampling({**base.override, **self.override}, {**base.default, **self.default}, {**base.cap, **self.cap})
+
+
+NO_RULES: Final = Sampling()  # of rollouts without rules of their own
 
 
 def served_as(model: str, models: Mapping[str, str]) -> str | None:

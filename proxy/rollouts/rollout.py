@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from proxy.continuation.types import Mode
 from proxy.errors import BadRequest, Damaged, NotFound
-from proxy.protocols.sampling import Sampling
+from proxy.protocols.sampling import NO_RULES, Sampling
 from proxy.rollouts.stored_fields import (
     Count,
     Milliseconds,
@@ -83,7 +83,6 @@ class ClaimId(NamedTuple):
 
 
 _NO_LIMITS: Final = Limits()
-_NO_SAMPLING: Final = Sampling()
 
 
 class Rollout(Struct, frozen=True):
@@ -110,7 +109,7 @@ class Rollout(Struct, frozen=True):
     advantages: Any = None
     claims: tuple[ClaimId, ...] = ()
     metadata: Mapping[str, Any] = {}
-    sampling: Sampling = _NO_SAMPLING
+    sampling: Sampling = NO_RULES
     tools: tuple[dict[str, Any], ...] = ()
     limits: Limits = _NO_LIMITS
     deadline_s: float | None = None
@@ -244,9 +243,7 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         advantages=fields.advantages,
         claims=() if fields.claimed_by is None else _claims(fields.claimed_by),
         metadata=fields.metadata or {},
-        sampling=_NO_SAMPLING
-        if rules is None
-        else Sampling(rules.override or {}, rules.default or {}, rules.cap or {}),
+        sampling=NO_RULES if rules is None else Sampling(rules.override or {}, rules.default or {}, rules.cap or {}),
         tools=tuple(fields.tools or ()),
         limits=_NO_LIMITS if limits is None else Limits(limits.max_steps, limits.max_tokens),
         deadline_s=fields.deadline_s,

@@ -30,14 +30,6 @@ class PlacedImage(NamedTuple):
     length: int | None
 
 
-def has_lists(messages: Any) -> bool:
-    """Return whether the content of a message is a list of parts."""
-    for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, dict) and isinstance(message.get("content"), list):
-            return True
-    return False
-
-
 def parts_of(messages: Any) -> Iterator[Any]:
     """Yield each part of the messages whose content is a list, in order."""
     for message in messages if isinstance(messages, list) else ():

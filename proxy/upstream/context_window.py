@@ -49,8 +49,7 @@ async def tokens_left(
     *,
     body_bytes: int,
 ) -> int | None:
-    """Return the number of tokens that the context window leaves for a completion whose maximum is capped by it
-    (`caps_by_window`).
+    """Return the number of tokens that the context window leaves for a completion whose maximum is capped by it.
 
     None if no cap is needed: the completion fits in any case, it has no maximum (engines then use what is left),
     nothing is left (the engine rejects the request with its own message), or the engine cannot count.

@@ -8,9 +8,8 @@ from recorded import plan_of, prepared_of
 
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines.base import CallOptions, Traits
-from proxy.protocols.plan import PreparedPlans, SessionPlace, template_of, with_session
+from proxy.protocols.plan import PreparedPlans, SessionPlace, has_lists, template_of, with_session
 from proxy.protocols.sampling import Sampling
-from proxy.trajectory.images import has_lists
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODY = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]}

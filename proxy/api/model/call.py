@@ -18,14 +18,15 @@ from proxy.protocols.dialects.base import is_on
 from proxy.protocols.engines import CallOptions
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.long_texts import LongText
-from proxy.protocols.plan import Plan, PreparedPlans, SessionPlace, prepare, template_of, with_session
+from proxy.protocols.plan import Plan, PreparedPlans, SessionPlace, has_lists, prepare, template_of, with_session
+from proxy.protocols.sampling import NO_RULES
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.translated_call import TranslatedCall
 from proxy.rollouts.admission import Admitted
 from proxy.rollouts.idempotency import Attempt
 from proxy.rollouts.policy import Policy
 from proxy.rollouts.rollout import Rollout
-from proxy.trajectory.images import IMAGES, has_lists
+from proxy.trajectory.images import IMAGES
 from proxy.trajectory.step import Step, Timing
 from proxy.upstream import Endpoint
 from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
@@ -232,7 +233,7 @@ def _options(call: Call, endpoint: Endpoint, adapter: CallAdapter | None) -> Cal
     """Return the options of a call: the configuration, overridden by the terms of its rollout."""
     context, rollout, record = call.context, call.rollout, call.context.settings.record
     return CallOptions(
-        sampling=rollout.sampling.over(context.sampling),
+        sampling=context.sampling if rollout.sampling is NO_RULES else rollout.sampling.over(context.sampling),
         tools=rollout.tools,
         models=models_of(context, rollout),
         keep_reasoning=record.include_reasoning == "override",

@@ -92,11 +92,6 @@ def sample_count(body: Mapping[str, Any]) -> int | None:
     return n if type(n) is int and n > 0 else None
 
 
-def wants_usage(body: Mapping[str, Any]) -> bool:
-    """Return whether the client requests usage in its stream."""
-    return requested_usage(body)[0]
-
-
 def requested_usage(body: Mapping[str, Any]) -> tuple[bool, bool]:
     """Return whether a stream was requested with usage, and with usage in each event."""
     options = body.get("stream_options")

@@ -4,7 +4,14 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from proxy.protocols.accumulators import ChatAccumulator
-from proxy.protocols.dialects.base import DialectName, OpenAIBodies, ResponseOptions, is_on, sample_count, wants_usage
+from proxy.protocols.dialects.base import (
+    DialectName,
+    OpenAIBodies,
+    ResponseOptions,
+    is_on,
+    requested_usage,
+    sample_count,
+)
 
 
 class Chat(OpenAIBodies):
@@ -20,7 +27,7 @@ class Chat(OpenAIBodies):
         return ResponseOptions(
             token_ids=is_on(body.get("return_token_ids")),
             logprobs=is_on(body.get("logprobs")),
-            usage=wants_usage(body),
+            usage=requested_usage(body)[0],
             samples=samples,
             choices=samples,
         )

@@ -4,7 +4,14 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from proxy.protocols.accumulators import CompletionsAccumulator
-from proxy.protocols.dialects.base import DialectName, OpenAIBodies, ResponseOptions, is_on, sample_count, wants_usage
+from proxy.protocols.dialects.base import (
+    DialectName,
+    OpenAIBodies,
+    ResponseOptions,
+    is_on,
+    requested_usage,
+    sample_count,
+)
 
 
 class Completions(OpenAIBodies):
@@ -21,7 +28,7 @@ class Completions(OpenAIBodies):
         return ResponseOptions(
             token_ids=is_on(body.get("return_token_ids")),
             logprobs=body.get("logprobs") is not None,
-            usage=wants_usage(body),
+            usage=requested_usage(body)[0],
             samples=samples,
             choices=samples * prompts if samples and prompts else None,
         )

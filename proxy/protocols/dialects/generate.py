@@ -11,7 +11,14 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from proxy.protocols.accumulators import GenerateAccumulator
-from proxy.protocols.dialects.base import DialectName, OpenAIBodies, ResponseOptions, is_on, sample_count, wants_usage
+from proxy.protocols.dialects.base import (
+    DialectName,
+    OpenAIBodies,
+    ResponseOptions,
+    is_on,
+    requested_usage,
+    sample_count,
+)
 
 _BOUND = "max_completion_tokens"  # of the other dialects; vLLM's SamplingParams accept only `max_tokens`
 
@@ -30,7 +37,7 @@ class Generate(OpenAIBodies):
         return ResponseOptions(
             token_ids=is_on(body.get("return_token_ids")),
             logprobs=sampling.get("logprobs") is not None,
-            usage=wants_usage(body),
+            usage=requested_usage(body)[0],
             samples=samples,
             choices=samples,
         )

@@ -5,7 +5,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from proxy.errors import BadRequest
-from proxy.protocols.dialects.base import is_on, openai_error, sample_count, wants_usage
+from proxy.protocols.dialects.base import is_on, openai_error, requested_usage, sample_count
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_n_is_one_by_default_and_unknown_if_invalid(n, expected):
     [(None, False), ({}, False), ({"include_usage": True}, True), ({"include_usage": False}, False), (7, False)],
 )
 def test_usage_is_requested_in_stream_options(options, expected):
-    assert expected is wants_usage({"stream_options": options})
+    assert expected is requested_usage({"stream_options": options})[0]
 
 
 def test_errors_have_openais_shape():
