@@ -358,7 +358,7 @@ def pack_tokens(
         (spans[0].policy_version, spans[-1].policy_version) if spans else None,
         has_versions,
         _usage(tokens.choices, choices),
-        None if tokens.logprobs_mode is None else {"logprobs_mode": tokens.logprobs_mode},
+        None if tokens.logprobs_mode is None else _determined(tokens),
     )
 
 
@@ -375,6 +375,12 @@ def _usage(sampled: Sequence[Sampled], choices: Sequence[Choice]) -> Json | None
         return None
     prompt = sum(prompts.values())
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _determined(tokens: Tokens) -> Json:
+    """Return the sampling parameters that the response determines."""
+    found: Json = {"logprobs_mode": tokens.logprobs_mode}
+    return found if tokens.constrained is None else {**found, "constrained": tokens.constrained}
 
 
 def _are_equal(returned: Sequence[Sequence[int]], sent: Sequence[Sequence[int]]) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -412,3 +413,21 @@ def test_a_stream_that_ends_because_it_was_aborted_is_partial():
     assert [("partial", "left", 3), ("complete", None, 3)] == [
         (step.status, step.reason, step.sampled) for step in steps
     ]
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+@pytest.mark.parametrize(("penalty", "is_constrained"), [(0, False), (1, True)])
+def test_logprobs_over_a_sampling_mask_are_constrained_only_by_what_changes_the_logits_of_its_tokens(
+    mode, penalty, is_constrained
+):
+    """Whether the mode of vLLM's logprobs is configured or not; top-k, top-p and min-p are in the mask."""
+    cassette = load("scale_out/generate")
+    sampling = cassette.body["sampling_params"] | {"top_k": 5, "top_p": 0.9, "presence_penalty": penalty}
+    response = json.loads(cassette.response)
+    (choice,) = response["choices"]
+    choice["sampling_mask"] = [[token, 4000] for token in choice["token_ids"]]
+    plan = plan_of(cassette.path, cassette.body | {"sampling_params": sampling}, logprobs_mode=mode)
+    *_, step = play(plan, replace(cassette, response=json.dumps(response).encode()))
+
+    assert ("processed_logprobs", is_constrained) == (step.sampling["logprobs_mode"], step.constrained)
+    assert "mask" == step.logprobs_over(step.choices[0])

@@ -160,7 +160,7 @@ class Tokens:
 
     `prompt_ids` is the prompt that all choices share, if the engine returns it once. `problems` are codes that only this
     engine can detect; `notes` are facts that are recorded with the step (such as retractions). `logprobs_mode` is that of these
-    logprobs, if it is not that of the request.
+    logprobs, and `constrained` whether they include a constraint, if it is not that of the request.
     """
 
     prompt_ids: list[int] | None
@@ -168,6 +168,7 @@ class Tokens:
     problems: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
     logprobs_mode: str | None = None
+    constrained: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

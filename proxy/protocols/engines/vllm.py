@@ -16,6 +16,7 @@ from typing import Any
 from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.engines.base import (
     ALL,
+    BIASES,
     PROCESSED,
     CallOptions,
     FollowUpRequest,
@@ -95,15 +96,22 @@ def strip_generate_chunk(chunk: Json, rules: StripRules) -> Json | None:
     return _without_logprobs(shown, rules)
 
 
-def tokens_of_generate(response: Json) -> Tokens:
-    """Return the tokens: one prompt, on the top level; everything else on the choices."""
+def tokens_of_generate(response: Json, sampling: Any = None) -> Tokens:
+    """Return the tokens: one prompt, on the top level; everything else on the choices.
+
+    With --return-sampling-mask, which requires processed logprobs (0.32.0, config/vllm.py), this endpoint returns masks, and
+    the logprobs are over their tokens: only penalties, biases and a grammar make them others than those of the model.
+    """
     choices = response.get("choices") or ()
     sampled = tuple(_sampled_of_generate(choice) for choice in choices)
     disagree = any(_disagrees(choice) or has_other_ids_as_names(choice, choice.get("token_ids")) for choice in choices)
     problems = ("ids_disagree",) if disagree else ()
-    # --return-sampling-mask requires this mode (0.32.0, config/vllm.py). Masks are in responses of this endpoint only.
-    mode = "processed_logprobs" if any(each.sampling_mask is not None for each in sampled) else None
-    return Tokens(response.get("prompt_token_ids"), sampled, problems, logprobs_mode=mode)
+    prompt = response.get("prompt_token_ids")
+    if all(each.sampling_mask is None for each in sampled):
+        return Tokens(prompt, sampled, problems)
+    sent = sampling if isinstance(sampling, dict) else {}
+    is_constrained = has_grammar(sent, _GRAMMARS) or changes_distribution(sent, BIASES)
+    return Tokens(prompt, sampled, problems, logprobs_mode="processed_logprobs", constrained=is_constrained)
 
 
 def _without_logprobs(shown: Json, rules: StripRules) -> Json:
@@ -277,7 +285,7 @@ class Vllm:
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
         """Chat: one prompt, on the top level. Completions: each choice has its own."""
         if dialect == "generate":
-            return tokens_of_generate(response)
+            return tokens_of_generate(response, body.get("sampling_params"))
         sampled: list[Sampled] = []
         problems: tuple[str, ...] = ()
         for choice in response.get("choices") or ():

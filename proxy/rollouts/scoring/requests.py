@@ -85,7 +85,7 @@ class Scorer:
     """An engine that scores ids. `window` is its context window in tokens, None if unknown.
 
     `has_adapters`: it lists LoRA adapters. With --enable-lora, vLLM 0.32 on a CPU stops with an `einsum` error if it computes
-    a scoring request together with any other request (seen, whichever model is scored).
+    a scoring request together with any other request (seen, whichever model is scored); on a GPU it does not (seen).
     """
 
     send: Send
@@ -229,7 +229,9 @@ async def _json(send: Send, path: str) -> Any:
 
 def _request(kind: str, model: str | None, ids: Sequence[int], top_k: int) -> tuple[str, dict[str, Any]]:
     if kind == "vllm":
-        body = {"prompt": list(ids), "max_tokens": 1, "temperature": 0, "prompt_logprobs": top_k}
+        # The one sampled token is discarded. With --return-sampling-mask, vLLM 0.32 returns 500 for a temperature of 0 and
+        # for calls without a top_k (v1/engine/input_processor.py).
+        body = {"prompt": list(ids), "max_tokens": 1, "temperature": 1, "top_k": 1, "prompt_logprobs": top_k}
         return "/v1/completions", {"model": model, **body} if model else body
     return "/generate", {
         "input_ids": list(ids),

@@ -187,6 +187,25 @@ def test_sampling_masks_and_routed_experts_are_returned_unchanged():
     assert ("AA==", [[1]]) == (choice.routed_experts, choice.sampling_mask)
 
 
+@pytest.mark.parametrize(
+    ("sampling", "is_constrained"),
+    [
+        ({"top_k": 20, "top_p": 0.9, "min_p": 0.1, "temperature": 0.7, "bad_words": ["a"]}, False),
+        ({"top_k": 20, "presence_penalty": 1}, True),
+        ({"top_k": 20, "logit_bias": {"5": 1}}, True),
+        ({"top_k": 20, "structured_outputs": {"regex": "a"}}, True),
+        (None, False),
+    ],
+)
+def test_logprobs_over_a_mask_are_constrained_by_what_changes_the_logits_of_its_tokens(sampling, is_constrained):
+    """They can be scored again unless penalties, biases or a grammar were applied."""
+    tokens = tokens_of_generate({"choices": [{"index": 0, "token_ids": [1], "sampling_mask": [[1, 2]]}]}, sampling)
+
+    assert ("processed_logprobs", is_constrained) == (tokens.logprobs_mode, tokens.constrained)
+    without = tokens_of_generate({"choices": [{"index": 0, "token_ids": [1]}]}, sampling)
+    assert (None, None) == (without.logprobs_mode, without.constrained)
+
+
 @pytest.mark.parametrize("choice", [{}, {"index": True}, {"index": 0, "weight_versions": [{}]}, 7])
 def test_a_malformed_choice_raises(choice):
     """The caller expects these three exceptions."""

@@ -36,6 +36,8 @@ async def test_vllm_is_detected_and_scores(engine, send):
     assert score(IDS) == await scorer.score(IDS)
     body = engine.requests[-1]
     assert (IDS, 0, 1) == (body["prompt"], body["prompt_logprobs"], body["max_tokens"])
+    # A vLLM with --return-sampling-mask refuses a temperature of 0, and calls without a top_k.
+    assert (1, 1) == (body["temperature"], body["top_k"])
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
