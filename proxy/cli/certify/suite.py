@@ -34,7 +34,9 @@ _LEAST: Final = 8  # tokens of a reply
 _FAST: Final = (
     50  # tokens per second; a slower engine gets shorter replies, so that the suite takes less than three minutes
 )
-_SMALL: Final = 10  # times the tolerance: differences between precisions and kernels; a wrong token's are larger
+# Times the tolerance, on average over a row and for one token. In bfloat16, what vLLM 0.32 scores and what it sampled differ by
+# up to 0.07 on average over 23 tokens, and by up to 0.28. A wrong token, and those in its context, differ by more.
+_SMALL, _SMALL_ALONE = 20, 100
 _TRUNCATING: Final = frozenset({"top_k", "top_p", "min_p"})
 _GREEDY: Final = {
     "temperature": 1,
@@ -254,7 +256,8 @@ class Suite:
 
     def _is_wrong(self, result: Result) -> bool:
         if result.verdict == "other weights":
-            return (result.max or 0) >= _SMALL * self.subject.tolerance
+            limit = self.subject.tolerance
+            return (result.mean or 0) >= _SMALL * limit or (result.max or 0) >= _SMALL_ALONE * limit
         return not result.is_well
 
 

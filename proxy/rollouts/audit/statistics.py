@@ -8,7 +8,7 @@ from math import log, sqrt
 _RARE = 0.05  # a token is informative if at most this share of the other values would agree with it as well
 ONCE_IN_A_THOUSAND, NEVER = 1e-3, 1e-5
 _MISSES = 0.1  # the share of informative tokens that may disagree at an offset: the ends of spans have no counterpart
-_TOGETHER = 0.8  # a correlation that 20 unrelated pairs reach about once in 30 000 times
+TOGETHER = 0.8  # a correlation that 20 unrelated pairs reach about once in 30 000 times
 _ENOUGH = 20
 
 
@@ -66,7 +66,7 @@ def nearly_all_agree(pairs: Sequence[Pair], tolerance: float) -> bool:
 
 def go_together(pairs: Sequence[Pair]) -> bool:
     """Return whether two sequences of numbers correlate, with enough values to decide."""
-    return len(pairs) >= _ENOUGH and line_through(pairs)[0] >= _TOGETHER
+    return len(pairs) >= _ENOUGH and line_through(pairs)[0] >= TOGETHER
 
 
 def line_through(pairs: Sequence[Pair]) -> tuple[float, float]:

@@ -235,3 +235,31 @@ def test_small_differences_beyond_the_tolerance_are_noted_as_small(seed):
 
     assert "other weights" == assessment.verdict
     assert "differences are small" in assessment.note
+
+
+@fixed
+@given(seeds)
+def test_rounding_in_bfloat16_is_never_a_wrong_token(seed):
+    """Scores of vLLM 0.32 may agree exactly for the first tokens, and be rounded differently later."""
+    draw = random.Random(seed)
+    row = honest(seed)
+
+    def rounded(ids):
+        exact = scores(ids)
+        later = [value + draw.uniform(-0.09, 0.09) for value in exact[34:]]
+        return [*exact[:34], *later[:66], later[66] - 0.2, *later[67:]]
+
+    assert "other weights" == audited(row, scoring=rounded, moving=False).verdict
+
+
+def test_few_values_that_correlate_are_not_noted_as_uncorrelated():
+    """A short reply in another precision is not the reply of another model."""
+    row = honest(11)
+    for index in range(LENGTH):
+        if not TURNS[0][0] <= index < TURNS[0][0] + 8:
+            row["mask"][index], row["logprobs"][index] = 0, None
+    row["spans"] = row["spans"][:1]
+    assessment = audited(row, scoring=lambda ids: [value and 1.1 * value - 0.1 for value in scores(ids)], moving=False)
+
+    assert "other weights" == assessment.verdict
+    assert "the values correlate" in assessment.note
