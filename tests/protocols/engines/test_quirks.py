@@ -69,6 +69,8 @@ def test_a_stream_that_the_engine_rejects_is_not_replayed():
         ("vllm", "chat", {"top_logprobs": 2, "logprobs": True}, set()),
         ("llamacpp", "chat", {"n": 2}, {"uncounted", "logprob_count", "completion_count", "no_logprobs"}),
         ("plain", "chat", {}, {"no_token_ids"}),
+        ("sglang", "chat", {"messages": 7}, set()),  # the engine refuses it
+        ("sglang", "chat", {"messages": [{"content": [{"type": "image_url"}]}]}, {"prompt_count"}),
     ],
 )
 def test_the_quirks_of_a_call_are_found_by_engine_and_request(kind, dialect, body, codes):
