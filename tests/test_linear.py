@@ -24,7 +24,7 @@ NOT_FED = {
     "it takes numbers, names or settings": (
         "arrays.floats_with_gaps", "facts.RolloutFacts.split", "prefix_index.Spot.shorter", "thread_presets.rules_of",
         "token_annotations.TokenAnnotations.fields", "record_values.Typed.epoch",
-        "export.with_threads", "sequence_view.RowSource.refuse_unlogged",
+        "export.with_threads", "sequence_view.RowSource.refuse_unlogged", "detection.vocabulary_request",
     ),
     "it returns what it is given, or nothing": (
         "translated_call.TranslatedCall.with_steps", "translated_call.TranslatedCall.reshape",

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from feeding import ANSWERED, FEEDERS, FEW, FRAGMENTS, OPTIONS, Work, feeder, many, run, text
 from forests import make_choice, make_step
-from recorded import FACTS, plan_of
+from recorded import FACTS, plan_of, prepared_of
 from threaded import user
 
 from proxy.continuation.bridge import continue_turn
@@ -31,8 +31,17 @@ from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
 from proxy.protocols.exchange import Exchange
+from proxy.protocols.long_texts import read_long
 from proxy.protocols.number_lists import KnownPrompt, read_lists
-from proxy.protocols.plan import Plan, SessionPlace, with_continuation, with_image_tokens, with_session
+from proxy.protocols.plan import (
+    Plan,
+    PreparedPlans,
+    SessionPlace,
+    template_of,
+    with_continuation,
+    with_image_tokens,
+    with_session,
+)
 from proxy.protocols.sampling import Sampling, engine_model
 from proxy.protocols.sse import EventParser, read_event
 from proxy.protocols.token_annotations import TokenAnnotations
@@ -586,6 +595,28 @@ def errors_of_engines(fragment: str, size: int) -> Work:
         for name in ("vllm", "sglang", "llamacpp", "plain"):
             ENGINES[name].prompt_ids_fields("chat", [1] * size)
             ENGINES[name].must_send_usage("chat", {body: body})
+
+    return work
+
+
+@feeder("a", "{", "[1],", '"')
+def a_call_of_a_form_that_is_known(fragment: str, size: int) -> Work:
+    long = text(fragment, size)
+    rules = Sampling(default={"seed": 1}, cap={"max_tokens": 9})
+    parts = [{"role": "user", "content": [{"type": "text", "text": fragment}]}] * len(many(fragment, size))
+    bodies = {
+        CHAT: {"messages": parts, "stop": [long]},
+        "/v1/completions": {"prompt": long, "stop": [long]},
+        "/inference/v1/generate": {"token_ids": [1] * size, "sampling_params": {"stop": [long]}},
+    }
+    raw = orjson.dumps(bodies[CHAT])
+
+    def work() -> None:
+        for path, body in bodies.items():
+            template = template_of(body, DIALECTS[path], rules, has_lists=path == CHAT)
+            PreparedPlans().keep(orjson.dumps(template), prepared_of(path, body, CallOptions(sampling=rules)))
+            plan_of(path, body, CallOptions(sampling=rules))
+        read_long(raw + b" ", read_long(raw, None))
 
     return work
 
