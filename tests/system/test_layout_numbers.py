@@ -17,10 +17,10 @@ MAXIMA = {
 }
 # Of each kind of call before its response ends: files, own calls, moves, and all Python calls.
 CALLS = {
-    "streamed": (48, 740, 300, 1080),
-    "unstreamed": (49, 495, 225, 810),
-    "continued": (60, 695, 300, 1070),
-    "messages": (62, 1010, 420, 1380),
+    "streamed": (37, 270, 130, 550),
+    "unstreamed": (37, 195, 108, 450),
+    "continued": (48, 390, 206, 870),
+    "messages": (52, 490, 226, 800),
 }
 ATTEMPTS = 3  # a read of the socket may return a part of the response, which adds moves
 
