@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines.base import FollowUpRequest
-from proxy.trajectory.arrays import pack_ids
+from proxy.trajectory.arrays import has_negative, pack_ids
 from proxy.trajectory.step import Ids
 
 _TOKENIZE_ROUTES: Final = {"vllm": "/tokenize", "sglang": "/v1/tokenize"}  # vLLM 0.32.0 verified, SGLang 0.5.23 read
@@ -93,7 +93,7 @@ def read_ids(response: Any) -> "Ids | None":
         ids = pack_ids(tokens) if isinstance(tokens, list) else None
     except (ValueError, TypeError, OverflowError):
         return None
-    return None if ids is None or min(ids, default=0) < 0 else ids
+    return None if ids is None or has_negative(ids) else ids
 
 
 def read_window(response: Any) -> int | None:
