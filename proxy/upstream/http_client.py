@@ -317,6 +317,7 @@ class HttpResponse:
                     for part in decoder.parts(taken):
                         yield part
                         await asyncio.sleep(0)  # other tasks run between the parts of a very large body
+                taken = b""  # of thousands of open streams, nothing is kept while they wait
             if decoder is not None:
                 decoder.check_end()
         except HTTP_ERRORS as error:

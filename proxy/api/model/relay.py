@@ -416,6 +416,7 @@ async def _stream(call: Call, client: ClientStream, exchange: Exchange, sent: Ht
                 await _forward(call, client, shown)
             if response.is_over:
                 break
+            read = shown = b""  # noqa: PLW2901 - of thousands of open streams, nothing is kept while they wait
         if response.is_over:
             await _read_end(reads, exchange)
     except EngineError:
