@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from asyncio import base_events
@@ -25,6 +26,10 @@ from storage.embedded.server import start_embedded
 # OpenAI's client and ours load the system's certificate authorities on construction, which takes 20 ms, and tests construct a
 # thousand clients. This file has one unused authority instead; tests of TLS configure their own.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support" / "unused_authority.pem")
+
+# A shell lets its jobs in the background ignore Ctrl-C, and so would the commands that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # With the default thresholds, a fifth of the time of all tests is garbage collection: each test of the API leaves a proxy's
 # cycles, and a collection visits every module. So collections are rarer, and skip what exists before the first test.
