@@ -209,7 +209,7 @@ class Chunks:
         """
         first, own = self.head.get("id"), self._own_ids
         is_known = value == first or value in own.values()
-        if not is_known or any(own.get(choice["index"], first) != value for choice in choices if _has_content(choice)):
+        if not is_known or any(own.get(choice["index"], first) != value for choice in choices if has_content(choice)):
             self.problems.add("changed_midstream")
 
     def _check_usage(self, usage: Any, choices: list[Json]) -> None:
@@ -241,7 +241,7 @@ class Chunks:
             if accumulated is None:
                 accumulated = self.choices[index] = self.choice(index)
             is_open = accumulated.fields["finish_reason"] is None
-            if not is_open and _has_content(choice):
+            if not is_open and has_content(choice):
                 self.problems.add("content_after_end")
             accumulated.feed(choice, self.problems)
             self.finished += is_open and accumulated.fields["finish_reason"] is not None
@@ -291,7 +291,7 @@ def text_of(value: Any) -> str:
     return value
 
 
-def _has_content(choice: Json) -> bool:
+def has_content(choice: Json) -> bool:
     """Return whether a chunk adds tokens, text or a call. Other fields may follow a finish reason (SGLang: hidden states)."""
     delta = choice.get("delta") or {}
     content_fields = ("content", "reasoning", "reasoning_content", "tool_calls", "function_call")

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from proxy.protocols.accumulators import ChoiceAccumulator, Chunks
+from proxy.protocols.accumulators import ChoiceAccumulator, Chunks, has_content
 
 # A string as orjson writes it, without its quotes: only such a text is the same in the client's event.
 _PLAIN: Final = rb'[^"\\\x00-\x1f]*+'
@@ -87,7 +87,8 @@ class RepeatedEvents:
         """Learn the shape of an event that the general path has processed, and whose JSON is strictly valid.
 
         `shown` is what the client received of it, None if that is the engine's bytes. Nothing is learned from an event with a
-        finish reason, with usage or with another structure.
+        finish reason, with usage or with another structure, nor from one without content: its repetitions may have some, which
+        the general path checks.
         """
         self._misses += 1
         self.is_learning = self._misses < _MAX_MISSES
@@ -95,7 +96,7 @@ class RepeatedEvents:
         if type(choices) is not list or len(choices) != 1 or chunk.get("usage") is not None:
             return
         (choice,) = choices
-        if choice.get("finish_reason") is None and not chunk.get("prompt_token_ids"):
+        if choice.get("finish_reason") is None and not chunk.get("prompt_token_ids") and has_content(choice):
             self.shape = _shape(raw, choice, shown, self._accumulator.choices[choice["index"]])
 
     def take(self, read: bytes, at: int, shown: list[bytes]) -> int:

@@ -177,3 +177,20 @@ def test_most_events_of_a_usual_stream_are_repetitions(requested, size):
 
     assert feed.call_count <= 2
     assert shown.count(b"data: ") == 100
+
+
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+def test_text_after_a_finish_reason_is_found_behind_an_event_without_text(kind):
+    """The other choice is still open. An event without text is not learned, so that the next one is checked."""
+
+    def event(index: int, content: str, finish: str = "null") -> bytes:
+        choice = f'{{"index":{index},"delta":{{"content":"{content}"}},"finish_reason":{finish}}}'
+        return f'data: {{"id":"c","object":"chat.completion.chunk","model":"m","choices":[{choice}]}}\n\n'.encode()
+
+    stream = StreamResponse(ClientView(DIALECTS["/v1/chat/completions"], ENGINES[kind], StripRules(), 2))
+    for read in (event(0, "a"), event(1, "b"), event(0, "c", '"stop"'), event(0, ""), event(0, "late")):
+        stream.feed(read)
+    stream.feed(event(1, "d", '"stop"') + b"data: [DONE]\n\n")
+    _, answer = stream.finish()
+
+    assert ("content_after_end",) == answer.problems
