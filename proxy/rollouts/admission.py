@@ -95,8 +95,14 @@ class Admission:
         if group_id is not None:
             checked_id(group_id, what="group id")
         pauses: list[tuple[float, float]] = []
+        waited: Rollout | None = None  # which holds the reservation of this step until it is opened again
         while True:
-            live, rollout = await self._open(rollout_id, group_id, step_id)
+            try:
+                live, rollout = await self._open(rollout_id, group_id, step_id)
+            except BaseException:
+                if waited is not None and waited.has_reservation:
+                    self._recorder.tasks.start(self._lease(waited, step_id, 0))
+                raise
             policy = self._policies.only or self._policies.of_call(model(rollout))
             admitted = Admitted(live, rollout, policy, step_id, pauses)
             live.calls += 1
@@ -118,7 +124,7 @@ class Admission:
             except BaseException:
                 self.leave(admitted)
                 raise
-            admitted.is_sent = True  # its reservation is the next one's, which has the same name
+            admitted.is_sent, waited = True, rollout  # its reservation is the next one's, which has the same name
             self.leave(admitted)  # and open it again: the policy version has changed
 
     def leave(self, admitted: Admitted) -> None:
@@ -193,7 +199,7 @@ class Admission:
         while rollout.is_starting and self._clock.monotonic() < until:
             await asyncio.sleep(_START_INTERVAL_S)
             stored = await self._store.get(rollout.rollout_id)
-            if stored is None:
+            if stored is None or stored.incarnation != rollout.incarnation:
                 raise no_rollout(rollout.rollout_id)
             rollout = read_rollout(stored)
         return rollout

@@ -202,7 +202,7 @@ class PromptContinuation:
             return "ambiguous"
         if isinstance(found, str) or found is None:
             return found
-        if endpoint.engine.prompt_ids_fields(plan.dialect.name, []) is None:
+        if plan.engine.prompt_ids_fields(plan.dialect.name, []) is None:
             return "unsupported"
         if endpoint.missed_renderings.is_paused:
             return "timeout"

@@ -62,6 +62,31 @@ async def test_the_error_of_the_limit_mentions_the_calls_in_flight(proxy, engine
     assert "0 of 2 steps, and calls for the remaining steps are in flight" in payload["error"]["message"]
 
 
+async def test_a_call_that_a_full_queue_rejects_releases_its_reservation(store, engine, http):
+    """A 429 of TokenTape itself does not use up the last step of a rollout."""
+    await store.open("r1", write_fields({"limits": {"max_steps": 1}}), now_ms=1)
+    engine.hangs()
+    engines = {"endpoints": [{"url": engine.url, "max_in_flight": 1}], "max_queued": 0}
+    async with proxying(engine.url, store, engines=engines) as served:
+        other = asyncio.ensure_future(status_of(http, served.url + CHAT.replace("r1", "other")))
+
+        async def is_busy():
+            return len(engine.requests) == 1
+
+        await wait_until(is_busy)
+        rejected = await status_of(http, served.url + CHAT)
+        other.cancel()
+        engine.plays(load("chat_ids_lp"))
+
+        async def succeeds():
+            return await status_of(http, served.url + CHAT) == 200
+
+        await wait_until(succeeds)
+
+    assert 429 == rejected
+    assert 1 == len(await stored_steps(store, "r1"))
+
+
 async def test_a_call_that_is_never_sent_releases_its_reservation(proxy, store, engine, http):
     """The calls are rejected before they are sent."""
     refused = [await status_of(http, proxy, **{"X-Reply-Tokens": "nonsense"}) for _ in range(5)]

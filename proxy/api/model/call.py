@@ -171,6 +171,9 @@ async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> No
         options = replace(options, room_left=left)
     planned = partial(_planned, call, endpoint, plans, path, body, options)
     plan = planned() if call.body_bytes <= LARGE_BYTES else await in_thread(planned)
+    if endpoint.plans is not plans:  # a detection has found another engine meanwhile
+        await plan_for(call, endpoint, as_ids=as_ids)
+        return
     if (session := endpoint.settings.session) is not None:
         place = SessionPlace(session.header_name, session.field, session.of == "thread", plan.extra.get("agent"))
         plan = await off_loop(call.body_bytes, LARGE_BYTES, with_session, plan, place, headers)

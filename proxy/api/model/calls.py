@@ -244,7 +244,6 @@ async def _plan(call: Call) -> None:
     order = ranked if call.is_named or call.tokens is not None else least_loaded
     call.left = order(endpoints, rollout.rollout_id)[: context.settings.engines.max_attempts]
     await plan_for(call, call.left.pop(0))
-    call.admitted.is_sent = True
 
 
 async def _endpoints(call: Call) -> Sequence[Endpoint]:

@@ -321,12 +321,12 @@ async def _abortable(
     call: Call, abort: FollowUpRequest, relayed: Coroutine[Any, Any, Exchange | None]
 ) -> Exchange | None:
     """Relay a call; if it is cancelled, abort it at its engine, and receive what the engine sampled until then."""
-    working = asyncio.get_running_loop().create_task(relayed)
+    before, working = call.sent, asyncio.get_running_loop().create_task(relayed)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         try:
-            if call.sent is not None and not working.done():
+            if call.sent != before and not working.done():  # else it is queued, perhaps after another endpoint failed
                 call.is_aborted = call.exchange is None or not call.exchange.response.is_over
                 with suppress(EngineError, TimeoutError):
                     await _abort(call, abort, working)
@@ -371,7 +371,7 @@ async def _sent(call: Call) -> HttpResponse:
     plan = call.plan
     size = call.body_bytes + _BYTES_PER_ID * len(plan.prompt_ids or ())
     body = orjson.dumps(plan.body) if size <= PLAIN_BYTES else await asyncio.to_thread(orjson.dumps, plan.body)
-    call.sent = call.context.clock.monotonic()
+    call.sent, call.admitted.is_sent = call.context.clock.monotonic(), True
     headers = [*call.request.headers.items(), *plan.headers.items()]
     if call.trace is not None:
         headers = call.trace.sending(call, headers) or headers
