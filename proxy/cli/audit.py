@@ -15,10 +15,19 @@ from rich.text import Text
 
 from proxy.cli.console import audit_bar, new_table, print_json, print_table, visible
 from proxy.cli.export import ExportRequest, iter_bytes
-from proxy.rollouts.audit.report import NOT_SCORED, NOTHING, TOO_LONG, Result, is_well, summary
-from proxy.rollouts.audit.runner import AuditLog, AuditOptions, audit_rows
-from proxy.rollouts.audit.sample import LogprobsMode
+from proxy.rollouts.scoring.audit import (
+    NOT_SCORED,
+    NOTHING,
+    TOO_LONG,
+    AuditLog,
+    AuditOptions,
+    Result,
+    audit_rows,
+    is_well,
+    summary,
+)
 from proxy.rollouts.scoring.requests import NotScored, Scorer, Send, find_scorer
+from proxy.rollouts.scoring.sample import LogprobsMode
 from proxy.upstream.failure_text import failure_text
 
 _COLUMNS = (

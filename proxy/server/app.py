@@ -42,7 +42,6 @@ from proxy.rollouts.admission import Admission
 from proxy.rollouts.archive.archiver import ArchiveOptions, Archiver
 from proxy.rollouts.archive.background import BackgroundArchive
 from proxy.rollouts.archive.dataset import Dataset
-from proxy.rollouts.audit.background import BackgroundAudit
 from proxy.rollouts.completion import GroupCompletion
 from proxy.rollouts.deadlines import Activity, Deadlines
 from proxy.rollouts.drift_report import DriftReporter
@@ -57,6 +56,7 @@ from proxy.rollouts.policy import Policies, Policy, PolicyVersion
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
 from proxy.rollouts.renewals import Lifetimes
+from proxy.rollouts.scoring.audit import BackgroundAudit
 from proxy.rollouts.scoring.rescoring import Rescorers, ScoreCache
 from proxy.server.scorers import scoring_engines
 from proxy.telemetry.metrics import Metrics, make_metrics

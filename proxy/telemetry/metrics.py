@@ -54,7 +54,7 @@ REFUSAL_REASONS: Final = (
 )
 DROP_REASONS: Final = (*_STALE, "equal_rewards", "too_few_members", "no_reward")
 
-# The values of proxy.rollouts.audit.verdict.Verdict.
+# The values of proxy.rollouts.scoring.verdict.Verdict.
 VERDICTS: Final = ("aligned", "shifted", "other weights", "wrong tokens")
 
 

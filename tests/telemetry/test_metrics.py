@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from proxy.rollouts.audit.verdict import Verdict
+from proxy.rollouts.scoring.verdict import Verdict
 from proxy.telemetry.metrics import VERDICTS, Histogram, Metrics, make_metrics
 
 

@@ -22,8 +22,7 @@ from proxy.cli.certify.shapes import SGLANG_GENERATE, TOKENS, Body, Shape
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines.base import CallOptions, Traits
 from proxy.protocols.engines.quirks import QUIRK_CODES, Quirk, applicable
-from proxy.rollouts.audit.report import NOT_SCORED, Result
-from proxy.rollouts.audit.runner import AuditLog, AuditOptions, audit_rows
+from proxy.rollouts.scoring.audit import NOT_SCORED, AuditLog, AuditOptions, Result, audit_rows
 from proxy.rollouts.scoring.requests import Scorer
 from proxy.trajectory.fidelity import describe
 

@@ -1,7 +1,7 @@
 """The engines of one scorer: which of them scores a sequence, for how long, and when the next one is tried."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
@@ -116,10 +116,14 @@ class ScoringEngines:
             raise UnprocessableRequest(f"No engine scores {model!r}: {error.message}", param="rescore") from None
         able = [endpoint for endpoint in serving if endpoint.kind in (*SCORING_KINDS, "auto")]
         left = least_loaded(able or serving, _LANE)[: self.limits.max_attempts]
+
+        def work(scorer: Scorer) -> Awaitable[TokenScores]:
+            return scorer.score_at(ids, positions, top_k, masks)
+
         while True:
             endpoint = left.pop(0)
             try:
-                request = self._request(endpoint, model, ids, positions, top_k, masks, can_fail_over=bool(left))
+                request = self._request(endpoint, model, work, can_fail_over=bool(left))
                 return endpoint, await self._in_time(request, endpoint, f"score {len(ids)} tokens")
             except (TooLong, OtherVocabulary):
                 raise
@@ -131,24 +135,16 @@ class ScoringEngines:
                     raise
 
     async def _request(
-        self,
-        endpoint: Endpoint,
-        model: str | None,
-        ids: Sequence[int],
-        positions: Sequence[int],
-        top_k: int,
-        masks: Mapping[int, Kept],
-        *,
-        can_fail_over: bool,
-    ) -> TokenScores:
+        self, endpoint: Endpoint, model: str | None, work: Callable[[Scorer], Awaitable[T]], *, can_fail_over: bool
+    ) -> T:
         if not endpoint.queue.acquire_free():
             await self.upstream.wait_for_slot(endpoint, _LANE, can_fail_over=can_fail_over)
         try:
             scorer = await self._scorer(endpoint, model)
             if not scorer.has_adapters or self.limits.configured:
-                return await scorer.score_at(ids, positions, top_k, masks)
+                return await work(scorer)
             async with self._turns.setdefault(endpoint, asyncio.Lock()):
-                return await scorer.score_at(ids, positions, top_k, masks)
+                return await work(scorer)
         finally:
             endpoint.queue.release()
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import orjson
 
@@ -25,7 +25,6 @@ from proxy.rollouts.pause import PAUSE_ANNOUNCEMENT, announcement_name
 from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, read_announced
 from proxy.rollouts.scoring.engines import ScoringEngines
 from proxy.rollouts.scoring.requests import NO_MASKS, Kept, OtherVocabulary, TokenScores, TooLong
-from proxy.rollouts.scoring.vocabulary import differing_id, is_unlikely
 from proxy.rollouts.steps import aside, weights_of
 from proxy.rollouts.stored_fields import announced_value
 from proxy.trajectory.facts import RolloutFacts
@@ -35,14 +34,18 @@ from proxy.trajectory.sequence import Options, Row, sequences
 from proxy.trajectory.step import Ids, Step
 from proxy.upstream import Endpoint
 from proxy.upstream.concurrency import off_loop, run_all
-from proxy.upstream.token_text import detokenize_at_engine
+from proxy.upstream.token_text import TokenTexts, detokenize_at_engine
 from storage.errors import StorageError
 from storage.store import Store
 
 POLICY: Final = "policy"  # the engines of the policy that sampled a row
 _ATTEMPTS: Final = 3  # while the weights change
 _MANY: Final = 20_000  # values that are checked in some milliseconds
+_COMPARED: Final = 16  # ids, evenly distributed over those of a row: a vocabulary differs in nearly all of its ids
+_FEW: Final = 20  # tokens whose scores are no evidence
+_NATS: Final = 10.0  # a teacher that gives each token e^-10 of its probability teaches nothing
 
+TextOf: TypeAlias = Callable[[Sequence[int]], Awaitable[str | None]]
 ReadText = Callable[[str, Sequence[int]], Awaitable[str | None]]  # of ids at the engine with this name
 
 
@@ -267,3 +270,37 @@ def _refused(row: Row, why: str) -> Conflict:
     conflict = Conflict(f"A row of rollout {row.facts.rollout_id!r} cannot be scored: {why}.", param="rescore")
     conflict.reason = "not_scored"
     return conflict
+
+
+async def differing_id(ids: Ids, own: TextOf, other: TextOf) -> tuple[int, str, str] | None:
+    """Return an id that has different texts, with both; None if the compared ids have the same.
+
+    Ids mean nothing to an engine with another vocabulary, and it scores most of them all the same. Parts of characters are not
+    compared, nor spaces around a text, which some decoders remove. Where an engine has no texts, see `is_unlikely`.
+
+    Raises:
+        LookupError: No id could be compared.
+    """
+    distinct = sorted(set(ids))
+    chosen = distinct[:: max(1, len(distinct) // _COMPARED)]
+    texts = [await TokenTexts().get((), chosen, partial(_text_of, text_of)) for text_of in (own, other)]
+    compared = 0
+    for token in chosen:
+        first, second = (known.get(token) for known in texts)
+        if first is None or second is None:
+            continue
+        compared += 1
+        if first.strip() != second.strip():
+            return token, first, second
+    if not compared:
+        raise LookupError("no texts to compare")
+    return None
+
+
+async def _text_of(text_of: TextOf, token: int) -> str | None:
+    return await text_of([token])
+
+
+def is_unlikely(recorded: Sequence[float], scored: Sequence[float]) -> bool:
+    """Return whether scores are so far below recorded logprobs that the engine cannot have read the same tokens."""
+    return len(scored) >= _FEW and len(recorded) == len(scored) and sum(recorded) - sum(scored) > _NATS * len(scored)

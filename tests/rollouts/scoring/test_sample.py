@@ -5,7 +5,7 @@ from array import array
 import pytest
 from forests import make_choice, make_step
 
-from proxy.rollouts.audit.sample import of_choice, of_row
+from proxy.rollouts.scoring.sample import of_choice, of_row
 
 
 def row(**named) -> dict:

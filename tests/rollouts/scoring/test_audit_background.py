@@ -8,7 +8,7 @@ import pytest
 from fakes import proxying
 from forests import make_choice, make_step
 
-from proxy.rollouts.audit.background import is_scorable
+from proxy.rollouts.scoring.audit import is_scorable
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from proxy.trajectory.step import EngineFacts

@@ -23,21 +23,13 @@ The rule, in order:
    another temperature, precision or a neighboring version; none indicates another model, or another first prompt.
 """
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import log, sqrt
 from typing import Literal
 
-from proxy.rollouts.audit.sample import OFFSETS, AuditSample, SampledSpan
-from proxy.rollouts.audit.statistics import (
-    NEVER,
-    TOGETHER,
-    ChanceModel,
-    Pair,
-    go_together,
-    line_through,
-    nearly_all_agree,
-    no_chance,
-)
+from proxy.rollouts.scoring.sample import OFFSETS, AuditSample, SampledSpan
 
 Verdict = Literal["aligned", "shifted", "other weights", "wrong tokens"]
 Scored = Sequence[float | None]
@@ -49,6 +41,81 @@ _STEEP_JUMP = 200  # where few tokens come before: at another temperature a few 
 # Times the tolerance. Rounding of 28 layers in bfloat16 is 0.06 on average where it differs by more than 0.01, and may reach
 # 0.28; a wrong token of a prompt, to which a model of two layers hardly attends, makes the reply after it differ by 0.12.
 _LARGE, _LARGE_ON_AVERAGE = 10, 8
+_RARE = 0.05  # a token is informative if at most this share of the other values would agree with it as well
+_ONCE_IN_A_THOUSAND, _NEVER = 1e-3, 1e-5
+_MISSES = 0.1  # the share of informative tokens that may disagree at an offset: the ends of spans have no counterpart
+_TOGETHER = 0.8  # a correlation that 20 unrelated pairs reach about once in 30 000 times
+_ENOUGH = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One token's recorded and scored logprob."""
+
+    position: int
+    recorded: float
+    scored: float
+
+    @property
+    def size(self) -> float:
+        """The size of the difference."""
+        return abs(self.recorded - self.scored)
+
+
+class ChanceModel:
+    """How common each recorded value is among the scored ones."""
+
+    def __init__(self, pairs: Sequence[Pair], tolerance: float) -> None:
+        self.tolerance = tolerance
+        self._values = sorted(pair.scored for pair in pairs)
+
+    def __repr__(self) -> str:
+        return f"<ChanceModel of {len(self._values)} values, tolerance {self.tolerance}>"
+
+    def is_informative(self, pair: Pair) -> bool:
+        """Return whether the agreement of this token is evidence."""
+        return self._others(pair) <= _RARE * len(self._values)
+
+    def log_chance(self, pair: Pair) -> float:
+        """Return the logarithm of the odds that a value drawn from the scored ones agrees with this token."""
+        return log(max(self._others(pair), 1) / (len(self._values) + 1))
+
+    def _others(self, pair: Pair) -> int:
+        """Return the number of scored values, other than its own, within the tolerance of its recorded one."""
+        low = bisect_left(self._values, pair.recorded - self.tolerance)
+        high = bisect_right(self._values, pair.recorded + self.tolerance)
+        return high - low - (pair.size <= self.tolerance)
+
+
+def no_chance(pairs: Iterable[Pair], model: ChanceModel, below: float = _ONCE_IN_A_THOUSAND) -> bool:
+    """Return whether the probability that these tokens agree by chance is below `below`."""
+    return sum(model.log_chance(pair) for pair in pairs if model.is_informative(pair)) <= log(below)
+
+
+def nearly_all_agree(pairs: Sequence[Pair], tolerance: float) -> bool:
+    """Return whether nearly all informative tokens agree, beyond chance."""
+    model = ChanceModel(pairs, tolerance)
+    informative = [pair for pair in pairs if model.is_informative(pair)]
+    agreeing = [pair for pair in informative if pair.size <= tolerance]
+    return len(informative) - len(agreeing) <= max(1, _MISSES * len(informative)) and no_chance(agreeing, model)
+
+
+def go_together(pairs: Sequence[Pair]) -> bool:
+    """Return whether two sequences of numbers correlate, with enough values to decide."""
+    return len(pairs) >= _ENOUGH and line_through(pairs)[0] >= _TOGETHER
+
+
+def line_through(pairs: Sequence[Pair]) -> tuple[float, float]:
+    """Return the correlation of recorded and scored values, and the slope of recorded over scored; 0 if undefined."""
+    count = len(pairs)
+    x_mean = sum(pair.scored for pair in pairs) / count
+    y_mean = sum(pair.recorded for pair in pairs) / count
+    xx = sum((pair.scored - x_mean) ** 2 for pair in pairs)
+    yy = sum((pair.recorded - y_mean) ** 2 for pair in pairs)
+    xy = sum((pair.scored - x_mean) * (pair.recorded - y_mean) for pair in pairs)
+    if xx <= 0 or yy <= 0:
+        return 0.0, 0.0
+    return xy / sqrt(xx * yy), xy / xx
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +228,9 @@ def _broken(
     jump = sum(pair.size for pair in after) / len(after)
     # In bfloat16 the first tokens may agree exactly, and later ones be rounded differently.
     is_large = finding.max >= _LARGE * likeness.tolerance and jump >= _LARGE_ON_AVERAGE * likeness.tolerance
-    if not no_chance(before, likeness, NEVER) or not is_large:
+    if not no_chance(before, likeness, _NEVER) or not is_large:
         return None
-    long_right = no_chance(before, likeness, NEVER**2)
+    long_right = no_chance(before, likeness, _NEVER**2)
     if sum(informative) / len(informative) * (_JUMP if long_right else _STEEP_JUMP) > jump:
         return None
     other = _other_conditions(recorded, before, after)
@@ -203,7 +270,7 @@ def _differing(recorded: AuditSample, pairs: Sequence[Pair], beyond: Sequence[Pa
     if max(pair.size for pair in beyond) < _LARGE * tolerance:
         return "the differences are small, as between precisions or kernels; --tolerance sets the limit"
     notes = []
-    if correlation >= TOGETHER:
+    if correlation >= _TOGETHER:
         notes.append(
             f"the values correlate (correlation {correlation:.2f}, slope {slope:.2f}): "
             "another temperature (a slope near 1/temperature), or weights near these"
