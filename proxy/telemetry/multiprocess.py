@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from proxy.telemetry.metrics import AGGREGATION, START_TIME, Metrics
+from proxy.telemetry.metrics import START_TIME, Metrics, aggregate
 from proxy.telemetry.version_windows import newest
 
 _TIMEOUT_S: Final = 1.0
@@ -125,18 +125,12 @@ def families_from(registry: CollectorRegistry) -> list[Family]:
 
 
 def summed(workers: Iterable[Iterable[Family]]) -> list[Family]:
-    """Combine the metrics of several workers: sums, except for the gauges in `AGGREGATION`."""
+    """Combine the metrics of several workers: sums, unless a metric is declared otherwise."""
     combined: dict[str, Family] = {}
     for family in (family for families in workers for family in families):
         samples = combined.setdefault(family.name, Family(family.name, family.kind, family.help, {})).samples
-        aggregate = AGGREGATION.get(family.name)
         for sample, value in family.samples.items():
-            if sample not in samples:
-                samples[sample] = value
-            elif aggregate is not None:
-                samples[sample] = aggregate(samples[sample], value)
-            else:
-                samples[sample] += value
+            samples[sample] = aggregate(family.name, samples[sample], value) if sample in samples else value
     return list(combined.values())
 
 
