@@ -16,8 +16,7 @@ from proxy.protocols.sampling import Sampling
 from proxy.rollouts.adapter_updates import AdapterUpdates
 from proxy.rollouts.admission import Admission
 from proxy.rollouts.completion import GroupCompletion
-from proxy.rollouts.drift_report import DriftReporter
-from proxy.rollouts.drift_totals import DriftTotals
+from proxy.rollouts.drift import DriftReporter
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.live import LiveRollouts
@@ -80,14 +79,9 @@ class Context:
         return self.finisher.completion
 
     @property
-    def drift_totals(self) -> DriftTotals:
-        """The drift counts of finished rollouts."""
-        return self.finisher.drift_totals
-
-    @property
     def drift(self) -> DriftReporter:
-        """The drift of rollouts, with its texts."""
-        return self.drift_totals.reporter
+        """The drift of rollouts: its texts and its counts."""
+        return self.finisher.drift
 
 
 CONTEXT = web.AppKey("context", Context)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from proxy.clock import Clock
 from proxy.errors import Conflict, Damaged, NotFound, ProxyError
 from proxy.rollouts.completion import FAILED, GroupCompletion, read_members
-from proxy.rollouts.drift_totals import DriftTotals
+from proxy.rollouts.drift import DriftReporter
 from proxy.rollouts.group import Group, find_group
 from proxy.rollouts.rollout import DEADLINE, SURPLUS, Rollout, no_rollout, read_rollout, write_fields
 from proxy.rollouts.stored_fields import left_out
@@ -27,7 +27,7 @@ class Finisher:
 
     store: Store
     clock: Clock
-    drift_totals: DriftTotals
+    drift: DriftReporter
     completion: GroupCompletion
 
     async def finish(
@@ -143,9 +143,9 @@ class Finisher:
         `again`: the rollout was finished before, by a process that may have died before it did this.
         """
         if again:
-            self.drift_totals.complete(rollout)
+            self.drift.complete(rollout)
         else:
-            self.drift_totals.settle(rollout.rollout_id)
+            self.drift.settle(rollout.rollout_id)
         try:
             group = await self.completion.member_finished(rollout)
             if group is not None and rollout.is_over_sampled and rollout.reason != SURPLUS:

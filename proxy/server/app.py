@@ -44,9 +44,7 @@ from proxy.rollouts.archive.background import BackgroundArchive
 from proxy.rollouts.archive.dataset import Dataset
 from proxy.rollouts.completion import GroupCompletion
 from proxy.rollouts.deadlines import Activity, Deadlines
-from proxy.rollouts.drift_report import DriftReporter
-from proxy.rollouts.drift_totals import DriftTotals
-from proxy.rollouts.drift_watch import DriftWatch
+from proxy.rollouts.drift import DriftReporter, DriftWatch
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.journal import Journal
@@ -151,7 +149,7 @@ def _context_lifespan(
             for policy in context.policies:
                 policy.pause.abort_calls = partial(context.memory_limit.stop_sampled, policy.name, _WEIGHTS_CHANGED)
             context.recorder.followers += [context.continuation.offer, watch.offer]
-            context.recorder.late_followers.append(context.drift_totals.settle_late)
+            context.recorder.late_followers.append(context.drift.settle_late)
             context.metrics.oldest_call_age_seconds.set_function(
                 lambda: context.memory_limit.oldest_s(context.clock.monotonic())
             )
@@ -184,8 +182,8 @@ async def _make_context(
     registry = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
     policies, stopping = _policies(opened, clock, metrics, settings, registry.apply), asyncio.Event()
     await _kept(stack, policies).start()
-    totals = DriftTotals(DriftReporter(opened, clock, metrics, upstream, tokenizers), recorder.tasks, stopping)
-    finisher = Finisher(opened, clock, totals, GroupCompletion(opened, clock, metrics, policies.trained))
+    drift = DriftReporter(opened, clock, metrics, upstream, tokenizers, recorder.tasks, stopping)
+    finisher = Finisher(opened, clock, drift, GroupCompletion(opened, clock, metrics, policies.trained))
     activity = _kept(stack, Activity(opened, clock, metrics, recorder.tasks.start).start())
     return Context(
         settings=settings,

@@ -77,7 +77,7 @@ async def test_an_unexplained_boundary_is_explained_by_a_later_read(store, drift
 
 
 async def test_lookups_of_texts_delay_neither_calls_nor_the_shutdown(store, drifting, http, monkeypatch):
-    monkeypatch.setattr("proxy.rollouts.drift_watch._CLOSE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("proxy.rollouts.drift._CLOSE_TIMEOUT_S", 0.01)
     drifting.gate.clear()
     async with asyncio.timeout(50):
         async with proxying(drifting.url, store) as served:
@@ -93,7 +93,7 @@ async def test_lookups_of_texts_delay_neither_calls_nor_the_shutdown(store, drif
 
 async def test_the_number_of_waiting_lookups_is_limited(store, drifting, http, monkeypatch):
     """The others are looked up at the finish."""
-    monkeypatch.setattr("proxy.rollouts.drift_watch._MAX_WAITING", 0)
+    monkeypatch.setattr("proxy.rollouts.drift._MAX_WAITING", 0)
     drifting.detokenize = same
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)

@@ -31,8 +31,8 @@ class Process:
         self.store, self.clock = store, clock
         self.settled: list[str] = []
         self.metrics = make_metrics(CollectorRegistry())
-        drift_totals = SimpleNamespace(settle=self.settled.append, complete=lambda rollout: None)
-        self.finisher = Finisher(store, clock, drift_totals, GroupCompletion(store, clock, self.metrics))
+        drift = SimpleNamespace(settle=self.settled.append, complete=lambda rollout: None)
+        self.finisher = Finisher(store, clock, drift, GroupCompletion(store, clock, self.metrics))
         self.deadlines = Deadlines(store, clock, self.finisher, self.metrics)
 
     @property

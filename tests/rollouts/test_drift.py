@@ -11,13 +11,13 @@ from tiny_tokenizer import make_tokenizer
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch):
     """The lookup of texts has no short timeout."""
-    monkeypatch.setattr("proxy.rollouts.drift_report._TEXTS_TIMEOUT_S", 600.0)
+    monkeypatch.setattr("proxy.rollouts.drift._TEXTS_TIMEOUT_S", 600.0)
 
 
 @pytest.fixture
 def no_early_lookups(monkeypatch):
     """Texts are not looked up while steps are stored."""
-    monkeypatch.setattr("proxy.rollouts.drift_watch._MAX_WAITING", 0)
+    monkeypatch.setattr("proxy.rollouts.drift._MAX_WAITING", 0)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ async def test_a_timeout_of_texts_is_reported_and_the_boundary_is_unexplained(
     store, drifting, http, monkeypatch, caplog
 ):
     """This holds for the tree and for the count at the finish."""
-    monkeypatch.setattr("proxy.rollouts.drift_report._TEXTS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("proxy.rollouts.drift._TEXTS_TIMEOUT_S", 0.01)
     drifting.gate.clear()
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
@@ -79,7 +79,7 @@ async def test_a_timeout_of_texts_is_reported_and_the_boundary_is_unexplained(
 @pytest.mark.usefixtures("no_early_lookups")
 async def test_texts_above_the_limit_of_lookups_are_reported_as_over_limit(store, drifting, http, monkeypatch):
     """Their boundaries are unexplained."""
-    monkeypatch.setattr("proxy.rollouts.drift_report._MAX_LOOKUPS", 0)
+    monkeypatch.setattr("proxy.rollouts.drift._MAX_LOOKUPS", 0)
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
         await rollout.two_turns()
@@ -91,9 +91,9 @@ async def test_texts_above_the_limit_of_lookups_are_reported_as_over_limit(store
 @pytest.mark.usefixtures("no_early_lookups")
 async def test_later_reads_look_up_the_remaining_texts(store, drifting, http, monkeypatch):
     """They are chosen at random, so that failing texts do not block others."""
-    monkeypatch.setattr("proxy.rollouts.drift_report._MAX_LOOKUPS", 1)
+    monkeypatch.setattr("proxy.rollouts.drift._MAX_LOOKUPS", 1)
     reads = []
-    monkeypatch.setattr("proxy.rollouts.drift_report.shuffle", lambda keys: keys.reverse() if reads else None)
+    monkeypatch.setattr("proxy.rollouts.drift.shuffle", lambda keys: keys.reverse() if reads else None)
     drifting.detokenize = lambda ids: None if ids[-1] == 3 or len(ids) < 12 else "hello there"
     async with proxying(drifting.url, store) as served:
         rollout = Drifting(http, served.url)
