@@ -156,8 +156,7 @@ is sent as it came, and the reason is counted:
 _MIXED = """
 In mode `append`, a continued call has the reason `history` if the template would have rendered the earlier turns differently.
 Text parts of a message are equal to the one text that the engine makes of them, and fields of parts such as `cache_control` are
-not compared. [Decision 064](decisions/064-exact-continuation.md) and
-[110](decisions/110-ends-of-turns.md) have the exact limits.
+not compared. [Decision 064](decisions/064-exact-continuation.md) has the limits.
 
 ## Where to see it
 

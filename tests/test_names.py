@@ -11,7 +11,6 @@ FOREIGN: dict[str, set[str]] = {
     "Atropos": {"/register-env", "POST /scored_data", "health_check"},
     "a field of a step, with the name of a section of the settings": {"sampling.constrained"},
     "benchmarks and examples": {"GET /counts", "POST /load_weights"},
-    "codes before decision 058": {"engine_broke_off", "engine_fault", "not_valid"},
     "Docker and kubectl": {
         "--build", "--build-arg", "--detach", "--health-cmd", "--namespace", "--no-recreate", "--profile", "--rm", "--scale",
         "--stop-timeout", "/data", "/tmp", "/var/lib/tokentape", "TOKENTAPE_PORT", "tokentape_agents",
@@ -21,8 +20,8 @@ FOREIGN: dict[str, set[str]] = {
     "OpenAI's hosted tools": {"code_interpreter", "file_search", "image_generation", "local_shell"},
     "Osmosis' rollout servers": {"POST /rollout", "POST /v1/rollout/init"},
     "processors of images": {"image_grid_thw", "image_token_id", "load_images", "pixel_values"},
-    "Python and its packages": {"--fail-on-warning", "preexec_fn", "render_jinja_template"},
-    "Prometheus": {"redis_exporter", "tokentape_reward_amount"},
+    "Python and its packages": {"preexec_fn", "render_jinja_template"},
+    "Prometheus": {"tokentape_reward_amount"},
     "routers in front of engines": {
         "--routing-logic", "--session-key", "consistent_hash", "consistent_hashing", "optional_pre_call_checks",
         "session_affinity", "session_id_header",
@@ -38,7 +37,7 @@ FOREIGN: dict[str, set[str]] = {
     "vLLM": {
         "--enable-force-include-usage", "--enable-prompt-tokens-details", "--max-num-batched-tokens",
         "--otlp-traces-endpoint", "--override-generation-config", "--return-sampling-mask",
-        "--return-tokens-as-token-ids", "/v1/messages/render",
+        "--return-tokens-as-token-ids",
     },
 }  # fmt: skip
 _FOREIGN = frozenset().union(*FOREIGN.values())

@@ -7,7 +7,7 @@ Rule 2: every process looks at rollouts whose timers have expired. A claimed tim
         its group is complete; if the process dies before, the timer expires again, and another process completes the work.
 Rule 3: a process touches the rollouts with `idle_s` that have calls in flight. A quiet rollout is finished only if it was not
         touched since it was read. So of a call and a finish at the same moment the store has one first: either the rollout
-        stays open, or the call is rejected (decisions/067).
+        stays open, or the call is rejected (docs/decisions/067).
 """
 
 import asyncio

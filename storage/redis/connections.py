@@ -1,7 +1,7 @@
 """The connections to one server: one that short commands share, and a pool for the others.
 
 redis-py opens connections (TLS, AUTH, SELECT) and parses replies. Its clients are not used: they take at least three times the
-CPU time of these connections for each call (decisions/135), fail instead of waiting when all connections are in use, and
+CPU time of these connections for each call (docs/decisions/143), fail instead of waiting when all connections are in use, and
 cannot send a WAIT on the connection of its write in a cluster.
 
 A write can be confirmed by a PING. Valkey and Redis write the append-only file before they send replies, but they send the

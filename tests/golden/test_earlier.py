@@ -16,7 +16,7 @@ from golden_store import load_store
 
 from storage import StoreOptions, open_store
 
-# Of spans, in rows of `sequences` (decisions/052); null, because the earlier version did not record it.
+# Of spans, in rows of `sequences` (docs/decisions/008); null, because the earlier version did not record it.
 CONSTRAINED = ',"constrained":null'
 
 
