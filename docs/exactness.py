@@ -72,7 +72,8 @@ vLLM's was run on 0.32.0, which returns masks on GPUs only, also in streams, and
 with temperature 0; SGLang's was run on 0.5.23, with a `top_k` of at most 4,000.
 
 Rows name it: `logprobs_over` of a span is `mask` (the row has `sampling_mask`) or `truncated` (the kept tokens are unknown:
-drop or correct such spans), and absent for logprobs over all tokens ([formats](formats.md#sequences)). Set a `top_k` for all calls with `sampling.default`. Scored again by SGLang
+drop or correct such spans), and absent for logprobs over all tokens ([formats](formats.md#sequences)).
+Set a `top_k` for all calls with `sampling.default`. Scored again by SGLang
 0.5.23 over the recorded masks, at temperatures 1 and 0.7, the logprobs differ by less than 1e-5; by vLLM 0.32.0 in bfloat16, at
 temperatures of 0.7 to 1.5, by 0.010 on average and 0.098 at most.
 

@@ -1,7 +1,8 @@
 """Access to both APIs: agents' keys, keys minted for a rollout, control keys; without keys, the check of web pages.
 
 A page that a user opens can send requests to this machine, and read the responses if a name of its own resolves to it (DNS
-rebinding). Browsers send the name under which they reach a host, and the site whose page makes the request (docs/decisions/102).
+rebinding). Browsers send the name under which they reach a host, and the site of the page that makes the request
+(docs/decisions/102).
 """
 
 import re
