@@ -6,14 +6,14 @@ to G are those of the design; each is necessary for some chat template.
 
 import re
 from array import array
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
+
+import orjson
 
 from proxy.continuation.matching import Match
-from proxy.continuation.shown import comparable, what_is_missing
 from proxy.continuation.turns import Turn, end_of_rendering, own_rendering
-from proxy.continuation.twins import OTHER_WORD, WORD, other_forms, other_texts, repeats_a_part, stand_in
 from proxy.continuation.types import (
     Continuation,
     Detokenize,
@@ -26,17 +26,160 @@ from proxy.continuation.types import (
     Render,
     rendering_of,
 )
-from proxy.trajectory.conversation import bare, calls_tools, text_of
+from proxy.trajectory.conversations import bare, calls_tools, text_of, thoughts_of
 from proxy.trajectory.drift import first_difference
 from proxy.trajectory.step import Ids
 
+_EMPTY_THOUGHTS: Final = re.compile(r"<think>\s*</think>")
+_OPENS: Final = "<think>"
+_CLOSES: Final = "</think>"
+# Both differ in their first and their last letter, so that the common suffix of two renderings begins after them.
+WORD: Final = "Quartz"
+OTHER_WORD: Final = "melody"
+_REPLACEMENTS: Final = (
+    "Kiwi", "Bolt", "Ufer", "Xeno", "Jade", "Wolf", "Amber", "Nile", "0range", "7even", "Zebra", "Yarn", "Echo",
+)  # fmt: skip
 T = TypeVar("T")
 Lookups: TypeAlias = Generator[Lookup, LookupResult, T]
-
 _BRACKETS = frozenset("<>[]")
 _TAGS = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")
 _OPENING_IDS = 64  # ids in which a template begins its first message
 _SEAM_IDS = 8  # ids that are read where a token merges or splits at the end of the history
+
+
+def comparable(text: str) -> str:
+    """Return a text without whitespace and without empty thoughts, which templates add and drop."""
+    return bare(text).replace("<think></think>", "")
+
+
+def what_is_missing(reply: Message, shown: str) -> Reason | None:
+    """Return the part of a reply that a rendered turn does not contain, apart from whitespace; None if it is complete.
+
+    Thoughts within the content, and the names of calls, must be in the order of the reply: each is searched after the one
+    before it, so that the time is linear however many there are.
+    """
+    text = bare(shown)
+    thoughts, answer = _split(_EMPTY_THOUGHTS.sub("", text_of(reply)))
+    if bare(thoughts_of(reply)) not in text or not _are_in_order(thoughts, text, overlap=True):
+        return "reasoning_stripped"
+    # Some templates write the opening tag in the prompt, so that the reply has only the closing one.
+    before, closed, after = answer.rpartition(_CLOSES)
+    if closed and bare(before) not in text:
+        return "reasoning_stripped"
+    if bare(after if closed else answer) not in text:
+        return "content_stripped"
+    return None if _are_in_order(_names(reply), text, overlap=False) else "tool_calls_stripped"
+
+
+def _split(content: str) -> tuple[list[str], str]:
+    """Return the thoughts in a content, and the rest of it. A thought ends with the first closing tag after its opening one."""
+    thoughts: list[str] = []
+    rest: list[str] = []
+    end = 0
+    while (start := content.find(_OPENS, end)) >= 0:
+        closed = content.find(_CLOSES, start + len(_OPENS))
+        if closed < 0:
+            break
+        rest.append(content[end:start])
+        thoughts.append(content[start + len(_OPENS) : closed])
+        end = closed + len(_CLOSES)
+    return thoughts, "".join((*rest, content[end:]))
+
+
+def _are_in_order(parts: Sequence[str], text: str, *, overlap: bool) -> bool:
+    """Return whether a bare text has these parts in their order; with `overlap`, one may begin where the one before it does."""
+    start = 0
+    for part in map(bare, parts):
+        found = text.find(part, start)
+        if found < 0:
+            return False
+        start = found if overlap else found + len(part)
+    return True
+
+
+def _names(reply: Message) -> list[str]:
+    calls: Any = reply.get("tool_calls")
+    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [str(function.get("name")) for function in functions if isinstance(function, dict)]
+
+
+def stand_in(reply: Message, word: str) -> Message:
+    """Return a message of the same structure as a reply, with this word as its content, reasoning and arguments.
+
+    The word of each part but the content has another number before it.
+    """
+    message: dict[str, Any] = dict(reply)
+    text = text_of(reply)
+    if text:
+        message["content"] = f"<think>\n1{word}\n</think>\n\n{word}" if _OPENS in text and _CLOSES in text else word
+    for name in ("reasoning", "reasoning_content"):
+        if message.get(name):
+            message[name] = f"2{word}"
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        message["tool_calls"] = [_call(call, f"{number}{word}") for number, call in enumerate(calls, 3)]
+    elif not text and not message.get("reasoning") and not message.get("reasoning_content"):
+        message["content"] = word
+    return message
+
+
+def repeats_a_part(text: str) -> bool:
+    """Return whether a rendering of a stand-in contains the word of one of its parts twice."""
+    words = re.findall(rf"(?<!\d)\d*{WORD}", text, re.IGNORECASE)  # each run of digits is read once
+    return len(words) > len(set(words))
+
+
+def other_forms(reply: Message) -> list[Message]:
+    """Return a reply with its calls alone, if it has more, and with a text alone, unless it is one."""
+    text = {"role": reply["role"], "content": WORD}
+    parts = [name for name in ("content", "reasoning", "reasoning_content") if reply.get(name)]
+    if not calls_tools(reply):
+        return [text] if parts != ["content"] else []
+    calls = {name: "" if name in parts else value for name, value in reply.items()}
+    return [calls, text] if parts else [text]
+
+
+def other_texts(new: Sequence[Message]) -> tuple[str, list[Message]]:
+    """Return a word, and messages with it in place of each text.
+
+    The word begins with another letter than all texts. It is empty if no word does.
+    """
+    first = {text.lstrip()[:1].lower() for message in new for text in _texts(message)}
+    word = next((word for word in _REPLACEMENTS if word[0].lower() not in first), "")
+    return word, [_with_word(message, word) for message in new]
+
+
+def _call(call: Any, word: str) -> Any:
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return call
+    return {**call, "function": {**call["function"], "arguments": orjson.dumps({"x": word}).decode()}}
+
+
+def _texts(message: Message) -> list[str]:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    texts = (
+        [content]
+        if isinstance(content, str)
+        else [str(part.get("text")) for part in parts if isinstance(part, Mapping)]
+    )
+    return texts + [str(message[name]) for name in ("reasoning", "reasoning_content") if message.get(name)]
+
+
+def _with_word(message: Message, word: str) -> Message:
+    """Return a message with all its texts replaced; the structure of its content stays."""
+    changed: dict[str, Any] = dict(message)
+    content = message.get("content")
+    if isinstance(content, list):
+        changed["content"] = [{**part, "text": word} for part in content]
+    elif content is not None or not message.get("tool_calls"):
+        changed["content"] = word
+    for name in ("reasoning", "reasoning_content"):
+        if message.get(name):
+            changed[name] = word
+    if isinstance(message.get("tool_calls"), list):
+        changed["tool_calls"] = [_call(call, word) for call in message["tool_calls"]]
+    return changed
 
 
 class Refused(Exception):

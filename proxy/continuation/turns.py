@@ -11,7 +11,7 @@ import orjson
 from proxy.continuation.types import Message, Reason, Rendering, digest_of, rendering_of
 from proxy.trajectory.conversations import Conversations
 from proxy.trajectory.step import Choice, Ids, Step, answers_of, messages_of
-from proxy.trajectory.thread_agents import agent_of
+from proxy.trajectory.thread_rules import agent_of
 
 # Fields of a body that do not change the prompt of a call. A field that is unknown here may change it.
 _NEUTRAL: Final = frozenset(

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Final
 
 from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROBS, REWARD, Columns, Listed, RewardUse
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs
-from proxy.trajectory.scores import Role, Scores
-from proxy.trajectory.sequence import Row
+from proxy.trajectory.sequence import Role, Row, Scores
 
 NOT_SAMPLED: Final = -1
 

@@ -16,7 +16,7 @@ from mimetypes import guess_type
 from typing import Any, Final, TypeAlias
 
 from proxy.trajectory.blocks import count_equal
-from proxy.trajectory.conversation import Digests
+from proxy.trajectory.conversations import Digests
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.json_bytes import parse_text, to_json_bytes
 from proxy.trajectory.openings import texts_in

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Final
 from proxy.export.base import IDS, LOGPROBS, REWARD, TEXT, Batched, Columns, Listed, Place, RewardUse
 from proxy.export.images import REFERENCES, references
 from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_likely, filled_logprobs
-from proxy.trajectory.scores import Role, Scores
-from proxy.trajectory.sequence import Row
+from proxy.trajectory.sequence import Role, Row, Scores
 
 IGNORED: Final = -100
 NOT_SAMPLED: Final = 1.0  # valid logprobs are at most 0

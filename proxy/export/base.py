@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.images import recorded
-from proxy.trajectory.scores import Role, Scores
-from proxy.trajectory.sequence import Branch, Options, Skipped
+from proxy.trajectory.sequence import Branch, Options, Role, Scores, Skipped
 from proxy.trajectory.step import Step
 
 # Recursive type aliases need quotes before Python 3.12.

@@ -22,8 +22,7 @@ from proxy.export.base import (
 )
 from proxy.export.images import REFERENCES, references
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, turns
-from proxy.trajectory.scores import Role, Scores
-from proxy.trajectory.sequence import Row
+from proxy.trajectory.sequence import Role, Row, Scores
 
 
 class OpenRlhfFormat(Listed, SequenceView):

@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 from proxy.export.base import FLAG, IDS, JSON, LOGPROBS, TEXT, Columns, Listed, Place
 from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_logprobs, turns
 from proxy.trajectory.arrays import to_little_endian
-from proxy.trajectory.scores import Role, Scores
-from proxy.trajectory.sequence import Row
+from proxy.trajectory.sequence import Role, Row, Scores
 
 
 class PrimeRlFormat(Listed, SequenceView):

@@ -20,8 +20,7 @@ from proxy.export.base import (
     skipped_rows,
 )
 from proxy.trajectory.facts import RolloutFacts, number_of
-from proxy.trajectory.scores import Scores
-from proxy.trajectory.sequence import Options, Row, SequenceSpan, sequences
+from proxy.trajectory.sequence import Options, Row, Scores, SequenceSpan, sequences
 from proxy.trajectory.step import Step
 
 

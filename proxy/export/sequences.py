@@ -38,8 +38,7 @@ from proxy.export.base import (
 )
 from proxy.export.images import PLACED, images_in, placed_json
 from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.scores import Role
-from proxy.trajectory.sequence import Options, Row, sequences
+from proxy.trajectory.sequence import Options, Role, Row, sequences
 from proxy.trajectory.step import Step
 
 _SCORED: Columns = {

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed, RewardUse
 from proxy.export.images import REFERENCES, references
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, id_number
-from proxy.trajectory.scores import Role, Scores
-from proxy.trajectory.sequence import Row
+from proxy.trajectory.sequence import Role, Row, Scores
 
 
 class SlimeFormat(Listed, SequenceView):

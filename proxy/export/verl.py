@@ -38,8 +38,7 @@ from proxy.export.sequence_view import (
     step_reward_ends,
     turns,
 )
-from proxy.trajectory.scores import Role, Scores
-from proxy.trajectory.sequence import Row
+from proxy.trajectory.sequence import Role, Row, Scores
 
 _VERSIONS: dict[str, Column] = {"min_global_steps": COUNT, "max_global_steps": COUNT}
 _TEACHER: dict[str, Column] = {"teacher_ids": [IDS], "teacher_logprobs": [LOGPROBS]}

@@ -9,8 +9,7 @@ from typing import Any, Final, get_args
 
 from proxy.clock import Clock
 from proxy.continuation.bridge import continue_turn
-from proxy.continuation.completions import continue_text, match_text
-from proxy.continuation.matching import Ambiguous, Match, Sampler, match
+from proxy.continuation.matching import Ambiguous, Match, Sampler, continue_text, match, match_text
 from proxy.continuation.turns import BOUNDS, Turn, Turns, own_rendering
 from proxy.continuation.types import (
     Continuation,
@@ -32,7 +31,7 @@ from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.step import Step, answers_of
-from proxy.trajectory.thread_agents import agent_of
+from proxy.trajectory.thread_rules import agent_of
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import LARGE_BYTES, LONG_IDS, BackgroundTasks, off_loop
 from proxy.upstream.headers import CONTINUATION_HEADER

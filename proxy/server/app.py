@@ -60,8 +60,7 @@ from proxy.server.scorers import scoring_engines
 from proxy.telemetry.metrics import Metrics, make_metrics
 from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
 from proxy.trajectory.step import DEFAULT_POLICY
-from proxy.trajectory.thread_presets import rules_of
-from proxy.trajectory.thread_rules import ThreadOptions, ThreadRule
+from proxy.trajectory.thread_rules import ThreadOptions, ThreadRule, rules_of
 from proxy.upstream import Upstream
 from proxy.upstream.registry import EndpointRegistry
 from proxy.upstream.token_text import text_from_ids

@@ -23,7 +23,7 @@ from proxy.continuation.types import REASONS
 from proxy.errors import EngineError, ProxyError
 from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.telemetry.version_windows import OLDER, UNKNOWN, VersionWindows
-from proxy.trajectory.drift_kinds import KINDS
+from proxy.trajectory.drift import KINDS
 from proxy.trajectory.fidelity import PROBLEMS
 from proxy.trajectory.step import DEFAULT_POLICY
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import orjson
 import zstandard
 
-from proxy.trajectory.image_texts import MARK, message_of
+from proxy.trajectory.images import MARK, message_of
 from proxy.trajectory.shared_ids import Link
 
 Content: TypeAlias = "bytes | list[bytes]"  # whole units, or pieces

@@ -24,8 +24,7 @@ from proxy.trajectory import blocks
 from proxy.trajectory import experts_and_masks as extras
 from proxy.trajectory.arrays import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
 from proxy.trajectory.blocks import BlockReader, BlockWriter
-from proxy.trajectory.image_texts import piece_of, put_back, taken_out
-from proxy.trajectory.images import IMAGES, data_in
+from proxy.trajectory.images import IMAGES, data_in, piece_of, put_back, taken_out
 from proxy.trajectory.record_head import ChoiceHead, Head, read_head
 from proxy.trajectory.record_values import ODD, Typed, flagged, object_of, sent_of
 from proxy.trajectory.shared_ids import SharedIds

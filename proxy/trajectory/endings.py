@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from proxy.trajectory.conversation import Digests, thinks
+from proxy.trajectory.conversations import Digests, thinks
 from proxy.trajectory.drift import AROUND, OPENING, Window, first_difference, window_at
 from proxy.trajectory.step import Ids, Prompt, Step, answers_of, messages_of
 

@@ -1,18 +1,21 @@
-"""The images of a call: their names, and their places among the ids of its prompt.
+"""The images of a call: their names, their places among the ids of its prompt, and their data in JSON values.
 
 A step with images has in `extra.images`: `ids`, the name of each image in the order of the messages, and `token`, the id of
 the placeholder that the engine repeats for an image, or null if it is unknown. The name of an image is the hash of its data,
 32 hexadecimal digits; that of one that the engine fetches is its URL.
+
+The data of an image is the text after the comma of a `data:` URL, or a whole string (the Messages API). A place is the name
+of the image and the path of keys and indexes to its string, which keeps what is before the data.
 """
 
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from proxy.trajectory.blocks import IMAGE, names_of
-from proxy.trajectory.image_texts import data_of
+import orjson
+
 from proxy.trajectory.step import Ids, Prompt, Step
 
 IMAGES: Final = "images"  # in `extra`
@@ -20,6 +23,12 @@ UNALIGNED: Final = "image_count"
 _HASH: Final = re.compile("[0-9a-f]{32}")
 _REPLACED: Final = 4  # ids of a placeholder that `distinct` replaces
 _BYTES_PER_ID: Final = 4
+MARK: Final = b"\x01"  # begins a piece whose data was taken out; JSON never begins with it
+_FOR_URLS: Final = "-"  # after a name: the data has the alphabet of base64 for URLs, as that of Google's SDK
+_FROM_URLS: Final = str.maketrans("-_", "+/")
+_TO_URLS: Final = str.maketrans("+/", "-_")
+Place: TypeAlias = list[Any]  # the name in hex, then the path
+_Link: TypeAlias = tuple[Any, Any]  # the link of the container around it, None at the root; and the key or index there
 
 
 class PlacedImage(NamedTuple):
@@ -54,13 +63,13 @@ def urls_of(messages: Any) -> Iterator[str]:
 
 def names_in(messages: Any) -> list[str]:
     """Return the name of each image in the parts of messages, in order."""
-    return [_name(url).hex() if _has_data(url) else url for url in urls_of(messages)]
+    return [_name_of(url).hex() if _has_data(url) else url for url in urls_of(messages)]
 
 
 def data_in(messages: Any) -> dict[str, bytes]:
     """Return the names of the images with data in the parts of messages, by their data."""
     return {
-        data: _name(url) for url in urls_of(messages) if _has_data(url) and (data := data_of(url)) and data.isascii()
+        data: _name_of(url) for url in urls_of(messages) if _has_data(url) and (data := data_of(url)) and data.isascii()
     }
 
 
@@ -156,5 +165,106 @@ def _has_data(url: str) -> bool:
     return url[:5].lower() == "data:"
 
 
-def _name(url: str) -> bytes:
-    return names_of(IMAGE, [data_of(url).encode("utf-8", "surrogatepass")])[0]
+def _name_of(url: str) -> bytes:
+    data = data_of(url).encode("utf-8", "surrogatepass")
+    return blake2b(data, digest_size=16, person=b"image", salt=bytes(16)).digest()  # as `blocks.names_of`
+
+
+def data_of(text: str) -> str:
+    """Return the data in a string: what follows the comma of a `data:` URL, or all of it."""
+    return text.partition(",")[2] if text[:5].lower() == "data:" else text
+
+
+def taken_out(value: Any, names: Mapping[str, bytes]) -> tuple[Any, list[Place]]:
+    """Return a JSON value without the data in `names`, and the place of each. The value itself is not changed."""
+    lengths = set(map(len, names))
+    shortest = min(lengths)
+    root: _Link = (None, None)
+    copies: dict[int, tuple[_Link, Any]] = {}  # by id() of the link
+    places: list[Place] = []
+    stack: list[tuple[_Link, Any]] = [(root, value)]
+    while stack:  # not recursive: agents nest as deep as they like
+        link, node = stack.pop()
+        for key, inner in _items(node):
+            if isinstance(inner, dict | list):
+                stack.append(((link, key), inner))
+            elif isinstance(inner, str) and len(inner) >= shortest:
+                data = data_of(inner)
+                name = _name(data, names) if len(data) in lengths else None
+                if name is not None:
+                    copies = copies or {id(root): (root, value.copy())}
+                    _copy(copies, link)[key] = inner[: len(inner) - len(data)]
+                    places.append([name, *_path(link), key])
+    return (copies[id(root)][1] if copies else value), places
+
+
+def put_back(value: Any, places: Iterable[Place], data_named: Callable[[bytes], str]) -> Any:
+    """Undo `taken_out`, in the value itself; `data_named` returns the data of an image.
+
+    Raises:
+        LookupError, TypeError, ValueError: A place is none in this value.
+    """
+    for name, *path, last in places:
+        node = value
+        for key in path:
+            node = node[key]
+        data = data_named(bytes.fromhex(name.removesuffix(_FOR_URLS)))
+        node[last] += data.translate(_TO_URLS) if name.endswith(_FOR_URLS) else data
+    return value
+
+
+def piece_of(message: Any, names: Mapping[str, bytes]) -> bytes:
+    """Return a message as JSON; if it has data in `names`, as the mark, the places and a line with the rest.
+
+    Raises:
+        TypeError: orjson cannot write it.
+    """
+    rest, places = taken_out(message, names) if isinstance(message, dict | list) else (message, [])
+    text = orjson.dumps(rest)
+    return b"".join((MARK, orjson.dumps(places), b"\n", text)) if places else text
+
+
+def message_of(piece: bytes, data_named: Callable[[bytes], str]) -> Any:
+    """Return the message of a piece that begins with the mark. Raises LookupError, TypeError or ValueError if it is damaged."""
+    places, _, text = piece[len(MARK) :].partition(b"\n")
+    return put_back(orjson.loads(text), orjson.loads(places), data_named)
+
+
+def _items(node: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(node, dict):
+        return node.items()
+    return enumerate(node) if isinstance(node, list) else ()
+
+
+def _name(data: str, names: Mapping[str, bytes]) -> str | None:
+    """Return the name of data in a place; None if it is none of the images."""
+    name = names.get(data)
+    if name is not None:
+        return name.hex()
+    if "+" in data or "/" in data or (name := names.get(data.translate(_FROM_URLS))) is None:
+        return None
+    return name.hex() + _FOR_URLS
+
+
+def _copy(copies: dict[int, tuple[_Link, Any]], link: _Link) -> Any:
+    """Return the copy of the container at a link; each container on the way is copied once, the rest is shared."""
+    missing = []
+    while id(link) not in copies:
+        missing.append(link)
+        link = link[0]
+    node = copies[id(link)][1]
+    for link in reversed(missing):
+        copy = node[link[1]].copy()
+        node[link[1]] = copy
+        copies[id(link)] = (link, copy)
+        node = copy
+    return node
+
+
+def _path(link: _Link) -> list[Any]:
+    """Return the keys and indexes from the root to a link."""
+    path = []
+    while link[0] is not None:
+        path.append(link[1])
+        link = link[0]
+    return path[::-1]

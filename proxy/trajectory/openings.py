@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
-from proxy.trajectory.conversation import Digests, text_of
+from proxy.trajectory.conversations import Digests, text_of
 from proxy.trajectory.step import Step, answers_of, messages_of
-from proxy.trajectory.thread_agents import agent_of
+from proxy.trajectory.thread_rules import agent_of
 
 T = TypeVar("T")
 

@@ -9,10 +9,11 @@ Rule 3: only steps of one policy join, and only of one thread if threads are kno
         is the union of the trees of its policies and threads.
         Nor do steps join whose images differ: every image has the same placeholder ids (`images.distinct`).
 Rule 4: nothing is recursive: a rollout may be thousands of steps deep. Nothing stores the full ids of all nodes: growing
-        prompts would make that quadratic.
+        prompts would make that quadratic. `Prefixes` indexes sequences of ids by pieces of 256, the units of stored chains:
+        prompts that share a chain are compared by its links, so that time and memory are linear in the unique tokens.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,10 +23,140 @@ from typing import Any
 from msgspec import Struct
 
 from proxy.trajectory.arrays import to_little_endian
+from proxy.trajectory.blocks import UNIT_BYTES
 from proxy.trajectory.images import IMAGES, distinct
-from proxy.trajectory.prefix_index import Prefixes, Spot
-from proxy.trajectory.shared_ids import SharedIds
-from proxy.trajectory.step import Choice, Prompt, Step
+from proxy.trajectory.shared_ids import Link, SharedIds
+from proxy.trajectory.step import Choice, Ids, Prompt, Step
+
+Key = tuple[str, int]
+
+
+class Spot:
+    """A sequence of whole pieces.
+
+    `ending` has the indexed sequences that end within the next piece, by their remaining bytes.
+    """
+
+    __slots__ = ("_links", "_rests", "ending", "nearest", "parent", "piece")
+
+    def __init__(self, parent: "Spot | None", piece: bytes) -> None:
+        self.parent = parent
+        self.piece = piece
+        self.ending: dict[bytes, int] = {}
+        self._rests: list[bytes] | None = None
+        self._links: list[int] = []
+        self.nearest: tuple[Spot, int] | bool | None = False  # False: not searched yet
+
+    def longest(self, rest: bytes) -> int:
+        """Return the index in the sorted rests of the longest one that `rest` begins with; -1 if there is none."""
+        if not self.ending:
+            return -1
+        rests = self._sorted()
+        # All that sorts between a prefix of `rest` and `rest` begins with that prefix too.
+        index = bisect_right(rests, rest) - 1
+        while index >= 0 and not rest.startswith(rests[index]):
+            index = self._links[index]
+        return index
+
+    def shorter(self, index: int) -> int:
+        """Return the index of the longest other rest that the one at this index begins with, or -1."""
+        return self._links[index]
+
+    def number(self, index: int) -> int:
+        """Return the number of the sequence whose rest is at this index."""
+        return self.ending[self._sorted()[index]]
+
+    def above(self) -> "tuple[Spot, int] | None":
+        """Return the longest indexed sequence that ends before this one and is a prefix of it, as spot and index."""
+        path: list[Spot] = []
+        spot, found = self, None
+        while spot.parent is not None:
+            if not isinstance(spot.nearest, bool):
+                found = spot.nearest
+                break
+            path.append(spot)
+            index = spot.parent.longest(spot.piece)
+            if index >= 0:
+                found = (spot.parent, index)
+                break
+            spot = spot.parent
+        for visited in path:
+            visited.nearest = found
+        return found
+
+    def _sorted(self) -> list[bytes]:
+        """Return the rests in order, each linked to the longest other one that it begins with."""
+        if self._rests is None:
+            self._rests = sorted(self.ending)
+            inside: list[int] = []
+            for index, rest in enumerate(self._rests):
+                while inside and not rest.startswith(self._rests[inside[-1]]):
+                    inside.pop()
+                self._links.append(inside[-1] if inside else -1)
+                inside.append(index)
+        return self._rests
+
+
+class Prefixes:
+    """An index of numbered id sequences. All of them are added before the first lookup."""
+
+    def __init__(self) -> None:
+        self._root = Spot(None, b"")
+        self._next: dict[tuple[int, bytes], Spot] = {}
+        self._of_links: dict[int, tuple[Link, Spot]] = {}  # by id(): the links are referenced here, so no id is reused
+
+    def locate(self, prompt: Prompt) -> tuple[Spot, bytes]:
+        """Return the location where a prompt ends: equal for equal ids."""
+        if not isinstance(prompt, SharedIds):
+            return self._onwards(self._root, to_little_endian(prompt))
+        fresh: list[Link] = []
+        spot = self._root
+        for link in prompt.links():
+            known = self._of_links.get(id(link))
+            if known is not None:
+                spot = known[1]
+                break
+            if len(link.piece) % UNIT_BYTES:  # a chain with other pieces
+                return self._onwards(self._root, to_little_endian(prompt.to_array()))
+            fresh.append(link)
+        for link in reversed(fresh):
+            spot, _ = self._onwards(spot, link.piece)
+            self._of_links[id(link)] = (link, spot)
+        return self._onwards(spot, prompt.tail)
+
+    def add(self, location: tuple[Spot, bytes], ids: Ids, number: int) -> int:
+        """Index the sequence of these ids after a located prompt; return its number.
+
+        If the same ids were added before, that is their number.
+        """
+        spot, rest = self._onwards(location[0], location[1] + to_little_endian(ids))
+        return spot.ending.setdefault(rest, number)
+
+    @staticmethod
+    def beginnings(location: tuple[Spot, bytes]) -> Iterator[int]:
+        """Return the numbers of the indexed sequences that a located prompt begins with, the longest first."""
+        spot, rest = location
+        index = spot.longest(rest)
+        found = (spot, index) if index >= 0 else spot.above()
+        while found is not None:
+            spot, index = found
+            while index >= 0:
+                yield spot.number(index)
+                index = spot.shorter(index)
+            found = spot.above()
+
+    def _onwards(self, spot: Spot, raw: bytes) -> tuple[Spot, bytes]:
+        whole = len(raw) - len(raw) % UNIT_BYTES
+        for start in range(0, whole, UNIT_BYTES):
+            spot = self._after(spot, raw[start : start + UNIT_BYTES])
+        return spot, raw[whole:]
+
+    def _after(self, spot: Spot, piece: bytes) -> Spot:
+        key = (id(spot), piece)
+        found = self._next.get(key)
+        if found is None:
+            found = self._next[key] = Spot(spot, piece)
+        return found
 
 
 def earlier_attempts(steps: Iterable[Step]) -> dict[str, str]:
@@ -76,9 +207,6 @@ def _earlier_of_policies(calls: Mapping[str, Step]) -> dict[str, str]:
         for step_id, earlier in earlier_attempts(steps).items()
         if earlier in calls and calls[earlier].policy == policy
     }
-
-
-Key = tuple[str, int]
 
 
 class Node(Struct, frozen=True):

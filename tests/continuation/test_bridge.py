@@ -2,11 +2,24 @@
 
 from dataclasses import replace
 
+import orjson
 import pytest
 from bridge_oracle import begins_with_the_recorded_ids, ends_as_rendered, keeps_the_history, not_shown, wrong_bridge
 from chat_templates import OTHER_STOP
 from continued_rollouts import TOOLS, USER, Boundary, Plan, Rollout, Turn
 from template_engine import Call, Reply
+from turns import assistant, tool_call
+
+from proxy.continuation.bridge import (
+    OTHER_WORD,
+    WORD,
+    comparable,
+    other_forms,
+    other_texts,
+    repeats_a_part,
+    stand_in,
+    what_is_missing,
+)
 
 FAMILIES = (
     "plain", "qwen2_5", "qwen3", "qwen3_5_think", "llama3_1", "gemma4_v2", "glm4moe", "gptoss", "deepseekv3", "phi3",
@@ -404,3 +417,117 @@ def test_what_agents_change(change):
         boundaries = run(plan(calling, Turn(Reply(" Yes.\n", "So?")), calling, **{change: changed}))
         assert all(boundary.is_continued for boundary in boundaries), boundaries[0].describe()
     run_everywhere(plan(calling, BIRDS, calling, **{change: True}))
+
+
+@pytest.mark.parametrize(
+    ("reply", "shown", "missing"),
+    [
+        (assistant("Yes"), "Yes<end>", None),
+        (assistant(" Yes \n"), "<a>Yes<end>", None),
+        (assistant("Yes"), "<end>", "content_stripped"),
+        (assistant("Yes", reasoning="Hm"), "Yes<end>", "reasoning_stripped"),
+        (assistant("Yes", reasoning="Hm"), "<think>\nHm\n</think>Yes<end>", None),
+        (assistant("<think>Hm</think>Yes"), "Yes<end>", "reasoning_stripped"),
+        (assistant("<think>\n\n</think>Yes"), "Yes<end>", None),
+        (assistant("Hm</think>Yes"), "Yes<end>", "reasoning_stripped"),
+        (assistant("<think>a</think><think>b</think>Yes"), "<think>a</think><think>b</think>Yes<end>", None),
+        (assistant("<think>a</think><think>b</think>Yes"), "<think>a</think>Yes<end>", "reasoning_stripped"),
+        (assistant("<think>a</think><think>a</think>Yes"), "<think>a</think>Yes<end>", None),
+        (
+            assistant("<think>a</think><think>b</think>Yes"),
+            "<think>b</think><think>a</think>Yes<end>",
+            "reasoning_stripped",
+        ),
+        (assistant("<think>a<think>b</think>Yes"), "<think>b</think>Yes<end>", "reasoning_stripped"),
+        (assistant("<think>Yes"), "<think>Yes<end>", None),
+        (assistant(None, tool_calls=[tool_call("{}")] * 2), "<call>add</call><call>add</call>", None),
+        (assistant(None, tool_calls=[tool_call("{}")] * 2), "<call>add</call>", "tool_calls_stripped"),
+        (assistant(None, tool_calls=[tool_call("{}"), tool_call("{}", "sub")]), "sub add", "tool_calls_stripped"),
+    ],
+)
+def test_a_missing_part_is_named(reply, shown, missing):
+    """Whitespace and empty thoughts are no parts."""
+    assert missing == what_is_missing(reply, shown)
+
+
+def test_texts_are_compared_without_whitespace_and_empty_thoughts():
+    """Templates add and drop both."""
+    assert comparable("<think>\n\n</think>\n\nYes sir") == comparable("Yes  sir\n")
+    assert comparable("<think>Hm</think>Yes") != comparable("Yes")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        assistant("Yes"),
+        assistant("Yes", reasoning="Hm"),
+        assistant(None, tool_calls=[tool_call("{}")]),
+        assistant("Yes", tool_calls=[tool_call('{"x": 1}'), tool_call("", name="sub", call_id="call-2")]),
+        assistant("<think>Hm</think>Yes"),
+    ],
+)
+def test_a_variant_has_the_parts_of_the_reply_with_other_texts(reply):
+    """Names and ids of calls are kept, because templates and tool messages refer to them."""
+    one, other = stand_in(reply, WORD), stand_in(reply, OTHER_WORD)
+
+    assert reply.keys() == one.keys() == other.keys()
+    assert [bool(one[name]) for name in reply] == [bool(reply[name]) for name in reply]
+    for ours, theirs in zip(one.get("tool_calls", []), reply.get("tool_calls", []), strict=True):
+        assert (theirs["id"], theirs["function"]["name"]) == (ours["id"], ours["function"]["name"])
+        assert WORD in orjson.loads(ours["function"]["arguments"])["x"]
+    assert one != other
+
+
+def test_an_empty_reply_gets_a_word():
+    """Templates may drop empty turns."""
+    assert WORD in stand_in(assistant(None), WORD)["content"]
+
+
+def test_other_texts_begin_with_another_letter_than_every_new_text():
+    """So that two renderings differ where the first new text begins."""
+    texts = ["kiwi", "Bolt", " ufer", "Xeno"]
+    new = [{"role": "user", "content": text} for text in texts]
+    new.append({"role": "user", "content": [{"type": "text", "text": "Jade"}]})
+    word, others = other_texts(new)
+
+    assert [message["role"] for message in new] == [message["role"] for message in others]
+    first = {message["content"][0].lower() for message in others[:4]} | {others[4]["content"][0]["text"][0].lower()}
+    assert first.isdisjoint("kbuxj")
+    assert word == others[0]["content"]
+    assert {"type": "text", "text": word} == others[4]["content"][0]
+
+
+def test_texts_that_begin_with_every_letter_have_no_others():
+    """The turn is then not continued by twins."""
+    every = [{"role": "user", "content": letter} for letter in "abcdefghijklmnopqrstuvwxyz0123456789"]
+
+    assert "" == other_texts(every)[0]
+
+
+def test_other_forms_have_the_calls_alone_or_a_text():
+    """A reply that is a text, or calls, has no such form of its own."""
+    text, calls = assistant(WORD), [tool_call("{}")]
+
+    assert [] == other_forms(assistant("Yes"))
+    assert [text] == other_forms(assistant(None, reasoning="Hm")) == other_forms(assistant("Yes", reasoning="Hm"))
+    assert [text] == other_forms(assistant(None)) == other_forms(assistant(None, tool_calls=calls))
+    alone = assistant("", reasoning="", tool_calls=calls)
+    assert [alone, text] == other_forms(assistant("Yes", reasoning="Hm", tool_calls=calls))
+
+
+def test_the_word_of_each_part_has_another_number():
+    """A rendering in which a part occurs twice is recognized, in upper or lower case."""
+    reply = assistant("Yes", reasoning="Hm", tool_calls=[tool_call("{}"), tool_call("{}")])
+    made = stand_in(reply, WORD)
+    arguments = [orjson.loads(call["function"]["arguments"])["x"] for call in made["tool_calls"]]
+    words = [
+        made["content"],
+        made["reasoning"],
+        *arguments,
+        stand_in(assistant("<think>Hm</think>Yes"), WORD)["content"],
+    ]
+
+    assert [WORD, f"2{WORD}", f"3{WORD}", f"4{WORD}", f"<think>\n1{WORD}\n</think>\n\n{WORD}"] == words
+    assert not repeats_a_part(" ".join(words[:4]))
+    assert repeats_a_part(f"{words[0]} > {words[0]}")
+    assert repeats_a_part(f"{words[2]} {words[1].upper()} {words[1].upper()}")

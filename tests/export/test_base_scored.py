@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from proxy.export import FORMATS, Fill, Inexpressible
 from proxy.export.base import with_columns
 from proxy.export.containers import CONTAINERS
-from proxy.trajectory.scores import Scores
-from proxy.trajectory.sequence import Options, sequences
+from proxy.trajectory.sequence import Options, Scores, sequences
 
 LOGPROBS = [-2.0, -3.0, -4.0, -5.0, -6.0]  # of 201 202 9, and of 203 9
 TOP_IDS = [11, 12, 21, 22, 31, 32, 41, 42, 51, 52]

@@ -10,8 +10,8 @@ from hypothesis import given
 from reading_rows import BACK, CONVERSATIONS, TURNS, whole
 
 from proxy.export import FORMATS, Fill, Inexpressible
+from proxy.trajectory.advantages import episodes, returns
 from proxy.trajectory.facts import number_of
-from proxy.trajectory.returns import episodes, returns
 from proxy.trajectory.sequence import Options, sequences
 
 CANONICAL = (

@@ -13,8 +13,7 @@ from recorded import FACTS, plan_of, prepared_of
 from threaded import user
 
 from proxy.continuation.bridge import continue_turn
-from proxy.continuation.completions import continue_text, match_text
-from proxy.continuation.matching import Match, Sampler, match
+from proxy.continuation.matching import Match, Sampler, continue_text, match, match_text
 from proxy.continuation.turns import Turns
 from proxy.continuation.types import Detokenize, Render
 from proxy.errors import BadRequest, ProxyError

@@ -14,24 +14,22 @@ from threaded import said, user
 from proxy.export import FORMATS
 from proxy.export.base import Fill, Rows, with_columns
 from proxy.export.containers import CONTAINERS
+from proxy.trajectory.advantages import SoftPenalty, episodes, returns
 from proxy.trajectory.blocks import BlockReader, BlockWriter, KnownBlocks
 from proxy.trajectory.codec import decode, encode
 from proxy.trajectory.drift import explain, find_boundaries
 from proxy.trajectory.endings import Endings
-from proxy.trajectory.forks import find_forks
 from proxy.trajectory.images import IMAGES, aligned, names_in
 from proxy.trajectory.openings import Openings
-from proxy.trajectory.outline import outline
+from proxy.trajectory.outline import find_forks, outline
 from proxy.trajectory.record_parts import put_together, take_apart
 from proxy.trajectory.record_values import Typed
 from proxy.trajectory.retokenize import retokenize
-from proxy.trajectory.returns import SoftPenalty, episodes, returns
-from proxy.trajectory.scores import Scores, decode_scores, encode_scores
-from proxy.trajectory.sequence import Options, sequences
+from proxy.trajectory.sequence import Options, Scores, decode_scores, encode_scores, sequences
 from proxy.trajectory.shared_ids import Link, SharedIds
 from proxy.trajectory.step import Experts, Mask, Step
 from proxy.trajectory.text_search import Needle, search
-from proxy.trajectory.thread_presets import PRESETS, rules_of
+from proxy.trajectory.thread_rules import PRESETS, rules_of
 from proxy.trajectory.threads import find_threads, select_threads
 from proxy.trajectory.tree import grow
 

@@ -1,24 +1,33 @@
 """The images of a call, and their places in its prompt."""
 
 from array import array
+from copy import deepcopy
 from itertools import groupby
 
+import orjson
 import pytest
 from forests import make_step
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.trajectory.blocks import IMAGE, names_of
 from proxy.trajectory.images import (
     IMAGES,
+    MARK,
     PlacedImage,
     aligned,
     block_of,
     data_in,
+    data_of,
     distinct,
+    message_of,
     names_in,
+    piece_of,
     placed,
+    put_back,
     recorded,
     runs,
+    taken_out,
 )
 
 PNG, GIF, WEB = "data:image/png;base64,AAAA", "data:image/gif;base64,BBBB", "https://example.com/a.png"
@@ -137,3 +146,64 @@ def test_images_of_unknown_places_are_a_key():
 def test_only_the_name_of_data_is_that_of_a_block():
     assert bytes(16) == block_of("00" * 16)
     assert [None] * 4 == [block_of(name) for name in (WEB, "00" * 15, "0G" * 16, "AA" * 16)]
+
+
+NAMES = {data: bytes([number]) * 16 for number, data in enumerate(("AAAA", "data", "x", "AA+/", "AAAB"))}
+BY_NAME = {name: data for data, name in NAMES.items()}
+URLS = [f"{head}{data}" for data in NAMES for head in ("", "data:,", "data:image/png;base64,", "DATA:x,", "other,")]
+URLS += ["AA-_", "data:,AA-_", "AA-/"]
+VALUES = st.recursive(
+    st.none() | st.integers(0, 9) | st.sampled_from(URLS) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+CONTAINERS = st.lists(VALUES, max_size=4) | st.dictionaries(st.text(max_size=3), VALUES, max_size=4)
+
+
+@given(CONTAINERS)
+def test_data_that_is_taken_out_can_be_put_back(value):
+    """The value itself is not changed."""
+    before = deepcopy(value)
+    rest, places = taken_out(value, NAMES)
+
+    assert before == value
+    assert bool(places) == (rest != value)
+    assert value == put_back(deepcopy(rest), orjson.loads(orjson.dumps(places)), BY_NAME.__getitem__)
+
+
+@given(VALUES)
+def test_a_piece_is_the_json_of_its_message_or_begins_with_the_mark(message):
+    piece = piece_of(message, NAMES)
+    read = message_of(piece, BY_NAME.__getitem__) if piece.startswith(MARK) else orjson.loads(piece)
+
+    assert message == read
+
+
+def test_a_message_that_is_nested_deeper_than_pythons_stack_is_read():
+    message: list = ["AAAA"]
+    for _ in range(5000):
+        message = [message]
+    _, places = taken_out(message, NAMES)
+
+    assert [5001] == [len(path) for _, *path in places]
+
+
+@pytest.mark.parametrize(
+    ("text", "data"),
+    [("data:image/png;base64,AAAA", "AAAA"), ("AAAA", "AAAA"), ("data:", ""), ("https://a/b,c", "https://a/b,c")],
+)
+def test_the_data_of_a_string_follows_the_comma_of_a_data_url_or_is_all_of_it(text, data):
+    assert data == data_of(text)
+
+
+@pytest.mark.parametrize(
+    "places", [[["00", "a"]], [["00" * 16, "b"]], [["00" * 16, "a", 1]], [["zz", "a"]], [[]], [3], 3]
+)
+def test_places_that_are_none_of_a_value_raise(places):
+    with pytest.raises((LookupError, TypeError, ValueError)):
+        put_back({"a": "data:,"}, places, BY_NAME.__getitem__)
+
+
+def test_an_image_has_the_name_of_its_block():
+    """A chain of one piece, whose name is not computed again when its data is stored."""
+    assert names_in([message(part("data:,AAAA"))]) == [names_of(IMAGE, [b"AAAA"])[0].hex()]

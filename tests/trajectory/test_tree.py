@@ -1,5 +1,7 @@
 """The tree: a step is the child of the step whose token ids its prompt continues."""
 
+import tracemalloc
+from array import array
 from dataclasses import replace
 from time import process_time
 
@@ -8,9 +10,10 @@ from forests import full_ids, make_choice, make_step, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.blocks import UNIT_BYTES, BlockReader
 from proxy.trajectory.codec import decode, encode
-from proxy.trajectory.tree import grow, plant
+from proxy.trajectory.shared_ids import Link, SharedIds
+from proxy.trajectory.tree import Prefixes, grow, plant
 
 TWIN = {"extra": {"request_key": "same"}}
 
@@ -297,3 +300,61 @@ def test_steps_with_images_of_unknown_places_join_only_if_all_images_are_equal()
     more = with_images("c", [1, 9, 2, 10, 3], "red", "blue", token=None)
 
     assert {("a", 0): None, ("b", 0): ("a", 0), ("c", 0): None} == parents([first, equal, more])
+
+
+LENGTHS = st.sampled_from([0, 0, 1, 2, 255, 256, 257, 511, 512, 513])
+RUN = st.builds(lambda token, count: [token] * count, st.sampled_from([1, 256, -1]), LENGTHS)
+IDS = st.lists(RUN, max_size=3).map(lambda runs: [token for run in runs for token in run])
+
+
+def shared(ids, links):
+    """Return the ids as a prompt read from the store, with links of its own reader or cut into other pieces."""
+    raw = array("i", ids).tobytes()
+    link, size = None, UNIT_BYTES if links is None else 512
+    for start in range(0, len(raw) - len(raw) % size, size):
+        link = Link(link, raw[start : start + size])
+    return SharedIds(link, raw[len(raw) - len(raw) % size :])
+
+
+def as_prompt(ids, how):
+    return array("i", ids) if how == "array" else shared(ids, None if how == "chain" else how)
+
+
+@given(
+    st.lists(st.tuples(IDS, IDS, st.sampled_from(["array", "chain", "short pieces"])), max_size=6),
+    IDS,
+    st.sampled_from(["array", "chain", "short pieces"]),
+)
+def test_all_prefixes_of_a_prompt_are_found_longest_first(sequences, prompt, how):
+    """In every representation of a prompt; of equal sequences the first one is found."""
+    prefixes, fulls = Prefixes(), []
+    for number, (start, sampled, kept) in enumerate(sequences):
+        fulls.append([*start, *sampled])
+        known = prefixes.add(prefixes.locate(as_prompt(start, kept)), array("i", sampled), number)
+        assert fulls.index(fulls[number]) == known
+    expected = {tuple(full): fulls.index(full) for full in fulls if prompt[: len(full)] == full}
+
+    assert [expected[full] for full in sorted(expected, key=len, reverse=True)] == list(
+        prefixes.beginnings(prefixes.locate(as_prompt(prompt, how)))
+    )
+
+
+@pytest.mark.parametrize("steps", [400])
+def test_prompts_on_a_shared_chain_are_indexed_without_copies(steps):
+    link, prompts = None, []
+    for number in range(steps):
+        link = Link(link, array("i", [number] * 256).tobytes())
+        prompts.append(SharedIds(link, b""))
+    tracemalloc.start()
+    begun = process_time()
+    prefixes = Prefixes()
+    located = [prefixes.locate(prompt) for prompt in prompts]
+    for number, location in enumerate(located):
+        prefixes.add(location, array("i", [number + 1, -1]), number)
+    found = [list(prefixes.beginnings(location)) for location in located]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert [[]] * steps == found
+    assert peak < 1500 * steps  # copies of the prompts would be 200 times as much
+    assert process_time() - begun < 1

@@ -19,10 +19,9 @@ from proxy.export.containers import CONTAINERS, Container, Writer, container_for
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.scoring.rescoring import Rescoring
 from proxy.rollouts.steps import aside, facts_of, read_steps, weights_of
-from proxy.trajectory.advantages import BATCH, ESTIMATORS, STEP
+from proxy.trajectory.advantages import BATCH, ESTIMATORS, STEP, SoftPenalty
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.retokenize import RETOKENIZED, retokenize
-from proxy.trajectory.returns import SoftPenalty
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Step
 from proxy.trajectory.thread_rules import Wanted

@@ -16,9 +16,8 @@ from proxy.errors import Conflict, Damaged, NotFound
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import aside, facts_of, weights_of
 from proxy.rollouts.stored_fields import LARGEST
-from proxy.trajectory.advantages import ESTIMATORS, Advantages, Returns
+from proxy.trajectory.advantages import ESTIMATORS, Advantages, Episode, Returns, episodes, returns
 from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.returns import Episode, episodes, returns
 
 _OUTCOMES_OF_A_STEP: Final = 32  # that take as long as a step in `aside`,
 _RETURNS_OF_A_STEP: Final = 1024  # and returns that do

@@ -38,7 +38,7 @@ from proxy.rollouts.idempotency import COUNT, KEY, Attempt, StoredAnswer, retry_
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_steps
 from proxy.trajectory.json_bytes import size_of
-from proxy.trajectory.thread_agents import AGENT_NAME
+from proxy.trajectory.thread_rules import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
 from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
 from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER, STEP_HEADER

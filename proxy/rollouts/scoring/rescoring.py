@@ -29,8 +29,7 @@ from proxy.rollouts.steps import aside, weights_of
 from proxy.rollouts.stored_fields import announced_value
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.images import recorded
-from proxy.trajectory.scores import Role, Scores, are_logprobs, decode_scores, encode_scores
-from proxy.trajectory.sequence import Options, Row, sequences
+from proxy.trajectory.sequence import Options, Role, Row, Scores, are_logprobs, decode_scores, encode_scores, sequences
 from proxy.trajectory.step import Ids, Step
 from proxy.upstream import Endpoint
 from proxy.upstream.concurrency import off_loop, run_all

@@ -13,7 +13,7 @@ from proxy.api.control.export_query import IN_GROUP, export_query_from, export_q
 from proxy.api.control.schemas import ClaimBatch, read_as
 from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.rollouts.scoring.rescoring import Rescorers
-from proxy.trajectory.returns import SoftPenalty
+from proxy.trajectory.advantages import SoftPenalty
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.thread_rules import ThreadOptions
 

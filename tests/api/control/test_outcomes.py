@@ -16,7 +16,7 @@ from proxy.errors import Conflict, DamagedStep
 from proxy.export import FORMATS, Fill
 from proxy.export.containers import CONTAINERS
 from proxy.rollouts.rollout import Rollout, no_rollout
-from proxy.trajectory.returns import SoftPenalty
+from proxy.trajectory.advantages import SoftPenalty
 from proxy.trajectory.sequence import Options
 
 CONTEXT = SimpleNamespace(store=None, policies=policies_of())

@@ -21,8 +21,7 @@ from trainers import import_published, load_published, torch
 
 from proxy.export import FORMATS, Fill
 from proxy.export.base import PLAIN
-from proxy.trajectory.scores import Scores
-from proxy.trajectory.sequence import Options
+from proxy.trajectory.sequence import Options, Scores
 
 TURNS = [(worked.P, worked.S1, worked.L1), ([*worked.P, *worked.S1, *worked.T], worked.S2, worked.L2)]
 

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainers import Array, load_published, torch
 
-from proxy.trajectory.advantages import ESTIMATORS
+from proxy.trajectory.advantages import ESTIMATORS, SoftPenalty, returns
 from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.returns import SoftPenalty, returns
 
 GROUPS = st.lists(st.lists(st.floats(-10, 10, width=16), min_size=2, max_size=8), min_size=1, max_size=4)
 

@@ -16,7 +16,7 @@ from proxy.protocols.dialects.responses.response_object import reasoning_from
 from proxy.protocols.dialects.responses.tools import ADDITIONAL, arguments_for, chat_name, hosted, input_from
 from proxy.protocols.dialects.responses.validation import objects, optional, required, unknown, wrong
 from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
-from proxy.trajectory.conversation import canonical_json
+from proxy.trajectory.conversations import canonical_json
 
 _WITHOUT_MESSAGE: Final = (ADDITIONAL, "configuration_update")  # settings of the agent; `tools` reads additional tools
 _ROLES: Final = ("user", "system", "developer", "assistant")
