@@ -91,8 +91,8 @@ test-ui: $(READY)  ## test /ui in a headless Chromium; PICTURES=docs/images upda
 cassettes: $(READY)  ## record responses of ENGINE=http://… for the tests; FORCE=1 replaces existing ones; SET=, ONLY= (tests/cassettes/README.md)
 	$(BIN)/python -m tests.cassettes.record $(if $(FORCE),--force) $(if $(SET),--set $(SET)) $(if $(ONLY),--only '$(ONLY)') $(or $(ENGINE),$(error Set ENGINE=http://…))
 
-golden: $(READY)  ## record the store, exports and wire bytes of tests/golden again
-	PYTHONPATH=.:tests/support $(BIN)/python tests/golden/record.py
+golden: $(READY)  ## record the exports and wire bytes of tests/golden again; RELEASE=0.2.0: and the store of that release
+	PYTHONPATH=.:tests/support $(BIN)/python -m tests.golden.record $(RELEASE)
 
 fuzz: $(READY)  ## fuzz requests, streams, records, stores and imports with new seeds; CASES= scales the number of cases
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/system/fuzz --cases $(or $(CASES),110000)

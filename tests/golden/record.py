@@ -1,42 +1,48 @@
-"""Record the golden files: `make golden`.
+"""Record the golden files: `make golden`, and for a release `make golden RELEASE=0.2.0`.
 
-Run it only if stored records, exports or wire bytes change by intention (a new schema of records, a new field), and review
-the change first: `pytest tests/golden` prints the differences. It writes `store.json.zst` (every key of a store),
-`wire.json.zst` (requests and responses of clients and engines) and `reads.json.zst` (records, trees, listings, exports).
+Run it after a change of stored records, exports or wire bytes that is intended, and review the change first: `pytest
+tests/golden` prints the differences. It writes `wire.json.zst` (requests and responses of clients and engines, and what they
+leave in the store) and `reads.json.zst` (records, trees, listings, exports of the released store). With RELEASE it also
+writes the store of that release, which later versions must read; set `STORE` of `files.py` to it.
 The engines are the simulator and the cassettes; the tests need neither.
 """
 
 import asyncio
 import sys
 import tempfile
-from base64 import b85decode
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
+import orjson
 import redis
 import zstandard
-from golden_engine import SAMPLING, forward_to
-from golden_files import save
-from golden_reads import AFTER, calls_of, read_all
-from golden_session import STAGES, SteppedClock, play, staging
-from golden_store import dump_store, load_store
 from recorded import Cassette, dialect_cassettes, http_cassettes
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from storage import StoreOptions, open_store
 from storage.embedded.server import start_embedded
-from storage.types import StepWrite
+from tests.golden.files import STORE, load, save
+from tests.golden.reads import AFTER, calls_of, read_all
+from tests.golden.scenes import STAGES, play
+from tests.golden.session import SteppedClock, staging
+from tests.golden.store import dump_store, load_store, readable
+from tests.golden.tape import SAMPLING, forward_to
 
-OLD_RECORDS = Path(__file__).parent.parent / "trajectory"
 SIMULATORS = {
     "vllm": Options(seed=1),
+    "off": Options(seed=6),
+    "append": Options(seed=7, noncanonical_rate=0.1),
+    "images": Options(seed=8, image_tokens=4),
+    "policies": Options(seed=9),
+    "plain": Options(seed=10),
     "extras": Options(seed=2, weight_version="7", routed_experts=True, sampling_mask=True),
     "sessions": Options(seed=3),
     "sglang": Options(seed=4, shape="sglang", routed_experts=True),
     "sglang-no-parser": Options(seed=5, shape="sglang", has_parser=False),
+    "sglang-experts": Options(seed=11, shape="sglang", routed_experts=True),
 }
 FACTS = {
     "real-vllm": {"/version": '{"version":"0.32.0"}'},
@@ -98,18 +104,28 @@ def cassette_source(stage: str, answers: list[dict]):
     return answer
 
 
-async def store_old_records(store) -> None:
-    """Append records of earlier schemas, each to a rollout that no session writes."""
-    for schema in (1, 2):
-        record, *blocks = map(b85decode, (OLD_RECORDS / f"schema_{schema}.b85").read_bytes().split())
-        name, named = f"schema-{schema}", {block[:16]: block[16:] for block in blocks}
-        rollout = await store.open(name, {}, now_ms=1_790_000_000_000)
-        counts = {"steps": 1, "flagged": 1, "sampled_tokens": 2, "prompt_tokens": 600}
-        entry = StepWrite(name, rollout.incarnation, "01J", record, named, (), counts)
-        await store.append(entry, now_ms=1_790_000_001_000)
+def with_masks(source):
+    """Return a source that adds SGLang's sampling masks, which the simulator lacks, to responses that request them."""
+
+    async def respond(method: str, path: str, headers: dict[str, str], body: str) -> dict:
+        requested = orjson.loads(body or "{}")
+        is_masked = requested.pop("return_sampling_mask", False)
+        response = await source(method, path, headers, orjson.dumps(requested).decode() if is_masked else body)
+        if not is_masked:
+            return response
+        answer = orjson.loads(response["answer"])
+        for choice in answer["choices"]:
+            meta = choice["meta_info"]
+            sampled = meta["output_token_logprobs"]
+            meta["output_token_sampling_mask"] = [sorted({token, 7, 9}) for _, token, _ in sampled]
+            meta["output_token_sampling_logprobs"] = [logprob / 2 for logprob, _, _ in sampled]
+            meta["output_token_sampling_mask_length"] = len(sampled)
+        return {**response, "answer": orjson.dumps(answer).decode()}
+
+    return respond
 
 
-async def record() -> None:
+async def record(release: str | None = None) -> None:
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="golden-"))
         server = await start_embedded(Path(folder) / "store", "acknowledged")
@@ -121,6 +137,7 @@ async def record() -> None:
             for name, options in SIMULATORS.items()
         }
         sources = {name: forward_to(http, url) for name, url in urls.items()}
+        sources["sglang-experts"] = with_masks(sources["sglang-experts"])
         wire = {name: {"exchanges": []} for name in STAGES}
         real = {
             "real-vllm": paired([cassette for cassette in dialect_cassettes() if cassette.name.startswith(SETS)]),
@@ -135,9 +152,11 @@ async def record() -> None:
         store = await open_store(f"unix:{server.socket}", StoreOptions(prefix="tt"))
         for name, played in (await play(store, wire, sources)).items():
             wire[name] |= played
-        await store_old_records(store)
         dump = dump_store(client, "tt")
         await store.close()
+        wire["stored"] = readable(dump)
+        if release is None:
+            dump = load(STORE)
 
         reads = {"exchanges": [], "zstd": zstandard.ZSTD_VERSION}
         for prefix in ("look", "read"):
@@ -150,9 +169,10 @@ async def record() -> None:
                 reads["requests"] = calls
                 reads |= await read_all(store, reads["exchanges"], calls, sources["vllm"])
             await store.close()
-        for name, value in (("store", dump), ("wire", wire), ("reads", reads)):
+        files = {"wire": wire, "reads": reads, **({f"store-{release}": dump} if release else {})}
+        for name, value in files.items():
             sys.stdout.write(f"{name}: {save(name, value):,} bytes\n")
 
 
 if __name__ == "__main__":
-    asyncio.run(record())
+    asyncio.run(record(*sys.argv[1:]))

@@ -7,12 +7,12 @@ from secrets import token_hex
 import pytest
 import redis
 from archives import archiver, importer
-from golden_files import check, load
-from golden_reads import AFTER, read_all
-from golden_session import SteppedClock
-from golden_store import load_store
 
 from storage import StoreOptions, open_store
+from tests.golden.files import STORE, check, load
+from tests.golden.reads import AFTER, read_all
+from tests.golden.session import SteppedClock
+from tests.golden.store import load_store
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ async def finish_all(store):
 async def test_every_read_of_an_imported_store_is_equal(stores, tmp_path):
     """Rollouts, steps, trees, drift, groups, and every format in every container, with late and undelivered steps.
 
-    The recorded store has records of all versions and dialects, failed and partial steps, several choices and prompts.
+    The recorded store has records of all dialects, failed and partial steps, several choices and prompts.
     """
     store, other, load_into = stores
     reads = load("reads")
-    load_into(load("store"))
+    load_into(load(STORE))
     await finish_all(store)
     requests = [request for request in reads["requests"] if request[0] == "GET" and request[1] != "/policy"]
     settling = [request for request in requests if "?" not in request[1]]  # a shown rollout completes its drift

@@ -7,22 +7,22 @@ import pytest
 import redis
 from archives import archiver
 from damaged_reads import Reading, read_everything, read_one, small
-from golden_files import load
-from golden_reads import AFTER
-from golden_session import SteppedClock, staging
-from golden_store import load_store
 from hypothesis import strategies as st
 from stored_damage import damage
 from sweeping import Process
 
 from storage import StoreOptions, open_store
+from tests.golden.files import STORE, load
+from tests.golden.reads import AFTER
+from tests.golden.session import SteppedClock, staging
+from tests.golden.store import load_store
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 
 
 @pytest.fixture(scope="module")
 def dump():
-    return small(load("store"))
+    return small(load(STORE))
 
 
 async def read_damaged(server, client, dump, folder, seed):

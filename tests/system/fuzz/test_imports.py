@@ -11,10 +11,6 @@ import pytest
 import redis
 from archives import archiver, importer
 from damaged_reads import Reading, read_everything, read_one, small
-from golden_files import load
-from golden_reads import AFTER
-from golden_session import SteppedClock, staging
-from golden_store import load_store
 from hypothesis import strategies as st
 from odd_values import odd_text
 from stored_damage import odd_inside, value
@@ -22,6 +18,10 @@ from stored_damage import odd_inside, value
 from proxy.rollouts.archive.columns import COLUMNS
 from proxy.rollouts.archive.tables import ArchiveWriter, arrow, read_rows
 from storage import StoreOptions, open_store
+from tests.golden.files import STORE, load
+from tests.golden.reads import AFTER
+from tests.golden.session import SteppedClock, staging
+from tests.golden.store import load_store
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SAVED = ("rollout", "group")
@@ -34,7 +34,7 @@ async def files(server, tmp_path_factory):
     """The rows of each file of an archive of the golden store, by its name."""
     folder, prefix = tmp_path_factory.mktemp("archive"), token_hex(8)
     with redis.Redis(unix_socket_path=str(server.socket)) as client:
-        load_store(client, prefix, small(load("store")))
+        load_store(client, prefix, small(load(STORE)))
     store = await open_store(f"unix:{server.socket}", StoreOptions(prefix=prefix))
     await archiver(store, folder, clock=SteppedClock(AFTER)).sweep()
     await store.close()

@@ -9,6 +9,7 @@ import orjson
 import zstandard
 
 FOLDER = Path(__file__).parent.parent / "golden"
+STORE = "store-0.1.0"  # of the last release
 SHOWN = 20
 _AROUND = 60
 

@@ -5,7 +5,9 @@ from io import BytesIO
 from typing import Any
 
 import orjson
-from golden_session import LIMITED, Stage, SteppedClock, staging
+
+from tests.golden.scenes import LIMITED
+from tests.golden.session import Stage, SteppedClock, staging
 
 AFTER = 1_800_100_000.0  # the session is over by then
 CONTAINERS = ("ndjson", "msgpack", "parquet", "arrow")

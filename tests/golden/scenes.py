@@ -1,28 +1,15 @@
-"""The golden session: requests of agents and of a trainer, in stages that share one store, and the responses.
+"""The scenes of the golden session: what agents and trainers request of a proxy."""
 
-Each stage runs a proxy before a tape engine. The clock advances between two requests only, and entropy is deterministic:
-two runs differ in ports and in the incarnations of rollouts, and in nothing else.
-"""
-
-import asyncio
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from hashlib import blake2b
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import aiohttp
 import orjson
-from fakes import proxying
-from golden_engine import TapeEngine, tape_engine
+from pictures import BLUE, RED, data_of, image, png, text, url_of
+
+from tests.golden.session import Stage, SteppedClock, staging
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
-PROXY, ENGINE = "http://proxy", "http://engine"  # replace URLs with a free port
-_UNKEPT = {"date", "server", "connection", "transfer-encoding", "content-length", "keep-alive"}
-TIMEOUT_S = 50
-HELD_BACK = 3  # events that the proxy may have read and not shown
-
 WEATHER = {
     "type": "function",
     "function": {
@@ -38,168 +25,6 @@ WEATHER = {
 LIMITED = {"rollout_id": "limited", "limits": {"max_steps": 1, "max_tokens": 500}}
 ENVIRONMENT = {"env_name": "math", "env_example_id": "e7"}
 SYSTEM = {"role": "system", "content": "You are a helpful assistant. " * 40}  # long enough for blocks of its own
-
-
-class SteppedClock:
-    """A clock that only `tick` advances, and entropy that is a counter within a tick."""
-
-    def __init__(self, start: float = 1_800_000_000.0) -> None:
-        self._seconds = start
-        self._counts: dict[int, int] = {}
-
-    def tick(self) -> None:
-        """Advance by 1.25 s."""
-        self._seconds += 1.25
-        self._counts = {}
-
-    def now(self) -> float:
-        return self._seconds
-
-    def now_ms(self) -> int:
-        return int(self._seconds * 1000)
-
-    def monotonic(self) -> float:
-        return self._seconds
-
-    def entropy(self, count: int) -> bytes:
-        number = self._counts[count] = self._counts.get(count, 0) + 1
-        seed = f"{self._seconds} {count} {number}".encode()
-        return b"".join(blake2b(seed + bytes([block])).digest() for block in range(count // 64 + 1))[:count]
-
-
-class Stage:
-    """A proxy in front of an engine: `call` sends a request and records its response in `calls`."""
-
-    def __init__(
-        self,
-        name: str,
-        http: aiohttp.ClientSession,
-        served: Any,
-        engine: TapeEngine,
-        clock: SteppedClock,
-        *,
-        hides_keys: bool,
-    ) -> None:
-        self.name, self.engine = name, engine
-        self._hides_keys = hides_keys
-        self.calls: list[dict[str, Any]] = []
-        self._http, self._served, self._clock = http, served, clock
-
-    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
-        """Send a request and return its recorded response. `headers`: X_Rollout_Id for X-Rollout-Id."""
-        self._clock.tick()
-        named = {"Content-Type": "application/json"} if body is not None else {}
-        named |= {name.replace("_", "-"): value for name, value in headers.items()}
-        sent = orjson.dumps(body) if body is not None else None
-        before = len(self.engine.bodies)
-        text, is_cut = b"", False
-        async with self._http.request(method, self._served.url + path, data=sent, headers=named) as response:
-            status, came = response.status, response.headers
-            try:
-                async for part in response.content.iter_any():
-                    text += part
-            except aiohttp.ClientPayloadError:
-                is_cut = True
-        pairs = ((name.lower(), value) for name, value in came.items())
-        kept = sorted([name, self._masked(value)] for name, value in pairs if name not in _UNKEPT)
-        found = {"call": f"{method} {path}", "status": status, "headers": kept, **({"cut": True} if is_cut else {})}
-        if status >= 400 and text.decode() not in self.engine.bodies[before:]:
-            found["body"] = "(an error of the proxy's)"  # its texts are not golden
-        else:
-            found["body"] = self._shown(text.decode()) if _is_text(came["Content-Type"]) else text
-        self.calls.append(found)
-        return found
-
-    async def get(self, path: str, **headers: str) -> dict[str, Any]:
-        return await self.call("GET", path, **headers)
-
-    async def post(self, path: str, body: Any = None, **headers: str) -> Any:
-        """Send a request and return the JSON of the response, or None."""
-        found = await self.call("POST", path, {} if body is None else body, **headers)
-        return orjson.loads(found["body"]) if found.get("body", "")[:1] in ("{", "[") else None
-
-    async def finish(self, rollout: str, **body: Any) -> None:
-        """Finish a rollout, and wait until its drift is counted."""
-        await self.post(f"/rollouts/{rollout}/finish", body)
-        await self.until(f"/rollouts/{rollout}", lambda found: found["drift"] is not None)
-
-    async def leave(self, path: str, body: Any, *, events: int) -> None:
-        """Start a stream that stops after `events` events, read most of them, and disconnect."""
-        self._clock.tick()
-        self.engine.hold_after = events
-        read = b""
-        async with asyncio.timeout(TIMEOUT_S):
-            sending = self._http.post(self._served.url + path, json=body)
-            async with sending as response:
-                while read.count(b"\n\n") < events - HELD_BACK:
-                    part = await response.content.readany()
-                    assert part, read
-                    read += part
-        shown = self._masked(b"\n\n".join(read.split(b"\n\n")[: events - HELD_BACK]).decode())
-        self.calls.append({"call": f"POST {path}", "status": "left", "body": shown})
-
-    async def late(self, path: str, body: Any, meanwhile: Awaitable[Any]) -> None:
-        """Send a request, and await `meanwhile` before the engine responds."""
-        self.engine.gate.clear()
-        self.engine.reached.clear()
-        async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
-            call = group.create_task(self.post(path, body))
-            await self.engine.reached.wait()
-            await meanwhile
-            self.engine.gate.set()
-            await call
-
-    async def until(self, path: str, holds: Callable[[Any], bool]) -> None:
-        """Poll until a condition holds: background writes have ended then. The polls are not recorded."""
-        async with asyncio.timeout(TIMEOUT_S):
-            while True:
-                async with self._http.get(self._served.url + path) as response:
-                    if holds(orjson.loads(await response.read())):
-                        return
-                await asyncio.sleep(0.01)
-
-    def _shown(self, text: str) -> str:
-        """Mask a body. Minted keys depend on the incarnation of a rollout, random in a new store."""
-        return re.sub(r'(?<="api_key":"tt-)[^"]+', "…", self._masked(text)) if self._hides_keys else self._masked(text)
-
-    def _masked(self, text: str) -> str:
-        return mask(text.replace(self._served.url, PROXY).replace(self.engine.url, ENGINE))
-
-
-def mask(text: str) -> str:
-    """Replace sentences for people, which may change: reasons in reports, steps and headers, and errors within a stream."""
-    text = re.sub(r'"why":\s*(?:"(?:[^"\\]|\\.)*"|\[(?:"(?:[^"\\]|\\.)*",?)+\])', _without_sentences, text)
-    text = re.sub(r'^(data: \{"error":).*$', r"\1…", text, flags=re.MULTILINE)
-    return re.sub(r"^(\d+); .*$", r"\1; …", text) if "\n" not in text else text
-
-
-def _without_sentences(why: re.Match[str]) -> str:
-    """Replace the reason, or each of the reasons."""
-    name, _, reasons = why[0].partition(":")
-    return f"{name}:" + re.sub(r'"(?:[^"\\]|\\.)*"', '"…"', reasons.lstrip())
-
-
-def _is_text(content_type: str) -> bool:
-    return content_type.startswith(("application/json", "text/", "application/x-ndjson"))
-
-
-@asynccontextmanager
-async def staging(
-    store: Any, clock: SteppedClock, tape: list, source: Any = None, **settings: Any
-) -> AsyncIterator[Stage]:
-    """Run a proxy over this store before a tape engine; `name` is the endpoint's.
-
-    The golden files were recorded without continuation, which is off.
-    """
-    settings.setdefault("continuation", {"mode": "off"})
-    name, hides_keys = settings.pop("name"), settings.pop("hides_keys", True)
-    async with AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(tape_engine(tape, source))
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        endpoint = {"url": engine.url, "name": name, **settings.pop("endpoint", {})}
-        engines = {"endpoints": [endpoint]}
-        served = await stack.enter_async_context(proxying(None, store, clock=clock, engines=engines, **settings))
-        yield Stage(name, http, served, engine, clock, hides_keys=hides_keys)
 
 
 def user(text: str) -> dict[str, str]:
@@ -407,7 +232,7 @@ async def failures(stage: Stage) -> None:
 async def groups(stage: Stage) -> None:
     """Groups with rewards, rewards of steps and of tokens, advantages; batches that are claimed, acknowledged, released."""
     for group in ("g0", "g1", "g2", "g3"):
-        terms = {"metadata": {"task": group, **ENVIRONMENT}}
+        terms = {"metadata": {"task": group, **ENVIRONMENT}, "sampling": {"default": {"temperature": 1.0}}}
         opened = await stage.post(
             "/groups", {"group_id": group, "size": 3, "rollout": terms, "metadata": {"kind": "test"}}
         )
@@ -434,7 +259,9 @@ async def groups(stage: Stage) -> None:
     await stage.post(f"/batches/{claimed['batch_id']}/ack", {})
     claimed = await stage.post("/batches/claim", {**claim, "format": "sequences", "members": "rewarded"})
     await stage.post(f"/batches/{claimed['batch_id']}/release", {})
-    found = await stage.call("POST", f"/rollouts/per-token{CHAT}", chat(user("Per token."), return_token_ids=True))
+    found = await stage.call(
+        "POST", f"/rollouts/per-token{CHAT}", chat(user("Per token."), return_token_ids=True, temperature=1.0)
+    )
     step = dict(found["headers"])["x-step-id"]
     count = len(orjson.loads(found["body"])["choices"][0]["token_ids"])
     numbers = [number / 8 for number in range(count)]
@@ -503,25 +330,228 @@ async def tools_of_sglang(stage: Stage) -> None:
         await stage.post(f"/rollouts/{stage.name}-tools{CHAT}", chat(user("The weather?"), **fields))
 
 
-async def play_cases(stage: Stage, cases: list[dict[str, Any]]) -> None:
-    """Requests that were recorded from clients of real engines."""
-    for case in cases:
-        await stage.call("POST", f"/rollouts/{case['rollout']}{case['path']}", case["body"])
+async def continued(stage: Stage) -> None:
+    """Conversations that continue recorded steps, with calls of tools and a reply that was cut off."""
+    await turns(stage, f"continued-{stage.name}", [SYSTEM], 3, max_tokens=200)
+    await turns(stage, f"continued-{stage.name}-cut", [], 2)
+    messages: list[Any] = [user("What is the weather in Oslo?")]
+    for turn in range(3):
+        fields = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 200, "seed": turn}
+        found = await stage.post(f"/rollouts/continued-{stage.name}-tools{CHAT}", chat(*messages, **fields))
+        called = {name: value for name, value in found["choices"][0]["message"].items() if value is not None}
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "4"} for call in called["tool_calls"]]
+        messages += [called, *results]
+    for rollout in (f"continued-{stage.name}", f"continued-{stage.name}-tools"):
+        await stage.finish(rollout, status="completed", reward=1)
 
 
-SIMULATED = (chats, drift, tools, completions, generated, messages, responses, failures, groups)
-LIVE = {"record": {"streaming": "live"}}
+async def gemini(stage: Stage) -> None:
+    """The Gemini API: whole, in both forms of streams, with tools and their results; token counts."""
+    model, base = "/v1beta/models/simulated", "/rollouts/gemini/v1beta/models/simulated"
+    asked = {"role": "user", "parts": [{"text": "Hello!"}]}
+    body = {"contents": [asked], "generationConfig": {"maxOutputTokens": 12, "seed": 1}}
+    for method in ("generateContent", "streamGenerateContent?alt=sse", "streamGenerateContent"):
+        found = await stage.call(
+            "POST", f"{base}:{method}", {**body, "systemInstruction": {"parts": [{"text": "Be brief."}]}}
+        )
+    declared = {"functionDeclarations": [{**WEATHER["function"], "name": "weather"}]}
+    forced = {"tools": [declared], "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}
+    long = {"generationConfig": {"maxOutputTokens": 200, "seed": 1}}
+    found = await stage.post(f"{base}:generateContent", body | forced | long)
+    content = found["candidates"][0]["content"]
+    results = [
+        {"functionResponse": {"name": part["functionCall"]["name"], "response": {"result": "4"}}}
+        for part in content["parts"]
+        if "functionCall" in part
+    ]
+    history = [asked, content, {"role": "user", "parts": results}]
+    await stage.post(f"{base}:generateContent", body | forced | long | {"contents": history})
+    await stage.post(f"{model}:countTokens", {"contents": [asked]})
+    await stage.finish("gemini", status="completed", reward=0.5)
+
+
+async def threads(stage: Stage) -> None:
+    """A main conversation, a sub-agent that a tool starts, a title beside it, and rewards of threads."""
+    path = f"/rollouts/threads{CHAT}"
+    task = [{"role": "system", "content": "You work on tasks."}, user("Build a house.")]
+    fields = {"tools": [WEATHER], "max_tokens": 200, "seed": 1}
+    found = await stage.post(path, chat(*task, tool_choice="required", **fields))
+    called = {name: value for name, value in found["choices"][0]["message"].items() if value is not None}
+    city = orjson.loads(called["tool_calls"][0]["function"]["arguments"])["city"]
+    helper = [{"role": "system", "content": "You help others."}, user(city)]
+    await turns(stage, "threads", helper, 2, tools=[WEATHER], tool_choice="none")
+    title = [{"role": "system", "content": "You write titles."}, user("Build a house.")]
+    await stage.post(path, chat(*title), X_Agent_Name="titles")
+    result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "done"}
+    await stage.post(path, chat(*task, called, result, tool_choice="none", **fields))
+    found = await stage.get("/rollouts/threads/tree")
+    names = [thread["name"] for thread in orjson.loads(found["body"])["threads"]]
+    rewards = {name: number / 4 for number, name in enumerate(names)}
+    await stage.call("PATCH", "/rollouts/threads", {"reward": 1.0, "thread_rewards": rewards})
+    await stage.finish("threads", status="completed")
+    await stage.get("/rollouts/threads/tree")
+
+
+async def members(stage: Stage) -> None:
+    """Groups that over-sample, replace failed members, end by a deadline, are dropped, requeued and redelivered."""
+    claim = {"consumer": "trainer", "lease_s": 60, "format": "trl", "advantage": "grpo"}
+    over = await stage.post("/groups", {"group_id": "over", "size": 2, "over_sample": 1})
+    for number, member in enumerate(over["rollouts"][:2]):
+        await stage.post(f"/rollouts/{member['rollout_id']}{CHAT}", chat(user("Over."), seed=number))
+        await stage.finish(member["rollout_id"], status="completed", reward=number)
+    await stage.get("/groups/over")
+    replaced = await stage.post("/groups", {"group_id": "replaced", "size": 1, "replace": 2})
+    first = replaced["rollouts"][0]["rollout_id"]
+    await stage.post(f"/rollouts/{first}{CHAT}", chat(user("Fails.")))
+    failed = await stage.post(f"/rollouts/{first}/finish", {"status": "failed"})
+    await stage.post(f"/rollouts/{failed['replaced_by']['rollout_id']}{CHAT}", chat(user("Works.")))
+    await stage.finish(failed["replaced_by"]["rollout_id"], status="completed", reward=1)
+    late = await stage.post("/groups", {"group_id": "expired", "size": 1, "deadline_s": 5})
+    (member,) = (rollout["rollout_id"] for rollout in late["rollouts"])
+    await stage.post(f"/rollouts/{member}{CHAT}", chat(user("Never ends.")))
+    stage.clock.tick(10)
+    await stage.until("/groups/expired", lambda group: group["status"] == "complete")
+    await stage.get(f"/rollouts/{member}")
+    unrewarded = await stage.post("/groups", {"group_id": "unrewarded", "size": 1})
+    (member,) = (rollout["rollout_id"] for rollout in unrewarded["rollouts"])
+    await stage.post(f"/rollouts/{member}{CHAT}", chat(user("Without a reward.")))
+    await stage.finish(member, status="completed")
+    claimed = await stage.post("/batches/claim", {**claim, "groups": 9, "reward_s": 0, "min_group": 1})
+    await stage.post(f"/batches/{claimed['batch_id']}/extend", {"lease_s": 600})
+    await stage.post("/groups/unrewarded/requeue", {"max_staleness": 5})
+    await stage.post("/batches/claim", {**claim, "groups": 9})
+    await stage.post(f"/batches/{claimed['batch_id']}/release", {})
+    another = {"consumer": "another", "instance": "i1", "format": "sequences", "advantage": "step", "discount": 0.9}
+    await stage.post("/batches/claim", {**claim, **another, "groups": 2, "lease_s": 3600})
+    for group in ("over", "replaced", "expired", "unrewarded"):
+        await stage.get(f"/groups/{group}")
+
+
+async def epochs(stage: Stage) -> None:
+    """Versions of the policy: a run that goes back, pauses, staleness."""
+    await stage.call("PUT", "/policy", {"version": 10, "run": "run-1"})
+    opened = await stage.post("/groups", {"group_id": "epoch-1", "size": 1})
+    (member,) = (rollout["rollout_id"] for rollout in opened["rollouts"])
+    await stage.post(f"/rollouts/{member}{CHAT}", chat(user("In the first epoch.")))
+    await stage.finish(member, status="completed", reward=1)
+    await stage.post("/policy/pause", {"mode": "wait"})
+    await stage.call("PUT", "/policy", {"version": 9})
+    await stage.call("PUT", "/policy", {"version": 4, "run": "run-2"})
+    await stage.post("/policy/resume")
+    opened = await stage.post("/groups", {"group_id": "epoch-2", "size": 1})
+    (member,) = (rollout["rollout_id"] for rollout in opened["rollouts"])
+    await stage.post(f"/rollouts/{member}{CHAT}", chat(user("In the second epoch.")))
+    await stage.finish(member, status="completed", reward=1)
+    await stage.call("PUT", "/policy", {"version": 6})
+    await stage.get("/policy")
+    claim = {"consumer": "trainer", "groups": 5, "lease_s": 3600, "max_staleness": 3}
+    await stage.post("/batches/claim", claim)
+    await stage.get("/training")
+
+
+async def images(stage: Stage) -> None:
+    """Images in chat, Messages, Responses and Gemini: repeated in the next turn, and a second one."""
+    red, blue = url_of(png(RED)), url_of(png(BLUE))
+    messages: list[Any] = [{"role": "user", "content": [text("What is this?"), image(red)]}]
+    found = await stage.post(f"/rollouts/images{CHAT}", chat(*messages))
+    messages += [
+        reply(found["choices"][0]["message"]["content"]),
+        {"role": "user", "content": [image(blue), text("And?")]},
+    ]
+    await stage.post(f"/rollouts/images{CHAT}", chat(*messages, stream=True))
+    source = {"type": "base64", "media_type": "image/png", "data": data_of(png(RED))}
+    content = [{"type": "image", "source": source}, text("What is this?")]
+    shown = {"model": "x", "max_tokens": 12, "messages": [{"role": "user", "content": content}]}
+    await stage.post(f"/rollouts/images-messages{MESSAGES}", shown)
+    parts = [{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": red}]
+    body = {"model": "x", "max_output_tokens": 12, "input": [{"role": "user", "content": parts}]}
+    await stage.post(f"/rollouts/images-responses{RESPONSES}", body)
+    inline = {"inlineData": {"mimeType": "image/png", "data": data_of(png(RED))}}
+    asked = {"contents": [{"role": "user", "parts": [inline, {"text": "What is this?"}]}]}
+    limited = {"generationConfig": {"maxOutputTokens": 12, "seed": 1}}
+    await stage.post("/rollouts/images-gemini/v1beta/models/simulated:generateContent", asked | limited)
+    rewarded = {"reward": 1.0, "advantages": 0.5, "metadata": ENVIRONMENT}
+    await stage.call("PATCH", "/rollouts/images", rewarded)
+    await stage.finish("images", status="completed")
+
+
+async def native(stage: Stage) -> None:
+    """SGLang's own `/generate`: text and ids, several prompts and samples, whole and streamed."""
+    ids = [40, 41, 42]
+    calls: tuple[dict[str, Any], ...] = (
+        {"text": "Once"}, {"input_ids": ids}, {"text": ["One", "Two"]}, {"input_ids": ids, "return_logprob": True},
+        {"text": "Two samples", "sampling_params": {"n": 2}}, {"text": 5},
+    )  # fmt: skip
+    for number, fields in enumerate(calls):
+        for stream in (False, True):
+            params = {"max_new_tokens": 6, "sampling_seed": number, **fields.get("sampling_params", {})}
+            await stage.post("/rollouts/native/generate", {**fields, "sampling_params": params, "stream": stream})
+
+
+async def routed(stage: Stage) -> None:
+    """Experts, masks of truncated sampling, and turns that continue each other."""
+    messages = await turns(stage, stage.name, [SYSTEM], 3, top_k=20, top_p=0.9)
+    await stage.post(f"/rollouts/{stage.name}{CHAT}", chat(*messages[:2], user("Two."), n=2, top_k=5))
+    await stage.call("PATCH", f"/rollouts/{stage.name}", {"advantages": 0.5, "metadata": ENVIRONMENT})
+    await stage.finish(stage.name, status="completed", reward=1)
+
+
+async def policies(stage: Stage) -> None:
+    """Two trained policies and a judge in one rollout: versions of each, groups, claims of each."""
+    await stage.call("PUT", "/policies/planner", {"version": 3})
+    await stage.call("PUT", "/policies/coder", {"version": 8})
+    opened = await stage.post("/groups", {"group_id": "policies", "size": 2})
+    members = [rollout["rollout_id"] for rollout in opened["rollouts"]]
+    for number, member in enumerate(members):
+        for model in ("planner", "coder", "judge", "other"):
+            body = chat(user(f"A task for the {model}."), model=model, seed=number)
+            await stage.post(f"/rollouts/{member}{CHAT}", body)
+        await stage.call("PATCH", f"/rollouts/{member}", {"metadata": ENVIRONMENT, "reward": number})
+        await stage.finish(member, status="completed")
+    await stage.call("PUT", "/policies/planner", {"version": 4})
+    await stage.get("/policies")
+    claim = {"consumer": "trainer", "lease_s": 3600}
+    await stage.post("/batches/claim", claim)
+    claimed = await stage.post("/batches/claim", {**claim, "policy": "planner", "advantage": "grpo"})
+    await stage.get("/groups/policies")
+    await stage.post(f"/batches/{claimed['batch_id']}/ack", {"delete": True})
+    await stage.get("/groups/policies")
+    for policy in ("planner", "coder", "judge"):
+        await stage.get(f"/groups/policies/export?format=sequences&policy={policy}&report=true")
+
+
+async def plain(stage: Stage) -> None:
+    """An engine that returns no token ids."""
+    await turns(stage, "plain", [SYSTEM], 2, logprobs=True)
+    body = {"model": "x", "max_tokens": 12, "messages": [user("Hi")], "stream": True}
+    await stage.post(f"/rollouts/plain{MESSAGES}", body)
+    await stage.post(f"/rollouts/plain{COMPLETIONS}", {"prompt": "Once", "max_tokens": 8, "seed": 1})
+    await stage.finish("plain", status="completed", reward=1)
+
+
+_AT_VLLM = (
+    chats, drift, tools, completions, generated, messages, responses, gemini, failures, threads, groups, members, epochs,
+)  # fmt: skip
+_LIVE = {"record": {"streaming": "live"}}
+_EXPERTS = {"record": {"sampling_masks": True, "routed_experts": True}}
+_POLICIES = {name: {"models": [name], "train": name != "judge"} for name in ("planner", "coder", "judge")}
 
 # name -> scenes and settings of the proxy; the stages without scenes play cases recorded from real engines.
 STAGES: dict[str, tuple[tuple[Callable[[Stage], Awaitable[None]], ...], dict[str, Any]]] = {
-    "vllm": (SIMULATED, {}),
+    "vllm": (_AT_VLLM, {}),
+    "off": ((continued,), {"continuation": {"mode": "off"}}),
+    "append": ((continued,), {"continuation": {"mode": "append"}}),
     "extras": ((extras,), {"record": {"logprobs": "sampled"}}),
     "sessions": ((sessions,), {"atropos": {"enabled": True}}),
-    "sglang": ((sglang,), {}),
+    "images": ((images,), {}),
+    "policies": ((policies,), {"policies": _POLICIES}),
+    "plain": ((plain,), {"endpoint": {"kind": "plain"}}),
+    "sglang": ((sglang, native, continued), {}),
     "sglang-no-parser": ((sglang,), {}),
-    "real-vllm": ((), LIVE),
-    "real-sglang": ((), LIVE),
-    "real-llamacpp": ((), LIVE),
+    "sglang-experts": ((routed,), _EXPERTS),
+    "real-vllm": ((), _LIVE),
+    "real-sglang": ((), _LIVE),
+    "real-llamacpp": ((), _LIVE),
 }
 
 
@@ -534,7 +564,8 @@ async def play(store: Any, tapes: dict[str, Any], sources: dict[str, Any] | None
         async with staging(store, clock, tape["exchanges"], source, name=name, **settings) as stage:
             for scene in scenes:
                 await scene(stage)
-            await play_cases(stage, tape.get("cases", []))
+            for case in tape.get("cases", []):
+                await stage.call("POST", f"/rollouts/{case['rollout']}{case['path']}", case["body"])
         received, lookups = stage.engine.received, sorted(stage.engine.lookups)
         played[name] = {"calls": stage.calls, "received": received, "lookups": lookups}
     return played

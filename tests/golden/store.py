@@ -13,7 +13,6 @@ import orjson
 import redis
 import zstandard
 
-OLD = "schema-"  # rollouts with records of older versions, which no session writes
 _UNKEPT = "beats"  # the processes that are alive
 _TEXTS = ("head", "request", "sent", "response")
 _HEADER = 11  # of a record: magic, schema, checksum
@@ -54,11 +53,7 @@ def load_store(client: redis.Redis, prefix: str, dump: dict[str, Any]) -> None:
 
 def readable(dump: dict[str, Any]) -> dict[str, Any]:
     """Return a dump with records and blocks unpacked, without what differs between two runs of a session."""
-    return {
-        name: _deterministic(name, entry)
-        for name, entry in dump.items()
-        if not name.rsplit(":", 1)[-1].startswith(OLD) and not name.endswith(":expiry")
-    }
+    return {name: _deterministic(name, entry) for name, entry in dump.items() if not name.endswith(":expiry")}
 
 
 def read_record(record: bytes) -> dict[str, Any]:
@@ -124,7 +119,9 @@ def _deterministic(name: str, entry: dict[str, Any]) -> dict[str, Any]:
         case "blocks":
             return {"blocks": {_bytes(block).hex(): read_block(_bytes(value)) for block, value in entry["fields"]}}
         case "listing":
-            return {"members": [member for member, _ in entry["members"] if OLD not in str(member)]}
+            return {"members": [member for member, _ in entry["members"]]}
+        case "timers":  # of a rollout and its incarnation
+            return {"members": [[member.split()[0], score] for member, score in entry["members"]]}
         case "queue":
             return {"groups": [fields for _, fields in entry["entries"]]}
     return entry
