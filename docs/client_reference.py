@@ -8,7 +8,7 @@ from typing import Any
 import tokentape
 
 _OPENING = """Install the client with `pip install '.[client]'` in a clone; import each class from `tokentape`. The guide is
-[The Python client](client.md); requests and responses are documented with [every route](api.md). `AsyncClient` has every method
+[The Python client](client.md); [the HTTP API](http-api.md) documents requests and responses. `AsyncClient` has every method
 of `Client` as a coroutine or an async iterator; its own section lists only the methods that `Client` does not have.
 """
 

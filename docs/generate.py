@@ -1,9 +1,10 @@
-"""Generates files: pages of commands, settings, metrics, errors, fidelity, continuation, formats, shapes, routes, the client's
-classes and decisions; the dashboard, the example configuration, and the blocking client (tokentape/sync_*.py).
+"""Generates files: pages of commands, settings, metrics, errors, fidelity, continuation, formats, the client's classes and
+decisions, the lists of routes and shapes, the dashboard, the example configuration, the blocking client (tokentape/sync_*.py).
 
 `python -m docs.generate` writes them; `tests/test_docs.py` fails when one is stale.
 """
 
+import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -46,8 +47,8 @@ def pages() -> dict[Path, str]:
         HERE / "exactness.md": exactness_page(MADE),
         HERE / "continuation.md": continuation_page(MADE),
         HERE / "formats.md": formats_page(MADE),
-        HERE / "shapes.md": shapes_page(),
-        HERE / "api.md": api_page(MADE),
+        HERE / "trajectories.md": shapes_page(),
+        HERE / "http-api.md": api_page((HERE / "http-api.md").read_text()),
         HERE / "client-reference.md": client_page(MADE),
         HERE / "decisions.md": decisions_page(),
         **{target: sync_module(target) for target in SYNC_MODULES},
@@ -152,29 +153,18 @@ def fidelity_page() -> str:
 
 
 def shapes_page() -> str:
-    """Return docs/shapes.md, from the table that tests/trajectory/test_shapes.py asserts."""
+    """Return docs/trajectories.md with its table of shapes, which tests/trajectory/test_shapes.py asserts."""
     support = str(HERE.parent / "tests" / "support")
     if support not in sys.path:
         sys.path.append(support)
-    shapes = import_module("shapes").SHAPES
-    numbers = ("nodes", "roots", "leaves", "superseded", "sequences", "trained", "total")
     rows = [
-        f"| {shape.name} | {shape.meaning} | {_paths(shape.paths)} | {_paths(shape.rows)} | "
-        + " | ".join(f"{getattr(shape.counted, number):,}" for number in numbers)
-        + " |"
-        for shape in shapes
+        f"| {shape.name}: {shape.meaning} | {_paths(shape.paths)} | {_paths(shape.rows)} "
+        f"| {shape.counted.trained:,} of {shape.counted.total:,} |"
+        for shape in import_module("shapes").SHAPES
     ]
-    return (
-        "# Shapes of rollouts\n\n"
-        + MADE
-        + "After this page you know which tree and which training rows a conversation of each shape becomes.\n\n"
-        "Calls are named `a`, `b`, … in the order of their IDs; `a.1` is the second choice of `a`. The tree is shown as paths, "
-        "one to\neach leaf. A call in brackets is context in that sequence, and trained in another: each sampled token is "
-        "trained once. A\nsuperseded leaf was replaced by a retry and is in no sequence. *Trained* and *total* count the "
-        "tokens of all sequences.\n\n"
-        f"| shape | what happens | tree | sequences | {' | '.join(numbers)} |\n"
-        f"|---|---|---|---|{'---:|' * len(numbers)}\n" + "\n".join(rows) + "\n"
-    )
+    table = "| shape | tree | sequences | trained of total |\n|---|---|---|---:|\n" + "\n".join(rows) + "\n"
+    page = (HERE / "trajectories.md").read_text()
+    return re.sub(r"(?<=<!-- shapes -->\n).*?(?=<!-- end -->)", lambda _: table, page, flags=re.DOTALL)
 
 
 def decisions_page() -> str:
@@ -185,8 +175,7 @@ def decisions_page() -> str:
     return (
         "# Decisions\n\n"
         + MADE
-        + "Look up here why TokenTape behaves as it does if the requirements left it open: each page "
-        "has a decision, its\nreasons, and what would change it.\n\n" + "\n".join(rows) + "\n"
+        + "Look up here why data and promises are as they are, and what would change that.\n\n" + "\n".join(rows) + "\n"
     )
 
 

@@ -1,115 +1,123 @@
-"""Generates docs/api.md: every route with its parameters, body and responses, from the description at /openapi.json."""
+"""Generates the lists of routes in docs/http-api.md, from the description at /openapi.json."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from proxy.api.control.openapi import describe
 
-_OPENING = """Look up here the parameters, the body and the responses of a route; [the HTTP API](http-api.md) has examples.
-
-Bodies are JSON. The control API requires a key of `control.api_keys`, if any are configured, as `Authorization: Bearer …`.
-The model API requires a key of `agents.api_keys`, or the rollout's own. [Errors](errors.md) have a common format.
-
-Routes of the model API, except those of Atropos' proxy, are also available below `/rollouts/{rollout_id}` and
-`/sessions/{rollout_id}`, so a base URL can contain the rollout ID.
-"""
+_BLOCK = re.compile(r"(<!-- routes of ([^>]*?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _PREFIXES = ("/rollouts/{rollout_id}", "/sessions/{rollout_id}")
-_SECTIONS = {
-    "Rollouts": ("/rollouts", "/export", "/search"),
-    "Groups": ("/groups",),
-    "Batches": ("/batches",),
-    "Policies": ("/policy", "/policies", "/training"),
-    "Engines and the process": (
-        "/engines",
-        "/health",
-        "/healthz",
-        "/ready",
-        "/readyz",
-        "/metrics",
-        "/openapi.json",
-        "/events",
-        "/ui",
-        "/",
-    ),
-    "The model API": ("/v1", "/v1beta", "/inference", "/generate"),
-    "Atropos' proxy": ("/setup", "/servers", "/sessions", "/{uuid}"),
+_MODEL_API = ("v1", "inference", "generate")
+_SECTIONS = {  # a route is in the first one whose pattern its path begins with
+    "steps and exports": r"/rollouts/\{rollout_id\}/(steps|tree|export|images)|/export|/search",
+    "rollouts": "/rollouts",
+    "groups": "/groups",
+    "batches": "/batches",
+    "policies": "/polic|/training",
+    "Atropos' proxy": r"/setup|/servers|/sessions|/\{uuid\}",
+    "the model API": "/v1|/inference|/generate",
+    "the process": "/",
 }
+_DESCRIBED = {  # bodies within bodies that another text describes
+    "EndpointSettings": "`engines.endpoints[]` of the [settings](settings.md)",
+    "Terms": "the fields of `POST /rollouts` but its IDs",
+}
+_SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+_FLOAT32 = 3.4028234663852886e38  # the bounds of rewards, which the page's text has
 
 
-def api_page(made: str) -> str:
-    """Return the page."""
+def api_page(page: str) -> str:
+    """Return docs/http-api.md with its lists of routes."""
     described = describe()
-    paths = {path: routes for path, routes in described["paths"].items() if not _is_duplicate(path, described["paths"])}
-    placed: set[str] = set()
-    parts = [f"# Routes\n\n{made}{_OPENING}"]
-    for section, starts in _SECTIONS.items():
-        found = [path for path in paths if any(path == start or path.startswith(f"{start}/") for start in starts)]
-        placed |= set(found)
-        parts.append(f"## {section}\n\n" + "\n".join(text for path in found for text in _path(path, paths[path])))
-    if missing := paths.keys() - placed:
-        raise ValueError(f"docs/routes.py has no section for {sorted(missing)}")
-    return "\n".join(parts) + "\n" + _bodies(described["components"]["schemas"])
+    paths, schemas = described["paths"], described["components"]["schemas"]
+    exports = {option["name"] for option in paths["/export"]["get"]["parameters"]}
+    routes: dict[str, list[tuple[str, str]]] = {section: [] for section in _SECTIONS}
+    for path, methods in paths.items():
+        if not _is_duplicate(path, paths):
+            section = next(name for name, start in _SECTIONS.items() if re.match(start, path))
+            for method, route in methods.items():
+                text = " ".join(_parts(f"{method.upper()} {path}", route, schemas, exports))
+                routes[section].append(
+                    (text, ", ".join(sorted(status for status in route["responses"] if status >= "400")))
+                )
+    if missing := _SECTIONS.keys() - {found[2] for found in _BLOCK.finditer(page)}:
+        raise ValueError(f"docs/http-api.md has no list of the routes of {sorted(missing)}")
+    return _BLOCK.sub(lambda found: found[1] + "\n".join(_list(routes[found[2]])) + "\n\n", page)
 
 
 def _is_duplicate(path: str, paths: dict[str, Any]) -> bool:
-    """Return whether it is a route of the model API with a rollout in the path."""
-    return any(path.startswith(prefix) and path.removeprefix(prefix) in paths for prefix in _PREFIXES)
+    """Return whether the page has the route below another path: without its rollout, or for the policy `default`."""
+    if path.startswith("/policies/{policy}"):
+        return path.replace("/policies/{policy}", "/policy") in paths
+    return any(path.startswith(f"{prefix}/{start}") for prefix in _PREFIXES for start in _MODEL_API)
 
 
-def _path(path: str, routes: dict[str, Any]) -> Iterator[str]:
-    for method, route in routes.items():
-        yield f"### `{method.upper()} {path}`\n\n{route['summary']}\n"
-        query = [parameter for parameter in route["parameters"] if parameter["in"] == "query"]
-        if query:
-            rows = [f"| `{parameter['name']}` | {_kind(parameter['schema'])} |" for parameter in query]
-            yield "| query | |\n|---|---|\n" + "\n".join(rows) + "\n"
-        if "requestBody" in route:
-            name = route["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-            yield f"Body: [{name}](#{name.lower()})\n"
-        responses = (f"{status} {response['description']}" for status, response in route["responses"].items())
-        yield f"Responses: {'; '.join(responses)}.\n"
+def _list(routes: list[tuple[str, str]]) -> Iterator[str]:
+    """Yield an item for each route; the errors that most of many routes have are named once."""
+    common, count = Counter(errors for _, errors in routes).most_common(1)[0]
+    common = common if count > 2 and common else ""
+    for text, errors in routes:
+        yield f"- {text}" + (f" {errors or 'No errors'}." if errors != common else "")
+    if common:
+        yield f"\nErrors of the other routes: {common}."
 
 
-def _bodies(schemas: dict[str, Any]) -> str:
-    parts = ["## Bodies\n\nFields without a default are required. Fields that are not listed get 422.\n"]
-    for name, schema in sorted(schemas.items()):
-        rows = [
-            f"| `{field}` | {_kind(value)} | {_default(field, value, schema)} | {value.get('description', '')} |"
-            for field, value in schema.get("properties", {}).items()
-        ]
-        table = "| field | type | default | |\n|---|---|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
-        parts.append(f"### {name}\n\n{_first(schema.get('description', ''))}{table}")
-    return "\n".join(parts)
+def _parts(name: str, route: dict[str, Any], schemas: dict[str, Any], exports: set[str]) -> Iterator[str]:
+    """Yield the name and the summary of a route, its query and its body."""
+    yield f"`{name}`: {route['summary']}"
+    query = {option["name"]: option["schema"] for option in route["parameters"] if option["in"] == "query"}
+    if query:
+        yield f"Query: {_fields(query, (), schemas, set() if name == 'GET /export' else exports)}."
+    if "requestBody" in route:
+        schema = schemas[_name(route["requestBody"]["content"]["application/json"]["schema"])]
+        if properties := schema.get("properties"):
+            yield f"Body: {_fields(properties, schema.get('required', ()), schemas, exports)}."
 
 
-def _first(text: str) -> str:
-    return " ".join(text.split()) + "\n\n" if text else ""
+def _fields(fields: dict[str, Any], required: Any, schemas: dict[str, Any], exports: set[str]) -> str:
+    """Return fields with types and defaults; the options of exports in one word, if there are many."""
+    shared = exports & fields.keys() if len(exports & fields.keys()) > 8 else set()
+    texts = [
+        f"{f'**`{name}`**' if name in required else f'`{name}`'}{_kind(schema, schemas)}{_default(schema)}"
+        for name, schema in fields.items()
+        if name not in shared
+    ]
+    if shared:
+        others = ", ".join(f"`{name}`" for name in sorted(exports - shared))
+        texts.insert(0, f"the options of `GET /export` but {others}")
+    return ", ".join(texts)
 
 
-def _default(field: str, value: dict[str, Any], schema: dict[str, Any]) -> str:
-    return "—" if field in schema.get("required", ()) else f"`{value.get('default')!r}`" if "default" in value else ""
+def _default(schema: dict[str, Any]) -> str:
+    default = schema.get("default")
+    return f" = {default}" if isinstance(default, int | float | str) and not isinstance(default, bool) else ""
 
 
-def _kind(schema: dict[str, Any]) -> str:
-    """Return a schema in a few words."""
+def _name(schema: dict[str, Any]) -> str:
+    name: str = schema["$ref"].rpartition("/")[2]
+    return name
+
+
+def _kind(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
+    """Return a schema in a few words after a space; nothing for texts."""
     if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
+        name = _name(schema)
+        return f" ({_DESCRIBED.get(name) or _fields(schemas[name]['properties'], (), schemas, set())})"
     if "anyOf" in schema:
-        return " or ".join(_kind(option) for option in schema["anyOf"])
-    if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
-    if "const" in schema:
-        return f"`{schema['const']}`"
+        kinds = dict.fromkeys(_kind(option, schemas) for option in schema["anyOf"] if option.get("type") != "null")
+        return " or".join(kind or " text" for kind in kinds) if len(kinds) > 1 else "".join(kinds)
+    if "enum" in schema or "const" in schema:
+        return f" ({'|'.join(schema.get('enum') or [schema['const']])})"
     kind = schema.get("type", "any")
     if kind == "array":
-        return f"list of {_kind(schema.get('items', {}))}"
-    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-        return f"object of {_kind(schema['additionalProperties'])}"
-    return " ".join([kind, *_bounds(schema)]) + (f": {schema['description']}" if "description" in schema else "")
+        return f" list of{_kind(schema.get('items', {}), schemas) or ' strings'}"
+    note = f" ({schema['description']})" if "description" in schema else ""
+    return (f" {kind}" if kind != "string" else "") + "".join(_bounds(schema)) + note
 
 
 def _bounds(schema: dict[str, Any]) -> Iterator[str]:
-    for name, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<")):
-        if name in schema:
-            yield f"{sign} {schema[name]:,}"
+    for name, sign in _SIGNS.items():
+        if name in schema and abs(schema[name]) != _FLOAT32:
+            yield f" {sign} {schema[name]:,.10g}"

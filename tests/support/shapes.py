@@ -1,6 +1,6 @@
 """The shapes of rollouts as one literal table: the steps of each, and the expected tree and rows.
 
-`tests/trajectory/test_shapes.py` asserts it, and docs/shapes.md shows it.
+`tests/trajectory/test_shapes.py` asserts it, and docs/trajectories.md shows it.
 """
 
 from dataclasses import dataclass
