@@ -175,7 +175,9 @@ def decisions_page() -> str:
     return (
         "# Decisions\n\n"
         + MADE
-        + "Look up here why data and promises are as they are, and what would change that.\n\n" + "\n".join(rows) + "\n"
+        + "Look up here why data and promises are as they are, and what would change that.\n\n"
+        + "\n".join(rows)
+        + "\n"
     )
 
 
