@@ -272,7 +272,7 @@ def export_row(rollouts: int = 1_000, tokens: int = 8_000) -> Row:
     """Measure joining and writing rows of long rollouts from steps in memory, without the import of pyarrow."""
     steps = conversation(20, tokens, "r")
     form = FORMATS["sequences"]
-    writer = CONTAINERS["arrow"].writer(form)
+    writer = CONTAINERS["arrow"](form)
     started_at = time.process_time()
     for number in range(rollouts):
         copies = [replace(step, rollout_id=f"r{number}") for step in steps]

@@ -136,7 +136,7 @@ def _containers() -> Iterator[str]:
     yield "Set `container=` or `Accept`. In `parquet` and `arrow`, fields of type json are JSON text.\n"
     yield "| container | content type | description |\n|---|---|---|"
     for name, container in CONTAINERS.items():
-        yield f"| `{name}` | `{container.content_type}` | {_text(type(container).__doc__)} |"
+        yield f"| `{name}` | `{container.content_type}` | {_text(container.__doc__)} |"
     yield f"\n## Fills\n\n{_text((Fill.__doc__ or '').partition(' `decode`')[0])}"
 
 

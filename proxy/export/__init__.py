@@ -10,10 +10,10 @@ from proxy.export.marin import MarinFormat
 from proxy.export.openrlhf import OpenRlhfExperienceFormat, OpenRlhfFormat
 from proxy.export.osmosis import OsmosisFormat
 from proxy.export.prime_rl import PrimeRlFormat
-from proxy.export.sequences import SequencesFormat, SequencesOfPolicies
+from proxy.export.sequences import SequencesFormat
 from proxy.export.skyrl import SkyRlFormat, SkyRlStepwiseFormat
 from proxy.export.slime import SlimeFormat
-from proxy.export.steps import StepsFormat, StepsOfPolicies
+from proxy.export.steps import StepsFormat
 from proxy.export.tinker import TinkerFormat
 from proxy.export.trl import TrlAsyncFormat, TrlFormat
 from proxy.export.verifiers import TrainingExamplesFormat, VerifiersFormat
@@ -48,15 +48,18 @@ _ALL: tuple[Format, ...] = (
 )
 
 FORMATS: dict[str, Format] = {form.name: form for form in _ALL}
-OF_POLICIES: dict[str, Format] = {**FORMATS, "sequences": SequencesOfPolicies(), "steps": StepsOfPolicies()}
+
+
+@cache
+def _extended(kind: type[Format], column: str) -> Format:
+    extended: Format = type(kind.__name__, (kind,), {"columns": {**kind.columns, column: TEXT}})()
+    return extended
+
+
+_CANONICAL = ("sequences", "steps")  # the formats whose rows name their policy and their thread
+OF_POLICIES: dict[str, Format] = {**FORMATS, **{name: _extended(type(FORMATS[name]), "policy") for name in _CANONICAL}}
 
 
 def with_threads(form: Format) -> Format:
     """Return the format with a column for the thread, if its rows name it."""
-    return _extended(type(form)) if form.name in ("sequences", "steps") else form
-
-
-@cache
-def _extended(kind: type[Format]) -> Format:
-    extended: Format = type(kind.__name__, (kind,), {"columns": {**kind.columns, "thread": TEXT}})()
-    return extended
+    return _extended(type(form), "thread") if form.name in _CANONICAL else form

@@ -7,18 +7,18 @@ position i has that of token i + 1.
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROBS, REWARD, Columns, Listed, RewardUse
+from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROBS, REWARD, Columns
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs
-from proxy.trajectory.sequence import Role, Row, Scores
+from proxy.trajectory.sequence import Role, Row
 
 NOT_SAMPLED: Final = -1
 
 
-class ArealFormat(Listed, SequenceView):
+class ArealFormat(SequenceView):
     """One dict for each sequence. All values have shape [1, T] except `rewards`; the trainer pads."""
 
     name = "areal"
-    reward: ClassVar[RewardUse] = "required"
+    reward = "required"
     scored: ClassVar[Mapping[Role, Columns]] = {
         "proximal": {"prox_logp": [LOGPROBS]},
         "teacher": {"teacher_logp": [LOGPROBS]},
@@ -48,7 +48,6 @@ class ArealFormat(Listed, SequenceView):
             "rewards": [source.reward()],
         }
 
-    def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
-        """Return the dict with `prox_logp` or `teacher_logp`, 0.0 where nothing is trained."""
-        name = "prox_logp" if source.fill.role == "proximal" else "teacher_logp"
-        return {**view, name: [[*scores.filled(row.mask, 0.0)[1:], 0.0]]}
+    def placed(self, logprobs: list[float], row: Row) -> list[Any]:
+        """Return the logprobs, shifted."""
+        return [[*logprobs[1:], 0.0]]

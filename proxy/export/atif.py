@@ -13,20 +13,7 @@ from itertools import groupby
 from typing import Any, ClassVar, Final
 
 from proxy.export.atif_steps import Conversation, Result
-from proxy.export.base import (
-    IDS,
-    JSON,
-    LOGPROBS,
-    PLAIN,
-    TEXT,
-    Columns,
-    Fill,
-    Listed,
-    Place,
-    Plan,
-    Planned,
-    skipped_rows,
-)
+from proxy.export.base import IDS, JSON, LOGPROBS, PLAIN, TEXT, Columns, Fill, Format, Plan, skipped_rows
 from proxy.export.sequence_view import RowSource
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
@@ -54,10 +41,10 @@ class _Told:
         return kind if digest or kind == MAIN else self.thread.kind
 
 
-class _ByThread(Listed, Planned):
+class _ByThread(Format):
     """A format whose rows are conversations: those of each thread, without replies that the agent abandoned."""
 
-    by_thread: ClassVar[bool] = True
+    by_thread = True
     whole = True
 
     def told(self, steps: Sequence[Step], options: Options) -> tuple[list[_Told], list[Skipped]]:
@@ -88,8 +75,8 @@ class AtifFormat(_ByThread):
     """One trajectory for each rollout. `branches`, `max_len` and `row_weight` apply to joined rows only."""
 
     name = "atif"
-    reward_place: ClassVar[Place] = "turn"
-    has_images: ClassVar[bool] = True  # in its messages
+    reward_place = "turn"
+    has_images = True  # in its messages
     columns: ClassVar[Columns] = {
         "schema_version": TEXT,
         "session_id": TEXT,

@@ -6,20 +6,26 @@ The text of a node requires a tokenizer (`Fill.decode`); without one, `full_text
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import IDS, LOGPROBS, REWARD, TEXT, Batched, Columns, Listed, Place, RewardUse
-from proxy.export.images import REFERENCES, references
-from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_likely, filled_logprobs
+from proxy.export.base import IDS, LOGPROBS, REFERENCES, REWARD, TEXT, Batched, Columns
+from proxy.export.sequence_view import (
+    RowSource,
+    SequenceView,
+    advantages_from,
+    filled_likely,
+    filled_logprobs,
+    references,
+)
 from proxy.trajectory.sequence import Role, Row, Scores
 
 IGNORED: Final = -100
 NOT_SAMPLED: Final = 1.0  # valid logprobs are at most 0
 
 
-class NodesFormat(Listed, SequenceView):
+class NodesFormat(SequenceView):
     """One SequenceNode for each sequence: -100 and 1.0 where nothing is trained."""
 
     name = "nodes"
-    reward_place: ClassVar[Place] = "none"
+    reward_place = "none"
     columns: ClassVar[Columns] = {
         "full_text": TEXT,
         "tokens": IDS,
@@ -53,9 +59,9 @@ class ScoredDataFormat(Batched, SequenceView):
     """
 
     name = "scored_data"
-    has_images: ClassVar[bool] = True
-    advantage_place: ClassVar[Place] = "token"
-    reward: ClassVar[RewardUse] = "required"
+    has_images = True
+    advantage_place = "token"
+    reward = "required"
     keeps_first = False
     scored: ClassVar[Mapping[Role, Columns]] = {"teacher": {"ref_logprobs": [LOGPROBS]}}
     likely: ClassVar[Mapping[Role, Columns]] = {

@@ -1,4 +1,4 @@
-"""The interface of export formats: the `Format` protocol, its results, and the two ways to combine the rows of a group.
+"""The base class of export formats, its results, and the two ways to combine the rows of a group.
 
 A format is a pure view: the same rollout gives the same rows.
 """
@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.images import recorded
@@ -33,6 +33,7 @@ REWARD: Final = "float64"
 IDS: Final[list[Column]] = [ID]
 BITS: Final[list[Column]] = [BIT]
 LOGPROBS: Final[list[Column]] = [LOGPROB]
+REFERENCES: Final[list[Column]] = [TEXT]  # to images
 
 
 class Inexpressible(ValueError):
@@ -114,81 +115,25 @@ class Fill:
 PLAIN: Final = Fill()
 
 
-class Format(Protocol):
-    """One export format.
-
-    `whole`: its steps need their requests and responses. `columns`: the types of a row's fields, in order, for typed
-    containers. `reward`: whether each rollout needs a reward, unless its steps have the rewards that the rows need; or all
-    rollouts of a group if one has a reward (`uniform`). `branches`: `one` if the trainer takes one row for each rollout.
-    `by_thread`: its steps have their threads.
-    `repeats_reward`: false if only one row of a rollout has its reward. `reward_place`, `advantage_place`: the smallest unit
-    with a place in its rows for its own reward, and for its own advantage. `scored`: the columns of scores, by what they are
-    for, and `likely` those of the most likely tokens; there are none if the trainer has no place for them. `has_images`:
-    whether its rows have images.
-    """
+class Format(ABC):
+    """One export format, which renders its rows one at a time, from a plan. A group is the list of all its rows."""
 
     name: str
-    whole: bool
-    columns: ClassVar[Columns]
-    reward: ClassVar[RewardUse]
-    branches: ClassVar[RowsPerRollout]
-    by_thread: ClassVar[bool]
-    repeats_reward: ClassVar[bool]
-    reward_place: ClassVar[Place]
-    advantage_place: ClassVar[Place]
-    scored: ClassVar[Mapping[Role, Columns]]
-    likely: ClassVar[Mapping[Role, Columns]]
-    has_images: ClassVar[bool]
-
-    def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
-        """Choose the rows of one rollout.
-
-        Raises:
-            Inexpressible: The format cannot represent the rollout.
-        """
-        ...
-
-    def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
-        """Render all rows of one rollout.
-
-        Raises:
-            Inexpressible: The format cannot represent the rollout.
-        """
-        ...
-
-    def order(self, members: Sequence[Rows]) -> list[tuple[int, int]]:
-        """Return (member, row of that member) for each entry of the result of `gather`, in its order."""
-        ...
-
-    def gather(self, members: Sequence[Rows]) -> Any:
-        """Combine a group into the one JSON value that the trainer accepts.
-
-        `members` are the results of `rows` for each rollout of the group, in the group's order. The number of a rollout
-        within its group is set here. The input is not changed.
-
-        Raises:
-            Inexpressible: The members cannot be combined.
-        """
-        ...
-
-    def flat(self, entry: Any) -> list[Any]:
-        """Return the rows in one entry of the list that `gather` returned, for containers of rows."""
-        ...
-
-
-class Planned(ABC):
-    """A format that renders its rows one at a time, from a plan."""
-
-    name: str
+    whole = False  # its steps need their requests and responses
+    columns: ClassVar[Columns]  # the types of a row's fields, in order, for typed containers
+    # Whether each rollout needs a reward, unless its steps have the rewards that the rows need; `uniform`: or all rollouts of a
+    # group if one has a reward.
     reward: ClassVar[RewardUse] = "optional"
-    branches: ClassVar[RowsPerRollout] = "all"
-    by_thread: ClassVar[bool] = False
-    repeats_reward: ClassVar[bool] = True
+    branches: ClassVar[RowsPerRollout] = "all"  # `one` if the trainer takes one row for each rollout
+    by_thread: ClassVar[bool] = False  # its steps have their threads
+    repeats_reward: ClassVar[bool] = True  # false if only one row of a rollout has its reward
+    # The smallest unit with a place in its rows for its own reward, and for its own advantage.
     reward_place: ClassVar[Place] = "rollout"
     advantage_place: ClassVar[Place] = "none"
+    # The columns of scores, by what they are for, and those of the most likely tokens; none without a place for them.
     scored: ClassVar[Mapping[Role, Columns]] = {}
     likely: ClassVar[Mapping[Role, Columns]] = {}
-    has_images: ClassVar[bool] = False
+    has_images: ClassVar[bool] = False  # its rows have images
 
     def check_images(self, facts: RolloutFacts, steps: Iterable[Step]) -> None:
         """Raise Inexpressible for calls with images if the format has no place for them: ids alone are another prompt."""
@@ -227,30 +172,26 @@ class Planned(ABC):
         """
 
     def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
-        """Render all rows of one rollout.
-
-        Raises:
-            Inexpressible: The format cannot represent the rollout.
-        """
+        """Render all rows of one rollout. Raises what `plan` and its rendering raise."""
         plan = self.plan(facts, steps, options, fill)
         return Rows(list(plan.render()), plan.skipped, plan.trained, plan.rescored, plan.threads)
-
-
-class Listed:
-    """A format whose group is the list of all its rows."""
-
-    whole = False
 
     def order(self, members: Sequence[Rows]) -> list[tuple[int, int]]:
         """Return (member, row of that member) for each entry of the result of `gather`, in its order."""
         return [(number, index) for number, member in enumerate(members) for index in range(len(member.rows))]
 
     def gather(self, members: Sequence[Rows]) -> Any:
-        """Return the list of all rows, by member."""
+        """Combine a group into the one JSON value that the trainer accepts: here the list of all rows, by member.
+
+        `members` are the results of `rows` for each rollout of the group, in the group's order. The input is not changed.
+
+        Raises:
+            Inexpressible: The members cannot be combined.
+        """
         return [self.numbered(members[number].rows[index], number) for number, index in self.order(members)]
 
     def flat(self, entry: Any) -> list[Any]:
-        """Return the entry, which is a row."""
+        """Return the rows in one entry of the list that `gather` returned, for containers of rows."""
         return [entry]
 
     def numbered(self, row: Any, member: int) -> Any:
@@ -258,10 +199,8 @@ class Listed:
         return row
 
 
-class Batched(Listed):
+class Batched(Format):
     """A format whose rows are batches of one: objects of lists with one entry."""
-
-    name: str
 
     def gather(self, members: Sequence[Rows]) -> Any:
         """Return one batch: each list is the concatenation of the lists of all rows."""

@@ -7,20 +7,7 @@ their prompts.
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import (
-    COUNT,
-    FLAG,
-    IDS,
-    JSON,
-    LOGPROBS,
-    REWARD,
-    TEXT,
-    Columns,
-    Inexpressible,
-    Place,
-    RewardUse,
-    Rows,
-)
+from proxy.export.base import COUNT, FLAG, IDS, JSON, LOGPROBS, REWARD, TEXT, Columns, Inexpressible, Rows
 from proxy.export.sequence_view import RowSource, token_rewards
 from proxy.export.turn_view import TurnRow, TurnView, step_reward
 from proxy.trajectory import record_values as typed
@@ -45,8 +32,8 @@ class MarinFormat(TurnView):
     """One Rollout for each turn. `decoding` requires a known temperature and `max_tokens`."""
 
     name = "marin"
-    reward_place: ClassVar[Place] = "token"
-    reward: ClassVar[RewardUse] = "required"
+    reward_place = "token"
+    reward = "required"
     whole = False
     columns: ClassVar[Columns] = {
         "env_name": TEXT,

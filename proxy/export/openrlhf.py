@@ -7,34 +7,21 @@ places for scores: those of the policy are `action_log_probs`, those of another 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from proxy.export.base import (
-    BITS,
-    COUNT,
-    FLAG,
-    IDS,
-    LOGPROB,
-    LOGPROBS,
-    REWARD,
-    Columns,
-    Listed,
-    RewardUse,
-    RowsPerRollout,
-)
-from proxy.export.images import REFERENCES, references
-from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, turns
-from proxy.trajectory.sequence import Role, Row, Scores
+from proxy.export.base import BITS, COUNT, FLAG, IDS, LOGPROB, LOGPROBS, REFERENCES, REWARD, Columns
+from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, references, turns
+from proxy.trajectory.sequence import Role, Row
 
 
-class OpenRlhfFormat(Listed, SequenceView):
+class OpenRlhfFormat(SequenceView):
     """One agent response for each rollout; `action_ranges` has one half-open range for each turn.
 
     `images` is in rows with images: references to them, in place of paths.
     """
 
     name = "openrlhf"
-    has_images: ClassVar[bool] = True
-    reward: ClassVar[RewardUse] = "required"
-    branches: ClassVar[RowsPerRollout] = "one"
+    has_images = True
+    reward = "required"
+    branches = "one"
     columns: ClassVar[Columns] = {
         "observation_tokens": IDS,
         "action_ranges": [[COUNT]],
@@ -58,12 +45,12 @@ class OpenRlhfFormat(Listed, SequenceView):
         }
 
 
-class OpenRlhfExperienceFormat(Listed, SequenceView):
+class OpenRlhfExperienceFormat(SequenceView):
     """One Experience of one row for each rollout, unpadded."""
 
     name = "openrlhf_experience"
-    reward: ClassVar[RewardUse] = "required"
-    branches: ClassVar[RowsPerRollout] = "one"
+    reward = "required"
+    branches = "one"
     keeps_first = False
     scored: ClassVar[Mapping[Role, Columns]] = {
         "proximal": {"action_log_probs": [LOGPROBS]},
@@ -99,7 +86,6 @@ class OpenRlhfExperienceFormat(Listed, SequenceView):
             "total_length": [float(len(row.token_ids))],
         }
 
-    def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
-        """Return the experience with the logprobs, 0.0 where nothing is trained."""
-        name = "action_log_probs" if source.fill.role == "proximal" else "base_action_log_probs"
-        return {**view, name: [scores.filled(row.mask, 0.0)[1:]]}
+    def placed(self, logprobs: list[float], row: Row) -> list[Any]:
+        """Return the logprobs as an action array."""
+        return [logprobs[1:]]

@@ -6,17 +6,17 @@ both numbers.
 
 from typing import Any, ClassVar
 
-from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed, RewardUse, RowsPerRollout
+from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, turns
 from proxy.trajectory.sequence import Row
 
 
-class OsmosisFormat(Listed, SequenceView):
+class OsmosisFormat(SequenceView):
     """One row for each rollout. A claim is `mask_claim` in a step's `extra`: the claimed number of tokens."""
 
     name = "osmosis"
-    reward: ClassVar[RewardUse] = "required"
-    branches: ClassVar[RowsPerRollout] = "one"
+    reward = "required"
+    branches = "one"
     columns: ClassVar[Columns] = {
         "rollout_id": TEXT,
         "prompt_ids": IDS,

@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any, ClassVar
 
-from proxy.export.base import FLAG, IDS, JSON, LOGPROBS, TEXT, Columns, Listed, Place
+from proxy.export.base import FLAG, IDS, JSON, LOGPROBS, TEXT, Columns
 from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_logprobs, turns
 from proxy.trajectory.arrays import to_little_endian
 from proxy.trajectory.sequence import Role, Row, Scores
 
 
-class PrimeRlFormat(Listed, SequenceView):
+class PrimeRlFormat(SequenceView):
     """One sample for each sequence: a boolean mask, and a temperature and an advantage for every token."""
 
     name = "prime_rl"
-    reward_place: ClassVar[Place] = "none"
-    advantage_place: ClassVar[Place] = "token"
+    reward_place = "none"
+    advantage_place = "token"
     scored: ClassVar[Mapping[Role, Columns]] = {"teacher": {"ref_logprobs": LOGPROBS}}
     columns: ClassVar[Columns] = {
         "token_ids": IDS,

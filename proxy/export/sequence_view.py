@@ -8,18 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
+from urllib.parse import quote
 
-from proxy.export.base import (
-    PLAIN,
-    Fill,
-    Inexpressible,
-    MissingAdvantage,
-    MissingReward,
-    Plan,
-    Planned,
-    skipped_rows,
-)
+from proxy.export.base import PLAIN, Fill, Format, Inexpressible, MissingAdvantage, MissingReward, Plan, skipped_rows
 from proxy.trajectory.facts import RolloutFacts, number_of
+from proxy.trajectory.images import PlacedImage, block_of, recorded
 from proxy.trajectory.sequence import Options, Row, Scores, SequenceSpan, sequences
 from proxy.trajectory.step import Step
 
@@ -89,14 +82,11 @@ class RowSource:
         return found
 
 
-class SequenceView(Planned):
-    """A format with one row for each canonical row.
+class SequenceView(Format):
+    """A format with one row for each canonical row."""
 
-    `keeps_first`: false if the trainer drops the first position.
-    """
-
-    name: str
-    keeps_first = True
+    keeps_first = True  # false if the trainer drops the first position
+    packs = False
 
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
         """Plan a view of each canonical row, the oldest leaf's first.
@@ -111,10 +101,12 @@ class SequenceView(Planned):
         self.check_images(facts, (branch.path[-1].step for branch in found.branches))
         if not self.keeps_first and any(node.start == 0 for branch in found.branches for node in branch.owned_nodes):
             raise source.refuse("a prompt before the first sampled token", "a sequence without one")
+        packs = self.packs and not fill.scores and fill.prompt_logprob is None
         return Plan(
             [branch.step_ids for branch in found.branches],
             skipped_rows(found.skipped),
             lambda: (self._viewed(row, source.of_row(row.facts)) for row in found.each()),
+            (lambda: (self.packed(row, source) for row in found.each())) if packs else None,
             rescored=[scores.described() for scores in fill.scores],
             threads=[branch.thread for branch in found.branches],
         )
@@ -132,9 +124,18 @@ class SequenceView(Planned):
             Inexpressible: The format cannot represent the row.
         """
 
-    def with_scores(self, view: Any, row: Row, source: RowSource, scores: Scores) -> Any:
-        """Return the row with its scores, in the columns of `scored` and `likely`."""
+    def packed(self, row: Row, source: RowSource) -> Any:
+        """Return the row for `Plan.pack`, of a format that `packs`."""
         raise NotImplementedError
+
+    def with_scores(self, view: Any, row: Row, source: RowSource, scores: Scores) -> Any:
+        """Return the row with its scores: here in the one column of `scored`, 0.0 where nothing is trained."""
+        (name,) = self.scored[source.fill.role]
+        return {**view, name: self.placed(scores.filled(row.mask, 0.0), row)}
+
+    def placed(self, logprobs: list[float], row: Row) -> list[Any]:
+        """Return logprobs of all positions as a column of this format has them."""
+        return logprobs
 
 
 def filled_logprobs(row: Row, source: RowSource, fill: float = 0.0) -> list[float]:
@@ -158,6 +159,18 @@ def filled_likely(row: Row, scores: Scores) -> tuple[list[list[int]], list[list[
         return scores.filled_top(row.mask, [0] * width)
     ids = [[token if bit else 0] for token, bit in zip(row.token_ids, row.mask, strict=True)]
     return ids, [[value] for value in scores.filled(row.mask, 0.0)]
+
+
+def placed_json(images: Sequence[PlacedImage]) -> dict[str, Any]:
+    """Return the field of a row with these images; no field without images."""
+    return {"images": [image._asdict() for image in images]} if images else {}
+
+
+def references(row: Row, source: RowSource) -> list[str]:
+    """Return for each image of a row the path at which TokenTape has it, or its URL if the engine fetched it."""
+    rollout = quote(source.facts.rollout_id, safe="")
+    names = recorded(source.steps[row.spans[-1].step_id])
+    return [name if block_of(name) is None else f"/rollouts/{rollout}/images/{name}" for name in names]
 
 
 def advantage_from(source: RowSource) -> float:

@@ -14,32 +14,13 @@ it. With `rescore`, `rescored` is what scored the row, and `rescored_logprobs` a
 where nothing is trained.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from proxy.export.base import (
-    BITS,
-    COUNT,
-    FLAG,
-    IDS,
-    JSON,
-    LOGPROB,
-    LOGPROBS,
-    PLAIN,
-    REWARD,
-    TEXT,
-    Columns,
-    Fill,
-    Listed,
-    Place,
-    Plan,
-    Planned,
-    skipped_rows,
-)
-from proxy.export.images import PLACED, images_in, placed_json
-from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.sequence import Options, Role, Row, sequences
-from proxy.trajectory.step import Step
+from proxy.export.base import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
+from proxy.export.sequence_view import RowSource, SequenceView, placed_json
+from proxy.trajectory.images import placed
+from proxy.trajectory.sequence import Role, Row, Scores
 
 _SCORED: Columns = {
     "rescored": {"engine": TEXT, "model": TEXT, "policy_version": TEXT},
@@ -48,13 +29,14 @@ _SCORED: Columns = {
 _LIKELY: Columns = {"rescored_top_ids": [IDS], "rescored_top_logprobs": [LOGPROBS]}
 
 
-class SequencesFormat(Listed, Planned):
+class SequencesFormat(SequenceView):
     """One row per branch of the rollout."""
 
     name = "sequences"
-    has_images: ClassVar[bool] = True
-    reward_place: ClassVar[Place] = "token"
-    advantage_place: ClassVar[Place] = "token"
+    packs = True
+    has_images = True
+    reward_place = "token"
+    advantage_place = "token"
     scored: ClassVar[Mapping[Role, Columns]] = {"proximal": _SCORED, "teacher": _SCORED}
     likely: ClassVar[Mapping[Role, Columns]] = {"proximal": _LIKELY, "teacher": _LIKELY}
     columns: ClassVar[Columns] = {
@@ -88,50 +70,35 @@ class SequencesFormat(Listed, Planned):
         "owned": FLAG,
         "metadata": JSON,
         "problems": [TEXT],
-        "images": PLACED,
+        "images": [{"image": TEXT, "start": COUNT, "length": COUNT}],
         "sampling_mask": [IDS],
         "routed_experts": JSON,
     }
 
-    def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
-        """Plan the canonical rows, the oldest leaf's first.
+    def view(self, row: Row, source: RowSource) -> dict[str, Any]:
+        """Return the canonical row. Only an explicit fill replaces null where nothing was sampled."""
+        shown, value = row.as_row(), source.fill.prompt_logprob
+        if value is not None:
+            shown["logprobs"] = [
+                value if not mask else logprob for mask, logprob in zip(row.mask, row.logprobs, strict=True)
+            ]
+        return {**shown, **_images(row, source)}
 
-        Only an explicit `fill` replaces null where nothing was sampled.
-        """
-        found = sequences(steps, facts, options)
-        self.check_branches(facts, options, found.branches)
-        by_id = {step.step_id: step for step in steps}
+    def packed(self, row: Row, source: RowSource) -> dict[str, Any]:
+        """Return the same with arrays."""
+        return {**row.as_packed_row(), **_images(row, source)}
 
-        def packed() -> Iterator[Any]:
-            return ({**row.as_packed_row(), **placed_json(images_in(row, by_id))} for row in found.each())
-
-        return Plan(
-            [branch.step_ids for branch in found.branches],
-            skipped_rows(found.skipped),
-            lambda: ({**_filled(row, fill), **placed_json(images_in(row, by_id))} for row in found.each()),
-            None if fill.scores or fill.prompt_logprob is not None else packed,
-            [scores.described() for scores in fill.scores],
-            [branch.thread for branch in found.branches],
-        )
-
-
-class SequencesOfPolicies(SequencesFormat):
-    """The format of a proxy with named policies, whose columns include the policy."""
-
-    columns: ClassVar[Columns] = {**SequencesFormat.columns, "policy": TEXT}
+    def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
+        """Return the row with what scored it and its logprobs, null where nothing is trained."""
+        logprobs = scores.filled(row.mask, source.fill.prompt_logprob)
+        view |= {"rescored": scores.described(), "rescored_logprobs": logprobs}
+        if not scores.top_k:
+            return view
+        top_ids, top_logprobs = scores.filled_top(row.mask, None)
+        return {**view, "rescored_top_ids": top_ids, "rescored_top_logprobs": top_logprobs}
 
 
-def _filled(row: Row, fill: Fill) -> dict[str, Any]:
-    shown, value = row.as_row(), fill.prompt_logprob
-    if value is not None:
-        shown["logprobs"] = [
-            value if not mask else logprob for mask, logprob in zip(row.mask, row.logprobs, strict=True)
-        ]
-    if not fill.scores:
-        return shown
-    scores = fill.scores[row.branch]
-    shown |= {"rescored": scores.described(), "rescored_logprobs": scores.filled(row.mask, value)}
-    if not scores.top_k:
-        return shown
-    ids, logprobs = scores.filled_top(row.mask, None)
-    return {**shown, "rescored_top_ids": ids, "rescored_top_logprobs": logprobs}
+def _images(row: Row, source: RowSource) -> dict[str, Any]:
+    """Return the images of a row: those of the newest call, whose prompt the row begins with."""
+    step = source.steps[row.spans[-1].step_id]
+    return placed_json(placed(step, step.prompts[0]))

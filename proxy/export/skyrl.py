@@ -6,21 +6,7 @@ response must end in the EOS; a turn that ended with a stop string has none, and
 
 from typing import Any, ClassVar
 
-from proxy.export.base import (
-    BITS,
-    COUNT,
-    FLAG,
-    IDS,
-    JSON,
-    LOGPROBS,
-    TEXT,
-    Batched,
-    Columns,
-    Inexpressible,
-    Place,
-    RewardUse,
-    RowsPerRollout,
-)
+from proxy.export.base import BITS, COUNT, FLAG, IDS, JSON, LOGPROBS, TEXT, Batched, Columns, Inexpressible
 from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, step_reward_ends, turn_rewards
 from proxy.export.turn_view import TurnRow, TurnView
 from proxy.trajectory.sequence import Row
@@ -53,9 +39,9 @@ class SkyRlFormat(_Output, SequenceView):
     """A GeneratorOutput with one entry for each rollout."""
 
     name = "skyrl"
-    reward_place: ClassVar[Place] = "token"
-    reward: ClassVar[RewardUse] = "required"
-    branches: ClassVar[RowsPerRollout] = "one"
+    reward_place = "token"
+    reward = "required"
+    branches = "one"
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
         """Return the output."""
@@ -82,9 +68,9 @@ class SkyRlStepwiseFormat(_Output, TurnView):
     """
 
     name = "skyrl_stepwise"
-    reward_place: ClassVar[Place] = "token"
-    reward: ClassVar[RewardUse] = "required"
-    repeats_reward: ClassVar[bool] = False
+    reward_place = "token"
+    reward = "required"
+    repeats_reward = False
 
     def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
         """Return the output of one turn."""

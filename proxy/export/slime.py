@@ -8,18 +8,17 @@ of a teacher are `teacher_log_probs` (`--use-opd`; read in 0d234f3).
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REWARD, TEXT, Columns, Listed, RewardUse
-from proxy.export.images import REFERENCES, references
-from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, id_number
-from proxy.trajectory.sequence import Role, Row, Scores
+from proxy.export.base import BITS, COUNT, IDS, LOGPROBS, REFERENCES, REWARD, TEXT, Columns
+from proxy.export.sequence_view import RowSource, SequenceView, filled_logprobs, id_number, references
+from proxy.trajectory.sequence import Role, Row
 
 
-class SlimeFormat(Listed, SequenceView):
+class SlimeFormat(SequenceView):
     """One sample for each sequence. `multimodal_inputs` is in rows with images: references to them."""
 
     name = "slime"
-    has_images: ClassVar[bool] = True
-    reward: ClassVar[RewardUse] = "required"
+    has_images = True
+    reward = "required"
     scored: ClassVar[Mapping[Role, Columns]] = {"teacher": {"teacher_log_probs": LOGPROBS}}
     columns: ClassVar[Columns] = {
         "group_index": COUNT,
@@ -52,9 +51,9 @@ class SlimeFormat(Listed, SequenceView):
             **({"multimodal_inputs": {"images": images}} if (images := references(row, source)) else {}),
         }
 
-    def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
-        """Return the sample with the logprobs of a teacher, 0.0 where nothing is trained."""
-        return {**view, "teacher_log_probs": scores.filled(row.mask, 0.0)[row.prompt_len :]}
+    def placed(self, logprobs: list[float], row: Row) -> list[Any]:
+        """Return the logprobs of the response."""
+        return logprobs[row.prompt_len :]
 
 
 def _status(row: Row, source: RowSource) -> str:

@@ -20,13 +20,11 @@ from proxy.export.base import (
     TEXT,
     Columns,
     Fill,
-    Listed,
-    Place,
+    Format,
     Plan,
-    Planned,
     skipped_rows,
 )
-from proxy.export.images import placed_json
+from proxy.export.sequence_view import placed_json
 from proxy.export.turn_view import reward_of
 from proxy.trajectory.arrays import unpack_experts, unpack_mask
 from proxy.trajectory.facts import RolloutFacts
@@ -37,12 +35,12 @@ from proxy.trajectory.sequence import Options, select
 from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step
 
 
-class StepsFormat(Listed, Planned):
+class StepsFormat(Format):
     """One row per choice, oldest step first."""
 
     name = "steps"
-    has_images: ClassVar[bool] = True
-    reward_place: ClassVar[Place] = "turn"
+    has_images = True
+    reward_place = "turn"
     columns: ClassVar[Columns] = {
         "rollout_id": TEXT,
         "group_id": TEXT,
@@ -89,12 +87,6 @@ class StepsFormat(Listed, Planned):
             ),
             threads=threads,
         )
-
-
-class StepsOfPolicies(StepsFormat):
-    """The format of a proxy with named policies, whose columns include the policy."""
-
-    columns: ClassVar[Columns] = {**StepsFormat.columns, "policy": TEXT}
 
 
 def _row(facts: RolloutFacts, step: Step, choice: Choice, *, unlogged: bool) -> dict[str, Any]:

@@ -2,17 +2,17 @@
 
 from typing import Any, ClassVar
 
-from proxy.export.base import IDS, LOGPROBS, Columns, Listed, Place
+from proxy.export.base import IDS, LOGPROBS, Columns
 from proxy.export.sequence_view import RowSource, SequenceView, advantages_from, filled_logprobs
 from proxy.trajectory.sequence import Row
 
 
-class TinkerFormat(Listed, SequenceView):
+class TinkerFormat(SequenceView):
     """One Datum for each sequence, as plain lists: `model_input`, and the three inputs of the loss."""
 
     name = "tinker"
-    reward_place: ClassVar[Place] = "none"
-    advantage_place: ClassVar[Place] = "token"
+    reward_place = "none"
+    advantage_place = "token"
     keeps_first = False
     columns: ClassVar[Columns] = {
         "model_input": IDS,

@@ -5,22 +5,15 @@ The trainer treats a completion as truncated if its last id, as sampled, is not 
 
 from typing import Any, ClassVar
 
-from proxy.export.base import (
-    BITS,
-    COUNT,
-    IDS,
-    LOGPROB,
-    LOGPROBS,
-    REWARD,
-    Batched,
-    Columns,
-    Listed,
-    Place,
-    RewardUse,
-    RowsPerRollout,
+from proxy.export.base import BITS, COUNT, IDS, LOGPROB, LOGPROBS, REFERENCES, REWARD, Batched, Columns
+from proxy.export.sequence_view import (
+    RowSource,
+    SequenceView,
+    advantage_from,
+    filled_logprobs,
+    policy_versions_from,
+    references,
 )
-from proxy.export.images import REFERENCES, references
-from proxy.export.sequence_view import RowSource, SequenceView, advantage_from, filled_logprobs, policy_versions_from
 from proxy.trajectory.sequence import Row
 
 
@@ -32,9 +25,9 @@ class TrlFormat(Batched, SequenceView):
     """
 
     name = "trl"
-    has_images: ClassVar[bool] = True
-    reward: ClassVar[RewardUse] = "uniform"
-    branches: ClassVar[RowsPerRollout] = "one"
+    has_images = True
+    reward = "uniform"
+    branches = "one"
     columns: ClassVar[Columns] = {
         "prompt_ids": [IDS],
         "completion_ids": [IDS],
@@ -57,12 +50,12 @@ class TrlFormat(Batched, SequenceView):
         return {**fields, "images": [images]} if (images := references(row, source)) else fields
 
 
-class TrlAsyncFormat(Listed, SequenceView):
+class TrlAsyncFormat(SequenceView):
     """One RolloutSample for each sequence."""
 
     name = "trl_async"
-    reward_place: ClassVar[Place] = "none"
-    advantage_place: ClassVar[Place] = "rollout"
+    reward_place = "none"
+    advantage_place = "rollout"
     columns: ClassVar[Columns] = {
         "input_ids": IDS,
         "completion_mask": BITS,

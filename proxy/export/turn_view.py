@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from proxy.export.base import PLAIN, Fill, Plan, Planned, skipped_rows
+from proxy.export.base import PLAIN, Fill, Format, Plan, skipped_rows
 from proxy.export.sequence_view import RowSource
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
@@ -70,7 +70,7 @@ class _Chosen:
         return (self.step.step_id,) if is_trained else ()
 
 
-class TurnView(Planned):
+class TurnView(Format):
     """A format with one row for each turn.
 
     `cuts`: a turn can be cut to `max_len`. `keeps_empty`: it has a row even if nothing sampled is left.

@@ -9,21 +9,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from proxy.export.base import (
-    BITS,
-    COUNT,
-    FLAG,
-    IDS,
-    JSON,
-    LOGPROB,
-    LOGPROBS,
-    REWARD,
-    TEXT,
-    Columns,
-    Listed,
-    Place,
-    RewardUse,
-)
+from proxy.export.base import BITS, COUNT, FLAG, IDS, JSON, LOGPROB, LOGPROBS, REWARD, TEXT, Columns
 from proxy.export.sequence_view import RowSource
 from proxy.export.turn_view import TurnRow, TurnView, prompt_fill, reward_of, step_reward
 from proxy.trajectory.sequence import is_cut
@@ -33,14 +19,14 @@ from proxy.trajectory.tree import placeable
 _NONE: Final = Choice(0, array("i"), array("f"))  # for a response without a recorded choice
 
 
-class VerifiersFormat(Listed, TurnView):
+class VerifiersFormat(TurnView):
     """One TrajectoryStep for each choice, oldest first. `max_len` cuts as verifiers' `max_seq_len` does."""
 
     name = "verifiers"
-    reward_place: ClassVar[Place] = "turn"
-    advantage_place: ClassVar[Place] = "turn"
+    reward_place = "turn"
+    advantage_place = "turn"
     whole = True
-    has_images: ClassVar[bool] = True  # in its messages
+    has_images = True  # in its messages
     cuts = True
     keeps_empty = True
     columns: ClassVar[Columns] = {
@@ -132,15 +118,15 @@ def _advantage(step: Step, advantages: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-class TrainingExamplesFormat(Listed, TurnView):
+class TrainingExamplesFormat(TurnView):
     """One example for each turn.
 
     `max_len` cuts as verifiers' `max_seq_len` does; an overlong prompt leaves no example.
     """
 
     name = "training_examples"
-    reward_place: ClassVar[Place] = "turn"
-    reward: ClassVar[RewardUse] = "required"
+    reward_place = "turn"
+    reward = "required"
     cuts = True
     columns: ClassVar[Columns] = {"token_ids": IDS, "logprobs": LOGPROBS, "mask": BITS, "reward": REWARD}
 

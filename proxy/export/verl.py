@@ -13,28 +13,14 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from proxy.export.base import (
-    BITS,
-    COUNT,
-    IDS,
-    JSON,
-    LOGPROBS,
-    REWARD,
-    Batched,
-    Column,
-    Columns,
-    Listed,
-    Place,
-    RewardUse,
-    RowsPerRollout,
-)
-from proxy.export.images import REFERENCES, references
+from proxy.export.base import BITS, COUNT, IDS, JSON, LOGPROBS, REFERENCES, REWARD, Batched, Column, Columns
 from proxy.export.sequence_view import (
     RowSource,
     SequenceView,
     filled_likely,
     filled_logprobs,
     policy_versions_from,
+    references,
     step_reward_ends,
     turns,
 )
@@ -45,15 +31,15 @@ _TEACHER: dict[str, Column] = {"teacher_ids": [IDS], "teacher_logprobs": [LOGPRO
 _BATCHED_TEACHER: Columns = {"teacher_ids": [[IDS]], "teacher_logprobs": [[LOGPROBS]]}
 
 
-class VerlFormat(Listed, SequenceView):
+class VerlFormat(SequenceView):
     """One AgentLoopOutput for each rollout. `num_turns` counts its messages without those of the system.
 
     `multi_modal_data` is in rows with images: references, which the trainer replaces by the images.
     """
 
     name = "verl"
-    has_images: ClassVar[bool] = True
-    branches: ClassVar[RowsPerRollout] = "one"
+    has_images = True
+    branches = "one"
     whole = True
     scored: ClassVar[Mapping[Role, Columns]] = {"teacher": {"extra_fields": {**_VERSIONS, **_TEACHER}}}
     likely: ClassVar[Mapping[Role, Columns]] = scored
@@ -99,9 +85,9 @@ class VerlDataProtoFormat(Batched, SequenceView):
     """
 
     name = "verl_dataproto"
-    reward_place: ClassVar[Place] = "token"
-    reward: ClassVar[RewardUse] = "uniform"
-    branches: ClassVar[RowsPerRollout] = "one"
+    reward_place = "token"
+    reward = "uniform"
+    branches = "one"
     scored: ClassVar[Mapping[Role, Columns]] = {
         "proximal": {"old_log_probs": [LOGPROBS]},
         "teacher": _BATCHED_TEACHER,

@@ -112,7 +112,7 @@ def test_columns_have_the_scores_of_every_format_with_a_place_for_them(name, rol
     scored = with_columns(form, role, likely=scores.top_k > 0)
     plan = scored.plan(worked.FACTS, worked.STEPS, worked.Options(), fill_for(role, scores))
     rows = list(plan.render())
-    writer = CONTAINERS["arrow"].writer(scored)
+    writer = CONTAINERS["arrow"](scored)
     written = b"".join([writer.opening(), *map(writer.row, rows), writer.closing(None)])
     read = pyarrow.ipc.open_stream(io.BytesIO(written)).read_all().to_pylist()
     named = rows if isinstance(rows[0], dict) else [dict(zip(scored.columns, row, strict=True)) for row in rows]

@@ -18,7 +18,7 @@ REPORT = st.none() | st.just({"skipped": [{"step_id": "a", "why": "echo"}]})
 
 
 def rendered(name, rows, report=None):
-    writer = CONTAINERS[name].writer(FORMATS["sequences"])
+    writer = CONTAINERS[name](FORMATS["sequences"])
     return b"".join([writer.opening(), *map(writer.row, rows), writer.closing(report)])
 
 
@@ -51,7 +51,7 @@ def test_msgpack_has_one_message_per_row_and_the_report_as_last_message(rows, re
     whole = rendered("msgpack", rows, report)
     expected = [*rows, *([] if report is None else [{"report": report}])]
 
-    assert whole == b"".join(map(CONTAINERS["msgpack"].writer(FORMATS["sequences"]).row, expected))
+    assert whole == b"".join(map(CONTAINERS["msgpack"](FORMATS["sequences"]).row, expected))
     assert expected == [decoder.decode(rendered("msgpack", [row])) for row in expected]
 
 

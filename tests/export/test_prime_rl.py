@@ -87,7 +87,7 @@ def test_msgspec_reads_a_row_as_the_trainers_struct():
     ]
     sample = msgspec.defstruct("TrainingSample", fields, array_like=True)
     (row,) = worked.rows("prime_rl")
-    raw = CONTAINERS["msgpack"].writer(FORMATS["prime_rl"]).row(row)
+    raw = CONTAINERS["msgpack"](FORMATS["prime_rl"]).row(row)
     read = msgspec.msgpack.decode(raw, type=sample)
 
     assert row == [getattr(read, name) for name in FORMATS["prime_rl"].columns]
@@ -103,5 +103,5 @@ def test_sampling_masks_are_flat_bytes_with_a_count_for_each_position(container)
     ids, counts = masked[13]
 
     assert (None, [10, 11, 12], [0, 2, 1]) == (plain[13], array("i", ids).tolist(), array("i", counts).tolist())
-    writer = CONTAINERS[container].writer(FORMATS["prime_rl"])
+    writer = CONTAINERS[container](FORMATS["prime_rl"])
     assert writer.opening() + writer.row(plain) + writer.row(masked) + writer.closing(None)

@@ -230,7 +230,7 @@ def _formats(steps: list[Step]) -> None:
             rows = form.rows(FACTS_OF_ROLLOUT, steps, Options(), fill)
             form.gather([rows, rows])
             for name in ("json", "ndjson", "msgpack"):
-                writer = CONTAINERS[name].writer(form)
+                writer = CONTAINERS[name](form)
                 for row in rows.rows:
                     writer.fills(row)
                     writer.row(row)

@@ -15,7 +15,7 @@ from proxy.api.query import enum_param, int_param
 from proxy.errors import BadRequest, Conflict
 from proxy.export import FORMATS, OF_POLICIES, Fill, Format, Inexpressible, Plan, Rows, with_threads
 from proxy.export.base import with_columns
-from proxy.export.containers import CONTAINERS, Container, Writer, container_for
+from proxy.export.containers import CONTAINERS, Writer, container_for
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.scoring.rescoring import Rescoring
 from proxy.rollouts.steps import aside, facts_of, read_steps, weights_of
@@ -85,7 +85,7 @@ class ExportQuery:
     """
 
     form: Format
-    container: Container
+    container: type[Writer]
     options: Options
     fill: Fill
     advantage: str = "given"
@@ -202,7 +202,7 @@ class ExportQuery:
     def writer(self) -> Writer:
         """Return a writer for one export. Raises BadRequest where what it needs is not installed."""
         try:
-            return self.container.writer(self.form)
+            return self.container(self.form)
         except ValueError as error:
             raise BadRequest(str(error), param="container") from None
 
@@ -341,7 +341,7 @@ def _check_advantages(query: ExportQuery) -> None:
         )
 
 
-def _container_from(request: web.Request) -> Container:
+def _container_from(request: web.Request) -> type[Writer]:
     try:
         return container_for(request.headers.get("Accept"), request.query.get("container"))
     except ValueError as error:

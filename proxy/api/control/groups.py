@@ -202,7 +202,7 @@ async def _rendered(query: ExportQuery, gathered: GroupRows) -> bytes:
     """
     whole = await gathered.whole(query)
     report = {"skipped": gathered.skipped, "why": gathered.why, "rows": gathered.about(query)}
-    if isinstance(query.container, Json):
+    if query.container is Json:
         shown = {"group": whole, "report": report} if query.report else whole
         return await aside(gathered.count, lambda: to_json_bytes(shown))
     if isinstance(whole, list):

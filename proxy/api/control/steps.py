@@ -44,7 +44,7 @@ async def list_steps(request: web.Request) -> web.Response:
     container = container_for(request.headers.get("Accept"), None)
 
     def page() -> bytes:
-        if isinstance(container, Ndjson):
+        if container is Ndjson:
             return b"".join(to_json_bytes(step_json(step, rollout)) + b"\n" for step in steps)
         return to_json_bytes({"steps": [step_json(step, rollout) for step in steps], "after": following})
 

@@ -58,7 +58,7 @@ def test_rows_are_written_to_every_container_or_rejected_with_a_reason(steps):
         with suppress(Inexpressible):
             rows = form.rows(FACTS, steps, Options(include=include), FILL)
             for container in CONTAINERS.values():
-                writer = container.writer(form)
+                writer = container(form)
 
                 assert writer.opening() is not None
                 assert len(rows.trained) == len([writer.row(row) for row in rows.rows])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.export import FORMATS, Fill
-from proxy.export import columnar as module
+from proxy.export import containers as module
 from proxy.export.containers import CONTAINERS
 from proxy.trajectory.sequence import Options
 
@@ -24,7 +24,7 @@ REPORT = {"skipped": [{"step_id": "a", "why": "echo"}]}
 
 
 def written(container, name, rows, report=None):
-    writer = CONTAINERS[container].writer(FORMATS[name])
+    writer = CONTAINERS[container](FORMATS[name])
     return b"".join([writer.opening(), *map(writer.row, rows), writer.closing(report)])
 
 
@@ -130,7 +130,7 @@ def test_an_export_without_rows_has_the_columns(container):
 @pytest.mark.parametrize("limit", ["BATCH_ROWS", "BATCH_VALUES"])
 def test_rows_are_written_in_batches_of_limited_size(container, limit, monkeypatch):
     monkeypatch.setattr(module, limit, {"BATCH_ROWS": 2, "BATCH_VALUES": 70}[limit])
-    writer = CONTAINERS[container].writer(FORMATS["sequences"])
+    writer = CONTAINERS[container](FORMATS["sequences"])
     writer.opening()
     (row,) = worked.rows("sequences")
 
@@ -174,7 +174,7 @@ def test_the_datasets_library_loads_the_parquet_file(tmp_path):
 @pytest.mark.parametrize("container", ["parquet", "arrow"])
 def test_a_json_column_may_have_lists_of_any_items(container):
     form = FORMATS["verifiers"]
-    writer = CONTAINERS[container].writer(form)
+    writer = CONTAINERS[container](form)
     row = {**dict.fromkeys(form.columns), "prompt": [["a"], 5, None, {}]}
 
     assert writer.opening() + writer.row(row) + writer.closing(None)
