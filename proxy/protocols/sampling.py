@@ -31,7 +31,7 @@ class Sampling:
 
     override: Mapping[str, Any] = field(default_factory=dict)
     default: Mapping[str, Any] = field(default_factory=dict)
-    cap: Mapping[str, float | Literal["auto"]] = field(default_factory=dict)
+    cap: Mapping[str, int | float | Literal["auto"]] = field(default_factory=dict)
 
     def over(self, base: "Sampling") -> "Sampling":
         """Return these rules on top of more general ones."""

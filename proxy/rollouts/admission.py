@@ -16,13 +16,21 @@ from typing import Final
 from proxy.clock import Clock
 from proxy.errors import Conflict, LimitReached, RolloutClosed, StoreUnavailable
 from proxy.rollouts.deadlines import Activity
-from proxy.rollouts.due_times import is_past_deadline
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.group import join
 from proxy.rollouts.live import LiveRollout, LiveRollouts
 from proxy.rollouts.policy import Policies, Policy
 from proxy.rollouts.recorder import Recorder
-from proxy.rollouts.rollout import DEADLINE, FINISHED, Rollout, checked_id, no_rollout, read_rollout, write_fields
+from proxy.rollouts.rollout import (
+    DEADLINE,
+    FINISHED,
+    Rollout,
+    checked_id,
+    is_past_deadline,
+    no_rollout,
+    read_rollout,
+    write_fields,
+)
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.registry import EndpointRegistry
 from storage.errors import FieldsChanged, StorageError, StoreUnreachable

@@ -6,14 +6,14 @@ unfinished.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import orjson
+from msgspec import structs
 
 from proxy.clock import Clock
 from proxy.errors import Conflict, Damaged, NotFound
-from proxy.rollouts.due_times import first_due_ms, left_of
 from proxy.rollouts.group import (
     Group,
     PolicyState,
@@ -25,7 +25,7 @@ from proxy.rollouts.group import (
     state_fields,
 )
 from proxy.rollouts.policy import read_announced
-from proxy.rollouts.rollout import SURPLUS, Rollout, read_rollout, read_rollouts, write_fields
+from proxy.rollouts.rollout import SURPLUS, Rollout, first_due_ms, read_rollout, read_rollouts, write_fields
 from proxy.rollouts.steps import aside, read_steps
 from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
@@ -71,7 +71,7 @@ class GroupCompletion:
         for rollout in finished:
             if rollout.status in FAILED and rollout.reason != SURPLUS and rollout.rollout_id not in group.replaced:
                 attempts = group.attempts(rollout.rollout_id)
-                deadlines = left_of(rollout, self.clock.now_ms())
+                deadlines = rollout.deadlines_left(self.clock.now_ms())
                 if attempts < group.replace and group.is_open and deadlines is not None:
                     try:
                         opened = await self._replacement(group, rollout, attempts + 1, deadlines)
@@ -232,7 +232,7 @@ def counted(group: Group, rollouts: Sequence[Rollout]) -> tuple[Group, list[Roll
         unneeded |= {rollout.rollout_id: _SURPLUS for rollout in kept if rollout not in first}
         kept = [rollout for rollout in kept if rollout in first]
     members = tuple(name for name in group.members if name not in unneeded)
-    return replace(group, members=members, unneeded=unneeded), kept
+    return structs.replace(group, members=members, unneeded=unneeded), kept
 
 
 async def _versions(store: Store, group: Group) -> dict[str, Versions]:

@@ -19,9 +19,8 @@ from typing import Any, Final, Self
 
 from proxy.clock import Clock
 from proxy.errors import Conflict, Damaged, NotFound
-from proxy.rollouts.due_times import MIN_IDLE_S, due_ms_of, is_past_deadline, next_look_ms
 from proxy.rollouts.finishing import Finisher
-from proxy.rollouts.rollout import DEADLINE, Rollout, read_rollout
+from proxy.rollouts.rollout import DEADLINE, MIN_IDLE_S, Rollout, is_past_deadline, read_rollout
 from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
@@ -99,9 +98,9 @@ class Deadlines:
         if rollout.is_finished:  # the process that finished it may have died before it completed the group
             await self._finisher.after_finish(rollout, again=True)
             return None
-        due, now_ms = due_ms_of(rollout), self._clock.now_ms()
+        due, now_ms = rollout.due_ms, self._clock.now_ms()
         if due is None or due > now_ms:
-            return next_look_ms(rollout, now_ms)
+            return rollout.next_look_ms(now_ms)
         seen_ms = None if is_past_deadline(rollout, now_ms) else rollout.touched_ms
         try:
             rollout = await self._finisher.finish(rollout, "aborted", reason=DEADLINE, touched_ms=seen_ms)
@@ -109,7 +108,7 @@ class Deadlines:
             return until_ms  # finished otherwise at this moment; look whether its group is complete
         except NotFound:
             return None
-        return None if rollout.is_finished else next_look_ms(rollout, now_ms)
+        return None if rollout.is_finished else rollout.next_look_ms(now_ms)
 
     async def _sweep_forever(self) -> None:
         while True:

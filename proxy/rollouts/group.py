@@ -6,17 +6,16 @@ A group that is created by calls has no size, and never becomes complete.
 import asyncio
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import orjson
-from msgspec import Struct
+from msgspec import Struct, field, structs
 
 from proxy.clock import Clock
 from proxy.errors import Conflict, Damaged
 from proxy.rollouts.rollout import write_fields
-from proxy.rollouts.stored_fields import Count, Milliseconds, damage_of, left_out, parsed, read_fields
+from proxy.rollouts.stored_fields import Count, Milliseconds, damage_of, left_out, marked, parsed, read_fields
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import DEFAULT_POLICY
 from storage.errors import RolloutDeleted
@@ -30,30 +29,23 @@ _OPEN: Final = "open"
 STATUSES: Final = (_OPEN, "complete", "claimed", "done", "dropped")
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyState:
-    """A complete group as one policy's consumers have it. Times are Unix milliseconds.
+class PolicyState(Struct, frozen=True):
+    """A complete group as one policy's consumers have it. Times are Unix milliseconds."""
 
-    `status`: complete while the group is queued; claimed while `batch_id` leases it to `consumer`, until `lease_ms`; done once
-    the batch is acknowledged; dropped if it left the queue untrained, with the reason in `why` and its kind in `code`.
-    `epoch` is the earliest epoch of the policy in which a token of the group was sampled, and `oldest` the oldest version among
-    those tokens, None if unknown. `delivery`: how many batches had the group; `delivered_to`: the consumer of the last of them,
-    also once it was released. `requeued` is how often it was put into the queue again, the last time at `requeued_ms` with
-    `max_staleness`, and `acked` how often it was acknowledged before that.
-    """
-
-    status: Literal["complete", "claimed", "done", "dropped"]
-    oldest: str | None = None
-    epoch: int = 0
-    batch_id: str | None = None
+    status: Literal[
+        "complete", "claimed", "done", "dropped"
+    ]  # queued, leased by a batch, acknowledged, or left untrained
+    oldest: str | None = None  # the oldest version in `epoch` that sampled a token of the group; None if unknown
+    epoch: int = 0  # the earliest one of the policy in which a token of the group was sampled
+    batch_id: str | None = None  # which leases it to `consumer` until `lease_ms`
     consumer: str | None = None
     lease_ms: int | None = None
-    why: str | None = None
+    why: str | None = None  # it was dropped, and `code`, the kind of the reason
     code: str | None = None
-    delivery: int = 0
-    delivered_to: str | None = None
-    requeued: int = 0
-    acked: int = 0
+    delivery: int = 0  # how many batches had the group
+    delivered_to: str | None = None  # the consumer of the last of them, also once it was released
+    requeued: int = 0  # how often it was put into the queue again, the last time at `requeued_ms` with `max_staleness`
+    acked: int = 0  # how often it was acknowledged before that
     requeued_ms: int | None = None
     max_staleness: int | None = None
 
@@ -62,33 +54,24 @@ class PolicyState:
         return "complete" if self.status == "claimed" and (self.lease_ms or 0) <= now_ms else self.status
 
 
-_STATE_FIELDS: Final = tuple(entry.name for entry in fields(PolicyState))
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A group. Times are Unix milliseconds.
-
-    `states`: the state of the group for each policy that has it in its queue or had it, once it is complete.
-
-    `over_sample`: how many more rollouts than `size` it was opened with; it is complete once `size` of them have a reward.
-    `replace`: how often each member that fails is opened again; `replaced` has the rollouts in place of those members.
-    `unneeded`: why other members than `members` do not count (see `completion.counted`).
-    """
+class Group(Struct, frozen=True):
+    """A group. Times are Unix milliseconds. Names and types of its stored fields bind data, as those of a rollout."""
 
     group_id: str
     incarnation: str
     created_ms: int
-    size: int | None = None
-    over_sample: int = 0
-    replace: int = 0
+    size: Count | None = None
+    over_sample: Count = (
+        0  # how many more rollouts it was opened with; it is complete once `size` of them have a reward
+    )
+    replace: Count = 0  # how often each member that fails is opened again
     members: tuple[str, ...] = ()
-    replaced: Mapping[str, str] = field(default_factory=dict)
-    unneeded: Mapping[str, str] = field(default_factory=dict)
+    complete_ms: Milliseconds | None = None
+    metadata: Mapping[str, Any] = {}
     finished: frozenset[str] = frozenset()
-    complete_ms: int | None = None
-    states: Mapping[str, PolicyState] = field(default_factory=dict)
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    replaced: Mapping[str, str] = {}  # the rollouts in place of members that failed
+    unneeded: Mapping[str, str] = {}  # why other members than `members` do not count (see `counted`)
+    states: Mapping[str, PolicyState] = {}  # once it is complete, for each policy that has it in its queue or had it
 
     @property
     def is_full(self) -> bool:
@@ -140,38 +123,25 @@ class Group:
         return self.states[policy].status_at(now_ms) if policy in self.states else None
 
 
-class _Fields(Struct):
-    """The fields of a group in the store, without its states."""
-
-    size: Count | None = None
-    over_sample: Count | None = None
-    replace: Count | None = None
-    members: list[str] | None = None
-    complete_ms: Milliseconds | None = None
-    metadata: dict[str, Any] | None = None
-
-
 def read_group(stored: StoredEntity, marks: Mapping[str, bytes] | None = None) -> Group:
     """Return the group from its stored fields, with joined and finished members from its marks. Raises Damaged."""
-    fields = read_fields(stored, _Fields, "group")
-    initial = fields.members or []
-    joined = _named(marks or {}, MEMBER_MARK) - set(initial)
+    marks = marks or {}
     with damage_of("group", stored.name):
-        states, replaced = _read_states(stored.fields), _read_replaced(marks or {})
-    return Group(
+        states, replaced = _read_states(stored.fields), _read_replaced(marks)
+    group = read_fields(
+        stored,
+        Group,
+        "group",
         group_id=stored.name,
         incarnation=stored.incarnation,
         created_ms=stored.created_ms,
-        size=fields.size,
-        over_sample=fields.over_sample or 0,
-        replace=fields.replace or 0,
-        members=(*initial, *sorted(joined)),
+        finished=marked(marks, FINISHED_MARK),
         replaced=replaced,
-        finished=_named(marks or {}, FINISHED_MARK),
-        complete_ms=fields.complete_ms,
+        unneeded={},
         states=states,
-        metadata=fields.metadata or {},
     )
+    joined = marked(marks, MEMBER_MARK).difference(group.members)
+    return structs.replace(group, members=(*group.members, *sorted(joined))) if joined else group
 
 
 def _read_states(stored: Mapping[str, bytes]) -> dict[str, PolicyState]:
@@ -179,7 +149,7 @@ def _read_states(stored: Mapping[str, bytes]) -> dict[str, PolicyState]:
     found: dict[str, dict[str, Any]] = {}
     for name, value in stored.items():
         kind, _, policy = name.partition(":")
-        if kind in _STATE_FIELDS:
+        if kind in PolicyState.__struct_fields__:
             found.setdefault(policy or DEFAULT_POLICY, {})[kind] = parsed(value)
     return {
         policy: msgspec.convert(values, PolicyState) for policy, values in sorted(found.items()) if "status" in values
@@ -234,11 +204,6 @@ def state_fields(policy: str, **values: Any) -> dict[str, bytes | None]:
 def age_fields(oldest: str | None, epoch: int) -> dict[str, Any]:
     """Return the oldest version of a group as its state and its entry in the queue have it: the first epoch is not written."""
     return {"oldest": oldest, "epoch": epoch} if epoch else {"oldest": oldest}
-
-
-def _named(marks: Mapping[str, bytes], kind: str) -> frozenset[str]:
-    """Return the rollouts that have a mark of this kind."""
-    return frozenset(name.removeprefix(kind) for name in marks if name.startswith(kind))
 
 
 async def join(store: Store, clock: Clock, rollout: StoredEntity, group_id: str) -> None:
@@ -309,8 +274,8 @@ def member_names(stored: StoredEntity, marks: Mapping[str, bytes]) -> set[str]:
     """Return the members of a group for its deletion: those that can be read."""
     with suppress(ValueError, TypeError, msgspec.ValidationError):
         initial = msgspec.convert(parsed(stored.fields.get("members", b"[]")), list[str])
-        return {*initial, *_named(marks, MEMBER_MARK)}
-    return set(_named(marks, MEMBER_MARK))
+        return {*initial, *marked(marks, MEMBER_MARK)}
+    return set(marked(marks, MEMBER_MARK))
 
 
 async def find_groups(store: Store, names: Iterable[str], metrics: Metrics) -> tuple[list[Group], list[dict[str, str]]]:
@@ -331,52 +296,30 @@ def member_fields(opening: Mapping[str, Any], deadlines: Mapping[str, float]) ->
 
 
 Ending = Literal["acked", "released", "taken_over"]
+_EntryId = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}-[0-9]{1,18}$")]
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A batch of groups for a policy, as they were queued. `ended` and `answer` are set once it is acknowledged or released.
-
-    `instance` is the process of the consumer that claimed it, and `heartbeat_ms` how often that one extends its lease. The
-    batch is `taken_over` once it missed that and another instance of the consumer released its groups.
-    """
+class Batch(Struct, frozen=True):
+    """A batch of groups for a policy, as they were queued."""
 
     batch_id: str
     consumer: str
-    policy: str
-    held: tuple[QueuedGroup, ...]
-    instance: str | None = None
-    heartbeat_ms: int | None = None
-    ended: Ending | None = None
-    answer: Mapping[str, Any] | None = None
+    entries: tuple[tuple[str, _EntryId], ...] = field(name="held")  # groups, with their entries in the queue
+    policy: str = DEFAULT_POLICY
+    instance: str | None = None  # the process of the consumer that claimed it
+    heartbeat_ms: Milliseconds | None = None  # how often that one extends its lease
+    ended: Ending | None = None  # taken over: it missed that, and another instance of the consumer released its groups
+    answer: Mapping[str, Any] | None = None  # of the request that ended it
 
-
-class _BatchFields(Struct):
-    """The fields of a batch in the store."""
-
-    consumer: str
-    held: list[tuple[str, Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}-[0-9]{1,18}$")]]]
-    policy: str | None = None
-    instance: str | None = None
-    heartbeat_ms: Milliseconds | None = None
-    ended: Ending | None = None
-    answer: dict[str, Any] | None = None
+    @property
+    def held(self) -> tuple[QueuedGroup, ...]:
+        """Its groups, as they were queued."""
+        return tuple(QueuedGroup(group, entry_id, b"", self.policy) for group, entry_id in self.entries)
 
 
 def read_batch(stored: StoredEntity) -> Batch:
     """Return the batch from its stored fields. Raises Damaged."""
-    fields = read_fields(stored, _BatchFields, "batch")
-    policy = fields.policy or DEFAULT_POLICY
-    return Batch(
-        batch_id=stored.name,
-        consumer=fields.consumer,
-        policy=policy,
-        held=tuple(QueuedGroup(group, entry_id, b"", policy) for group, entry_id in fields.held),
-        instance=fields.instance,
-        heartbeat_ms=fields.heartbeat_ms,
-        ended=fields.ended,
-        answer=fields.answer,
-    )
+    return read_fields(stored, Batch, "batch", batch_id=stored.name)
 
 
 def write_batch(

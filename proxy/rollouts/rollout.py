@@ -1,12 +1,13 @@
-"""Rollouts: their values, and how the store's fields and marks represent them."""
+"""Rollouts: their values, when they are due, and how the store's fields and marks represent them."""
 
+import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 import orjson
-from msgspec import Struct
+from msgspec import Struct, field, structs
 
 from proxy.continuation.types import Mode
 from proxy.errors import BadRequest, Damaged, NotFound
@@ -19,19 +20,15 @@ from proxy.rollouts.stored_fields import (
     check_numbers,
     damage_of,
     left_out,
+    marked,
     read_fields,
-    values_of,
 )
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import DEFAULT_POLICY
 from storage.types import LATE_MARK, Origin, StoredEntity
 
-UNDELIVERED_MARK = "undelivered:"
-
-
-DELIVERED_MARK = "delivered:"  # a retry of its client got the stored response
-
-
+UNDELIVERED_MARK: Final = "undelivered:"
+DELIVERED_MARK: Final = "delivered:"  # a retry of its client got the stored response
 RESULT: Final = "osmosis"  # in the metadata: the result that a rollout server or an agent reported
 DEADLINE: Final = "deadline"  # the reason of rollouts that exceeded `deadline_s`, `idle_s` or `start_s`
 SURPLUS: Final = "surplus"  # the reason of rollouts that their over-sampled group does not need
@@ -42,18 +39,23 @@ HTTP_COUNT: Final = "http_"  # and an HTTP status: the number of failed calls wi
 UNEXPLAINED: Final = "unexplained"
 FINISHED: Final = ("completed", "failed", "aborted", "truncated")
 STATUSES: Final = ("open", "limited", *FINISHED)
+MIN_IDLE_S: Final = 1.0  # shorter values of `idle_s` and `start_s` act as this one
+MAX_ID_CHARACTERS: Final = 256
+_NEVER_MS: Final = 2**52  # later than any time of a rollout, and exact as the score of a sorted set
+_DEADLINES: Final = ("deadline_s", "idle_s", "start_s")
+_DISPATCH: Final = frozenset({"server", "protocol", "asked", "state"})
+_UNPRINTABLE: Final = ("Cc", "Cs")  # control characters; surrogates, which UTF-8 cannot encode
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a rollout; None: unlimited."""
+    """The limits of a rollout; None: unlimited. Development versions stored others, too."""
 
-    max_steps: int | None = None
-    max_tokens: int | None = None
+    max_steps: Count | None = None
+    max_tokens: Count | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CountedDrift:
+class CountedDrift(Struct, frozen=True):
     """The number of drift boundaries of a finished rollout by kind, and the number of steps searched."""
 
     kinds: Mapping[str, int]
@@ -82,48 +84,53 @@ class ClaimId(NamedTuple):
     batch_id: str
 
 
+class _Result(TypedDict):
+    status: str
+    reward: Number | None
+
+
 _NO_LIMITS: Final = Limits()
 
 
 class Rollout(Struct, frozen=True):
     """A rollout. Times are Unix milliseconds.
 
-    `step_rewards` are by step ID: a number, or one for each sampled token; `thread_rewards` by thread. `claims` rely on its
-    rewards, which are frozen then (see `freezing`). `reason` is why TokenTape finished the rollout itself. `deadline_s` and
-    `start_s`, the time until its first call, count from its creation, `idle_s` from its last call (see `deadlines`).
+    The names and types of the fields from `status` on are those of the store, and bind data: other values make the rollout
+    unreadable. `deadline_s` and `start_s`, the time until its first call, count from its creation, `idle_s` from its last call.
     """
 
     rollout_id: str
     incarnation: str
     created_ms: int
     touched_ms: int
-    status: str = "open"
-    reason: str | None = None
-    finished_ms: int | None = None
+    status: Literal["open", "limited", "completed", "failed", "aborted", "truncated"] = "open"
+    reason: str | None = None  # why TokenTape finished it itself
+    finished_ms: Milliseconds | None = None
     group_id: str | None = None
     model: str | None = None
-    reward: float | None = None
-    step_rewards: Mapping[str, float | Sequence[float]] = {}
-    thread_rewards: Mapping[str, float] = {}
-    thread_advantages: Mapping[str, float] = {}  # estimated for an export, and not stored
-    advantages: Any = None
-    claims: tuple[ClaimId, ...] = ()
+    reward: Number | None = None
+    step_rewards: Mapping[str, Number | list[Number]] = {}  # by step ID: one for the step, or for each sampled token
+    thread_rewards: Mapping[str, Number] = {}
+    advantages: Number | list[Any] | dict[str, Any] | None = None
+    relying: str | tuple[ClaimId, ...] = field(default=(), name="claimed_by")  # see `claims`
     metadata: Mapping[str, Any] = {}
     sampling: Sampling = NO_RULES
     tools: tuple[dict[str, Any], ...] = ()
     limits: Limits = _NO_LIMITS
-    deadline_s: float | None = None
-    idle_s: float | None = None
-    start_s: float | None = None
+    places: Count | None = None  # `limits.max_steps`, for the store
+    deadline_s: Seconds | None = None
+    idle_s: Seconds | None = None
+    start_s: Seconds | None = None
     is_over_sampled: bool = False  # its group may not need it
-    osmosis: Mapping[str, Any] = {}  # of its dispatch: server, protocol, state
-    result: Mapping[str, Any] | None = None  # reported by its rollout server: status, reward
+    osmosis: Mapping[str, str] = {}  # its dispatch to a rollout server, with the keys `_DISPATCH`
+    result: _Result | None = None  # reported by its rollout server
     reply: Mapping[str, str] = {}  # which token fields responses have
     continuation: Mode | None = None  # None: the configured mode
     task: str | None = None  # the first words of its first call
-    began_ms: int | None = None  # when its first call was received
-    counts: Mapping[str, int] = {}
+    began_ms: Milliseconds | None = None  # when its first call was received
     drift: CountedDrift | None = None  # None until it is counted
+    thread_advantages: Mapping[str, float] = {}  # estimated for an export, and not stored
+    counts: Mapping[str, int] = {}
     has_reservation: bool | None = None  # of the call that opened it; None without a limit of steps
     origin: Origin = Origin(0)  # its fields in the store when it was read
 
@@ -143,6 +150,11 @@ class Rollout(Struct, frozen=True):
         return self.start_s if self.idle_s is None and self.began_ms is None else self.idle_s
 
     @property
+    def claims(self) -> tuple[ClaimId, ...]:
+        """The claims that rely on its rewards, which are frozen while there is one."""
+        return (ClaimId(DEFAULT_POLICY, self.relying),) if isinstance(self.relying, str) else self.relying
+
+    @property
     def claimed_by(self) -> str | None:
         """The batch of the first claim that relies on its rewards."""
         return self.claims[0].batch_id if self.claims else None
@@ -157,6 +169,61 @@ class Rollout(Struct, frozen=True):
         """Whether it waits for the tools from its rollout server."""
         return self.osmosis.get("state") == "starting" and not self.is_finished
 
+    @property
+    def due_ms(self) -> int | None:
+        """The time at which it is finished, while it is open, if no call begins before; None if it has no deadline.
+
+        Until its first step it is not idle before `start_s` is over; without `start_s`, as rollouts of earlier versions, it is
+        idle from its creation. Its first call touches it before there is a step.
+        """
+        times: list[float] = [] if self.deadline_s is None else [self.created_ms + 1000 * self.deadline_s]
+        if self.quiet_s is not None:
+            quiet_ms = self.touched_ms + 1000 * max(self.quiet_s, MIN_IDLE_S)
+            if self.start_s is not None and self.began_ms is None:
+                start_ms = self.created_ms + 1000 * self.start_s
+                quiet_ms = start_ms if self.touched_ms == self.created_ms else max(quiet_ms, start_ms)
+            times.append(quiet_ms)
+        return math.ceil(min(*times, _NEVER_MS)) if times else None
+
+    def next_look_ms(self, now_ms: int) -> int | None:
+        """Return when an open rollout may be due; None if it has no deadline.
+
+        Its first call can come at any time, and it may be idle before `start_s` is over.
+        """
+        due = self.due_ms
+        if due is None or self.idle_s is None or self.began_ms is not None:
+            return due
+        return min(due, math.ceil(min(now_ms + 1000 * max(self.idle_s, MIN_IDLE_S), _NEVER_MS)))
+
+    def deadlines_left(self, now_ms: int) -> dict[str, float] | None:
+        """Return the deadlines of a rollout that is opened in place of this one; None if nothing is left of `deadline_s`."""
+        deadlines = {name: value for name in _DEADLINES if (value := getattr(self, name)) is not None}
+        if self.deadline_s is not None:
+            deadlines["deadline_s"] = self.deadline_s - (now_ms - self.created_ms) / 1000
+            if deadlines["deadline_s"] <= 0:
+                return None
+        return deadlines
+
+
+def is_past_deadline(rollout: Rollout, now_ms: int) -> bool:
+    """Return whether an open rollout is older than `deadline_s`."""
+    is_past = rollout.deadline_s is not None and rollout.created_ms + 1000 * rollout.deadline_s <= now_ms
+    return is_past and not rollout.is_finished
+
+
+def deadlines_of(terms: Mapping[str, Any], *, idle_s: float | None, start_s: float) -> dict[str, float]:
+    """Return the deadlines with which a rollout is opened; these are the defaults of `idle_s` and, with it, of `start_s`."""
+    given = {name: terms[name] for name in _DEADLINES if terms.get(name) is not None}
+    if idle_s is not None:
+        given.setdefault("idle_s", idle_s)
+    return {**({"start_s": start_s} if "idle_s" in given else {}), **given}
+
+
+def first_due_ms(terms: Mapping[str, Any], now_ms: int) -> int | None:
+    """Return `next_look_ms` of a rollout that is opened now with these terms."""
+    deadlines: dict[str, Any] = {name: terms.get(name) for name in _DEADLINES}
+    return Rollout("", "", now_ms, now_ms, **deadlines).next_look_ms(now_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class Marks:
@@ -166,101 +233,29 @@ class Marks:
     late: frozenset[str] = frozenset()
 
 
-class _SamplingFields(Struct):
-    override: dict[str, Any] | None = None
-    default: dict[str, Any] | None = None
-    cap: dict[str, Number | Literal["auto"]] | None = None
-
-
-class _LimitFields(Struct):  # development versions stored others, too
-    max_steps: Count | None = None
-    max_tokens: Count | None = None
-
-
-class _DispatchFields(TypedDict):
-    server: str
-    protocol: str
-    asked: str
-    state: str
-
-
-class _ResultFields(TypedDict):
-    status: str
-    reward: Number | None
-
-
-class _Fields(Struct):
-    """The fields of a rollout in the store. Names and types bind data: other values make the rollout unreadable."""
-
-    status: Literal["open", "limited", "completed", "failed", "aborted", "truncated"] | None = None
-    reason: str | None = None
-    finished_ms: Milliseconds | None = None
-    group_id: str | None = None
-    model: str | None = None
-    reward: Number | None = None
-    step_rewards: dict[str, Number | list[Number]] | None = None
-    thread_rewards: dict[str, Number] | None = None
-    advantages: Number | list[Any] | dict[str, Any] | None = None
-    claimed_by: str | list[tuple[str, str]] | None = None
-    metadata: dict[str, Any] | None = None
-    sampling: _SamplingFields | None = None
-    tools: list[dict[str, Any]] | None = None
-    limits: _LimitFields | None = None
-    places: Count | None = None  # `limits.max_steps`, for the store
-    deadline_s: Seconds | None = None
-    idle_s: Seconds | None = None
-    start_s: Seconds | None = None
-    is_over_sampled: bool | None = None
-    osmosis: _DispatchFields | None = None
-    result: _ResultFields | None = None
-    reply: dict[str, str] | None = None
-    continuation: Mode | None = None
-    task: str | None = None
-    began_ms: Milliseconds | None = None
-    drift: CountedDrift | None = None
-
-
 def read_rollout(stored: StoredEntity) -> Rollout:
     """Return the rollout from its stored fields. Raises Damaged."""
-    fields = read_fields(stored, _Fields, "rollout")
-    if isinstance(fields.advantages, list | dict):
-        with damage_of("rollout", stored.name):
-            check_numbers(fields.advantages)
-    rules, limits = fields.sampling, fields.limits
-    return Rollout(
+    rollout = read_fields(
+        stored,
+        Rollout,
+        "rollout",
         rollout_id=stored.name,
         incarnation=stored.incarnation,
         created_ms=stored.created_ms,
         touched_ms=stored.touched_ms,
-        status=fields.status or "open",
-        reason=fields.reason,
-        finished_ms=fields.finished_ms,
-        group_id=fields.group_id,
-        model=fields.model,
-        reward=fields.reward,
-        step_rewards=fields.step_rewards or {},
-        thread_rewards=fields.thread_rewards or {},
-        advantages=fields.advantages,
-        claims=() if fields.claimed_by is None else _claims(fields.claimed_by),
-        metadata=fields.metadata or {},
-        sampling=NO_RULES if rules is None else Sampling(rules.override or {}, rules.default or {}, rules.cap or {}),
-        tools=tuple(fields.tools or ()),
-        limits=_NO_LIMITS if limits is None else Limits(limits.max_steps, limits.max_tokens),
-        deadline_s=fields.deadline_s,
-        idle_s=fields.idle_s,
-        start_s=fields.start_s,
-        is_over_sampled=fields.is_over_sampled or False,
-        osmosis=fields.osmosis or {},
-        result=fields.result,
-        reply=fields.reply or {},
-        continuation=fields.continuation,
-        task=fields.task,
-        began_ms=fields.began_ms,
+        thread_advantages={},
         counts=stored.counts,
-        drift=None if fields.drift is None else _drift(fields.drift, stored.counts.get("steps", 0)),
         has_reservation=stored.has_reservation,
         origin=Origin(stored.created_ms, stored.fields),
     )
+    if isinstance(rollout.advantages, list | dict) or rollout.sampling.cap or rollout.osmosis:
+        with damage_of("rollout", stored.name):
+            check_numbers([rollout.advantages, rollout.sampling.cap])
+            if rollout.osmosis and not rollout.osmosis.keys() >= _DISPATCH:
+                raise ValueError(f"`osmosis` must have {', '.join(sorted(_DISPATCH))}")
+    if rollout.drift is not None and rollout.drift.steps > rollout.counts.get("steps", 0):
+        return structs.replace(rollout, drift=None)  # it was counted in steps that are gone because the rollout expired
+    return rollout
 
 
 def read_rollouts(found: Iterable[StoredEntity | None], metrics: Metrics) -> tuple[list[Rollout], list[dict[str, str]]]:
@@ -275,15 +270,10 @@ def read_rollouts(found: Iterable[StoredEntity | None], metrics: Metrics) -> tup
     return rollouts, left_out(damaged, metrics)
 
 
-class _ClaimFields(Struct):
-    claimed_by: str | list[tuple[str, str]] | None = None
-
-
 def read_claims(stored: StoredEntity) -> tuple[ClaimId, ...]:
     """Return the claims that rely on a rollout's rewards, also if other fields are damaged. Raises Damaged."""
-    with damage_of("rollout", stored.name):
-        claimed_by = values_of(stored.fields, _ClaimFields).claimed_by
-    return () if claimed_by is None else _claims(claimed_by)
+    fields = {name: value for name, value in stored.fields.items() if name == "claimed_by"}
+    return read_rollout(structs.replace(stored, fields=fields, damage=None)).claims
 
 
 def write_fields(values: Mapping[str, Any]) -> dict[str, bytes]:
@@ -303,15 +293,9 @@ def own_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 def read_marks(marks: Mapping[str, bytes]) -> Marks:
     """Return the marks of a rollout's steps."""
     return Marks(
-        undelivered=_named(marks, UNDELIVERED_MARK) - _named(marks, DELIVERED_MARK),
-        late=_named(marks, LATE_MARK),
+        undelivered=marked(marks, UNDELIVERED_MARK) - marked(marks, DELIVERED_MARK),
+        late=marked(marks, LATE_MARK),
     )
-
-
-def _claims(stored: str | list[tuple[str, str]]) -> tuple[ClaimId, ...]:
-    if isinstance(stored, str):
-        return (ClaimId(DEFAULT_POLICY, stored),)
-    return tuple(ClaimId(policy, batch_id) for policy, batch_id in stored)
 
 
 def write_claims(claims: Sequence[ClaimId]) -> dict[str, bytes | None]:
@@ -320,22 +304,6 @@ def write_claims(claims: Sequence[ClaimId]) -> dict[str, bytes | None]:
         return {"claimed_by": None}
     is_plain = len(claims) == 1 and claims[0].policy == DEFAULT_POLICY
     return {"claimed_by": orjson.dumps(claims[0].batch_id if is_plain else list(map(list, claims)))}
-
-
-def _drift(counted: CountedDrift, steps: int) -> CountedDrift | None:
-    """Return the drift of a rollout; None if it was counted in steps that are gone because the rollout expired."""
-    return counted if counted.steps <= steps else None
-
-
-def _named(marks: Mapping[str, bytes], kind: str) -> frozenset[str]:
-    """Return the IDs of the steps with a mark of this kind."""
-    return frozenset(name.removeprefix(kind) for name in marks if name.startswith(kind))
-
-
-MAX_ID_CHARACTERS = 256
-
-
-_UNPRINTABLE = ("Cc", "Cs")  # control characters; surrogates, which UTF-8 cannot encode
 
 
 def checked_id(name: str, *, what: str = "rollout id") -> str:

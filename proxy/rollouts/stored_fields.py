@@ -40,29 +40,34 @@ def parsed(text: bytes) -> Any:
     return value
 
 
-def read_fields(stored: StoredEntity, kind: type[T], entity: str) -> T:
-    """Return the fields that `kind`, a struct, declares; others are not read. Raises Damaged."""
+def read_fields(stored: StoredEntity, kind: type[T], entity: str, **known: Any) -> T:
+    """Return a `kind`, a struct, of the stored fields that it declares and the `known` values. Raises Damaged.
+
+    A field that is null in the store has its default.
+    """
+    declared = _declared(kind)  # type: ignore[arg-type]  # classes are hashable
     try:
         if stored.damage is not None:
             raise ValueError(stored.damage)
         stored.name.encode()  # JSON has no lone surrogates
-        return values_of(stored.fields, kind)
+        for name, text in stored.fields.items():
+            if name in declared and name not in known:
+                try:
+                    value = orjson.loads(text)
+                    if text.count(b"[") + text.count(b"{") > _BRACKETS:
+                        orjson.dumps(value)  # as `parsed`
+                except _ERRORS as error:
+                    raise ValueError(f"field {name!r} is no JSON that can be read: {error}") from None
+                if value is not None:
+                    known[name] = value
+        return msgspec.convert(known, kind)
     except _ERRORS as error:  # as `damage_of`, which takes longer to enter; each call reads its rollout
         raise _damaged(entity, stored.name, error) from None
 
 
-def values_of(fields: Mapping[str, bytes], kind: type[T]) -> T:
-    """Return the fields that `kind`, a struct, declares. Raises one of the errors of `damage_of`."""
-    values, declared = {}, _declared(kind)  # type: ignore[arg-type]  # classes are hashable
-    for name, text in fields.items():
-        if name in declared:
-            try:
-                values[name] = value = orjson.loads(text)
-                if text.count(b"[") + text.count(b"{") > _BRACKETS:
-                    orjson.dumps(value)  # as `parsed`
-            except _ERRORS as error:
-                raise ValueError(f"field {name!r} is no JSON that can be read: {error}") from None
-    return msgspec.convert(values, kind)
+def marked(marks: Mapping[str, bytes], kind: str) -> frozenset[str]:
+    """Return the IDs that have a mark of this kind, which is its prefix."""
+    return frozenset(name.removeprefix(kind) for name in marks if name.startswith(kind))
 
 
 @contextmanager
@@ -129,4 +134,4 @@ def _log(entity: str, name: str, message: str, _minute: float) -> None:
 
 @lru_cache
 def _declared(kind: Any) -> frozenset[str]:
-    return frozenset(kind.__struct_fields__)
+    return frozenset(kind.__struct_encode_fields__)

@@ -33,7 +33,7 @@ def tasks():
 async def activity(store, clock, process, tasks, monkeypatch):
     """The activity of a process that touches every few milliseconds."""
     monkeypatch.setattr("proxy.rollouts.deadlines._TICK_S", 0.002)
-    for module in ("deadlines", "due_times"):
+    for module in ("deadlines", "rollout"):
         monkeypatch.setattr(f"proxy.rollouts.{module}.MIN_IDLE_S", 0.01)
     activity = Activity(store, clock, process.metrics, tasks.start).start()
     yield activity

@@ -8,9 +8,8 @@ from prometheus_client import CollectorRegistry
 from proxy.clock import SystemClock
 from proxy.rollouts.completion import GroupCompletion
 from proxy.rollouts.deadlines import Deadlines
-from proxy.rollouts.due_times import first_due_ms
 from proxy.rollouts.finishing import Finisher
-from proxy.rollouts.rollout import read_rollout, write_fields
+from proxy.rollouts.rollout import first_due_ms, read_rollout, write_fields
 from proxy.telemetry.metrics import make_metrics
 
 

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, cast
 
 import orjson
 from aiohttp import web
+from msgspec import structs
 
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.export_query import EXPORT_OPTIONS, IN_GROUP, ExportQuery, export_query_from
@@ -20,7 +20,6 @@ from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict, NotFound, RequestTooLarge
 from proxy.export.containers import Json
 from proxy.rollouts.completion import counted, members_of, read_members
-from proxy.rollouts.due_times import deadlines_of, first_due_ms
 from proxy.rollouts.group import (
     STATUSES,
     Group,
@@ -31,7 +30,7 @@ from proxy.rollouts.group import (
     member_names,
     read_group,
 )
-from proxy.rollouts.rollout import Rollout, write_fields
+from proxy.rollouts.rollout import Rollout, deadlines_of, first_due_ms, write_fields
 from proxy.rollouts.steps import aside
 from proxy.trajectory.json_bytes import to_json_bytes
 from storage.types import StoredEntity
@@ -184,7 +183,7 @@ async def export_group(request: web.Request) -> web.Response:
         group, rollouts = counted(group, members)
         whys = {entry["rollout_id"]: entry["why"] for entry in unreadable}
         readable = tuple(name for name in group.members if name not in whys)
-        group = replace(group, members=readable, unneeded={**group.unneeded, **whys})
+        group = structs.replace(group, members=readable, unneeded={**group.unneeded, **whys})
     gathered = await read_group_rows(context, query, group, rollouts, conditions)
     skipped = [{"why": gathered.why}] if gathered.why else gathered.skipped
     body = await _rendered(query, gathered)

@@ -19,11 +19,12 @@ from proxy.api.query import enum_param, int_param, reject_unknown_params, rollou
 from proxy.api.urls import model_url, path_prefix
 from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict, Damaged
-from proxy.rollouts.due_times import deadlines_of, first_due_ms
 from proxy.rollouts.group import join, read_group
 from proxy.rollouts.rollout import (
     STATUSES,
     Rollout,
+    deadlines_of,
+    first_due_ms,
     no_rollout,
     own_metadata,
     read_marks,

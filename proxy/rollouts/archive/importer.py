@@ -11,11 +11,12 @@ Rule 3: groups come last. Those that were complete or claimed are put into the q
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 import orjson
+from msgspec import structs
 
 from proxy.rollouts.archive.archiver import Claim
 from proxy.rollouts.archive.checks import check_file
@@ -138,7 +139,7 @@ class Importer:
         groups = self._store.groups
         archived = StoredEntity(saved.name, "", saved.created_ms, saved.touched_ms, saved.fields, saved.counts)
         waiting = {name: state for name, state in read_group(archived).states.items() if state.status in _QUEUED}
-        leases = {field for policy, state in waiting.items() for field in state_fields(policy, **asdict(state))}
+        leases = {field for policy, state in waiting.items() for field in state_fields(policy, **structs.asdict(state))}
         stored = await groups.get(saved.name)
         is_new = stored is None
         if stored is None:

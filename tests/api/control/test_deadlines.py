@@ -26,7 +26,7 @@ def fast(monkeypatch):
     """Sweeps and touches many times per second, and idle times of less than a second."""
     monkeypatch.setattr("proxy.rollouts.deadlines._INTERVALS_S", (0.01, 0.02))
     monkeypatch.setattr("proxy.rollouts.deadlines._TICK_S", 0.02)
-    for module in ("deadlines", "due_times"):
+    for module in ("deadlines", "rollout"):
         monkeypatch.setattr(f"proxy.rollouts.{module}.MIN_IDLE_S", 0.01)
 
 

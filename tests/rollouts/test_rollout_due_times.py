@@ -4,8 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.rollouts.due_times import deadlines_of, due_ms, due_ms_of, first_due_ms, is_past_deadline, left_of
-from proxy.rollouts.rollout import Rollout
+from proxy.rollouts.rollout import Rollout, deadlines_of, first_due_ms, is_past_deadline
+
+
+def due_ms(*, touched_ms: int, began: bool = False, **terms) -> int | None:
+    return Rollout("r1", "b", 0, touched_ms, began_ms=touched_ms if began else None, **terms).due_ms
 
 
 @pytest.mark.parametrize(
@@ -25,14 +28,14 @@ def test_a_rollout_is_due_at_the_first_of_its_deadlines(terms, due):
 
     Before its first step, a rollout that was touched may have a call in flight: it is not due before it is idle.
     """
-    assert due == due_ms(**{"created_ms": 0, "touched_ms": 200, **terms})
+    assert due == due_ms(**{"touched_ms": 200, **terms})
 
 
 @given(st.floats(min_value=0, exclude_min=True, allow_infinity=False), st.integers(0, 2**45), st.integers(0, 2**45))
 def test_a_rollout_that_was_touched_later_is_not_due_earlier(idle_s, touched_ms, later_ms):
-    first = due_ms(created_ms=0, touched_ms=touched_ms, idle_s=idle_s)
+    first = due_ms(touched_ms=touched_ms, idle_s=idle_s)
 
-    assert touched_ms < first <= due_ms(created_ms=0, touched_ms=touched_ms + later_ms, idle_s=idle_s)
+    assert touched_ms < first <= due_ms(touched_ms=touched_ms + later_ms, idle_s=idle_s)
     assert first == first_due_ms({"idle_s": idle_s}, touched_ms)
 
 
@@ -62,7 +65,7 @@ def test_a_rollout_with_an_idle_limit_has_one_for_its_start(terms, idle_s, deadl
 
 def test_a_rollout_of_an_earlier_version_is_idle_from_its_creation():
     """It has no `start_s`."""
-    assert 6000 == due_ms_of(Rollout("r1", "b", 1000, 1000, idle_s=5))
+    assert 6000 == Rollout("r1", "b", 1000, 1000, idle_s=5).due_ms
 
 
 @pytest.mark.parametrize(
@@ -73,4 +76,4 @@ def test_a_rollout_of_an_earlier_version_is_idle_from_its_creation():
     ],
 )  # fmt: skip
 def test_a_replacement_has_what_is_left_of_the_deadline(terms, left):
-    assert left == left_of(Rollout("r1", "b", 1000, 1000, **terms), 3000)
+    assert left == Rollout("r1", "b", 1000, 1000, **terms).deadlines_left(3000)
