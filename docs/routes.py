@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from proxy.api.control.openapi import describe
+from proxy.api.openapi import describe
 
 _BLOCK = re.compile(r"(<!-- routes of ([^>]*?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _PREFIXES = ("/rollouts/{rollout_id}", "/sessions/{rollout_id}")

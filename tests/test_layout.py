@@ -64,6 +64,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("auth", "query", "urls", "health", "failures", "body", "reward_values"),
         ("model", "control", "ui"),
         ("compat",),
+        ("openapi",),
     ),
     "storage": (("types", "errors"), ("cache", "queue", "timers", "options"), ("store",), ("redis", "embedded")),
 }

@@ -1,9 +1,14 @@
-"""Parsing of IDs, numbers and choices in the paths and queries of the control API."""
+"""Paths and queries of the control API: IDs, and parameters that a pydantic model declares for parser and OpenAPI at once."""
 
-from collections.abc import Collection
-from typing import Final
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from math import isfinite, nan
+from typing import Any, Final, TypeAlias, TypeVar
 
 from aiohttp import web
+from pydantic import BaseModel
 
 from proxy.api.context import CONTEXT
 from proxy.api.rollout_id import id_from_path
@@ -11,6 +16,41 @@ from proxy.errors import BadRequest
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout
 
 _GREATEST: Final = 10**12 - 1  # more than any count, index or unix time in seconds, and safe for the store
+
+
+Read = TypeVar("Read", bound=BaseModel)
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route, for the router and for the OpenAPI document: its handler, and the models of its query and its body.
+
+    `pattern` is the path for aiohttp's router. Routes without a handler are served by the model API (`model.routes`).
+    """
+
+    method: str
+    pattern: str
+    handler: Handler | None
+    summary: str
+    statuses: tuple[int, ...]
+    query: type[BaseModel] | None = None
+    body: type[BaseModel] | None = None
+
+    @property
+    def path(self) -> str:
+        """The path, with the names of its parameters."""
+        return re.sub(r":[^{}]+\}", "}", self.pattern)
+
+
+def route(method: str, pattern: str, handler: Handler | None, summary: str, *statuses: int, **models: Any) -> Route:
+    """Return a route. `statuses` are those of its responses, by default 200; `models` are `query` and `body`."""
+    return Route(method, pattern, handler, summary, statuses or (200,), **models)
+
+
+def served(routes: Iterable[Route]) -> list[web.RouteDef]:
+    """Return the routes for aiohttp's router."""
+    return [web.route(it.method.upper(), it.pattern, it.handler) for it in routes if it.handler is not None]
 
 
 def rollout_id_from(request: web.Request) -> str:
@@ -27,13 +67,49 @@ async def rollout_from(request: web.Request) -> Rollout:
     return read_rollout(stored)
 
 
-def int_param(
-    request: web.Request, name: str, default: int | None, *, minimum: int, maximum: int = _GREATEST
-) -> int | None:
-    """Return an integer of the query. Raises BadRequest."""
-    text = request.query.get(name)
-    if text is None:
-        return default
+def query_from(request: web.Request, model: type[Read], *, takes_others: bool = False) -> Read:
+    """Return the parameters of a query. Raises BadRequest, which names the parameter and what is valid.
+
+    `takes_others`: unknown parameters are ignored.
+    """
+    schemas = parameters(model)
+    for name in request.query:
+        if name not in schemas and not takes_others:
+            raise BadRequest(f"Unknown query parameter {name!r}; use one of {', '.join(sorted(schemas))}.", param=name)
+    missing = {name: "" for name, field in model.model_fields.items() if field.is_required()}
+    texts = {**missing, **{name: request.query[name] for name in schemas if name in request.query}}
+    return model(**{name: _parsed(name, text, schemas[name]) for name, text in texts.items()})
+
+
+@cache
+def parameters(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
+    """Return the JSON schemas of the parameters of a query. A query has no null, which is the absence of a parameter."""
+    found = {}
+    for name, schema in model.model_json_schema()["properties"].items():
+        known = {**schema, **schema.get("anyOf", [{}])[0]}
+        omitted = {"anyOf", "default", "title", *(["type"] if "enum" in known else [])}
+        found[name] = {key: value for key, value in known.items() if key not in omitted}
+    return found
+
+
+def _parsed(name: str, text: str, schema: dict[str, Any]) -> Any:
+    """Return the value of a parameter of this JSON schema. Raises BadRequest."""
+    kind = schema.get("type")
+    words = ["true", "false"] if kind == "boolean" else schema.get("enum")
+    if words is not None:
+        if text not in words:
+            raise BadRequest(f"Invalid value {name}={text!r}; use one of {', '.join(words)}.", param=name)
+        return text == "true" if kind == "boolean" else text
+    if kind == "integer":
+        return _integer(name, text, schema["minimum"], schema.get("maximum", _GREATEST))
+    if kind == "number":
+        return _number(name, text, schema)
+    if "minLength" in schema and not schema["minLength"] <= len(text := text.strip()) <= schema["maxLength"]:
+        raise BadRequest(f"{name} must have {schema['minLength']} to {schema['maxLength']} characters.", param=name)
+    return text
+
+
+def _integer(name: str, text: str, minimum: int, maximum: int) -> int:
     # Its length first: Python refuses to read a number of thousands of digits.
     is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_GREATEST))
     if not is_number or not minimum <= int(text) <= maximum:
@@ -41,16 +117,18 @@ def int_param(
     return int(text)
 
 
-def enum_param(request: web.Request, name: str, known: Collection[str], default: str) -> str:
-    """Return one of the `known` words of the query. Raises BadRequest, which names them."""
-    word = request.query.get(name, default)
-    if word not in known:
-        raise BadRequest(f"Invalid value {name}={word!r}; use one of {', '.join(known)}.", param=name)
-    return word
-
-
-def reject_unknown_params(request: web.Request, known: Collection[str]) -> None:
-    """Raise BadRequest for an unknown query parameter."""
-    for name in request.query:
-        if name not in known:
-            raise BadRequest(f"Unknown query parameter {name!r}; use one of {', '.join(sorted(known))}.", param=name)
+def _number(name: str, text: str, schema: dict[str, Any]) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = nan
+    unit = " of seconds" if name.endswith("_s") else ""
+    if "minimum" in schema and not schema["minimum"] <= value <= schema["maximum"]:
+        valid = f"from {schema['minimum']} to {schema['maximum']}"
+        raise BadRequest(f"{name} must be a number{unit} {valid}, not {text!r}.", param=name)
+    if not isfinite(value):
+        raise BadRequest(f"{name} must be a number, not {text!r}.", param=name)
+    if "exclusiveMinimum" in schema and not schema["exclusiveMinimum"] < value <= schema["maximum"]:
+        valid = f"above {schema['exclusiveMinimum']} and at most {schema['maximum']}"
+        raise BadRequest(f"{name} must be {valid}, not {value}.", param=name)
+    return value

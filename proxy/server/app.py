@@ -13,21 +13,20 @@ from pydantic import SecretStr
 
 from proxy.api.api_keys import KeyRing
 from proxy.api.auth import CALL_PATHS, ORIGINS, OTHER_PATHS, origin_check, require_control_key
-from proxy.api.compat import COMPAT_ROUTES
 from proxy.api.compat.atropos.calls import SESSION_CALL_ROUTES
-from proxy.api.compat.atropos.sessions import SESSION_ROUTES
+from proxy.api.compat.atropos.sessions import SESSION_HEALTH, SESSION_ROUTES
 from proxy.api.compat.call_routes import CALL_ROUTES
 from proxy.api.compat.osmosis.callbacks import MODEL_ROUTES as OSMOSIS_ROUTES
 from proxy.api.compat.osmosis.dispatch import ROLLOUT_SERVERS
 from proxy.api.compat.osmosis.servers import RolloutServers
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control import CONTROL_ROUTES
 from proxy.api.failures import answer_failures
 from proxy.api.memory_limit import InFlightBytes
 from proxy.api.model.call import Call, Trace
 from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
+from proxy.api.openapi import CONTROLLING
+from proxy.api.query import served
 from proxy.api.surplus_calls import SurplusCalls
-from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.clock import Clock, SystemClock, new_id
 from proxy.config.archive import ArchiveSettings
 from proxy.config.policies import PolicySettings, with_default
@@ -92,7 +91,7 @@ def make_app(
     if settings.control.listen is None:
         app.add_routes(_control_routes(settings))
     if settings.atropos.enabled:
-        app.add_routes(SESSION_CALL_ROUTES)
+        app.add_routes(served(SESSION_CALL_ROUTES))
     app.router.add_route("*", OTHER_PATHS.replace("{path}", _ANY_PATH), answer)
     return app
 
@@ -123,7 +122,8 @@ def store_options(settings: StoreSettings) -> StoreOptions:
 
 
 def _control_routes(settings: Settings) -> list[web.RouteDef]:
-    return [*(SESSION_ROUTES if settings.atropos.enabled else ()), *CONTROL_ROUTES, *COMPAT_ROUTES, *PAGE_ROUTES]
+    of_sessions = (SESSION_HEALTH, *SESSION_ROUTES) if settings.atropos.enabled else ()
+    return served((*of_sessions, *CONTROLLING))
 
 
 def _new_app(settings: Settings, listen: str, *, serves_model: bool, serves_control: bool) -> web.Application:

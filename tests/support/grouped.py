@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from policies import policies_of
 
 from proxy.api.control.export_query import ExportQuery
-from proxy.api.control.group_rows import GroupFilter, read_group_rows
+from proxy.api.control.group_rows import read_group_rows
+from proxy.api.control.schemas import ExportOptions, GroupFilter
 from proxy.errors import DamagedStep
 from proxy.export import FORMATS, Fill
 from proxy.export.containers import CONTAINERS
@@ -100,7 +101,7 @@ CONTEXT = SimpleNamespace(
 
 
 def query_for(name, advantage="given", **options):
-    return ExportQuery(FORMATS[name], CONTAINERS["json"], Options(**options), FILL, advantage)
+    return ExportQuery(FORMATS[name], CONTAINERS["json"], Options(**options), FILL, ExportOptions(advantage=advantage))
 
 
 def rollouts(*rewards):

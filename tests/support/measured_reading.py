@@ -12,6 +12,7 @@ from pathlib import Path
 from forests import make_step
 
 from proxy.api.control.export_query import ExportQuery
+from proxy.api.control.schemas import ExportOptions
 from proxy.export import FORMATS, Fill
 from proxy.export.containers import CONTAINERS
 from proxy.trajectory.blocks import BlockReader
@@ -45,7 +46,7 @@ def main(kind, name, steps, tokens):
     before = resident_mb("VmRSS")
     reader = BlockReader(blocks)
     read = [decode(record, reader, position, whole=False) for position, record in enumerate(records)]
-    query = ExportQuery(FORMATS[name], CONTAINERS["json"], Options(), Fill())
+    query = ExportQuery(FORMATS[name], CONTAINERS["json"], Options(), Fill(), ExportOptions())
     plan = query.form.plan(RolloutFacts("r1", reward=1.0), read, Options())
     pieces = list(query.pieces(plan.render(), {}))
     sys.stdout.write(f"{resident_mb('VmHWM') - before:.1f} {sum(map(len, pieces)) / 2**20:.1f}")

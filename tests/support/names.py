@@ -16,8 +16,8 @@ from pages import ROOT
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
-from proxy.api.control.openapi import ROUTES
 from proxy.api.health import STORE_GAUGES, make_info_metrics
+from proxy.api.openapi import ROUTES
 from proxy.cli.main import app
 from proxy.config.settings import Settings
 from proxy.simulator.sglang.routes import SglangRoutes

@@ -22,7 +22,7 @@ from pages import ROOT, Block
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from proxy.api.control.openapi import ROUTES
+from proxy.api.openapi import ROUTES
 from proxy.cli.main import app
 from proxy.config.settings import load
 

@@ -14,14 +14,3 @@ osmosis/servers    the configured rollout servers, and requests to them
 uni_agent          reward and completion of a session, as in Uni-Agent's gateway for verl
 osmosis/dispatch   `POST /rollouts/{id}/dispatch`
 """
-
-from aiohttp import web
-
-from proxy.api.compat.osmosis import dispatch as osmosis_dispatch
-from proxy.api.compat.uni_agent import UNI_AGENT_ROUTES
-
-# Routes of the control API; calls of agents have their routes in `call_routes`.
-COMPAT_ROUTES: list[web.RouteDef] = [
-    web.post("/rollouts/{rollout_id:[^/]+}/dispatch", osmosis_dispatch.dispatch_rollout),
-    *UNI_AGENT_ROUTES,
-]

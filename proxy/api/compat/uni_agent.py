@@ -12,7 +12,7 @@ from proxy.api.context import CONTEXT
 from proxy.api.control.rollouts import change_rollout
 from proxy.api.control.schemas import SessionReward, body_from
 from proxy.api.http import json_response
-from proxy.api.query import rollout_from
+from proxy.api.query import rollout_from, route
 from proxy.errors import UnprocessableRequest
 from proxy.rollouts.stored_fields import LARGEST
 
@@ -56,7 +56,17 @@ def _reward(info: dict[str, Any]) -> float | None:
     return None
 
 
-UNI_AGENT_ROUTES: Final = [
-    web.post("/sessions/{rollout_id:[^/]+}/reward_info", set_reward_info),
-    web.post("/sessions/{rollout_id:[^/]+}/complete", complete_session),
-]
+_SESSION: Final = "/sessions/{rollout_id:[^/]+}"
+_STATUSES: Final = (200, 400, 404, 409, 422)
+_REWARD: Final = "Set the reward of a session, as a task of Uni-Agent does."
+UNI_AGENT_ROUTES: Final = (
+    route("post", f"{_SESSION}/reward_info", set_reward_info, _REWARD, *_STATUSES, body=SessionReward),
+    route(
+        "post",
+        f"{_SESSION}/complete",
+        complete_session,
+        "Finish a session as completed.",
+        *_STATUSES,
+        body=SessionReward,
+    ),
+)

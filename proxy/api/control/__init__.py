@@ -1,12 +1,12 @@
 """The control API for trainers and operators.
 
-schemas       models of request bodies
+schemas       models of queries and request bodies
 rollouts      open, list, get, reward, finish, delete
 steps         recorded steps and their tree
 token_texts   texts of a step's tokens
 images        an image of a rollout
 exports       rows for trainers
-export_query  options of an export, and the rows of one rollout
+export_query  the options of an export, and the rows of one rollout
 groups        open, list, get, export, requeue, delete
 group_rows    rows of a group, combined
 batches       claim, acknowledge, extend, release
@@ -16,12 +16,10 @@ engines       state and replacement of endpoints
 training      what the newest groups of a policy earned
 search        rollouts whose prompts, replies or errors have a text
 events        changes of rollouts as server-sent events
-openapi       OpenAPI description of every route of both APIs
 """
 
-from aiohttp import web
+from typing import Final
 
-from proxy.api import health
 from proxy.api.control import (
     batches,
     engines,
@@ -29,66 +27,110 @@ from proxy.api.control import (
     exports,
     groups,
     images,
-    openapi,
     policy,
     rollouts,
+    schemas,
     search,
     steps,
     token_texts,
     training,
 )
+from proxy.api.health import show_health, show_metrics, show_ready
+from proxy.api.query import Route, route
 
-_ROLLOUT = "/rollouts/{rollout_id:[^/]+}"  # any ID: it is decoded from the raw path
-_GROUP = "/groups/{group_id:[^/]+}"
-_BATCH = "/batches/{batch_id:[^/]+}"
-_POLICY = "/policies/{policy:[^/]+}"
+_R: Final = "/rollouts/{rollout_id:[^/]+}"  # any ID: it is decoded from the raw path
+_G: Final = "/groups/{group_id:[^/]+}"
+_B: Final = "/batches/{batch_id:[^/]+}"
+_P: Final = "/policies/{policy:[^/]+}"
+_STEP: Final = f"{_R}/steps/{{step_id:[^/]+}}"
+_OPENED: Final = (201, 200, 400, 409, 422)
+_CHANGED: Final = (200, 400, 404, 409, 422)
+_READ: Final = (200, 400, 404)
+_ALIVE: Final = "Check that the process is alive."
+_READY: Final = "Check that the process accepts calls: the store is reachable."
 
 
-def _policy_routes(path: str) -> list[web.RouteDef]:
+def _policy_routes(path: str, what: str, *statuses: int) -> list[Route]:
     """Return the routes of a policy; `/policy` is the policy `default`."""
+    changed, loaded = (200, 400, *statuses, 422), (200, 400, 409, 422, 502, 503, 504, *statuses)
+    pause = {"query": schemas.Drain, "body": schemas.PausePolicy}
+    version = f"version of {what}."
+    load = f"Load a LoRA adapter of {what} into vLLM."
     return [
-        web.get(path, policy.show_policy),
-        web.put(path, policy.put_policy),
-        web.post(f"{path}/pause", policy.pause_policy),
-        web.post(f"{path}/resume", policy.resume_policy),
-        web.post(f"{path}/adapter", policy.load_adapter),
+        route("get", path, policy.show_policy, f"Get the announced {version}", 200, *statuses),
+        route("put", path, policy.put_policy, f"Announce a {version}", *changed, body=schemas.PutPolicy),
+        route("post", f"{path}/pause", policy.pause_policy, f"Pause new calls of {what}.", *changed, **pause),
+        route("post", f"{path}/adapter", policy.load_adapter, load, *loaded, body=schemas.LoadAdapter),
+        route("post", f"{path}/resume", policy.resume_policy, f"Resume calls of {what}.", 200, *statuses),
     ]
 
 
-CONTROL_ROUTES: list[web.RouteDef] = [
-    web.post("/rollouts", rollouts.open_rollout),
-    web.get("/rollouts", rollouts.list_rollouts),
-    web.get(_ROLLOUT, rollouts.show_rollout),
-    web.patch(_ROLLOUT, rollouts.patch_rollout),
-    web.delete(_ROLLOUT, rollouts.delete_rollout),
-    web.post(f"{_ROLLOUT}/finish", rollouts.finish_rollout),
-    web.get(f"{_ROLLOUT}/steps", steps.list_steps),
-    web.get(f"{_ROLLOUT}/steps/{{step_id:[^/]+}}", steps.show_step),
-    web.get(f"{_ROLLOUT}/steps/{{step_id:[^/]+}}/texts", token_texts.show_texts),
-    web.get(f"{_ROLLOUT}/images/{{image:[^/]+}}", images.show_image),
-    web.get(f"{_ROLLOUT}/tree", steps.show_tree),
-    web.get(f"{_ROLLOUT}/export", exports.export_rollout),
-    web.get("/export", exports.export_many),
-    web.post("/groups", groups.open_group),
-    web.get("/groups", groups.list_groups),
-    web.get(_GROUP, groups.show_group),
-    web.delete(_GROUP, groups.delete_group),
-    web.get(f"{_GROUP}/export", groups.export_group),
-    web.post(f"{_GROUP}/requeue", groups.requeue_group),
-    web.post("/batches/claim", batches.claim_batch),
-    web.post(f"{_BATCH}/ack", batches.ack_batch),
-    web.post(f"{_BATCH}/release", batches.release_batch),
-    web.post(f"{_BATCH}/extend", batches.extend_batch),
-    web.get("/search", search.search_rollouts),
-    web.get("/training", training.show_training),
-    web.get("/policies", policy.list_policies),
-    *_policy_routes(_POLICY),
-    *_policy_routes("/policy"),
-    web.get("/engines", engines.show_engines),
-    web.put("/engines", engines.put_engines),
-    web.get("/events", events.show_events),
-    *(web.get(path, health.show_health) for path in ("/health", "/healthz")),
-    *(web.get(path, health.show_ready) for path in ("/ready", "/readyz")),
-    web.get("/metrics", health.show_metrics),
-    web.get("/openapi.json", openapi.show_openapi),
-]
+CONTROL_ROUTES: Final[tuple[Route, ...]] = (
+    route("post", "/rollouts", rollouts.open_rollout, "Open a rollout.", *_OPENED, body=schemas.OpenRollout),
+    route(
+        "get", "/rollouts", rollouts.list_rollouts, "List rollouts, newest first.", 200, 400, query=schemas.ListRollouts
+    ),
+    route("get", _R, rollouts.show_rollout, "Get a rollout: status, counts, rewards.", 200, 404),
+    route(
+        "patch", _R, rollouts.patch_rollout, "Set rewards, advantages, metadata and the continuation mode of a rollout.",
+        *_CHANGED, body=schemas.PatchRollout,
+    ),
+    route("delete", _R, rollouts.delete_rollout, "Delete a rollout and all its steps.", 204),
+    route("post", f"{_R}/finish", rollouts.finish_rollout, "Finish a rollout.", *_CHANGED, body=schemas.FinishRollout),
+    route("get", f"{_R}/steps", steps.list_steps, "List the steps of a rollout.", *_READ, query=schemas.ListSteps),
+    route("get", _STEP, steps.show_step, "Get a step.", 200, 404),
+    route(
+        "get", f"{_STEP}/texts", token_texts.show_texts, "Get the texts of a step's tokens.", *_READ, query=schemas.ShowTexts
+    ),
+    route("get", f"{_R}/images/{{image:[^/]+}}", images.show_image, "Get an image of a rollout's calls.", 200, 404, 422),
+    route(
+        "get", f"{_R}/tree", steps.show_tree, "Get the tree of a rollout's steps, with drift.", *_READ, query=schemas.ShowTree
+    ),
+    route(
+        "get", f"{_R}/export", exports.export_rollout, "Export a rollout in a trainer's format.",
+        *_READ, query=schemas.ExportRollout,
+    ),
+    route("get", "/export", exports.export_many, "Export many rollouts as a stream of rows.", *_READ, query=schemas.ExportMany),
+    route("post", "/groups", groups.open_group, "Open a group with its rollouts.", *_OPENED, body=schemas.OpenGroup),
+    route("get", "/groups", groups.list_groups, "List groups, newest first.", *_READ, query=schemas.ListGroups),
+    route("get", _G, groups.show_group, "Get a group: its rollouts, their statuses and rewards.", 200, 404),
+    route("delete", _G, groups.delete_group, "Delete a group and its rollouts.", 204),
+    route(
+        "get", f"{_G}/export", groups.export_group, "Export a group in a trainer's format.",
+        *_READ, 409, query=schemas.ExportGroup,
+    ),
+    route(
+        "post", f"{_G}/requeue", groups.requeue_group, "Put a group that was dropped or is done into the queue again.",
+        *_CHANGED, body=schemas.RequeueGroup,
+    ),
+    route("post", "/batches/claim", batches.claim_batch, "Claim complete groups.", *_READ, 422, body=schemas.ClaimBatch),
+    route(
+        "post", f"{_B}/ack", batches.ack_batch, "Acknowledge a batch: its groups are removed from the queue.",
+        *_CHANGED, body=schemas.AckBatch,
+    ),
+    route(
+        "post", f"{_B}/release", batches.release_batch, "Release a batch: its groups return to the queue.",
+        *_CHANGED, body=schemas.ReleaseBatch,
+    ),
+    route("post", f"{_B}/extend", batches.extend_batch, "Extend the lease of a batch.", *_CHANGED, body=schemas.ExtendBatch),
+    route(
+        "get", "/training", training.show_training, "Get what the newest groups of a policy earned.",
+        *_READ, query=schemas.ShowTraining,
+    ),
+    route(
+        "get", "/search", search.search_rollouts, "Search for a text in prompts, replies and errors, newest rollouts first.",
+        200, 400, query=schemas.Search,
+    ),
+    route("get", "/policies", policy.list_policies, "List the policies with their models and versions."),
+    *_policy_routes(_P, "a policy", 404),
+    *_policy_routes("/policy", "the policy `default`"),
+    route("get", "/engines", engines.show_engines, "List the engines with their health and versions."),
+    route("put", "/engines", engines.put_engines, "Replace the endpoints.", 200, 400, 403, 422, body=schemas.PutEngines),
+    route(
+        "get", "/events", events.show_events, "Stream changes of rollouts as server-sent events.",
+        200, 400, 503, query=schemas.ShowEvents,
+    ),
+    *(route("get", path, show_health, _ALIVE) for path in ("/health", "/healthz")),
+    *(route("get", path, show_ready, _READY, 200, 503) for path in ("/ready", "/readyz")),
+    route("get", "/metrics", show_metrics, "Get metrics in Prometheus' text format."),
+)  # fmt: skip

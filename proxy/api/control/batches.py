@@ -27,7 +27,7 @@ from proxy.api.control.claims import (
     supersede_earlier,
     undo,
 )
-from proxy.api.control.export_query import export_query_from_claim
+from proxy.api.control.export_query import export_query
 from proxy.api.control.group_rows import Reason
 from proxy.api.control.groups import drop_group
 from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch, body_from
@@ -51,7 +51,7 @@ async def claim_batch(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     body = await body_from(request, ClaimBatch)
     policy = context.policies.claimed(body.policy)
-    query = replace(export_query_from_claim(body, context), policy=policy.name)
+    query = replace(export_query(context, body), policy=policy.name)
     query = await query.begin(context)  # first, so that no group is leased if the engines that score it are unreachable
     claim = Claim(new_id(context.clock), body, query, policy, _takes_earlier_epochs(context, body))
     started = context.clock.monotonic()

@@ -21,7 +21,6 @@ from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery
 from proxy.api.control.group_rows import (
     REWARD_PENDING,
-    GroupFilter,
     Reason,
     check_members,
     read_group_rows,
@@ -119,11 +118,6 @@ class Claim:
     def id(self) -> ClaimId:
         """What the rewards that it freezes have of it."""
         return ClaimId(self.policy.name, self.batch_id)
-
-    @property
-    def conditions(self) -> GroupFilter:
-        """The conditions on its groups."""
-        return GroupFilter(self.body.members, self.body.min_group, self.body.only_mixed)
 
 
 async def fill(context: Context, claim: Claim) -> None:
@@ -260,7 +254,7 @@ async def _why_incomplete(context: Context, claim: Claim, waiting: QueuedGroup) 
         if group is None:
             return None
         group, rollouts = counted(group, await members_of(context.store, group))
-        check_members(claim.query, group, rollouts, claim.conditions)
+        check_members(claim.query, group, rollouts, claim.body)
     except Conflict as error:
         return Reason(error.reason, error.message)
     left_s = reward_s - (context.clock.now_ms() - group.queued_ms(claim.policy.name)) / 1000
@@ -368,7 +362,7 @@ async def normalize(context: Context, claim: Claim) -> None:
 
     A group that cannot be rendered any more, for example because it was deleted, is released and is not part of the batch.
     """
-    while claim.query.advantage == BATCH and claim.held:
+    while claim.query.asked.advantage == BATCH and claim.held:
         known = iter(await estimate([outcome for held in claim.held for outcome in held.outcomes], BATCH))
         rendered = [
             await _render_again(context, claim, held, list(islice(known, len(held.outcomes)))) for held in claim.held
@@ -405,10 +399,10 @@ async def _render_frozen(
 ) -> Reason | None:
     """Render a group whose rewards are frozen, with these outcomes if they are known; return why it is dropped, or None."""
     query, (oldest, epoch) = claim.query, _oldest(held.waiting)
-    gathered = await read_group_rows(context, query, group, rollouts, claim.conditions, whole=True, outcomes=outcomes)
+    gathered = await read_group_rows(context, query, group, rollouts, claim.body, whole=True, outcomes=outcomes)
     if gathered.reason is not None:
         return gathered.reason
-    held.outcomes = gathered.outcomes if query.advantage == BATCH else ()
+    held.outcomes = gathered.outcomes if query.asked.advantage == BATCH else ()
     whole = await gathered.whole(query)
     described = {
         "group_id": group.group_id,

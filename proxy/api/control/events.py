@@ -9,7 +9,8 @@ import orjson
 from aiohttp import web
 
 from proxy.api.context import CONTEXT
-from proxy.api.query import reject_unknown_params
+from proxy.api.control.schemas import ShowEvents
+from proxy.api.query import query_from
 from storage.errors import StorageError
 from storage.types import Change
 
@@ -24,8 +25,7 @@ async def show_events(request: web.Request) -> web.StreamResponse:
     read the rollouts again when they reconnect.
     """
     context = request.app[CONTEXT]
-    reject_unknown_params(request, ("rollout_id",))
-    rollout_id = request.query.get("rollout_id")
+    rollout_id = query_from(request, ShowEvents).rollout_id
     async with context.store.changes.subscribe() as changes:
         response = web.StreamResponse(headers=_HEADERS)
         await response.prepare(request)

@@ -3,15 +3,14 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, nan
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 from msgspec import structs
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.schemas import MAX_TOP_K, ClaimBatch
-from proxy.api.query import enum_param, int_param
+from proxy.api.control.schemas import ExportOptions, ExportParams
+from proxy.api.query import query_from
 from proxy.errors import BadRequest, Conflict
 from proxy.export import FORMATS, OF_POLICIES, Fill, Format, Inexpressible, Plan, Rows, with_threads
 from proxy.export.base import with_columns
@@ -27,18 +26,9 @@ from proxy.trajectory.step import Step
 from proxy.trajectory.thread_rules import Wanted
 from proxy.trajectory.threads import select_threads
 
-_FILLS: Final = ("prompt_logprob", "pad_id", "prompt_length", "response_length")
-EXPORT_OPTIONS: Final = (
-    "format", "branches", "row_weight", "include", "max_len", "overlong", "overlong_buffer", "container", "report", "advantage",
-    "discount", "policy", "threads", "rescore", "rescore_top_k", *_FILLS,
-)  # fmt: skip
 _LOADED: Final[set[str]] = set()  # content types whose library is imported
-THREADS: Final[tuple[Wanted, ...]] = ("all", "agents", "main")
-BRANCHES: Final = ("all", "one", "longest", "last")
-ROW_WEIGHTS: Final = ("full", "split")
-OVERLONG: Final = ("cut", "drop", "keep", "penalize")
-ALONE: Final = ("given", "none", STEP)  # advantages that need no group
-IN_GROUP: Final = (*ALONE, *(name for name in ESTIMATORS if name not in (STEP, BATCH)))
+_Asked = TypeVar("_Asked", bound=ExportParams)
+_Part = TypeVar("_Part", Options, Fill)
 
 
 def refusal(error: Inexpressible) -> Conflict:
@@ -61,47 +51,33 @@ class Planned:
 
     async def rows(self) -> Rows:
         """Render all rows at once. Raises Conflict if the format cannot express one of them."""
-        with_all = self.plan
+        plan = self.plan
         try:
-            return await aside(self.weight, lambda: rows_of(with_all))
+            rows = await aside(self.weight, lambda: list(plan.render()))
         except Inexpressible as error:
             raise refusal(error) from None
-
-
-def rows_of(plan: Plan) -> Rows:
-    """Render all rows of a plan."""
-    return Rows(list(plan.render()), plan.skipped, plan.trained, plan.rescored, plan.threads)
+        return Rows(rows, plan.skipped, plan.trained, plan.rescored, plan.threads)
 
 
 @dataclass(frozen=True, slots=True)
 class ExportQuery:
-    """The options of an export.
-
-    `advantage` is none, given, or the estimator to use on the group's rewards. `discount` is None for one advantage for a whole
-    rollout; otherwise each turn has its own, of its discounted return. `penalty` is that of long responses.
-    `policy` is the policy whose steps are exported; None for those of all policies that are trained. `threads` are those whose
-    steps are exported; None for all of them, whose rows do not name them. `rescore` is the scorer
-    whose logprobs the rows have too, with the `rescore_top_k` most likely tokens; `rescoring` is its scoring once it has begun.
-    """
+    """An export: its options as they were requested, and what follows from them."""
 
     form: Format
     container: type[Writer]
     options: Options
     fill: Fill
-    advantage: str = "given"
+    asked: ExportOptions
+    penalty: SoftPenalty | None = None  # of long responses
+    policy: str | None = None  # whose steps are exported; None: those of all policies that are trained
+    threads: Wanted | None = None  # whose steps are exported; None: all, and rows do not name them
     report: bool = False
-    discount: float | None = None
-    penalty: SoftPenalty | None = None
-    policy: str | None = None
-    rescore: str | None = None
-    rescore_top_k: int = 0
-    rescoring: Rescoring | None = None
-    threads: Wanted | None = None
+    rescoring: Rescoring | None = None  # once `begin` has found an engine
 
     @property
     def is_by_turn(self) -> bool:
-        """Whether each turn has its own advantage."""
-        return self.advantage == STEP or self.discount is not None
+        """Whether each turn has its own advantage, of its discounted return."""
+        return self.asked.advantage == STEP or self.asked.discount is not None
 
     @property
     def reads_ahead(self) -> bool:
@@ -140,7 +116,7 @@ class ExportQuery:
         # Loading a tokenizer takes seconds and may fail: only for formats that have text.
         decode = await _decode(context, steps) if "full_text" in self.form.columns else None
         fill = self.fill if decode is None else replace(self.fill, decode=decode)
-        facts = facts_of(structs.replace(rollout, advantages=None) if self.advantage == "none" else rollout)
+        facts = facts_of(structs.replace(rollout, advantages=None) if self.asked.advantage == "none" else rollout)
         weights = weights_of(steps)
         try:
             plan = await aside(weights.packed, lambda: self.form.plan(facts, steps, self.options, fill))
@@ -171,7 +147,7 @@ class ExportQuery:
         unpenalized = facts if raw is None else raw.of_rows(threads, split=is_split)
         described = []
         for step_ids, thread, of_row, before in zip(rows.trained, threads, facts, unpenalized, strict=True):
-            advantage = None if self.advantage == "none" else of_row.advantages
+            advantage = None if self.asked.advantage == "none" else of_row.advantages
             is_number = isinstance(advantage, int | float) and not isinstance(advantage, bool)
             row = {
                 "rollout_id": rollout.rollout_id,
@@ -195,9 +171,10 @@ class ExportQuery:
         if self.container.content_type not in _LOADED:  # pyarrow takes 0.2 s
             await asyncio.to_thread(self.writer)
             _LOADED.add(self.container.content_type)
-        if self.rescore is None:
+        if self.asked.rescore is None:
             return self
-        return replace(self, rescoring=await context.rescorers.begin(self.rescore, self.rescore_top_k))
+        rescoring = await context.rescorers.begin(self.asked.rescore, self.asked.rescore_top_k)
+        return replace(self, rescoring=rescoring)
 
     def writer(self) -> Writer:
         """Return a writer for one export. Raises BadRequest where what it needs is not installed."""
@@ -214,93 +191,61 @@ class ExportQuery:
         yield writer.closing(report if self.report else None)
 
 
-def export_query_from(request: web.Request, advantages: Sequence[str] = ALONE) -> ExportQuery:
-    """Parse the options of a query. Raises BadRequest, which names the valid options."""
-    policies = request.app[CONTEXT].policies
-    form = (FORMATS if policies.only else OF_POLICIES)[enum_param(request, "format", FORMATS, "sequences")]
-    chosen = {
-        "branches": enum_param(request, "branches", BRANCHES, form.branches),
-        "row_weight": enum_param(request, "row_weight", ROW_WEIGHTS, "full"),
-        "include": enum_param(request, "include", ("exact", "flagged", RETOKENIZED), "exact"),
-    }
-    advantage = request.query.get("advantage", "given")
-    if advantage == BATCH and BATCH not in advantages:
+def export_query_from(request: web.Request, model: type[_Asked]) -> tuple[_Asked, ExportQuery]:
+    """Return the parameters of a query, and its export. Raises BadRequest, which names the valid options."""
+    context = request.app[CONTEXT]
+    if request.query.get("advantage") == BATCH:
         raise BadRequest(
             f"advantage={BATCH} is normalized over a claimed batch (POST /batches/claim); an export has no batch.",
             param="advantage",
         )
-    cut, penalty = _lengths(
-        enum_param(request, "overlong", OVERLONG, "cut"),
-        int_param(request, "max_len", None, minimum=1),
-        int_param(request, "overlong_buffer", None, minimum=1),
-    )
-    name = request.query.get("policy")
-    threads = request.app[CONTEXT].threads.default
-    if "threads" in request.query:
-        threads = cast("Wanted", enum_param(request, "threads", THREADS, "all"))
+    asked = query_from(request, model)
+    try:
+        container = container_for(request.headers.get("Accept"), asked.container)
+    except ValueError as error:
+        raise BadRequest(str(error), param="container") from None
+    forms = FORMATS if context.policies.only else OF_POLICIES
+    if asked.threads or context.threads.default:
+        forms = {asked.format: with_threads(forms[asked.format])}
+    policy = None if asked.policy is None else context.policies.named(asked.policy).name
+    return asked, replace(export_query(context, asked, forms, container), policy=policy, report=asked.report)
+
+
+def export_query(
+    context: Context,
+    asked: ExportOptions,
+    forms: Mapping[str, Format] = FORMATS,
+    container: type[Writer] = CONTAINERS["json"],
+) -> ExportQuery:
+    """Return the export with these options. Raises BadRequest for an unknown format and for options that exclude each other."""
+    if asked.format not in forms:
+        raise BadRequest(f"Unknown format {asked.format!r}; use one of {', '.join(forms)}.", param="format")
+    form, penalty = forms[asked.format], _penalty(asked)
+    chosen = asked.model_dump() | {"branches": asked.branches or form.branches}
+    if penalty is not None:
+        chosen |= {"max_len": None, "overlong": "keep"}
+    options, fill = _part(Options, chosen), _part(Fill, chosen)
     query = ExportQuery(
-        form=form if threads is None else with_threads(form),
-        container=_container_from(request),
-        options=Options(**cast("Any", chosen), **cut),
-        fill=Fill(
-            prompt_logprob=_float_param(request, "prompt_logprob"),
-            pad_id=int_param(request, "pad_id", 0, minimum=0) or 0,
-            prompt_length=int_param(request, "prompt_length", None, minimum=1),
-            response_length=int_param(request, "response_length", None, minimum=1),
-        ),
-        advantage=enum_param(request, "advantage", advantages, "given"),
-        report=enum_param(request, "report", ("true", "false"), "false") == "true",
-        discount=_discount_param(request),
-        penalty=penalty,
-        policy=None if name is None else policies.named(name).name,
-        threads=threads,
+        form, container, options, fill, asked, penalty, threads=asked.threads or context.threads.default
     )
     _check_advantages(query)
-    top_k = int_param(request, "rescore_top_k", 0, minimum=0, maximum=MAX_TOP_K) or 0
-    return _rescored(query, request.app[CONTEXT], request.query.get("rescore"), top_k)
+    return query if asked.rescore is None else _rescored(query, context, asked.rescore)
 
 
-def export_query_from_claim(claim: ClaimBatch, context: Context) -> ExportQuery:
-    """Return the export options of a claim. Raises BadRequest for an unknown format and for options that exclude each other."""
-    if claim.format not in FORMATS:
-        raise BadRequest(f"Unknown format {claim.format!r}; use one of {', '.join(FORMATS)}.", param="format")
-    form = FORMATS[claim.format]
-    cut, penalty = _lengths(claim.overlong, claim.max_len, claim.overlong_buffer)
-    query = ExportQuery(
-        form=form,
-        container=CONTAINERS["json"],
-        options=Options(
-            branches=claim.branches or form.branches, include=claim.include, row_weight=claim.row_weight, **cut
-        ),
-        fill=Fill(
-            prompt_logprob=claim.prompt_logprob,
-            pad_id=claim.pad_id,
-            prompt_length=claim.prompt_length,
-            response_length=claim.response_length,
-        ),
-        advantage=claim.advantage,
-        discount=claim.discount,
-        penalty=penalty,
-        threads=claim.threads or context.threads.default,
-    )
-    _check_advantages(query)
-    return _rescored(query, context, claim.rescore, claim.rescore_top_k)
+def _part(kind: type[_Part], chosen: Mapping[str, Any]) -> _Part:
+    return kind(**{name: chosen[name] for name in kind.__dataclass_fields__ if name in chosen})
 
 
-def _rescored(query: ExportQuery, context: Context, name: str | None, top_k: int) -> ExportQuery:
+def _rescored(query: ExportQuery, context: Context, name: str) -> ExportQuery:
     """Return the query with scores. Raises BadRequest if its format has no place for them, or the scorer is unknown."""
-    if name is None:
-        if top_k:
-            raise BadRequest("rescore_top_k requires rescore.", param="rescore_top_k")
-        return query
-    role = context.rescorers.role(name)
+    role, top_k = context.rescorers.role(name), query.asked.rescore_top_k
     what = f"logprobs of {'the policy' if role == 'proximal' else 'a teacher'}"
     _check_place(query.form, [other for other in FORMATS.values() if role in other.scored], what, "rescore")
     if top_k:
         likely = [other for other in FORMATS.values() if role in other.likely]
         _check_place(query.form, likely, "the most likely tokens", "rescore_top_k")
     form = with_columns(query.form, role, likely=top_k > 0)
-    return replace(query, form=form, fill=replace(query.fill, role=role), rescore=name, rescore_top_k=top_k)
+    return replace(query, form=form, fill=replace(query.fill, role=role))
 
 
 def _check_place(form: Format, able: Sequence[Format], what: str, param: str) -> None:
@@ -310,12 +255,13 @@ def _check_place(form: Format, able: Sequence[Format], what: str, param: str) ->
         raise BadRequest(f"Format {form.name!r} has no place for {what}; use one of {', '.join(names)}.", param=param)
 
 
-def _lengths(overlong: str, max_len: int | None, buffer: int | None) -> tuple[dict[str, Any], SoftPenalty | None]:
-    """Return the options that cut rows, and the penalty of long responses. Raises BadRequest if they exclude each other."""
-    if overlong != "penalize":
+def _penalty(asked: ExportOptions) -> SoftPenalty | None:
+    """Return the penalty of long responses, if one is requested. Raises BadRequest if lengths exclude each other."""
+    max_len, buffer = asked.max_len, asked.overlong_buffer
+    if asked.overlong != "penalize":
         if buffer is not None:
             raise BadRequest("overlong_buffer requires overlong=penalize.", param="overlong_buffer")
-        return {"max_len": max_len, "overlong": overlong}, None
+        return None
     if max_len is None or buffer is None:
         missing = "max_len" if max_len is None else "overlong_buffer"
         raise BadRequest(
@@ -323,29 +269,25 @@ def _lengths(overlong: str, max_len: int | None, buffer: int | None) -> tuple[di
         )
     if buffer > max_len:
         raise BadRequest(f"overlong_buffer={buffer} exceeds max_len={max_len}.", param="overlong_buffer")
-    return {"max_len": None, "overlong": "keep"}, SoftPenalty(max_len, buffer)
+    return SoftPenalty(max_len, buffer)
 
 
 def _check_advantages(query: ExportQuery) -> None:
-    """Raise BadRequest if there is nothing to discount, or no place for the advantages of turns in the format."""
-    if query.discount is not None and query.advantage not in ESTIMATORS:
+    """Raise BadRequest if there is nothing to discount or score, or the format has no place for the advantages of turns."""
+    asked = query.asked
+    if asked.discount is not None and asked.advantage not in ESTIMATORS:
         raise BadRequest(
-            f"discount requires an estimator of advantages, not advantage={query.advantage}.", param="discount"
+            f"discount requires an estimator of advantages, not advantage={asked.advantage}.", param="discount"
         )
     if query.is_by_turn and query.form.advantage_place not in ("turn", "token"):
         able = ", ".join(name for name, form in FORMATS.items() if form.advantage_place in ("turn", "token"))
         raise BadRequest(
             f"Format {query.form.name!r} has no place for an advantage of each turn (advantage=step, discount); "
             f"use one of {able}.",
-            param="advantage" if query.advantage == STEP else "discount",
+            param="advantage" if asked.advantage == STEP else "discount",
         )
-
-
-def _container_from(request: web.Request) -> type[Writer]:
-    try:
-        return container_for(request.headers.get("Accept"), request.query.get("container"))
-    except ValueError as error:
-        raise BadRequest(str(error), param="container") from None
+    if asked.rescore is None and asked.rescore_top_k:
+        raise BadRequest("rescore_top_k requires rescore.", param="rescore_top_k")
 
 
 async def _decode(context: Context, steps: Sequence[Step]) -> Callable[[Sequence[int]], str] | None:
@@ -353,28 +295,6 @@ async def _decode(context: Context, steps: Sequence[Step]) -> Callable[[Sequence
     names = {step.engine.name for step in steps}
     tokenizer = await context.tokenizers.get(names.pop()) if len(names) == 1 else None
     return tokenizer.decode if tokenizer else None
-
-
-def _float_param(request: web.Request, name: str) -> float | None:
-    """Parse a query parameter that is a number. Raises BadRequest."""
-    text = request.query.get(name)
-    if text is None:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = nan
-    if not isfinite(value):
-        raise BadRequest(f"{name} must be a number, not {text!r}.", param=name)
-    return value
-
-
-def _discount_param(request: web.Request) -> float | None:
-    """Parse the discount of the query. Raises BadRequest."""
-    discount = _float_param(request, "discount")
-    if discount is not None and not 0 < discount <= 1:
-        raise BadRequest(f"discount must be above 0 and at most 1, not {discount}.", param="discount")
-    return discount
 
 
 async def _retokenized(context: Context, steps: Sequence[Step]) -> list[Step]:

@@ -14,12 +14,12 @@ from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.export_query import EXPORT_OPTIONS, ExportQuery, Planned, export_query_from
+from proxy.api.control.export_query import ExportQuery, Planned, export_query_from
 from proxy.api.control.group_rows import GONE, without_rows
 from proxy.api.control.outcomes import Outcome, outcome_alone
-from proxy.api.control.rollouts import RolloutFilter, filter_from
+from proxy.api.control.schemas import ExportMany, ExportRollout
 from proxy.api.http import RESPONSE_STARTED
-from proxy.api.query import int_param, reject_unknown_params, rollout_from
+from proxy.api.query import rollout_from
 from proxy.errors import Conflict, Damaged, NotFound, ProxyError
 from proxy.export import Inexpressible, Plan
 from proxy.export.containers import Writer
@@ -40,10 +40,10 @@ _MAX_RENDERED = 256  # weight of a rollout whose rows may all be in memory at on
 
 async def export_rollout(request: web.Request) -> web.StreamResponse:
     """`GET /rollouts/{id}/export?format=…`: the rows; `X-Export-Skipped` has the number of steps without rows, and why."""
-    reject_unknown_params(request, EXPORT_OPTIONS)
-    query = await export_query_from(request).begin(request.app[CONTEXT])
-    outcome = await outcome_alone(request.app[CONTEXT], query, await rollout_from(request))
-    planned = await query.plan(request.app[CONTEXT], outcome.rollout)
+    context = request.app[CONTEXT]
+    query = await export_query_from(request, ExportRollout)[1].begin(context)
+    outcome = await outcome_alone(context, query, await rollout_from(request))
+    planned = await query.plan(context, outcome.rollout)
     plan = planned.plan
     report = {"skipped": plan.skipped, "rows": query.about(outcome.rollout, plan, outcome.raw)}
     try:
@@ -67,17 +67,11 @@ async def export_rollout(request: web.Request) -> web.StreamResponse:
 
 async def export_many(request: web.Request) -> web.StreamResponse:
     """`GET /export?format=…&status=&group_id=&since=&limit=`: rollouts newest first, streamed as they are read."""
-    reject_unknown_params(request, (*EXPORT_OPTIONS, "status", "group_id", "since", "limit"))
     context = request.app[CONTEXT]
-    query = await export_query_from(request).begin(context)
+    asked, query = export_query_from(request, ExportMany)
+    query = await query.begin(context)
     unreadable: list[dict[str, Any]] = []
-    rollouts = _rollouts(
-        context,
-        filter_from(request),
-        unreadable,
-        limit=int_param(request, "limit", None, minimum=1),
-        since=int_param(request, "since", None, minimum=0),
-    )
+    rollouts = _rollouts(context, asked, unreadable)
     async with aclosing(_pieces(context, query, rollouts, unreadable)) as pieces:
         first = await anext(pieces)  # errors before this point still get their own status
         response = web.StreamResponse(headers={"Content-Type": query.container.content_type})
@@ -196,18 +190,15 @@ def _steps(rollout: Rollout) -> int:
 
 async def _rollouts(
     context: Context,
-    query: RolloutFilter,
+    asked: ExportMany,
     unreadable: list[dict[str, Any]],
-    *,
-    limit: int | None,
-    since: int | None,
 ) -> AsyncIterator[Rollout]:
-    """Yield the rollouts that match, newest first, in constant memory. `since` is unix seconds.
+    """Yield the rollouts that match, newest first, in constant memory.
 
     Those that are unreadable, which may match, are added to `unreadable`.
     """
     found = 0
-    async for stored in _stored(context.store, min(_MAX_ROLLOUTS_READ, limit or _MAX_ROLLOUTS_READ)):
+    async for stored in _stored(context.store, min(_MAX_ROLLOUTS_READ, asked.limit or _MAX_ROLLOUTS_READ)):
         if stored is None:
             continue  # deleted meanwhile
         try:
@@ -215,12 +206,12 @@ async def _rollouts(
         except Damaged as damage:
             unreadable += left_out([damage], context.metrics)
             continue
-        if since is not None and rollout.created_ms < since * 1000:
+        if asked.since is not None and rollout.created_ms < asked.since * 1000:
             return
-        if query(rollout):
+        if asked.matches(rollout):
             yield rollout
             found += 1
-            if found == limit:
+            if found == asked.limit:
                 return
 
 

@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery, refusal
 from proxy.api.control.outcomes import Outcome, estimate, read_outcomes
+from proxy.api.control.schemas import GroupFilter
 from proxy.errors import Conflict, Damaged, DamagedStep, NotFound
 from proxy.export import Inexpressible, Rows
 from proxy.export.base import MissingReward
@@ -18,8 +19,6 @@ from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import aside
 from proxy.trajectory.advantages import ESTIMATORS
 
-Members: TypeAlias = Literal["all", "rewarded", "completed"]
-MEMBERS: Final[tuple[Members, ...]] = ("all", "rewarded", "completed")
 GONE: Final = "deleted or expired"
 REWARD_PENDING: Final = "reward_pending"
 _SCORED: Final = ("completed", "truncated")  # rollouts that get a reward
@@ -29,8 +28,6 @@ _MISSING: Final = {
     "not_completed": "are not completed",
     DamagedStep.reason: "have an unreadable step",
 }
-_LEAST: Final = 1
-_LEAST_OF_SIZE: Final = 2  # one rollout alone has no baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +39,6 @@ class Reason:
 
 
 _UNREWARDED: Final = Reason(MissingReward.code, "it has no reward")
-
-
-@dataclass(frozen=True, slots=True)
-class GroupFilter:
-    """The conditions on a group: which members count, how many of them must have rows, and whether rewards must differ.
-
-    `members`: those with a reward, those with the status completed, or all, each of which must have what the format requires.
-    By default members without rows, and those without a required reward, are omitted.
-    """
-
-    members: Members | None = None
-    min_group: int | None = None
-    only_mixed: bool = False
-
-    def least(self, group: Group) -> int:
-        """Return how many members of a group must have rows."""
-        if self.min_group is not None:
-            return self.min_group
-        return _LEAST if group.size is None else min(_LEAST_OF_SIZE, group.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +90,7 @@ class GroupRows:
         order of `whole`: of its items, of the entries of its lists, or of the rows within its items.
         """
         rollouts = [member.rollout for member in self.members]
-        advantages = None if query.advantage == "none" else [rollout.advantages for rollout in rollouts]
+        advantages = None if query.asked.advantage == "none" else [rollout.advantages for rollout in rollouts]
         return {
             "rollouts": [rollout.rollout_id for rollout in rollouts],
             "rewards": [rollout.reward for rollout in rollouts],
@@ -149,7 +127,7 @@ async def read_group_rows(
     if conditions.only_mixed and (equal := _why_equal(rollouts)) is not None:
         return GroupRows([], [], equal)
     excluded = _excluded(query, group, rollouts, conditions)
-    outcomes = outcomes or await estimate(await read_outcomes(context, query, rollouts), query.advantage)
+    outcomes = outcomes or await estimate(await read_outcomes(context, query, rollouts), query.asked.advantage)
     found = {outcome.rollout.rollout_id: outcome for outcome in outcomes}
     members = []
     missing: Counter[str] = Counter()
@@ -254,7 +232,7 @@ async def _read_member(context: Context, query: ExportQuery, outcome: Outcome, *
         if conflict.reason != MissingReward.code:
             raise
         return Reason(conflict.reason, conflict.message)
-    if query.advantage in ESTIMATORS and not (outcome.returns or outcome.thread_rewards) and member.rows.rows:
+    if query.asked.advantage in ESTIMATORS and not (outcome.returns or outcome.thread_rewards) and member.rows.rows:
         return _UNREWARDED  # its steps have rewards, but none that has a row
     return member
 
@@ -298,7 +276,7 @@ def _needs_reward(query: ExportQuery, rollout: Rollout, conditions: GroupFilter,
     """Return whether a member without a reward does not count. The rewards of its steps or threads can be enough."""
     if conditions.members == "rewarded" or (conditions.members == "all" and conditions.only_mixed):
         return True
-    if query.advantage in ESTIMATORS:
+    if query.asked.advantage in ESTIMATORS:
         return not ((query.is_by_turn and rollout.step_rewards) or rollout.thread_rewards)
     if query.form.reward == "required":
         return not (rollout.step_rewards or rollout.thread_rewards)

@@ -2,20 +2,20 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
 from msgspec import structs
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.export_query import EXPORT_OPTIONS, IN_GROUP, ExportQuery, export_query_from
+from proxy.api.control.export_query import ExportQuery, export_query_from
 from proxy.api.control.exports import skipped_header
-from proxy.api.control.group_rows import MEMBERS, GroupFilter, GroupRows, Members, read_group_rows
+from proxy.api.control.group_rows import GroupRows, read_group_rows
 from proxy.api.control.rollouts import credentials, opened
-from proxy.api.control.schemas import OpenGroup, RequeueGroup, body_from
+from proxy.api.control.schemas import ExportGroup, ListGroups, OpenGroup, RequeueGroup, body_from
 from proxy.api.http import json_response
-from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_id_from
+from proxy.api.query import query_from, rollout_id_from
 from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict, NotFound, RequestTooLarge
 from proxy.export.containers import Json
@@ -35,8 +35,6 @@ from proxy.rollouts.steps import aside
 from proxy.trajectory.json_bytes import to_json_bytes
 from storage.types import StoredEntity
 
-_DEFAULT_LIMIT: Final = 100
-_MAX_LIMIT: Final = 1000
 _MAX_TERMS_BYTES: Final = 2**23  # written in one script, and read again for the response
 _COUNTS: Final = ("steps", "exact", "flagged", "error", "sampled_tokens")
 _TIMES: Final = ("created_ms", "began_ms", "touched_ms", "finished_ms")
@@ -111,12 +109,11 @@ async def list_groups(request: web.Request) -> web.Response:
     With `policy`, the groups that are open or for this policy; `status` is then that for the policy.
     """
     context = request.app[CONTEXT]
-    reject_unknown_params(request, ("status", "policy", "limit", "cursor"))
-    limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
-    statuses = (enum_param(request, "status", STATUSES, "open"),) if "status" in request.query else STATUSES
-    policy = context.policies.named(request.query["policy"]).name if "policy" in request.query else None
+    asked = query_from(request, ListGroups)
+    statuses = STATUSES if asked.status is None else (asked.status,)
+    policy = None if asked.policy is None else context.policies.named(asked.policy).name
     try:
-        page = await context.store.groups.list(cursor=request.query.get("cursor"), limit=limit)
+        page = await context.store.groups.list(cursor=asked.cursor, limit=asked.limit)
     except ValueError as error:
         raise BadRequest(str(error), param="cursor") from None
     found, unreadable = await find_groups(context.store, page.names, context.metrics)
@@ -168,13 +165,8 @@ async def delete_group(request: web.Request) -> web.Response:
 async def export_group(request: web.Request) -> web.Response:
     """`GET /groups/{id}/export?format=…`: in JSON the group as one value in the trainer's format, otherwise its rows."""
     context = request.app[CONTEXT]
-    reject_unknown_params(request, (*EXPORT_OPTIONS, "members", "min_group", "only_mixed"))
-    query = await export_query_from(request, IN_GROUP).begin(context)
-    conditions = GroupFilter(
-        members=cast("Members", enum_param(request, "members", MEMBERS, "")) if "members" in request.query else None,
-        min_group=int_param(request, "min_group", None, minimum=1),
-        only_mixed=enum_param(request, "only_mixed", ("true", "false"), "false") == "true",
-    )
+    conditions, query = export_query_from(request, ExportGroup)
+    query = await query.begin(context)
     group = await group_from(request)
     if conditions.members == "all":
         group, rollouts = counted(group, await members_of(context.store, group))

@@ -11,7 +11,8 @@ from typing import Final
 from aiohttp import web
 
 from proxy.api.context import CONTEXT
-from proxy.api.query import reject_unknown_params, rollout_from
+from proxy.api.control.schemas import RequestModel
+from proxy.api.query import query_from, rollout_from
 from proxy.errors import NotFound, UnprocessableRequest
 from proxy.trajectory.blocks import BlockReader, BrokenChain
 from proxy.trajectory.images import block_of
@@ -36,7 +37,7 @@ _HEADERS: Final = {
 
 async def show_image(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}/images/{image}`: the bytes. Raises NotFound, and UnprocessableRequest for data that is not base64."""
-    reject_unknown_params(request, ())
+    query_from(request, RequestModel)
     rollout = await rollout_from(request)
     name = request.match_info["image"]
     block = block_of(name)

@@ -56,7 +56,7 @@ async def read_outcomes(context: Context, query: ExportQuery, rollouts: Sequence
 
 async def outcome_alone(context: Context, query: ExportQuery, rollout: Rollout) -> Outcome:
     """Return what a rollout earned that is exported without its group. Raises Conflict as `estimated` does."""
-    (outcome,) = await estimate(await read_outcomes(context, query, [rollout]), query.advantage)
+    (outcome,) = await estimate(await read_outcomes(context, query, [rollout]), query.asked.advantage)
     return outcome
 
 
@@ -145,7 +145,7 @@ async def _outcome(context: Context, query: ExportQuery, rollout: Rollout) -> Ou
 
 def _by_turn(outcome: Outcome, query: ExportQuery, facts: RolloutFacts, played: Sequence[Episode]) -> Outcome:
     """Return the outcome with a return for each turn, if there are turns."""
-    discount = 1.0 if query.discount is None else query.discount
+    discount = 1.0 if query.asked.discount is None else query.asked.discount
     by_turn: dict[str, float] = {}
     turns = [each.turns(facts) for each in played]
     for each, of_episode in zip(played, turns, strict=True):

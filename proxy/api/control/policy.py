@@ -9,9 +9,10 @@ from typing import Any
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.schemas import MAX_DRAIN_S, LoadAdapter, PausePolicy, PutPolicy, body_from
+from proxy.api.control.schemas import Drain, LoadAdapter, PausePolicy, PutPolicy, body_from
 from proxy.api.http import json_response
-from proxy.errors import BadRequest, UnprocessableRequest
+from proxy.api.query import query_from
+from proxy.errors import UnprocessableRequest
 from proxy.rollouts.adapter_updates import AdapterUpdate
 from proxy.rollouts.policy import Announced, Policy, read_announced
 from proxy.trajectory.step import DEFAULT_POLICY
@@ -64,7 +65,7 @@ async def pause_policy(request: web.Request) -> web.Response:
     `drained` is whether all processes agree.
     """
     _, policy = _policy_from(request)
-    drain_s = _seconds(request, "drain_s")
+    drain_s = query_from(request, Drain, takes_others=True).drain_s
     body = await body_from(request, PausePolicy)
     in_flight, is_drained = await policy.pause.drained(body.mode, drain_s=drain_s, aborts=body.in_flight == "abort")
     return json_response({"mode": policy.pause.mode, "in_flight": in_flight, "drained": is_drained})
@@ -132,14 +133,3 @@ def _only_model(policy: Policy) -> str:
         f"Name the adapter in name: policy {policy.name!r} has not exactly one model (policies.{policy.name}.models).",
         param="name",
     )
-
-
-def _seconds(request: web.Request, name: str) -> float:
-    text = request.query.get(name, "0")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= MAX_DRAIN_S:
-        raise BadRequest(f"{name} must be a number of seconds from 0 to {MAX_DRAIN_S}, not {text!r}.", param=name)
-    return seconds

@@ -13,15 +13,14 @@ from aiohttp import web
 
 from proxy.api.api_keys import mint
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.schemas import FinishRollout, OpenRollout, PatchRollout, body_from
+from proxy.api.control.schemas import FinishRollout, ListRollouts, OpenRollout, PatchRollout, body_from
 from proxy.api.http import json_response
-from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_from, rollout_id_from
+from proxy.api.query import query_from, rollout_from, rollout_id_from
 from proxy.api.urls import model_url, path_prefix
 from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict, Damaged
 from proxy.rollouts.group import join, read_group
 from proxy.rollouts.rollout import (
-    STATUSES,
     Rollout,
     deadlines_of,
     first_due_ms,
@@ -37,8 +36,6 @@ from proxy.rollouts.stored_fields import left_out
 from storage.errors import FieldsChanged
 from storage.types import StoredEntity
 
-_DEFAULT_LIMIT = 100
-_MAX_LIMIT = 1000
 _FIELDS_OF_OPENING = (
     "group_id", "metadata", "model", "sampling", "tools", "limits", "reply", "continuation",
 )  # fmt: skip
@@ -70,42 +67,18 @@ async def open_rollout(request: web.Request) -> web.Response:
 async def list_rollouts(request: web.Request) -> web.Response:
     """`GET /rollouts`: newest first. `since` is unix seconds; with filters, a page may have fewer than its limit."""
     context = request.app[CONTEXT]
-    reject_unknown_params(request, ("status", "group_id", "since", "limit", "cursor"))
-    limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
-    since = int_param(request, "since", None, minimum=0)
+    asked = query_from(request, ListRollouts)
+    since_ms = None if asked.since is None else asked.since * 1000
     try:
-        page = await context.store.list(
-            cursor=request.query.get("cursor"), limit=limit, since_ms=None if since is None else since * 1000
-        )
+        page = await context.store.list(cursor=asked.cursor, limit=asked.limit, since_ms=since_ms)
     except ValueError as error:
         raise BadRequest(str(error), param="cursor") from None
-    matches = filter_from(request)
     found = await asyncio.gather(*map(context.store.get, page.names))
     rollouts, unreadable = read_rollouts(found, context.metrics)
-    shown = await asyncio.gather(*(_shown(request, context, rollout) for rollout in rollouts if matches(rollout)))
+    shown = await asyncio.gather(*(_shown(request, context, rollout) for rollout in rollouts if asked.matches(rollout)))
     listed = [{**fields, "metadata": own_metadata(fields["metadata"])} for fields in shown]
     named = {"unreadable": unreadable} if unreadable else {}
     return json_response({"rollouts": listed, "cursor": page.cursor, **named})
-
-
-def filter_from(request: web.Request) -> "RolloutFilter":
-    """Parse the filter of a query. Raises BadRequest for an unknown status."""
-    status = enum_param(request, "status", STATUSES, "open") if "status" in request.query else None
-    return RolloutFilter(status, request.query.get("group_id"))
-
-
-class RolloutFilter:
-    """A filter of rollouts by status and group; None matches any."""
-
-    __slots__ = ("_group_id", "_status")
-
-    def __init__(self, status: str | None, group_id: str | None) -> None:
-        self._status = status
-        self._group_id = group_id
-
-    def __call__(self, rollout: Rollout) -> bool:
-        """Return whether a rollout matches."""
-        return self._status in (None, rollout.status) and self._group_id in (None, rollout.group_id)
 
 
 async def show_rollout(request: web.Request) -> web.Response:

@@ -1,15 +1,22 @@
-"""The pydantic models of the control API's request bodies. Unknown fields are rejected, and the error names them."""
+"""The pydantic models of the control API's queries and request bodies."""
 
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from aiohttp import web
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from proxy.api.body import FIRST_FAULT, faults_of, read_bytes
+from proxy.api.query import Read
 from proxy.api.reward_values import Signal, Signals, read_object
 from proxy.config.sections import Caps, ContinuationMode, EndpointList
 from proxy.errors import BadRequest, UnprocessableRequest
-from proxy.rollouts.rollout import checked_id
+from proxy.export import FORMATS
+from proxy.export.containers import CONTAINERS
+from proxy.rollouts.group import STATUSES as GROUP_STATUSES
+from proxy.rollouts.group import Group
+from proxy.rollouts.rollout import STATUSES, Rollout, checked_id
+from proxy.trajectory.thread_rules import Wanted
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from storage.types import MAX_LEASE_MS
 
@@ -23,6 +30,14 @@ def _id(name: str) -> str:
 
 Id = Annotated[str, AfterValidator(_id)]
 Seconds = Annotated[FiniteFloat, Field(gt=0)]
+Members: TypeAlias = Literal["all", "rewarded", "completed"]
+Alone: TypeAlias = Literal["given", "none", "step"]  # advantages that need no other rollouts
+InGroup: TypeAlias = Literal[Alone, "grpo", "rloo", "dr_grpo"]
+InBatch: TypeAlias = Literal["none", InGroup, "reinforce_pp"]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+Index: TypeAlias = Annotated[int, Field(ge=0)]
+PageSize: TypeAlias = Annotated[int, Field(ge=1, le=1000)]
+LeaseSeconds = Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)]
 
 _MAX_SIZE: Final = 1000  # rollouts of a group
 _ATTEMPTS: Final = 3
@@ -31,11 +46,13 @@ _MAX_NAMED_FAULTS: Final = 5  # of a body: a long list may have one per item
 _MAX_BODY_BYTES: Final = 8 * 2**20  # terms and metadata are serialized again for the store and the response
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class RequestModel(BaseModel):
+    """The parameters of a query, or the fields of a body. Unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class SamplingRules(_Body):
+class SamplingRules(RequestModel):
     """Rules for the sampling parameters of calls: `override` replaces them, `default` fills absent ones, `cap` limits them."""
 
     override: dict[str, Any] = {}
@@ -43,11 +60,11 @@ class SamplingRules(_Body):
     cap: Caps = {}
 
 
-class RolloutLimits(_Body):
+class RolloutLimits(RequestModel):
     """The limits of a rollout; calls beyond them get 429."""
 
-    max_steps: Annotated[int, Field(ge=0)] | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_steps: Index | None = None
+    max_tokens: Index | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -57,14 +74,14 @@ class RolloutLimits(_Body):
         return limits
 
 
-class ReplyTokens(_Body):
+class ReplyTokens(RequestModel):
     """The token annotations of responses, for clients that cannot send X-Reply-Tokens and X-Reply-Ids."""
 
     tokens: Literal["pieces"] | None = None
     ids: Literal["choices"] | None = None
 
 
-class _Deadlines(_Body):
+class _Deadlines(RequestModel):
     """When a rollout is finished as `aborted`: at this age, without a call for `idle_s`, or without a first for `start_s`."""
 
     deadline_s: Seconds | None = None
@@ -125,17 +142,175 @@ class OpenGroup(_Deadlines):
         return self
 
 
-class RequeueGroup(_Body):
+class RequeueGroup(RequestModel):
     """`POST /groups/{id}/requeue`: the policy into whose queue it is put, and the `max_staleness` of its next delivery.
 
     Default: the only policy that is trained, and the `max_staleness` of the claim.
     """
 
     policy: str | None = None
-    max_staleness: Annotated[int, Field(ge=0)] | None = None
+    max_staleness: Index | None = None
 
 
-class ClaimBatch(_Body):
+def _one_of(names: Iterable[str], default: str | None = None) -> Any:
+    """Return a parameter with one of these names, which its module defines."""
+    return Field(default, json_schema_extra={"enum": list(names)})
+
+
+class ExportOptions(RequestModel):
+    """The options that the queries of exports and claims have in common.
+
+    An option with the name of a field of `Options` or `Fill` sets that field.
+    """
+
+    format: str = _one_of(FORMATS, "sequences")
+    branches: Annotated[
+        Literal["all", "one", "longest", "last"] | None,
+        Field(description="by default all; one for formats with one row per rollout"),
+    ] = None
+    row_weight: Literal["full", "split"] = "full"
+    include: Literal["exact", "flagged", "retokenized"] = "exact"
+    max_len: Count | None = None
+    overlong: Literal["cut", "drop", "keep", "penalize"] = "cut"
+    overlong_buffer: Count | None = None
+    prompt_logprob: Annotated[
+        FiniteFloat | None, Field(description="logprob of tokens that were not sampled, in place of the format's own")
+    ] = None
+    advantage: InBatch = "given"
+    discount: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
+    rescore: Annotated[
+        str | None,
+        Field(description="also the logprobs of these ids by a scorer now: policy, or one of rescore.scorers"),
+    ] = None
+    rescore_top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K, description="with its most likely tokens")] = 0
+    threads: Annotated[Wanted | None, Field(description="by default `threads.export`, or all")] = None
+    pad_id: Index = 0
+    prompt_length: Count | None = None
+    response_length: Count | None = None
+
+
+class ExportParams(ExportOptions):
+    """The parameters of every export."""
+
+    container: str | None = _one_of(CONTAINERS)
+    report: bool = False
+    policy: Annotated[
+        str | None, Field(description="only steps of this policy; by default those of all trained policies")
+    ] = None
+
+
+class ExportRollout(ExportParams):
+    """`GET /rollouts/{id}/export`."""
+
+    advantage: Alone = "given"
+
+
+class RolloutFilter(RequestModel):
+    """Which rollouts are listed: by status and group; None matches any."""
+
+    status: str | None = _one_of(STATUSES)
+    group_id: str | None = None
+
+    def matches(self, rollout: Rollout) -> bool:
+        """Return whether a rollout matches."""
+        return self.status in (None, rollout.status) and self.group_id in (None, rollout.group_id)
+
+
+class _Since(RolloutFilter):
+    since: Annotated[Index | None, Field(description="unix time in seconds")] = None
+
+
+class ListRollouts(_Since):
+    """`GET /rollouts`."""
+
+    limit: PageSize = 100
+    cursor: str | None = None
+
+
+class ExportMany(_Since, ExportRollout):
+    """`GET /export`."""
+
+    limit: Count | None = None
+
+
+class Search(RolloutFilter):
+    """`GET /search`."""
+
+    q: Annotated[str, Field(min_length=1, max_length=500)]
+    limit: Annotated[int, Field(ge=1, le=200)] = 20
+    cursor: str | None = None
+
+
+class ListGroups(RequestModel):
+    """`GET /groups`."""
+
+    status: str | None = _one_of(GROUP_STATUSES)
+    policy: str | None = None
+    limit: PageSize = 100
+    cursor: str | None = None
+
+
+class ListSteps(RequestModel):
+    """`GET /rollouts/{id}/steps`."""
+
+    after: Annotated[Index | None, Field(description="index of a step")] = None
+    limit: PageSize = 100
+
+
+class ShowTexts(RequestModel):
+    """`GET /rollouts/{id}/steps/{step_id}/texts`."""
+
+    choice: Index = 0
+    start: Annotated[
+        Index, Field(description="index of the first token; prompt and completion are counted together")
+    ] = 0
+    limit: Annotated[int, Field(ge=1, le=2000)] = 500
+
+
+class ShowTree(RequestModel):
+    """`GET /rollouts/{id}/tree`."""
+
+    texts: Annotated[bool, Field(description="whether drift is explained with texts")] = True
+
+
+class ShowTraining(RequestModel):
+    """`GET /training`."""
+
+    policy: str | None = None
+    limit: PageSize = 200
+
+
+class ShowEvents(RequestModel):
+    """`GET /events`."""
+
+    rollout_id: str | None = None
+
+
+class GroupFilter(RequestModel):
+    """The conditions on a group: which members count, how many of them must have rows, and whether rewards must differ.
+
+    `members`: those with a reward, those with the status completed, or all, each of which must have what the format requires.
+    By default members without rows, and those without a required reward, are omitted.
+    """
+
+    members: Members | None = None
+    min_group: Count | None = None
+    only_mixed: bool = False
+
+    def least(self, group: Group) -> int:
+        """Return how many members of a group must have rows: by default two, because one has no baseline."""
+        if self.min_group is not None:
+            return self.min_group
+        return 1 if group.size is None else min(2, group.size)
+
+
+class ExportGroup(GroupFilter, ExportParams):
+    """`GET /groups/{id}/export`."""
+
+    advantage: InGroup = "given"
+
+
+class ClaimBatch(GroupFilter, ExportOptions):
     """`POST /batches/claim`. The export options have the same names as in export queries.
 
     `exact`: exactly `groups` groups or none. `policy`: the policy that is trained; default: the only one that is.
@@ -148,36 +323,17 @@ class ClaimBatch(_Body):
 
     consumer: Id
     instance: Id | None = None
-    heartbeat_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)] | None = None
+    heartbeat_s: LeaseSeconds | None = None
     policy: str | None = None
     groups: Annotated[int, Field(ge=1, le=1000)] = 1
     wait_s: Annotated[FiniteFloat, Field(ge=0, le=600)] = 0
-    lease_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)] = 600
+    lease_s: LeaseSeconds = 600
     order: Literal["oldest", "newest"] = "oldest"
-    max_staleness: Annotated[int, Field(ge=0)] | None = None
+    max_staleness: Index | None = None
     stale: Literal["drop", "keep"] = "drop"
     earlier_epochs: Literal["drop", "take"] | None = None
     exact: bool = False
-    format: str = "sequences"
-    advantage: Literal["none", "given", "step", "grpo", "rloo", "dr_grpo", "reinforce_pp"] = "given"
-    discount: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
-    members: Literal["all", "rewarded", "completed"] | None = None
-    min_group: Annotated[int, Field(ge=1)] | None = None
-    only_mixed: bool = False
     reward_s: Annotated[FiniteFloat, Field(ge=0)] | None = None
-    branches: Literal["all", "one", "longest", "last"] | None = None
-    threads: Literal["all", "agents", "main"] | None = None
-    row_weight: Literal["full", "split"] = "full"
-    include: Literal["exact", "flagged", "retokenized"] = "exact"
-    max_len: Annotated[int, Field(ge=1)] | None = None
-    overlong: Literal["cut", "drop", "keep", "penalize"] = "cut"
-    overlong_buffer: Annotated[int, Field(ge=1)] | None = None
-    prompt_logprob: FiniteFloat | None = None
-    pad_id: Annotated[int, Field(ge=0)] = 0
-    prompt_length: Annotated[int, Field(ge=1)] | None = None
-    response_length: Annotated[int, Field(ge=1)] | None = None
-    rescore: str | None = None
-    rescore_top_k: Annotated[int, Field(ge=0, le=MAX_TOP_K)] = 0
 
     @model_validator(mode="after")
     def _has_one_rule_for_earlier_epochs(self) -> Self:
@@ -196,23 +352,23 @@ class ClaimBatch(_Body):
         return body
 
 
-class AckBatch(_Body):
+class AckBatch(RequestModel):
     """`POST /batches/{id}/ack`: `delete` also deletes the groups and all their rollouts."""
 
     delete: bool = False
 
 
-class ReleaseBatch(_Body):
+class ReleaseBatch(RequestModel):
     """`POST /batches/{id}/release`."""
 
 
-class ExtendBatch(_Body):
+class ExtendBatch(RequestModel):
     """`POST /batches/{id}/extend`: the lease lasts `lease_s` from now."""
 
-    lease_s: Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)] = 600
+    lease_s: LeaseSeconds = 600
 
 
-class PutEngines(_Body):
+class PutEngines(RequestModel):
     """`PUT /engines`: the new endpoints of calls; null restores those of the configuration."""
 
     endpoints: Annotated[EndpointList, Field(min_length=1, max_length=1000)] | None
@@ -222,7 +378,7 @@ Version = Annotated[str, Field(min_length=1, max_length=256)] | int
 MAX_DRAIN_S = 3600
 
 
-class PutPolicy(_Body):
+class PutPolicy(RequestModel):
     """`PUT /policies/{policy}`. A number is stored as its decimal digits.
 
     A new epoch begins with `new_epoch`, or if `run` is another ID than the last one that was announced.
@@ -233,7 +389,15 @@ class PutPolicy(_Body):
     new_epoch: bool = False
 
 
-class PausePolicy(_Body):
+class Drain(RequestModel):
+    """The query of `POST /policies/{policy}/pause`."""
+
+    drain_s: Annotated[
+        float, Field(ge=0, le=MAX_DRAIN_S, description="how long to wait until no call is in flight")
+    ] = 0
+
+
+class PausePolicy(RequestModel):
     """`POST /policies/{policy}/pause`: new calls wait until the end of the pause, or are rejected.
 
     Calls that are in flight after `drain_s` continue, or are aborted at their engines and recorded as partial steps.
@@ -258,7 +422,7 @@ class LoadAdapter(PutPolicy):
     in_flight: Literal["drain", "abort"] = "drain"
 
 
-class PatchRollout(_Body):
+class PatchRollout(RequestModel):
     """`PATCH /rollouts/{id}`: present fields are set. `step_rewards` maps step IDs to a number, or to one per sampled token.
 
     `thread_rewards` maps threads to a number.
@@ -272,7 +436,7 @@ class PatchRollout(_Body):
     continuation: ContinuationMode | None = None
 
 
-class FinishRollout(_Body):
+class FinishRollout(RequestModel):
     """`POST /rollouts/{id}/finish`."""
 
     status: Literal["completed", "failed", "aborted", "truncated"]
@@ -280,13 +444,13 @@ class FinishRollout(_Body):
     metadata: dict[str, Any] | None = None
 
 
-class SessionReward(_Body):
+class SessionReward(RequestModel):
     """`POST /sessions/{id}/reward_info` and `/complete`: what the task of a session has computed."""
 
     reward_info: dict[str, Any] | None = None
 
 
-class DispatchRollout(_Body):
+class DispatchRollout(RequestModel):
     """`POST /rollouts/{id}/dispatch`: the rollout server, its protocol, and the request that is sent to it.
 
     Sampling parameters are `sampling_params` in the synchronous protocol and `completion_params` in the asynchronous one.
@@ -315,9 +479,6 @@ class DispatchRollout(_Body):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} does not exist in the {self.protocol} protocol")
         return self
-
-
-Read = TypeVar("Read", bound=_Body)
 
 
 def read_as(model: type[Read], text: bytes) -> Read:

@@ -6,18 +6,15 @@ from typing import Any, Final
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.rollouts import RolloutFilter, filter_from
+from proxy.api.control.schemas import RolloutFilter, Search
 from proxy.api.http import json_response
-from proxy.api.query import int_param, reject_unknown_params
+from proxy.api.query import query_from
 from proxy.errors import BadRequest, Damaged, NotFound
 from proxy.rollouts.rollout import Rollout, read_rollout
 from proxy.rollouts.steps import aside, read_steps, weights_of
 from proxy.rollouts.stored_fields import left_out
 from proxy.trajectory.text_search import Match, Needle, search
 
-_DEFAULT_LIMIT: Final = 20
-_MAX_LIMIT: Final = 200
-_MAX_TEXT: Final = 500
 _MATCHES: Final = 5  # of a rollout
 _PAGE: Final = 16  # rollouts that are searched before the time is checked
 _BUDGET_S: Final = 1.0
@@ -29,13 +26,8 @@ async def search_rollouts(request: web.Request) -> web.Response:
     A response ends after a second of work or `limit` rollouts with matches; `cursor` continues it.
     """
     context = request.app[CONTEXT]
-    reject_unknown_params(request, ("q", "status", "group_id", "limit", "cursor"))
-    text = request.query.get("q", "").strip()
-    if not 1 <= len(text) <= _MAX_TEXT:
-        raise BadRequest(f"q must have 1 to {_MAX_TEXT} characters.", param="q")
-    limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
-    run = _Run(context, Needle(text), filter_from(request))
-    cursor: str | None = request.query.get("cursor")
+    asked = query_from(request, Search)
+    run, cursor = _Run(context, Needle(asked.q), asked), asked.cursor
     began = context.clock.monotonic()
     while True:
         try:
@@ -45,25 +37,25 @@ async def search_rollouts(request: web.Request) -> web.Response:
         for name in page.names:
             await run.take(name)
         cursor = page.cursor
-        if cursor is None or len(run.found) >= limit or context.clock.monotonic() - began >= _BUDGET_S:
+        if cursor is None or len(run.found) >= asked.limit or context.clock.monotonic() - began >= _BUDGET_S:
             break
     searched = {"rollouts": run.rollouts, "steps": run.steps, "oldest_ms": run.oldest_ms}
     searched["unreadable"] = len(run.unreadable)
     named = {"unreadable": run.unreadable} if run.unreadable else {}
-    return json_response({"query": text, "rollouts": run.found, "searched": searched, "cursor": cursor, **named})
+    return json_response({"query": asked.q, "rollouts": run.found, "searched": searched, "cursor": cursor, **named})
 
 
 class _Run:
     """What one request has searched and found."""
 
-    def __init__(self, context: Context, needle: Needle, matches: RolloutFilter) -> None:
+    def __init__(self, context: Context, needle: Needle, asked: RolloutFilter) -> None:
         self.found: list[dict[str, Any]] = []
         self.rollouts = self.steps = 0
         self.unreadable: list[dict[str, str]] = []
         self.oldest_ms: int | None = None
         self._context = context
         self._needle = needle
-        self._matches = matches
+        self._asked = asked
 
     async def take(self, name: str) -> None:
         """Search a rollout, if it still exists and the filter matches it."""
@@ -72,7 +64,7 @@ class _Run:
             return
         try:
             rollout = read_rollout(stored)
-            if not self._matches(rollout):
+            if not self._asked.matches(rollout):
                 return
             steps = await read_steps(self._context.store, rollout, whole=True)
         except NotFound:

@@ -11,7 +11,8 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.query import enum_param, int_param, reject_unknown_params, rollout_from
+from proxy.api.control.schemas import ListSteps, ShowTree
+from proxy.api.query import query_from, rollout_from
 from proxy.continuation.types import REASONS
 from proxy.errors import NotFound
 from proxy.export.containers import Ndjson, container_for
@@ -26,21 +27,16 @@ from proxy.trajectory.thread_rules import KINDS_OF
 from proxy.trajectory.threads import find_threads
 from storage.errors import StorageError
 
-_DEFAULT_LIMIT = 100
-_MAX_LIMIT = 1000
-
 
 async def list_steps(request: web.Request) -> web.Response:
     """`GET /rollouts/{id}/steps?after=&limit=`: complete steps in recording order; NDJSON if the client accepts it."""
     context = request.app[CONTEXT]
-    reject_unknown_params(request, ("after", "limit"))
-    after = int_param(request, "after", None, minimum=0)
-    limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
+    asked = query_from(request, ListSteps)
     rollout = await rollout_from(request)
-    start = 0 if after is None else after + 1
-    records = await context.store.read(rollout.rollout_id, start, limit)
+    start = 0 if asked.after is None else asked.after + 1
+    records = await context.store.read(rollout.rollout_id, start, asked.limit)
     steps = await decode_records(context.store, rollout, records, start, whole=True)
-    following = start + len(steps) - 1 if len(steps) == limit else None
+    following = start + len(steps) - 1 if len(steps) == asked.limit else None
     container = container_for(request.headers.get("Accept"), None)
 
     def page() -> bytes:
@@ -76,8 +72,7 @@ async def show_tree(request: web.Request) -> web.Response:
 
     Drift of a finished rollout that is explained here is also counted.
     """
-    reject_unknown_params(request, ("texts",))
-    texts = enum_param(request, "texts", ("true", "false"), "true") == "true"
+    texts = query_from(request, ShowTree).texts
     rollout = await rollout_from(request)
     context = request.app[CONTEXT]
     steps = await read_steps(context.store, rollout, whole=True)

@@ -14,9 +14,10 @@ from typing import Any, Final, Literal
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
+from proxy.api.control.schemas import ShowTexts
 from proxy.api.control.steps import step_from
 from proxy.api.http import json_response
-from proxy.api.query import int_param, reject_unknown_params
+from proxy.api.query import query_from
 from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.step import Choice, Ids, Step
@@ -25,8 +26,6 @@ from proxy.upstream.token_text import detokenize_at_engine, readable
 Source = Literal["recorded", "tokenizer", "engine", "none"]
 Texts = Sequence[str | None]
 
-_DEFAULT_LIMIT: Final = 500
-_MAX_LIMIT: Final = 2000
 _ID_PREFIX: Final = "token_id:"  # vLLM 0.32.0 with --return-tokens-as-token-ids returns ids in place of strings
 
 
@@ -35,16 +34,14 @@ async def show_texts(request: web.Request) -> web.Response:
 
     Returns a part of the choice's row, which is its prompt and its completion. `sources` names where the texts come from.
     """
-    reject_unknown_params(request, ("choice", "start", "limit"))
-    index = int_param(request, "choice", 0, minimum=0) or 0
-    start = int_param(request, "start", 0, minimum=0) or 0
-    limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
+    asked = query_from(request, ShowTexts)
+    index, start = asked.choice, asked.start
     step, _ = await step_from(request)
     choice = next((choice for choice in step.choices if choice.index == index), None)
     if choice is None:
         raise BadRequest(f"The step has no choice {index}.", param="choice")
     prompt = step.prompts[choice.prompt][:] if choice.prompt < len(step.prompts) else array("i")
-    ids = (prompt + choice.ids)[start : start + limit]
+    ids = (prompt + choice.ids)[start : start + asked.limit]
     prompt_part = ids[: max(0, len(prompt) - start)]
     written = recorded(step, choice, max(0, start - len(prompt)), len(ids) - len(prompt_part))
     texts, source = await _find_texts(request.app[CONTEXT], step, ids if written is None else prompt_part)

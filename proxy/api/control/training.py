@@ -11,16 +11,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.reward_metrics import earned_by
+from proxy.api.control.schemas import ShowTraining
 from proxy.api.http import json_response
-from proxy.api.query import int_param, reject_unknown_params
+from proxy.api.query import query_from
 from proxy.rollouts.completion import counted, read_members
 from proxy.rollouts.group import Group, find_groups
 from proxy.rollouts.policy import Announced, read_announced
 from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.advantages import normalized
 
-_DEFAULT_LIMIT: Final = 200
-_MAX_LIMIT: Final = 1000
 _MAX_ROLLOUTS: Final = 8000  # that one response reads: about a second
 _AT_ONCE: Final = 16
 _REFUSED: Final = "tokentape_refused_groups_total{"
@@ -32,12 +31,11 @@ async def show_training(request: web.Request) -> web.Response:
     At most `limit` groups and 8,000 of their rollouts are read; `covered` has how many.
     """
     context = request.app[CONTEXT]
-    reject_unknown_params(request, ("policy", "limit"))
-    limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
+    asked = query_from(request, ShowTraining)
     names = [policy.name for policy in context.policies]
-    policy = context.policies.named(request.query.get("policy") or next(iter(context.policies.trained), names[0])).name
+    policy = context.policies.named(asked.policy or next(iter(context.policies.trained), names[0])).name
     announced = read_announced(await context.store.announcements.read(), policy)
-    page = await context.store.groups.list(limit=limit)
+    page = await context.store.groups.list(limit=asked.limit)
     entries: list[dict[str, Any]] = []
     unreadable: list[dict[str, str]] = []
     rollouts = read = 0

@@ -4,16 +4,17 @@ Deleting a response hides it from agents; its step is kept for training.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote
 
 from aiohttp import web
+from pydantic import BaseModel, Field
 
 from proxy.api.auth import check_minted
 from proxy.api.http import json_response
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.references import find_response_step, turn_of
-from proxy.api.query import enum_param, int_param
+from proxy.api.query import query_from
 from proxy.errors import NotFound
 from proxy.protocols.dialects.responses.history import input_items
 from proxy.protocols.dialects.responses.item_ids import rollout_of
@@ -21,7 +22,12 @@ from proxy.trajectory.step import Step
 
 STORED: Final = "/v1/responses/"
 _DELETED_MARK: Final = "deleted:"
-_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
+
+
+class _ListItems(BaseModel):
+    order: Literal["asc", "desc"] = "desc"
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    after: str | None = None
 
 
 async def answer_stored(call: ModelRequest) -> web.Response:
@@ -49,13 +55,13 @@ async def answer_stored(call: ModelRequest) -> web.Response:
 def _listed(request: web.Request, step: Step) -> dict[str, Any]:
     """Return a page of the input items of a call, by default the latest first."""
     items = input_items(turn_of(step))
-    if enum_param(request, "order", ("asc", "desc"), "desc") == "desc":
+    asked = query_from(request, _ListItems, takes_others=True)
+    if asked.order == "desc":
         items.reverse()
-    limit = int_param(request, "limit", _DEFAULT_LIMIT, minimum=1, maximum=_MAX_LIMIT) or _DEFAULT_LIMIT
-    start = _index_after(request.query.get("after"), [item["id"] for item in items])
-    page = items[start : start + limit]
+    start = _index_after(asked.after, [item["id"] for item in items])
+    page = items[start : start + asked.limit]
     ids = [item["id"] for item in page] or [None]
-    more = start + limit < len(items)
+    more = start + asked.limit < len(items)
     return {"object": "list", "data": page, "first_id": ids[0], "last_id": ids[-1], "has_more": more}
 
 

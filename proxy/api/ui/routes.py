@@ -11,6 +11,7 @@ from typing import Final
 
 from aiohttp import ETag, web
 
+from proxy.api.query import route
 from proxy.errors import NotFound
 
 _FOLDER: Final = Path(__file__).parent
@@ -84,10 +85,10 @@ def _file(name: str) -> tuple[bytes, str]:
     return body, sha256(body).hexdigest()[:32]
 
 
-PAGE_ROUTES: list[web.RouteDef] = [
-    web.get("/", redirect_browser),
-    web.get("/ui", show_page),
-    web.get("/ui/", redirect_to_page),
-    web.get("/ui/{file}", show_file),
-    web.get("/ui/vendor/{file}", show_vendored),
-]
+PAGE_ROUTES: Final = (
+    route("get", "/", redirect_browser, "Redirect a browser to the web page.", 302, 404),
+    route("get", "/ui", show_page, "Get the web page.", 200, 304),
+    route("get", "/ui/", redirect_to_page, "Redirect to the web page.", 308),
+    route("get", "/ui/{file}", show_file, "Get a file of the web page.", 200, 304, 404),
+    route("get", "/ui/vendor/{file}", show_vendored, "Get a file of a library of the web page.", 200, 304, 404),
+)

@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections import Counter
 from contextlib import suppress
+from typing import get_args
 
 import msgspec
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading_rows import entries, trained_ids
 
-from proxy.api.control.export_query import IN_GROUP
 from proxy.api.control.outcomes import Outcome, estimated
+from proxy.api.control.schemas import InGroup
 from proxy.errors import Conflict, DamagedStep
 from proxy.export import FORMATS
 
@@ -24,7 +25,7 @@ from proxy.export import FORMATS
     group=members(),
     branches=st.sampled_from(["all", "longest", "last"]),
     max_len=st.sampled_from([None, None, 4]),
-    advantage=st.sampled_from([name for name in IN_GROUP if name != "step"]),
+    advantage=st.sampled_from([name for name in get_args(InGroup) if name != "step"]),
 )
 def test_the_description_of_rows_is_parallel_to_the_rows(group, branches, max_len, advantage):
     """It is compared with the token ids of the rows, in every format; every omitted rollout has a reason."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from typing import get_args
 
 import pytest
 from forests import make_step
@@ -10,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from proxy.api.control.export_query import IN_GROUP
-from proxy.api.control.group_rows import MEMBERS, GroupFilter
+from proxy.api.control.schemas import GroupFilter, InGroup, Members
 from proxy.errors import Conflict
 from proxy.export import FORMATS
 from proxy.rollouts.group import Group
@@ -78,7 +78,7 @@ async def test_rewarded_counts_members_with_a_reward_only():
 async def test_completed_counts_completed_members_only():
     """Their advantages are estimated with the rewards of all members."""
     group = played(1, 0, 0, statuses=("completed", "failed", "completed"))
-    found = await read_rows(group, query_for("sequences", "rloo"), GroupFilter("completed"), size=3)
+    found = await read_rows(group, query_for("sequences", "rloo"), GroupFilter(members="completed"), size=3)
 
     assert (["r0", "r2"], {"r1": "its status is failed"}, None) == await kept(group, members="completed")
     assert [1.0, -0.5] == [member.rollout.advantages for member in found.members]
@@ -126,14 +126,19 @@ async def test_a_group_with_fewer_members_than_min_group_has_no_rows():
     assert (["r0"], {"r1": "it has no reward"}, None) == await kept(played(1, None), members="rewarded", min_group=1)
 
 
-@given(members(), st.sampled_from([None, *MEMBERS]), st.sampled_from(sorted(FORMATS)), st.sampled_from(IN_GROUP))
+@given(
+    members(),
+    st.sampled_from([None, *get_args(Members)]),
+    st.sampled_from(sorted(FORMATS)),
+    st.sampled_from(get_args(InGroup)),
+)
 def test_every_member_has_rows_or_a_reason(group, choice, name, advantage):
     """Or the group is refused, or has too few members; with `all` no member is omitted."""
 
     async def check() -> None:
         query = query_for(name, advantage, branches="longest")
         try:
-            found = await read_rows(group, query, GroupFilter(choice, min_group=1))
+            found = await read_rows(group, query, GroupFilter(members=choice, min_group=1))
             await found.whole(query)
         except Conflict as refused:
             assert refused.reason in {"format", "no_reward", "no_rows", "no_advantage", "damaged_step"}

@@ -12,6 +12,7 @@ from policies import policies_of
 from proxy.api.control import outcomes as outcomes_module
 from proxy.api.control.export_query import ExportQuery
 from proxy.api.control.outcomes import Outcome, estimate, estimated, outcome_alone, read_outcomes
+from proxy.api.control.schemas import ExportOptions
 from proxy.errors import Conflict, DamagedStep
 from proxy.export import FORMATS, Fill
 from proxy.export.containers import CONTAINERS
@@ -33,8 +34,9 @@ def played(name, *rewards, reward=None):
     return Rollout(name, "b", 1, 1, reward=reward, step_rewards=step_rewards), steps
 
 
-def query_for(advantage="given", **options):
-    return ExportQuery(FORMATS["sequences"], CONTAINERS["json"], Options(), Fill(), advantage, **options)
+def query_for(advantage="given", penalty=None, **options):
+    asked = ExportOptions(advantage=advantage, **options)
+    return ExportQuery(FORMATS["sequences"], CONTAINERS["json"], Options(), Fill(), asked, penalty)
 
 
 async def outcomes_of(query, *members):
@@ -48,7 +50,9 @@ async def outcomes_of(query, *members):
         return found
 
     with patch("proxy.api.control.export_query.read_steps", read_steps):
-        return estimated(await read_outcomes(CONTEXT, query, [rollout for rollout, _ in members]), query.advantage)
+        return estimated(
+            await read_outcomes(CONTEXT, query, [rollout for rollout, _ in members]), query.asked.advantage
+        )
 
 
 def advantages(outcomes):

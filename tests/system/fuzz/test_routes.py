@@ -6,7 +6,7 @@ import pytest
 from fakes import settings_for
 from hypothesis.errors import Unsatisfiable
 
-from proxy.api.control.openapi import ROUTES, describe
+from proxy.api.openapi import ROUTES, describe
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
 

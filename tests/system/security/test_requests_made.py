@@ -8,7 +8,7 @@ from fakes import proxying
 from recorded import load
 from stored import stored_steps
 
-from proxy.api.control.openapi import ROUTES
+from proxy.api.openapi import ROUTES
 
 WHOLE = load("chat_ids_lp")
 NAMES = (

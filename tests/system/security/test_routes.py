@@ -5,7 +5,7 @@ import re
 import pytest
 
 from proxy.api.api_keys import mint
-from proxy.api.control.openapi import ROUTES
+from proxy.api.openapi import ROUTES
 
 CONTROL, AGENT = "control-key", "agent-key"
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "seed": 1, "max_tokens": 4}

@@ -12,13 +12,14 @@ from proxy.api.auth import SESSION_API, Caller, check_minted, identify
 from proxy.api.body import read_body, read_bytes
 from proxy.api.compat.atropos.engines import rendered
 from proxy.api.compat.atropos.session import read_session_chat
-from proxy.api.compat.atropos.sessions import Handler, session_from, with_atropos_errors
+from proxy.api.compat.atropos.sessions import session_from, session_route
 from proxy.api.compat.call_routes import CALL_ROUTES
 from proxy.api.context import CONTEXT
 from proxy.api.http import json_response
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.calls import handle_call
 from proxy.api.model.unrecorded import show_models
+from proxy.api.query import Handler
 from proxy.protocols.dialects import DIALECTS
 from proxy.rollouts.rollout import Rollout
 from proxy.upstream import choose
@@ -68,9 +69,11 @@ async def _admitted(request: web.Request) -> tuple[Rollout, Caller]:
     return await session_from(request), caller
 
 
-SESSION_CALL_ROUTES: Final[list[web.RouteDef]] = [
-    web.post(SESSION_API + _CHAT.removeprefix("/v1"), with_atropos_errors(_call_handler(_CHAT, _CHAT_ROUTE))),
-    web.post(SESSION_API + "/chat/completions/render", with_atropos_errors(render)),
-    web.post(SESSION_API + "/completions", with_atropos_errors(_call_handler(_COMPLETIONS, CALL_ROUTES[_COMPLETIONS]))),
-    web.get(SESSION_API + "/models", with_atropos_errors(list_models)),
-]
+_chat = _call_handler(_CHAT, _CHAT_ROUTE)
+_completions = _call_handler(_COMPLETIONS, CALL_ROUTES[_COMPLETIONS])
+SESSION_CALL_ROUTES: Final = (
+    session_route("post", f"{SESSION_API}/chat/completions", _chat, "Make a recorded chat call in a session."),
+    session_route("post", f"{SESSION_API}/chat/completions/render", render, "Render the prompt of a chat call."),
+    session_route("post", f"{SESSION_API}/completions", _completions, "Make a recorded completions call in a session."),
+    session_route("get", f"{SESSION_API}/models", list_models, "List the engine's models."),
+)

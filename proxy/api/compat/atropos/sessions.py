@@ -4,7 +4,7 @@ A session is a rollout in the store, so every replica serves it. Engines are tho
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from proxy.api.context import CONTEXT, Context
 from proxy.api.failures import error_headers, visible_error
 from proxy.api.health import healthy_engines
 from proxy.api.http import RESPONSE_STARTED, json_response
+from proxy.api.query import Handler, Route, route
 from proxy.errors import Conflict, NotFound, ProxyError, StoreUnavailable
 from proxy.export import Inexpressible
 from proxy.rollouts.rollout import Rollout, read_rollout, read_rollouts, write_fields
@@ -35,8 +36,6 @@ from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from storage.errors import FieldsChanged, StorageError
 
 _COUNT_TIMEOUT_S: Final = 2
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def with_atropos_errors(route: Handler) -> Handler:
@@ -241,13 +240,20 @@ async def _server(context: Context, index: int, healthy: Mapping[str, bool]) -> 
     }
 
 
-# Only with `atropos.enabled`, and before the other routes: its `/health` has more fields.
-SESSION_ROUTES: Final[list[web.RouteDef]] = [
-    web.get("/health", with_atropos_errors(show_health)),
-    web.post("/setup", with_atropos_errors(set_up)),
-    web.get("/servers", with_atropos_errors(list_servers)),
-    web.post("/sessions/create", with_atropos_errors(create_session)),
-    web.get("/sessions", with_atropos_errors(list_sessions)),
-    web.get("/{uuid}/nodes", with_atropos_errors(show_nodes)),
-    web.delete("/{uuid}", with_atropos_errors(delete_session)),
-]
+def session_route(method: str, path: str, handler: Handler, summary: str) -> Route:
+    """Return a route of Atropos' proxy."""
+    statuses = (200, 400, 401, 403, 404, 422, 500, 503)
+    return route(method, path, with_atropos_errors(handler), f"{summary} Only with atropos.enabled.", *statuses)
+
+
+_DELETE: Final = "Delete a session; its rollout is finished and kept (`atropos.keep_sessions`)."
+SESSION_ROUTES: Final = (
+    session_route("post", "/setup", set_up, "Check that the named engines are configured."),
+    session_route("get", "/servers", list_servers, "List the engines, in the format of Atropos' proxy."),
+    session_route("post", "/sessions/create", create_session, "Open a session, which is a rollout."),
+    session_route("get", "/sessions", list_sessions, "List all sessions."),
+    session_route("get", "/{uuid}/nodes", show_nodes, "List the nodes of a session."),
+    session_route("delete", "/{uuid}", delete_session, _DELETE),
+)
+# Served instead of the other `/health`, with the fields of Atropos' proxy.
+SESSION_HEALTH: Final = route("get", "/health", with_atropos_errors(show_health), "Check that the process is alive.")

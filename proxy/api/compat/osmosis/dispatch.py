@@ -18,7 +18,7 @@ from proxy.api.compat.osmosis.servers import RolloutServers, ServerFault
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import DispatchRollout, read_as
 from proxy.api.http import json_response
-from proxy.api.query import rollout_from
+from proxy.api.query import rollout_from, route
 from proxy.api.urls import model_url
 from proxy.errors import Conflict, ProxyError, RequestTooLarge, UnprocessableRequest
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout, write_fields
@@ -127,6 +127,14 @@ def _failed(rollout: Rollout, category: str, message: str, status: int | None = 
     """Return the result of a rollout whose server failed."""
     fields = {"error_category": category, **({} if status is None else {"http_status": status})}
     return RolloutResult(rollout_id=rollout.rollout_id, status="ERROR", error_message=message, extra_fields=fields)
+
+
+DISPATCH_ROUTES: Final = (
+    route(
+        "post", "/rollouts/{rollout_id:[^/]+}/dispatch", dispatch_rollout, "Dispatch a rollout to a rollout server.",
+        202, 200, 400, 404, 409, 422, body=DispatchRollout,
+    ),
+)  # fmt: skip
 
 
 def _answer(rollout: Rollout, *, status: int) -> web.Response:

@@ -1,22 +1,16 @@
 """/openapi.json, which describes every route."""
 
-import re
-
-from proxy.api.compat import COMPAT_ROUTES
 from proxy.api.compat.atropos.calls import SESSION_CALL_ROUTES
 from proxy.api.compat.atropos.generate import GENERATE
 from proxy.api.compat.atropos.sessions import SESSION_ROUTES
 from proxy.api.compat.osmosis.callbacks import COMPLETED
-from proxy.api.control import CONTROL_ROUTES
-from proxy.api.control.openapi import ROUTES, describe
-from proxy.api.ui.routes import PAGE_ROUTES
+from proxy.api.openapi import CONTROLLING, ROUTES, describe
 from proxy.protocols.dialects import DIALECTS, TRANSLATORS
 
 
 async def test_exactly_the_served_routes_are_described(proxy):
     """The model API's dialects and callbacks are described with every prefix."""
-    routes = (*CONTROL_ROUTES, *COMPAT_ROUTES, *SESSION_ROUTES, *SESSION_CALL_ROUTES, *PAGE_ROUTES)
-    control = {(route.method.lower(), re.sub(r":[^{}]+\}", "}", route.path)) for route in routes}
+    control = {(route.method, route.path) for route in (*CONTROLLING, *SESSION_ROUTES, *SESSION_CALL_ROUTES)}
     described = {(route.method, route.path) for route in ROUTES}
     calls = {
         ("post", prefix + path)
