@@ -112,7 +112,7 @@ def cli_page(made: str) -> str:
         + "\n\n"
         + _LOOKS
         + "\n## Common options\n\n"
-        + "\n".join(_table(common))
+        + "\n".join(_list(common))
         + "\n\n## Commands\n\n"
         + "\n".join(sections).rstrip()
         + "\n"
@@ -129,7 +129,7 @@ def _commands() -> Iterator[tuple[str, CommandInfo]]:
 
 
 def _command(name: str, command: CommandInfo, common: Sequence[_Option]) -> Iterator[str]:
-    """Yield a command's heading and description, a table of its own options, and the names of the common ones."""
+    """Yield a command's heading and description, a list of its own options, and the names of the common ones."""
     function = command.callback
     params, defaults = _parameters(command)
     arguments = [argument for argument, param in params.items() if isinstance(param, ArgumentInfo)]
@@ -137,16 +137,15 @@ def _command(name: str, command: CommandInfo, common: Sequence[_Option]) -> Iter
     yield f"### `tokentape {name}{usage}`\n\n{inspect.getdoc(function)}\n"
     options = list(_options(command))
     if own := [option for option in options if option not in common]:
-        yield from _table(own)
+        yield from _list(own)
         yield ""
     if shared := ", ".join(_flag(option) for option in options if option in common):
         yield f"Common options: {shared}.\n"
 
 
-def _table(options: Iterable[_Option]) -> Iterator[str]:
-    yield "| option | meaning |\n|---|---|"
+def _list(options: Iterable[_Option]) -> Iterator[str]:
     for option in options:
-        yield f"| {option.names} | {option.meaning} |"
+        yield f"- {option.names}: {option.meaning}"
 
 
 def _flag(option: _Option) -> str:
@@ -182,7 +181,7 @@ def _value(kind: Any) -> str:
     if inner is bool:
         return ""
     if isinstance(inner, str):
-        return " " + "\\|".join(kinds)
+        return " " + "|".join(kinds)
     if get_args(inner):
         return _value(inner)
     return f" {_WORDS.get(inner, 'TEXT')}"

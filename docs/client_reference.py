@@ -1,7 +1,6 @@
 """docs/client-reference.md: the classes and methods of the Python client, from their signatures and docstrings."""
 
 import inspect
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import tokentape
 _OPENING = """Install the client with `pip install '.[client]'` in a clone; import each class from `tokentape`. The guide is
 [The Python client](client.md); [the HTTP API](http-api.md) documents requests and responses. `AsyncClient` has every method
 of `Client` as a coroutine or an async iterator; its own section lists only the methods that `Client` does not have.
+`help(Client.batches)` shows the types and all of a method's documentation.
 """
 
 
@@ -32,7 +32,11 @@ def client_page(made: str) -> str:
         if name == "Client":
             known = set(methods)
         listed = [_method(inner, member) for inner, member in methods.items()]
-        parts.append("\n".join([f"## {name}\n", f"`{name}{_signature(kind)}`\n", _docstring(kind), *listed]))
+        parts.append(
+            "\n".join(
+                [f"## {name}\n", f"`{name}{_signature(kind)}`\n", _docstring(kind), *listed, *([""] if listed else [])]
+            )
+        )
     return "\n".join(parts)
 
 
@@ -43,18 +47,18 @@ def _members(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _method(name: str, member: Any) -> str:
+    first = " ".join((inspect.getdoc(member) or "").partition("\n\n")[0].split())
     if isinstance(member, property):
-        return f"- `{name}`\n  {_docstring(member, indent='  ')}"
+        return f"- `{name}`: {first}"
     awaited = "await " if inspect.iscoroutinefunction(member) else ""
-    return f"- `{awaited}{name}{_signature(member)}`\n  {_docstring(member, indent='  ')}"
+    return f"- `{awaited}{name}{_signature(member)}`: {first}"
 
 
 def _signature(function: Any) -> str:
-    """Return the arguments and the type of the result, without `self` and without the modules of types."""
-    signature = str(inspect.signature(function)).replace("(self, ", "(").replace("(self)", "()")
-    signature = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", signature)
-    signature = re.sub(r"'([A-Z]\w+)'", r"\1", signature)
-    return signature.removesuffix(" -> None") if isinstance(function, type) else signature
+    """Return the arguments with their defaults, without `self` and types."""
+    signature = inspect.signature(function)
+    parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values() if each.name != "self"]
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
 
 
 def _docstring(thing: Any, indent: str = "") -> str:

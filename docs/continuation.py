@@ -4,10 +4,10 @@ from proxy.continuation.types import REASONS
 
 _OPENING = """After this page you know when a conversation stays one sequence, when it does not, and where to see the reason.
 
-An agent sends back text. The engine renders and tokenizes the whole conversation again for each call, and the token ids of
-earlier turns differ from those that were sampled: another split of the same text, tool calls in other whitespace, text that
-a parser trimmed, reasoning that the chat template drops. Each such boundary is [drift](concepts.md#fidelity). It forks the
-rollout into one more sequence, with more tokens to train and a prompt that the KV cache does not contain.
+An agent sends back text. The engine renders and tokenizes the whole conversation again for each call, and the ids of earlier
+turns can differ from the sampled ones: another split of the same text, tool calls in other whitespace, trimmed text, reasoning
+that the chat template drops. Each such boundary is [drift](concepts.md#fidelity): it forks the rollout into one more sequence,
+with more tokens to train and a prompt that the KV cache does not contain.
 
 TokenTape therefore sends the prompt of a call that continues a recorded step as **token ids**:
 
@@ -24,38 +24,35 @@ TokenTape therefore sends the prompt of a call that continues a recorded step as
   mask           0             1          0          1         one sequence
 ```
 
-The engine renders the messages (`/tokenize`), and the bridge is the end of that rendering: TokenTape has no tokenizer, no
-template and no list of models. The response repeats the prompt ids, and TokenTape compares them with those it sent. Agents do
-not change: they send messages in any dialect, streamed or not. Branches, retries, sub-agents and several choices work, because
-each call continues the step whose messages and reply it repeats.
+The bridge is the end of the engine's own rendering (`/tokenize`): TokenTape has no tokenizer, no template and no list of
+models. It compares the prompt ids in the response with those it sent. Agents do not change: any dialect, streamed or not, with
+branches, retries, sub-agents and several choices, because each call continues the step that it repeats.
 
 ## Which reply is continued
 
-A call continues the recorded reply that it sends back after the most messages, of the same model, policy and options.
-Several recorded replies can be equal in text and calls: those of retries, of several choices (`n`), of sub-agents. Then these
-decide, in this order:
+A call continues the recorded reply that it sends back after the most messages, of the same model, policy and options. Of
+several replies that are equal in text and calls (retries, `n`, sub-agents), these decide, in this order:
 
 1. IDs of tool calls and responses that the engine made and the agent repeats;
 2. reasoning that the agent sends back, which must be equal, whitespace apart (what it does not send back is restored);
 3. unchanged text before text in other whitespace or arguments in another format;
 4. the agent (`X-Agent-Name`), then recorded calls whose messages the call begins with, such as an earlier attempt at it;
-5. replies that a client received before those that none did.
+5. replies that a client received before others.
 
-If replies with different token ids remain, the call is sent as it came (`ambiguous`). If the agent changed the reasoning,
-`faithful` lets the engine render what was sent, and `append` refuses (`edited`). Numbers in arguments are compared as JSON has
-them: `1`, `1.0` and `true` are different. A call with prompt ids of its own is never continued by others.
+If replies with different ids remain, the call is sent as it came (`ambiguous`). If the agent changed the reasoning, `faithful`
+lets the engine render what was sent, and `append` refuses (`edited`). Numbers in arguments are compared as JSON has them: `1`,
+`1.0` and `true` are different. A call with prompt ids of its own is never continued by others.
 
 ## Modes
 
 - `off`: the engine renders each call.
 - `faithful` (default): ids are kept wherever the chat template keeps the turn. Where it drops reasoning or rewrites earlier
   turns, the template decides, and the rollout forks.
-- `append`: what was sampled is never rendered again. Each conversation is one growing sequence, with its reasoning.
+- `append`: what was sampled is never rendered again. Each conversation is one growing sequence, with its reasoning. It is for
+  trainers with one row per rollout; prompts contain reasoning that the template would drop.
 
-`append` is for trainers with one row per rollout. Its prompts contain reasoning that the template would drop.
-
-The header of a call has precedence over its rollout, and the rollout over the settings. YAML's `off` without quotes, which is
-false, is accepted.
+The header of a call has precedence over its rollout, and the rollout over the settings. YAML's `off` without quotes is
+accepted.
 
 ```yaml
 continuation: {mode: faithful, timeout_s: 60.0}
@@ -64,7 +61,7 @@ continuation: {mode: faithful, timeout_s: 60.0}
 ```bash
 curl -s 127.0.0.1:8400/rollouts -d '{"rollout_id": "linear", "continuation": "append"}'
 curl -s -X PATCH 127.0.0.1:8400/rollouts/linear -d '{"continuation": "faithful"}'
-curl -s 127.0.0.1:8400/rollouts/linear/v1/chat/completions -H 'X-Rollout-Continuation: off' \\
+curl -s 127.0.0.1:8400/rollouts/linear/v1/chat/completions -H 'X-Rollout-Continuation: off' \
   -H 'Content-Type: application/json' -d '{"model": "policy", "messages": [{"role": "user", "content": "Hello!"}]}'
 ```
 
@@ -76,87 +73,71 @@ curl -s 127.0.0.1:8400/rollouts/linear/v1/chat/completions -H 'X-Rollout-Continu
 | SGLang (0.5.23, from its source) | `input_ids` | a list of ids as `prompt` | `/v1/tokenize`, `/v1/detokenize` |
 | llama.cpp, any other server | not continued | not continued | |
 
-A vLLM whose `/openapi.json` names the field `prompt_token_ids` of chat requests gets the ids there. No release has it
-(vllm-project/vllm#55771 is in review), so this is tested with the simulator only.
+A vLLM that names the field `prompt_token_ids` of chat requests in `/openapi.json` gets the ids there; no release does
+(vllm-project/vllm#55771 is in review), so this is tested with the simulator only. An SGLang endpoint gets ids for chat only
+after its rendering of a step's messages was equal to the step's prompt ids.
 
-An SGLang endpoint gets ids for chat only after its rendering of a step's messages was equal to the step's prompt ids.
+- Tools, parsers, streaming and structured output work as before; clients do not see the injected fields, and usage is the
+  engine's.
+- A continued call costs one rendering, in place of the tokenization by the call itself. With drift it costs two requests to
+  `/detokenize`, and in about 15 % of these cases four more renderings (at most 15 in `append`, if a reply was cut or is all
+  reasoning), all at the call's endpoint and within `continuation.timeout_s`.
+- If the engine returns other prompt ids, the step is flagged `other_prompt`. If it rejects a call with ids, the call is sent
+  again unchanged. What such a call shows holds for the rollout, and for all once [three
+  rollouts](decisions/100-beliefs-about-engines.md) have shown it.
+- Ids are cached in the process (`agents.rollout_cache_bytes`), else read from the store, so other workers and replicas
+  continue them, also after a restart.
 
-- The rest of the request does not change: tools, parsers, streaming and structured output work as before. Clients do not see
-  the injected fields, and usage is the engine's.
-- A continued call costs one rendering, which replaces the tokenization by the call itself. With drift there are two requests to
-  `/detokenize`, and in about 15 % of these cases four more renderings, mostly three of a short history and one of the whole
-  conversation; at most 15 in `append`, if a reply was cut or is all reasoning. All are sent to the endpoint of the call, within
-  `continuation.timeout_s`.
-- If the engine returns other prompt ids than were sent, the step is flagged `other_prompt`. If it rejects a call with ids, the
-  call is sent again unchanged; if that succeeds, the ids were the reason. In both cases the endpoint gets no more ids until its
-  type is detected again.
-- The ids of recorded steps are cached in the process (`agents.rollout_cache_bytes`), else read from the store, so that other
-  workers and replicas continue them, also after a restart.
-
-A text prompt of `/v1/completions` is continued if it begins with the prompt and the completion of an earlier step, as those of
-Atropos' `ManagedServer` do; only the rest is tokenized.
+A text prompt of `/v1/completions` is continued if it begins with the prompt and completion of an earlier step, as Atropos'
+`ManagedServer` sends them; only the rest is tokenized.
 
 ## Chat templates
 
-Measured over the 41 original chat templates of TRL 1.16: linear rollouts of six turns in a fresh process. The sampled text is
-split into tokens that no tokenizer would choose; the agent formats arguments in its own way and drops the reasoning. 34 of the
-templates render tool loops. In mode `append` **all 518 combinations are one sequence**, and no bridge is wrong:
+Measured over the 41 original chat templates of TRL 1.16, 34 with tool loops: linear rollouts of six turns in a fresh process,
+sampled as tokens that no tokenizer would choose, with an agent that formats arguments in its own way and drops the reasoning.
+In `append` **all 518 combinations are one sequence**, and no bridge is wrong: text (82), tool loops (68), tool loops with
+content beside the calls (68), a reply cut by `max_tokens` in a thought, in a call or after it (177), replies that a parser
+returns as reasoning only (41), stop strings (41), and text parts that later calls send as one text (41). In `faithful` 167 of
+the 518 are: where a template drops reasoning, opens thoughts, or closes a cut reply, the template decides.
 
-| rollouts | combinations | one sequence |
-|---|---|---|
-| text, without and with reasoning | 82 | 82 |
-| tool loops, without and with reasoning | 68 | 68 |
-| tool loops with content beside the calls, without and with reasoning | 68 | 68 |
-| one reply cut by `max_tokens`: in a thought, in a call, in a streamed call, after a call | 177 | 177 |
-| one reply that a reasoning parser returns as reasoning only | 41 | 41 |
-| one reply that ends with a stop string | 41 | 41 |
-| text parts in the first call that are one text in later calls | 41 | 41 |
-
-In mode `faithful`, 167 of the 518 are: where a template drops reasoning, opens thoughts, or closes a cut reply, the template
-decides. `make continuation-table` prints both tables, and repeats the first three rows and cut replies with a random model, the
-template in each request: on a real vLLM 0.32 321 of 321 rollouts are one sequence in `append`, on a real SGLang 0.5.23 269 of
-271 (the others forked once: the model's tokenizer joined the end of a cut text with the template's next letters). `make
-test-system` repeats text and tool loops over HTTP with a simulated engine, streamed and not.
+`make continuation-table` prints both tables. With a random model and the template in each request, 321 of 321 rollouts are one
+sequence in `append` on a real vLLM 0.32, and 269 of 271 on a real SGLang 0.5.23 (the model's tokenizer joined the end of a cut
+text with the template's next letters).
 
 ## What append keeps
 
-In `append` the sampled ids stay, and what follows them is what the template writes after a turn:
-
 - **Reasoning** that the template drops stays in the prompt.
-- **A cut reply** (`max_tokens` within a thought or a call) stays as it was sampled. The template's end of the turn and the new
-  messages follow it; what the template would add to complete the call does not.
-- **Another stop token**: if the template writes another stop token than was sampled, the sampled one stays in its place.
-- **Content beside calls**: some templates write it after the results of the calls (`gemma4`). The prompt has it where it was
-  sampled.
+- **A cut reply** (`max_tokens` within a thought or a call) stays as it was sampled, followed by the template's end of the turn
+  and the new messages; the completion of the call that the template would add does not.
+- **Another stop token** than the template writes stays in its place.
+- **Content beside calls** stays where it was sampled, though some templates write it after the results of the calls
+  (`gemma4`).
 
-**gpt-oss** ends an answer with `<|return|>`, and its template writes `<|end|>` for it in the history. In `append`, the prompt
-of the next turn has `<|return|>`: six turns are one sequence. In `faithful`, each answer with a successor forks by this one
-token (`other_stop`): six turns of text are six sequences. A tool loop forks only after its answers, since calls end with
-`<|call|>` in both. [Its authors](https://github.com/openai/harmony/blob/main/docs/format.md) train with `<|return|>` only as
-the last token of a target, and with `<|end|>` in the history, without earlier reasoning. Use `faithful` for prompts as the
-model knows them, and `append` for one row per rollout.
+**gpt-oss** ends an answer with `<|return|>`, and its template writes `<|end|>` for it in the history. `append` keeps
+`<|return|>`: six turns are one sequence. In `faithful`, each answer with a successor forks by this one token (`other_stop`),
+and a tool loop only after its answers, since calls end with `<|call|>` in both. [Its
+authors](https://github.com/openai/harmony/blob/main/docs/format.md) train with `<|return|>` only as the last token of a
+target, and with `<|end|>` in the history, without earlier reasoning. Use `faithful` for prompts as the model knows them, and
+`append` for one row per rollout.
 
-**Stop strings** (`stop`): the tokens of the stop string were sampled, and the engine cuts them from the visible text. If a
-stop string begins within a token, the prompt has the whole token: with `stop: ["ees"]` the agent receives `B`, and the next
-prompt has `Bees`. In `faithful` such a turn is continued only if the visible text ends where a token does. Continued calls
-after a stop string have the reason `stop_string`, and are counted with it.
-
-With a random model at temperature 1.5 on a real vLLM 0.32, all rollouts of `make test-engine` are one sequence in `append`,
-with templates that keep and that strip reasoning; with `off`, every turn of the second template forks.
+**Stop strings** (`stop`): their tokens were sampled, and the engine cuts them from the visible text. If one begins within a
+token, the prompt has the whole token: with `stop: ["ees"]` the agent receives `B`, and the next prompt has `Bees`. In
+`faithful` such a turn is continued only if the visible text ends where a token does. Continued calls after a stop string have
+the reason `stop_string`.
 
 ## What is not continued
 
-The first call of a conversation, calls without a rollout ID, and `/inference/v1/generate`. Any other call that is not continued
-is sent as it came, and the reason is counted:
+The first call of a conversation, calls without a rollout ID, and `/inference/v1/generate`. Any other call that is not
+continued is sent as it came, and the reason is counted:
 
 | reason | meaning |
 |---|---|
 """
 
 _MIXED = """
-In mode `append`, a continued call has the reason `history` if the template would have rendered the earlier turns differently.
-Text parts of a message are equal to the one text that the engine makes of them, and fields of parts such as `cache_control` are
-not compared. [Decision 064](decisions/064-exact-continuation.md) has the limits.
+In `append`, a continued call has the reason `history` if the template would have rendered the earlier turns differently. Text
+parts of a message equal the one text that the engine makes of them; fields of parts such as `cache_control` are not compared.
+[Decision 064](decisions/064-exact-continuation.md) has the limits.
 
 ## Where to see it
 

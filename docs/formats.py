@@ -9,36 +9,30 @@ from proxy.export.containers import CONTAINERS
 
 _OPENING = """Look up here the fields of each export format, and the containers of rows.
 
-`GET /rollouts/{id}/export?format=…` returns the rows of a rollout. Every format is a view of `sequences` or of `steps`.
-Nothing is retokenized, padded or filled in unless documented below. If a format cannot express a rollout, the response is
-409 with the reason; an export of many rollouts skips and reports the rollout. A missing or null field is unknown.
+Every format is a view of `sequences` or of `steps`. Nothing is retokenized, padded or filled in unless documented below. If a
+format cannot express a rollout, the response is 409 with the reason; an export of many rollouts skips and reports the rollout.
+A missing or null field is unknown. A *batch* is an object of lists with one entry per row; other formats return lists of rows.
 
-`branches` is a format's default for this parameter. `one`: the trainer takes one row for each rollout, and a forked rollout is
-refused. `longest` and `last` drop the other rows; the number of their trained tokens is `dropped_tokens` in `skipped`. With
-`row_weight=split` the rollout's reward and advantage are divided by the number of its rows; rewards and advantages of steps or
-tokens are not.
-
-With [named policies](policies.md), rows are of one policy each: steps of different policies never join. `policy=planner`
-exports the steps of one policy; without it, those of all trained policies, each with its own `longest` or `last` row. Rows of
-`sequences` and `steps` have the `policy`, except those of `default`. Arrow and Parquet have this column if `policies` are
-configured; it is null for `default`.
-
-`threads=main` exports one conversation of each rollout, `threads=agents` all but auxiliary calls ([threads](threads.md)). With
-`threads`, steps of different threads never join, rows of `sequences` and `steps` have the `thread`, and `branches=one` counts
-the rows of each thread.
-
-A *batch* is an object of lists with one entry per row; other formats return lists of rows.
+- `branches` is a format's default for this parameter. `one`: the trainer takes one row for each rollout, and a forked rollout
+  is refused. `longest` and `last` drop the other rows, for each policy; `dropped_tokens` in `skipped` counts their trained
+  tokens.
+- `row_weight=split` divides the rollout's reward and advantage by the number of its rows, but not those of steps or tokens.
+- Rows belong to one [policy](policies.md) each: steps of different policies never join. Rows of `sequences` and `steps` name
+  it unless it is `default`; Arrow and Parquet have the column if `policies` are configured.
+- With `threads`, steps of different [threads](threads.md) never join, rows of `sequences` and `steps` name the `thread`, and
+  `branches=one` counts the rows of each thread.
+- **Reward** and **advantage** are what a row has a place for. One for the row is the rollout's, also where steps have rewards.
+  One for each step is the sum of its tokens', or else the rollout's. With one for each token, a step's reward is at its last
+  token, and the rollout's at the very last, if the last step has none; `marin` repeats them, and `sequences` has them as they
+  were set. Formats without a place for advantages of turns reject `advantage=step` and `discount`; in claims, `advantages` has
+  them.
 """
 
 
 def formats_page(made: str) -> str:
     """Return the page."""
     sections = "\n".join("\n".join(_format(form, _first_of_module(form))) for form in FORMATS.values())
-    return (
-        f"# Export formats\n\n{made}{_OPENING}\n{sections}\n"
-        + "\n".join([*_places(), *_scores(), *_containers()])
-        + "\n"
-    )
+    return f"# Export formats\n\n{made}{_OPENING}\n{sections}\n" + "\n".join([*_scores(), *_containers()]) + "\n"
 
 
 def _first_of_module(form: Format) -> Format:
@@ -57,23 +51,16 @@ def _format(form: Format, first: Format) -> Iterator[str]:
     if form is not first and form.columns == first.columns:
         yield "The fields are the same.\n"
         return
-    for name, column in form.columns.items():
-        yield f"- `{name}`: {_type(column)}"
-    yield ""
+    yield f"Fields: {', '.join(f'`{name}` {_type(column)}' for name, column in form.columns.items())}.\n"
 
 
 def _requirements(form: Format) -> str:
-    """Return what the format requires of a rollout, and its default for `branches`."""
-    return f"{_REWARDS[form.reward]} `branches`: {form.branches}."
+    """Return where a row has reward and advantage, what the format requires, and its default for `branches`."""
+    reward, advantage = _REWARD_PLACES[form.reward_place], _ADVANTAGE_PLACES[form.advantage_place]
+    return f"Reward: {reward}, {_REWARDS[form.reward]}. Advantage: {advantage}. `branches`: {form.branches}."
 
 
-_REWARDS = {
-    "required": "Requires a reward.",
-    "uniform": "Requires rewards of all rollouts of a group, or of none.",
-    "optional": "Requires no reward.",
-}
-
-
+_REWARDS = {"required": "required", "uniform": "of all rollouts of a group, or of none", "optional": "optional"}
 _REWARD_PLACES = {
     "none": "none",
     "rollout": "one for the row",
@@ -81,30 +68,13 @@ _REWARD_PLACES = {
     "token": "one for each sampled token",
 }
 _ADVANTAGE_PLACES = {**_REWARD_PLACES, "turn": "one for each turn", "token": "one for each turn, or each token"}
-_PLACES = """## Rewards and advantages
-
-What a row has a place for. One for the row is the rollout's, also where steps have rewards. One for each step is the sum of
-its tokens', or else the rollout's. With one for each token, a step's reward is at its last token, and the rollout's at the
-very last, if the last step has none; `marin` repeats them, and `sequences` has them as they were set.
-
-Formats without a place for advantages of turns reject `advantage=step` and `discount`. In claims, `advantages` has them.
-
-| format | reward | advantage |
-|---|---|---|"""
-
-
-def _places() -> Iterator[str]:
-    yield _PLACES
-    for name, form in FORMATS.items():
-        yield f"| `{name}` | {_REWARD_PLACES[form.reward_place]} | {_ADVANTAGE_PLACES[form.advantage_place]} |"
-    yield ""
 
 
 _SCORES = """## Scores of another engine
 
-The fields that rows have with [`rescore`](http-api.md#scores-of-another-engine): the logprobs of `policy`, those of another
-scorer, and with `rescore_top_k` its most likely tokens. Formats that are not listed have no place for them and are rejected.
-Only trained tokens have values; others have null in `sequences`, zeros (`ref_logprobs` of `scored_data`: 1.0) elsewhere.
+The fields that [`rescore`](http-api.md#scores-of-another-engine) adds. Formats that are not listed have no place for them and
+are rejected. Only trained tokens have values; others have null in `sequences`, zeros (`ref_logprobs` of `scored_data`: 1.0)
+elsewhere.
 
 | format | `rescore=policy` | another scorer | `rescore_top_k` |
 |---|---|---|---|"""

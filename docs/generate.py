@@ -85,15 +85,17 @@ def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str,
 def settings_page() -> str:
     """Return docs/settings.md."""
     rows = [
-        f"| `{name}` | {'—' if _is_required(default) else f'`{_plain(default)!r}`'} | {text} |"
+        f"- `{name}`{'' if _is_required(default) else f' = `{_plain(default)!r}`'}: {text}"
         for name, _, default, text in settings_of(Settings)
+        if not name.startswith("rescore.scorers.NAME.endpoints[].")  # those of engines.endpoints
     ]
     return (
         "# Settings\n\n" + MADE + "Look up here what a setting does.\n\n"
         "Set them in a YAML file (`--config FILE`) or with environment variables: `TOKENTAPE_STORE__URL=…` sets `store.url`."
         "\nThe command line has precedence over the environment, and the environment over the file. "
-        "Names that\nend in `_s` are in seconds, names that end in `_bytes` in bytes.\n\n"
-        "| setting | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+        "A setting without\n`= default` is required. Names that end in `_s` are in seconds, in `_bytes` in bytes.\n\n"
+        + "\n".join(rows)
+        + "\n"
     )
 
 
@@ -104,8 +106,8 @@ def metrics_page() -> str:
         *make_info_metrics(CollectorRegistry(), (), dict.fromkeys(STORE_GAUGES, "0"), {}),
     ]
     rows = [
-        f"| `{metric.name}{'_total' if metric.type == 'counter' else ''}` | {metric.type} "
-        f"| {', '.join(f'`{label}`' for label in collector._labelnames)} | {metric.documentation} |"  # noqa: SLF001 - not public
+        f"- `{metric.name}{'_total' if metric.type == 'counter' else ''}`, {metric.type}"
+        f"{''.join(f', `{label}`' for label in collector._labelnames)}: {metric.documentation}"  # noqa: SLF001 - not public
         for collector in collectors
         for metric in collector.describe()
     ]
@@ -121,34 +123,33 @@ def metrics_page() -> str:
         "- There are no `_created` series. On Linux, `/metrics` also has the `process_*` metrics of the Prometheus client "
         "library.\n\n"
         "Alerts and the dashboard: [monitoring](monitoring.md).\n\n"
-        "| name | type | labels | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+        "Each with its type and labels:\n\n" + "\n".join(rows) + "\n"
     )
 
 
 def errors_page() -> str:
     """Return docs/errors.md."""
     kinds = [kind for kind in _tree(errors.ProxyError) if kind.__module__ == errors.__name__]
-    rows = [f"| {kind.status} | `{kind.kind}` | `{kind.code}` | {kind.__doc__} |" for kind in kinds]
+    rows = [f"- {kind.status} `{kind.code}` (type `{kind.kind}`): {kind.__doc__}" for kind in kinds]
     return (
         "# Errors\n\n"
         + MADE
-        + "Look up here what an error of TokenTape means.\n\nErrors of an engine are forwarded unchanged. Errors of TokenTape "
-        "have the format of the dialect. On the model\nAPI, the errors with status 500 and above contain no details: the log "
-        "has them under the step ID or error ID in the\nmessage. Temporary errors have the header `Retry-After`.\n\n"
-        "| status | type | code | meaning |\n"
-        "|---|---|---|---|\n" + "\n".join(rows) + "\n"
+        + "Look up here what an error of TokenTape means.\n\nErrors of an engine are forwarded unchanged; errors of TokenTape "
+        "have the format of the dialect. On the model\nAPI, errors from 500 on contain no details: the log has them under the "
+        "step ID or error ID in the message.\nTemporary errors carry the header `Retry-After`.\n\n"
+        + "\n".join(rows)
+        + "\n"
     )
 
 
 def fidelity_page() -> str:
     """Return docs/fidelity.md."""
-    rows = [f"| `{code}` | {text} |" for code, text in PROBLEMS.items()]
+    rows = [f"- `{code}`: {text}" for code, text in PROBLEMS.items()]
     return (
         "# Fidelity\n\n"
         + MADE
-        + "Look up here why a step is flagged.\n\nA step without any of these problems is *exact*. A step with a problem is "
-        "stored, counted in `/metrics`, and exported\nonly with `include=flagged`.\n\n"
-        "| code | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
+        + "Look up here why a step is flagged.\n\nA step without any of these problems is *exact*. Others are "
+        "stored, counted in `/metrics`, and exported only with\n`include=flagged`.\n\n" + "\n".join(rows) + "\n"
     )
 
 
