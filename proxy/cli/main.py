@@ -53,7 +53,7 @@ def serve(
 @app.command(hidden=True)
 def worker() -> None:
     """Run one worker process of `serve --workers`, configured through standard input."""
-    from proxy.server.worker import work  # noqa: PLC0415 - keeps `--help` fast
+    from proxy.server.supervisor import work  # noqa: PLC0415 - keeps `--help` fast
 
     run(work(), on_value_error=Exit.REFUSED)  # the supervisor passes it on if the worker cannot start
 

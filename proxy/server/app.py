@@ -54,8 +54,8 @@ from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
 from proxy.rollouts.renewals import Lifetimes
 from proxy.rollouts.scoring.audit import BackgroundAudit
-from proxy.rollouts.scoring.rescoring import Rescorers, ScoreCache
-from proxy.server.scorers import scoring_engines
+from proxy.rollouts.scoring.engines import ScoringEngines, ScoringLimits
+from proxy.rollouts.scoring.rescoring import POLICY, Rescorers, ScoreCache
 from proxy.telemetry.metrics import Metrics, make_metrics
 from proxy.telemetry.multiprocess import WorkerMetrics, WorkerSlot
 from proxy.trajectory.step import DEFAULT_POLICY
@@ -253,6 +253,21 @@ def _rescorers(
         ScoreCache(store, settings.rescore.cache_s, settings.rescore.cache_bytes),
         partial(text_from_ids, upstream, tokenizers, new_connection=False),
     )
+
+
+def scoring_engines(settings: Settings, policy: Upstream, metrics: Metrics) -> dict[str, ScoringEngines]:
+    """Return the scorers by name: `policy`, with the engines of calls, and those of `rescore.scorers`.
+
+    The caller closes the upstreams of the latter. They have the limits of `engines`, apart from the timeout of a read.
+    """
+    chosen = settings.rescore
+    limits = ScoringLimits(chosen.timeout_s, chosen.max_in_flight, settings.engines.max_attempts)
+    scorers = {POLICY: ScoringEngines(policy, limits, is_policy=True)}
+    for name, scorer in chosen.scorers.items():
+        engines = settings.engines.model_copy(update={"endpoints": scorer.endpoints, "read_timeout_s": None})
+        upstream = Upstream(engines, metrics)
+        scorers[name] = ScoringEngines(upstream, limits, model=scorer.model, version=scorer.version)
+    return scorers
 
 
 def _policies(

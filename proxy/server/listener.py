@@ -14,24 +14,28 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from proxy.api.context import CONTEXT
+from proxy.api.failures import answer_failures
 from proxy.clock import Clock
 from proxy.config.addresses import split_listen
-from proxy.config.sections import EndpointSettings, ListenTlsSettings
+from proxy.config.sections import EndpointSettings, ListenTlsSettings, StoreSettings
 from proxy.config.settings import Settings
-from proxy.server.app import make_app, make_control_app
+from proxy.errors import StoreUnavailable
+from proxy.rollouts.store_health import PROBE
+from proxy.server.app import make_app, make_control_app, store_options
 from proxy.server.connections import Runner
 from proxy.server.handover import HandedOver
-from proxy.server.standby import StandbyApp
 from proxy.simulator.options import Options
-from proxy.telemetry.logs import WIRE_LOG
+from proxy.telemetry.logs import LOG, WIRE_LOG
 from proxy.telemetry.multiprocess import WorkerSlot
 from proxy.upstream.failure_text import failure_text
+from storage import open_store
 from storage.errors import StoreUnreachable
 from storage.store import Store
 
 _CONTROL_DRAIN_TIMEOUT_S = (
     5  # the control API listens until the last call has ended; requests that wait there then are aborted
 )
+_STANDBY_INTERVAL_S = 0.5
 _LINGER_TIMEOUT_S = 2  # how long the rest of a refused body is read, so that its sender receives the error
 
 
@@ -62,7 +66,7 @@ async def running(
             try:
                 served = await stack.enter_async_context(_started(settings, store, clock, slot, channels))
             except StoreUnreachable as error:
-                await _stand_by(settings, store, StandbyApp(str(error)), channels)
+                await _stand_by(settings, store, _StandbyApp(str(error)), channels)
         yield served
 
 
@@ -77,34 +81,76 @@ async def _started(
     channel, control_channel = _channels(channels)
     async with AsyncExitStack() as stack:
         app = make_app(settings, store, clock, slot)
-        tls = _tls(settings.listen_tls)
         control_urls: list[str] = []
         if settings.control.listen is not None:
-            app.cleanup_ctx.append(_control_api(settings, settings.control.listen, tls, control_urls, control_channel))
-        idle_timeout_s, drain_timeout_s = settings.agents.idle_timeout_s, settings.drain_timeout_s
-        url = await _listen(
-            stack, app, settings.listen, tls, idle_timeout_s, drain_timeout_s=drain_timeout_s, channel=channel
-        )
+            app.cleanup_ctx.append(_control_api(settings, settings.control.listen, control_urls, control_channel))
+        url = await _listen(stack, app, settings.listen, settings, channel, drain_timeout_s=settings.drain_timeout_s)
         yield RunningServer(url, control_urls[0] if control_urls else url)
         if settings.shutdown_delay_s:
             app[CONTEXT].stopping.set()
             await asyncio.sleep(settings.shutdown_delay_s)
 
 
+class _StandbyApp:
+    """The application that listens while a starting process has no store: alive, not ready; calls are refused with `reason`.
+
+    The proxy itself is made once the store is reachable; a store that is reachable and unusable ends the start with an error.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def make_app(self) -> web.Application:
+        """Return the application for one port."""
+        app = web.Application(middlewares=[answer_failures])
+        for suffix in ("", "z"):
+            app.router.add_get(f"/health{suffix}", self._show_health)
+            app.router.add_get(f"/ready{suffix}", self._show_ready)
+        app.router.add_route("*", r"/{path:[\s\S]*}", self._refuse)
+        return app
+
+    async def wait_for_store(self, settings: StoreSettings, store: Store | None) -> None:
+        """Return once a write to the store succeeds. Raises StorageError if it is reachable and unusable."""
+        LOG.error("Store unreachable; calls are rejected until it is reachable: %s", self.reason)
+        while True:
+            await asyncio.sleep(_STANDBY_INTERVAL_S)
+            try:
+                await _try_write(settings, store)
+            except StoreUnreachable as error:
+                self.reason = str(error)
+            else:
+                LOG.info("Store reachable")
+                return
+
+    async def _show_health(self, _request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _show_ready(self, _request: web.Request) -> web.Response:
+        body = {"status": "not ready", "store": self.reason, "engines": {}}
+        return web.json_response(body, status=503, headers={"Retry-After": "1"})
+
+    async def _refuse(self, _request: web.Request) -> web.StreamResponse:
+        raise StoreUnavailable(f"The store has been unreachable since this process started: {self.reason}")
+
+
+async def _try_write(settings: StoreSettings, store: Store | None) -> None:
+    opened = store or await open_store(settings.url, store_options(settings))
+    try:
+        await opened.set_once(PROBE, b"1")
+    finally:
+        if store is None:
+            await opened.close()
+
+
 async def _stand_by(
-    settings: Settings, store: Store | None, standby: StandbyApp, channels: Sequence[socket.socket]
+    settings: Settings, store: Store | None, standby: _StandbyApp, channels: Sequence[socket.socket]
 ) -> None:
     """Listen with the standby application until the store is reachable."""
     async with AsyncExitStack() as stack:
-        tls = _tls(settings.listen_tls)
         listens = (settings.listen, settings.control.listen)
         for listen, channel in zip(listens, _channels(channels), strict=True):
-            if listen is None:
-                continue
-            app, idle_timeout_s = standby.make_app(), settings.agents.idle_timeout_s
-            await _listen(
-                stack, app, listen, tls, idle_timeout_s, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S, channel=channel
-            )
+            if listen is not None:
+                await _listen(stack, standby.make_app(), listen, settings, channel)
         await standby.wait_for_store(settings.store, store)
 
 
@@ -114,17 +160,13 @@ def _channels(channels: Sequence[socket.socket]) -> tuple[socket.socket | None, 
 
 
 def _control_api(
-    settings: Settings, listen: str, tls: ssl.SSLContext | None, urls: list[str], channel: socket.socket | None
+    settings: Settings, listen: str, urls: list[str], channel: socket.socket | None
 ) -> Callable[[web.Application], AsyncIterator[None]]:
     """Return the lifespan of the control API on its own port; it listens until the calls in flight have ended."""
 
     async def control_api(app: web.Application) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            control, idle_timeout_s = make_control_app(settings, app), settings.agents.idle_timeout_s
-            url = await _listen(
-                stack, control, listen, tls, idle_timeout_s, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S, channel=channel
-            )
-            urls.append(url)
+            urls.append(await _listen(stack, make_control_app(settings, app), listen, settings, channel))
             yield
 
     return control_api
@@ -136,7 +178,7 @@ async def simulating(listen: str, options: Options) -> AsyncIterator[str]:
     from proxy.simulator.server import make_engine  # noqa: PLC0415 - a proxy before an engine needs none of it
 
     async with AsyncExitStack() as stack:
-        yield await _listen(stack, make_engine(options), listen, drain_timeout_s=_CONTROL_DRAIN_TIMEOUT_S)
+        yield await _listen(stack, make_engine(options), listen)
 
 
 @asynccontextmanager
@@ -171,17 +213,17 @@ async def _listen(
     stack: AsyncExitStack,
     app: web.Application,
     listen: str,
-    tls: ssl.SSLContext | None = None,
-    idle_timeout_s: float = 75,
-    *,
-    drain_timeout_s: float,
+    settings: Settings | None = None,
     channel: socket.socket | None = None,
+    *,
+    drain_timeout_s: float = _CONTROL_DRAIN_TIMEOUT_S,
 ) -> str:
     """Start an application on an address and return its URL; the stack stops it, with `drain_timeout_s` for its calls.
 
     With a `channel`, the supervisor listens there and hands connections over.
     """
     host, port = split_listen(listen)
+    tls = _tls(settings.listen_tls) if settings else None
     # keepalive_timeout: aiohttp (3.14) applies it to the head of the first request as well.
     # auto_decompress: `body` decompresses bodies, within its limits.
     runner = Runner(
@@ -189,7 +231,7 @@ async def _listen(
         access_log=None,
         logger=WIRE_LOG,
         shutdown_timeout=drain_timeout_s,
-        keepalive_timeout=idle_timeout_s,
+        keepalive_timeout=settings.agents.idle_timeout_s if settings else 75,
         lingering_time=_LINGER_TIMEOUT_S,
         auto_decompress=False,
     )

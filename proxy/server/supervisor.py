@@ -1,12 +1,17 @@
-"""The supervisor of workers: several processes on one port, started, restarted and stopped.
+"""The supervisor of workers, which starts, restarts and stops several processes on one port, and the worker's side of it.
 
 The supervisor listens, and hands each connection over to a worker (see `handover`). It starts the server of an embedded store.
-
 A worker that exits is restarted: at once, and after increasing delays when it keeps exiting.
+
+The first line on a worker's standard input has the settings, so that no secret is on a command line. The next line stops
+The first line on a worker's standard input has the settings, so that no secret is on a command line. The next line stops the
+do nothing more: service managers signal all processes. The end of the pipe after a stop line kills it: the supervisor received
+a second signal.
 """
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -22,14 +27,17 @@ from proxy.config.addresses import split_listen
 from proxy.config.settings import Settings
 from proxy.server.app import store_options
 from proxy.server.handover import Acceptor
-from proxy.server.listener import RunningServer
-from proxy.telemetry.logs import LOG
+from proxy.server.listener import RunningServer, running
+from proxy.server.shutdown import ShutdownSignal, stopping
+from proxy.telemetry.logs import LOG, set_up
+from proxy.telemetry.multiprocess import WorkerSlot
 from proxy.upstream.failure_text import failure_text
 from storage import start_shared
 
 # The worker gets our sys.path, so that it does not import modules from the working directory.
 _PROGRAM: Final = r"import sys; sys.path[:] = sys.argv.pop().split('\n'); from proxy.cli.main import main; main()"
 _BACKLOG: Final = 4096
+_MAX_LINE_BYTES: Final = 2**26  # settings may contain JSON Schemas of tools
 _MAX_DELAY_S: Final = 5.0
 _STABLE_S: Final = 30.0  # a worker that ran this long is restarted at once
 
@@ -191,3 +199,47 @@ def _accept(stack: AsyncExitStack, listen: str) -> tuple[str, Acceptor]:
 def _addresses(host: str, port: int) -> list[Any]:
     """Return the addresses of a host name, each once."""
     return list(dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)))
+
+
+async def work() -> None:
+    """Serve until a stop is requested. Raises what `running` raises."""
+    with stopping() as stop:
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, stop.request)
+        pipe = await _pipe()
+        start = orjson.loads(await pipe.readline())
+        settings = Settings(**start["settings"])
+        set_up(settings.log.level, settings.log.format)
+        listening = loop.create_task(_watch_pipe(pipe, stop))
+        slot = WorkerSlot(start["number"], Path(start["folder"]))
+        channels = [socket.socket(fileno=descriptor) for descriptor in start["channels"]]
+        try:
+            async with running(settings, slot=slot, channels=channels) as served:
+                _report(served)
+                await stop.wait()
+        finally:
+            listening.cancel()
+            for channel in channels:
+                channel.close()
+
+
+async def _pipe() -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader
+
+
+async def _watch_pipe(pipe: asyncio.StreamReader, stop: ShutdownSignal) -> None:
+    line = await pipe.readline()
+    stop.request()
+    if line:
+        await pipe.read()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)  # by the kernel's default action, without cleanup
+
+
+def _report(served: RunningServer) -> None:
+    """Report the URLs to the supervisor; later output to stdout goes to stderr."""
+    os.write(1, orjson.dumps({"url": served.url, "control_url": served.control_url}) + b"\n")
+    os.dup2(2, 1)

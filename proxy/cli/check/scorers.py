@@ -6,7 +6,7 @@ from proxy.cli.check.finding import Finding
 from proxy.config.settings import Settings
 from proxy.errors import ProxyError
 from proxy.rollouts.scoring.rescoring import POLICY
-from proxy.server.scorers import scoring_engines
+from proxy.server.app import scoring_engines
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream import Upstream
 

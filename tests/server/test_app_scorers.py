@@ -4,7 +4,7 @@ import pytest
 from fakes import settings_for
 from prometheus_client import CollectorRegistry
 
-from proxy.server.scorers import scoring_engines
+from proxy.server.app import scoring_engines
 from proxy.telemetry.metrics import make_metrics
 from proxy.upstream import Upstream
 
