@@ -55,8 +55,8 @@ certified: $(READY)  ## run `tokentape certify` on the engines of test-engine, a
 	$(BIN)/python -m docs.generate
 
 continuation-table: $(READY)  ## print which linear rollouts are one sequence, by chat template: in process, on a real vLLM and a real SGLang
-	PYTHONPATH=.:tests/support $(BIN)/python -m continuation_table
-	PYTHONPATH=.:tests/support $(BIN)/python -m continuation_table faithful
+	$(BIN)/python -m tests.support.continuation_table
+	$(BIN)/python -m tests.support.continuation_table faithful
 	$(BIN)/python tests/system/real_engines/environment.py
 	$(BIN)/python -m pytest -n 0 tests/system/real_engines/templates_of_trl.py
 
@@ -92,7 +92,7 @@ cassettes: $(READY)  ## record responses of ENGINE=http://… for the tests; FOR
 	$(BIN)/python -m tests.cassettes.record $(if $(FORCE),--force) $(if $(SET),--set $(SET)) $(if $(ONLY),--only '$(ONLY)') $(or $(ENGINE),$(error Set ENGINE=http://…))
 
 golden: $(READY)  ## record the exports and wire bytes of tests/golden again; RELEASE=0.2.0: and the store of that release
-	PYTHONPATH=.:tests/support $(BIN)/python -m tests.golden.record $(RELEASE)
+	$(BIN)/python -m tests.golden.record $(RELEASE)
 
 fuzz: $(READY)  ## fuzz requests, streams, records, stores and imports with new seeds; CASES= scales the number of cases
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/system/fuzz --cases $(or $(CASES),110000)

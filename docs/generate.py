@@ -5,7 +5,6 @@ decisions, the lists of routes and shapes, the dashboard, the example configurat
 """
 
 import re
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -155,13 +154,11 @@ def fidelity_page() -> str:
 
 def shapes_page() -> str:
     """Return docs/trajectories.md with its table of shapes, which tests/trajectory/test_shapes.py asserts."""
-    support = str(HERE.parent / "tests" / "support")
-    if support not in sys.path:
-        sys.path.append(support)
+    shapes = import_module("tests.support.shapes").SHAPES
     rows = [
         f"| {shape.name}: {shape.meaning} | {_paths(shape.paths)} | {_paths(shape.rows)} "
         f"| {shape.counted.trained:,} of {shape.counted.total:,} |"
-        for shape in import_module("shapes").SHAPES
+        for shape in shapes
     ]
     table = "| shape | tree | sequences | trained of total |\n|---|---|---|---:|\n" + "\n".join(rows) + "\n"
     page = (HERE / "trajectories.md").read_text()

@@ -16,9 +16,9 @@ from secrets import token_hex
 import aiohttp
 import pytest
 import pytest_asyncio
-from fakes import FailingStore, fake_engine
 from hypothesis import HealthCheck, settings
-from leaks import Leaks
+from tests.support.fakes import FailingStore, fake_engine
+from tests.support.leaks import Leaks
 
 from storage import StoreOptions, open_store
 from storage.embedded.server import start_embedded

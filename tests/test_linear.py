@@ -8,9 +8,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from fed_calls import plan
-from fed_rollouts import OF_ROLLOUTS
-from feeders import FEEDERS, public_functions
+from tests.support.fed_calls import plan
+from tests.support.fed_rollouts import OF_ROLLOUTS
+from tests.support.feeders import FEEDERS, public_functions
 
 SIZES = [1024 * 4**power for power in range(6)]  # 1 kB to 1 MB
 ENOUGH_S = 0.006  # of CPU, which can be compared

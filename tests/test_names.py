@@ -1,8 +1,8 @@
 """Names in pages, messages, docstrings, comments and files of deploy/ exist: in the settings, the routes, the commands, …"""
 
-import names
 import pytest
-from names import Text
+from tests.support import names
+from tests.support.names import Text
 
 # Whose name -> names that are not ours, or that a text cites because they do not exist.
 FOREIGN: dict[str, set[str]] = {

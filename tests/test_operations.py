@@ -9,8 +9,8 @@ from asyncio import TaskGroup, to_thread
 import orjson
 import pytest
 import redis
-from fakes import settings_for
-from pages import ROOT, blocks_of
+from tests.support.fakes import settings_for
+from tests.support.pages import ROOT, blocks_of
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

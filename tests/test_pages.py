@@ -8,9 +8,9 @@ from secrets import token_hex
 import aiohttp
 import orjson
 import pytest
-from fakes import settings_for
-from pages import ROOT, Block, anchor_of, anchors_of, blocks_of, links_of, pages
-from running_pages import KEY, Reader, follow
+from tests.support.fakes import settings_for
+from tests.support.pages import ROOT, Block, anchor_of, anchors_of, blocks_of, links_of, pages
+from tests.support.running_pages import KEY, Reader, follow
 
 from proxy.server.listener import running, with_an_engine
 from storage import StoreOptions, open_store

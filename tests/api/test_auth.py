@@ -2,8 +2,8 @@
 
 import orjson
 import pytest
-from fakes import proxying
-from recorded import load
+from tests.support.fakes import proxying
+from tests.support.recorded import load
 
 from proxy.api.api_keys import mint
 from proxy.api.auth import bearer

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import orjson
 import pytest
 import zstandard
-from fakes import proxying
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
-from recorded import load
+from tests.support.fakes import proxying
+from tests.support.recorded import load
 
 from proxy.api import body as reading
 from proxy.api.body import _SOURCES, read_bytes

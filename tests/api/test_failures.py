@@ -4,7 +4,7 @@ import logging
 import socket
 
 import pytest
-from fakes import proxying, settings_for
+from tests.support.fakes import proxying, settings_for
 
 from proxy.api.failures import internal_error
 from proxy.errors import BadRequest, EngineDisconnected, EngineUnreachable, InternalError, StoreUnavailable
@@ -61,7 +61,9 @@ async def test_an_error_for_agents_does_not_contain_the_engines_address(store, h
 
 async def test_an_error_for_agents_does_not_contain_the_stores_address(store, engine, http, logged, monkeypatch):
     """The control API returns it to operators; nothing is sent to the engine."""
-    monkeypatch.setattr("fakes.StoreUnreachable", lambda _: StoreUnreachable("cannot connect to /run/secret.sock"))
+    monkeypatch.setattr(
+        "tests.support.fakes.StoreUnreachable", lambda _: StoreUnreachable("cannot connect to /run/secret.sock")
+    )
     async with proxying(engine.url, store) as served:
         store.failing = {"open", "get", "list"}
         async with http.post(served.url + CHAT, json=BODY) as agents, http.get(served.url + "/rollouts") as operators:

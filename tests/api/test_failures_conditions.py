@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 import orjson
 import pytest
-from fakes import FailingStore, proxying
-from recorded import load
+from tests.support.fakes import FailingStore, proxying
+from tests.support.recorded import load
 
 from proxy.api.api_keys import mint
 from proxy.rollouts.rollout import write_fields

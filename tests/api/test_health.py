@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from fakes import proxying
-from recorded import load
+from tests.support.fakes import proxying
+from tests.support.recorded import load
 
 
 async def test_health_is_200_while_the_process_runs(proxy):

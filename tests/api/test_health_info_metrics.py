@@ -4,7 +4,7 @@ import asyncio
 import re
 from importlib.metadata import version
 
-from fakes import proxying
+from tests.support.fakes import proxying
 
 from proxy.api import health
 

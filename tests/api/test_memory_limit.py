@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 from aiohttp import web
-from fakes import proxying, settings_for
 from hypothesis import given
 from hypothesis import strategies as st
-from policies import policies_of
 from prometheus_client import CollectorRegistry
-from recorded import load
-from stored import stored_steps, wait_for_steps
+from tests.support.fakes import proxying, settings_for
+from tests.support.policies import policies_of
+from tests.support.recorded import load
+from tests.support.stored import stored_steps, wait_for_steps
 
 from proxy.api.memory_limit import ByteReservation, InFlightBytes
 from proxy.errors import EngineResponseTooLarge, Overloaded

@@ -5,8 +5,8 @@ from contextlib import suppress
 from itertools import pairwise
 
 import orjson
-from fakes import proxying
-from recorded import load
+from tests.support.fakes import proxying
+from tests.support.recorded import load
 
 from proxy.api.memory_limit import StartPacing
 

@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 import orjson
 import pytest
-from fakes import proxying, settings_for
-from recorded import load
+from tests.support.fakes import proxying, settings_for
+from tests.support.recorded import load
 
 from proxy.api.auth import host_name, is_foreign, is_own_host, origin_check
 from proxy.errors import CrossSite, UnknownHost

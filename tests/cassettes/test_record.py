@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-import recorded
+from tests.support import recorded
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

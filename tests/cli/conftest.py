@@ -3,8 +3,8 @@
 import io
 
 import pytest
-from fakes import proxying
 from rich.console import Console
+from tests.support.fakes import proxying
 
 from proxy.cli.console import output
 from proxy.cli.show import ControlAddress

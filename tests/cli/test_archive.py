@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from archives import archived_versions, finished
+from tests.support.archives import archived_versions, finished
 from typer.testing import CliRunner
 
 from proxy.cli.archive import archive, import_dataset

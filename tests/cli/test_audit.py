@@ -7,9 +7,9 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from fakes import proxying
 from rich.console import Console
-from scoring import honest_row, scoring_as_vllm
+from tests.support.fakes import proxying
+from tests.support.scoring import honest_row, scoring_as_vllm
 from typer.testing import CliRunner
 
 from proxy.cli.audit import Request, ServerAddress, audit, rows_of_file, rows_of_proxy

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from fakes import proxying, settings_for
+from tests.support.fakes import proxying, settings_for
 
 from proxy.cli import banner as printing
 from proxy.cli.banner import banner, read_engines

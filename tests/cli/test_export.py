@@ -6,7 +6,7 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from fakes import proxying, settings_for
+from tests.support.fakes import proxying, settings_for
 from typer.testing import CliRunner
 
 from proxy.cli.export import ExportRequest, download, export_to

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import orjson
 import pytest
 from aiohttp import web
-from commands import TOKENTAPE, run, started
+from tests.support.commands import TOKENTAPE, run, started
 from typer.testing import CliRunner
 
 from proxy.cli.exit_codes import Exit

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
-from fakes import proxying
+from tests.support.fakes import proxying
 from typer.testing import CliRunner
 
 from proxy.cli.exit_codes import Exit

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 from aiohttp import web
-from atropos import atropos_service
-from fakes import proxying
 from rich.console import Console
+from tests.support.atropos import atropos_service
+from tests.support.fakes import proxying
 
 from proxy.cli import push as pushing
 from proxy.cli.export import ExportRequest

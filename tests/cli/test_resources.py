@@ -4,7 +4,7 @@ import asyncio
 
 import orjson
 import pytest
-from fakes import proxying
+from tests.support.fakes import proxying
 from typer.testing import CliRunner
 
 from proxy.cli.actions import pause_policy

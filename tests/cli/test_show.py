@@ -2,8 +2,8 @@
 
 import orjson
 import pytest
-from fakes import settings_for
 from rich.text import Text
+from tests.support.fakes import settings_for
 
 from proxy.cli.render.rollout import StepView
 from proxy.cli.show import ControlAddress, ago, print_list, print_rollout, print_step

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import orjson
 import pytest
-from fakes import proxying, settings_for
+from tests.support.fakes import proxying, settings_for
 
 from proxy.cli import tail as tailing
 from proxy.cli.api_client import ControlClient

@@ -4,11 +4,17 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from bridge_oracle import begins_with_the_recorded_ids, ends_as_rendered, keeps_the_history, not_shown, wrong_bridge
-from chat_templates import OTHER_STOP
-from continued_rollouts import TOOLS, USER, Boundary, Plan, Rollout, Turn
-from template_engine import Call, Reply
-from turns import assistant, tool_call
+from tests.support.bridge_oracle import (
+    begins_with_the_recorded_ids,
+    ends_as_rendered,
+    keeps_the_history,
+    not_shown,
+    wrong_bridge,
+)
+from tests.support.chat_templates import OTHER_STOP
+from tests.support.continued_rollouts import TOOLS, USER, Boundary, Plan, Rollout, Turn
+from tests.support.template_engine import Call, Reply
+from tests.support.turns import assistant, tool_call
 
 from proxy.continuation.bridge import (
     OTHER_WORD,

@@ -4,11 +4,17 @@ from collections import Counter
 from functools import cache
 
 import orjson
-from bridge_oracle import begins_with_the_recorded_ids, ends_as_rendered, keeps_the_history, not_shown, wrong_bridge
-from continued_rollouts import Boundary, Rollout
-from conversation_plans import NAMES, plans
-from equal_replies import ROLLOUTS, Siblings, decode, parse
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from tests.support.bridge_oracle import (
+    begins_with_the_recorded_ids,
+    ends_as_rendered,
+    keeps_the_history,
+    not_shown,
+    wrong_bridge,
+)
+from tests.support.continued_rollouts import Boundary, Rollout
+from tests.support.conversation_plans import NAMES, plans
+from tests.support.equal_replies import ROLLOUTS, Siblings, decode, parse
 
 from proxy.continuation.types import REASONS
 

@@ -1,7 +1,7 @@
 """The turn that a call continues: by messages, by what agents send back, and the reasons for which there is none."""
 
 import pytest
-from turns import STOP, USER, assistant, chat_step, text_step, tool_call, turns_of
+from tests.support.turns import STOP, USER, assistant, chat_step, text_step, tool_call, turns_of
 
 from proxy.continuation.matching import Ambiguous, Match, Sampler, continue_text, match, match_text
 from proxy.continuation.types import Detokenize, LookupFailed, Tokenize

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from continuation_table import Combination, Outcome, combinations, outcome, table
+from tests.support.continuation_table import Combination, Outcome, combinations, outcome, table
 
 
 @cache

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from turns import STOP, USER, assistant, chat_step, ids, text_step, tool_call, turns_of
+from tests.support.turns import STOP, USER, assistant, chat_step, ids, text_step, tool_call, turns_of
 
 MORE = {"role": "user", "content": "More"}
 

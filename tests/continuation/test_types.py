@@ -3,7 +3,7 @@
 from typing import get_args
 
 import pytest
-from turns import ids
+from tests.support.turns import ids
 
 from proxy.continuation.types import REASONS, Reason, rendering_of
 

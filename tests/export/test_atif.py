@@ -7,14 +7,14 @@ from typing import Any
 
 import orjson
 import pytest
-from forests import make_choice
-from harbor_models import MORE, NOW, REPLY, SYSTEM, TEN, USER, call, harbor
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from threaded import call as drawn_call
-from threaded import said, user
-from trainers import load_published
+from tests.support.forests import make_choice
+from tests.support.harbor_models import MORE, NOW, REPLY, SYSTEM, TEN, USER, call, harbor
+from tests.support.threaded import call as drawn_call
+from tests.support.threaded import said, user
+from tests.support.trainers import load_published
 from typing_extensions import TypedDict
 
 from proxy.export import FORMATS

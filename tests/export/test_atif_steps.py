@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from harbor_models import MORE, NOW, REPLY, SYSTEM, TEN, USER, call, harbor
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.harbor_models import MORE, NOW, REPLY, SYSTEM, TEN, USER, call, harbor
 
 from proxy.export.atif_steps import Conversation, content_of
 

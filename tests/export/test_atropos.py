@@ -1,7 +1,7 @@
 """The format `nodes`: Atropos' SequenceNode."""
 
-import worked
-from forests import make_step
+from tests.support import worked
+from tests.support.forests import make_step
 
 from proxy.export import Fill
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-import worked
+from tests.support import worked
 
 from proxy.export import Inexpressible
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from math import fsum
 
 import pytest
-import worked
-from forests import make_step
-from reading_rows import CONVERSATIONS
+from tests.support import worked
+from tests.support.forests import make_step
+from tests.support.reading_rows import CONVERSATIONS
 
 from proxy.export import _ALL, FORMATS, Fill, Inexpressible
 from proxy.export.base import PLAIN, Forked, MissingAdvantage, MissingReward, skipped_rows

@@ -1,7 +1,7 @@
 """The column types of all formats."""
 
 import pytest
-import worked
+from tests.support import worked
 
 from proxy.export import FORMATS, Fill
 

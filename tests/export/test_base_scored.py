@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pyarrow.ipc
 import pytest
-import worked
-from forests import forests
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.support import worked
+from tests.support.forests import forests
 
 from proxy.export import FORMATS, Fill, Inexpressible
 from proxy.export.base import with_columns

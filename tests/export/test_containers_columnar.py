@@ -6,10 +6,10 @@ from time import process_time
 
 import orjson
 import pytest
-import worked
-from forests import make_choice, make_step, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support import worked
+from tests.support.forests import make_choice, make_step, rollouts
 
 from proxy.export import FORMATS, Fill
 from proxy.export import containers as module

@@ -4,10 +4,10 @@ from array import array
 from dataclasses import replace
 
 import pytest
-import worked
-from forests import make_choice, make_step, rollouts
 from hypothesis import given
-from reading_rows import BACK, CONVERSATIONS, TURNS, whole
+from tests.support import worked
+from tests.support.forests import make_choice, make_step, rollouts
+from tests.support.reading_rows import BACK, CONVERSATIONS, TURNS, whole
 
 from proxy.export import FORMATS, Fill, Inexpressible
 from proxy.trajectory.advantages import episodes, returns

@@ -1,7 +1,7 @@
 """The images of rows."""
 
 import pytest
-import worked
+from tests.support import worked
 
 from proxy.export import FORMATS, Inexpressible, Rows
 from proxy.trajectory.sequence import Options

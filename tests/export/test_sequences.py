@@ -2,7 +2,7 @@
 
 from array import array
 
-from forests import make_choice, make_step
+from tests.support.forests import make_choice, make_step
 
 from proxy.export import FORMATS, Fill
 from proxy.trajectory.facts import RolloutFacts

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import worked
-from forests import make_step
+from tests.support import worked
+from tests.support.forests import make_step
 
 from proxy.export import FORMATS, Inexpressible
 from proxy.export.sequence_view import id_number

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from forests import make_choice, make_step, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.forests import make_choice, make_step, rollouts
 
 from proxy.export import FORMATS
 from proxy.trajectory.arrays import pack_experts, pack_mask

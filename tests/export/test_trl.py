@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-import worked
-from forests import make_step
+from tests.support import worked
+from tests.support.forests import make_step
 
 from proxy.export import FORMATS, Inexpressible
 from proxy.trajectory.sequence import Options

@@ -3,9 +3,9 @@
 from array import array
 
 import pytest
-import worked
-from forests import make_choice, make_step, rollouts
 from hypothesis import given
+from tests.support import worked
+from tests.support.forests import make_choice, make_step, rollouts
 
 from proxy.export import FORMATS, Inexpressible
 from proxy.trajectory.sequence import Options, sequences

@@ -4,8 +4,8 @@ from array import array
 from dataclasses import replace
 
 import pytest
-import worked
-from forests import make_step
+from tests.support import worked
+from tests.support.forests import make_step
 
 from proxy.export import FORMATS
 from proxy.trajectory.sequence import Options

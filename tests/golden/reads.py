@@ -5,7 +5,6 @@ from io import BytesIO
 from typing import Any
 
 import orjson
-
 from tests.golden.scenes import LIMITED
 from tests.golden.session import Stage, SteppedClock, staging
 

@@ -18,18 +18,18 @@ import aiohttp
 import orjson
 import redis
 import zstandard
-from recorded import Cassette, dialect_cassettes, http_cassettes
-
-from proxy.server.listener import simulating
-from proxy.simulator.options import Options
-from storage import StoreOptions, open_store
-from storage.embedded.server import start_embedded
 from tests.golden.files import STORE, load, save
 from tests.golden.reads import AFTER, calls_of, read_all
 from tests.golden.scenes import STAGES, play
 from tests.golden.session import SteppedClock, staging
 from tests.golden.store import dump_store, load_store, readable
 from tests.golden.tape import SAMPLING, forward_to
+from tests.support.recorded import Cassette, dialect_cassettes, http_cassettes
+
+from proxy.server.listener import simulating
+from proxy.simulator.options import Options
+from storage import StoreOptions, open_store
+from storage.embedded.server import start_embedded
 
 SIMULATORS = {
     "vllm": Options(seed=1),

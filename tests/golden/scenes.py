@@ -4,9 +4,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
-from pictures import BLUE, RED, data_of, image, png, text, url_of
-
 from tests.golden.session import Stage, SteppedClock, staging
+from tests.support.pictures import BLUE, RED, data_of, image, png, text, url_of
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"

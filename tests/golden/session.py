@@ -13,9 +13,8 @@ from typing import Any
 
 import aiohttp
 import orjson
-from fakes import proxying
-
 from tests.golden.tape import TapeEngine, tape_engine
+from tests.support.fakes import proxying
 
 PROXY, ENGINE = "http://proxy", "http://engine"  # replace URLs with a free port
 _UNKEPT = {"date", "server", "connection", "transfer-encoding", "content-length", "keep-alive"}

@@ -9,14 +9,14 @@ from secrets import token_hex
 import pytest
 import redis
 import zstandard
-
-from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.codec import decode, encode
-from storage import StoreOptions, open_store
 from tests.golden.files import STORE, check, load
 from tests.golden.reads import read_all
 from tests.golden.scenes import play
 from tests.golden.store import dump_store, load_store, read_block, read_record, readable, records_of
+
+from proxy.trajectory.blocks import BlockReader
+from proxy.trajectory.codec import decode, encode
+from storage import StoreOptions, open_store
 
 
 @pytest.fixture

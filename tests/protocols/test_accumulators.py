@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from recorded import load, names
+from tests.support.recorded import load, names
 
 from proxy.protocols.accumulators import ChatAccumulator, CompletionsAccumulator
 from proxy.protocols.dialects import DIALECTS

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from each_cassette import of_each
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import CASSETTES, Cassette, dialect_cassettes, http_cassettes, load, names, plan_of, play
+from tests.support.each_cassette import of_each
+from tests.support.recorded import CASSETTES, Cassette, dialect_cassettes, http_cassettes, load, names, plan_of, play
 
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, StripRules

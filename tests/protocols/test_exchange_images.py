@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from recorded import ROOTS, load, names, plan_of, play
+from tests.support.recorded import ROOTS, load, names, plan_of, play
 
 from proxy.protocols.plan import with_image_tokens
 from proxy.trajectory.images import names_in, placed

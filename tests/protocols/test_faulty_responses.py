@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import orjson
 import pytest
-from recorded import Cassette, load, plan_of, play
+from tests.support.recorded import Cassette, load, plan_of, play
 
 from proxy.protocols.exchange import Exchange
 from proxy.trajectory.fidelity import FINISH_REASONS, PROBLEMS

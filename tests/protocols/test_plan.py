@@ -4,7 +4,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import plan_of, prepared_of
+from tests.support.recorded import plan_of, prepared_of
 
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines.base import CallOptions, Traits

@@ -4,10 +4,10 @@ from itertools import product
 from unittest.mock import patch
 
 import pytest
-from each_cassette import of_each
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import cut, dialect_cassettes, http_cassettes, plan_of, play
+from tests.support.each_cassette import of_each
+from tests.support.recorded import cut, dialect_cassettes, http_cassettes, plan_of, play
 
 from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects import DIALECTS

@@ -1,7 +1,7 @@
 """Sampling rules: override, default, cap, and the engine's context window."""
 
 import pytest
-from recorded import plan_of
+from tests.support.recorded import plan_of
 
 from proxy.protocols.engines import sglang, vllm
 from proxy.protocols.engines.base import ALL, CallOptions

@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from recorded import load
+from tests.support.recorded import load
 
 from proxy.protocols.engines import ENGINES, Sampled, Tokens
 from proxy.protocols.token_annotations import TokenAnnotations

@@ -6,10 +6,10 @@ import anthropic
 import openai
 import orjson
 import pytest
-from fakes import proxying
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import Cassette, cut, dialect_cassettes, http_cassettes, load, plan_of, play
+from tests.support.fakes import proxying
+from tests.support.recorded import Cassette, cut, dialect_cassettes, http_cassettes, load, plan_of, play
 
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.engines.base import CallOptions

@@ -2,8 +2,8 @@
 
 import orjson
 import pytest
-from each_cassette import of_each
-from recorded import dialect_cassettes, http_cassettes, load, load_http, plan_of, play
+from tests.support.each_cassette import of_each
+from tests.support.recorded import dialect_cassettes, http_cassettes, load, load_http, plan_of, play
 
 from proxy.protocols import whole_response as replay
 from proxy.protocols.dialects import DIALECTS

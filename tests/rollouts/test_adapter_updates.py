@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import orjson
 import pytest
-from adapters_of_engines import LoraRoutes
 from aiohttp import web
-from fakes import fake_engine, settings_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import load
+from tests.support.adapters_of_engines import LoraRoutes
+from tests.support.fakes import fake_engine, settings_for
+from tests.support.recorded import load
 
 from proxy.clock import SystemClock
 from proxy.rollouts import adapter_updates

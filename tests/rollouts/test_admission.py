@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from fakes import proxying
-from recorded import load
+from tests.support.fakes import proxying
+from tests.support.recorded import load
 
 from proxy.errors import LimitReached
 from proxy.rollouts.admission import check_limits

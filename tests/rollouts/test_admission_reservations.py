@@ -4,9 +4,9 @@ import asyncio
 from collections import Counter
 
 import pytest
-from fakes import proxying
-from recorded import load
-from stored import stored_steps, wait_for_steps
+from tests.support.fakes import proxying
+from tests.support.recorded import load
+from tests.support.stored import stored_steps, wait_for_steps
 
 from proxy.rollouts import admission
 from proxy.rollouts.rollout import write_fields

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from fakes import settings_for
-from forests import make_choice, make_step
+from tests.support.fakes import settings_for
+from tests.support.forests import make_choice, make_step
 
 from proxy.rollouts import finishing
 from proxy.server.listener import running

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from fakes import settings_for
-from policies import policies_of
 from prometheus_client import CollectorRegistry
+from tests.support.fakes import settings_for
+from tests.support.policies import policies_of
 
 from proxy.clock import SystemClock
 from proxy.rollouts.completion import GroupCompletion

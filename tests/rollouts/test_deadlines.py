@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stored import stored_rollout
-from sweeping import Process, SetClock, open_group, open_rollout, timer_count
+from tests.support.stored import stored_rollout
+from tests.support.sweeping import Process, SetClock, open_group, open_rollout, timer_count
 
 from proxy.rollouts.group import find_group
 from proxy.rollouts.rollout import write_fields

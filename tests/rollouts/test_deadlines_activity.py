@@ -4,8 +4,8 @@ import asyncio
 from contextlib import contextmanager
 
 import pytest
-from fakes import FailingStore
-from sweeping import Process, SetClock, open_rollout
+from tests.support.fakes import FailingStore
+from tests.support.sweeping import Process, SetClock, open_rollout
 
 from proxy.rollouts.deadlines import Activity
 from proxy.rollouts.rollout import Rollout

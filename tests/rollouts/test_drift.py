@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, same, unavailable, wait_for_texts
-from fakes import proxying
-from tiny_tokenizer import make_tokenizer
+from tests.support.drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, same, unavailable, wait_for_texts
+from tests.support.fakes import proxying
+from tests.support.tiny_tokenizer import make_tokenizer
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ import asyncio
 
 import orjson
 import pytest
-from drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, same
-from fakes import proxying
+from tests.support.drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, same
+from tests.support.fakes import proxying
 
 from proxy.rollouts.drift import Coalescer, DriftReporter
 

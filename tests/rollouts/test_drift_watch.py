@@ -4,8 +4,8 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, same, unavailable, wait_for_texts
-from fakes import proxying
+from tests.support.drifting_engine import ASK, MORE, REPLY, Drifting, DriftingEngine, same, unavailable, wait_for_texts
+from tests.support.fakes import proxying
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from fakes import FailingStore
+from tests.support.fakes import FailingStore
 
 from proxy.clock import SystemClock
 from proxy.errors import Conflict

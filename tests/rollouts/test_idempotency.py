@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from fakes import proxying
-from recorded import load
-from stored import stored_steps, wait_for_steps, wait_for_undelivered
+from tests.support.fakes import proxying
+from tests.support.recorded import load
+from tests.support.stored import stored_steps, wait_for_steps, wait_for_undelivered
 
 from proxy.rollouts.idempotency import stored_answer_from
 from proxy.rollouts.rollout import read_marks

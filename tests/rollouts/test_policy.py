@@ -6,7 +6,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policies import policies_of
+from tests.support.policies import policies_of
 
 from proxy.errors import LowerVersion, NotFound, UnprocessableRequest
 from proxy.rollouts.policy import NOTHING, POLICY_ANNOUNCEMENT, Announced, PolicyVersion, read_announced

@@ -4,8 +4,8 @@ import asyncio
 import threading
 
 import pytest
-from continued_calls import CHAT, TOKENIZE, continuations, continuations_made, served, tapped
-from fakes import FailingStore
+from tests.support.continued_calls import CHAT, TOKENIZE, continuations, continuations_made, served, tapped
+from tests.support.fakes import FailingStore
 
 from proxy.errors import DamagedStep
 from proxy.rollouts import prompt_continuation

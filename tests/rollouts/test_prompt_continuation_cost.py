@@ -7,9 +7,9 @@ import tracemalloc
 import orjson
 import pytest
 from aiohttp import web
-from continued_calls import CHAT, DETOKENIZE, TOKENIZE, Served, continuations, served, tapped
-from loop_watch import watched_proxy
-from stored import stored_steps
+from tests.support.continued_calls import CHAT, DETOKENIZE, TOKENIZE, Served, continuations, served, tapped
+from tests.support.loop_watch import watched_proxy
+from tests.support.stored import stored_steps
 
 from proxy.continuation.turns import Turns
 from proxy.rollouts import live

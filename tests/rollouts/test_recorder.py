@@ -8,10 +8,10 @@ from secrets import token_hex
 from unittest.mock import patch
 
 import pytest
-from fakes import FailingStore
-from forests import make_step
 from prometheus_client import CollectorRegistry
-from stored import stored_rollout, stored_steps, wait_for_steps, wait_for_undelivered
+from tests.support.fakes import FailingStore
+from tests.support.forests import make_step
+from tests.support.stored import stored_rollout, stored_steps, wait_for_steps, wait_for_undelivered
 
 from proxy.clock import SystemClock
 from proxy.errors import StoreUnavailable

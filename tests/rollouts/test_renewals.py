@@ -5,10 +5,10 @@ from secrets import token_hex
 
 import pytest
 from aiohttp import web
-from fakes import FailingStore, proxying
 from prometheus_client import CollectorRegistry
-from recorded import load
-from stored import stored_rollout, stored_steps, wait_for_steps
+from tests.support.fakes import FailingStore, proxying
+from tests.support.recorded import load
+from tests.support.stored import stored_rollout, stored_steps, wait_for_steps
 
 from proxy.rollouts.live import LiveRollout, LiveRollouts
 from proxy.rollouts.renewals import Lifetimes

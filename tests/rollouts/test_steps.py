@@ -3,7 +3,7 @@
 from time import process_time
 
 import pytest
-from forests import make_choice, make_step
+from tests.support.forests import make_choice, make_step
 
 from proxy.rollouts.steps import weights_of
 from proxy.trajectory.drift import explain, find_boundaries

@@ -5,7 +5,7 @@ import sys
 
 import aiohttp
 import pytest
-from fakes import fake_engine, proxying
+from tests.support.fakes import fake_engine, proxying
 
 
 async def test_an_unexpected_exception_is_500_and_logged(store, caplog, monkeypatch):

@@ -1,8 +1,8 @@
 """The engines of scorers, from the settings."""
 
 import pytest
-from fakes import settings_for
 from prometheus_client import CollectorRegistry
+from tests.support.fakes import settings_for
 
 from proxy.server.app import scoring_engines
 from proxy.telemetry.metrics import make_metrics

@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from fakes import proxying
+from tests.support.fakes import proxying
 
 from proxy.server.connections import Runner
 

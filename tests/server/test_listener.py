@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
-from fakes import fake_engine, settings_for
-from recorded import load
-from stored import stored_steps
+from tests.support.fakes import fake_engine, settings_for
+from tests.support.recorded import load
+from tests.support.stored import stored_steps
 
 from proxy.server.listener import running
 

@@ -6,9 +6,9 @@ from contextlib import ExitStack, asynccontextmanager
 
 import aiohttp
 import pytest
-from fakes import settings_for
-from recorded import load
-from stored import stored_steps
+from tests.support.fakes import settings_for
+from tests.support.recorded import load
+from tests.support.stored import stored_steps
 
 from proxy.server.listener import running
 from storage import open_store

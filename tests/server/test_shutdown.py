@@ -8,10 +8,10 @@ import subprocess
 
 import aiohttp
 import pytest
-from commands import TOKENTAPE, children_of, is_alive
-from fakes import FailingStore, proxying
-from recorded import load
-from stored import wait_for_steps
+from tests.support.commands import TOKENTAPE, children_of, is_alive
+from tests.support.fakes import FailingStore, proxying
+from tests.support.recorded import load
+from tests.support.stored import wait_for_steps
 
 from proxy.api.model.call import Call
 

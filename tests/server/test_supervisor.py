@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 import orjson
 import pytest
-from collector import collecting
-from commands import children_of, is_alive, run, started
+from tests.support.collector import collecting
+from tests.support.commands import children_of, is_alive, run, started
 
 from proxy.config.settings import load
 from proxy.server.supervisor import Workers, refuse_left_journals, settings_of_worker

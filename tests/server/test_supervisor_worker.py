@@ -5,7 +5,7 @@ import subprocess
 
 import orjson
 import pytest
-from commands import TOKENTAPE
+from tests.support.commands import TOKENTAPE
 
 from proxy.config.settings import load
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp.test_utils import TestClient
-from recorded import find
+from tests.support.recorded import find
 
 from proxy.simulator.options import Options
 from proxy.simulator.server import make_engine

@@ -1,6 +1,6 @@
 """Images in the prompts of the simulated engine."""
 
-from pictures import BLUE, RED, image, png, text, url_of
+from tests.support.pictures import BLUE, RED, image, png, text, url_of
 
 from proxy.simulator.images import PLACEHOLDER, expanded, with_placeholders
 from proxy.simulator.options import Options

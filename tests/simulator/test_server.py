@@ -8,7 +8,7 @@ import pytest
 from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
-from json_bodies import BODIES
+from tests.support.json_bodies import BODIES
 
 from proxy.simulator.options import Options
 from proxy.simulator.server import make_engine

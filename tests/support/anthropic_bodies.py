@@ -1,7 +1,7 @@
 """Hypothesis strategies for bodies of Messages calls: its fields, with valid and other values."""
 
 from hypothesis import strategies as st
-from json_bodies import JSON
+from tests.support.json_bodies import JSON
 
 TYPES = st.sampled_from(
     ["text", "image", "document", "tool_use", "tool_result", "thinking", "redacted_thinking", "search_result", "odd"]

@@ -2,8 +2,8 @@
 
 from contextlib import suppress
 
-from forests import make_choice, make_step
 from hypothesis import strategies as st
+from tests.support.forests import make_choice, make_step
 
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode, encode

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from forests import make_step
 from prometheus_client import CollectorRegistry
+from tests.support.forests import make_step
 
 from proxy.clock import SystemClock
 from proxy.rollouts.archive.archiver import ArchiveOptions, Archiver

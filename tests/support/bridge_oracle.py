@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
-from chat_templates import OTHER_STOP, CannotRender, Message, parse_arguments
-from continued_rollouts import Boundary
-from template_engine import TemplateEngine, common_beginning
+from tests.support.chat_templates import OTHER_STOP, CannotRender, Message, parse_arguments
+from tests.support.continued_rollouts import Boundary
+from tests.support.template_engine import TemplateEngine, common_beginning
 
 SPOKEN = ("content", "reasoning", "reasoning_content")
 MARKS, NEXT = (

@@ -10,10 +10,10 @@ from functools import cache, cached_property
 from typing import Any
 
 import jinja2
-from hostile_templates import HOSTILE
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from trainers import PUBLISHED
+from tests.support.hostile_templates import HOSTILE
+from tests.support.trainers import PUBLISHED
 
 FOLDER = PUBLISHED / "trl" / "chat_templates"
 _PROBE = "ж"

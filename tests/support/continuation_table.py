@@ -1,6 +1,6 @@
 """Counts linear rollouts that are one sequence in mode `append`, per chat template, with the reasons of the others.
 
-PYTHONPATH=.:tests/support python -m continuation_table [faithful]
+python -m tests.support.continuation_table [faithful]
 """
 
 import sys
@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from bridge_oracle import wrong_bridge
-from chat_templates import CannotRender, ChatTemplate, originals
-from continued_rollouts import TOOLS, USER, Plan, Rollout, Turn
-from template_engine import Call, Reply
+from tests.support.bridge_oracle import wrong_bridge
+from tests.support.chat_templates import CannotRender, ChatTemplate, originals
+from tests.support.continued_rollouts import TOOLS, USER, Plan, Rollout, Turn
+from tests.support.template_engine import Call, Reply
 
 from proxy.continuation.types import Mode
 

@@ -13,9 +13,9 @@ from typing import Any
 import aiohttp
 import orjson
 from aiohttp import web
-from chat_templates import template
-from fakes import settings_for
-from stored import stored_steps
+from tests.support.chat_templates import template
+from tests.support.fakes import settings_for
+from tests.support.stored import stored_steps
 
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.server.listener import running

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from chat_templates import CannotRender, Message, parse_arguments, template
-from forests import make_choice, make_step
-from template_engine import Reply, Sample, TemplateEngine
+from tests.support.chat_templates import CannotRender, Message, parse_arguments, template
+from tests.support.forests import make_choice, make_step
+from tests.support.template_engine import Reply, Sample, TemplateEngine
 
 from proxy.continuation.bridge import continue_turn
 from proxy.continuation.matching import Match, Sampler, match

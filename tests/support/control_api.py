@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import aiohttp
 import pytest
-from fakes import settings_for
+from tests.support.fakes import settings_for
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from chat_templates import OTHER_STOP, Message, hostile, originals, template
-from continued_rollouts import TOOLS, USER, Plan, Turn
 from hypothesis import strategies as st
-from template_engine import Call, Reply
+from tests.support.chat_templates import OTHER_STOP, Message, hostile, originals, template
+from tests.support.continued_rollouts import TOOLS, USER, Plan, Turn
+from tests.support.template_engine import Call, Reply
 
 NAMES = tuple(one.name for one in (*originals(), *hostile()))
 WORDS = (

@@ -1,8 +1,8 @@
 """Requests to every reader over a store with damaged values, and the part of the golden store that is damaged."""
 
 import orjson
-from all_readers import ADVANTAGES, LENGTHS
-from stored_damage import OF_ENTITIES
+from tests.support.all_readers import ADVANTAGES, LENGTHS
+from tests.support.stored_damage import OF_ENTITIES
 
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS

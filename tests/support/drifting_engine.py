@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from aiohttp import web
-from fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 
 ASK, MORE = {"role": "user", "content": "Say hi"}, {"role": "user", "content": "more"}
 REPLY = {"role": "assistant", "content": "hello there"}

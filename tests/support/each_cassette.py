@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 import pytest
-from recorded import Cassette
+from tests.support.recorded import Cassette
 
 
 def of_each(cassettes: Iterable[Cassette]) -> Callable[[Callable[[Cassette], None]], Callable[[list[Cassette]], None]]:

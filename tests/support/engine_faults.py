@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from random import Random
 
 import orjson
-from faulty_engine import EngineRequest, Event, Written
-from odd_values import DEEPEST, nested, odd, odd_text, odd_type, paths_in, put
-from response_parts import (
+from tests.support.faulty_engine import EngineRequest, Event, Written
+from tests.support.odd_values import DEEPEST, nested, odd, odd_text, odd_type, paths_in, put
+from tests.support.response_parts import (
     at_path,
     choices,
     chunks,

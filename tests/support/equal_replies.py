@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
-from forests import make_choice
 from hypothesis import strategies as st
-from turns import assistant, chat_step, tool_call
+from tests.support.forests import make_choice
+from tests.support.turns import assistant, chat_step, tool_call
 
 from proxy.continuation.bridge import continue_turn
 from proxy.continuation.matching import Match, Sampler, match

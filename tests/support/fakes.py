@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import orjson
 from aiohttp import web
-from recorded import Cassette
+from tests.support.recorded import Cassette
 
 from proxy.clock import Clock
 from proxy.config.settings import Settings, load

@@ -11,9 +11,9 @@ from struct import pack, unpack
 from typing import Any
 
 import orjson
-from engine_faults import FAULTS, Fault
-from faulty_engine import Drawn, EngineRequest, Truth, Written, write_response
-from recorded import cut, plan_of
+from tests.support.engine_faults import FAULTS, Fault
+from tests.support.faulty_engine import Drawn, EngineRequest, Truth, Written, write_response
+from tests.support.recorded import cut, plan_of
 
 from proxy.protocols.engines import Traits
 from proxy.protocols.engines.base import CallOptions

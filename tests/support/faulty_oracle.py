@@ -12,8 +12,8 @@ from time import thread_time
 from typing import Any
 
 import orjson
-from engine_faults import FAULTS
-from faulty_calls import FaultyCall
+from tests.support.engine_faults import FAULTS
+from tests.support.faulty_calls import FaultyCall
 
 from proxy.export import FORMATS, Inexpressible
 from proxy.protocols.exchange import Exchange

@@ -7,11 +7,11 @@ from typing import Any
 
 import aiohttp
 import orjson
-from all_readers import Failed, Readers
-from faulty_calls import FaultyCall
-from faulty_oracle import excuse, must_be_flagged
-from odd_values import odd_text
-from raw_engine import RawEngine, Sent
+from tests.support.all_readers import Failed, Readers
+from tests.support.faulty_calls import FaultyCall
+from tests.support.faulty_oracle import excuse, must_be_flagged
+from tests.support.odd_values import odd_text
+from tests.support.raw_engine import RawEngine, Sent
 
 TIMEOUT_S = 50
 ALLOWED = {200, 502, 503, 504}

@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any
 
 import orjson
-from feeding import ANSWERED, FEEDERS, FEW, FRAGMENTS, OPTIONS, Work, feeder, many, run, text
-from forests import make_choice, make_step
-from recorded import FACTS, plan_of, prepared_of
-from threaded import user
+from tests.support.feeding import ANSWERED, FEEDERS, FEW, FRAGMENTS, OPTIONS, Work, feeder, many, run, text
+from tests.support.forests import make_choice, make_step
+from tests.support.recorded import FACTS, plan_of, prepared_of
+from tests.support.threaded import user
 
 from proxy.continuation.bridge import continue_turn
 from proxy.continuation.matching import Match, Sampler, continue_text, match, match_text

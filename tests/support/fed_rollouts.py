@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import orjson
-from feeding import FACTS_OF_ROLLOUT, FEEDERS, FEW, FRAGMENTS, Work, feeder, many, text
-from forests import make_choice, make_step
-from threaded import said, user
+from tests.support.feeding import FACTS_OF_ROLLOUT, FEEDERS, FEW, FRAGMENTS, Work, feeder, many, text
+from tests.support.forests import make_choice, make_step
+from tests.support.threaded import said, user
 
 from proxy.export import FORMATS
 from proxy.export.base import Fill, Rows, with_columns

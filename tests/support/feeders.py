@@ -9,9 +9,9 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
-import fed_calls
-from fed_rollouts import growing, listed, one
-from feeding import (
+from tests.support import fed_calls
+from tests.support.fed_rollouts import growing, listed, one
+from tests.support.feeding import (
     FACTS_OF_ROLLOUT,
     FEEDERS,
     FEW,
@@ -23,8 +23,8 @@ from feeding import (
     many,
     text,
 )
-from forests import make_choice
-from threaded import user
+from tests.support.forests import make_choice
+from tests.support.threaded import user
 
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences
 from proxy.protocols.engines.base import StripRules

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from fakes import settings_for
 from prometheus_client import CollectorRegistry
+from tests.support.fakes import settings_for
 
 from proxy.cli.check import Finding, findings
 from proxy.cli.check.engines import check_engine

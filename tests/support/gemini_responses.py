@@ -3,7 +3,7 @@
 import orjson
 from google.genai import types
 from hypothesis import strategies as st
-from json_bodies import JSON
+from tests.support.json_bodies import JSON
 
 
 def events_of(stream: bytes) -> list[dict]:

@@ -4,9 +4,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from forests import make_choice, make_step
 from hypothesis import strategies as st
-from policies import policies_of
+from tests.support.forests import make_choice, make_step
+from tests.support.policies import policies_of
 
 from proxy.api.control.export_query import ExportQuery
 from proxy.api.control.group_rows import read_group_rows

@@ -4,8 +4,8 @@ from dataclasses import replace
 from functools import cache
 from types import ModuleType
 
-from forests import make_step
-from trainers import import_published
+from tests.support.forests import make_step
+from tests.support.trainers import import_published
 
 from proxy.trajectory.step import Step
 

@@ -9,7 +9,7 @@ from array import array
 from dataclasses import replace
 from pathlib import Path
 
-from forests import make_step
+from tests.support.forests import make_step
 
 from proxy.api.control.export_query import ExportQuery
 from proxy.api.control.schemas import ExportOptions

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 import typer
 import yaml
-from pages import ROOT
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
+from tests.support.pages import ROOT
 
 from proxy.api.health import STORE_GAUGES, make_info_metrics
 from proxy.api.openapi import ROUTES

@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
-from odd_values import nested, odd, odd_text, paths_in, put
-from responses_drawn import RICH
+from tests.support.odd_values import nested, odd, odd_text, paths_in, put
+from tests.support.responses_drawn import RICH
 
 Json = dict[str, Any]
 TOOL = {

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 import aiohttp
-from forests import make_choice, make_step
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
+from tests.support.forests import make_choice, make_step
 
 from proxy.clock import SystemClock
 from proxy.rollouts.live import LiveRollout

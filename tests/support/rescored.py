@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import orjson
 from aiohttp import web
-from scoring import score
+from tests.support.scoring import score
 
 from proxy.simulator.model import load_model
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from faulty_engine import Event, Written
+from tests.support.faulty_engine import Event, Written
 
 Json = dict[str, Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 from aiohttp import web
-from fakes import settings_for
+from tests.support.fakes import settings_for
 
 from proxy.server.listener import running
 from proxy.simulator.template import render

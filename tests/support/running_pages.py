@@ -18,8 +18,8 @@ from typing import Any
 import orjson
 import typer
 import yaml
-from pages import ROOT, Block
 from pydantic import BaseModel
+from tests.support.pages import ROOT, Block
 from typer.testing import CliRunner
 
 from proxy.api.openapi import ROUTES

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from aiohttp import web
-from fakes import FakeEngine
+from tests.support.fakes import FakeEngine
 
 BOS, EOS = "<s>", "</s>"
 _WORDS = re.compile(r"<[^<>]*>|\s*[^\s<]+|\s+")

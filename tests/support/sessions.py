@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import aiohttp
 import orjson
-from fakes import settings_for
+from tests.support.fakes import settings_for
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from forests import make_choice, make_step
+from tests.support.forests import make_choice, make_step
 
 from proxy.trajectory.step import Step
 

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 import orjson
 import redis
 import zstandard
-from odd_values import nested, odd_text
+from tests.support.odd_values import nested, odd_text
 
 from proxy.trajectory.codec import frame, open_frame
 

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 import orjson
-from chat_templates import CannotRender, ChatTemplate, Message, hostile, originals, parse_arguments
+from tests.support.chat_templates import CannotRender, ChatTemplate, Message, hostile, originals, parse_arguments
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 WORDS = (

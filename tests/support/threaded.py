@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from forests import make_choice, make_step
 from hypothesis import strategies as st
+from tests.support.forests import make_choice, make_step
 
 from proxy.trajectory.step import Step
 

@@ -5,7 +5,7 @@ Turn 1 samples 201 202 9 after 101 102 103; turn 2 continues with 301 302 303 30
 
 from array import array
 
-from forests import make_choice, make_step
+from tests.support.forests import make_choice, make_step
 
 from proxy.export import FORMATS
 from proxy.export.base import PLAIN

@@ -8,10 +8,10 @@ import duckdb
 import fsspec
 import polars as pl
 import pytest
-from archives import archived_versions, archiver, finished, importer
-from fakes import proxying
 from moto.server import ThreadedMotoServer
-from pages import ROOT, blocks_of
+from tests.support.archives import archived_versions, archiver, finished, importer
+from tests.support.fakes import proxying
+from tests.support.pages import ROOT, blocks_of
 
 from proxy.rollouts.archive.dataset import Dataset
 

@@ -4,8 +4,8 @@ import asyncio
 from contextlib import ExitStack
 
 import pytest
-from commands import started
-from stored import stored_rollout
+from tests.support.commands import started
+from tests.support.stored import stored_rollout
 
 from proxy.rollouts.group import find_group
 

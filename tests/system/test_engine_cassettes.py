@@ -2,8 +2,8 @@
 
 import openai
 import pytest
-from fakes import proxying
-from stored import stored_steps
+from tests.support.fakes import proxying
+from tests.support.stored import stored_steps
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

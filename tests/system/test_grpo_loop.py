@@ -1,7 +1,7 @@
 """A small loop in GRPO's shape, from opening groups to acknowledging batches, with the Python client."""
 
-from fakes import settings_for
-from grpo_loop import check_taken, run_grpo_loop
+from tests.support.fakes import settings_for
+from tests.support.grpo_loop import check_taken, run_grpo_loop
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

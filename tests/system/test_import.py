@@ -6,13 +6,13 @@ from secrets import token_hex
 
 import pytest
 import redis
-from archives import archiver, importer
-
-from storage import StoreOptions, open_store
 from tests.golden.files import STORE, check, load
 from tests.golden.reads import AFTER, read_all
 from tests.golden.session import SteppedClock
 from tests.golden.store import load_store
+from tests.support.archives import archiver, importer
+
+from storage import StoreOptions, open_store
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from collections import Counter
 
 import orjson
 import pytest
-from killed_consumers import check_leases, consume, events
+from tests.support.killed_consumers import check_leases, consume, events
 
 POLICIES = {
     "planner": {"models": ["planner", "planner-*"]},

@@ -4,9 +4,9 @@ import asyncio
 import sys
 
 import pytest
-from fakes import proxying
 from openai import AsyncOpenAI
-from stored import stored_steps
+from tests.support.fakes import proxying
+from tests.support.stored import stored_steps
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fakes import settings_for
-from pages import Block, blocks_of
-from policies import policies_of
-from running_pages import Reader, follow
-from stored import stored_steps
+from tests.support.fakes import settings_for
+from tests.support.pages import Block, blocks_of
+from tests.support.policies import policies_of
+from tests.support.running_pages import Reader, follow
+from tests.support.stored import stored_steps
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "support" / "measured_reading.py"
-ROOT = SCRIPT.parent.parent.parent
+ROOT = Path(__file__).parents[2]
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 
 
 def measured(*arguments):
     """Return the memory growth of a process that reads a rollout, and the size of what it returned, in MB."""
-    path = {"PYTHONPATH": f"{ROOT}:{SCRIPT.parent}"}
-    run = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=True, env=path)
+    words = [sys.executable, "-m", "tests.support.measured_reading", *arguments]
+    run = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     return tuple(map(float, run.stdout.split()))
 
 

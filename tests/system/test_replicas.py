@@ -6,10 +6,10 @@ from contextlib import ExitStack
 
 import aiohttp
 import pytest
-from commands import started
-from continued_calls import Served, continuations, tapped
-from recorded import load
-from stored import stored_rollout, stored_steps
+from tests.support.commands import started
+from tests.support.continued_calls import Served, continuations, tapped
+from tests.support.recorded import load
+from tests.support.stored import stored_rollout, stored_steps
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

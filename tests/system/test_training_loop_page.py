@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fakes import settings_for
 from openai import OpenAIError
+from tests.support.fakes import settings_for
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

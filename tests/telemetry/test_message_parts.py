@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import orjson
-from any_json import odd_steps
 from hypothesis import given
-from recorded import load, plan_of, play
+from tests.support.any_json import odd_steps
+from tests.support.recorded import load, plan_of, play
 
 from proxy.telemetry.message_parts import MAX_BYTES, MAX_TEXT, clean, input_messages, output_messages, tool_definitions
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pages import anchors_of
 from prometheus_client import CollectorRegistry
+from tests.support.pages import anchors_of
 
 from deploy.grafana.dashboard import dashboard
 from proxy.api.health import STORE_GAUGES, make_info_metrics

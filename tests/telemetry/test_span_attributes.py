@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from any_json import JSON, odd_steps
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
-from recorded import load, plan_of, play
+from tests.support.any_json import JSON, odd_steps
+from tests.support.recorded import load, plan_of, play
 
 from proxy.telemetry import span_attributes
 from proxy.telemetry.span_attributes import (

@@ -9,11 +9,11 @@ from concurrent import futures
 
 import grpc
 import pytest
-from collector import Collector, collecting
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import CollectorRegistry
+from tests.support.collector import Collector, collecting
 
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import make_metrics

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import openai
 import pytest
-from fakes import proxying
+from tests.support.fakes import proxying
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

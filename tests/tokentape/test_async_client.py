@@ -5,7 +5,7 @@ import inspect
 
 import pytest
 from aiohttp import web
-from fakes import proxying
+from tests.support.fakes import proxying
 
 from tokentape import AsyncClient, Client, ClientError
 

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 from aiohttp import web
-from batching import BatchServer, group, refused
+from tests.support.batching import BatchServer, group, refused
 
 from proxy import errors
 from tokentape import AsyncClient, ClientError

@@ -7,7 +7,7 @@ import io
 import re
 from pathlib import Path
 
-from batching import BatchServer, group
+from tests.support.batching import BatchServer, group
 
 import tokentape
 

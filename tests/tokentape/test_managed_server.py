@@ -4,8 +4,8 @@ import asyncio
 
 import openai
 import pytest
-from fakes import nothing, proxying
-from scripted import BOS, EOS, ScriptedEngine
+from tests.support.fakes import nothing, proxying
+from tests.support.scripted import BOS, EOS, ScriptedEngine
 
 from proxy.simulator.tokenizer import load_tokenizer
 from tokentape import AsyncClient, ClientError, ManagedServer

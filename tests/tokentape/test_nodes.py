@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import BOS, EOS, Words
+from tests.support.scripted import BOS, EOS, Words
 
 from tokentape import ManagedServer
 from tokentape.nodes import (

@@ -1,8 +1,8 @@
 """The most likely token ids at each position of a prompt."""
 
 import pytest
-from fakes import proxying
-from scripted import ScriptedEngine
+from tests.support.fakes import proxying
+from tests.support.scripted import ScriptedEngine
 
 from tokentape import AsyncClient
 from tokentape.prompt_logprobs import _most_likely

@@ -5,7 +5,7 @@ import threading
 from contextlib import closing, suppress
 
 import pytest
-from batching import BatchServer, group, refused
+from tests.support.batching import BatchServer, group, refused
 
 from tokentape import Client, ClientError
 

@@ -5,10 +5,10 @@ from math import isclose, isfinite, sqrt
 
 import numpy as np
 import pytest
-from forests import make_choice, make_step, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
-from worked import FACTS, STEPS
+from tests.support.forests import make_choice, make_step, rollouts
+from tests.support.worked import FACTS, STEPS
 
 from proxy.trajectory.advantages import BATCH, ESTIMATORS, STEP, SoftPenalty, episodes, returns
 from proxy.trajectory.sequence import Options, sequences

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import ROOTS
+from tests.support.recorded import ROOTS
 
 from proxy.trajectory.arrays import pack_experts, pack_ids, pack_logprobs, pack_mask
 from proxy.trajectory.blocks import BlockReader

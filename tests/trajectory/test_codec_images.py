@@ -6,9 +6,9 @@ from hashlib import blake2b
 
 import orjson
 import pytest
-from forests import make_step
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.forests import make_step
 
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode, encode

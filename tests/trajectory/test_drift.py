@@ -4,8 +4,8 @@ from dataclasses import replace
 from time import process_time
 
 import pytest
-from forests import forests, make_step
 from hypothesis import given
+from tests.support.forests import forests, make_step
 
 from proxy.trajectory.drift import KINDS, Boundary, Drift, Window, explain, find_boundaries, kind_by_texts
 from proxy.trajectory.facts import RolloutFacts

@@ -4,7 +4,7 @@ from array import array
 from time import process_time
 
 import pytest
-from forests import make_step
+from tests.support.forests import make_step
 
 from proxy.trajectory.drift import find_boundaries
 from proxy.trajectory.endings import Endings

@@ -6,9 +6,9 @@ from math import prod
 
 import orjson
 import pytest
-from forests import make_choice, make_step
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.forests import make_choice, make_step
 
 from proxy.trajectory.arrays import pack_experts, pack_mask
 from proxy.trajectory.blocks import BlockReader

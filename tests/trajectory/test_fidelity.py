@@ -11,7 +11,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import ROOTS, name_from
+from tests.support.recorded import ROOTS, name_from
 
 from proxy.trajectory.arrays import pack_ids, pack_logprobs
 from proxy.trajectory.fidelity import PROBLEMS, Evidence, _is_usual, check, describe

@@ -6,9 +6,9 @@ from itertools import groupby
 
 import orjson
 import pytest
-from forests import make_step
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.forests import make_step
 
 from proxy.trajectory.blocks import IMAGE, names_of
 from proxy.trajectory.images import (

@@ -1,10 +1,10 @@
 """What distinguishes the conversations of a rollout."""
 
 import pytest
-from any_json import JSON
 from hypothesis import given
 from hypothesis import strategies as st
-from threaded import call, conversation, said, user
+from tests.support.any_json import JSON
+from tests.support.threaded import call, conversation, said, user
 
 from proxy.trajectory.openings import Openings, System, called_with, works_in_turns
 

@@ -5,9 +5,9 @@ from dataclasses import asdict, replace
 
 import orjson
 import pytest
-from forests import forests, make_choice, make_step
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.forests import forests, make_choice, make_step
 
 from proxy.trajectory.drift import Drift
 from proxy.trajectory.facts import RolloutFacts

@@ -6,10 +6,10 @@ from dataclasses import replace
 import orjson
 import pytest
 import zstandard
-from any_json import JSON
-from forests import make_choice, make_step
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.any_json import JSON
+from tests.support.forests import make_choice, make_step
 
 from proxy.trajectory.arrays import pack_experts, pack_mask
 from proxy.trajectory.codec import encode

@@ -5,10 +5,10 @@ from contextlib import suppress
 
 import orjson
 import pytest
-from any_json import odd_steps
-from forests import make_choice, make_step, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.any_json import odd_steps
+from tests.support.forests import make_choice, make_step, rollouts
 
 from proxy.trajectory.blocks import BlockReader, BlockWriter
 from proxy.trajectory.codec import UnreadableRecord, encode, frame, open_frame

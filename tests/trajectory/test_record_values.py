@@ -4,9 +4,9 @@ from array import array
 from dataclasses import asdict, replace
 
 import pytest
-from any_json import JSON
-from forests import make_choice, make_step
 from hypothesis import HealthCheck, given, settings
+from tests.support.any_json import JSON
+from tests.support.forests import make_choice, make_step
 
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode, encode

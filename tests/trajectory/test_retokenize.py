@@ -4,8 +4,8 @@ from array import array
 from math import isnan
 
 import pytest
-from forests import make_step
-from recorded import load, plan_of, play
+from tests.support.forests import make_step
+from tests.support.recorded import load, plan_of, play
 
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.retokenize import retokenize

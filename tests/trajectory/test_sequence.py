@@ -7,9 +7,9 @@ from time import process_time
 
 import orjson
 import pytest
-from forests import full_ids, make_choice, make_step, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.forests import full_ids, make_choice, make_step, rollouts
 
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, Scores, are_logprobs, decode_scores, encode_scores, select, sequences

@@ -4,9 +4,9 @@ from collections import Counter
 from dataclasses import asdict
 
 import pytest
-from forests import full_ids, unique_forests
 from hypothesis import given
-from shapes import SHAPES, Counted
+from tests.support.forests import full_ids, unique_forests
+from tests.support.shapes import SHAPES, Counted
 
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import Options, select, sequences

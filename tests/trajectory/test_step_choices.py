@@ -1,7 +1,7 @@
 """The choices of a recorded response, which may be any JSON."""
 
 import pytest
-from forests import make_step
+from tests.support.forests import make_step
 
 from proxy.trajectory.step import answers_of, messages_of
 

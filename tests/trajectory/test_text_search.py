@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from forests import make_step
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.forests import make_step
 
 from proxy.trajectory.text_search import Match, Needle, search
 

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from threaded import call, conversation, recorded_calls, said, user
+from tests.support.threaded import call, conversation, recorded_calls, said, user
 
 from proxy.config.threads import Kind, Preset
 from proxy.trajectory.openings import Openings

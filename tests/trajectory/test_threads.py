@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from any_json import odd_steps, read_back
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from threaded import call, conversation, recorded_calls, said, sessions, user
+from tests.support.any_json import odd_steps, read_back
+from tests.support.threaded import call, conversation, recorded_calls, said, sessions, user
 
 from proxy.trajectory.openings import Openings
 from proxy.trajectory.thread_rules import PRESETS, ThreadRule, rules_of

@@ -6,9 +6,9 @@ from dataclasses import replace
 from time import process_time
 
 import pytest
-from forests import full_ids, make_choice, make_step, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.forests import full_ids, make_choice, make_step, rollouts
 
 from proxy.trajectory.blocks import UNIT_BYTES, BlockReader
 from proxy.trajectory.codec import decode, encode

@@ -4,9 +4,9 @@ from dataclasses import replace
 from itertools import chain
 
 import pytest
-from forests import forests, make_step, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.forests import forests, make_step, rollouts
 
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode, encode

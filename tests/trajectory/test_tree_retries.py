@@ -1,8 +1,8 @@
 """Retries: which call repeats which."""
 
 import pytest
-from forests import make_step
-from shapes import LOST, TWIN
+from tests.support.forests import make_step
+from tests.support.shapes import LOST, TWIN
 
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import sequences

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from forests import forests, make_step
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.forests import forests, make_step
 
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import sequences

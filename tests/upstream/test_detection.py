@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from aiohttp import web
-from fakes import fake_engine
+from tests.support.fakes import fake_engine
 
 
 async def test_an_engines_type_and_version_are_detected(upstream_to):

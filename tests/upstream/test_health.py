@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 from aiohttp import web
-from fakes import fake_engine
+from tests.support.fakes import fake_engine
 
 from proxy.errors import EngineError
 

@@ -1,9 +1,9 @@
 """The placeholder tokens of images: configured, or looked up once."""
 
 from aiohttp import web
-from fakes import proxying
-from pictures import RED, image, png, url_of
-from stored import stored_steps
+from tests.support.fakes import proxying
+from tests.support.pictures import RED, image, png, url_of
+from tests.support.stored import stored_steps
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": [image(url_of(png(RED)))]}]}
 IDS = {"<image>": [9], "<|image|>": [8]}

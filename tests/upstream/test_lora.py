@@ -1,10 +1,10 @@
 """Requests that load and unload LoRA adapters."""
 
 import pytest
-from adapters_of_engines import LoraRoutes
 from aiohttp import web
-from fakes import settings_for
 from prometheus_client import CollectorRegistry
+from tests.support.adapters_of_engines import LoraRoutes
+from tests.support.fakes import settings_for
 
 from proxy.errors import EngineError
 from proxy.telemetry.metrics import make_metrics

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from fakes import proxying
+from tests.support.fakes import proxying
 
 TURNS = [
     {"role": "user", "content": "a"},

@@ -6,8 +6,8 @@ import sys
 import orjson
 import pytest
 from aiohttp import web
-from fakes import proxying
-from tiny_tokenizer import make_tokenizer
+from tests.support.fakes import proxying
+from tests.support.tiny_tokenizer import make_tokenizer
 
 from proxy.config.sections import EndpointSettings
 from proxy.errors import UnprocessableRequest

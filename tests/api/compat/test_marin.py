@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
-from fakes import proxying, settings_for
 from openai import AsyncOpenAI
-from simulated_tokenizer import make_simulated_tokenizer
+from tests.support.fakes import proxying, settings_for
+from tests.support.simulated_tokenizer import make_simulated_tokenizer
 
 from proxy.export import FORMATS, Inexpressible
 from proxy.export.base import Rows

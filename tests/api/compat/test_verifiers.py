@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import orjson
 import pytest
-from fakes import proxying, settings_for
 from openai import AsyncOpenAI
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
-from recorded import load
-from trainers import load_published
+from tests.support.fakes import proxying, settings_for
+from tests.support.recorded import load
+from tests.support.trainers import load_published
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from fakes import settings_for
+from tests.support.fakes import settings_for
 
 from proxy.server.listener import running
 

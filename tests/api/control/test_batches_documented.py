@@ -3,7 +3,7 @@
 import re
 
 import orjson
-from pages import ROOT, blocks_of
+from tests.support.pages import ROOT, blocks_of
 
 from proxy.telemetry.metrics import DROP_REASONS, REFUSAL_REASONS
 

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from control_api import ProxyClient
-from fakes import settings_for
+from tests.support.control_api import ProxyClient
+from tests.support.fakes import settings_for
 
 from proxy.api.control import claims
 from proxy.server.listener import running

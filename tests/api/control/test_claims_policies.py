@@ -4,8 +4,8 @@ import asyncio
 
 import aiohttp
 import pytest
-from control_api import ProxyClient
-from fakes import settings_for
+from tests.support.control_api import ProxyClient
+from tests.support.fakes import settings_for
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

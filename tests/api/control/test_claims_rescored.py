@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from fakes import fake_engine
-from rescored import BELOW, Teacher, length_of, record_group, trained
+from tests.support.fakes import fake_engine
+from tests.support.rescored import BELOW, Teacher, length_of, record_group, trained
 
 
 @pytest.fixture

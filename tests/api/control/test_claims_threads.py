@@ -1,7 +1,7 @@
 """Claims of threads: their rows, their rewards and their advantages."""
 
 import pytest
-from threaded import record_threads
+from tests.support.threaded import record_threads
 
 
 async def group(proxy, *rewards):

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from control_api import ProxyClient
-from fakes import settings_for
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import load
-from stored import stored_rollout
+from tests.support.control_api import ProxyClient
+from tests.support.fakes import settings_for
+from tests.support.recorded import load
+from tests.support.stored import stored_rollout
 
 from proxy.api.control.schemas import OpenGroup, OpenRollout, read_as
 from proxy.errors import BadRequest

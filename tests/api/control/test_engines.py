@@ -4,10 +4,10 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from adapters_of_engines import LoraRoutes
-from fakes import fake_engine, proxying
-from recorded import load
-from stored import stored_steps
+from tests.support.adapters_of_engines import LoraRoutes
+from tests.support.fakes import fake_engine, proxying
+from tests.support.recorded import load
+from tests.support.stored import stored_steps
 
 WHOLE = load("chat_ids_lp")
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import orjson
 import pytest
-from fakes import settings_for
+from tests.support.fakes import settings_for
 
 from proxy.api.control.events import to_event
 from proxy.server.listener import running

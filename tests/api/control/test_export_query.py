@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import orjson
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from policies import policies_of
+from tests.support.policies import policies_of
 
 from proxy.api.context import CONTEXT
 from proxy.api.control.export_query import export_query, export_query_from

@@ -6,8 +6,8 @@ import orjson
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
-from control_api import ProxyClient
-from fakes import settings_for
+from tests.support.control_api import ProxyClient
+from tests.support.fakes import settings_for
 
 from proxy.export import FORMATS
 from proxy.server.listener import running, simulating

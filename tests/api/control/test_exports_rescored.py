@@ -7,8 +7,8 @@ import aiohttp
 import orjson
 import pyarrow.ipc
 import pytest
-from fakes import fake_engine, proxying
-from rescored import BELOW, Teacher, length_of, trained
+from tests.support.fakes import fake_engine, proxying
+from tests.support.rescored import BELOW, Teacher, length_of, trained
 
 
 @pytest.fixture

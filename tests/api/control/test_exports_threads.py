@@ -1,7 +1,7 @@
 """Threads in exports, trees and rewards: which are exported, what their rows name, and which reward they have."""
 
 import pytest
-from threaded import TASK, WORK, record_threads, user
+from tests.support.threaded import TASK, WORK, record_threads, user
 
 
 async def rows(proxy, query, rollout="r"):

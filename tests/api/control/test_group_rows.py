@@ -8,11 +8,11 @@ from typing import get_args
 
 import msgspec
 import pytest
-from forests import make_choice, make_step
-from grouped import members, query_for, read_rows, rollouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_rows import entries, trained_ids
+from tests.support.forests import make_choice, make_step
+from tests.support.grouped import members, query_for, read_rows, rollouts
+from tests.support.reading_rows import entries, trained_ids
 
 from proxy.api.control.outcomes import Outcome, estimated
 from proxy.api.control.schemas import InGroup

@@ -5,11 +5,11 @@ from collections import Counter
 from typing import get_args
 
 import pytest
-from forests import make_step
-from grouped import members, query_for, read_rows, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.support.forests import make_step
+from tests.support.grouped import members, query_for, read_rows, rollouts
 
 from proxy.api.control.schemas import GroupFilter, InGroup, Members
 from proxy.errors import Conflict

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from fakes import settings_for
 from openai import AsyncOpenAI
+from tests.support.fakes import settings_for
 
 from proxy.server.listener import running
 

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from control_api import ProxyClient
-from fakes import fake_engine, proxying
-from stored import stored_rollout, wait_for_steps
+from tests.support.control_api import ProxyClient
+from tests.support.fakes import fake_engine, proxying
+from tests.support.stored import stored_rollout, wait_for_steps
 
 
 async def over_sampled(proxy, size=2, over_sample=2, **fields):

@@ -4,10 +4,10 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from control_api import ProxyClient
-from fakes import settings_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.control_api import ProxyClient
+from tests.support.fakes import settings_for
 
 from proxy.rollouts.group import Group
 from proxy.server.listener import running

@@ -4,8 +4,8 @@ import asyncio
 from collections import Counter
 
 import pytest
-from control_api import ProxyClient
-from fakes import settings_for
+from tests.support.control_api import ProxyClient
+from tests.support.fakes import settings_for
 
 from proxy.server.listener import running
 

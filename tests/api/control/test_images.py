@@ -5,10 +5,10 @@ from io import BytesIO
 
 import orjson
 import pytest
-from control_api import Options
-from fakes import proxying
-from pictures import BLUE, RED, data_of, image, png, text, url_of
-from stored import stored_steps
+from tests.support.control_api import Options
+from tests.support.fakes import proxying
+from tests.support.pictures import BLUE, RED, data_of, image, png, text, url_of
+from tests.support.stored import stored_steps
 
 from proxy.api.control.images import type_of
 from proxy.protocols.plan import names_in

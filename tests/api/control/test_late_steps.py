@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from fakes import settings_for
-from recorded import load
-from stored import stored_rollout, wait_for_steps
+from tests.support.fakes import settings_for
+from tests.support.recorded import load
+from tests.support.stored import stored_rollout, wait_for_steps
 
 from proxy.server.listener import running
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from forests import make_step
 from msgspec import structs
-from policies import policies_of
+from tests.support.forests import make_step
+from tests.support.policies import policies_of
 
 from proxy.api.control import outcomes as outcomes_module
 from proxy.api.control.export_query import ExportQuery

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 from aiohttp import ServerDisconnectedError, web
-from fakes import settings_for
-from recorded import load
-from stored import stored_steps, wait_for_steps
+from tests.support.fakes import settings_for
+from tests.support.recorded import load
+from tests.support.stored import stored_steps, wait_for_steps
 
 from proxy.server.listener import running
 

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from control_api import ProxyClient
-from fakes import settings_for
-from stored import stored_steps
+from tests.support.control_api import ProxyClient
+from tests.support.fakes import settings_for
+from tests.support.stored import stored_steps
 
 from proxy.rollouts.policy import POLICY_ANNOUNCEMENT
 from proxy.server.listener import running, simulating

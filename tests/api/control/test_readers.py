@@ -4,8 +4,8 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
-from any_json import odd_steps, read_back
 from hypothesis import HealthCheck, Phase, given, settings
+from tests.support.any_json import odd_steps, read_back
 
 from proxy.api.control.steps import step_json
 from proxy.api.control.token_texts import recorded

@@ -7,8 +7,8 @@ from itertools import pairwise
 import aiohttp
 import orjson
 import pytest
-from control_api import ProxyClient
-from fakes import settings_for
+from tests.support.control_api import ProxyClient
+from tests.support.fakes import settings_for
 
 from proxy.continuation.types import REASONS
 from proxy.server.listener import running, simulating

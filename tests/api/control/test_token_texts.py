@@ -3,9 +3,9 @@
 from array import array
 
 import pytest
-from fakes import proxying
-from forests import make_choice, make_step
-from simulated_tokenizer import make_simulated_tokenizer
+from tests.support.fakes import proxying
+from tests.support.forests import make_choice, make_step
+from tests.support.simulated_tokenizer import make_simulated_tokenizer
 
 from proxy.api.control.token_texts import _decoded, recorded
 

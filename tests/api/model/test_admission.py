@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from fakes import proxying, settings_for
-from recorded import load
-from stored import stored_rollout, stored_steps, wait_for_steps
+from tests.support.fakes import proxying, settings_for
+from tests.support.recorded import load
+from tests.support.stored import stored_rollout, stored_steps, wait_for_steps
 
 from proxy.server.listener import running
 

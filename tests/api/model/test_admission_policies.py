@@ -2,9 +2,9 @@
 
 import aiohttp
 import pytest
-from fakes import settings_for
-from sessions import serving_sessions
-from stored import stored_steps
+from tests.support.fakes import settings_for
+from tests.support.sessions import serving_sessions
+from tests.support.stored import stored_steps
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

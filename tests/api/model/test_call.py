@@ -5,10 +5,10 @@ import asyncio
 import orjson
 import pytest
 from aiohttp import web
-from fakes import proxying
 from openai import AsyncOpenAI
-from recorded import load, load_http
-from stored import stored_steps, wait_for_steps
+from tests.support.fakes import proxying
+from tests.support.recorded import load, load_http
+from tests.support.stored import stored_steps, wait_for_steps
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

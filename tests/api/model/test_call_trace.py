@@ -8,15 +8,15 @@ import aiohttp
 import openai
 import orjson
 import pytest
-from collector import collecting
-from fakes import fake_engine, proxying
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import propagate
 from opentelemetry.instrumentation.httpx import HTTPX2ClientInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
-from recorded import load
-from stored import stored_steps, wait_for_steps
+from tests.support.collector import collecting
+from tests.support.fakes import fake_engine, proxying
+from tests.support.recorded import load
+from tests.support.stored import stored_steps, wait_for_steps
 
 from proxy.rollouts.pause import Pause
 from proxy.server.listener import simulating

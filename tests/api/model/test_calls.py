@@ -7,11 +7,11 @@ from collections import Counter
 import orjson
 import pytest
 from aiohttp import web
-from fakes import fake_engine, proxying
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recorded import load
-from stored import stored_rollout, stored_steps
+from tests.support.fakes import fake_engine, proxying
+from tests.support.recorded import load
+from tests.support.stored import stored_rollout, stored_steps
 
 from proxy.rollouts.rollout import write_fields
 

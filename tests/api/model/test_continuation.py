@@ -5,7 +5,7 @@ from collections import Counter
 
 import orjson
 import pytest
-from continued_calls import CHAT, Agent, assembled, continuations, served
+from tests.support.continued_calls import CHAT, Agent, assembled, continuations, served
 
 from proxy.trajectory.step import answers_of
 

@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from continued_calls import CHAT, TOOL, continuations, served
+from tests.support.continued_calls import CHAT, TOOL, continuations, served
 
 KV = "kv_transfer_params"
 MORE = {"role": "user", "content": "More?"}

@@ -4,9 +4,9 @@ import anthropic
 import httpx2
 import openai
 import pytest
-from continued_calls import COMPLETIONS, TOOL, continuations, served
 from google import genai
 from google.genai import types
+from tests.support.continued_calls import COMPLETIONS, TOOL, continuations, served
 
 FUNCTION = TOOL["function"]
 STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -5,7 +5,7 @@ from base64 import b64decode
 
 import pytest
 from aiohttp import web
-from continued_calls import CHAT, DETOKENIZE, TOKENIZE, continuations, continuations_made, served, tapped
+from tests.support.continued_calls import CHAT, DETOKENIZE, TOKENIZE, continuations, continuations_made, served, tapped
 
 from proxy.simulator.weights import experts_as_int32
 from proxy.trajectory.facts import RolloutFacts

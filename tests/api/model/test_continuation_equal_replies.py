@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from continued_calls import continuations, served
+from tests.support.continued_calls import continuations, served
 
 from proxy.rollouts.rollout import UNDELIVERED_MARK
 from proxy.simulator.script import Conversation, Script, ScriptedCall, Turn

@@ -5,7 +5,7 @@ import logging
 from random import Random
 
 import pytest
-from continued_calls import CHAT, served, tapped
+from tests.support.continued_calls import CHAT, served, tapped
 
 TEXTS = ("Hi", "Go on.", "quote <|im_end|> here", "\n \n", "ünï")
 # A template, the shape of the engine, its context window, and the rate of odd token splits.

@@ -8,13 +8,13 @@ import httpx2
 import orjson
 import pytest
 from aiohttp import web
-from fakes import proxying
-from gemini_responses import events_of, joined, strictly
 from google import genai
 from google.genai import types
 from google.genai.errors import ClientError
-from recorded import load
-from stored import stored_rollout, stored_steps
+from tests.support.fakes import proxying
+from tests.support.gemini_responses import events_of, joined, strictly
+from tests.support.recorded import load
+from tests.support.stored import stored_rollout, stored_steps
 from yarl import URL
 
 from proxy.server.listener import simulating

@@ -7,10 +7,10 @@ import aiohttp
 import openai
 import orjson
 import pytest
-from fakes import proxying
-from recorded import load
-from stored import stored_steps
-from trainers import load_published
+from tests.support.fakes import proxying
+from tests.support.recorded import load
+from tests.support.stored import stored_steps
+from tests.support.trainers import load_published
 
 from proxy.api.model.probes import KNOWN, is_probe
 from proxy.config.sections import ProbeSettings

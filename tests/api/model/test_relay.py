@@ -11,9 +11,9 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from fakes import FailingStore, fake_engine, proxying
-from recorded import load
-from stored import stored_steps, wait_for_steps, wait_for_undelivered
+from tests.support.fakes import FailingStore, fake_engine, proxying
+from tests.support.recorded import load
+from tests.support.stored import stored_steps, wait_for_steps, wait_for_undelivered
 
 from proxy.api.model.relay import _end
 from proxy.protocols.response import StreamResponse

@@ -9,9 +9,9 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from fakes import fake_engine, proxying, settings_for
-from recorded import load
-from stored import stored_steps, wait_for_steps
+from tests.support.fakes import fake_engine, proxying, settings_for
+from tests.support.recorded import load
+from tests.support.stored import stored_steps, wait_for_steps
 
 from proxy.server.listener import running
 

@@ -2,7 +2,7 @@
 
 import aiohttp
 import pytest
-from fakes import proxying
+from tests.support.fakes import proxying
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from fakes import fake_engine, proxying
-from stored import stored_steps, wait_for_steps
+from tests.support.fakes import fake_engine, proxying
+from tests.support.stored import stored_steps, wait_for_steps
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

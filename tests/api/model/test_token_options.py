@@ -2,10 +2,10 @@
 
 import orjson
 import pytest
-from fakes import proxying
-from recorded import load
-from simulated_tokenizer import make_simulated_tokenizer
-from stored import stored_steps
+from tests.support.fakes import proxying
+from tests.support.recorded import load
+from tests.support.simulated_tokenizer import make_simulated_tokenizer
+from tests.support.stored import stored_steps
 
 CHAT = "/rollouts/r1/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "logprobs": True, "max_tokens": 24}

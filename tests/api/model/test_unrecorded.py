@@ -5,7 +5,7 @@ import re
 import aiohttp
 import pytest
 from aiohttp import web
-from fakes import fake_engine, proxying
+from tests.support.fakes import fake_engine, proxying
 from yarl import URL
 
 from proxy.api.model.unrecorded import names_a_model

@@ -3,7 +3,7 @@
 import anthropic
 import pytest
 from aiohttp import web
-from fakes import proxying
+from tests.support.fakes import proxying
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from fakes import proxying
+from tests.support.fakes import proxying
 
 from proxy.api.ui import routes as serving
 

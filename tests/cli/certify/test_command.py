@@ -9,9 +9,9 @@ import sys
 import orjson
 import pytest
 from aiohttp import web
-from fakes import proxying
-from recorded import load as load_cassette
-from tampering import tampered
+from tests.support.fakes import proxying
+from tests.support.recorded import load as load_cassette
+from tests.support.tampering import tampered
 from typer.testing import CliRunner
 
 from proxy.cli import certify

@@ -2,9 +2,9 @@
 
 import orjson
 import pytest
-from any_json import RESPONSE
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.any_json import RESPONSE
 
 from proxy.cli.certify.comparing import are_equal, difference, formats, last_events, merged, payloads, sampled_ids
 

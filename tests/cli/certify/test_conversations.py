@@ -4,10 +4,10 @@ from math import log
 
 import pytest
 from aiohttp import web
-from certifying import suite_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tampering import tampered
+from tests.support.certifying import suite_of
+from tests.support.tampering import tampered
 
 from proxy.cli.certify import conversations
 from proxy.cli.certify.conversations import (

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
-from certifying import run_shape, suite_of
-from tampering import tampered
+from tests.support.certifying import run_shape, suite_of
+from tests.support.tampering import tampered
 
 from proxy.cli.certify.shapes import SHAPES
 from proxy.cli.certify.suite import Gone

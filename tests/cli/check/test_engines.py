@@ -5,9 +5,9 @@ from email.utils import formatdate
 
 import pytest
 from aiohttp import web
-from fakes import settings_for
-from findings import all_findings, engine_findings, graded
-from recorded import load
+from tests.support.fakes import settings_for
+from tests.support.findings import all_findings, engine_findings, graded
+from tests.support.recorded import load
 
 from proxy.cli.check.engines import check_clock, read_date
 from proxy.clock import SystemClock

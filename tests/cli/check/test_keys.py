@@ -1,7 +1,7 @@
 """Checks of API keys: missing, weak, duplicate, or shared ones."""
 
 import pytest
-from findings import graded
+from tests.support.findings import graded
 
 from proxy.cli.check.keys import check_keys
 from proxy.config.settings import load

@@ -1,8 +1,8 @@
 """Checks of model aliases and tokenizers."""
 
 import pytest
-from fakes import settings_for
-from findings import all_findings, graded
+from tests.support.fakes import settings_for
+from tests.support.findings import all_findings, graded
 
 from proxy.cli.check import models
 from proxy.cli.check.models import check_aliases, check_tokenizer

@@ -4,8 +4,8 @@ import resource
 from urllib.parse import urlsplit
 
 import pytest
-from fakes import proxying, settings_for
-from findings import engine_findings, graded
+from tests.support.fakes import proxying, settings_for
+from tests.support.findings import engine_findings, graded
 
 from proxy.cli.check.network import check_files, check_listening, check_spool, find_engine, is_tokentape, proxy_runs
 from proxy.config.settings import Settings, load

@@ -1,9 +1,9 @@
 """Checks of the engines that score rows."""
 
 import pytest
-from fakes import settings_for
-from findings import all_findings
-from rescored import Teacher
+from tests.support.fakes import settings_for
+from tests.support.findings import all_findings
+from tests.support.rescored import Teacher
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

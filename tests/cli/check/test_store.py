@@ -4,7 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
-from findings import graded
+from tests.support.findings import graded
 
 from proxy.cli.check.store import check_store
 from proxy.clock import SystemClock

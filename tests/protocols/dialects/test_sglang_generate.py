@@ -7,7 +7,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import cut, load, names, plan_of, play
+from tests.support.recorded import cut, load, names, plan_of, play
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS

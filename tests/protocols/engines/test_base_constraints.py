@@ -1,7 +1,7 @@
 """Requests whose logprobs differ from the model's own distribution, for each engine and logprobs mode."""
 
 import pytest
-from recorded import plan_of
+from tests.support.recorded import plan_of
 
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import Traits

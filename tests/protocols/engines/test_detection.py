@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from recorded import load, load_http
+from tests.support.recorded import load, load_http
 
 from proxy.protocols.engines.base import Traits
 from proxy.protocols.engines.detection import (

@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from recorded import Cassette, http_cassettes, load_http, plan_of, play
+from tests.support.recorded import Cassette, http_cassettes, load_http, plan_of, play
 
 from proxy.protocols.engines import ENGINES, Traits
 from proxy.protocols.engines.base import CallOptions

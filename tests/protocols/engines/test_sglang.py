@@ -5,9 +5,9 @@ from base64 import b64encode
 
 import orjson
 import pytest
-import worked
-from forests import make_step
-from recorded import dialect_cassettes, load, names, plan_of, play, prepared_of
+from tests.support import worked
+from tests.support.forests import make_step
+from tests.support.recorded import dialect_cassettes, load, names, plan_of, play, prepared_of
 
 from proxy.errors import InvalidValue
 from proxy.export import FORMATS

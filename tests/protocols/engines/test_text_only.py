@@ -1,7 +1,7 @@
 """Plain: a server that speaks OpenAI's protocol, recorded as text without token ids."""
 
 import pytest
-from recorded import load, plan_of, play
+from tests.support.recorded import load, plan_of, play
 
 CHAT = "/v1/chat/completions"
 

@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from recorded import load, plan_of, play
+from tests.support.recorded import load, plan_of, play
 
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines.base import CallOptions, StripRules, Traits

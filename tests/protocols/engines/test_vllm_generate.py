@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import orjson
 import pytest
-from recorded import load
+from tests.support.recorded import load
 
 from proxy.protocols.dialects.generate import Generate
 from proxy.protocols.engines.base import CallOptions, StripRules, Traits

@@ -4,10 +4,10 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from archives import Died, archived_versions, archiver, dying, finished
 from hypothesis import given
 from hypothesis import strategies as st
-from sweeping import Process, SetClock, open_group
+from tests.support.archives import Died, archived_versions, archiver, dying, finished
+from tests.support.sweeping import Process, SetClock, open_group
 
 from proxy.rollouts.archive.archiver import Archived
 from proxy.rollouts.archive.dataset import ArchiveError, Dataset

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from archives import archived_versions, archiver, finished
 from prometheus_client import CollectorRegistry, generate_latest
+from tests.support.archives import archived_versions, archiver, finished
 
 from proxy.clock import SystemClock
 from proxy.rollouts.archive.background import BackgroundArchive

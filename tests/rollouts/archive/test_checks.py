@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import orjson
 import pytest
-from archives import archiver, finished, importer
-from sweeping import Process, SetClock, open_group
+from tests.support.archives import archiver, finished, importer
+from tests.support.sweeping import Process, SetClock, open_group
 
 from proxy.rollouts.archive import dataset
 from proxy.rollouts.archive.checks import InvalidRow

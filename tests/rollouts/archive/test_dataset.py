@@ -5,7 +5,7 @@ import sys
 from io import BytesIO
 
 import pytest
-from archives import archiver, finished
+from tests.support.archives import archiver, finished
 
 from proxy.rollouts.archive.card import card
 from proxy.rollouts.archive.columns import COLUMNS

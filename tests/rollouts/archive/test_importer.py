@@ -4,11 +4,11 @@ from contextlib import suppress
 from secrets import token_hex
 
 import pytest
-from archives import Died, archiver, dying, finished, importer
 from hypothesis import given
 from hypothesis import strategies as st
-from stored import stored_rollout
-from sweeping import Process, SetClock, open_group
+from tests.support.archives import Died, archiver, dying, finished, importer
+from tests.support.stored import stored_rollout
+from tests.support.sweeping import Process, SetClock, open_group
 
 from proxy.rollouts.archive.archiver import Archived
 from proxy.rollouts.archive.rows import CLAIM

@@ -4,10 +4,10 @@ from array import array
 from contextlib import suppress
 from io import BytesIO
 
-from any_json import deep, odd_steps
-from forests import make_choice, make_step, rollouts
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.any_json import deep, odd_steps
+from tests.support.forests import make_choice, make_step, rollouts
 
 from proxy.rollouts.archive.rows import RolloutRows, name_of, read_saved, record_of, saved_json
 from proxy.rollouts.archive.tables import ArchiveWriter, read_rows

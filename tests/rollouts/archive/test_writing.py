@@ -3,7 +3,7 @@
 from io import BytesIO
 
 import pytest
-from archives import finished
+from tests.support.archives import finished
 
 from proxy.rollouts.archive.tables import ArchiveWriter, read_rows
 from proxy.rollouts.archive.writing import RolloutChanged, write_rollout

@@ -7,7 +7,7 @@ import aiohttp
 import orjson
 import pytest
 from rich.console import Console
-from scoring import WINDOW, honest_row, masked_row, score, scoring_as_vllm
+from tests.support.scoring import WINDOW, honest_row, masked_row, score, scoring_as_vllm
 
 from proxy.cli.audit import sender, table
 from proxy.rollouts.scoring.audit import (

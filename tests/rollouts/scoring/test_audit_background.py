@@ -5,8 +5,8 @@ import re
 from array import array
 
 import pytest
-from fakes import proxying
-from forests import make_choice, make_step
+from tests.support.fakes import proxying
+from tests.support.forests import make_choice, make_step
 
 from proxy.rollouts.scoring.audit import is_scorable
 from proxy.server.listener import simulating

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from fakes import fake_engine
 from prometheus_client import CollectorRegistry
-from rescored import BELOW, Teacher
-from scoring import score
+from tests.support.fakes import fake_engine
+from tests.support.rescored import BELOW, Teacher
+from tests.support.scoring import score
 
 from proxy.config.sections import EndpointSettings, EnginesSettings
 from proxy.errors import EngineError, EngineTimeout, EngineUnreachable, UnprocessableRequest

@@ -7,10 +7,10 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from fakes import settings_for
 from prometheus_client import CollectorRegistry
-from recorded import load
-from scoring import WINDOW, likely, score, scoring_as_sglang, scoring_as_vllm
+from tests.support.fakes import settings_for
+from tests.support.recorded import load
+from tests.support.scoring import WINDOW, likely, score, scoring_as_sglang, scoring_as_vllm
 
 from proxy.cli.audit import sender
 from proxy.rollouts.scoring.requests import Kept, NotScored, OtherVocabulary, Scorer, TooLong, find_scorer

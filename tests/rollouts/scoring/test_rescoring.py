@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
-from fakes import settings_for
-from forests import forests, make_choice, make_step
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from tests.support.fakes import settings_for
+from tests.support.forests import forests, make_choice, make_step
 
 from proxy.errors import Conflict, EngineBusy
 from proxy.rollouts.pause import PAUSE_ANNOUNCEMENT

@@ -3,7 +3,7 @@
 from array import array
 
 import pytest
-from forests import make_choice, make_step
+from tests.support.forests import make_choice, make_step
 
 from proxy.rollouts.scoring.sample import of_choice, of_row
 

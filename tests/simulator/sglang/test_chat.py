@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 import pytest
-from recorded import load
+from tests.support.recorded import load
 
 from proxy.simulator.options import Options
 

@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from recorded import load
+from tests.support.recorded import load
 
 from proxy.simulator.options import Options
 

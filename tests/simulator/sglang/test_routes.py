@@ -5,8 +5,8 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from json_bodies import BODIES, JSON
-from recorded import load
+from tests.support.json_bodies import BODIES, JSON
+from tests.support.recorded import load
 
 from proxy.protocols.engines.base import Traits
 from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine

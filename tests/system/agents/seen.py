@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pages import ROOT
+from tests.support.pages import ROOT
 
 from .clients import LOOPS, PAGE, STREAMED, WHOLE, Loop
 

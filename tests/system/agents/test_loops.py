@@ -5,10 +5,10 @@ The engine follows script.yaml, which includes one failure.
 
 import orjson
 import pytest
-from chat_templates import template
-from continued_calls import check_rows, check_steps
-from fakes import proxying
-from stored import stored_steps
+from tests.support.chat_templates import template
+from tests.support.continued_calls import check_rows, check_steps
+from tests.support.fakes import proxying
+from tests.support.stored import stored_steps
 
 from .clients import LOOPS, STREAMED, Loop
 from .recorded import is_scored_alike, recorded, scores_as_recorded

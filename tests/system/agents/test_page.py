@@ -6,8 +6,8 @@ Each must print the scripted outcome, and all steps of its rollout must be exact
 import re
 
 import pytest
-from fakes import proxying
-from pages import Block, blocks_of
+from tests.support.fakes import proxying
+from tests.support.pages import Block, blocks_of
 
 from .clients import PAGE
 from .recorded import recorded

@@ -2,7 +2,6 @@
 
 import orjson
 import pytest
-
 from tests.system.real_engines.calls import CALL
 from tests.system.real_engines.conftest import vllm  # noqa: F401 - a fixture
 from tests.system.real_engines.test_conversation import NO_SECOND_END, check_rows, kwargs

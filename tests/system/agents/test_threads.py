@@ -5,8 +5,8 @@ from pathlib import Path
 
 import orjson
 import pytest
-from fakes import proxying
-from stored import stored_steps
+from tests.support.fakes import proxying
+from tests.support.stored import stored_steps
 
 from proxy.simulator.script import read_script
 from proxy.trajectory.threads import find_threads

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from commands import started
+from tests.support.commands import started
 
 from .clients import LOOPS
 from .conftest import SCRIPT, WINDOW

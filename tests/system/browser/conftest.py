@@ -15,9 +15,9 @@ from secrets import token_hex
 import aiohttp
 import pytest
 import pytest_asyncio
-from fakes import settings_for
-from page_contents import Contents, large, small
 from playwright.async_api import async_playwright, expect
+from tests.support.fakes import settings_for
+from tests.support.page_contents import Contents, large, small
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

@@ -1,8 +1,8 @@
 """Images beside their messages: drawn from their route, which is the only place that the page loads images from."""
 
-from fakes import settings_for
-from pictures import BLUE, RED, image, png, text, url_of
 from playwright.async_api import expect
+from tests.support.fakes import settings_for
+from tests.support.pictures import BLUE, RED, image, png, text, url_of
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

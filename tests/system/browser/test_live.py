@@ -3,8 +3,8 @@
 import socket
 from contextlib import asynccontextmanager
 
-from fakes import settings_for
 from playwright.async_api import expect
+from tests.support.fakes import settings_for
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

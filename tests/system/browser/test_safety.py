@@ -6,8 +6,8 @@ The `open_page` fixture asserts for every page that no dialog opened, no policy 
 from urllib.parse import quote
 
 import pytest
-from page_contents import ALERT, HOSTILE, HOSTILE_ID, LONG_WORD
 from playwright.async_api import expect
+from tests.support.page_contents import ALERT, HOSTILE, HOSTILE_ID, LONG_WORD
 
 UNAUTHORIZED = ("Failed to load resource",)
 HIDDEN = "/[\\u0000\\u001b\\u202a-\\u202e\\u2066-\\u2069\\u{e0000}-\\u{e007f}]/u"

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from page_contents import STEPS, TOKENS
 from playwright.async_api import expect
+from tests.support.page_contents import STEPS, TOKENS
 
 MAX_NODES = 3_000
 ROLLOUTS = 1_200

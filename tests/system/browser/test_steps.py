@@ -3,9 +3,9 @@
 import math
 
 import orjson
-from fakes import settings_for
-from page_contents import TOKENS
 from playwright.async_api import expect
+from tests.support.fakes import settings_for
+from tests.support.page_contents import TOKENS
 
 from proxy.continuation.types import REASONS
 from proxy.server.listener import running

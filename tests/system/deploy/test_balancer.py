@@ -12,9 +12,9 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from commands import started
-from recorded import load
-from stored import stored_steps, wait_for_steps
+from tests.support.commands import started
+from tests.support.recorded import load
+from tests.support.stored import stored_steps, wait_for_steps
 
 from .balancing import CONFIGURATION, balancing, naming, own_addresses
 from .environment import program

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from recorded import load
+from tests.support.recorded import load
 
 from .by_hand import DOCKERFILE, build
 

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 import yaml
-from fakes import settings_for
 from pydantic import ValidationError
+from tests.support.fakes import settings_for
 
 from proxy.config.settings import load
 from proxy.server.listener import running

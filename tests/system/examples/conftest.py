@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fakes import proxying
+from tests.support.fakes import proxying
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

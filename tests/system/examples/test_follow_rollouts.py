@@ -6,11 +6,11 @@ import json
 import follow_rollouts
 import pytest
 from aiohttp import web
-from fakes import proxying
 from follow_rollouts import Log, is_over
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
+from tests.support.fakes import proxying
 
 from tokentape import AsyncClient, Client, ClientError
 

@@ -4,8 +4,8 @@ import bigram_engine
 import grpo_numpy
 import numpy as np
 import pytest
-from fakes import proxying
 from openai import AsyncOpenAI, OpenAIError
+from tests.support.fakes import proxying
 
 from tokentape import AsyncClient
 

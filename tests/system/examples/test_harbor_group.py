@@ -7,9 +7,9 @@ from types import ModuleType, SimpleNamespace
 
 import harbor_group
 import pytest
-from fakes import settings_for
 from openai import AsyncOpenAI
-from trainers import PUBLISHED
+from tests.support.fakes import settings_for
+from tests.support.trainers import PUBLISHED
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

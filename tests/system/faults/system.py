@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
+from tests.system.faults.address import StableAddress
 
 from storage.embedded.server import bundled_server
-from tests.system.faults.address import StableAddress
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 import pytest
-from fakes import proxying
-from recorded import Cassette, load, plan_of, play
-from stored import stored_steps, wait_for_steps
+from tests.support.fakes import proxying
+from tests.support.recorded import Cassette, load, plan_of, play
+from tests.support.stored import stored_steps, wait_for_steps
 
 STREAMS = [
     load(name) for name in ("chat_ids_lp_stream", "chat_n3_stream", "cmpl_ids_lp1_stream", "scale_out/generate_stream")

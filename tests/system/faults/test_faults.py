@@ -1,7 +1,6 @@
 """The short form of `make test-faults`: nothing is lost by any fault."""
 
 import pytest
-
 from tests.system.faults.run import FAULTS, fail_over, fill_journal, kill_proxy, kill_worker, run, stop_store
 
 

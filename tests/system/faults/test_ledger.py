@@ -4,7 +4,6 @@ import copy
 
 import orjson
 import pytest
-
 from tests.system.faults.training.ledger import Sampled, check_members, check_rewards, digest_of, rows_of
 from tests.system.faults.training.plan import reward_of
 

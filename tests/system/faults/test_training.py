@@ -1,7 +1,6 @@
 """The short form of the training soak in `make test-faults`."""
 
 import pytest
-
 from tests.system.faults.training.run import run
 
 

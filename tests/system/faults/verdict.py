@@ -3,13 +3,13 @@
 from collections import Counter
 
 import orjson
+from tests.system.faults.engine import sampled
 
 from proxy.rollouts.rollout import read_rollout
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import decode
 from storage import open_store
 from storage.redis.keys import BUCKETS, announcements_key, bucket_keys, constants_key, heartbeats_key, rollout_keys
-from tests.system.faults.engine import sampled
 
 
 async def judge(store_url: str, ended: dict[str, str], logged: set[str]) -> dict[str, int]:

@@ -3,9 +3,9 @@
 import aiohttp
 import orjson
 import pytest
-from fakes import proxying
 from hypothesis import strategies as st
-from stored import stored_steps
+from tests.support.fakes import proxying
+from tests.support.stored import stored_steps
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

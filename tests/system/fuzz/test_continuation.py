@@ -1,8 +1,14 @@
 """Exact continuation with random rollouts and every chat template: no prompt is wrong."""
 
-from bridge_oracle import begins_with_the_recorded_ids, ends_as_rendered, keeps_the_history, not_shown, wrong_bridge
-from continued_rollouts import Rollout
-from conversation_plans import plans
+from tests.support.bridge_oracle import (
+    begins_with_the_recorded_ids,
+    ends_as_rendered,
+    keeps_the_history,
+    not_shown,
+    wrong_bridge,
+)
+from tests.support.continued_rollouts import Rollout
+from tests.support.conversation_plans import plans
 
 from proxy.continuation.types import REASONS
 

@@ -3,8 +3,8 @@
 from collections import Counter
 
 import pytest
-from chat_templates import originals
-from continued_calls import continuations, served
+from tests.support.chat_templates import originals
+from tests.support.continued_calls import continuations, served
 
 APPEND = {"continuation": {"mode": "append"}}
 THINKING = {"chat_template_kwargs": {"enable_thinking": True}}

@@ -5,17 +5,17 @@ from secrets import token_hex
 
 import pytest
 import redis
-from archives import archiver
-from damaged_reads import Reading, read_everything, read_one, small
 from hypothesis import strategies as st
-from stored_damage import damage
-from sweeping import Process
-
-from storage import StoreOptions, open_store
 from tests.golden.files import STORE, load
 from tests.golden.reads import AFTER
 from tests.golden.session import SteppedClock, staging
 from tests.golden.store import load_store
+from tests.support.archives import archiver
+from tests.support.damaged_reads import Reading, read_everything, read_one, small
+from tests.support.stored_damage import damage
+from tests.support.sweeping import Process
+
+from storage import StoreOptions, open_store
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 

@@ -8,14 +8,14 @@ from secrets import token_hex
 import aiohttp
 import orjson
 import pytest
-from all_readers import Failed, Readers
-from faulty_calls import FaultyCall, describe, drawn, least
-from faulty_oracle import LONGEST_S, complaint, recorded, right
-from faulty_sessions import Agent
 from hypothesis import strategies as st
-from loop_watch import watched_proxy
-from raw_engine import raw_engine
-from recorded import dialect_cassettes, http_cassettes
+from tests.support.all_readers import Failed, Readers
+from tests.support.faulty_calls import FaultyCall, describe, drawn, least
+from tests.support.faulty_oracle import LONGEST_S, complaint, recorded, right
+from tests.support.faulty_sessions import Agent
+from tests.support.loop_watch import watched_proxy
+from tests.support.raw_engine import raw_engine
+from tests.support.recorded import dialect_cassettes, http_cassettes
 
 from proxy.protocols.sse import EventParser
 

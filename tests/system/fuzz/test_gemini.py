@@ -4,9 +4,9 @@ import copy
 
 import orjson
 import pytest
-from anthropic_events import atoms, chunks_of, folded, messages, response_of
-from gemini_responses import BODIES, chunks_in, joined, sent_back
 from hypothesis import strategies as st
+from tests.support.anthropic_events import atoms, chunks_of, folded, messages, response_of
+from tests.support.gemini_responses import BODIES, chunks_in, joined, sent_back
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.gemini import GEMINI

@@ -9,19 +9,19 @@ from secrets import token_hex
 import orjson
 import pytest
 import redis
-from archives import archiver, importer
-from damaged_reads import Reading, read_everything, read_one, small
 from hypothesis import strategies as st
-from odd_values import odd_text
-from stored_damage import odd_inside, value
-
-from proxy.rollouts.archive.columns import COLUMNS
-from proxy.rollouts.archive.tables import ArchiveWriter, arrow, read_rows
-from storage import StoreOptions, open_store
 from tests.golden.files import STORE, load
 from tests.golden.reads import AFTER
 from tests.golden.session import SteppedClock, staging
 from tests.golden.store import load_store
+from tests.support.archives import archiver, importer
+from tests.support.damaged_reads import Reading, read_everything, read_one, small
+from tests.support.odd_values import odd_text
+from tests.support.stored_damage import odd_inside, value
+
+from proxy.rollouts.archive.columns import COLUMNS
+from proxy.rollouts.archive.tables import ArchiveWriter, arrow, read_rows
+from storage import StoreOptions, open_store
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SAVED = ("rollout", "group")

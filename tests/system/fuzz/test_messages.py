@@ -4,8 +4,9 @@ import copy
 
 import orjson
 import pytest
-from anthropic_bodies import BODIES
-from anthropic_events import (
+from hypothesis import strategies as st
+from tests.support.anthropic_bodies import BODIES
+from tests.support.anthropic_events import (
     accumulated,
     atoms,
     chunks_of,
@@ -16,7 +17,6 @@ from anthropic_events import (
     sampled_items,
     sent_back,
 )
-from hypothesis import strategies as st
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.messages import MESSAGES

@@ -8,14 +8,14 @@ from secrets import token_hex
 import aiohttp
 import orjson
 import pytest
-from all_readers import Failed, Readers
-from faulty_calls import PATHS, drawn_truth, serialized
-from faulty_engine import EngineRequest, write_response
-from faulty_oracle import LONGEST_S
 from hypothesis import strategies as st
-from loop_watch import watched_proxy
-from odd_agents import CALL, Request, ask_raw, complaint_of, drawn_request
-from raw_engine import Sent, raw_engine
+from tests.support.all_readers import Failed, Readers
+from tests.support.faulty_calls import PATHS, drawn_truth, serialized
+from tests.support.faulty_engine import EngineRequest, write_response
+from tests.support.faulty_oracle import LONGEST_S
+from tests.support.loop_watch import watched_proxy
+from tests.support.odd_agents import CALL, Request, ask_raw, complaint_of, drawn_request
+from tests.support.raw_engine import Sent, raw_engine
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
 SEEDS = st.integers(0, 2**24 - 1)

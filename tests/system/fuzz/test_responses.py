@@ -3,7 +3,7 @@
 import orjson
 import pytest
 from hypothesis import strategies as st
-from responses_drawn import EARLIER, IDENTITY, odd_bodies, response_of
+from tests.support.responses_drawn import EARLIER, IDENTITY, odd_bodies, response_of
 
 from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.protocols.dialects.responses import RESPONSES

@@ -3,8 +3,8 @@
 from contextlib import suppress
 
 import pytest
-from fakes import settings_for
 from hypothesis.errors import Unsatisfiable
+from tests.support.fakes import settings_for
 
 from proxy.api.openapi import ROUTES, describe
 from proxy.server.listener import running, simulating

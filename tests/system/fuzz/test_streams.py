@@ -7,10 +7,10 @@ from contextlib import suppress
 import aiohttp
 import orjson
 import pytest
-from fakes import settings_for
 from hypothesis import strategies as st
-from recorded import cut, dialect_cassettes, plan_of, play
-from stored import wait_for_steps
+from tests.support.fakes import settings_for
+from tests.support.recorded import cut, dialect_cassettes, plan_of, play
+from tests.support.stored import wait_for_steps
 
 from proxy.server.listener import running
 from proxy.trajectory.blocks import BlockReader

@@ -15,7 +15,6 @@ from typing import Any
 
 import aiohttp
 import yaml
-
 from tests.system.faults.system import ROOT, Part, free_port, valkey
 
 DEPLOYED = ROOT / "deploy" / "prometheus"

@@ -5,9 +5,9 @@ import subprocess
 import orjson
 import pytest
 import yaml
+from tests.system.faults.system import ROOT
 
 from deploy.grafana.dashboard import dashboard, dashboard_page
-from tests.system.faults.system import ROOT
 
 from . import environment
 

@@ -10,9 +10,9 @@ from collections import Counter
 
 import orjson
 import pytest
-from chat_templates import ChatTemplate, template
-from continuation_table import Combination, combinations
-from continued_calls import assembled
+from tests.support.chat_templates import ChatTemplate, template
+from tests.support.continuation_table import Combination, combinations
+from tests.support.continued_calls import assembled
 
 from .calls import CALL, CHAT, TOOL, forced
 from .test_conversation import check_rows

@@ -2,7 +2,7 @@
 
 from asyncio import Semaphore
 
-from grpo_loop import check_taken, run_grpo_loop
+from tests.support.grpo_loop import check_taken, run_grpo_loop
 
 from tokentape import AsyncClient
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from fakes import settings_for
+from tests.support.fakes import settings_for
 from yarl import URL
 
 from proxy.server.listener import running, simulating

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 import zstandard
-from fakes import proxying
-from recorded import load
+from tests.support.fakes import proxying
+from tests.support.recorded import load
 
 WHOLE = load("chat_ids_lp")
 MAX_BYTES = 2**20

@@ -10,9 +10,9 @@ from functools import partial
 from io import BytesIO
 
 import pytest
-from fakes import proxying
-from loop_watch import watched_proxy
-from recorded import load
+from tests.support.fakes import proxying
+from tests.support.loop_watch import watched_proxy
+from tests.support.recorded import load
 
 WHOLE = load("chat_ids_lp")
 MAX_BYTES = 32 * 2**20

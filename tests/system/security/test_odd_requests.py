@@ -4,10 +4,10 @@ import re
 
 import orjson
 import pytest
-from fakes import settings_for
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import load
+from tests.support.fakes import settings_for
+from tests.support.recorded import load
 
 from proxy.server.listener import running
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from fakes import proxying
-from recorded import load
-from stored import stored_steps
+from tests.support.fakes import proxying
+from tests.support.recorded import load
+from tests.support.stored import stored_steps
 
 from proxy.api.openapi import ROUTES
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 import aiohttp
 import orjson
 import pytest
-from fakes import settings_for
-from recorded import load
-from rollout_servers import QUESTION, rollout_server
-from stored import stored_steps
+from tests.support.fakes import settings_for
+from tests.support.recorded import load
+from tests.support.rollout_servers import QUESTION, rollout_server
+from tests.support.stored import stored_steps
 
 from proxy.export import FORMATS
 from proxy.server.listener import running

@@ -4,9 +4,9 @@ import re
 
 import orjson
 import pytest
-from fakes import proxying
-from recorded import load
-from stored import stored_steps
+from tests.support.fakes import proxying
+from tests.support.recorded import load
+from tests.support.stored import stored_steps
 
 from proxy.rollouts.rollout import MAX_ID_CHARACTERS
 

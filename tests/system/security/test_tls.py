@@ -6,8 +6,8 @@ import warnings
 import aiohttp
 import pytest
 from aiohttp import web
-from fakes import proxying, settings_for
-from recorded import load
+from tests.support.fakes import proxying, settings_for
+from tests.support.recorded import load
 
 from proxy.cli.export import ExportRequest, download
 from proxy.server.listener import running

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fakes import proxying
 from mlflow import MlflowClient
+from tests.support.fakes import proxying
 from wandb.proto.wandb_internal_pb2 import Record
 
 from proxy.server.listener import simulating

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import pydantic
 import pytest
-from fakes import settings_for
-from pages import ROOT, blocks_of
-from trainers import import_published, load_published, torch
+from tests.support.fakes import settings_for
+from tests.support.pages import ROOT, blocks_of
+from tests.support.trainers import import_published, load_published, torch
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options

@@ -15,9 +15,9 @@ from typing import Any, Optional
 import numpy as np
 import pydantic
 import pytest
-import worked
 from openai.types.chat import ChatCompletion
-from trainers import import_published, load_published, torch
+from tests.support import worked
+from tests.support.trainers import import_published, load_published, torch
 
 from proxy.export import FORMATS, Fill
 from proxy.export.base import PLAIN

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainers import Array, load_published, torch
+from tests.support.trainers import Array, load_published, torch
 
 from proxy.trajectory.advantages import ESTIMATORS, SoftPenalty, returns
 from proxy.trajectory.facts import RolloutFacts

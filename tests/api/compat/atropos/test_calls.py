@@ -3,8 +3,8 @@
 import openai
 import pytest
 from aiohttp import web
-from sessions import HELLO, error, serving_sessions
-from stored import stored_steps
+from tests.support.sessions import HELLO, error, serving_sessions
+from tests.support.stored import stored_steps
 
 CHAT = "/v1/chat/completions"
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

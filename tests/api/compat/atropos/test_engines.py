@@ -1,7 +1,7 @@
 """Texts and rendered prompts of sessions, from their engines."""
 
 from aiohttp import web
-from sessions import HELLO, serving_sessions
+from tests.support.sessions import HELLO, serving_sessions
 
 USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
 

@@ -4,8 +4,8 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from fakes import proxying
-from stored import stored_steps
+from tests.support.fakes import proxying
+from tests.support.stored import stored_steps
 
 from proxy.api.compat.atropos.generate import read_generate
 from proxy.errors import UnprocessableRequest

@@ -2,7 +2,7 @@
 
 import orjson
 import pytest
-from forests import make_choice, make_step
+from tests.support.forests import make_choice, make_step
 
 from proxy.api.compat.atropos.schemas import SchemaFault
 from proxy.api.compat.atropos.session import is_session_id, nodes_from, read_session_chat, session_id

@@ -9,12 +9,12 @@ import uuid as uuid_lib
 import aiohttp
 import pydantic
 import pytest
-from fakes import fake_engine
 from openai.types.chat.chat_completion import ChatCompletion, ChatCompletionMessage, Choice
-from recorded import load
-from sessions import HELLO, error, serving_sessions
-from stored import stored_rollout
-from trainers import load_published
+from tests.support.fakes import fake_engine
+from tests.support.recorded import load
+from tests.support.sessions import HELLO, error, serving_sessions
+from tests.support.stored import stored_rollout
+from tests.support.trainers import load_published
 
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

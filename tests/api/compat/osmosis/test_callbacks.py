@@ -5,9 +5,9 @@ import asyncio
 import orjson
 import pytest
 from aiohttp import web
-from recorded import load
-from rollout_servers import ADD, QUESTION, dispatching, post, rollout_server
-from stored import TIMEOUT_S, stored_rollout, stored_steps, wait_for_steps
+from tests.support.recorded import load
+from tests.support.rollout_servers import ADD, QUESTION, dispatching, post, rollout_server
+from tests.support.stored import TIMEOUT_S, stored_rollout, stored_steps, wait_for_steps
 
 from proxy.api.api_keys import mint
 from proxy.api.compat.osmosis.callbacks import ticket

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from recorded import load
-from rollout_servers import ADD, QUESTION, dispatching, post, rollout_server
-from stored import stored_rollout, stored_steps
+from tests.support.recorded import load
+from tests.support.rollout_servers import ADD, QUESTION, dispatching, post, rollout_server
+from tests.support.stored import stored_rollout, stored_steps
 
 from proxy.api.api_keys import read_minted
 from proxy.server.listener import simulating

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from forests import full_ids, make_choice, make_step, rollouts
 from hypothesis import given
+from tests.support.forests import full_ids, make_choice, make_step, rollouts
 
 from proxy.api.compat.osmosis.flat_call import added_since, flat_answer, read_flat
 from proxy.errors import UnprocessableRequest

@@ -4,7 +4,7 @@ import asyncio
 import gzip
 
 import pytest
-from rollout_servers import rollout_server
+from tests.support.rollout_servers import rollout_server
 
 from proxy.api.compat.osmosis.servers import RolloutServers, ServerFault
 from proxy.config.sections import OsmosisSettings

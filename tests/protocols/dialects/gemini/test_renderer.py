@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import orjson
 import pytest
-from anthropic_events import atoms, chunks_of, folded, messages, response_of
-from gemini_responses import chunks_in, events_of, joined, sent_back, strictly
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.anthropic_events import atoms, chunks_of, folded, messages, response_of
+from tests.support.gemini_responses import chunks_in, events_of, joined, sent_back, strictly
 
 from proxy.protocols.dialects.gemini import GEMINI
 from proxy.protocols.dialects.gemini.signatures import sign

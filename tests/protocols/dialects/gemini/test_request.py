@@ -4,8 +4,8 @@ import copy
 
 import orjson
 import pytest
-from gemini_responses import BODIES
 from hypothesis import given, settings
+from tests.support.gemini_responses import BODIES
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.gemini import GEMINI

@@ -3,11 +3,11 @@
 import httpx2
 import orjson
 import pytest
-from anthropic_events import atoms, chunks_of, response_of
 from google import genai
 from google.genai import types
 from google.genai.errors import APIError, ClientError, ServerError
 from pydantic import BaseModel
+from tests.support.anthropic_events import atoms, chunks_of, response_of
 
 from proxy import errors
 from proxy.errors import ProxyError

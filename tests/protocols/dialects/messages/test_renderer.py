@@ -3,7 +3,9 @@
 import orjson
 import pytest
 from anthropic.types import Message
-from anthropic_events import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.anthropic_events import (
     accumulated,
     atoms,
     chunks_of,
@@ -15,10 +17,8 @@ from anthropic_events import (
     sampled_items,
     sent_back,
 )
-from each_cassette import of_each
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from recorded import dialect_cassettes, http_cassettes
+from tests.support.each_cassette import of_each
+from tests.support.recorded import dialect_cassettes, http_cassettes
 
 from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.tool_arguments import call_ids

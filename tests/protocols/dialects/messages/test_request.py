@@ -4,10 +4,10 @@ import copy
 
 import orjson
 import pytest
-from anthropic_bodies import BODIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from json_bodies import JSON
+from tests.support.anthropic_bodies import BODIES
+from tests.support.json_bodies import JSON
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.messages import MESSAGES

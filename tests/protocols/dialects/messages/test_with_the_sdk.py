@@ -4,8 +4,8 @@ import anthropic
 import httpx2
 import orjson
 import pytest
-from anthropic_events import atoms, chunks_of, response_of, sampled_items
 from pydantic import BaseModel
+from tests.support.anthropic_events import atoms, chunks_of, response_of, sampled_items
 
 from proxy import errors
 from proxy.errors import ProxyError

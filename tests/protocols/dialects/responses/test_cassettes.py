@@ -4,8 +4,8 @@ import orjson
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from recorded import dialect_cassettes, http_cassettes
-from responses_drawn import IDENTITY, as_chat, events_of
+from tests.support.recorded import dialect_cassettes, http_cassettes
+from tests.support.responses_drawn import IDENTITY, as_chat, events_of
 
 from proxy.protocols.accumulators import ChatAccumulator
 from proxy.protocols.dialects.responses import RESPONSES

@@ -1,6 +1,6 @@
 """Events of the Responses API, and the output items that they build."""
 
-from responses_drawn import events_of
+from tests.support.responses_drawn import events_of
 
 from proxy.protocols.dialects.responses.events import CallItem, Events, TextItem
 from proxy.protocols.dialects.responses.tools import Tool

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
-from responses_drawn import BODY, IDENTITY, as_chat, messages, response_of
+from tests.support.responses_drawn import BODY, IDENTITY, as_chat, messages, response_of
 
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.responses.history import (

@@ -1,7 +1,7 @@
 """Input items, translated to chat messages."""
 
 import pytest
-from responses_drawn import IDENTITY
+from tests.support.responses_drawn import IDENTITY
 
 from proxy.errors import BadRequest, InvalidValue
 from proxy.protocols.dialects.responses.input_items import call_ids_from, item_ids_from, read_items

@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from responses_drawn import (
+from tests.support.responses_drawn import (
     BODY,
     IDENTITY,
     SEALED,

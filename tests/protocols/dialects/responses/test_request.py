@@ -1,7 +1,7 @@
 """Responses requests, translated to chat."""
 
 import pytest
-from responses_drawn import EARLIER, RICH
+from tests.support.responses_drawn import EARLIER, RICH
 
 from proxy.errors import BadRequest
 from proxy.protocols.dialects.responses.request import PASSED, read

@@ -1,6 +1,6 @@
 """The response object."""
 
-from responses_drawn import IDENTITY
+from tests.support.responses_drawn import IDENTITY
 
 from proxy.protocols.dialects.responses.response_object import ending, logprob_entries, make_response, usage_from
 

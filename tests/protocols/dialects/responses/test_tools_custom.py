@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from responses_drawn import argument_text
+from tests.support.responses_drawn import argument_text
 
 from proxy.protocols.dialects.responses.tools import FreeformReader, arguments_for, input_from
 

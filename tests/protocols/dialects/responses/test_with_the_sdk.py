@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
-from responses_drawn import (
+from tests.support.responses_drawn import (
     BODY,
     IDENTITY,
     SEALED,

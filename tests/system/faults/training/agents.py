@@ -12,9 +12,9 @@ from typing import Any, Self
 import httpx2
 import openai
 from openai import AsyncOpenAI
-
 from tests.system.faults.training.plan import ASKED, AgentPlan, GroupPlan, agent_plan, reward_of
 from tests.system.faults.training.trainer import is_temporary
+
 from tokentape import AsyncClient, ClientError
 
 CALL_TIMEOUT_S = 15.0

@@ -13,11 +13,11 @@ from unittest.mock import patch
 
 import orjson
 from aiohttp import web
+from tests.system.faults.training.ledger import digest_of
 
 from proxy.simulator import server
 from proxy.simulator.engine import Engine, Round
 from proxy.simulator.options import Options
-from tests.system.faults.training.ledger import digest_of
 
 TOKEN_DELAY_S = 0.003
 _called: ContextVar[web.Request] = ContextVar("called")

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import orjson
-
 from tests.system.faults.training.plan import POLICIES, reward_of
 
 

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import orjson
-
 from tests.system.faults.system import Part, WithStore, free_port, valkey
 from tests.system.faults.training.plan import FIRST_VERSION, POLICIES, TRAINED
 from tests.system.faults.training.trainer import CLAIMS
+
 from tokentape import AsyncClient, ClientError
 
 ENGINES = ("planner", "planner", "solver", "judge")

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import orjson
-
 from tests.system.faults.training.ledger import Row, Sampled, check_members, check_rewards, rows_of
 from tests.system.faults.training.plan import FIRST_VERSION
+
 from tokentape import AsyncClient, ClientError
 
 VOCABULARY = 2**16

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-
 from tests.system.faults.training.agents import Attempt
 from tests.system.faults.training.ledger import Sampled, lines_of
 from tests.system.faults.training.plan import FIRST_VERSION, TRAINED
 from tests.system.faults.training.system import TrainingSystem
+
 from tokentape import AsyncClient
 
 ENDED = ("done", "dropped")

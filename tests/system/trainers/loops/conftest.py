@@ -14,12 +14,12 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-
-from proxy.config.settings import load
-from proxy.server.listener import running
 from tests.system.real_engines import environment
 from tests.system.real_engines.conftest import TEST_S, VARIABLES, Engine, start_vllm
 from tests.system.real_engines.through import Through
+
+from proxy.config.settings import load
+from proxy.server.listener import running
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[4]
@@ -68,10 +68,9 @@ def run(trainers: environment.Environment, proxy: Through, tmp_path: Path) -> Ru
 
     async def run_program(name: str, *, model: bool = False, folder: bool = False) -> dict[str, Any]:
         arguments = [proxy.url, *([str(trainers.model)] if model else []), *([str(tmp_path / "out")] if folder else [])]
-        paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
         process = await asyncio.create_subprocess_exec(
             *(str(trainers.python), str(PROGRAMS / f"{name}.py"), *arguments),
-            env=os.environ | VARIABLES | {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},
+            env=os.environ | VARIABLES | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

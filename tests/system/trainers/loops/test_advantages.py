@@ -8,9 +8,9 @@ from statistics import pstdev, stdev
 
 import orjson
 import pytest
+from tests.system.real_engines import environment
 
 from proxy.trajectory.advantages import BATCH, ESTIMATORS
-from tests.system.real_engines import environment
 
 PROGRAM = Path(__file__).parent / "programs" / "advantages.py"
 ROOT = Path(__file__).parents[4]
@@ -27,10 +27,9 @@ MIXED = [groups for groups in BATCHES if all(pstdev(group) > 0.1 for group in gr
 @pytest.fixture(scope="module")
 def published():
     """The advantages of verl and OpenRLHF, by estimator and batch."""
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
     made = subprocess.run(
         [str(environment.ensure_trl().python), str(PROGRAM), orjson.dumps(MIXED).decode()],
-        env=os.environ | {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, check=False,
     )  # fmt: skip
     assert 0 == made.returncode, made.stderr.decode()[-4000:]
     return orjson.loads(made.stdout.splitlines()[-1])

@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import torch
-from trainers import load_published
+from tests.support.trainers import load_published
 
 VERL = {
     "grpo": ("compute_grpo_outcome_advantage", {}),

@@ -4,7 +4,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from pages import ROOT, blocks_of
+from tests.support.pages import ROOT, blocks_of
 
 TASKS = [[{"role": "user", "content": text}] for text in ("Name a city.", "Name two fruits.")]
 

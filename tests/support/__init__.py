@@ -1,0 +1,1 @@
+"""What tests share: proxies, engines, clients, sessions, recorded responses, and checks."""
