@@ -77,7 +77,6 @@ CLIENTS = ("proxy/upstream/client.py", "proxy/api/compat/osmosis/servers.py", "p
 UNTESTED = {
     "proxy/rollouts/archive/card.py": "a text; tests/rollouts/archive/test_dataset.py runs its query and reads its table",
     "proxy/rollouts/archive/columns.py": "values; tests/rollouts/archive/test_rows.py reads them all",
-    "proxy/rollouts/finishing.py": "asserted through its route, by tests/api/control/test_rollouts.py",
     "proxy/api/context.py": "a record of what app makes, and no code",
     "proxy/config/sections.py": "values; tests/config/test_settings.py and tests/test_docs.py read them through the settings",
     "proxy/errors.py": "a tree of names; docs/errors.md is made from it, and every status is asserted where it is raised",

@@ -15,7 +15,6 @@ from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.adapter_updates import AdapterUpdates
 from proxy.rollouts.admission import Admission
-from proxy.rollouts.completion import GroupCompletion
 from proxy.rollouts.drift import DriftReporter
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
@@ -72,11 +71,6 @@ class Context:
     start_trace: Callable[[Any], Any] | None = None
     token_texts: TokenTexts = field(default_factory=TokenTexts)
     pacing: StartPacing = field(default_factory=StartPacing)
-
-    @property
-    def completion(self) -> GroupCompletion:
-        """The completion of groups."""
-        return self.finisher.completion
 
     @property
     def drift(self) -> DriftReporter:

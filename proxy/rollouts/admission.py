@@ -15,12 +15,12 @@ from typing import Final
 
 from proxy.clock import Clock
 from proxy.errors import Conflict, LimitReached, RolloutClosed, StoreUnavailable
-from proxy.rollouts.deadlines import Activity
 from proxy.rollouts.finishing import Finisher
 from proxy.rollouts.group import join
 from proxy.rollouts.live import LiveRollout, LiveRollouts
 from proxy.rollouts.policy import Policies, Policy
 from proxy.rollouts.recorder import Recorder
+from proxy.rollouts.renewals import Activity
 from proxy.rollouts.rollout import (
     DEADLINE,
     FINISHED,

@@ -1,34 +1,86 @@
-"""The finish of a rollout: its status, reward, drift count and group."""
+"""The finish of rollouts: by a request, or by TokenTape at a deadline or as surplus; and the completion of their groups.
+
+A group whose members are all finished is put into the queue of each policy that is trained with it. Every operation is
+idempotent: a repeated finish, and the scan of all groups when a process starts, complete what a crash left unfinished.
+
+A rollout is finished at its deadline if it is older than `deadline_s`, had no call in flight for `idle_s` since its first one,
+or had no call for `start_s`.
+
+Rule 1: the rollout in the store decides: its age, and `touched_ms`, which each call sets when it begins and when its step is
+        stored. Timers in the store are only the times at which some process looks at a rollout.
+Rule 2: every process looks at rollouts whose timers have expired. A claimed timer is removed after the rollout is finished and
+        its group is complete; if the process dies before, the timer expires again, and another process completes the work.
+Rule 3: a process touches the rollouts with `idle_s` that have calls in flight (`renewals`). A quiet rollout is finished only if
+        it was not touched since it was read. So of a call and a finish at the same moment the store has one first: either the
+        rollout stays open, or the call is rejected (decisions/067).
+"""
 
 import asyncio
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import orjson
 
 from proxy.clock import Clock
 from proxy.errors import Conflict, Damaged, NotFound, ProxyError
-from proxy.rollouts.completion import FAILED, GroupCompletion, read_members
 from proxy.rollouts.drift import DriftReporter
-from proxy.rollouts.group import Group, find_group
-from proxy.rollouts.rollout import DEADLINE, SURPLUS, Rollout, no_rollout, read_rollout, write_fields
+from proxy.rollouts.group import (
+    Group,
+    PolicyState,
+    age_fields,
+    find_group,
+    mark_finished,
+    member_fields,
+    members_of,
+    opening_of,
+    read_members,
+    state_fields,
+)
+from proxy.rollouts.policy import read_announced
+from proxy.rollouts.rollout import (
+    DEADLINE,
+    SURPLUS,
+    Rollout,
+    first_due_ms,
+    is_past_deadline,
+    no_rollout,
+    read_rollout,
+    write_fields,
+)
+from proxy.rollouts.steps import aside, read_steps
 from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
+from proxy.telemetry.metrics import Metrics
+from proxy.trajectory.facts import number_of
+from proxy.trajectory.step import DEFAULT_POLICY, Step
+from proxy.upstream.concurrency import BackgroundWork
 from storage.errors import FieldsChanged, StorageError
 from storage.store import Store
 from storage.types import StoredEntity, Timer
 
+FAILED: Final = ("failed", "aborted")  # statuses after which a member is replaced
 _SETTLE_AGAIN_S: Final = 5.0
+_INTERVALS_S: Final = (0.75, 1.0)  # between sweeps, drawn so that processes take turns
+_AFTER_FAILURE_S: Final = 5.0  # processes with calls in flight touch their rollouts first
+_LEASE_MS: Final = 10_000  # of a claimed timer
+_TIMERS_PER_CLAIM: Final = 8  # for each of the store's sixteen parts
+_FINISHES_AT_ONCE: Final = 32
+
+Versions: TypeAlias = set[tuple[int, str | None]]  # that sampled tokens, with their epochs
 
 
 @dataclass(frozen=True, slots=True)
 class Finisher:
-    """Finish rollouts, each once, across processes."""
+    """Finish rollouts, each once, across processes, and put their groups into the queues of the policies that are `trained`."""
 
     store: Store
     clock: Clock
+    metrics: Metrics
     drift: DriftReporter
-    completion: GroupCompletion
+    trained: Sequence[str] = (DEFAULT_POLICY,)
 
     async def finish(
         self,
@@ -66,7 +118,7 @@ class Finisher:
                 raise no_rollout(name)
             rollout = read_rollout(stored)
             if reason == DEADLINE:
-                self.completion.metrics.deadline_rollouts.inc()
+                self.metrics.deadline_rollouts.inc()
             await self.after_finish(rollout)
             return rollout
         if rollout.status != status:
@@ -84,7 +136,7 @@ class Finisher:
             try:
                 await self.finish_surplus(rollout.group_id)
             except Damaged as damage:  # the reward is stored all the same
-                left_out([damage], self.completion.metrics)
+                left_out([damage], self.metrics)
 
     async def replacement(self, rollout: Rollout) -> StoredEntity | None:
         """Return the rollout that was opened in place of a failed one, if there is one and its group can be read."""
@@ -102,7 +154,7 @@ class Finisher:
         group = await find_group(self.store, group_id)
         if group is None or not group.is_open or not group.over_sample or group.size is None:
             return
-        members, _ = await read_members(self.store, group, self.completion.metrics)
+        members, _ = await read_members(self.store, group, self.metrics)
         rollouts = [rollout for rollout in members if rollout.rollout_id not in group.replaced]
         if sum(rollout.is_finished and rollout.reward is not None for rollout in rollouts) < group.size:
             return
@@ -113,7 +165,11 @@ class Finisher:
 
     async def settle(self, group: Group) -> None:
         """Complete what a crash left of the finishes of an open group's members."""
-        await self.completion.settle(group)
+        rollouts, _ = await read_members(self.store, group, self.metrics)
+        unmarked = [rollout for rollout in rollouts if rollout.is_finished and rollout.rollout_id not in group.finished]
+        if unmarked:
+            await self._mark(group, unmarked)
+        await self._complete_if_full(group.group_id)
         if group.over_sample:
             await self.finish_surplus(group.group_id)
 
@@ -147,11 +203,243 @@ class Finisher:
         else:
             self.drift.settle(rollout.rollout_id)
         try:
-            group = await self.completion.member_finished(rollout)
-            if group is not None and rollout.is_over_sampled and rollout.reason != SURPLUS:
-                await self.finish_surplus(group.group_id)
+            group = None if rollout.group_id is None else await find_group(self.store, rollout.group_id)
+            if group is not None and rollout.rollout_id in group.members:
+                await self._mark(group, [rollout])
+                await self._complete_if_full(group.group_id)
+                if rollout.is_over_sampled and rollout.reason != SURPLUS:
+                    await self.finish_surplus(group.group_id)
         except Damaged as damage:  # the rollout is finished all the same
-            left_out([damage], self.completion.metrics)
+            left_out([damage], self.metrics)
         if (rollout.deadline_s, rollout.idle_s, rollout.start_s) != (None, None, None):
             with suppress(StorageError):  # it expires, and is removed then
                 await self.store.timers.remove(Timer(rollout.rollout_id, rollout.incarnation))
+
+    async def _mark(self, group: Group, finished: list[Rollout]) -> None:
+        """Mark members as finished, together with the replacements of those that failed, so that the group is not full."""
+        replaced = {}
+        for rollout in finished:
+            if rollout.status in FAILED and rollout.reason != SURPLUS and rollout.rollout_id not in group.replaced:
+                attempts = group.attempts(rollout.rollout_id)
+                deadlines = rollout.deadlines_left(self.clock.now_ms())
+                if attempts < group.replace and group.is_open and deadlines is not None:
+                    try:
+                        opened = await self._replacement(group, rollout, attempts + 1, deadlines)
+                    except Damaged as damage:  # its terms are lost
+                        left_out([damage], self.metrics)
+                    else:
+                        replaced[rollout.rollout_id] = opened
+        await mark_finished(self.store, self.clock, group, [rollout.rollout_id for rollout in finished], replaced)
+
+    async def _replacement(self, group: Group, rollout: Rollout, attempt: int, deadlines: Mapping[str, float]) -> str:
+        """Open a rollout with the terms of a failed one; its ID is the same if this is repeated after a crash.
+
+        All attempts have one deadline together.
+        """
+        name = f"{rollout.rollout_id.removesuffix(f'~{attempt - 1}')}~{attempt}"
+        stored = await self.store.groups.get(group.group_id)
+        fields = {} if stored is None else member_fields(opening_of(stored), deadlines)
+        now_ms = self.clock.now_ms()
+        await self.store.open(name, fields, now_ms=now_ms, timer_ms=first_due_ms(deadlines, now_ms))
+        self.metrics.group_events.labels("", "replaced").inc()
+        return name
+
+    async def _complete_if_full(self, group_id: str) -> None:
+        """Enqueue a group if it is open and all its members are finished; concurrent calls enqueue it once."""
+        group = await find_group(self.store, group_id)
+        if group is None or not group.is_open or not group.is_full:
+            return
+        queued = await self._queued(group)
+        now_ms = self.clock.now_ms()
+        fields: dict[str, bytes | None] = {**write_fields({"complete_ms": now_ms})}
+        notes = {}
+        for policy, versions in queued.items():
+            fields |= state_fields(policy, status="complete", **age_fields(*_oldest(versions)))
+            notes[policy] = _note(versions)
+        expect = {"status": None, "complete_ms": None}  # a group of other policies has no field status
+        try:
+            await self.store.queue.enqueue(group_id, notes, fields, expect=expect, now_ms=now_ms)
+        except FieldsChanged:
+            return  # another process has enqueued it
+        for policy in queued:
+            self.metrics.group_events.labels(policy, "complete").inc()
+
+    async def requeue(self, group: Group, policy: str, *, max_staleness: int | None = None) -> Group:
+        """Put a group that was dropped or is done into the queue of a policy again; return it. One that is queued is unchanged.
+
+        Its next delivery has this `max_staleness` instead of that of the claim.
+
+        Raises:
+            Conflict: It is open, claimed, not for this policy, or queued with another `max_staleness`.
+            NotFound: It was deleted.
+        """
+        while True:
+            now_ms = self.clock.now_ms()
+            state = _requeued(group, policy, max_staleness, now_ms)
+            if state is None:
+                return group
+            versions = (await self._queued(group)).get(policy, set())
+            limit = {} if max_staleness is None else {"max_staleness": max_staleness}
+            values = {"why": None, "code": None, "batch_id": None, "consumer": None, "lease_ms": None}
+            fields = state_fields(
+                policy, status="complete", requeued=state.requeued + 1, requeued_ms=now_ms, max_staleness=max_staleness,
+                acked=state.acked + (state.status == "done"), **values, **age_fields(*_oldest(versions)),
+            )  # fmt: skip
+            expect = state_fields(policy, status=state.status, requeued=state.requeued or None)
+            notes = {policy: _note(versions, **limit)}
+            try:
+                stored = await self.store.queue.enqueue(group.group_id, notes, fields, expect=expect, now_ms=now_ms)
+            except FieldsChanged:  # another request was first
+                stored = None
+            else:
+                self.metrics.group_events.labels(policy, "requeued").inc(stored is not None)
+            found = await find_group(self.store, group.group_id)
+            if found is None:
+                raise NotFound(f"Group {group.group_id!r} not found.", param="group_id")
+            if stored is not None:
+                return found
+            group = found
+
+    async def _queued(self, group: Group) -> dict[str, Versions]:
+        """Return the policies in whose queues a group is put, each with the versions that sampled its tokens.
+
+        They are the trained ones that have steps in the group, or all of them if that is none or unknown.
+        """
+        trained = self.trained or (DEFAULT_POLICY,)
+        try:
+            found = await _versions(self.store, group)
+        except Damaged as damage:
+            LOG.error("Oldest policy version of a group is unknown", extra={"fields": {"why": damage.message}})
+            announced = await self.store.announcements.read()
+            return {policy: {(read_announced(announced, policy).epoch, None)} for policy in trained}
+        return {policy: found[policy] for policy in trained if policy in found} or {policy: set() for policy in trained}
+
+
+def _requeued(group: Group, policy: str, max_staleness: int | None, now_ms: int) -> PolicyState | None:
+    """Return the state of a group that can be put into a queue again; None if it is there already. Raises Conflict."""
+    name = f"Group {group.group_id!r}"
+    if group.is_open:
+        raise Conflict(f"{name} is open: it is queued once all its rollouts are finished.", param="group_id")
+    state = group.states.get(policy)
+    if state is None:
+        raise Conflict(f"{name} is not for policy {policy!r}: it has no steps of it.", param="policy")
+    status = state.status_at(now_ms)
+    if status == "claimed":
+        raise Conflict(
+            f"{name} is claimed by {state.consumer!r} in batch {state.batch_id!r}: release that batch, or wait for its end.",
+            param="group_id",
+        )
+    if status != "complete":
+        return state
+    if max_staleness not in (None, state.max_staleness):
+        raise Conflict(f"{name} is in the queue already: claim it with this max_staleness.", param="max_staleness")
+    return None
+
+
+def _note(versions: Versions, **options: int) -> bytes:
+    """Return what the entry of a group in a queue has for claims."""
+    return orjson.dumps({**age_fields(*_oldest(versions)), **({} if versions else {"empty": True}), **options})
+
+
+async def _versions(store: Store, group: Group) -> dict[str, Versions]:
+    """Return for each policy with steps in the group the versions that sampled its tokens. Raises Damaged."""
+    found: dict[str, Versions] = {}
+    for rollout in await members_of(store, group):
+        try:
+            steps = await read_steps(store, rollout, whole=False)
+        except NotFound:
+            continue  # deleted meanwhile
+        for policy, versions in (await aside(len(steps), lambda steps=steps: versions_of(steps))).items():  # type: ignore[misc]
+            found.setdefault(policy, set()).update(versions)
+    return found
+
+
+def _oldest(versions: Versions) -> tuple[str | None, int]:
+    """Return the oldest version in the earliest epoch, and that epoch; None unless all versions of all epochs are numbers."""
+    first = min((epoch for epoch, _ in versions), default=0)
+    numbers = [(epoch, number_of(version)) for epoch, version in versions]
+    known = [number for epoch, number in numbers if number is not None and epoch == first]
+    return (str(min(known)) if known and all(number is not None for _, number in numbers) else None), first
+
+
+def versions_of(steps: list[Step]) -> dict[str, Versions]:
+    """Return by policy the epochs and versions that sampled tokens of these steps; a version is None if it is unknown."""
+    found: dict[str, Versions] = {}
+    for step in steps:
+        found.setdefault(step.policy, set()).update(
+            (span.epoch, span.policy_version) for choice in step.choices for span in choice.spans
+        )
+    return found
+
+
+class Deadlines(BackgroundWork):
+    """Finish the rollouts of the store that are past their deadlines. Call `close` before the store is closed."""
+
+    def __init__(self, store: Store, clock: Clock, finisher: Finisher, metrics: Metrics) -> None:
+        self._store = store
+        self._clock = clock
+        self._finisher = finisher
+        self._metrics = metrics
+        self._random = random.Random()  # noqa: S311 - no secret; of its own, so that it changes no state of other code
+
+    async def sweep(self) -> None:
+        """Look at each rollout whose timer has expired. Raises StorageError."""
+        while True:
+            now_ms = self._clock.now_ms()
+            until_ms = now_ms + _LEASE_MS
+            timers = await self._store.timers.claim(_TIMERS_PER_CLAIM, now_ms=now_ms, until_ms=until_ms)
+            if not timers:
+                return
+            for start in range(0, len(timers), _FINISHES_AT_ONCE):
+                await self._look_at(timers[start : start + _FINISHES_AT_ONCE], until_ms)
+
+    async def _look_at(self, timers: list[Timer], until_ms: int) -> None:
+        """Finish those rollouts that are due, and set the timers of the others. Raises StorageError."""
+        found = await asyncio.gather(*(self._next_ms(timer, until_ms) for timer in timers), return_exceptions=True)
+        times: dict[Timer, int | None] = {}
+        failure: StorageError | None = None
+        for timer, next_ms in zip(timers, found, strict=True):
+            if not isinstance(next_ms, BaseException):
+                times[timer] = next_ms
+            elif isinstance(next_ms, StorageError):
+                failure = next_ms
+            else:  # of this rollout only: it is looked at again when the claim of its timer ends
+                LOG.error("Deadline not enforced", exc_info=next_ms, extra={"fields": {"rollout_id": timer.rollout}})
+        await self._store.timers.move(times, from_ms=until_ms)
+        if failure is not None:
+            raise failure
+
+    async def _next_ms(self, timer: Timer, until_ms: int) -> int | None:
+        """Finish a rollout if it is due; return when to look at it again, None for never."""
+        stored = await self._store.get(timer.rollout)
+        if stored is None or stored.incarnation != timer.incarnation:
+            return None
+        try:
+            rollout = read_rollout(stored)
+        except Damaged as damage:
+            left_out([damage], self._metrics)
+            return until_ms
+        if rollout.is_finished:  # the process that finished it may have died before it completed the group
+            await self._finisher.after_finish(rollout, again=True)
+            return None
+        due, now_ms = rollout.due_ms, self._clock.now_ms()
+        if due is None or due > now_ms:
+            return rollout.next_look_ms(now_ms)
+        seen_ms = None if is_past_deadline(rollout, now_ms) else rollout.touched_ms
+        try:
+            rollout = await self._finisher.finish(rollout, "aborted", reason=DEADLINE, touched_ms=seen_ms)
+        except Conflict:
+            return until_ms  # finished otherwise at this moment; look whether its group is complete
+        except NotFound:
+            return None
+        return None if rollout.is_finished else rollout.next_look_ms(now_ms)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._random.uniform(*_INTERVALS_S))
+            try:
+                await self.sweep()
+            except StorageError as error:
+                self._metrics.store_operation_failures.labels("deadlines").inc()
+                LOG.warning("Deadlines of rollouts not checked: %s", error)
+                await asyncio.sleep(_AFTER_FAILURE_S)

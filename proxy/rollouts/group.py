@@ -1,12 +1,17 @@
-"""Groups and batches: their values, and how the store's fields and marks represent them.
+"""Groups and batches: their values, how the store's fields and marks represent them, and the members of groups.
 
 A group that is created by calls has no size, and never becomes complete.
+
+The rewards of a member are frozen while a claim of its group relies on them: its field `claimed_by` has these claims. It exists
+as long as there is one, and changes of rewards expect that it is absent. A claim adds itself before it reads the rewards, and
+removes only itself if it is undone, so that claims of several policies, and claims whose lease has expired, do not undo each
+other's freeze.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 import orjson
@@ -14,11 +19,20 @@ from msgspec import Struct, field, structs
 
 from proxy.clock import Clock
 from proxy.errors import Conflict, Damaged
-from proxy.rollouts.rollout import write_fields
+from proxy.rollouts.rollout import (
+    SURPLUS,
+    ClaimId,
+    Rollout,
+    read_claims,
+    read_rollout,
+    read_rollouts,
+    write_claims,
+    write_fields,
+)
 from proxy.rollouts.stored_fields import Count, Milliseconds, damage_of, left_out, marked, parsed, read_fields
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import DEFAULT_POLICY
-from storage.errors import RolloutDeleted
+from storage.errors import FieldsChanged, RolloutDeleted
 from storage.store import Store
 from storage.types import QueuedGroup, StoredEntity
 
@@ -26,6 +40,10 @@ MEMBER_MARK: Final = "member:"
 FINISHED_MARK: Final = "finished:"
 REPLACED_MARK: Final = "replaced:"  # its value is the ID of the rollout in place of this member
 _OPEN: Final = "open"
+_READ_AT_ONCE: Final = 16  # rollouts
+_SURPLUS: Final = "its over-sampled group does not need it"
+
+Claims: TypeAlias = tuple[ClaimId, ...]
 STATUSES: Final = (_OPEN, "complete", "claimed", "done", "dropped")
 
 
@@ -293,6 +311,92 @@ def member_fields(opening: Mapping[str, Any], deadlines: Mapping[str, float]) ->
     is_over_sampled = True if opening.get("over_sample") else None
     terms = {**opening.get("rollout", {}), **deadlines, "is_over_sampled": is_over_sampled}
     return write_fields({**terms, "group_id": opening["group_id"]})
+
+
+async def members_of(store: Store, group: Group) -> list[Rollout]:
+    """Return the rollouts of a group that exist, in the group's order. Raises Damaged."""
+    return [read_rollout(stored) for stored in await _stored_members(store, group)]
+
+
+async def read_members(store: Store, group: Group, metrics: Metrics) -> tuple[list[Rollout], list[dict[str, str]]]:
+    """Return the rollouts of a group that can be read, and the entries that name the others."""
+    return read_rollouts(await _stored_members(store, group), metrics)
+
+
+async def _stored_members(store: Store, group: Group) -> list[StoredEntity]:
+    found: list[StoredEntity] = []
+    for start in range(0, len(group.members), _READ_AT_ONCE):
+        names = group.members[start : start + _READ_AT_ONCE]
+        found += [stored for stored in await asyncio.gather(*map(store.get, names)) if stored is not None]
+    return found
+
+
+def counted(group: Group, rollouts: Sequence[Rollout]) -> tuple[Group, list[Rollout]]:
+    """Return the group without the members that it does not need, and the rollouts of the others.
+
+    It does not need those that were replaced or are surplus. Of an over-sampled group the `size` members count that were
+    finished first and have a reward.
+    """
+    unneeded = {old: f"it failed and was replaced by {new!r}" for old, new in group.replaced.items()}
+    unneeded |= {rollout.rollout_id: _SURPLUS for rollout in rollouts if rollout.reason == SURPLUS}
+    kept = [rollout for rollout in rollouts if rollout.rollout_id not in unneeded]
+    rewarded = [rollout for rollout in kept if rollout.is_finished and rollout.reward is not None]
+    if group.over_sample and len(rewarded) >= (group.size or 0):
+        first = sorted(rewarded, key=lambda rollout: (rollout.finished_ms or 0, rollout.rollout_id))[: group.size]
+        unneeded |= {rollout.rollout_id: _SURPLUS for rollout in kept if rollout not in first}
+        kept = [rollout for rollout in kept if rollout in first]
+    members = tuple(name for name in group.members if name not in unneeded)
+    return structs.replace(group, members=members, unneeded=unneeded), kept
+
+
+async def freeze(store: Store, clock: Clock, rollout: Rollout, claim: ClaimId) -> Rollout | None:
+    """Freeze the rewards of a rollout for a claim; return it as it is since then, or None if it was deleted."""
+    if claim in rollout.claims:
+        return rollout
+
+    def with_claim(known: Claims) -> Claims:
+        return known if claim in known else (*known, claim)
+
+    stored = await _change(store, clock, rollout.rollout_id, rollout.claims, with_claim)
+    return None if stored is None else read_rollout(stored)
+
+
+async def unfreeze(store: Store, clock: Clock, rollout_id: str, claim: ClaimId) -> None:
+    """Remove a claim that is undone. The rewards stay frozen if there are others."""
+
+    def without_claim(known: Claims) -> Claims:
+        return tuple(other for other in known if other != claim)
+
+    await _change(store, clock, rollout_id, (claim,), without_claim)
+
+
+async def supersede(store: Store, clock: Clock, rollout_id: str, known: Claims, claim: ClaimId) -> None:
+    """Remove the claims of the policy between the first and this one, so that their number is bounded.
+
+    `known` are the claims of the rollout when it was frozen. Only for a claim that is never undone: others may rely on its
+    freeze from now on.
+    """
+
+    def without_earlier(known: Claims) -> Claims:
+        of_policy = [other for other in known if other.policy == claim.policy]
+        earlier = of_policy[1 : of_policy.index(claim)] if claim in of_policy else []
+        return tuple(other for other in known if other not in earlier)
+
+    await _change(store, clock, rollout_id, known, without_earlier)
+
+
+async def _change(
+    store: Store, clock: Clock, rollout_id: str, known: Claims, change: Callable[[Claims], Claims]
+) -> StoredEntity | None:
+    """Change the claims of a rollout; return its last known state, None if it was not read."""
+    stored: StoredEntity | None = None
+    while (claims := change(known)) != known:
+        expect, fields = write_claims(known), write_claims(claims)
+        try:
+            return await store.update_if(rollout_id, fields, expect=expect, now_ms=clock.now_ms())
+        except FieldsChanged as changed:
+            stored, known = changed.rollout, read_claims(changed.rollout)
+    return stored
 
 
 Ending = Literal["acked", "released", "taken_over"]

@@ -39,7 +39,7 @@ HTTP_COUNT: Final = "http_"  # and an HTTP status: the number of failed calls wi
 UNEXPLAINED: Final = "unexplained"
 FINISHED: Final = ("completed", "failed", "aborted", "truncated")
 STATUSES: Final = ("open", "limited", *FINISHED)
-MIN_IDLE_S: Final = 1.0  # shorter values of `idle_s` and `start_s` act as this one
+_MIN_IDLE_S: Final = 1.0  # shorter values of `idle_s` and `start_s` act as this one
 MAX_ID_CHARACTERS: Final = 256
 _NEVER_MS: Final = 2**52  # later than any time of a rollout, and exact as the score of a sorted set
 _DEADLINES: Final = ("deadline_s", "idle_s", "start_s")
@@ -147,7 +147,8 @@ class Rollout(Struct, frozen=True):
     @property
     def quiet_s(self) -> float | None:
         """How long it can be without a touch while its calls are in flight; None without a limit."""
-        return self.start_s if self.idle_s is None and self.began_ms is None else self.idle_s
+        quiet_s = self.start_s if self.idle_s is None and self.began_ms is None else self.idle_s
+        return None if quiet_s is None else max(quiet_s, _MIN_IDLE_S)
 
     @property
     def claims(self) -> tuple[ClaimId, ...]:
@@ -178,7 +179,7 @@ class Rollout(Struct, frozen=True):
         """
         times: list[float] = [] if self.deadline_s is None else [self.created_ms + 1000 * self.deadline_s]
         if self.quiet_s is not None:
-            quiet_ms = self.touched_ms + 1000 * max(self.quiet_s, MIN_IDLE_S)
+            quiet_ms = self.touched_ms + 1000 * self.quiet_s
             if self.start_s is not None and self.began_ms is None:
                 start_ms = self.created_ms + 1000 * self.start_s
                 quiet_ms = start_ms if self.touched_ms == self.created_ms else max(quiet_ms, start_ms)
@@ -191,9 +192,9 @@ class Rollout(Struct, frozen=True):
         Its first call can come at any time, and it may be idle before `start_s` is over.
         """
         due = self.due_ms
-        if due is None or self.idle_s is None or self.began_ms is not None:
+        if due is None or self.idle_s is None or self.began_ms is not None or self.quiet_s is None:
             return due
-        return min(due, math.ceil(min(now_ms + 1000 * max(self.idle_s, MIN_IDLE_S), _NEVER_MS)))
+        return min(due, math.ceil(min(now_ms + 1000 * self.quiet_s, _NEVER_MS)))
 
     def deadlines_left(self, now_ms: int) -> dict[str, float] | None:
         """Return the deadlines of a rollout that is opened in place of this one; None if nothing is left of `deadline_s`."""

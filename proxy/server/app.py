@@ -41,10 +41,8 @@ from proxy.rollouts.admission import Admission
 from proxy.rollouts.archive.archiver import ArchiveOptions, Archiver
 from proxy.rollouts.archive.background import BackgroundArchive
 from proxy.rollouts.archive.dataset import Dataset
-from proxy.rollouts.completion import GroupCompletion
-from proxy.rollouts.deadlines import Activity, Deadlines
 from proxy.rollouts.drift import DriftReporter, DriftWatch
-from proxy.rollouts.finishing import Finisher
+from proxy.rollouts.finishing import Deadlines, Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
 from proxy.rollouts.journal import Journal
 from proxy.rollouts.live import LiveRollouts
@@ -52,7 +50,7 @@ from proxy.rollouts.pause import Pause
 from proxy.rollouts.policy import Policies, Policy, PolicyVersion
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
-from proxy.rollouts.renewals import Lifetimes
+from proxy.rollouts.renewals import Activity, Lifetimes
 from proxy.rollouts.scoring.audit import BackgroundAudit
 from proxy.rollouts.scoring.engines import ScoringEngines, ScoringLimits
 from proxy.rollouts.scoring.rescoring import POLICY, Rescorers, ScoreCache
@@ -175,14 +173,14 @@ async def _make_context(
     secret = await opened.set_once(_SECRET, clock.entropy(32))  # first: a start without a store fails here
     upstream = _kept(stack, Upstream(settings.engines, metrics))
     rollouts = LiveRollouts(settings.agents.rollout_cache_bytes, metrics)
-    await _kept(stack, Lifetimes(opened, metrics, rollouts)).start()
+    _kept(stack, Lifetimes(opened, metrics, rollouts)).start()
     recorder = _kept(stack, Recorder(opened, metrics, clock, _journal(settings.store), rollouts))
     recorder.followers += _audits(stack, settings, upstream, metrics, clock)
     registry = _registry(opened, settings, metrics, [upstream.replace, tokenizers.replace])
     policies, stopping = _policies(opened, clock, metrics, settings, registry.apply), asyncio.Event()
     await _kept(stack, policies).start()
     drift = DriftReporter(opened, clock, metrics, upstream, tokenizers, recorder.tasks, stopping)
-    finisher = Finisher(opened, clock, drift, GroupCompletion(opened, clock, metrics, policies.trained))
+    finisher = Finisher(opened, clock, metrics, drift, policies.trained)
     activity = _kept(stack, Activity(opened, clock, metrics, recorder.tasks.start).start())
     return Context(
         settings=settings,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -78,3 +78,23 @@ class BackgroundTasks:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # retrieve it, or asyncio logs it again
+
+
+class BackgroundWork:
+    """Work in one task, from `start` until `close`; classes define it in `_run`."""
+
+    _task: "asyncio.Task[None] | None" = None
+
+    def start(self) -> Self:
+        """Start the work."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return self
+
+    async def close(self) -> None:
+        """Stop the work."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        raise NotImplementedError

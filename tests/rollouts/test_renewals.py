@@ -95,7 +95,7 @@ async def test_a_rollout_and_its_group_are_renewed_while_it_has_calls_in_flight(
 async def test_renewals_continue_after_store_failures(mortal, metrics, rollouts):
     """The interval is a third of the TTL; failures are counted."""
     assert TTL_S / 3 == Lifetimes(mortal, metrics, rollouts)._every_s
-    lifetimes = await Lifetimes(mortal, metrics, rollouts, every_s=0.001).start()
+    lifetimes = Lifetimes(mortal, metrics, rollouts, every_s=0.001).start()
     await busy_rollout(mortal, rollouts)
 
     async def has_failed():
@@ -111,7 +111,7 @@ async def test_renewals_continue_after_store_failures(mortal, metrics, rollouts)
 
 async def test_without_a_ttl_nothing_is_renewed(store, metrics, rollouts):
     """No task runs."""
-    lifetimes = await Lifetimes(store, metrics, rollouts).start()
+    lifetimes = Lifetimes(store, metrics, rollouts).start()
 
     assert lifetimes._task is None
     await lifetimes.close()
@@ -211,7 +211,7 @@ async def test_a_step_of_a_deleted_rollout_is_discarded_and_counted(mortal, engi
 
 
 async def test_a_process_renews_the_rollout_of_a_call_in_flight(mortal, engine, http, release, monkeypatch):
-    monkeypatch.setattr("proxy.rollouts.renewals._RENEWALS_PER_TTL", 200_000)
+    monkeypatch.setattr("proxy.rollouts.renewals._RENEWALS", 200_000)
     async with proxying(engine.url, mortal) as served:
         call = await start_call(engine, http, served.url)
         await age(mortal)

@@ -6,9 +6,7 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry
 
 from proxy.clock import SystemClock
-from proxy.rollouts.completion import GroupCompletion
-from proxy.rollouts.deadlines import Deadlines
-from proxy.rollouts.finishing import Finisher
+from proxy.rollouts.finishing import Deadlines, Finisher
 from proxy.rollouts.rollout import first_due_ms, read_rollout, write_fields
 from proxy.telemetry.metrics import make_metrics
 
@@ -31,7 +29,7 @@ class Process:
         self.settled: list[str] = []
         self.metrics = make_metrics(CollectorRegistry())
         drift = SimpleNamespace(settle=self.settled.append, complete=lambda rollout: None)
-        self.finisher = Finisher(store, clock, drift, GroupCompletion(store, clock, self.metrics))
+        self.finisher = Finisher(store, clock, self.metrics, drift)
         self.deadlines = Deadlines(store, clock, self.finisher, self.metrics)
 
     @property

@@ -31,9 +31,18 @@ from proxy.api.control.reward_metrics import Earned, earned_by, observe_claimed
 from proxy.api.control.schemas import ClaimBatch
 from proxy.errors import Conflict, Damaged
 from proxy.export.base import MissingReward
-from proxy.rollouts.completion import counted, members_of
-from proxy.rollouts.freezing import Claims, freeze, supersede, unfreeze
-from proxy.rollouts.group import Group, find_group, read_note, state_fields
+from proxy.rollouts.group import (
+    Claims,
+    Group,
+    counted,
+    find_group,
+    freeze,
+    members_of,
+    read_note,
+    state_fields,
+    supersede,
+    unfreeze,
+)
 from proxy.rollouts.policy import NOTHING, Announced, Policy, read_announced
 from proxy.rollouts.rollout import ClaimId, Rollout
 from proxy.rollouts.steps import aside

@@ -19,16 +19,18 @@ from proxy.api.query import query_from, rollout_id_from
 from proxy.clock import new_id
 from proxy.errors import BadRequest, Conflict, NotFound, RequestTooLarge
 from proxy.export.containers import Json
-from proxy.rollouts.completion import counted, members_of, read_members
 from proxy.rollouts.group import (
     STATUSES,
     Group,
     PolicyState,
+    counted,
     find_group,
     find_groups,
     member_fields,
     member_names,
+    members_of,
     read_group,
+    read_members,
 )
 from proxy.rollouts.rollout import Rollout, deadlines_of, first_due_ms, write_fields
 from proxy.rollouts.steps import aside
@@ -152,7 +154,7 @@ async def requeue_group(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     body = await body_from(request, RequeueGroup)
     policy = context.policies.claimed(body.policy).name
-    group = await context.completion.requeue(await group_from(request), policy, max_staleness=body.max_staleness)
+    group = await context.finisher.requeue(await group_from(request), policy, max_staleness=body.max_staleness)
     return json_response(_terms(context, group, context.clock.now_ms()))
 
 

@@ -14,8 +14,7 @@ from proxy.api.control.reward_metrics import earned_by
 from proxy.api.control.schemas import ShowTraining
 from proxy.api.http import json_response
 from proxy.api.query import query_from
-from proxy.rollouts.completion import counted, read_members
-from proxy.rollouts.group import Group, find_groups
+from proxy.rollouts.group import Group, counted, find_groups, read_members
 from proxy.rollouts.policy import Announced, read_announced
 from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.advantages import normalized

@@ -25,8 +25,7 @@ from proxy.rollouts.archive.dataset import Dataset
 from proxy.rollouts.archive.rows import CLAIM
 from proxy.rollouts.archive.tables import ArchiveWriter
 from proxy.rollouts.archive.writing import RolloutChanged, write_rollout
-from proxy.rollouts.completion import members_of
-from proxy.rollouts.group import Group, find_group
+from proxy.rollouts.group import Group, find_group, members_of
 from proxy.rollouts.rollout import FINISHED, Rollout, read_rollout, read_rollouts
 from proxy.rollouts.stored_fields import left_out, parsed
 from proxy.telemetry.logs import LOG

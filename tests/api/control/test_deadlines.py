@@ -24,16 +24,15 @@ WRONG = [0, -1, -0.0, "5", [1], {}, True]
 @pytest.fixture
 def fast(monkeypatch):
     """Sweeps and touches many times per second, and idle times of less than a second."""
-    monkeypatch.setattr("proxy.rollouts.deadlines._INTERVALS_S", (0.01, 0.02))
-    monkeypatch.setattr("proxy.rollouts.deadlines._TICK_S", 0.02)
-    for module in ("deadlines", "rollout"):
-        monkeypatch.setattr(f"proxy.rollouts.{module}.MIN_IDLE_S", 0.01)
+    monkeypatch.setattr("proxy.rollouts.finishing._INTERVALS_S", (0.01, 0.02))
+    monkeypatch.setattr("proxy.rollouts.renewals._TICK_S", 0.02)
+    monkeypatch.setattr("proxy.rollouts.rollout._MIN_IDLE_S", 0.01)
 
 
 @pytest.fixture
 def sweepless(monkeypatch):
     """No sweep during the test."""
-    monkeypatch.setattr("proxy.rollouts.deadlines._INTERVALS_S", (1000, 1000))
+    monkeypatch.setattr("proxy.rollouts.finishing._INTERVALS_S", (1000, 1000))
 
 
 @pytest.fixture

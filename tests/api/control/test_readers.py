@@ -12,7 +12,7 @@ from proxy.api.control.token_texts import recorded
 from proxy.export import FORMATS, Fill, Inexpressible
 from proxy.export.containers import CONTAINERS
 from proxy.protocols.translated_call import client_response, client_response_bytes
-from proxy.rollouts.completion import versions_of
+from proxy.rollouts.finishing import versions_of
 from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.drift import explain, find_boundaries
 from proxy.trajectory.facts import RolloutFacts, number_of

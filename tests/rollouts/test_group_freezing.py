@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.clock import SystemClock
-from proxy.rollouts.freezing import freeze, supersede, unfreeze
+from proxy.rollouts.group import freeze, supersede, unfreeze
 from proxy.rollouts.rollout import ClaimId, read_rollout
 from storage.errors import FieldsChanged
 

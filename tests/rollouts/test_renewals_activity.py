@@ -7,7 +7,7 @@ import pytest
 from tests.support.fakes import FailingStore
 from tests.support.sweeping import Process, SetClock, open_rollout
 
-from proxy.rollouts.deadlines import Activity
+from proxy.rollouts.renewals import Activity
 from proxy.rollouts.rollout import Rollout
 from proxy.upstream.concurrency import BackgroundTasks
 
@@ -32,9 +32,8 @@ def tasks():
 @pytest.fixture
 async def activity(store, clock, process, tasks, monkeypatch):
     """The activity of a process that touches every few milliseconds."""
-    monkeypatch.setattr("proxy.rollouts.deadlines._TICK_S", 0.002)
-    for module in ("deadlines", "rollout"):
-        monkeypatch.setattr(f"proxy.rollouts.{module}.MIN_IDLE_S", 0.01)
+    monkeypatch.setattr("proxy.rollouts.renewals._TICK_S", 0.002)
+    monkeypatch.setattr("proxy.rollouts.rollout._MIN_IDLE_S", 0.01)
     activity = Activity(store, clock, process.metrics, tasks.start).start()
     yield activity
     await activity.close()
@@ -150,8 +149,8 @@ async def test_each_rollout_is_touched_when_its_time_has_come_with_at_most_64_to
 
 async def test_a_process_sweeps_again_after_the_store_failed(store, clock, process, monkeypatch):
     """It waits first, so that processes with calls in flight touch their rollouts."""
-    monkeypatch.setattr("proxy.rollouts.deadlines._INTERVALS_S", (0.001, 0.002))
-    monkeypatch.setattr("proxy.rollouts.deadlines._AFTER_FAILURE_S", 0.01)
+    monkeypatch.setattr("proxy.rollouts.finishing._INTERVALS_S", (0.001, 0.002))
+    monkeypatch.setattr("proxy.rollouts.finishing._AFTER_FAILURE_S", 0.01)
     await open_rollout(store, "r1", deadline_s=1)
     clock.ms = 9000
     store.failing.add("get")
