@@ -23,7 +23,7 @@ REPEATS = 3
 NOT_FED = {
     "it takes numbers, names or settings": (
         "arrays.floats_with_gaps", "facts.RolloutFacts.split", "tree.Spot.shorter", "thread_rules.rules_of",
-        "token_annotations.TokenAnnotations.fields", "record_values.Typed.epoch",
+        "token_annotations.TokenAnnotations.fields",
         "export.with_threads", "sequence_view.RowSource.refuse_unlogged", "detection.vocabulary_request",
     ),
     "it returns what it is given, or nothing": (

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from proxy.export.base import COUNT, FLAG, IDS, JSON, LOGPROBS, REWARD, TEXT, Columns, Inexpressible, Rows
 from proxy.export.sequence_view import RowSource, token_rewards
 from proxy.export.turn_view import TurnRow, TurnView, step_reward
-from proxy.trajectory import record_values as typed
+from proxy.trajectory.sequence import temperature_of
 
 _UNKNOWN: Final = -1  # Marin's default
 # The fields of RolloutDecodingTrace and their names in requests.
@@ -105,7 +105,7 @@ def _weight_step(turn: TurnRow, source: RowSource) -> int:
 
 def _decoding(turn: TurnRow) -> dict[str, Any] | None:
     sampling = turn.step.sampling
-    temperature, max_tokens = typed.number(sampling.get("temperature")), sampling.get("max_tokens")
+    temperature, max_tokens = temperature_of(turn.step), sampling.get("max_tokens")
     if temperature is None or max_tokens is None:
         return None
     stop = sampling.get("stop")

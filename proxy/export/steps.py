@@ -30,8 +30,7 @@ from proxy.trajectory.arrays import unpack_experts, unpack_mask
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.images import placed
-from proxy.trajectory.record_values import number
-from proxy.trajectory.sequence import Options, select
+from proxy.trajectory.sequence import Options, select, temperature_of
 from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step
 
 
@@ -106,7 +105,7 @@ def _row(facts: RolloutFacts, step: Step, choice: Choice, *, unlogged: bool) -> 
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "policy_version": step.policy_version,
-        "temperature": number(step.sampling.get("temperature")),
+        "temperature": temperature_of(step),
         "constrained": step.constrained,
         "reward": reward_of(step, facts),
         "metadata": dict(facts.metadata),

@@ -25,8 +25,7 @@ from proxy.trajectory import experts_and_masks as extras
 from proxy.trajectory.arrays import ids_from_little_endian, logprobs_from_little_endian, to_little_endian
 from proxy.trajectory.blocks import BlockReader, BlockWriter
 from proxy.trajectory.images import IMAGES, data_in, piece_of, put_back, taken_out
-from proxy.trajectory.record_head import ChoiceHead, Head, read_head
-from proxy.trajectory.record_values import ODD, Typed, flagged, object_of, sent_of
+from proxy.trajectory.record_head import ODD, ChoiceHead, Head, flagged, object_of, read_head, sent_of
 from proxy.trajectory.shared_ids import SharedIds
 from proxy.trajectory.step import DEFAULT_POLICY, Choice, Ids, Prompt, Span, Step, Timing, messages_of
 
@@ -275,8 +274,7 @@ def _decode(packed: bytes, reader: BlockReader, index: int | None, *, whole: boo
     if len(raw) < LENGTHS.size:
         raise ValueError("missing bytes")
     lengths = LENGTHS.unpack_from(raw)
-    head_text = raw[LENGTHS.size : LENGTHS.size + lengths[0]]
-    head = read_head(head_text) or Typed().head(orjson.loads(head_text))
+    head = read_head(raw[LENGTHS.size : LENGTHS.size + lengths[0]])
     prompts, choices = _arrays(head, raw, LENGTHS.size + sum(lengths), reader)
     request: dict[str, Any] = {}
     sent: dict[str, Any] = {}

@@ -1,27 +1,30 @@
-"""The head of a record as typed values, read from its JSON in one pass.
+"""The head of a record as typed values.
 
-`read_head` returns None if a value does not have the type that is declared here. `record_values.Typed.head` then reads the head
-value by value, and drops and flags what it can. Where `read_head` returns a head, `Typed.head` returns an equal one.
+It is read from its JSON in one pass. Earlier versions stored some values of engines and clients without checking their types:
+a value of another type that a step can do without is dropped, and most of these flag the step.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import DecodeError, Meta, Struct
+import orjson
+from msgspec import DecodeError, Meta, Struct, convert
 from msgspec.json import Decoder
 
 from proxy.trajectory.step import DEFAULT_POLICY, Dialect, EngineFacts, Span, Status, Timing
 
-EXTRA_TYPES: Final[Mapping[str, type[Any]]] = {"request_key": str, "retry_of": str, "attempt": int, "mask_claim": int}
-LARGEST: Final = 2**63 - 1
+ODD: Final = "unparsed_event"
 LATEST_S: Final = 2**38  # later than any call; its milliseconds are an integer that JSON writers accept
+_EXTRA_TYPES: Final[Mapping[str, type[Any]]] = {"request_key": str, "retry_of": str, "attempt": int, "mask_claim": int}
+_LARGEST: Final = 2**63 - 1
 _DIGITS: Final = 20  # of the largest integer of 64 bits, and of the smallest one with its sign
 _LONG_INTEGER: Final = re.compile(rb"-?[0-9]{19,}")
 _JSON_INTEGERS: Final = range(-(2**63), 2**64)  # orjson reads others as floats, and writes none
 
-_Count = Annotated[int, Meta(ge=0, le=LARGEST)]
-_TokenId = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
+_Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
+_TokenId = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
 
 
 class PromptHead(Struct, gc=False):
@@ -76,30 +79,117 @@ class Head(Struct):
     policy: str = DEFAULT_POLICY
 
 
+class _Sent(Struct):
+    set: dict[str, Any] | None = None
+    unset: list[str] | None = None
+
+
 _HEADS: Final = Decoder(Head)
 
 
-def times_of(timing: Timing) -> tuple[float, ...]:
-    """Return the times of a call that are known."""
-    times = (timing.received, timing.sent, timing.first_byte, timing.last_byte, timing.stored)
-    return tuple([time for time in times if time is not None])
+def read_head(text: bytes) -> Head:
+    """Return the head in this JSON.
+
+    Raises:
+        ValueError, TypeError, LookupError, AttributeError: A required value is missing or has another type.
+    """
+    head = _in_one_pass(text)
+    return _repaired(orjson.loads(text)) if head is None else head
 
 
-def read_head(text: bytes) -> Head | None:
-    """Return the head in this JSON; None if a value has another type, or a span is out of range."""
+def flagged(problems: tuple[str, ...], found: Iterable[str]) -> tuple[str, ...]:
+    """Return the problems with the found ones that are not among them."""
+    return (*problems, *(code for code in found if code not in problems))
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """Return a required object. Raises TypeError."""
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object, found {type(value).__name__}")
+    return value
+
+
+def sent_of(value: Any) -> dict[str, Any]:
+    """Return the changes of a request: an object `set` and a list of names `unset`, where it has them.
+
+    Raises:
+        ValueError, TypeError: They have another type.
+    """
+    convert(value, _Sent)
+    return object_of(value)
+
+
+def _in_one_pass(text: bytes) -> Head | None:
+    """Return the head; None if a value has another type, or is out of range."""
     try:
         head = _HEADS.decode(text)
     except (DecodeError, RecursionError):
         return None
-    if not all(abs(time) < LATEST_S for time in times_of(head.timing)):
-        return None
+    timing = head.timing
+    for time in (timing.received, timing.sent, timing.first_byte, timing.last_byte, timing.stored):
+        if time is not None and abs(time) >= LATEST_S:
+            return None
     if any(len(digits) > _DIGITS or int(digits) not in _JSON_INTEGERS for digits in _LONG_INTEGER.findall(text)):
         return None
     for name, value in (head.extra or {}).items():
-        if type(value) is not EXTRA_TYPES.get(name, type(value)):
+        if type(value) is not _EXTRA_TYPES.get(name, type(value)):
             return None
     for choice in head.choices:
         for span in choice.spans or ():
-            if not (0 <= span.start <= span.end <= choice.ids and 0 <= span.epoch <= LARGEST):
+            if not (0 <= span.start <= span.end <= choice.ids and 0 <= span.epoch <= _LARGEST):
                 return None
     return head
+
+
+def _repaired(given: Any) -> Head:
+    """Return the head of these values, which `_in_one_pass` refuses."""
+    odd: dict[str, None] = {}  # problems
+    head = dict(given)
+    head |= {name: _kept(head[name], str, odd) for name in ("model_asked", "model_served", "reason")}
+    head |= {name: _kept(head[name], dict, odd) for name in ("usage", "sampling", "extra")}
+    head |= {name: _version(head[name], odd) for name in ("policy_version", "policy_version_end")}
+    extra = head["extra"] or {}
+    head["extra"] = {name: value for name, value in extra.items() if type(value) is _EXTRA_TYPES.get(name, type(value))}
+    head["engine"] = {**head["engine"], "version": _kept(head["engine"]["version"], str, odd)}
+    head["timing"] = {name: _time(value) for name, value in head["timing"].items()}
+    head["choices"] = [_choice(choice, odd) for choice in head["choices"]]
+    found = convert(head, Head)
+    found.problems = flagged(found.problems, odd)
+    return found
+
+
+def _kept(value: Any, kind: type[Any], odd: dict[str, None]) -> Any:
+    if value is None or type(value) is kind:
+        return value
+    odd[ODD] = None
+    return None
+
+
+def _version(value: Any, odd: dict[str, None]) -> Any:
+    return str(value) if type(value) is int else _kept(value, str, odd)
+
+
+def _choice(value: Any, odd: dict[str, None]) -> dict[str, Any]:
+    finish, stop, ids = _kept(value["finish_reason"], str, odd), value["stop_reason"], value["ids"]
+    if type(stop) is not int or abs(stop) > _LARGEST:
+        stop = _kept(stop, str, odd)
+    given = value["spans"] or []
+    spans = [_span(span, odd) for span in given] if isinstance(given, list) else [None]
+    if not all(span is not None and 0 <= span["start"] <= span["end"] <= ids for span in spans):
+        odd["version_spans"], spans = None, []
+    return {**value, "finish_reason": finish, "stop_reason": stop, "spans": spans}
+
+
+def _span(value: Any, odd: dict[str, None]) -> dict[str, Any] | None:
+    start, end = (value.get("start"), value.get("end")) if isinstance(value, dict) else (None, None)
+    if type(start) is not int or type(end) is not int:
+        return None
+    epoch = value.get("epoch", 0)
+    if type(epoch) is not int or not 0 <= epoch <= _LARGEST:
+        odd[ODD], epoch = None, 0
+    return {"start": start, "end": end, "policy_version": _version(value.get("policy_version"), odd), "epoch": epoch}
+
+
+def _time(value: Any) -> float | None:
+    is_time = type(value) in (int, float) and isfinite(value) and abs(value) < LATEST_S
+    return value if is_time else None

@@ -31,7 +31,6 @@ from proxy.trajectory.arrays import (
 from proxy.trajectory.experts_and_masks import ExpertRows, expert_rows, join_experts
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import LOGPROB_CEILING, LOGPROB_CLAMP, is_unlogged
-from proxy.trajectory.record_values import number
 from proxy.trajectory.retokenize import RETOKENIZED
 from proxy.trajectory.step import DEFAULT_POLICY, Choice, Ids, Logprobs, Mask, Span, Step
 from proxy.trajectory.tree import Node, Tree, grow, plant
@@ -490,7 +489,7 @@ def _marks(step: Step) -> Iterator[str]:
 def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
     """Return the spans of a node: one for each policy version."""
     step = node.step
-    temperature, constrained = number(step.sampling.get("temperature")), step.constrained
+    temperature, constrained = temperature_of(step), step.constrained
     logprobs_over = step.logprobs_over(node.choice)
     return [
         SequenceSpan(
@@ -507,6 +506,12 @@ def _spans(node: Node, *, owned: bool) -> list[SequenceSpan]:
         )
         for span in node.choice.spans or (Span(0, len(node.choice.ids), node.step.policy_version),)
     ]
+
+
+def temperature_of(step: Step) -> float | None:
+    """Return the temperature of a step; None for anything but a finite number, such as one that a client sent as a string."""
+    value: Any = step.sampling.get("temperature")
+    return value if type(value) in (int, float) and isfinite(value) else None
 
 
 def is_cut(step: Step, choice: Choice) -> bool:

@@ -22,8 +22,8 @@ from proxy.trajectory.endings import Endings
 from proxy.trajectory.images import IMAGES, aligned, names_in
 from proxy.trajectory.openings import Openings
 from proxy.trajectory.outline import find_forks, outline
+from proxy.trajectory.record_head import read_head
 from proxy.trajectory.record_parts import put_together, take_apart
-from proxy.trajectory.record_values import Typed
 from proxy.trajectory.retokenize import retokenize
 from proxy.trajectory.sequence import Options, Scores, decode_scores, encode_scores, sequences
 from proxy.trajectory.shared_ids import Link, SharedIds
@@ -197,7 +197,8 @@ def _records(steps: list[Step]) -> None:
         decode(record.record, reader)
         parts, _ = take_apart(record.record, reader, blocks)
         put_together(parts, frozenset())
-        Typed().head(orjson.loads(parts.head))
+        read_head(parts.head)
+        read_head(orjson.dumps({**orjson.loads(parts.head), "reason": {}}))  # value by value
 
 
 def _rows(steps: list[Step]) -> None:

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from tests.support.forests import full_ids, make_choice, make_step, rollouts
 
 from proxy.trajectory.facts import RolloutFacts
-from proxy.trajectory.sequence import Options, Scores, are_logprobs, decode_scores, encode_scores, select, sequences
+from proxy.trajectory.sequence import (
+    Options,
+    Scores,
+    are_logprobs,
+    decode_scores,
+    encode_scores,
+    select,
+    sequences,
+    temperature_of,
+)
 from proxy.trajectory.step import Span
 from proxy.trajectory.tree import grow
 
@@ -507,3 +516,10 @@ def test_logprobs_are_finite_and_not_above_zero():
     assert are_logprobs([-0.5, 0.0, 1e-7])
     for value in (float("nan"), float("-inf"), 0.1, -9999.0):
         assert not are_logprobs([-0.5, value])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(1, 1), (0.5, 0.5), (True, None), ("1", None), (float("inf"), None), ([], None)]
+)
+def test_only_a_finite_number_is_a_temperature(value, expected):
+    assert temperature_of(make_step("a", [1], [2], sampling={"temperature": value})) == expected

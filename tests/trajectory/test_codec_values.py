@@ -10,7 +10,6 @@ from tests.support.forests import make_choice, make_step
 
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode, encode
-from proxy.trajectory.record_values import number
 from proxy.trajectory.step import EngineFacts, Span, Timing
 
 
@@ -134,10 +133,3 @@ def test_a_response_is_an_object_or_none(value):
 
     assert step.response is None or isinstance(step.response, dict)
     assert array("i", [2]) == step.choices[0].ids
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [(1, 1), (0.5, 0.5), (True, None), ("1", None), (float("inf"), None), ([], None)]
-)
-def test_only_finite_numbers_are_read_as_numbers(value, expected):
-    assert expected == number(value)
