@@ -112,7 +112,7 @@ lint: $(READY)  ## check style and formatting
 types: $(READY)  ## check types
 	$(BIN)/mypy
 
-docs: $(READY)  ## generate pages, the blocking client and the site, build/docs/index.html
+docs: $(READY)  ## generate pages and the site, build/docs/index.html
 	$(BIN)/python -m docs.generate
 	@$(BIN)/python -c "import furo" 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet --conf-dir docs . build/docs

@@ -8,7 +8,8 @@ import tokentape
 
 _OPENING = """Install the client with `pip install '.[client]'` in a clone; import each class from `tokentape`. The guide is
 [The Python client](client.md); [the HTTP API](http-api.md) documents requests and responses. `AsyncClient` has every method
-of `Client` as a coroutine or an async iterator; its own section lists only the methods that `Client` does not have.
+of `Client` as a coroutine or an async iterator; its own section lists only the methods that `Client` does not have. The
+`BlockingBatch` of `Client` has the attributes of `Batch`, and `ack` and `release` without `await`.
 `help(Client.batches)` shows the types and all of a method's documentation.
 """
 

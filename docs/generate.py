@@ -1,5 +1,5 @@
 """Generates files: pages of commands, settings, metrics, errors, fidelity, continuation, formats, the client's classes and
-decisions, the lists of routes and shapes, the dashboard, the example configuration, the blocking client (tokentape/sync_*.py).
+decisions, the lists of routes and shapes, the dashboard and the example configuration.
 
 `python -m docs.generate` writes them; `tests/test_docs.py` fails when one is stale.
 """
@@ -21,8 +21,6 @@ from docs.client_reference import client_page
 from docs.continuation import continuation_page
 from docs.exactness import exactness_page
 from docs.formats import formats_page
-from docs.generate_sync_client import SOURCES as SYNC_MODULES
-from docs.generate_sync_client import sync_module
 from docs.routes import api_page
 from proxy import errors
 from proxy.api.health import STORE_GAUGES, make_info_metrics
@@ -50,7 +48,6 @@ def pages() -> dict[Path, str]:
         HERE / "http-api.md": api_page((HERE / "http-api.md").read_text()),
         HERE / "client-reference.md": client_page(MADE),
         HERE / "decisions.md": decisions_page(),
-        **{target: sync_module(target) for target in SYNC_MODULES},
         HERE.parent / "config.example.yaml": example(),
         HERE.parent / "deploy/grafana/dashboards/tokentape.json": dashboard_page(),
         DEPLOY / "kubernetes" / "monitoring" / "prometheusrule.yaml": prometheus_rule(),
@@ -206,8 +203,6 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    for target in SYNC_MODULES:
-        target.write_text(sync_module(target))  # before the pages, which import it
     for path, text in pages().items():
         if not path.exists() or path.read_text() != text:
             path.write_text(text)

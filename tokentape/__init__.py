@@ -1,21 +1,13 @@
 """The Python client of TokenTape's control API, and a ManagedServer for environments written against Atropos.
 
-    async_client     AsyncClient
-    sync_client      Client, generated from async_client
-    batches          batches as an async iterator that keeps their leases alive
-    sync_batches     the same for Client, generated from batches
-    events           changes of rollouts, followed across lost connections
-    sync_events      the same for Client, generated from events
-    heartbeat        the task or the thread that extends leases
-    managed_server   ManagedServer with the names, arguments and results of Atropos' own
-    openai_adapter   ManagedServerAdapter: a ManagedServer with the methods of an OpenAI client
-    nodes            SequenceNode, and the texts of nodes
-    prompt_logprobs  the most likely token ids at each position of a prompt
-    requests         one function per route: method, path, query and body
-    transport        Request, ClientError and the retry policy
-    waits            what the clients' waits log, and how they end
-    types            the JSON of responses as TypedDicts, and the protocols between these modules
-    __main__         the `tokentape` command, which starts the server's command line
+    clients         AsyncClient and Client, over httpx2
+    control_api     the methods of both: one for each route
+    transport       Request, ClientError, the retry policy, and waits
+    batches         batches as an async iterator that keeps their leases alive
+    managed_server  ManagedServer with the names, arguments and results of Atropos' own, and its OpenAI adapter
+    nodes           SequenceNode, and the texts of nodes
+    types           the JSON of responses as TypedDicts
+    __main__        the `tokentape` command, which starts the server's command line
 
 `import tokentape` loads nothing else; a name is imported when it is first used. The clients require httpx2
 (`pip install '.[client]'` in a clone), ManagedServer also requires openai.
@@ -36,12 +28,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tokentape.async_client import AsyncClient
     from tokentape.batches import Batch
-    from tokentape.managed_server import InexactStep, ManagedServer
+    from tokentape.clients import AsyncClient, Client
+    from tokentape.managed_server import InexactStep, ManagedServer, ManagedServerAdapter
     from tokentape.nodes import SequenceNode
-    from tokentape.openai_adapter import ManagedServerAdapter
-    from tokentape.sync_client import Client
     from tokentape.transport import ClientError
     from tokentape.types import ClaimedGroup
 
@@ -59,14 +49,14 @@ __all__ = [
 
 if not TYPE_CHECKING:  # a type checker would take __getattr__ for a module that has every name
     _MODULES: Final = {
-        "AsyncClient": "async_client",
+        "AsyncClient": "clients",
         "Batch": "batches",
         "ClaimedGroup": "types",
-        "Client": "sync_client",
+        "Client": "clients",
         "ClientError": "transport",
         "InexactStep": "managed_server",
         "ManagedServer": "managed_server",
-        "ManagedServerAdapter": "openai_adapter",
+        "ManagedServerAdapter": "managed_server",
         "SequenceNode": "nodes",
     }
 

@@ -1,16 +1,18 @@
 """Batches of complete groups, claimed one after the other, with leases that are extended while the trainer works."""
 
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from tokentape.heartbeat import AsyncHeartbeat
-from tokentape.transport import ClientError
-from tokentape.types import BatchResult, ClaimedGroup
-from tokentape.waits import LOG, MAX_WAIT_S, Wait, what_batches_wait_for
+from tokentape.transport import LOG, MAX_WAIT_S, ClientError, Wait
+from tokentape.types import ClaimedGroup
+
+if TYPE_CHECKING:
+    from tokentape.control_api import ControlApi
 
 LONG_POLL_S: Final = 30.0
 HEARTBEATS_PER_LEASE: Final = 3  # two can fail before the lease expires
@@ -20,27 +22,9 @@ LEASE_LOST: Final = "lease_lost"
 GROUPS_REFUSED: Final = "groups_refused"
 REWARD_PENDING: Final = "reward_pending"  # the reason ends by itself
 LASTING: Final = frozenset({"forked", "format"})  # reasons that do not change while the rollouts do not
+MAX_NAMED: Final = 3  # open groups of a message
+OPEN_PAGE: Final = 100  # open groups that are looked at
 _NAMES_AND_NUMBERS: Final = re.compile(r"'[^']*'|\d+")
-
-
-class BatchApi(Protocol):
-    """The methods of a client that a Batch calls."""
-
-    async def claim_batch(self, *, consumer: str, groups: int, **options: Any) -> dict[str, Any]:
-        """Claim up to `groups` complete groups."""
-        ...
-
-    async def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> BatchResult:
-        """Acknowledge a batch."""
-        ...
-
-    async def release_batch(self, batch_id: str) -> BatchResult:
-        """Release a batch."""
-        ...
-
-    async def extend_batch(self, batch_id: str, *, lease_s: float) -> BatchResult:
-        """Extend the lease of a batch."""
-        ...
 
 
 class Batch:
@@ -53,7 +37,7 @@ class Batch:
     has the group or no extension succeeded within the lease, `is_lost` is true, and `check`, `groups` and `ack` raise.
     """
 
-    def __init__(self, client: BatchApi, claimed: dict[str, Any], lease_s: float) -> None:
+    def __init__(self, client: "ControlApi", claimed: dict[str, Any], lease_s: float) -> None:
         self.claimed = claimed
         self.batch_id: str = claimed["batch_id"]
         self._client = client
@@ -61,7 +45,7 @@ class Batch:
         self._extended_at = monotonic()
         self._why_lost: str | None = None
         self._is_ended = False
-        self._heartbeat = AsyncHeartbeat(self._extend_lease, heartbeat_interval(lease_s))
+        self._heartbeat = client.transport.heartbeat(self._extend_lease, heartbeat_interval(lease_s))
 
     @property
     def groups(self) -> list[ClaimedGroup]:
@@ -178,7 +162,7 @@ class Stall:
 
 
 async def claim_batches(
-    client: BatchApi,
+    client: "ControlApi",
     *,
     consumer: str,
     groups: int,
@@ -188,7 +172,7 @@ async def claim_batches(
     list_open: Callable[[], Any],
     **options: Any,
 ) -> AsyncGenerator[Batch, None]:
-    """Claim one batch after the other; see `AsyncClient.batches`. `list_open` returns the newest open groups, for logs."""
+    """Claim one batch after the other; see `ControlApi.batches`. `list_open` returns the newest open groups, for logs."""
     logged: set[str] = set()
     stall = Stall(stall_s)
     wait: Wait | None = None  # for the next batch
@@ -229,3 +213,32 @@ def _log_excluded(claimed: dict[str, Any], logged: set[str]) -> None:
             if reason not in logged:
                 logged.add(reason)
                 LOG.warning("group %s is %s: %s", group["group_id"], outcome, group["why"])
+
+
+def what_batches_wait_for(
+    claimed: Mapping[str, Any], groups: int, options: Mapping[str, Any], open_groups: Sequence[Mapping[str, Any]] | None
+) -> str:
+    """Describe what is missing for a batch: the groups that the last claim saw, and those that are still open."""
+    policy = f" of policy {options['policy']!r}" if options.get("policy") else ""
+    wanted = f"{groups} complete groups at once" if options.get("exact") and groups > 1 else "a complete group"
+    waiting, refused = claimed.get("waiting", {}), claimed.get("refused", [])
+    parts = [f"{waiting.get('available', 0)} available", f"{waiting.get('claimed', 0)} claimed by others"]
+    if refused:
+        codes = Counter(group.get("code", "refused") for group in refused)
+        counted = ", ".join(f"{code} ({count})" for code, count in codes.items())
+        parts.append(f"refused: {counted}, such as {refused[0]['group_id']!r}: {refused[0]['why']}")
+    if open_groups is not None:
+        parts.append(_describe_open(open_groups))
+    return f"{wanted}{policy}: {'; '.join(parts)}"
+
+
+def _describe_open(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Describe open groups, of which the newest are first; the oldest are named."""
+    if not groups:
+        return "no group is open"
+    named = [
+        f"{group['group_id']!r} with {group['finished']} of {group['members']} rollouts finished"
+        for group in list(groups)[: -MAX_NAMED - 1 : -1]
+    ]
+    count = f"{len(groups)} or more" if len(groups) >= OPEN_PAGE else str(len(groups))
+    return f"{count} open: {', '.join(named)}{', …' if len(groups) > MAX_NAMED else ''}"

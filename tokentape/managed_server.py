@@ -7,10 +7,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 from uuid import uuid4
 from warnings import warn
 
+from tokentape.control_api import ControlApi
 from tokentape.nodes import (
     Nodes,
     Sample,
@@ -21,9 +22,8 @@ from tokentape.nodes import (
     render_prompt,
     starts_with_bos,
 )
-from tokentape.prompt_logprobs import engine_body, prompt_logprobs
 from tokentape.transport import ClientError, require
-from tokentape.types import OpenedRollout, RolloutApi, Step
+from tokentape.types import OpenedRollout, Step
 
 with suppress(ImportError):  # `import tokentape` works without openai; the constructor raises
     from openai import NOT_GIVEN, AsyncOpenAI
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
 
+PROMPT_FIELDS: Final = ("prompt", "messages", "input_ids")
+_NOT_SUPPORTED: Final = (
+    "ManagedServerAdapter supports chat.completions.create and completions.create; for {}, call the proxy directly"
+)
 NO_TOKENS: Final = frozenset({"no_token_ids", "no_prompt_ids", "no_logprobs"})
 
 
@@ -60,7 +64,7 @@ class ManagedServer:
 
     def __init__(
         self,
-        server: RolloutApi,
+        server: ControlApi,
         tokenizer: Any = None,
         track_tree: bool = False,  # noqa: FBT001, FBT002 - Atropos' signature
         tool_parser: str | None = None,
@@ -132,7 +136,7 @@ class ManagedServer:
 
     async def chat_completion(self, **body: Any) -> "ChatCompletion":
         """Sample `n` completions of `messages`; further arguments are the engine's. Tool calls are plain dicts."""
-        engine_fields = engine_body(body)
+        engine_fields = _engine_body(body)
         if self.tool_parser is None and engine_fields.pop("tools", None):
             engine_fields.pop("tool_choice", None)
             warn("tools are sent only with a tool_parser: ManagedServer(..., tool_parser='hermes')", stacklevel=2)
@@ -160,7 +164,7 @@ class ManagedServer:
         A prompt that starts with the `full_text` of a node is sent as the ids of that node and the ids of the rest, so that
         it continues the node, even if its text alone would have other ids.
         """
-        engine_fields = engine_body(body)
+        engine_fields = _engine_body(body)
         agent = await self._agent_for(engine_fields)
         model, prompt = engine_fields.pop("model", NOT_GIVEN), engine_fields.pop("prompt")
         if isinstance(prompt, str) and starts_with_bos(self.tokenizer, prompt):
@@ -187,7 +191,7 @@ class ManagedServer:
         {prompt_tokens: [int], prompt_topk_token_ids: [[int]], prompt_topk_logprobs: [[float]]}; the lists of the first
         position are empty. The call's rollout is deleted. Raises NotImplementedError if the engine has no prompt logprobs.
         """
-        return await prompt_logprobs(self.server, body)
+        return await _prompt_logprobs(self.server, body)
 
     def _convert_messages_to_prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
@@ -270,3 +274,97 @@ def _prompt(step: Step, choice: Mapping[str, Any]) -> Sequence[int]:
 def _idempotency_key() -> dict[str, str]:
     """Return a header that makes one step of a call and its automatic retries by openai's client."""
     return {"Idempotency-Key": uuid4().hex}
+
+
+def _engine_body(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call as engines accept them, without those of Atropos' own servers."""
+    body = {name: value for name, value in arguments.items() if name != "split"}  # selects one of Atropos' semaphores
+    if "max_new_tokens" in body:
+        body["max_tokens"] = body.pop("max_new_tokens")
+    return body
+
+
+async def _prompt_logprobs(server: ControlApi, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """See `ManagedServer.get_logprobs`.
+
+    vLLM returns them as `prompt_logprobs` of a call that samples one token. The call runs in a rollout that is deleted
+    afterwards, so that nothing trains on that token.
+    """
+    body = _engine_body(arguments)
+    present = [name for name in PROMPT_FIELDS if body.get(name) is not None]
+    if len(present) != 1:
+        raise ValueError(
+            f"get_logprobs requires exactly one of {', '.join(PROMPT_FIELDS)}; got {' and '.join(present) or 'none'}"
+        )
+    prompt = body.pop(present[0])
+    top_k = int(body.pop("top_k", None) or body.pop("top_logprobs", None) or 1)
+    model = body.pop("model", NOT_GIVEN)
+    body = {"max_tokens": 1, **body, "n": 1, "temperature": 0.0, "top_p": 1.0, "prompt_logprobs": top_k}
+    opened = await server.open_rollout(metadata={"purpose": "get_logprobs"})
+    try:
+        async with AsyncOpenAI(base_url=opened["base_url"], api_key=opened["api_key"]) as agent:
+            if present == ["messages"]:
+                chat = await agent.chat.completions.with_raw_response.create(
+                    model=model, messages=prompt, extra_body=body
+                )
+                headers, positions = chat.headers, getattr(chat.parse(), "prompt_logprobs", None)
+            else:
+                raw = await agent.completions.with_raw_response.create(model=model, prompt=prompt, extra_body=body)
+                headers, positions = raw.headers, getattr(raw.parse().choices[0], "prompt_logprobs", None)
+        step = await server.step(opened["rollout_id"], headers["X-Step-Id"])
+    finally:
+        await server.delete_rollout(opened["rollout_id"])
+    if positions is None or not step["prompt_ids"]:
+        raise NotImplementedError(f"engine {step['engine']['name']!r} returns no prompt logprobs")
+    return {"prompt_tokens": step["prompt_ids"], **_most_likely(positions, top_k)}
+
+
+def _most_likely(positions: list[Mapping[str, Mapping[str, float]] | None], top_k: int) -> dict[str, list[list[Any]]]:
+    """Return the k most likely ids of each position; vLLM adds the prompt's own id if it is not among them."""
+    ranked = [
+        sorted(((entry["logprob"], int(token)) for token, entry in (position or {}).items()), reverse=True)[:top_k]
+        for position in positions
+    ]
+    return {
+        "prompt_topk_token_ids": [[token for _, token in position] for position in ranked],
+        "prompt_topk_logprobs": [[logprob for logprob, _ in position] for position in ranked],
+    }
+
+
+class ManagedServerAdapter:
+    """`chat.completions.create` and `completions.create` of a ManagedServer. `base_url` is an attribute only."""
+
+    def __init__(self, managed_server: ManagedServer, base_url: str) -> None:
+        self.managed_server = managed_server
+        self.base_url = base_url
+        self.chat = _Chat(managed_server)
+        self.completions = _Completions(managed_server)
+
+    async def post(self, *_: Any, **__: Any) -> NoReturn:
+        """Not supported: raises NotImplementedError."""
+        raise NotImplementedError(_NOT_SUPPORTED.format("post"))
+
+    def copy(self, **_: Any) -> NoReturn:
+        """Not supported: raises NotImplementedError."""
+        raise NotImplementedError(_NOT_SUPPORTED.format("copy"))
+
+
+class _Chat:
+    def __init__(self, managed_server: ManagedServer) -> None:
+        self.completions = _ChatCompletions(managed_server)
+
+
+class _ChatCompletions:
+    def __init__(self, managed_server: ManagedServer) -> None:
+        self._managed_server = managed_server
+
+    async def create(self, **body: Any) -> "ChatCompletion":
+        return await self._managed_server.chat_completion(**body)
+
+
+class _Completions:
+    def __init__(self, managed_server: ManagedServer) -> None:
+        self._managed_server = managed_server
+
+    async def create(self, **body: Any) -> "Completion":
+        return await self._managed_server.completion(**body)

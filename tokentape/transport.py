@@ -1,14 +1,19 @@
-"""Requests, errors and the retry policy that both clients share; the clients themselves send and wait."""
+"""Requests, errors, the retry policy and waits; a Transport sends the requests."""
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Final
+from time import monotonic
+from typing import Any, Final, Protocol
 
+LOG: Final = logging.getLogger("tokentape.client")
+LOG_EVERY_S: Final = 30.0
+MAX_WAIT_S: Final = 7200.0  # longer than groups with the default limits take to start, and to be idle
+WAIT_TIMEOUT: Final = "wait_timeout"
 RETRIED_STATUSES: Final = (429, 503)
 ROLLOUT_LIMIT: Final = "rollout_limit"  # the type of a 429 that no retry can pass
-NOT_VALID: Final = "unprocessable_request"
 MAX_RETRY_DELAY_S: Final = 60.0
 MAX_ERROR_CHARACTERS: Final = 500
 
@@ -23,6 +28,42 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     wait_s: float = 0.0
+
+
+class Heartbeat(Protocol):
+    """Calls a function at intervals, until it returns False or the heartbeat is stopped."""
+
+    async def start(self) -> None:
+        """Begin."""
+        ...
+
+    async def stop(self) -> None:
+        """End; also without a start."""
+        ...
+
+
+class Transport(Protocol):
+    """How a client sends requests and waits. The methods of one that blocks never suspend the coroutine that calls them."""
+
+    def parts(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """Send a request, and yield the body of its response as it arrives. Raises ClientError."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+    def heartbeat(self, beat: Callable[[], Coroutine[Any, Any, bool]], interval_s: float) -> Heartbeat:
+        """Return a heartbeat that was not started."""
+        ...
+
+    async def finished(self, result: object) -> None:
+        """Wait for the result of a user's callback, if it is awaitable and the transport does not block."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
 
 
 class ClientError(Exception):
@@ -97,6 +138,42 @@ def retry_delay(error: ClientError, attempt: int, max_attempts: int) -> float | 
         return None
     delay = 0.25 * 2 ** (attempt - 1) if error.retry_after_s is None else error.retry_after_s
     return delay if delay <= MAX_RETRY_DELAY_S else None
+
+
+class Wait:
+    """One wait. It logs what it waits for every `LOG_EVERY_S`, and ends after `limit_s`."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._began = self._logged = monotonic()
+        self._limit_s = limit_s
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return monotonic() - self._began
+
+    @property
+    def left_s(self) -> float:
+        """How long until its end; 0 or more."""
+        return max(0.0, self._limit_s - self.seconds)
+
+    @property
+    def until_log_s(self) -> float:
+        """How long until the next log; 0 or more."""
+        return max(0.0, self._logged + LOG_EVERY_S - monotonic())
+
+    def log(self, what: str) -> None:
+        """Log what it waits for."""
+        self._logged = monotonic()
+        LOG.warning("waiting for %s, for %.0f s now", what, self.seconds)
+
+    def error(self, what: str) -> ClientError:
+        """Return the error with which it ends after the default limit."""
+        return ClientError(
+            f"Waited {self.seconds:.0f} s for {what}. Set wait_s for another limit; math.inf is none.",
+            type="timeout_error",
+            code=WAIT_TIMEOUT,
+        )
 
 
 class LineBuffer:

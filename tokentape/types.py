@@ -1,11 +1,10 @@
-"""The JSON of responses as TypedDicts, and protocols for the parts of AsyncClient that other modules call.
+"""The JSON of responses as TypedDicts.
 
 Fields have the names of the control API. JSON of other systems (requests, responses, metadata, rows of a format) is
 `dict[str, Any]`. Times are Unix milliseconds.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal, NotRequired, Protocol, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 FinishStatus = Literal["completed", "failed", "aborted", "truncated"]
 ContinuationMode = Literal["off", "faithful", "append"]
@@ -200,30 +199,3 @@ class BatchResult(TypedDict):
     released: NotRequired[list[str]]
     held: NotRequired[list[str]]
     lease_ms: NotRequired[int]
-
-
-class RolloutApi(Protocol):
-    """The methods of AsyncClient that a ManagedServer calls."""
-
-    async def open_rollout(self, rollout_id: str | None = None, **options: Any) -> OpenedRollout:
-        """Open a rollout."""
-        ...
-
-    async def step(self, rollout_id: str, step_id: str) -> Step:
-        """Return one recorded step."""
-        ...
-
-    async def finish_rollout(
-        self,
-        rollout_id: str,
-        status: FinishStatus = "completed",
-        *,
-        reward: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Rollout:
-        """Finish a rollout."""
-        ...
-
-    async def delete_rollout(self, rollout_id: str) -> None:
-        """Delete a rollout."""
-        ...

@@ -10,8 +10,7 @@ from tests.support.batching import BatchServer, group, refused
 
 from proxy import errors
 from tokentape import AsyncClient, ClientError
-from tokentape.batches import GROUPS_REFUSED, LEASE_LOST, Stall
-from tokentape.waits import MAX_WAIT_S
+from tokentape.batches import GROUPS_REFUSED, LEASE_LOST, MAX_WAIT_S, Stall, what_batches_wait_for
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ async def test_the_lease_is_extended_while_the_body_runs(client, server):
         assert not batch.is_lost
 
     assert ("extend", "b1", {"lease_s": 0.03}) in server.requests
-    assert [] == [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == "AsyncHeartbeat._run"]
+    assert [] == [task for task in asyncio.all_tasks() if task.get_coro().__qualname__ == "TaskHeartbeat._run"]
     assert "ack" == [request[0] for request in server.requests if request[0] != "claim"][-1]
 
 
@@ -300,7 +299,7 @@ def test_a_stall_begins_again_after_a_claim_that_refused_not_all_groups(monkeypa
 def hurried(server, monkeypatch):
     """A clock that is 7 s later at each reading, and claims that return at once."""
     readings = count()
-    monkeypatch.setattr("tokentape.waits.monotonic", lambda: 7.0 * next(readings))
+    monkeypatch.setattr("tokentape.transport.monotonic", lambda: 7.0 * next(readings))
     server.long_polls = False
 
 
@@ -364,3 +363,14 @@ async def test_closing_the_generator_releases_the_batch(client, server):
     await batches.aclose()
 
     assert ["release b1"] == server.ended()
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "no group is open"), (1, "1 open: 'o0' with 1 of 2 rollouts finished"), (100, "100 or more open: 'o99'")],
+)
+def test_the_oldest_open_groups_are_named(count, words):
+    """The newest are first in the list."""
+    groups = [{"group_id": f"o{number}", "finished": 1, "members": 2} for number in range(count)]
+
+    assert words in what_batches_wait_for({}, 1, {}, groups)

@@ -1,13 +1,13 @@
 """Changes of rollouts are followed across lost connections."""
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, closing
 
 import pytest
 from aiohttp import web
 
-from tokentape import AsyncClient, ClientError
-from tokentape.events import CONNECTED
+from tokentape import AsyncClient, Client, ClientError
+from tokentape.control_api import CONNECTED
 
 
 def change(number):
@@ -42,11 +42,10 @@ def delays(monkeypatch):
     """The delays between connections, which take no time."""
     recorded = []
 
-    async def record(seconds):
+    async def record(self, seconds):
         recorded.append(seconds)
 
-    monkeypatch.setattr("tokentape.events.sleep", record)
-    monkeypatch.setattr("tokentape.async_client.sleep", record)
+    monkeypatch.setattr("tokentape.clients.AsyncTransport.sleep", record)
     return recorded
 
 
@@ -109,12 +108,12 @@ async def test_the_changes_of_a_proxy_are_followed(url):
 async def test_a_long_outage_is_logged_and_ends_with_its_error(engine, delays, monkeypatch, caplog):
     """Every 30 s, and after two hours; a connection begins the time again."""
     now = [0.0]
-    monkeypatch.setattr("tokentape.waits.monotonic", lambda: now[0])
+    monkeypatch.setattr("tokentape.transport.monotonic", lambda: now[0])
 
-    async def passed(seconds):
+    async def passed(self, seconds):
         now[0] += 10.0
 
-    monkeypatch.setattr("tokentape.events.sleep", passed)
+    monkeypatch.setattr("tokentape.clients.AsyncTransport.sleep", passed)
     engine.respond = streaming([OPENED, "die"], *[503] * 9, [OPENED, "die"], *[503] * 2000)
     async with AsyncClient(engine.url, attempts=1) as client:
         with pytest.raises(ClientError, match="503"):
@@ -124,3 +123,15 @@ async def test_a_long_outage_is_logged_and_ends_with_its_error(engine, delays, m
     assert 7100 <= now[0] - 110 < 7300
     assert caplog.messages[0].startswith("waiting for a connection: ")
     assert 200 < len(caplog.messages) < 260
+
+
+async def test_the_blocking_client_follows_changes_and_closes_its_connection(engine):
+    """At the end of the loop."""
+    engine.streams([CONNECTED + b"\n\n", b'event: changed\ndata: {"rollout_id": "r1"}\n\n'], then="hang")
+
+    def work():
+        with Client(engine.url) as client, closing(client.events("r1")) as events:
+            return next(events), next(events)
+
+    assert (None, {"rollout_id": "r1"}) == await asyncio.to_thread(work)
+    await engine.aborted.wait()

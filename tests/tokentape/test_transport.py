@@ -1,15 +1,18 @@
-"""Errors from responses, and the retry policy."""
+"""Errors from responses, the retry policy, lines, and waits."""
+
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import errors
+from tokentape.control_api import NOT_VALID
 from tokentape.transport import (
-    NOT_VALID,
     ROLLOUT_LIMIT,
     ClientError,
     LineBuffer,
+    Wait,
     error_from_response,
     parse_line,
     retry_delay,
@@ -102,3 +105,26 @@ def test_lines_do_not_depend_on_how_the_response_is_cut(pieces, size):
 def test_only_errors_of_requests_last(status, may_pass):
     """A proxy that restarts, or a store that is unreachable, comes back; a wrong key does not become right."""
     assert may_pass == ClientError("no", status=status).may_pass
+
+
+def test_a_wait_of_infinite_wait_s_has_no_end(monkeypatch):
+    now = iter([0.0, 1e12, 1e12])
+    monkeypatch.setattr("tokentape.transport.monotonic", lambda: next(now))
+    wait = Wait(math.inf)
+
+    assert (math.inf, 0) == (wait.left_s, wait.until_log_s)
+
+
+def test_a_wait_logs_again_after_its_interval_and_ends_with_what_it_waited_for(monkeypatch, caplog):
+    now = [100.0]
+    monkeypatch.setattr("tokentape.transport.monotonic", lambda: now[0])
+    wait = Wait(90.0)
+    seen = []
+    for now[0] in (100.0, 130.0, 145.0, 200.0):
+        seen.append((wait.seconds, wait.left_s, wait.until_log_s))
+        if not wait.until_log_s:
+            wait.log("a group")
+
+    assert [(0, 90, 30), (30, 60, 0), (45, 45, 15), (100, 0, 0)] == seen
+    assert [f"waiting for a group, for {seconds} s now" for seconds in (30, 100)] == caplog.messages
+    assert "Waited 100 s for a group. Set wait_s" in str(wait.error("a group"))

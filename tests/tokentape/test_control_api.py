@@ -8,8 +8,7 @@ import pytest
 from aiohttp import web
 
 from tokentape import AsyncClient, ClientError
-from tokentape.requests import MAX_FLOAT32, open_group, open_rollout, query_from
-from tokentape.transport import NOT_VALID
+from tokentape.control_api import MAX_FLOAT32, NOT_VALID
 from tokentape.types import Choice, OpenedRollout, Rollout, Step
 
 SPECIAL_IDS = ["a/b", "a%2Fb?c#d", "🦊 x", '{"}\\']
@@ -223,15 +222,31 @@ async def test_the_claims_of_a_client_have_its_instance(client_at, engine, recei
     assert 2 == len(set(instances))
 
 
-def test_the_id_of_what_is_opened_is_made_before_the_request():
-    """A retry after a lost response opens nothing twice."""
-    assert open_rollout(None, {}).body["rollout_id"]
-    assert open_group(None, {}).body["group_id"]
+@pytest.mark.parametrize(("call", "name"), [(("open_rollout",), "rollout_id"), (("open_group", 2), "group_id")])
+async def test_a_repeated_request_to_open_has_the_id_of_the_first(client_at, engine, call, name):
+    """It is made once, so that a response that was lost opens nothing twice."""
+    bodies = []
+
+    async def respond(request, body):
+        bodies.append(body)
+        return web.json_response({}, status=503 if len(bodies) == 1 else 200, headers={"Retry-After": "0"})
+
+    engine.respond = respond
+    client = client_at(engine.url)
+    await getattr(client, call[0])(*call[1:])
+    await client.close()
+
+    assert bodies[0][name]
+    assert bodies[0] == bodies[1]
 
 
-def test_booleans_of_a_query_are_lower_case():
+async def test_booleans_of_a_query_are_lower_case(client_at, engine, received):
     """Options that are None are omitted."""
-    assert {"report": "true", "limit": "3"} == query_from(report=True, limit=3, status=None)
+    client = client_at(engine.url)
+    await client.export(report=True, limit=3, status=None)
+    await client.close()
+
+    assert "/export?format=sequences&report=true&limit=3" == received[0][1]
 
 
 @pytest.mark.parametrize("number", [nan, inf, -inf, 1e39, 10**400])

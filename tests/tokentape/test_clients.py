@@ -1,13 +1,15 @@
-"""Retries, errors and streaming of both clients, and what only AsyncClient does."""
+"""Retries, errors, streams and heartbeats of both clients."""
 
 import asyncio
 import inspect
+import threading
 
 import pytest
 from aiohttp import web
 from tests.support.fakes import proxying
 
 from tokentape import AsyncClient, Client, ClientError
+from tokentape.clients import TaskHeartbeat, ThreadHeartbeat, run
 
 ROLLOUT = {"rollout_id": "r1"}
 
@@ -17,11 +19,11 @@ def delays(monkeypatch):
     """The delays between attempts, which take no time."""
     recorded = []
 
-    async def record(seconds):
+    async def record(self, seconds):
         recorded.append(seconds)
 
-    monkeypatch.setattr("tokentape.async_client.sleep", record)
-    monkeypatch.setattr("tokentape.sync_client.sleep", recorded.append)
+    monkeypatch.setattr("tokentape.clients.AsyncTransport.sleep", record)
+    monkeypatch.setattr("tokentape.clients.BlockingTransport.sleep", record)
     return recorded
 
 
@@ -180,3 +182,121 @@ def test_both_clients_have_the_same_methods_and_arguments():
 
     assert {"managed_server"} == methods(AsyncClient).keys() - methods(Client).keys()
     assert methods(Client).items() <= methods(AsyncClient).items()
+
+
+async def test_a_blocking_client_works_in_a_thread(url):
+    """A trainer's data loader uses it like this: opens, finishes and lists rollouts in a `with`."""
+
+    def work():
+        with Client(url) as client:
+            opened = client.open_rollout(metadata={"task": "sum"})
+            client.finish_rollout(opened["rollout_id"], reward=1.0)
+            return opened["rollout_id"], [rollout["rollout_id"] for rollout in client.rollouts(status="completed")]
+
+    opened, listed = await asyncio.to_thread(work)
+
+    assert [opened] == listed
+
+
+async def test_the_blocking_client_reads_rows_as_they_arrive(engine):
+    """The first row is available before the last is sent; closing the iterator closes the connection."""
+    engine.streams([b'{"row": 1}\n{"row"', b": 2}\n"], then="hang")
+
+    def work():
+        with Client(engine.url) as client:
+            rows = client.export()
+            first = next(rows), next(rows)
+            rows.close()
+            return first
+
+    assert ({"row": 1}, {"row": 2}) == await asyncio.to_thread(work)
+    await engine.aborted.wait()
+
+
+async def test_a_request_of_the_blocking_client_without_a_response_times_out(engine):
+    """After `timeout_s`."""
+    engine.hangs()
+
+    def work():
+        with Client(engine.url, timeout_s=0.05) as client, pytest.raises(ClientError) as caught:
+            client.rollout("r1")
+        return caught.value.code
+
+    assert "connection_lost" == await asyncio.to_thread(work)
+
+
+@pytest.mark.parametrize("results", [[False], [True, True, False]])
+async def test_a_task_ends_when_the_function_returns_false(results):
+    left, ended = list(results), asyncio.Event()
+
+    async def beat():
+        if len(left) == 1:
+            ended.set()
+        return left.pop(0)
+
+    heartbeat = TaskHeartbeat(beat, 0.001)
+    await heartbeat.start()
+    await ended.wait()
+    await heartbeat.stop()
+
+    assert [] == left
+
+
+async def test_a_stopped_task_does_not_call_the_function_again():
+    """A heartbeat that was never started can be stopped, too."""
+    beats = []
+
+    async def beat():
+        beats.append(1)
+        return True
+
+    heartbeat = TaskHeartbeat(beat, 60)
+    await heartbeat.stop()
+    await heartbeat.start()
+    await asyncio.sleep(0)
+    await heartbeat.stop()
+    await asyncio.sleep(0)
+
+    assert [] == beats
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "tokentape-heartbeat"]
+
+
+@pytest.mark.parametrize("results", [[False], [True, True, False]])
+def test_a_thread_ends_when_the_function_returns_false(results):
+    left = list(results)
+
+    async def beat():
+        return left.pop(0)
+
+    heartbeat = ThreadHeartbeat(beat, 0.001)
+    run(heartbeat.start())
+    for thread in threads():
+        thread.join()
+    run(heartbeat.stop())
+
+    assert [] == left
+
+
+def test_stopping_a_thread_waits_for_a_call_in_progress():
+    """A heartbeat that was never started can be stopped, too."""
+    begun, beats = threading.Event(), []
+
+    async def beat():
+        begun.set()
+        beats.append("begun")
+        while not heartbeat._stopped.is_set():
+            pass
+        beats.append("ended")
+        return True
+
+    run(ThreadHeartbeat(beat, 60).stop())
+    heartbeat = ThreadHeartbeat(beat, 0.001)
+    run(heartbeat.start())
+    begun.wait()
+    run(heartbeat.stop())
+
+    assert ["begun", "ended"] == beats
+    assert [] == threads()

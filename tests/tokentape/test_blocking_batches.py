@@ -121,7 +121,9 @@ async def test_a_forked_group_is_reported_and_claimed_with_branches_longest(in_t
             opened = client.open_group(1)["rollouts"][0]["rollout_id"]
             for text in ("one", "two"):
                 body = {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
-                client._http.post(f"/rollouts/{opened}/v1/chat/completions", json=body).raise_for_status()
+                client._api.transport._http.post(
+                    f"/rollouts/{opened}/v1/chat/completions", json=body
+                ).raise_for_status()
             client.finish_rollout(opened, reward=1.0)
             options = {"consumer": "c", "groups": 1, "format": "trl", "wait_s": 0}
             with pytest.raises(ClientError, match="branches=longest"):

@@ -1,0 +1,366 @@
+"""AsyncClient and Client: the control API over httpx2, with asyncio and blocking.
+
+Each method is written once, as a coroutine of ControlApi. A transport that blocks never suspends it, so Client runs it to its
+end without an event loop.
+"""
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import suppress
+from functools import wraps
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, get_args, overload
+
+from tokentape.batches import Batch
+from tokentape.control_api import ControlApi
+from tokentape.transport import ClientError, Request, error_from_response, require
+from tokentape.types import ClaimedGroup
+
+with suppress(ImportError):  # `import tokentape` works without httpx2; the constructors raise
+    import httpx2 as httpx
+
+if TYPE_CHECKING:
+    from tokentape.managed_server import ManagedServer
+
+MAX_JOIN_S: Final = 5.0  # an extension in flight may end later; nothing reads its result
+
+P = ParamSpec("P")
+T = TypeVar("T")
+U = TypeVar("U")
+Beat = Callable[[], Coroutine[Any, Any, bool]]
+
+
+class AsyncClient(ControlApi):
+    """A client of the control API at `url`. Close it, or use `async with`.
+
+    `api_key` is a control key; it is required if the proxy has one configured. `timeout_s` limits the connection and each
+    wait for data. Requests that return 429 or 503, or find no proxy at `url`, are sent up to `attempts` times, after the
+    delay of the `Retry-After` header. Every failure is a ClientError.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0, attempts: int = 5) -> None:
+        require("httpx2", user="AsyncClient", requirement="httpx2>=2")
+        super().__init__(url.rstrip("/"), AsyncTransport(url, api_key, timeout_s), attempts)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def managed_server(
+        self,
+        tokenizer: Any = None,
+        base_url: str | None = None,
+        preserve_think_blocks: bool = False,  # noqa: FBT001, FBT002 - Atropos' signature
+        **options: Any,
+    ) -> "ManagedServer":
+        """Return a ManagedServer over a new rollout, as Atropos' server managers do; use it in an `async with`.
+
+        Options are the further arguments of ManagedServer. `base_url` selects one of several servers in Atropos; here it is
+        this proxy's URL or None.
+        """
+        from tokentape.managed_server import ManagedServer  # noqa: PLC0415 - it imports openai, which takes a second
+
+        if base_url is not None and base_url.rstrip("/").removesuffix("/v1") != self.url:
+            raise ValueError(f"base_url {base_url!r} is unknown: the only server is the proxy at {self.url}")
+        return ManagedServer(self, tokenizer, preserve_think_blocks=preserve_think_blocks, **options)
+
+
+class AsyncTransport:
+    """Sends requests with httpx2 and asyncio. A heartbeat is a task."""
+
+    def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
+        self._http = httpx.AsyncClient(base_url=url, headers=_headers(api_key))
+        self._timeout_s = timeout_s
+
+    async def parts(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """Send a request, and yield the body of its response."""
+        try:
+            async with self._http.stream(**_arguments(request, self._timeout_s)) as response:
+                if not response.is_success:
+                    raise error_from_response(response.status_code, response.headers, await response.aread())
+                async for part in response.aiter_bytes():
+                    yield part
+        except httpx.TransportError as error:
+            raise _failure(request, self._http.base_url, error) from error
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+    def heartbeat(self, beat: Beat, interval_s: float) -> "TaskHeartbeat":
+        """Return a task."""
+        return TaskHeartbeat(beat, interval_s)
+
+    async def finished(self, result: object) -> None:
+        """Await the result of an asynchronous callback."""
+        if inspect.isawaitable(result):
+            await result
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+
+class TaskHeartbeat:
+    """Calls `beat` every `interval_s` in a task, until it returns False or the heartbeat is stopped."""
+
+    def __init__(self, beat: Beat, interval_s: float) -> None:
+        self._beat = beat
+        self._interval_s = interval_s
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the task."""
+        self._task = asyncio.create_task(self._run())  # noqa: TID251 - referenced here, cancelled in stop
+
+    async def stop(self) -> None:
+        """Cancel the task."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        is_held = True
+        while is_held:
+            await asyncio.sleep(self._interval_s)
+            is_held = await self._beat()
+
+
+class BlockingTransport:
+    """Sends requests with httpx2 and blocks. A heartbeat is a thread."""
+
+    def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
+        self._http = httpx.Client(base_url=url, headers=_headers(api_key))
+        self._timeout_s = timeout_s
+
+    async def parts(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """Send a request, and yield the body of its response."""
+        try:
+            with self._http.stream(**_arguments(request, self._timeout_s)) as response:
+                if not response.is_success:
+                    raise error_from_response(response.status_code, response.headers, response.read())
+                for part in response.iter_bytes():
+                    yield part
+        except httpx.TransportError as error:
+            raise _failure(request, self._http.base_url, error) from error
+
+    async def sleep(self, seconds: float) -> None:
+        """Block."""
+        time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs
+
+    def heartbeat(self, beat: Beat, interval_s: float) -> "ThreadHeartbeat":
+        """Return a thread."""
+        return ThreadHeartbeat(beat, interval_s)
+
+    async def finished(self, result: object) -> None:
+        """Raise TypeError if the callback is asynchronous: its update would not be made."""
+        if inspect.iscoroutine(result):
+            result.close()
+        if inspect.isawaitable(result):
+            raise TypeError(
+                "Client.update_policy requires a blocking function; use AsyncClient for an asynchronous one."
+            )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+
+class ThreadHeartbeat:
+    """Calls `beat` every `interval_s` in a thread, until it returns False or the heartbeat is stopped."""
+
+    def __init__(self, beat: Beat, interval_s: float) -> None:
+        self._beat = beat
+        self._interval_s = interval_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tokentape-heartbeat", daemon=True)
+
+    async def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread, and wait for a call of `beat` that is in progress."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(MAX_JOIN_S)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval_s):
+            if not run(self._beat()):
+                return
+
+
+def _headers(api_key: str | None) -> dict[str, str] | None:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else None
+
+
+def _arguments(request: Request, timeout_s: float) -> dict[str, Any]:
+    return {
+        "method": request.method,
+        "url": request.path,
+        "json": request.body,
+        "params": request.query,
+        "headers": request.headers,
+        "timeout": httpx.Timeout(timeout_s, read=timeout_s + request.wait_s),
+    }
+
+
+def _failure(request: Request, url: object, error: Exception) -> ClientError:
+    is_lost = not isinstance(error, httpx.ConnectError)
+    where = f"{request.method} {str(url).rstrip('/')}{request.path}"
+    return ClientError(
+        f"{where}: {'connection lost: ' if is_lost else ''}{error}",
+        code="connection_lost" if is_lost else "unreachable",
+    )
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that nothing suspends, and return its result."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("a transport that blocks suspended a coroutine")
+
+
+def iterate(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+    """Yield the items of a generator that nothing suspends, and close it."""
+    try:
+        while True:
+            yield run(items.__anext__())
+    except StopAsyncIteration:
+        return
+    finally:
+        run(items.aclose())
+
+
+def _blocking(
+    method: Callable[Concatenate[ControlApi, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["Client", P], T]:
+    """Return a coroutine function of ControlApi as a method of Client."""
+
+    @wraps(method)
+    def call(self: "Client", /, *args: P.args, **options: P.kwargs) -> T:
+        return run(method(self._api, *args, **options))
+
+    return call
+
+
+@overload
+def _iterating(
+    method: Callable[Concatenate[ControlApi, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate["Client", P], Generator[T, None, None]]: ...
+
+
+@overload
+def _iterating(
+    method: Callable[Concatenate[ControlApi, P], AsyncGenerator[T, None]], item: Callable[[T], U]
+) -> Callable[Concatenate["Client", P], Generator[U, None, None]]: ...
+
+
+def _iterating(method: Callable[..., AsyncGenerator[Any, None]], item: Callable[[Any], Any] | None = None) -> Any:
+    """Return an asynchronous generator function of ControlApi as a method of Client; `item` converts what it yields."""
+
+    @wraps(method)
+    def call(self: "Client", /, *args: Any, **options: Any) -> Generator[Any, None, None]:
+        for found in iterate(method(self._api, *args, **options)):
+            yield found if item is None else item(found)
+
+    signature = inspect.signature(method)
+    kind = item or get_args(signature.return_annotation)[0]
+    call.__signature__ = signature.replace(return_annotation=Generator[kind, None, None])  # type: ignore[attr-defined, valid-type]
+    call.__doc__ = (method.__doc__ or "").replace("async for", "for").replace("await ", "")
+    return call
+
+
+class BlockingBatch:
+    """A Batch of Client: the same attributes, and methods that block."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self.claimed = batch.claimed
+        self.batch_id = batch.batch_id
+
+    @property
+    def groups(self) -> list[ClaimedGroup]:
+        """The groups. Raises ClientError as `check` does."""
+        return self._batch.groups
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the heartbeat has found that the lease is lost."""
+        return self._batch.is_lost
+
+    def check(self) -> None:
+        """Raise ClientError (409, `lease_lost`) if the heartbeat has found that the lease is lost. Sends no request."""
+        self._batch.check()
+
+    def ack(self, *, delete: bool | None = None) -> None:
+        """Acknowledge the batch; `delete` deletes its rollouts. Raises ClientError (404 or 409) if a group is lost."""
+        run(self._batch.ack(delete=delete))
+
+    def release(self) -> None:
+        """Release the batch: other consumers can claim its groups."""
+        run(self._batch.release())
+
+
+class Client:
+    """A client of the control API at `url`. Close it, or use `with`.
+
+    `api_key` is a control key; it is required if the proxy has one configured. `timeout_s` limits the connection and each
+    wait for data. Requests that return 429 or 503, or find no proxy at `url`, are sent up to `attempts` times, after the
+    delay of the `Retry-After` header. Every failure is a ClientError.
+    """
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 60.0, attempts: int = 5) -> None:
+        require("httpx2", user="Client", requirement="httpx2>=2")
+        self.url = url.rstrip("/")
+        self._api = ControlApi(self.url, BlockingTransport(url, api_key, timeout_s), attempts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    close = _blocking(ControlApi.close)
+    open_rollout = _blocking(ControlApi.open_rollout)
+    rollout = _blocking(ControlApi.rollout)
+    rollouts = _iterating(ControlApi.rollouts)
+    patch_rollout = _blocking(ControlApi.patch_rollout)
+    finish_rollout = _blocking(ControlApi.finish_rollout)
+    delete_rollout = _blocking(ControlApi.delete_rollout)
+    step = _blocking(ControlApi.step)
+    steps = _iterating(ControlApi.steps)
+    tree = _blocking(ControlApi.tree)
+    events = _iterating(ControlApi.events)
+    export_rollout = _iterating(ControlApi.export_rollout)
+    export_group = _iterating(ControlApi.export_group)
+    export = _iterating(ControlApi.export)
+    open_group = _blocking(ControlApi.open_group)
+    group = _blocking(ControlApi.group)
+    groups = _iterating(ControlApi.groups)
+    requeue_group = _blocking(ControlApi.requeue_group)
+    delete_group = _blocking(ControlApi.delete_group)
+    claim_batch = _blocking(ControlApi.claim_batch)
+    ack_batch = _blocking(ControlApi.ack_batch)
+    release_batch = _blocking(ControlApi.release_batch)
+    extend_batch = _blocking(ControlApi.extend_batch)
+    batches = _iterating(ControlApi.batches, BlockingBatch)
+    policies = _blocking(ControlApi.policies)
+    policy = _blocking(ControlApi.policy)
+    put_policy = _blocking(ControlApi.put_policy)
+    pause = _blocking(ControlApi.pause)
+    resume = _blocking(ControlApi.resume)
+    update_policy = _blocking(ControlApi.update_policy)
+    load_adapter = _blocking(ControlApi.load_adapter)

@@ -1,0 +1,563 @@
+"""The methods of both clients, one for each route of the control API, over any transport."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Final, Literal, cast
+from urllib.parse import quote
+from uuid import uuid4
+
+from tokentape.batches import OPEN_PAGE, Batch, claim_batches
+from tokentape.transport import (
+    LOG,
+    MAX_WAIT_S,
+    ClientError,
+    LineBuffer,
+    Request,
+    Transport,
+    Wait,
+    parse_line,
+    retry_delay,
+)
+from tokentape.types import BatchResult, Change, FinishStatus, OpenedRollout, Rollout, Step
+
+MAX_FLOAT32: Final = 3.4028234663852886e38  # trainers keep rewards as float32
+NOT_VALID: Final = "unprocessable_request"
+NOT_DRAINED: Final = "not_drained"
+NOT_FOUND: Final = 404
+ABORT_TIMEOUT_S: Final = 10.0  # of the proxy
+LOAD_TIMEOUT_S: Final = 1200.0  # twice that of the proxy, which may have to restore the previous adapter
+NDJSON: Final = {"Accept": "application/x-ndjson"}
+MAX_VERSION: Final = 256  # characters
+STILL_PAUSED: Final = "Calls are still paused; POST {path} ends the pause."
+NOT_ANNOUNCED: Final = (
+    "The update was made and its version was not announced: calls stay paused until put_policy(version) and resume()."
+)
+CONNECTED: Final = b": following"  # the first line of the response of /events
+DATA: Final = b"data: "
+MIN_DELAY_S: Final = 0.25  # between two connections; it doubles until a change is received
+MAX_DELAY_S: Final = 10.0
+_DIGITS: Final = 18
+
+InFlight = Literal["drain", "abort", "continue"]
+
+
+class ControlApi:
+    """The control API at `url`: each request is sent up to `attempts` times by a transport. Every failure is a ClientError."""
+
+    def __init__(self, url: str, transport: Transport, attempts: int) -> None:
+        self.url = url
+        self.transport = transport
+        self._instance = uuid4().hex
+        self._max_attempts = attempts
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.transport.close()
+
+    async def open_rollout(self, /, rollout_id: str | None = None, **options: Any) -> OpenedRollout:
+        """Open a rollout; the same options again return the same rollout.
+
+        Options: `group_id`, `metadata`, `model`, `sampling` ({override, default, cap}), `tools`, `limits` ({max_steps,
+        max_tokens}), `deadline_s`, `idle_s` and `start_s` (it is finished as `aborted` at this age, without a call in flight
+        for so long, or without a first call), `continuation` ("off", "faithful", "append"). Pass `base_url` and `api_key` of
+        the response to the agent.
+        """
+        body = {
+            "rollout_id": rollout_id or uuid4().hex,
+            **options,
+        }  # made here, so that a repeated request opens none twice
+        return cast("OpenedRollout", await self._send("POST", "/rollouts", body))
+
+    async def rollout(self, rollout_id: str) -> Rollout:
+        """Return the rollout: status, counts, reward, times."""
+        return cast("Rollout", await self._send("GET", _path("rollouts", rollout_id)))
+
+    def rollouts(
+        self, *, status: str | None = None, group_id: str | None = None, since: int | None = None, page: int = 100
+    ) -> AsyncGenerator[Rollout, None]:
+        """Iterate over all rollouts, newest first, `page` per request. `since` is in Unix seconds."""
+        return self._list_pages("rollouts", status=status, group_id=group_id, since=since, limit=page)
+
+    async def patch_rollout(self, /, rollout_id: str, **changes: Any) -> Rollout:
+        """Set `reward`, `step_rewards`, `thread_rewards`, `advantages`, `metadata` or `continuation`; others are unchanged.
+
+        `warning` of the result, which is logged, is why a reward has no effect: the group was dropped before.
+        """
+        for name in ("reward", "step_rewards", "thread_rewards", "advantages"):
+            _check_float32(name, changes.get(name))
+        patched = cast("Rollout", await self._send("PATCH", _path("rollouts", rollout_id), changes))
+        if "warning" in patched:
+            LOG.warning("rollout %r: %s", rollout_id, patched["warning"])
+        return patched
+
+    async def finish_rollout(
+        self,
+        rollout_id: str,
+        status: FinishStatus = "completed",
+        *,
+        reward: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Rollout:
+        """Finish the rollout: it accepts no more calls. The same request again changes nothing."""
+        _check_float32("reward", reward)
+        body = {"status": status, "reward": reward, "metadata": metadata}
+        return cast("Rollout", await self._send("POST", _path("rollouts", rollout_id, "finish"), body))
+
+    async def delete_rollout(self, rollout_id: str) -> None:
+        """Delete the rollout and its steps; one that does not exist is no error."""
+        await self._send("DELETE", _path("rollouts", rollout_id))
+
+    async def step(self, rollout_id: str, step_id: str) -> Step:
+        """Return one recorded step; the `X-Step-Id` header of a response has its id."""
+        return cast("Step", await self._send("GET", _path("rollouts", rollout_id, "steps", step_id)))
+
+    async def steps(self, rollout_id: str, *, page: int = 100) -> AsyncGenerator[Step, None]:
+        """Iterate over the recorded steps in the order in which they were stored, `page` per request."""
+        after = None
+        while True:
+            answer = await self._send("GET", _path("rollouts", rollout_id, "steps"), after=after, limit=page)
+            for step in answer["steps"]:
+                yield step
+            after = answer["after"]
+            if after is None:
+                return
+
+    async def tree(self, rollout_id: str, *, texts: bool | None = None) -> dict[str, Any]:
+        """Return the tree of steps, their spans, threads and drift; `texts=False`: drift is not explained with a tokenizer."""
+        return cast("dict[str, Any]", await self._send("GET", _path("rollouts", rollout_id, "tree"), texts=texts))
+
+    async def events(self, rollout_id: str | None = None) -> AsyncGenerator[Change | None, None]:
+        """Follow the changes of all rollouts or of one, without end; None after each connection.
+
+        Changes are not repeated: at None, read the rollouts. A lost connection is opened again, for up to two hours; meanwhile
+        its error is logged every 30 s. Raises ClientError if the first connection fails, or for an error that does not pass, as
+        401.
+        """
+        request = Request("GET", "/events", query=_query_from(rollout_id=rollout_id))
+        delay_s = MIN_DELAY_S
+        was_connected = False
+        outage: Wait | None = None
+        while True:
+            try:
+                async with aclosing(self._lines(request)) as lines:
+                    async for line in lines:
+                        if line == CONNECTED:
+                            was_connected, outage = True, None
+                            yield None
+                        elif line.startswith(DATA):
+                            delay_s = MIN_DELAY_S
+                            yield parse_line(line.removeprefix(DATA))
+            except ClientError as error:
+                outage = Wait(MAX_WAIT_S) if outage is None else outage
+                if not was_connected or not error.may_pass or not outage.left_s:
+                    raise
+                if not outage.until_log_s:
+                    outage.log(f"a connection: {error}")
+            await self.transport.sleep(delay_s)
+            delay_s = min(2 * delay_s, MAX_DELAY_S)
+
+    def export_rollout(
+        self,
+        /,
+        rollout_id: str,
+        format: str = "sequences",  # noqa: A002 - the name of the query parameter
+        **options: Any,
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Stream the rows of one rollout in a trainer's format. Options are the query parameters of the route."""
+        return self._rows(_path("rollouts", rollout_id, "export"), format=format, **options)
+
+    def export_group(
+        self,
+        /,
+        group_id: str,
+        format: str = "sequences",  # noqa: A002
+        **options: Any,
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Stream the rows of one group in a trainer's format."""
+        return self._rows(_path("groups", group_id, "export"), format=format, **options)
+
+    def export(self, /, format: str = "sequences", **options: Any) -> AsyncGenerator[dict[str, Any], None]:  # noqa: A002
+        """Stream the rows of many rollouts, newest rollout first. Options include `status`, `group_id`, `since`, `limit`."""
+        return self._rows("/export", format=format, **options)
+
+    async def open_group(  # noqa: PLR0913 - each parameter is a named option
+        self,
+        size: int,
+        *,
+        group_id: str | None = None,
+        rollout: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        deadline_s: float | None = None,
+        idle_s: float | None = None,
+        start_s: float | None = None,
+        over_sample: int | None = None,
+        replace: bool | int | None = None,
+    ) -> dict[str, Any]:
+        """Open a group and its `size` rollouts, each with the options `rollout`, `idle_s` and `start_s`, atomically.
+
+        `deadline_s` is the limit of each rollout and of those that replace it, together. By default a rollout is aborted that
+        has no call for `groups.idle_s` of the settings, or no first call for `groups.start_s`.
+
+        `over_sample` opens this many more; the group is complete once `size` rollouts have a reward. `replace` opens a rollout
+        that fails again, at most this many times (True: 3); `replaced_by` of its finish has the new one.
+
+        Returns {group_id, size, status, rollouts: [{rollout_id, base_url, api_key, …}]}. The same options again return the
+        same group.
+        """
+        body = {
+            "group_id": group_id or uuid4().hex,  # made here, so that a repeated request opens nothing twice
+            "size": size,
+            "over_sample": over_sample,
+            "replace": replace,
+            "rollout": rollout,
+            "metadata": metadata,
+            "deadline_s": deadline_s,
+            "idle_s": idle_s,
+            "start_s": start_s,
+        }
+        return cast("dict[str, Any]", await self._send("POST", "/groups", body))
+
+    async def group(self, group_id: str) -> dict[str, Any]:
+        """Return the group: its members, their rewards and statuses, and whether it is complete."""
+        return cast("dict[str, Any]", await self._send("GET", _path("groups", group_id)))
+
+    def groups(self, *, status: str | None = None, page: int = 100) -> AsyncGenerator[dict[str, Any], None]:
+        """Iterate over all groups, `page` per request."""
+        return self._list_pages("groups", status=status, limit=page)
+
+    async def requeue_group(
+        self, group_id: str, *, max_staleness: int | None = None, policy: str | None = None
+    ) -> dict[str, Any]:
+        """Put a group that was dropped or acknowledged into the queue again; one that is queued is unchanged.
+
+        Its next delivery has `max_staleness` instead of that of the claim, and `requeued` and `acked` (how often its batches
+        were acknowledged before): a group that was acknowledged is trained again. Raises ClientError (409) while it is open
+        or claimed.
+        """
+        body = {"max_staleness": max_staleness, "policy": policy}
+        return cast("dict[str, Any]", await self._send("POST", _path("groups", group_id, "requeue"), body))
+
+    async def delete_group(self, group_id: str) -> None:
+        """Delete the group and its rollouts; one that does not exist is no error."""
+        await self._send("DELETE", _path("groups", group_id))
+
+    async def claim_batch(
+        self, /, *, consumer: str, groups: int, policy: str | None = None, **options: Any
+    ) -> dict[str, Any]:
+        """Claim up to `groups` complete groups that no other consumer has claimed: {batch_id, groups, rows, …}.
+
+        `policy` is required if several policies are trained; each of them claims a group independently of the others.
+        Options: `format`, `threads`, `wait_s`, `lease_s`, `exact`, `members`, `min_group`, `max_staleness` and the other fields
+        of the route. Acknowledge the batch or extend its lease before the lease expires; otherwise another consumer can claim
+        its groups. With `heartbeat_s` it is extended so often: another client with the same `consumer` takes the batch over
+        once that was missed. `waiting`, `refused`, `dropped` and `reasons` of the response are groups that are not in it.
+        """
+        body = {"consumer": consumer, "groups": groups, "policy": policy, "instance": self._instance, **options}
+        wait_s = options.get("wait_s") or 0.0
+        return cast("dict[str, Any]", await self._send("POST", "/batches/claim", body, wait_s=wait_s))
+
+    async def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> BatchResult:
+        """Acknowledge a batch; `delete` deletes its rollouts. `lost` lists groups that another consumer has claimed.
+
+        `kept` lists groups that are not deleted because another policy still has them in its queue.
+        """
+        return cast("BatchResult", await self._send("POST", _path("batches", batch_id, "ack"), {"delete": delete}))
+
+    async def release_batch(self, batch_id: str) -> BatchResult:
+        """Release a batch: other consumers can claim its groups."""
+        return cast("BatchResult", await self._send("POST", _path("batches", batch_id, "release"), {}))
+
+    async def extend_batch(self, batch_id: str, *, lease_s: float) -> BatchResult:
+        """Set the lease of a batch to `lease_s` from now; `lost` as for `ack_batch`."""
+        return cast("BatchResult", await self._send("POST", _path("batches", batch_id, "extend"), {"lease_s": lease_s}))
+
+    def batches(
+        self,
+        /,
+        *,
+        consumer: str,
+        groups: int,
+        policy: str | None = None,
+        wait_s: float | None = None,
+        lease_s: float = 60.0,
+        stall_s: float | None = 60.0,
+        **options: Any,
+    ) -> AsyncGenerator[Batch, None]:
+        """Iterate over batches of up to `groups` complete groups; the lease of each is extended while the body runs.
+
+        `policy` is required if several policies are trained.
+
+            async for batch in client.batches(consumer="trainer-0", groups=4, format="trl"):
+                train(batch.groups)
+
+        A batch is acknowledged when the loop continues, or by `await batch.ack()`. After an exception, a `break` or when the
+        generator is closed it is released, so that no group is lost: call `ack` before a `break`. What a wait lacks is logged
+        every 30 s, and the reason why groups are refused or dropped once per reason. The loop ends when no group is
+        available for `wait_s`. Without `wait_s` it raises ClientError (`code` is `wait_timeout`) after two hours; `math.inf`
+        waits without a limit.
+
+        A client that was started again with the name of one that died takes its batches over after 40 s at most; consumers
+        that run at the same time need different names.
+
+        Raises ClientError (`code` is `groups_refused`) if claims refuse every complete group for `stall_s`, or at once if the
+        reason is `branches=one` or the format; never if `stall_s` is None.
+        """
+        options = {**options, "policy": policy, "wait_s": wait_s, "lease_s": lease_s, "stall_s": stall_s}
+        return claim_batches(
+            self,
+            consumer=consumer,
+            groups=groups,
+            list_open=lambda: self._send("GET", "/groups", status="open", limit=OPEN_PAGE),
+            **options,
+        )
+
+    async def policies(self) -> dict[str, Any]:
+        """Return the policies with their models, announced versions and pauses."""
+        return cast("dict[str, Any]", await self._send("GET", "/policies"))
+
+    async def policy(self, policy: str | None = None) -> dict[str, Any]:
+        """Return the announced {version, epoch, run} of a policy (None: `default`); steps whose engine reports none have it."""
+        return cast("dict[str, Any]", await self._send("GET", _policy_path(policy)))
+
+    async def put_policy(
+        self, version: str | int, *, policy: str | None = None, run: str | None = None, new_epoch: bool = False
+    ) -> dict[str, Any]:
+        """Announce the version of a policy (None: `default`) that the engines serve from now on: {version, epoch, run}.
+
+        A new epoch begins if `run` is another ID than the last one, or with `new_epoch`: then the version may be lower, and
+        groups that were sampled before are dropped. Otherwise a lower version is a ClientError (code `lower_version`).
+        """
+        body = {"version": version, "run": run, "new_epoch": new_epoch or None}
+        return _logged(cast("dict[str, Any]", await self._send("PUT", _policy_path(policy), body)))
+
+    async def pause(
+        self,
+        mode: Literal["wait", "reject"] = "wait",
+        *,
+        drain_s: float = 0,
+        in_flight: Literal["keep", "abort"] = "keep",
+        policy: str | None = None,
+    ) -> dict[str, Any]:
+        """Pause new calls of a policy while its weights change, and wait up to `drain_s` until no call is in flight.
+
+        `in_flight="abort"` then stops those that are left at their engines; their steps are partial.
+        """
+        is_kept = in_flight == "keep"
+        body = {"mode": mode, "in_flight": None if is_kept else in_flight}
+        wait_s = drain_s if is_kept else drain_s + ABORT_TIMEOUT_S
+        paused = await self._send("POST", f"{_policy_path(policy)}/pause", body, wait_s=wait_s, drain_s=drain_s or None)
+        return cast("dict[str, Any]", paused)
+
+    async def resume(self, *, policy: str | None = None) -> dict[str, Any]:
+        """Resume paused calls of a policy."""
+        return cast("dict[str, Any]", await self._send("POST", f"{_policy_path(policy)}/resume"))
+
+    async def update_policy(
+        self,
+        version: str | int,
+        update: Callable[[], object],
+        *,
+        drain_s: float = 60.0,
+        mode: Literal["wait", "reject"] = "wait",
+        in_flight: InFlight = "drain",
+        policy: str | None = None,
+        run: str | None = None,
+    ) -> dict[str, Any]:
+        """Pause calls of a policy (None: `default`), drain, call `update`, announce `version`, resume.
+
+        Return {version, epoch, run, in_flight} at the update. Calls of other policies are neither paused nor waited for.
+
+        `run` is an ID of the training run, for example that of its tracker. Another ID than the last one begins a new epoch:
+        the run may continue from an earlier version, and groups that were sampled before are dropped. Otherwise a lower
+        version than the announced one raises ClientError (code `lower_version`) without an update.
+
+        `update` loads the weights into the engines; the asynchronous client awaits its result. `in_flight` is what happens
+        to calls that do not end within `drain_s`: "drain" raises ClientError (code `not_drained`) without an update; "abort"
+        stops them at their engines, with partial steps; "continue" does not wait, and they continue on the new weights
+        (`policy_version` and `policy_version_end` of their steps differ). After an exception of `update`, calls resume with
+        the old version. If this process dies, or the version cannot be announced, calls stay paused: update again, or call
+        `resume`.
+        """
+        _check_update(version, in_flight)
+        _check_follows(await self.policy(policy), version, run)
+        drains = in_flight != "continue"
+        try:
+            choice: Literal["keep", "abort"] = "abort" if in_flight == "abort" else "keep"
+            paused = await self.pause(mode, drain_s=drain_s if drains else 0, in_flight=choice, policy=policy)
+            if drains:
+                _check_drained(paused, drain_s)
+            await self.transport.finished(update())
+        except BaseException as error:
+            try:
+                await self.resume(policy=policy)
+            except ClientError as failure:
+                if failure.status != NOT_FOUND:  # an unknown policy is not paused
+                    error.add_note(STILL_PAUSED.format(path=f"{_policy_path(policy)}/resume"))
+            raise
+        try:
+            announced = await self.put_policy(version, policy=policy, run=run)
+        except BaseException as error:
+            error.add_note(NOT_ANNOUNCED)
+            raise
+        await self.resume(policy=policy)
+        return {**announced, "in_flight": paused["in_flight"]}
+
+    async def load_adapter(
+        self,
+        name: str | None,
+        path: str,
+        version: str | int,
+        *,
+        drain_s: float = 60.0,
+        mode: Literal["wait", "reject"] = "wait",
+        in_flight: Literal["drain", "abort"] = "drain",
+        policy: str | None = None,
+        run: str | None = None,
+    ) -> dict[str, Any]:
+        """Load a LoRA adapter of a policy into every vLLM as the model `name`, under a pause, and announce its version.
+
+        `name` None is the only model of the policy. `run` is that of `update_policy`.
+        `path` is a folder at the engines, another one for each version. If an engine fails, all keep the adapter of before.
+        """
+        pause = {"drain_s": drain_s, "mode": mode, "in_flight": in_flight}
+        body = {"name": name, "path": path, "version": version, "run": run, **pause}
+        wait_s = drain_s + LOAD_TIMEOUT_S
+        loaded = await self._send("POST", f"{_policy_path(policy)}/adapter", body, wait_s=wait_s)
+        return _logged(cast("dict[str, Any]", loaded))
+
+    async def _list_pages(self, noun: str, **filters: Any) -> AsyncGenerator[Any, None]:
+        cursor = None
+        while True:
+            answer = await self._send("GET", f"/{noun}", **filters, cursor=cursor)
+            for item in answer[noun]:
+                yield item
+            cursor = answer["cursor"]
+            if cursor is None:
+                return
+
+    async def _send(
+        self, method: str, path: str, /, body: Mapping[str, Any] | None = None, *, wait_s: float = 0.0, **query: Any
+    ) -> Any:
+        """Return the JSON of the response, None if it has no body. Fields of `body` and `query` that are None are not sent."""
+        sent = None if body is None else {name: value for name, value in body.items() if value is not None}
+        request = Request(method, path, sent, _query_from(**query), wait_s=wait_s)
+        content = b"".join([part async for part in self._parts(request)])
+        return parse_line(content) if content else None
+
+    async def _rows(self, path: str, /, **query: Any) -> AsyncGenerator[dict[str, Any], None]:
+        async with aclosing(self._lines(Request("GET", path, query=_query_from(**query), headers=NDJSON))) as lines:
+            async for line in lines:
+                yield parse_line(line)
+
+    async def _lines(self, request: Request) -> AsyncGenerator[bytes, None]:
+        lines = LineBuffer()
+        async with aclosing(self._parts(request)) as parts:
+            async for part in parts:
+                for line in lines.feed(part):
+                    yield line
+        if rest := lines.rest():
+            yield rest
+
+    async def _parts(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """Yield the body of the response. A request is repeated only if nothing of a body was received: see `retry_delay`."""
+        attempt = 1
+        while True:
+            try:
+                async with aclosing(self.transport.parts(request)) as parts:
+                    async for part in parts:
+                        yield part
+            except ClientError as error:
+                delay_s = retry_delay(error, attempt, self._max_attempts)
+                if delay_s is None:
+                    raise
+            else:
+                return
+            await self.transport.sleep(delay_s)
+            attempt += 1
+
+
+def _path(*names: str) -> str:
+    """Return a path of these names, quoted; a name of dots alone would be read as a folder."""
+    quoted = (quote(name, safe="") for name in names)
+    return "".join("/" + (name.replace(".", "%2E") if set(name) == {"."} else name) for name in quoted)
+
+
+def _policy_path(policy: str | None) -> str:
+    """Return the path of a policy; None is the policy `default`."""
+    return "/policy" if policy is None else _path("policies", policy)
+
+
+def _query_from(**options: Any) -> dict[str, str]:
+    """Return options that are not None as query parameters; booleans are `true` and `false`."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if value is not None
+    }
+
+
+def _check_float32(name: str, signal: Any) -> None:
+    """Raise ClientError unless every number in a reward or an advantage is finite and within the range of float32.
+
+    This is checked before the request is sent because JSON encodes NaN as null, which removes a reward.
+    """
+    pending = [signal]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Mapping):
+            pending.extend(value.values())
+        elif isinstance(value, list | tuple):
+            pending.extend(value)
+        elif isinstance(value, int | float) and not -MAX_FLOAT32 <= value <= MAX_FLOAT32:
+            message = f"{name}: every number must be finite and within the range of float32 (±{MAX_FLOAT32:.8g})"
+            raise ClientError(message, type="invalid_request_error", code=NOT_VALID, param=name)
+
+
+def _check_update(version: object, in_flight: str) -> None:
+    """Raise ClientError unless the version can be announced after the update, and the choice for calls in flight exists."""
+    is_version = isinstance(version, int) or (isinstance(version, str) and 1 <= len(version) <= MAX_VERSION)
+    if not is_version or isinstance(version, bool):
+        raise _not_valid("version", f"must be an integer or a string of 1 to {MAX_VERSION} characters, not {version!r}")
+    if in_flight not in ("drain", "abort", "continue"):
+        raise _not_valid("in_flight", f"must be 'drain', 'abort' or 'continue', not {in_flight!r}")
+
+
+def _check_follows(announced: Mapping[str, Any], version: str | int, run: str | None) -> None:
+    """Raise ClientError if the proxy would refuse to announce the version after the update."""
+    known, number = _number(announced.get("highest", announced["version"])), _number(version)
+    if known is not None and number is not None and number < known and run in (None, announced.get("run")):
+        raise ClientError(
+            f"Version {version} is lower than {known}, which was announced; nothing was updated. If the run continues from an "
+            "earlier version, use another run= than before, or put_policy(version, new_epoch=True) first.",
+            type="conflict_error",
+            code="lower_version",
+            param="version",
+        )
+
+
+def _logged(announced: dict[str, Any]) -> dict[str, Any]:
+    """Return the response to an announcement, and log its warning if it has one."""
+    if "warning" in announced:
+        LOG.warning("%s", announced["warning"])
+    return announced
+
+
+def _check_drained(paused: Mapping[str, Any], drain_s: float) -> None:
+    """Raise ClientError if calls are in flight after a pause that drains."""
+    if not paused["drained"]:
+        raise ClientError(
+            f"{paused['in_flight']} calls are in flight after {drain_s:g} s, or another client paused or resumed calls; "
+            "nothing was updated. Use a larger drain_s, or in_flight='abort' or 'continue'.",
+            type="conflict_error",
+            code=NOT_DRAINED,
+        )
+
+
+def _number(version: str | int | None) -> int | None:
+    """Return a version as a number; None unless it is a decimal number of at most 18 digits."""
+    text = str(version)
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
+
+
+def _not_valid(name: str, problem: str) -> ClientError:
+    return ClientError(f"{name}: {problem}", type="invalid_request_error", code=NOT_VALID, param=name)
