@@ -231,11 +231,12 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a transport that blocks suspended a coroutine")
 
 
-def iterate(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-    """Yield the items of a generator that nothing suspends, and close it."""
+def iterate(items: AsyncGenerator[Any, None], convert: Callable[[Any], Any] | None) -> Generator[Any, None, None]:
+    """Yield the converted items of a generator that nothing suspends, and close it."""
     try:
         while True:
-            yield run(items.__anext__())
+            item = run(items.__anext__())
+            yield item if convert is None else convert(item)
     except StopAsyncIteration:
         return
     finally:
@@ -262,20 +263,19 @@ def _iterating(
 
 @overload
 def _iterating(
-    method: Callable[Concatenate[ControlApi, P], AsyncGenerator[T, None]], item: Callable[[T], U]
+    method: Callable[Concatenate[ControlApi, P], AsyncGenerator[T, None]], convert: Callable[[T], U]
 ) -> Callable[Concatenate["Client", P], Generator[U, None, None]]: ...
 
 
-def _iterating(method: Callable[..., AsyncGenerator[Any, None]], item: Callable[[Any], Any] | None = None) -> Any:
-    """Return an asynchronous generator function of ControlApi as a method of Client; `item` converts what it yields."""
+def _iterating(method: Callable[..., AsyncGenerator[Any, None]], convert: Callable[[Any], Any] | None = None) -> Any:
+    """Return an asynchronous generator function of ControlApi as a method of Client; `convert` is applied to what it yields."""
 
     @wraps(method)
     def call(self: "Client", /, *args: Any, **options: Any) -> Generator[Any, None, None]:
-        for found in iterate(method(self._api, *args, **options)):
-            yield found if item is None else item(found)
+        return iterate(method(self._api, *args, **options), convert)
 
     signature = inspect.signature(method)
-    kind = item or get_args(signature.return_annotation)[0]
+    kind = convert or get_args(signature.return_annotation)[0]
     call.__signature__ = signature.replace(return_annotation=Generator[kind, None, None])  # type: ignore[attr-defined, valid-type]
     call.__doc__ = (method.__doc__ or "").replace("async for", "for").replace("await ", "")
     return call

@@ -139,7 +139,7 @@ class ControlApi:
         outage: Wait | None = None
         while True:
             try:
-                async with aclosing(self._lines(request)) as lines:
+                async with aclosing(self._stream(request, bytes)) as lines:
                     async for line in lines:
                         if line == CONNECTED:
                             was_connected, outage = True, None
@@ -444,19 +444,18 @@ class ControlApi:
         content = b"".join([part async for part in self._parts(request)])
         return parse_line(content) if content else None
 
-    async def _rows(self, path: str, /, **query: Any) -> AsyncGenerator[dict[str, Any], None]:
-        async with aclosing(self._lines(Request("GET", path, query=_query_from(**query), headers=NDJSON))) as lines:
-            async for line in lines:
-                yield parse_line(line)
+    def _rows(self, path: str, /, **query: Any) -> AsyncGenerator[dict[str, Any], None]:
+        return self._stream(Request("GET", path, query=_query_from(**query), headers=NDJSON), parse_line)
 
-    async def _lines(self, request: Request) -> AsyncGenerator[bytes, None]:
+    async def _stream(self, request: Request, parse: Callable[[bytes], Any]) -> AsyncGenerator[Any, None]:
+        """Yield the parsed lines of the response."""
         lines = LineBuffer()
         async with aclosing(self._parts(request)) as parts:
             async for part in parts:
                 for line in lines.feed(part):
-                    yield line
+                    yield parse(line)
         if rest := lines.rest():
-            yield rest
+            yield parse(rest)
 
     async def _parts(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield the body of the response. A request is repeated only if nothing of a body was received: see `retry_delay`."""
