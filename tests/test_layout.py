@@ -78,7 +78,6 @@ UNTESTED = {
     "proxy/rollouts/archive/card.py": "a text; tests/rollouts/archive/test_dataset.py runs its query and reads its table",
     "proxy/rollouts/archive/columns.py": "values; tests/rollouts/archive/test_rows.py reads them all",
     "proxy/api/context.py": "a record of what app makes, and no code",
-    "proxy/config/sections.py": "values; tests/config/test_settings.py and tests/test_docs.py read them through the settings",
     "proxy/errors.py": "a tree of names; docs/errors.md is made from it, and every status is asserted where it is raised",
     "proxy/__main__.py": "one call; tests/cli/test_main.py runs the command",
     "proxy/api/http.py": "keys, numbers and one JSON response; every route that returns JSON asserts it",

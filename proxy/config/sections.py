@@ -1,9 +1,7 @@
-"""Base class of the sections of the settings, and the sections of the store, recording and dialects."""
+"""The sections of the settings, but for those of `engines`."""
 
-import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 
 from pydantic import (
     AfterValidator,
@@ -35,7 +33,6 @@ HostPattern: TypeAlias = Annotated[str, AfterValidator(host_pattern)]
 
 
 def _check_caps(cap: dict[str, Any]) -> dict[str, Any]:
-    """Raise ValueError if a field other than the maximum number of tokens has the cap `auto`."""
     for name, bound in cap.items():
         if bound == "auto" and name not in {"max_tokens", "max_completion_tokens"}:
             raise ValueError(
@@ -149,76 +146,15 @@ class DialectSettings(Section):
 BaseUrl = Annotated[str, AfterValidator(base_url)]
 
 
-def _check_header_value(value: SecretStr, what: str) -> SecretStr:
+def check_header_value(value: SecretStr, what: str) -> SecretStr:
+    """Raise ValueError for a value that no header can have."""
     text = value.get_secret_value()
     if not text.strip() or text != text.strip() or not (text.isascii() and text.isprintable()):
         raise ValueError(f"invalid {what}: it must be printable ASCII, not empty, and without spaces around it")
     return value
 
 
-Key = Annotated[SecretStr, AfterValidator(lambda key: _check_header_value(key, "API key"))]
-
-# They frame a message, or are set for each request.
-_RESERVED_HEADERS = frozenset(
-    {"host", "connection", "content-length", "content-type", "content-encoding", "transfer-encoding", "accept-encoding",
-     "expect", "te", "trailer", "upgrade", "keep-alive", "proxy-connection"}
-)  # fmt: skip
-
-
-def _check_header_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", name):  # a token (RFC 9110, 5.6.2)
-        raise ValueError(f"invalid header name {name!r}: use letters, digits and -")
-    if name.lower() in _RESERVED_HEADERS:
-        raise ValueError(f"the header {name} is set for each request; use another one")
-    return name
-
-
-HeaderName = Annotated[str, AfterValidator(_check_header_name)]
-HeaderValue = Annotated[SecretStr, AfterValidator(lambda value: _check_header_value(value, "header value"))]
-
-# Read in the routers' documentation or source, and not run:
-# - SGLang Model Gateway (formerly sgl-router), policies consistent_hashing and manual: its docs/configuration/routing.md.
-# - vLLM Router 0.1.16, policy consistent_hash: docs/load_balancing/README.md, where it has precedence over X-User-ID.
-# - vLLM's production stack, --routing-logic session: --session-key names the header and has no default.
-# - llm-d router, session-affinity-scorer or -filter with algorithm session_id_header (llm-d/llm-d-router#2238): headerName.
-# - LiteLLM 1.91, optional_pre_call_checks: [session_affinity] (BerriAI/litellm-docs#1121); also metadata.session_id.
-_ROUTER_HEADERS: Final = {
-    "sgl-router": "X-SMG-Routing-Key",
-    "vllm-router": "X-Session-ID",
-    "production-stack": "X-Session-ID",
-    "llm-d": "X-Session-Token",
-    "litellm": "X-LiteLLM-Session-ID",
-}
-
-
-class SessionSettings(Section):
-    """How calls name their session to a router in front of engines (docs/fleet.md)."""
-
-    router: Literal["sgl-router", "vllm-router", "production-stack", "llm-d", "litellm"] | None = Field(
-        None, description="The router, which determines the header."
-    )
-    header: HeaderName | None = Field(None, description="The header, for any other router.")
-    field: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$",
-        description="A field of the body instead, at the top level or in an object: session_params.session_id.",
-    )
-    of: Literal["rollout", "thread"] = Field(
-        "rollout",
-        description="What a session is: a rollout; or a thread of it, by X-Agent-Name or else by the messages up to the first "
-        "one of the user.",
-    )
-
-    @model_validator(mode="after")
-    def _has_one_place(self) -> Self:
-        if sum(place is not None for place in (self.router, self.header, self.field)) != 1:
-            raise ValueError("session requires one of router, header and field")
-        return self
-
-    @property
-    def header_name(self) -> str | None:
-        """The header with the session, if it is not in the body."""
-        return self.header if self.router is None else _ROUTER_HEADERS[self.router]
+Key = Annotated[SecretStr, AfterValidator(lambda key: check_header_value(key, "API key"))]
 
 
 class ListenTlsSettings(Section):
@@ -234,133 +170,6 @@ class ListenTlsSettings(Section):
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("listen_tls requires both cert_file and key_file, or neither")
         return self
-
-
-SamplingDefault = Literal[
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
-]
-
-
-class EndpointSettings(Section):
-    """One engine endpoint that serves the policy."""
-
-    url: BaseUrl = Field(description="Base URL of the engine without /v1, such as http://127.0.0.1:8000.")
-    name: str = Field("", description="Name of the engine in records and metrics. Default: its host and port.")
-    kind: Literal["auto", "vllm", "sglang", "llamacpp", "plain"] = Field(
-        "auto", description="Engine type; auto detects it. plain: any other OpenAI-compatible engine, recorded as text."
-    )
-    api_key: Key | None = Field(None, description="API key of the engine. Clients' keys are never forwarded.")
-    logprobs_mode: (
-        Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits", "after_temperature_logprobs"]
-        | None
-    ) = Field(
-        None,
-        description="What the engine computes logprobs from (vLLM: --logprobs-mode). Responses do not contain it, so "
-        "steps record this value. Default: the default of the engine type.",
-    )
-    sampling_defaults: dict[SamplingDefault, int | FiniteFloat] = Field(
-        {},
-        description="Sampling parameters that the engine uses where a request has none, recorded with each step. Read "
-        "from vLLM with --enable-scale-out and from llama.cpp; unknown for other engines.",
-    )
-    streaming: Literal["auto", "live", "replay"] | None = Field(
-        None, description="How streamed calls are sent to this engine. Default: record.streaming."
-    )
-    tokenizer: str | None = Field(
-        None,
-        description="Path or Hugging Face name of its tokenizer, for reports, include=retokenized and X-Reply-Tokens.",
-    )
-    max_in_flight: int | None = Field(
-        None,
-        ge=1,
-        description="Maximum concurrent calls from one process. Others wait in a queue that is fair between rollouts.",
-    )
-    image_tokens: list[Annotated[int, Field(ge=0)]] | None = Field(
-        None,
-        description="Ids of the tokens that its prompts repeat for an image; [] if a model splits images. Default: looked up.",
-    )
-    headers: dict[HeaderName, HeaderValue] = Field(
-        {}, description="Headers of every request to this engine, such as those of a gateway in front of it."
-    )
-    session: SessionSettings | None = Field(
-        None,
-        description="How calls name their session to a router in front of engines, which then sends all of them to one engine: "
-        "{router: sgl-router}, {header: X-Session} or {field: user} (docs/fleet.md).",
-    )
-    version: str | None = Field(None, description="Engine version to record. Default: as the engine reports.")
-    models: list[Annotated[str, Field(min_length=1)]] = Field(
-        [],
-        description="Names of the models that it serves, with `*` for any characters, such as qwen-*. Calls of other models "
-        "are sent to other endpoints. Default: as the engine lists them.",
-    )
-
-    @model_validator(mode="after")
-    def _has_one_authorization(self) -> Self:
-        if self.api_key is not None and any(name.lower() == "authorization" for name in self.headers):
-            raise ValueError("api_key is sent in the header Authorization; set only one of them")
-        return self
-
-    @property
-    def label(self) -> str:
-        """The name, or the host and port of the URL."""
-        return self.name or urlsplit(self.url).netloc
-
-    @property
-    def public_label(self) -> str:
-        """The name for agents, which contains nothing of the URL."""
-        return f"the engine {self.name}" if self.name else "the engine"
-
-
-def _distinct(endpoints: list[EndpointSettings]) -> list[EndpointSettings]:
-    for what, values in (("URL", [e.url for e in endpoints]), ("name", [e.label for e in endpoints])):
-        duplicates = sorted({value for value in values if values.count(value) > 1})
-        if duplicates:
-            raise ValueError(f"duplicate endpoint {what}: {', '.join(duplicates)}; each {what} must be unique")
-    return endpoints
-
-
-EndpointList = Annotated[list[EndpointSettings], AfterValidator(_distinct)]
-
-
-class EnginesSettings(Section):
-    """The engines and their limits."""
-
-    endpoints: EndpointList = Field([], description="Engine endpoints. Without any, `serve` starts the simulator.")
-    connect_timeout_s: float = Field(10, gt=0, description="Timeout for connecting to an engine in seconds.")
-    read_timeout_s: float | None = Field(
-        None, gt=0, description="Maximum seconds between two reads of a response. Default: unlimited."
-    )
-    ca_file: Path | None = Field(None, description="CA certificates for https:// engines. Default: the system's.")
-    max_connections: int = Field(0, ge=0, description="Maximum concurrent connections to engines; 0 is unlimited.")
-    max_attempts: int = Field(
-        2, ge=1, description="Maximum number of endpoints to try until the client receives a response."
-    )
-    health_interval_s: float = Field(
-        5, gt=0, description="Approximate seconds between health checks (GET /health) of an endpoint."
-    )
-    eject_after: int = Field(3, ge=1, description="Number of consecutive failures after which an endpoint is ejected.")
-    base_ejection_s: float = Field(
-        1, gt=0, description="Duration in seconds of the first ejection; it doubles each time."
-    )
-    max_ejection_s: float = Field(
-        30, gt=0, description="Maximum duration in seconds; then a successful check ends the ejection."
-    )
-    max_queued: int = Field(
-        10_000, ge=0, description="Maximum number of calls that wait for max_in_flight; more return 429."
-    )
-    queue_timeout_s: float = Field(
-        600, gt=0, description="Maximum seconds that such a call waits; then it returns 429."
-    )
-    max_event_bytes: int = Field(2**26, gt=0, description="Maximum bytes of one event in an engine's stream.")
-    max_response_bytes: int = Field(
-        2**28,
-        gt=0,
-        description="Maximum bytes of a response of an engine, decompressed. Parsed, it may take four times as much memory.",
-    )
-    passthrough: list[str] = Field(
-        ["/v1/embeddings", "/tokenize", "/detokenize"],
-        description="Paths that are forwarded unchanged and not recorded. Other unknown paths return 404.",
-    )
 
 
 class ProbeSettings(Section):
@@ -426,7 +235,7 @@ class AgentsSettings(Section):
         description="Memory of a process for the rollouts of its calls: newest bodies, prompts and turns. What is forgotten is "
         "read from the store again.",
     )
-    probes: ProbeSettings = Field(ProbeSettings(), description="Health probes, which are forwarded and not recorded.")
+    probes: ProbeSettings = ProbeSettings()
 
 
 class GroupSettings(Section):
@@ -524,3 +333,79 @@ class LogSettings(Section):
     format: Literal["text", "json"] = Field(
         "text", description="Log format: text for people, or json with one object per line."
     )
+
+
+def _check_pattern(pattern: str) -> str:
+    if not pattern.replace("*", "").strip():
+        raise ValueError(f"invalid pattern {pattern!r}: use text, with * for any characters")
+    return pattern
+
+
+Kind: TypeAlias = Literal["main", "sub-agent", "compaction", "auxiliary"]
+Preset: TypeAlias = Literal[
+    "agno", "aider", "autogen", "claude-code", "cline", "codex", "crewai", "gemini-cli", "google-adk", "langchain",
+    "openclaw", "opencode", "pi", "qwen-code", "smolagents", "strands",
+]  # fmt: skip
+_PRESETS: Final = ", ".join(get_args(Preset))
+Pattern: TypeAlias = Annotated[str, Field(max_length=1000), AfterValidator(_check_pattern)]
+
+
+class ThreadRuleSettings(Section):
+    """A rule: the kind of calls that match all its patterns, in which `*` is any characters."""
+
+    kind: Kind = Field(description="The kind of the thread.")
+    model: Pattern | None = Field(None, description="Pattern of the model that the call names.")
+    system: Pattern | None = Field(None, description="Pattern of the whole system prompt.")
+    user: Pattern | None = Field(None, description="Pattern of the whole text of the last user message.")
+    tools: Pattern | None = Field(
+        None, description="Pattern of the sorted names of the call's tools, with spaces between."
+    )
+    agent: Pattern | None = Field(None, description="Pattern of the header X-Agent-Name.")
+
+    @model_validator(mode="after")
+    def _has_a_pattern(self) -> Self:
+        if all(each is None for each in (self.model, self.system, self.user, self.tools, self.agent)):
+            raise ValueError("a rule requires model, system, user, tools or agent")
+        return self
+
+
+class ThreadSettings(Section):
+    """The threads of rollouts (docs/threads.md)."""
+
+    export: Literal["all", "agents", "main"] | None = Field(
+        None,
+        description="Which threads exports and claims have by default: `main`, `agents` (all but auxiliary calls) or `all`. "
+        "Default: `agents` with presets, else `all`.",
+    )
+    presets: list[Preset] = Field(
+        [], description=f"Agents whose auxiliary calls and compactions are recognized: {_PRESETS}."
+    )
+    rules: list[ThreadRuleSettings] = Field(
+        [], max_length=100, description="Rules for the kinds of threads. The first rule that a call matches applies."
+    )
+
+    @property
+    def default(self) -> Literal["all", "agents", "main"] | None:
+        """Which threads are exported if a request does not choose; None for all of them, if nothing is configured."""
+        return self.export or ("agents" if self.presets else None)
+
+
+class ArchiveSettings(Section):
+    """The archive: finished rollouts as Parquet files (docs/datasets.md). It requires the extra `archive`."""
+
+    url: str | None = Field(
+        None,
+        description="Path, or URL of fsspec such as s3://bucket/rollouts or hf://datasets/user/name, to which `serve` archives "
+        "rollouts. Default: no archive.",
+    )
+    when: Literal["acknowledged", "finished"] = Field(
+        "acknowledged",
+        description="When rollouts are archived: finished; or acknowledged: those of a group with a size only once its batch "
+        "is acknowledged or the group is dropped.",
+    )
+    older_than_s: float = Field(
+        3600, ge=0, description="Seconds without a change after which such a rollout is archived."
+    )
+    delete: bool = Field(default=False, description="Whether archived rollouts are deleted from the store.")
+    interval_s: float = Field(3600, gt=0, description="Seconds between two sweeps, each of which writes new files.")
+    rollouts_per_file: int = Field(1000, ge=1, description="Maximum number of rollouts in a file.")

@@ -5,26 +5,25 @@ environment.
 """
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 import orjson
-from pydantic import Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from proxy.config.addresses import is_loopback, split_listen
-from proxy.config.archive import ArchiveSettings
-from proxy.config.policies import PolicyTable
-from proxy.config.rescore import RescoreSettings
+from proxy.config.engines import EnginesSettings, PolicyTable, RescoreSettings
 from proxy.config.sections import (
     AgentsSettings,
+    ArchiveSettings,
     AtroposSettings,
     AuditSettings,
     ContinuationSettings,
     ControlSettings,
     DialectSettings,
-    EnginesSettings,
     GroupSettings,
     HostPattern,
     Listen,
@@ -33,12 +32,64 @@ from proxy.config.sections import (
     OsmosisSettings,
     RecordSettings,
     SamplingSettings,
+    Section,
     StoreSettings,
+    ThreadSettings,
 )
-from proxy.config.threads import ThreadSettings
-from proxy.config.tracing import StandardVariables, TracingSettings
 
 ENVIRONMENT_PREFIX = "TOKENTAPE_"
+
+
+def _collector_url(url: str) -> str:
+    """Return the URL of a collector. Raises ValueError for another scheme, and for a URL with credentials."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("invalid collector: expected an http or https URL, such as http://127.0.0.1:4318")
+    if parts.username or parts.password:
+        raise ValueError("invalid collector: set credentials with OTEL_EXPORTER_OTLP_HEADERS")
+    return url
+
+
+class TracingSettings(Section):
+    """Export of OpenTelemetry traces (docs/tracing.md), which requires tokentape[otel]."""
+
+    endpoint: Annotated[str, AfterValidator(_collector_url)] | None = Field(
+        None,
+        description="URL of an OTLP collector, such as http://127.0.0.1:4318; without a path, /v1/traces is appended. Enables "
+        "traces. Default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT.",
+    )
+    protocol: Literal["http/protobuf", "grpc"] = Field(
+        "http/protobuf",
+        description="Protocol of the collector; grpc requires opentelemetry-exporter-otlp-proto-grpc. Default: "
+        "OTEL_EXPORTER_OTLP_PROTOCOL, or http/protobuf.",
+    )
+    content: bool = Field(
+        default=False, description="Export messages, responses and tools; otherwise names, numbers and times only."
+    )
+
+
+class _StandardVariables(BaseSettings):
+    """The environment variables of OpenTelemetry that have a counterpart in the settings; its SDK reads the others."""
+
+    model_config = SettingsConfigDict(env_prefix="OTEL_", extra="ignore")
+
+    sdk_disabled: str = ""
+    traces_exporter: str = "otlp"
+    exporter_otlp_endpoint: str = ""
+    exporter_otlp_protocol: str = ""
+    exporter_otlp_traces_endpoint: str = ""
+    exporter_otlp_traces_protocol: str = ""
+
+    def tracing(self) -> dict[str, str]:
+        """Return the fields of `TracingSettings` that are set."""
+        if self.sdk_disabled.lower() == "true" or self.traces_exporter != "otlp":
+            return {}
+        protocol = self.exporter_otlp_traces_protocol or self.exporter_otlp_protocol
+        endpoint, base = self.exporter_otlp_traces_endpoint, self.exporter_otlp_endpoint
+        if base and not endpoint:
+            endpoint = base if protocol == "grpc" else f"{base.rstrip('/')}/v1/traces"
+        fields = {"endpoint": endpoint, "protocol": protocol}
+        return {name: value for name, value in fields.items() if value}
 
 
 class _StandardSource(PydanticBaseSettingsSource):
@@ -48,7 +99,7 @@ class _StandardSource(PydanticBaseSettingsSource):
         return None, field_name, False  # `__call__` returns the values
 
     def __call__(self) -> dict[str, Any]:
-        found = StandardVariables().tracing()
+        found = _StandardVariables().tracing()
         return {"tracing": found} if found else {}
 
 
@@ -60,7 +111,7 @@ class Settings(BaseSettings):
     )
 
     listen: Listen = Field("127.0.0.1:8400", description="Address to listen on, as HOST:PORT.")
-    listen_tls: ListenTlsSettings = Field(ListenTlsSettings(), description="TLS for the addresses of both APIs.")
+    listen_tls: ListenTlsSettings = ListenTlsSettings()
     allowed_hosts: list[HostPattern] = Field(
         [],
         description="Host names by which clients reach a listener without API keys, besides localhost, IP addresses and that "
@@ -86,7 +137,7 @@ class Settings(BaseSettings):
     drain_timeout_s: float = Field(
         60, ge=0, description="Maximum seconds for calls in flight to finish on shutdown; then they are aborted."
     )
-    engines: EnginesSettings = Field(EnginesSettings(), description="The engines and their limits.")
+    engines: EnginesSettings = EnginesSettings()
     models: dict[str, str] = Field(
         {}, description='Model names: requested name -> name at the engine; "claude-*" is a prefix, "*" any other.'
     )
@@ -94,26 +145,22 @@ class Settings(BaseSettings):
         {},
         description="Policies by name, each with its models and its own versions, pauses and batches (docs/policies.md).",
     )
-    threads: ThreadSettings = Field(ThreadSettings(), description="The threads of rollouts (docs/threads.md).")
-    sampling: SamplingSettings = Field(SamplingSettings(), description="Rules for the sampling parameters of requests.")
-    agents: AgentsSettings = Field(AgentsSettings(), description="The model API.")
-    dialects: DialectSettings = Field(
-        DialectSettings(), description="Dialects that are translated to chat completions."
-    )
-    control: ControlSettings = Field(ControlSettings(), description="The control API.")
-    groups: GroupSettings = Field(GroupSettings(), description="Groups of rollouts (docs/training-loop.md).")
-    store: StoreSettings = Field(StoreSettings(), description="The store of rollouts and steps.")
-    record: RecordSettings = Field(RecordSettings(), description="What is recorded.")
-    continuation: ContinuationSettings = Field(
-        ContinuationSettings(), description="Continuation of earlier steps by their token ids."
-    )
-    osmosis: OsmosisSettings = Field(OsmosisSettings(), description="Rollout servers of Osmosis.")
-    atropos: AtroposSettings = Field(AtroposSettings(), description="Routes of the Atropos proxy.")
-    audit: AuditSettings = Field(AuditSettings(), description="Automatic audit of recorded steps.")
-    rescore: RescoreSettings = Field(RescoreSettings(), description="Scores of exported rows.")
-    tracing: TracingSettings = Field(TracingSettings(), description="OpenTelemetry traces.")
-    archive: ArchiveSettings = Field(ArchiveSettings(), description="The archive of finished rollouts.")
-    log: LogSettings = Field(LogSettings(), description="Logging.")
+    threads: ThreadSettings = ThreadSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    agents: AgentsSettings = AgentsSettings()
+    dialects: DialectSettings = DialectSettings()
+    control: ControlSettings = ControlSettings()
+    groups: GroupSettings = GroupSettings()
+    store: StoreSettings = StoreSettings()
+    record: RecordSettings = RecordSettings()
+    continuation: ContinuationSettings = ContinuationSettings()
+    osmosis: OsmosisSettings = OsmosisSettings()
+    atropos: AtroposSettings = AtroposSettings()
+    audit: AuditSettings = AuditSettings()
+    rescore: RescoreSettings = RescoreSettings()
+    tracing: TracingSettings = TracingSettings()
+    archive: ArchiveSettings = ArchiveSettings()
+    log: LogSettings = LogSettings()
 
     @model_validator(mode="after")
     def _check_access(self) -> Self:

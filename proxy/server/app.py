@@ -28,12 +28,9 @@ from proxy.api.openapi import CONTROLLING
 from proxy.api.query import served
 from proxy.api.surplus_calls import SurplusCalls
 from proxy.clock import Clock, SystemClock, new_id
-from proxy.config.archive import ArchiveSettings
-from proxy.config.policies import PolicySettings, with_default
-from proxy.config.sections import AgentsSettings, EndpointSettings, SamplingSettings, StoreSettings
-from proxy.config.settings import Settings
-from proxy.config.threads import ThreadSettings
-from proxy.config.tracing import TracingSettings
+from proxy.config.engines import EndpointSettings, PolicySettings, with_default
+from proxy.config.sections import AgentsSettings, ArchiveSettings, SamplingSettings, StoreSettings, ThreadSettings
+from proxy.config.settings import Settings, TracingSettings
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.adapter_updates import AdapterUpdates

@@ -17,7 +17,8 @@ from proxy.api.context import CONTEXT
 from proxy.api.failures import answer_failures
 from proxy.clock import Clock
 from proxy.config.addresses import split_listen
-from proxy.config.sections import EndpointSettings, ListenTlsSettings, StoreSettings
+from proxy.config.engines import EndpointSettings
+from proxy.config.sections import ListenTlsSettings, StoreSettings
 from proxy.config.settings import Settings
 from proxy.errors import StoreUnavailable
 from proxy.rollouts.store_health import PROBE

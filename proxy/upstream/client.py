@@ -10,7 +10,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from proxy.config.sections import EndpointSettings, EnginesSettings
+from proxy.config.engines import EndpointSettings, EnginesSettings
 from proxy.errors import EngineDisconnected, EngineError, EngineResponseTooLarge, EngineTimeout, EngineUnreachable
 from proxy.protocols.engines.detection import ProbeResponse, model_names
 from proxy.protocols.json_weight import most_weight

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import Final
 
-from proxy.config.sections import EndpointSettings, EnginesSettings
+from proxy.config.engines import EndpointSettings, EnginesSettings
 from proxy.continuation.types import Reason
 from proxy.errors import (
     EngineBusy,

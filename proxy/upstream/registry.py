@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.config.sections import EndpointList, EndpointSettings
+from proxy.config.engines import EndpointList, EndpointSettings
 from proxy.telemetry.logs import LOG
 from storage.store import Announcements
 from storage.types import Announcement, newer

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from proxy.config.sections import EndpointSettings
+from proxy.config.engines import EndpointSettings
 from proxy.errors import UnprocessableRequest
 
 

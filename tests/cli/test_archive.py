@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from proxy.cli.archive import archive, import_dataset
 from proxy.cli.main import app
-from proxy.config.archive import ArchiveSettings
+from proxy.config.sections import ArchiveSettings
 from proxy.config.settings import load
 
 

@@ -5,7 +5,8 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from proxy.config.sections import _ROUTER_HEADERS, ContinuationMode, EndpointSettings, SessionSettings
+from proxy.config.engines import _ROUTER_HEADERS, EndpointSettings, SessionSettings
+from proxy.config.sections import ContinuationMode
 from proxy.config.settings import load
 from proxy.continuation.types import Mode
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from proxy.config.policies import with_default
+from proxy.config.engines import with_default
 from proxy.config.settings import load
 from proxy.rollouts.pause import Pause
 from proxy.rollouts.policy import Policies, Policy, PolicyVersion

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.threaded import call, conversation, recorded_calls, said, user
 
-from proxy.config.threads import Kind, Preset
+from proxy.config.sections import Kind, Preset
 from proxy.trajectory.openings import Openings
 from proxy.trajectory.thread_rules import (
     AGENT_NAME,

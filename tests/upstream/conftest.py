@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy.config.sections import EnginesSettings
+from proxy.config.engines import EnginesSettings
 from proxy.telemetry.metrics import make_metrics
 from proxy.upstream import Upstream
 from proxy.upstream.http_client import HttpClient

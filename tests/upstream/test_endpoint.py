@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from proxy.config.sections import EndpointSettings, EnginesSettings
+from proxy.config.engines import EndpointSettings, EnginesSettings
 from proxy.protocols.engines import Traits
 from proxy.upstream.endpoint import make_endpoint
 

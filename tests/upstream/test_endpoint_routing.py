@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.config.sections import EndpointSettings, EnginesSettings
+from proxy.config.engines import EndpointSettings, EnginesSettings
 from proxy.errors import EngineUnreachable, NotFound
 from proxy.upstream import choose, least_loaded, preferred, ranked
 from proxy.upstream.endpoint import make_endpoint, serving

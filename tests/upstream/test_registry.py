@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from proxy.config.sections import EndpointSettings
+from proxy.config.engines import EndpointSettings
 from proxy.upstream.registry import ENGINES_ANNOUNCEMENT, EndpointRegistry
 from storage.types import Announcement
 

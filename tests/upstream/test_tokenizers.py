@@ -9,7 +9,7 @@ from aiohttp import web
 from tests.support.fakes import proxying
 from tests.support.tiny_tokenizer import make_tokenizer
 
-from proxy.config.sections import EndpointSettings
+from proxy.config.engines import EndpointSettings
 from proxy.errors import UnprocessableRequest
 from proxy.upstream.tokenizers import Tokenizers, load
 

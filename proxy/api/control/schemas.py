@@ -9,7 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from proxy.api.body import FIRST_FAULT, faults_of, read_bytes
 from proxy.api.query import Read
 from proxy.api.reward_values import Signal, Signals, read_object
-from proxy.config.sections import Caps, ContinuationMode, EndpointList
+from proxy.config.engines import EndpointList
+from proxy.config.sections import Caps, ContinuationMode
 from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS

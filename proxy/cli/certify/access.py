@@ -14,7 +14,8 @@ import aiohttp
 import orjson
 
 from proxy.cli.audit import CONNECT_TIMEOUT_S
-from proxy.config.sections import EndpointSettings, StoreSettings
+from proxy.config.engines import EndpointSettings
+from proxy.config.sections import StoreSettings
 from proxy.config.settings import Settings
 from proxy.server.listener import running
 from proxy.upstream.failure_text import failure_text

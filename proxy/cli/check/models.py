@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
 from proxy.cli.check.finding import Finding
-from proxy.config.sections import EndpointSettings
+from proxy.config.engines import EndpointSettings
 from proxy.errors import UnprocessableRequest
 from proxy.upstream.tokenizers import load
 

@@ -7,7 +7,7 @@ from tests.support.findings import all_findings, graded
 from proxy.cli.check import models
 from proxy.cli.check.models import check_aliases, check_tokenizer
 from proxy.config import settings as config
-from proxy.config.sections import EndpointSettings
+from proxy.config.engines import EndpointSettings
 from proxy.errors import UnprocessableRequest
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options

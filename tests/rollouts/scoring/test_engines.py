@@ -9,7 +9,7 @@ from tests.support.fakes import fake_engine
 from tests.support.rescored import BELOW, Teacher
 from tests.support.scoring import score
 
-from proxy.config.sections import EndpointSettings, EnginesSettings
+from proxy.config.engines import EndpointSettings, EnginesSettings
 from proxy.errors import EngineError, EngineTimeout, EngineUnreachable, UnprocessableRequest
 from proxy.rollouts.scoring.engines import ScoringEngines, ScoringLimits
 from proxy.rollouts.scoring.requests import OtherVocabulary, TooLong

@@ -1,8 +1,20 @@
-"""The section of the threads."""
+"""The sections of the archive and of threads."""
 
 import pytest
+from pydantic import ValidationError
 
+from proxy.config.sections import ArchiveSettings
 from proxy.config.settings import load
+
+
+def test_nothing_is_archived_by_default():
+    assert (None, "acknowledged", False) == (ArchiveSettings().url, ArchiveSettings().when, ArchiveSettings().delete)
+
+
+@pytest.mark.parametrize("wrong", [{"when": "now"}, {"interval_s": 0}, {"rollouts_per_file": 0}, {"urls": "x"}])
+def test_other_values_of_the_archive_are_rejected(wrong):
+    with pytest.raises(ValidationError):
+        ArchiveSettings(**wrong)
 
 
 @pytest.mark.parametrize(

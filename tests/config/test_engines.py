@@ -1,9 +1,9 @@
-"""The section of the policies."""
+"""The sections of policies and scorers. tests/config/test_settings.py reads those of endpoints."""
 
 import pytest
 from pydantic import ValidationError
 
-from proxy.config.policies import PolicySettings, with_default
+from proxy.config.engines import PolicySettings, with_default
 from proxy.config.settings import load
 
 PLANNER = {"models": ["planner", "planner-*"]}
@@ -67,3 +67,25 @@ def test_the_default_policy_is_trained_if_no_other_is_configured():
     assert {"default": True} == {name: policy.train for name, policy in with_default({}).items()}
     assert {"planner": True, "default": False} == {name: policy.train for name, policy in with_default(planner).items()}
     assert {"planner": True, "default": True} == {name: policy.train for name, policy in with_default(trained).items()}
+
+
+def test_a_scorer_has_endpoints_with_the_fields_of_engines():
+    """A model and a version are optional; the settings survive the way to a worker."""
+    endpoint = {"url": "http://teacher:8000", "api_key": "secret", "max_in_flight": 4}
+    settings = load(rescore={"scorers": {"teacher": {"endpoints": [endpoint], "version": "2"}}})
+    (scorer,) = settings.rescore.scorers.values()
+
+    assert ("http://teacher:8000", None, "2") == (scorer.endpoints[0].url, scorer.model, scorer.version)
+    assert "secret" not in repr(settings)
+    assert settings == load(**settings.to_json())
+
+
+@pytest.mark.parametrize("name", ["policy", "", "a b", "-x", "x" * 65])
+def test_the_name_of_a_scorer_is_short_and_not_that_of_the_policy(name):
+    with pytest.raises(ValidationError, match="invalid scorer name"):
+        load(rescore={"scorers": {name: {"endpoints": [{"url": "http://a"}]}}})
+
+
+def test_a_scorer_without_endpoints_is_rejected():
+    with pytest.raises(ValidationError, match="endpoints"):
+        load(rescore={"scorers": {"teacher": {"endpoints": []}}})

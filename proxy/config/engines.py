@@ -1,0 +1,298 @@
+"""The sections of the engines: their endpoints, the policies whose models they serve, and scorers."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, FiniteFloat, SecretStr, model_validator
+
+from proxy.config.sections import BaseUrl, Key, Section, check_header_value
+
+# They frame a message, or are set for each request.
+_RESERVED_HEADERS = frozenset(
+    {"host", "connection", "content-length", "content-type", "content-encoding", "transfer-encoding", "accept-encoding",
+     "expect", "te", "trailer", "upgrade", "keep-alive", "proxy-connection"}
+)  # fmt: skip
+
+
+def _check_header_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", name):  # a token (RFC 9110, 5.6.2)
+        raise ValueError(f"invalid header name {name!r}: use letters, digits and -")
+    if name.lower() in _RESERVED_HEADERS:
+        raise ValueError(f"the header {name} is set for each request; use another one")
+    return name
+
+
+HeaderName = Annotated[str, AfterValidator(_check_header_name)]
+HeaderValue = Annotated[SecretStr, AfterValidator(lambda value: check_header_value(value, "header value"))]
+
+# Read in the routers' documentation or source, and not run:
+# - SGLang Model Gateway (formerly sgl-router), policies consistent_hashing and manual: its docs/configuration/routing.md.
+# - vLLM Router 0.1.16, policy consistent_hash: docs/load_balancing/README.md, where it has precedence over X-User-ID.
+# - vLLM's production stack, --routing-logic session: --session-key names the header and has no default.
+# - llm-d router, session-affinity-scorer or -filter with algorithm session_id_header (llm-d/llm-d-router#2238): headerName.
+# - LiteLLM 1.91, optional_pre_call_checks: [session_affinity] (BerriAI/litellm-docs#1121); also metadata.session_id.
+_ROUTER_HEADERS: Final = {
+    "sgl-router": "X-SMG-Routing-Key",
+    "vllm-router": "X-Session-ID",
+    "production-stack": "X-Session-ID",
+    "llm-d": "X-Session-Token",
+    "litellm": "X-LiteLLM-Session-ID",
+}
+
+
+class SessionSettings(Section):
+    """How calls name their session to a router in front of engines (docs/fleet.md)."""
+
+    router: Literal["sgl-router", "vllm-router", "production-stack", "llm-d", "litellm"] | None = Field(
+        None, description="The router, which determines the header."
+    )
+    header: HeaderName | None = Field(None, description="The header, for any other router.")
+    field: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$",
+        description="A field of the body instead, at the top level or in an object: session_params.session_id.",
+    )
+    of: Literal["rollout", "thread"] = Field(
+        "rollout",
+        description="What a session is: a rollout; or a thread of it, by X-Agent-Name or else by the messages up to the first "
+        "one of the user.",
+    )
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> Self:
+        if sum(place is not None for place in (self.router, self.header, self.field)) != 1:
+            raise ValueError("session requires one of router, header and field")
+        return self
+
+    @property
+    def header_name(self) -> str | None:
+        """The header with the session, if it is not in the body."""
+        return self.header if self.router is None else _ROUTER_HEADERS[self.router]
+
+
+SamplingDefault = Literal[
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
+]
+
+
+class EndpointSettings(Section):
+    """One engine endpoint that serves the policy."""
+
+    url: BaseUrl = Field(description="Base URL of the engine without /v1, such as http://127.0.0.1:8000.")
+    name: str = Field("", description="Name of the engine in records and metrics. Default: its host and port.")
+    kind: Literal["auto", "vllm", "sglang", "llamacpp", "plain"] = Field(
+        "auto", description="Engine type; auto detects it. plain: any other OpenAI-compatible engine, recorded as text."
+    )
+    api_key: Key | None = Field(None, description="API key of the engine. Clients' keys are never forwarded.")
+    logprobs_mode: (
+        Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits", "after_temperature_logprobs"]
+        | None
+    ) = Field(
+        None,
+        description="What the engine computes logprobs from (vLLM: --logprobs-mode). Responses do not contain it, so "
+        "steps record this value. Default: the default of the engine type.",
+    )
+    sampling_defaults: dict[SamplingDefault, int | FiniteFloat] = Field(
+        {},
+        description="Sampling parameters that the engine uses where a request has none, recorded with each step. Read "
+        "from vLLM with --enable-scale-out and from llama.cpp; unknown for other engines.",
+    )
+    streaming: Literal["auto", "live", "replay"] | None = Field(
+        None, description="How streamed calls are sent to this engine. Default: record.streaming."
+    )
+    tokenizer: str | None = Field(
+        None,
+        description="Path or Hugging Face name of its tokenizer, for reports, include=retokenized and X-Reply-Tokens.",
+    )
+    max_in_flight: int | None = Field(
+        None,
+        ge=1,
+        description="Maximum concurrent calls from one process. Others wait in a queue that is fair between rollouts.",
+    )
+    image_tokens: list[Annotated[int, Field(ge=0)]] | None = Field(
+        None,
+        description="Ids of the tokens that its prompts repeat for an image; [] if a model splits images. Default: looked up.",
+    )
+    headers: dict[HeaderName, HeaderValue] = Field(
+        {}, description="Headers of every request to this engine, such as those of a gateway in front of it."
+    )
+    session: SessionSettings | None = Field(
+        None,
+        description="How calls name their session to a router in front of engines, which then sends all of them to one engine: "
+        "{router: sgl-router}, {header: X-Session} or {field: user} (docs/fleet.md).",
+    )
+    version: str | None = Field(None, description="Engine version to record. Default: as the engine reports.")
+    models: list[Annotated[str, Field(min_length=1)]] = Field(
+        [],
+        description="Names of the models that it serves, with `*` for any characters, such as qwen-*. Calls of other models "
+        "are sent to other endpoints. Default: as the engine lists them.",
+    )
+
+    @model_validator(mode="after")
+    def _has_one_authorization(self) -> Self:
+        if self.api_key is not None and any(name.lower() == "authorization" for name in self.headers):
+            raise ValueError("api_key is sent in the header Authorization; set only one of them")
+        return self
+
+    @property
+    def label(self) -> str:
+        """The name, or the host and port of the URL."""
+        return self.name or urlsplit(self.url).netloc
+
+    @property
+    def public_label(self) -> str:
+        """The name for agents, which contains nothing of the URL."""
+        return f"the engine {self.name}" if self.name else "the engine"
+
+
+def _distinct(endpoints: list[EndpointSettings]) -> list[EndpointSettings]:
+    for what, values in (("URL", [e.url for e in endpoints]), ("name", [e.label for e in endpoints])):
+        duplicates = sorted({value for value in values if values.count(value) > 1})
+        if duplicates:
+            raise ValueError(f"duplicate endpoint {what}: {', '.join(duplicates)}; each {what} must be unique")
+    return endpoints
+
+
+EndpointList = Annotated[list[EndpointSettings], AfterValidator(_distinct)]
+
+
+class EnginesSettings(Section):
+    """The engines and their limits."""
+
+    endpoints: EndpointList = Field([], description="Engine endpoints. Without any, `serve` starts the simulator.")
+    connect_timeout_s: float = Field(10, gt=0, description="Timeout for connecting to an engine in seconds.")
+    read_timeout_s: float | None = Field(
+        None, gt=0, description="Maximum seconds between two reads of a response. Default: unlimited."
+    )
+    ca_file: Path | None = Field(None, description="CA certificates for https:// engines. Default: the system's.")
+    max_connections: int = Field(0, ge=0, description="Maximum concurrent connections to engines; 0 is unlimited.")
+    max_attempts: int = Field(
+        2, ge=1, description="Maximum number of endpoints to try until the client receives a response."
+    )
+    health_interval_s: float = Field(
+        5, gt=0, description="Approximate seconds between health checks (GET /health) of an endpoint."
+    )
+    eject_after: int = Field(3, ge=1, description="Number of consecutive failures after which an endpoint is ejected.")
+    base_ejection_s: float = Field(
+        1, gt=0, description="Duration in seconds of the first ejection; it doubles each time."
+    )
+    max_ejection_s: float = Field(
+        30, gt=0, description="Maximum duration in seconds; then a successful check ends the ejection."
+    )
+    max_queued: int = Field(
+        10_000, ge=0, description="Maximum number of calls that wait for max_in_flight; more return 429."
+    )
+    queue_timeout_s: float = Field(
+        600, gt=0, description="Maximum seconds that such a call waits; then it returns 429."
+    )
+    max_event_bytes: int = Field(2**26, gt=0, description="Maximum bytes of one event in an engine's stream.")
+    max_response_bytes: int = Field(
+        2**28,
+        gt=0,
+        description="Maximum bytes of a response of an engine, decompressed. Parsed, it may take four times as much memory.",
+    )
+    passthrough: list[str] = Field(
+        ["/v1/embeddings", "/tokenize", "/detokenize"],
+        description="Paths that are forwarded unchanged and not recorded. Other unknown paths return 404.",
+    )
+
+
+_DEFAULT_POLICY: Final = "default"
+_MAX_POLICIES: Final = 32  # every process sends a heartbeat for each, and reads those of all
+POLICY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class PolicySettings(Section):
+    """One policy."""
+
+    models: list[Annotated[str, Field(min_length=1)]] = Field(
+        [],
+        description="Names of its models at the engines, with `*` for any characters. A model belongs to the first policy that "
+        "lists it, and to the policy `default` if none does.",
+    )
+    train: bool = Field(
+        default=True, description="Whether its steps are exported without `policy`, and can be claimed."
+    )
+
+
+def _check_policies(policies: dict[str, PolicySettings]) -> dict[str, PolicySettings]:
+    if len(policies) > _MAX_POLICIES:
+        raise ValueError(f"{len(policies)} policies are configured; at most {_MAX_POLICIES} are supported")
+    listed: dict[str, str] = {}
+    for name, policy in policies.items():
+        if not POLICY_NAME.fullmatch(name):
+            raise ValueError(
+                f"invalid policy name {name!r}: use up to 64 letters, digits, '.', '_' and '-', and no sign first"
+            )
+        if (name == _DEFAULT_POLICY) == bool(policy.models):
+            raise ValueError(
+                "policies.default accepts no models: it has the models of no other policy"
+                if policy.models
+                else f"policies.{name}.models is required"
+            )
+        for model in policy.models:
+            if listed.setdefault(model, name) != name:
+                raise ValueError(f"the model {model!r} is listed by the policies {listed[model]!r} and {name!r}")
+    return policies
+
+
+PolicyTable: TypeAlias = Annotated[dict[str, PolicySettings], AfterValidator(_check_policies)]
+
+
+def with_default(policies: dict[str, PolicySettings]) -> dict[str, PolicySettings]:
+    """Return the policies with the default one, which is trained if no other policy is configured."""
+    return (
+        policies if _DEFAULT_POLICY in policies else {**policies, _DEFAULT_POLICY: PolicySettings(train=not policies)}
+    )
+
+
+_POLICY: Final = "policy"  # the name of the policy's own engines
+
+
+class ScorerSettings(Section):
+    """One scorer, for example a teacher. It receives no calls of agents."""
+
+    endpoints: Annotated[EndpointList, Field(min_length=1)] = Field(
+        description="Its engines (vLLM or SGLang), with the fields of engines.endpoints. All of them serve the same weights."
+    )
+    model: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Name of its model at the engines. Default: the first one that an engine lists."
+    )
+    version: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="Version of its weights. Change it with the weights: scores are cached by it, and only with it.",
+    )
+
+
+def _check_scorers(scorers: dict[str, ScorerSettings]) -> dict[str, ScorerSettings]:
+    for name in scorers:
+        if name == _POLICY or not POLICY_NAME.fullmatch(name):
+            raise ValueError(
+                f"invalid scorer name {name!r}: use up to 64 letters, digits, '.', '_' and '-', no sign first, and not "
+                f"{_POLICY!r}, which is the name of the policy's own engines"
+            )
+    return scorers
+
+
+ScorerTable: TypeAlias = Annotated[dict[str, ScorerSettings], AfterValidator(_check_scorers)]
+
+
+class RescoreSettings(Section):
+    """Logprobs of recorded token ids by an engine now, in exports and claims with `rescore`."""
+
+    scorers: ScorerTable = Field({}, description="Engines that only score, by name, for example a teacher.")
+    timeout_s: float = Field(
+        300, gt=0, description="Maximum seconds of a scoring request, with its time in the queue of the engine."
+    )
+    max_in_flight: int | None = Field(
+        None,
+        ge=1,
+        description="Maximum number of rows that one process has each scorer score at the same time. Default: 8, and 1 at "
+        "each engine that lists LoRA adapters.",
+    )
+    cache_s: int = Field(86_400, ge=1, description="Seconds for which the store keeps scores.")
+    cache_bytes: int = Field(
+        2**29, ge=0, description="Maximum bytes of all scores in the store; the oldest are removed."
+    )
