@@ -30,7 +30,7 @@ NOT_FED = {
         "translated_call.TranslatedCall.with_steps", "translated_call.TranslatedCall.reshape",
         "translated_call.TranslatedCall.answer", "sequence_view.SequenceView.with_scores", "turn_view.TurnView.bare",
     ),
-    "it compares a text with a few names of an enum": ("gemini.fields.one_of_names",),
+    "it compares a text with a few names of an enum": ("gemini.request.one_of_names",),
     "it compares two sets of words": ("openings.System.resembles",),
     "it is a part of functions that are fed: `rendering_of`, `plant`, `turns`, `_grouped`": (
         "turns.own_rendering", "shared_ids.SharedIds.after", "sequence_view.owned_turns", "marin.MarinFormat.order",

@@ -12,6 +12,7 @@ from proxy.protocols.dialects import METHODS, TRANSLATORS
 from proxy.protocols.dialects.base import is_on
 from proxy.protocols.dialects.gemini.paths import GENERATE, is_of_google
 from proxy.protocols.dialects.translation import (
+    NO_REFERENCES,
     CallIdentity,
     References,
     ResolvedReferences,
@@ -37,7 +38,6 @@ _OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "sglang": {"thought": "reasoning_content", "system_joint": "\n"},
     "llamacpp": {"thought": "reasoning_content"},
 }
-_NONE: Final = ResolvedReferences()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TranslatedCall:
     options: TranslationOptions
     references: References
     received: float = 0.0
-    resolved: ResolvedReferences = _NONE
+    resolved: ResolvedReferences = NO_REFERENCES
     merges_systems: bool = False
     has_developers: bool = False
     own: ClassVar[Mapping[str, str]] = {}
@@ -71,7 +71,7 @@ class TranslatedCall:
     def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
         """Return the chat body, from which this kind of engine makes the prompt that its own endpoint would make."""
         options = self.options_for(kind)
-        if options == self.options and self.resolved is _NONE and not self.references.items:
+        if options == self.options and self.resolved is NO_REFERENCES and not self.references.items:
             return self.body
         return self.translation.read(self.request, options, self.resolved)
 

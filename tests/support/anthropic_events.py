@@ -44,10 +44,10 @@ def plain(message: Message | dict) -> dict:
     return read.model_dump(mode="json", exclude_none=True, warnings="error")
 
 
-def sampled_items(message: dict, step_id: str) -> dict[str, dict]:
-    """Return the sampled tool calls of a message by the ids that clients receive."""
+def sampled_calls(message: dict, step_id: str) -> dict[str, dict]:
+    """Return the sampled functions of a message's calls by the ids that clients receive."""
     calls = message.get("tool_calls") or []
-    return dict(zip(call_ids(calls, step_id), calls, strict=True))
+    return {name: call["function"] for name, call in zip(call_ids(calls, step_id), calls, strict=True)}
 
 
 def sent_back(message: Message | dict, *, after: str = "go on") -> list[dict]:

@@ -18,13 +18,13 @@ from proxy.continuation.turns import Turns
 from proxy.continuation.types import Detokenize, Render
 from proxy.errors import BadRequest, ProxyError
 from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS
-from proxy.protocols.dialects.gemini.models_list import models
+from proxy.protocols.dialects.gemini import GEMINI
 from proxy.protocols.dialects.gemini.paths import STREAM, Target, alt_from, bound_fields, is_gemini, read_target
 from proxy.protocols.dialects.gemini.signatures import sign
-from proxy.protocols.dialects.partial_json import PartialObject
 from proxy.protocols.dialects.responses.history import Sent, Turn, resolve_references
 from proxy.protocols.dialects.responses.item_ids import rollout_of
 from proxy.protocols.dialects.responses.tools import FreeformReader
+from proxy.protocols.dialects.tool_arguments import PartialObject
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences
 from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import CallOptions
@@ -345,8 +345,7 @@ def read(path: str, fields: dict[str, Any], resolved: ResolvedReferences | None 
 def sampled_calls(fragment: str, size: int) -> ResolvedReferences:
     """Return the references to a call whose arguments take half of a size."""
     arguments = orjson.dumps({"a": text(fragment, size // 2)}).decode()
-    function = {"name": "f", "arguments": arguments}
-    return ResolvedReferences(items={"c": {"function": function}}, calls={"c": arguments})
+    return ResolvedReferences(calls={"c": {"name": "f", "arguments": arguments}})
 
 
 @feeder(*FEW)
@@ -653,6 +652,6 @@ def paths_and_names(fragment: str, size: int) -> Work:
         identify_engine(bodies)
         engine_model({"model": long}, names, Sampling().over(Sampling(override={"a": 1})))
         rollout_of(f"resp_{_step_id(1)}.{long}")
-        models([{"id": long}])
+        GEMINI.models([{"id": long}])
 
     return work

@@ -138,8 +138,8 @@ def as_chat(message, thought="reasoning"):
 
 
 def sampled_calls(message):
-    """Return argument texts by call ID, as the rollout's earlier steps have them."""
-    return {call["id"]: call["function"]["arguments"] for call in message.get("tool_calls") or ()}
+    """Return the functions of calls by call ID, as the rollout's earlier steps have them."""
+    return {call["id"]: call["function"] for call in message.get("tool_calls") or ()}
 
 
 # A call with everything in it, to be changed anywhere.

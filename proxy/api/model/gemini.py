@@ -15,8 +15,7 @@ from proxy.api.model.calls import handle_call
 from proxy.api.model.unrecorded import find_model, forward, models_and_aliases, tokens_of, unknown_path
 from proxy.api.rollout_id import id_from_path
 from proxy.errors import InvalidValue
-from proxy.protocols.dialects.gemini import GEMINI, GEMINI_ARRAY, models_list
-from proxy.protocols.dialects.gemini.fields import at, optional
+from proxy.protocols.dialects.gemini import GEMINI, GEMINI_ARRAY
 from proxy.protocols.dialects.gemini.paths import (
     COUNT,
     GENERATE,
@@ -28,7 +27,7 @@ from proxy.protocols.dialects.gemini.paths import (
     check_alt,
     read_target,
 )
-from proxy.protocols.dialects.validation import an_object
+from proxy.protocols.dialects.validation import an_object, at, optional
 from proxy.upstream import least_loaded
 from proxy.upstream.client import body_of, json_of
 
@@ -89,5 +88,5 @@ async def _show_models(request: web.Request, context: Context, name: str) -> web
         models = await json_of(answer)
     listed = await models_and_aliases(context, headers, models)
     if not name:
-        return json_response(models_list.models(listed))
-    return json_response(models_list.model(find_model(listed, name, context.settings.models)))
+        return json_response(GEMINI.models(listed))
+    return json_response(GEMINI.model(find_model(listed, name, context.settings.models)))

@@ -1,17 +1,25 @@
-"""References of a call to earlier responses, items and tool calls, resolved from recorded steps.
+"""Recorded responses by id: those that a call refers to, with items and tool calls, and the routes below `/v1/responses/{id}`.
 
-The key of a rollout gives no access to other rollouts.
+Every process that shares the store serves them. The key of a rollout gives no access to other rollouts. Deleting a response
+hides it from agents; its step is kept for training.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import unquote
+
+from aiohttp import web
+from pydantic import BaseModel, Field
 
 from proxy.api.api_keys import MintedKey
 from proxy.api.auth import check_minted
 from proxy.api.context import Context
+from proxy.api.http import json_response
+from proxy.api.model.call import ModelRequest
+from proxy.api.query import query_from
 from proxy.errors import NotFound
-from proxy.protocols.dialects.responses.history import Sent, Turn, resolve_references
+from proxy.protocols.dialects.responses import RESPONSES
+from proxy.protocols.dialects.responses.history import Sent, Turn, input_items, resolve_references
 from proxy.protocols.dialects.responses.item_ids import rollout_of, step_of
 from proxy.protocols.dialects.translation import ResolvedReferences
 from proxy.protocols.translated_call import TranslatedCall, call_identity
@@ -19,7 +27,14 @@ from proxy.rollouts.admission import Admitted
 from proxy.rollouts.steps import read_step
 from proxy.trajectory.step import Step
 
-RESPONSES: Final = "responses"
+STORED: Final = "/v1/responses/"
+_DELETED_MARK: Final = "deleted:"
+
+
+class _ListItems(BaseModel):
+    order: Literal["asc", "desc"] = "desc"
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    after: str | None = None
 
 
 def followed_rollout(call: TranslatedCall, minted: MintedKey | None) -> str | None:
@@ -37,24 +52,17 @@ async def with_references(context: Context, admitted: Admitted, call: Translated
     """Return the call with the responses, items and tool calls that it refers to. Raises NotFound for an unknown response."""
     rollout, references = admitted.rollout, call.references
     sampled = await context.continuation.sampled_calls(admitted, references.calls)
-    if call.translation.name != RESPONSES:
-        if not sampled:
-            return call
-        return replace(
-            call,
-            resolved=ResolvedReferences(items={name: {"function": function} for name, function in sampled.items()}),
-        )
-    if not (sampled or references.items or references.previous_response is not None):
+    previous = references.previous_response
+    if not (sampled or references.items or previous is not None):
         return call
-    previous = (
-        None
-        if references.previous_response is None
-        else await _previous(context, rollout.rollout_id, references.previous_response)
-    )
-    owner = rollout_of(references.previous_response) or rollout.rollout_id
-    named = [turn for name in _steps_of(references.items) if (turn := await _turn(context, owner, name)) is not None]
-    arguments = {name: text for name, function in sampled.items() if isinstance(text := function.get("arguments"), str)}
-    return replace(call, resolved=resolve_references(previous, named, arguments))
+    if call.translation.name != RESPONSES.name:
+        return replace(call, resolved=ResolvedReferences(calls=sampled))
+    before = None if previous is None else await _previous(context, rollout.rollout_id, previous)
+    owner = rollout_of(previous) or rollout.rollout_id
+    steps = dict.fromkeys(step for name in references.items if (step := step_of(name)) is not None)
+    read = [await read_step(context.store, owner, step_id) for step_id in steps]
+    named = [turn_of(step) for step in read if step is not None and step.dialect == RESPONSES.name]
+    return replace(call, resolved=resolve_references(before, named, sampled))
 
 
 async def find_response_step(context: Context, name: str, rollout_id: str | None) -> Step:
@@ -62,7 +70,7 @@ async def find_response_step(context: Context, name: str, rollout_id: str | None
     owner, step_id = rollout_of(name) or rollout_id, step_of(name)
     step = None if owner is None or step_id is None else await read_step(context.store, owner, step_id)
     is_complete = (
-        step is not None and step.dialect == RESPONSES and step.status == "complete" and step.response is not None
+        step is not None and step.dialect == RESPONSES.name and step.status == "complete" and step.response is not None
     )
     if step is None or not is_complete or step.request.get("store") is False:
         raise NotFound(f"Response {name[:200]!r} not found.", param="response_id")
@@ -83,10 +91,39 @@ async def _previous(context: Context, rollout_id: str, name: str) -> Sent:
     return Sent(turn_of(step), step.body.get("messages") or [])
 
 
-async def _turn(context: Context, rollout_id: str, step_id: str) -> Turn | None:
-    step = await read_step(context.store, rollout_id, step_id)
-    return turn_of(step) if step is not None and step.dialect == RESPONSES else None
+async def answer_stored(call: ModelRequest) -> web.Response:
+    """`GET` and `DELETE /v1/responses/{id}`, `GET /v1/responses/{id}/input_items`. Raises NotFound."""
+    request, context, minted = call.request, call.context, call.caller.minted
+    name, _, rest = unquote(call.endpoint.removeprefix(STORED)).partition("/")
+    named = call.rollout_id or (minted.rollout_id if minted else None)
+    check_minted(minted, rollout_of(name))
+    if (request.method, rest) not in {("GET", ""), ("DELETE", ""), ("GET", "input_items")}:
+        raise NotFound(
+            f"{request.method} {call.endpoint} is not supported; responses can be retrieved, listed and deleted."
+        )
+    step = await find_response_step(context, name, named)
+    mark = _DELETED_MARK + step.step_id
+    if await context.store.marks(step.rollout_id, [mark]):
+        raise NotFound(f"Response {name[:200]!r} was deleted.", param="response_id")
+    if request.method == "DELETE":
+        stored = await context.store.get(step.rollout_id)
+        if stored is not None:
+            await context.store.mark(step.rollout_id, stored.incarnation, {mark: b"1"}, now_ms=context.clock.now_ms())
+        return json_response({"id": name, "object": "response", "deleted": True})
+    return json_response(turn_of(step).response_object() if rest == "" else _listed(request, step))
 
 
-def _steps_of(items: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(step for name in items if (step := step_of(name)) is not None))
+def _listed(request: web.Request, step: Step) -> dict[str, Any]:
+    """Return a page of the input items of a call, by default the latest first."""
+    items = input_items(turn_of(step))
+    asked = query_from(request, _ListItems, takes_others=True)
+    if asked.order == "desc":
+        items.reverse()
+    after, ids = asked.after, [item["id"] for item in items]
+    if after is not None and after not in ids:
+        raise NotFound(f"Item {after[:200]!r} not found.", param="after")
+    start = 0 if after is None else ids.index(after) + 1
+    page = items[start : start + asked.limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    more = start + asked.limit < len(items)
+    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}

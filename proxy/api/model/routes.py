@@ -19,7 +19,7 @@ from proxy.api.http import ERROR_DIALECT
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.calls import handle_call
 from proxy.api.model.gemini import answer_gemini
-from proxy.api.model.stored_responses import STORED, answer_stored
+from proxy.api.model.references import STORED, answer_stored
 from proxy.api.model.unrecorded import COUNT, count_tokens, forward, show_models, unknown_path
 from proxy.api.rollout_id import id_from_path
 from proxy.errors import BadRequest, NotFound, UpgradeRequired

@@ -18,7 +18,7 @@ from proxy.api.model.call import ModelRequest
 from proxy.errors import BadRequest, EngineDisconnected, EngineError, NotFound
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.gemini.paths import is_gemini
-from proxy.protocols.dialects.messages import models_list as listing
+from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.sampling import engine_model
 from proxy.protocols.translated_call import CHAT, read_translated_call
 from proxy.upstream import Endpoint, least_loaded
@@ -79,9 +79,9 @@ async def show_models(call: ModelRequest) -> web.StreamResponse:
     listed = await models_and_aliases(context, headers, models)
     if name:
         found = find_model(listed, unquote(name), context.settings.models)
-        return web.Response(headers=shown, body=orjson.dumps(listing.model(found) if is_anthropic else found))
-    body = {**models, "data": listed}
-    return web.Response(headers=shown, body=orjson.dumps(listing.models(body) if is_anthropic else body))
+        return web.Response(headers=shown, body=orjson.dumps(MESSAGES.model(found) if is_anthropic else found))
+    body = MESSAGES.models(listed) if is_anthropic else {**models, "data": listed}
+    return web.Response(headers=shown, body=orjson.dumps(body))
 
 
 async def models_and_aliases(context: Context, headers: list[tuple[str, str]], models: Any) -> list[dict[str, Any]]:

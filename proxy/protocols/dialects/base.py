@@ -40,39 +40,43 @@ class ErrorDialect(Protocol):
 
 
 class Dialect(ErrorDialect, Protocol):
-    """A client protocol that engines support, too. `prompt_field`: the field of a body with its text, messages or ids."""
+    """A client protocol that engines support, too. What a dialect does not define is as in OpenAI's.
+
+    `prompt_field`: the field of a body with its text, messages or ids. `accumulator` makes one for a streamed call.
+    """
 
     prompt_field: str
+    accumulator: type[Accumulator]
 
     def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
         """Return what the client requests to receive."""
         ...
 
     def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the part of a body with the sampling parameters."""
-        ...
+        """Return the part of a body with the sampling parameters: its top level."""
+        return body
 
     def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
         """Return the prompts of a body with token ids, to compare with the engine's; None if its prompts are text."""
-        ...
+        return None
 
     def place_sampling(
         self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
     ) -> tuple[dict[str, Any], set[str]]:
         """Return the top-level fields to set, and those to remove, that change a body's `sampling` as given."""
-        ...
-
-    def accumulator(self) -> Accumulator:
-        """Return a new accumulator for one streamed call."""
-        ...
+        return dict(fields), set(unset)
 
     def read_body(self, body: Any) -> dict[str, Any] | None:
         """Return an unstreamed response as an object with `choices`; None if it is no response of this dialect."""
-        ...
+        return body if isinstance(body, dict) and isinstance(body.get("choices"), list) else None
 
     def write_body(self, response: Mapping[str, Any]) -> Any:
         """Return the JSON body of a response with `choices`."""
-        ...
+        return response
+
+    def error(self, error: ProxyError) -> bytes:
+        """Return OpenAI's error body."""
+        return openai_error(error)
 
 
 # As in pydantic 2, which vLLM and SGLang parse bodies with.
@@ -105,22 +109,6 @@ def openai_error(error: ProxyError) -> bytes:
     return orjson.dumps(
         {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
     )
-
-
-class OpenAIBodies:
-    """The bodies of OpenAI's dialects: responses are objects with `choices`."""
-
-    def read_body(self, body: Any) -> dict[str, Any] | None:
-        """Return the body if it has choices."""
-        return body if isinstance(body, dict) and isinstance(body.get("choices"), list) else None
-
-    def write_body(self, response: Mapping[str, Any]) -> Any:
-        """Return the response."""
-        return response
-
-    def error(self, error: ProxyError) -> bytes:
-        """Return OpenAI's error body."""
-        return openai_error(error)
 
 
 def engine_message(text: str) -> str:

@@ -8,7 +8,7 @@ represent it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from proxy.protocols.dialects.base import ErrorDialect
 from proxy.protocols.sse import StreamFormat
@@ -51,22 +51,23 @@ class CallIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedReferences:
-    """The resolved references of a call: the chat messages before its own, and the items that it names.
+    """The resolved references of a call.
 
-    `calls` are the sampled argument texts of earlier tool calls by call id, which a dialect may be unable to carry.
+    `messages` are the chat messages before its own, `items` those that it names, and `calls` the sampled functions of earlier
+    tool calls by call id (`name` and `arguments`), whose argument text a client's copy cannot carry.
     """
 
     messages: Sequence[Json] = ()
     items: Mapping[str, Json] = field(default_factory=dict)
-    calls: Mapping[str, str] = field(default_factory=dict)
+    calls: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+NO_REFERENCES: Final = ResolvedReferences()
 
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What a call refers to by id: the previous response, items, and tool calls.
-
-    The sampled argument text of tool calls is looked up, because the client's copy cannot carry it.
-    """
+    """What a call refers to by id: the previous response, items, and tool calls."""
 
     previous_response: str | None = None
     items: Sequence[str] = ()
@@ -107,7 +108,7 @@ class Translator(ErrorDialect, Protocol):
     """A dialect that is translated to chat."""
 
     def read(
-        self, body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences = ResolvedReferences()
+        self, body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences = NO_REFERENCES
     ) -> Json:
         """Return the chat body for an engine; `body` remains unchanged.
 

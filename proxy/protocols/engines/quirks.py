@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from typing import Any, Final, Literal
 
 from proxy.protocols.dialects.base import DialectName, is_on
-from proxy.protocols.dialects.sglang_generate import has_beams
+from proxy.protocols.dialects.generate import has_beams
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.engines.sglang import returns_mask
 from proxy.trajectory.images import parts_of

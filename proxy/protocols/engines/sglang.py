@@ -20,7 +20,7 @@ from typing import Any
 
 from proxy.errors import InvalidValue
 from proxy.protocols.dialects.base import GENERATES, DialectName, ResponseOptions, is_on
-from proxy.protocols.dialects.sglang_generate import SglangGenerate, has_beams
+from proxy.protocols.dialects.generate import SglangGenerate, has_beams
 from proxy.protocols.engines.base import (
     ALL,
     BIASES,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.partial_json import PartialObject
 from proxy.protocols.dialects.tool_arguments import (
+    PartialObject,
     SampledCalls,
     call_ids,
     is_same,
@@ -80,16 +80,16 @@ def restored(tool_input, name, sampled):
 )
 def test_unchanged_arguments_get_their_sampled_text(text):
     """Their whitespace is restored, and invalid JSON too."""
-    assert text == restored(orjson.loads(orjson.dumps(parse_arguments(text))), "f", call(text))
+    assert text == restored(orjson.loads(orjson.dumps(parse_arguments(text))), "f", call(text)["function"])
 
 
 def test_arguments_that_the_agent_changed_are_serialized():
     """So are those under another name, and those of unknown calls."""
-    assert '{"a": 2}' == restored({"a": 2}, "f", call('{"a":1}'))
-    assert '{"a": 1}' == restored({"a": 1}, "g", call('{"a":1}'))
+    assert '{"a": 2}' == restored({"a": 2}, "f", call('{"a":1}')["function"])
+    assert '{"a": 1}' == restored({"a": 1}, "g", call('{"a":1}')["function"])
     assert '{"a": 1}' == restored({"a": 1}, "f", None)
-    assert '{"a": 1}' == restored({"a": 1}, "f", {"function": {"name": "f", "arguments": {}}})
-    assert '{"a": 1}' == restored({"a": 1}, "f", {"function": "f"})
+    assert '{"a": 1}' == restored({"a": 1}, "f", {"name": "f", "arguments": {}})
+    assert '{"a": 1}' == restored({"a": 1}, "f", {"name": "f"})
 
 
 def test_tool_calls_keep_their_ids():

@@ -4,6 +4,7 @@ import pytest
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import validation as checked
+from proxy.protocols.dialects.validation import a_text, an_object, at, objects, optional, required, snake_case, texts
 
 VALUES = {"null": None, "a boolean": True, "a number": 1.5, "a string": "x", "a list": [], "an object": {}}
 ACCEPTED = {
@@ -16,7 +17,7 @@ ACCEPTED = {
 }
 
 
-@pytest.mark.parametrize("reading", ACCEPTED, ids=lambda reading: reading.__name__)
+@pytest.mark.parametrize("reading", ACCEPTED, ids=["text", "list", "object", "number", "count", "flag"])
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_value_of_another_type_raises_with_its_path(reading, kind):
     if kind in ACCEPTED[reading]:
@@ -39,3 +40,56 @@ def test_a_value_outside_an_enumeration_raises_with_the_allowed_values():
     assert "b" == checked.one_of("b", "x", ("a", "b"))
     with pytest.raises(UnprocessableRequest, match=r"^x: must be one of a, b, not 'c{64}'$"):
         checked.one_of("c" * 999, "x", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("systemInstruction", "system_instruction"),
+        ("topK", "top_k"),
+        ("parametersJsonSchema", "parameters_json_schema"),
+    ],
+)
+def test_a_field_is_found_by_either_name(name, other):
+    """A null is an absent field."""
+    assert other == snake_case(name)
+    assert (1, name) == at({name: 1}, name) == at({other: 1, name: None}, name)
+    assert (None, f"a.{name}") == at({name: None}, name, "a")
+
+
+def test_a_field_with_both_names_is_rejected():
+    with pytest.raises(UnprocessableRequest, match="a.topK: is present twice, also as top_k"):
+        at({"topK": 1, "top_k": 1}, "topK", "a")
+
+
+def test_an_optional_field_may_be_absent_and_a_required_one_may_not():
+    """Both are checked if they are present."""
+    assert (None, "x") == (optional(a_text, {}, "a"), optional(a_text, {"a": "x"}, "a"))
+    with pytest.raises(UnprocessableRequest, match="b.a: must be a string, not a number"):
+        optional(a_text, {"a": 1}, "a", "b")
+    with pytest.raises(UnprocessableRequest, match="b.a: must be a string, not null"):
+        required(a_text, {}, "a", "b")
+
+
+def test_the_entries_of_a_list_have_its_path():
+    assert [({"a": 1}, "p[0]")] == objects([{"a": 1}], "p")
+    assert ["", "x"] == texts(["", "x"], "p")
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda: optional(checked.a_count, {"a": True}, "a"), "a: must be an integer, not a boolean"),
+        (lambda: optional(checked.a_count, {"a": 1.5}, "a", "b[0]"), "b[0].a: must be an integer, not a number"),
+        (lambda: required(an_object, {"a": None}, "a"), "a: must be an object, not null"),
+        (lambda: objects([{}, []], "a"), "a[1]: must be an object, not a list"),
+        (lambda: texts(["", {}], "a"), "a[1]: must be a string, not an object"),
+        (lambda: objects({}, "a"), "a: must be a list, not an object"),
+    ],
+)
+def test_the_error_names_the_path_the_expected_and_the_actual_type(read, message):
+    with pytest.raises(UnprocessableRequest) as raised:
+        read()
+
+    assert message == raised.value.message
+    assert message.partition(":")[0] == raised.value.param

@@ -49,7 +49,8 @@ async def test_any_sampled_response_is_sent_back_unchanged(fuzz):
         assert whole == ([part for part in parts if part != {"text": ""}] or parts)
         sampled = response["choices"][0]["message"]
         calls = sampled.get("tool_calls") or []
-        earlier = ResolvedReferences(items=dict(zip(call_ids(calls, "01a9", "call"), calls, strict=True)))
+        named = zip(call_ids(calls, "01a9", "call"), calls, strict=True)
+        earlier = ResolvedReferences(calls={name: call["function"] for name, call in named})
         read = GEMINI.read({"contents": sent_back(found)}, TranslationOptions(), earlier)["messages"][1]
         assert (sampled["content"] or "") == (read["content"] or "")
         assert (sampled.get("reasoning") or sampled.get("reasoning_content")) == read.get("reasoning")

@@ -14,7 +14,7 @@ from tests.support.anthropic_events import (
     messages,
     plain,
     response_of,
-    sampled_items,
+    sampled_calls,
     sent_back,
 )
 
@@ -55,7 +55,7 @@ async def test_any_sampled_response_is_sent_back_unchanged(fuzz):
         answer = accumulated(stream)
         assert plain(answer) == plain(MESSAGES.renderer({}, IDENTITY).whole(response))
         sampled = response["choices"][0]["message"]
-        earlier = ResolvedReferences(items=sampled_items(sampled, IDENTITY.step_id))
+        earlier = ResolvedReferences(calls=sampled_calls(sampled, IDENTITY.step_id))
         read = MESSAGES.read({"messages": sent_back(answer)}, TranslationOptions(), earlier)["messages"][1]
         assert sampled["content"] == read["content"]
         assert (sampled.get("reasoning") or sampled.get("reasoning_content")) == read.get("reasoning")

@@ -7,7 +7,6 @@ from tests.support.responses_drawn import EARLIER, IDENTITY, odd_bodies, respons
 
 from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.protocols.dialects.responses import RESPONSES
-from proxy.protocols.dialects.responses.history import call_references, item_references
 from proxy.protocols.dialects.translation import TranslationOptions
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning")]
@@ -23,7 +22,8 @@ async def test_any_body_is_rejected_or_answered(fuzz):
         nonlocal read
         body, ignore = drawn
         before = orjson.dumps(body)
-        assert all(isinstance(name, str) for name in call_references(body) + item_references(body))
+        found = RESPONSES.references(body)
+        assert all(isinstance(name, str) for name in [*found.calls, *found.items])
         try:
             orjson.dumps(RESPONSES.read(body, TranslationOptions(ignore_hosted_tools=ignore), EARLIER))
         except UnprocessableRequest as refusal:

@@ -1,16 +1,15 @@
 """Google's Gemini API, translated to chat.
 
-    paths               models and methods in paths        renderer     a response, whole or streamed
-    request             a request, read as a chat call     candidates   parts, finish reasons, token counts
-    contents            its conversation, as messages      signatures   thought signatures
-    function_responses  results, assigned to their calls   errors       error bodies and statuses
-    media               images, audio, video, texts        models_list  models
-    tools, schemas      functions and their schemas        fields       spellings of Google's JSON
+    paths       models and methods in paths
+    request     a request, read as a chat call: its configuration, functions and schemas
+    contents    its conversation, as messages: media, calls and their results
+    signatures  thought signatures
+    renderer    a response, whole or streamed, and errors
 
 docs/dialects.md lists what neither side can represent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -18,27 +17,21 @@ import orjson
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.base import DialectName, engine_message
 from proxy.protocols.dialects.gemini.contents import call_ids_from
-from proxy.protocols.dialects.gemini.errors import error_for, error_object
-from proxy.protocols.dialects.gemini.renderer import GeminiRenderer
-from proxy.protocols.dialects.gemini.request import read
-from proxy.protocols.dialects.translation import CallIdentity, Json, References, ResolvedReferences, TranslationOptions
+from proxy.protocols.dialects.gemini.renderer import GeminiRenderer, error_for, error_object
+from proxy.protocols.dialects.gemini.request import read, shows_thoughts
+from proxy.protocols.dialects.translation import CallIdentity, Json, References
 
 __all__ = ["GEMINI", "GEMINI_ARRAY", "Gemini"]
-
-_NONE: Final = ResolvedReferences()
 
 
 class Gemini:
     """`generateContent` and `streamGenerateContent`. `is_array`: an error is in an array, as chunks of such a stream are."""
 
     name: DialectName = "gemini"
+    read = staticmethod(read)
 
     def __init__(self, *, is_array: bool = False) -> None:
         self._is_array = is_array
-
-    def read(self, body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences = _NONE) -> Json:
-        """Return the chat body. `resolved.items` are sampled calls of earlier responses, by their rendered ids."""
-        return read(body, options, resolved)
 
     def references(self, body: Mapping[str, Any]) -> References:
         """Return the ids of function calls: the client's copies lack the sampled text of their arguments."""
@@ -46,7 +39,7 @@ class Gemini:
 
     def renderer(self, body: Mapping[str, Any], identity: CallIdentity) -> GeminiRenderer:
         """Return the renderer of the response to this body."""
-        return GeminiRenderer(body, identity)
+        return GeminiRenderer(identity, is_array=body.get("alt") != "sse", shows_thoughts=shows_thoughts(body))
 
     def error(self, error: ProxyError) -> bytes:
         """Return Google's error body."""
@@ -58,6 +51,17 @@ class Gemini:
 
     def _written(self, error: Json) -> bytes:
         return orjson.dumps([error] if self._is_array else error)
+
+    def models(self, entries: Sequence[Mapping[str, Any]]) -> Json:
+        """Return OpenAI's entries of models in Google's format, all on one page (`GET /v1beta/models`)."""
+        return {"models": [self.model(entry) for entry in entries]}
+
+    def model(self, entry: Mapping[str, Any]) -> Json:
+        """Return one model; its limits are those of its context window, if it is known."""
+        name, longest = str(entry.get("id")), entry.get("max_model_len")
+        limits = {"inputTokenLimit": longest, "outputTokenLimit": longest} if type(longest) is int else {}
+        methods = ["generateContent", "countTokens"]
+        return {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": methods, **limits}
 
 
 GEMINI: Final = Gemini()

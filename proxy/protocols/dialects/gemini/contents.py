@@ -1,19 +1,35 @@
-"""Translation of `systemInstruction` and `contents` to chat messages.
+"""Translation of `systemInstruction` and `contents` to chat messages: texts, media, function calls and their results.
 
 Adjacent contents of the model are one message: official SDKs keep each chunk of a stream as a content of its own.
+
+Invariant: a function's result is never assigned to another call than its own. Clients may omit ids: a result without one
+belongs to the next call of its function that has none, as in Google's API.
 """
 
+import binascii
+from base64 import b64decode
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from proxy.protocols.dialects.gemini.fields import at, objects, optional, required, snake_case
-from proxy.protocols.dialects.gemini.function_responses import read_response, tool_messages
-from proxy.protocols.dialects.gemini.media import file_part, inline_part
+from proxy.protocols.dialects.chat_format import chat_call, chat_content
 from proxy.protocols.dialects.gemini.signatures import NONE, read_signature
-from proxy.protocols.dialects.tool_arguments import SampledCalls
+from proxy.protocols.dialects.tool_arguments import SampledCalls, serialize
 from proxy.protocols.dialects.translation import Json
-from proxy.protocols.dialects.validation import a_flag, a_text, an_object, refusal
+from proxy.protocols.dialects.validation import (
+    a_flag,
+    a_text,
+    an_object,
+    at,
+    optional,
+    refusal,
+    required,
+    snake_case,
+)
+from proxy.protocols.dialects.validation import objects as objects_of_list
 
 _ROLES: Final = {None: "user", "user": "user", "function": "user", "model": "model"}
 _KINDS: Final = (
@@ -26,6 +42,11 @@ Parts = list[tuple[Json, str]]
 Content = tuple[str, Parts, str]  # role, parts with their paths, path
 
 
+def objects(value: Any, path: str) -> list[tuple[Json, str]]:
+    """Return the objects of a list, or the one in place of it (as in Google's examples), each with its path."""
+    return objects_of_list([value] if isinstance(value, dict) else value, path)
+
+
 def system_message(body: Mapping[str, Any]) -> list[Json]:
     """Return the system message, if there is one; its texts are separate lines, as vLLM 0.32 joins parts of a content."""
     value = optional(an_object, body, "systemInstruction")
@@ -36,8 +57,8 @@ def system_message(body: Mapping[str, Any]) -> list[Json]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def read_contents(body: Mapping[str, Any], thought: str, sampled: Mapping[str, Json]) -> list[Json]:
-    """Return the chat messages of the contents. `sampled` are earlier calls by id. Raises UnprocessableRequest."""
+def read_contents(body: Mapping[str, Any], thought: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Json]:
+    """Return the chat messages of the contents. `sampled`: functions of earlier calls by id. Raises UnprocessableRequest."""
     contents = [_content(value, path) for value, path in optional(objects, body, "contents") or ()]
     if not contents:
         raise refusal("contents", "must have at least one content")
@@ -107,23 +128,15 @@ def _user_messages(turn: Sequence[Content], calls: Sequence[Json]) -> list[Json]
         chat_parts = []
         for part, path in parts:
             if kind_of(part, path) == "functionResponse":
-                responses.append(
-                    read_response(required(an_object, part, "functionResponse", path), f"{path}.functionResponse")
-                )
+                responses.append(required(read_response, part, "functionResponse", path))
             else:
                 chat_parts.append(_user_part(part, path))
         if chat_parts:
-            messages.append({"role": "user", "content": _chat_content(chat_parts)})
+            left = [part for part in chat_parts if part.get("text") != ""] or chat_parts[:1]
+            messages.append({"role": "user", "content": chat_content(left)})
     if not calls and not responses:
         return messages
     return [*tool_messages(calls, responses, turn[0][2]), *messages]
-
-
-def _chat_content(parts: list[Json]) -> str | list[Json]:
-    """Return chat content: without empty texts, and a single text as a string."""
-    left = [part for part in parts if part.get("text") != ""] or parts[:1]
-    text: str | list[Json] = left[0]["text"] if len(left) == 1 and left[0]["type"] == "text" else left
-    return text
 
 
 def _user_part(part: Json, path: str) -> Json:
@@ -131,9 +144,9 @@ def _user_part(part: Json, path: str) -> Json:
     if kind == "text" and not optional(a_flag, part, "thought", path):
         return {"type": "text", "text": required(a_text, part, "text", path)}
     if kind == "inlineData":
-        return inline_part(required(an_object, part, kind, path), f"{path}.{kind}")
+        return required(inline_part, part, kind, path)
     if kind == "fileData":
-        return file_part(required(an_object, part, kind, path), f"{path}.{kind}")
+        return required(file_part, part, kind, path)
     raise refusal(path, f"{_named(kind)} cannot be translated to chat in a content of the user")
 
 
@@ -181,4 +194,143 @@ def _call(call: Json, unnamed: str, sampled: SampledCalls, path: str) -> Json:
     name = required(a_text, call, "name", path)
     call_id = optional(a_text, call, "id", path) or unnamed
     arguments = sampled.restored(optional(an_object, call, "args", path) or {}, name, call_id, f"{path}.args")
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return chat_call(call_id, name, arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionResponse:
+    """A result. `call_id` is None if the client omits it; `media` are its chat parts."""
+
+    path: str
+    name: str
+    call_id: str | None
+    text: str
+    media: Sequence[Json]
+
+
+def read_response(value: Any, path: str) -> FunctionResponse:
+    """Return a function response. Raises UnprocessableRequest."""
+    an_object(value, path)
+    if optional(a_flag, value, "willContinue", path):
+        raise refusal(f"{path}.willContinue", "results in several parts are not supported")
+    response = optional(an_object, value, "response", path)
+    media = [_media(part, part_path) for part, part_path in optional(objects, value, "parts", path) or ()]
+    return FunctionResponse(
+        path=path,
+        name=required(a_text, value, "name", path),
+        call_id=optional(a_text, value, "id", path) or None,
+        text="" if response is None else _text(response, f"{path}.response"),
+        media=media,
+    )
+
+
+def tool_messages(calls: Sequence[Json], responses: Sequence[FunctionResponse], path: str) -> list[Json]:
+    """Return the tool messages of the calls, in the order of the calls, which templates without ids require.
+
+    Their media are in a user message after them. Raises UnprocessableRequest unless each call has exactly one result.
+    """
+    if len(calls) != len(responses):
+        raise refusal(
+            path,
+            f"the model's turn before has {len(calls)} function calls, and this turn {len(responses)} function responses",
+        )
+    results = _assigned(calls, responses)
+    messages: list[Json] = [
+        {"role": "tool", "tool_call_id": call["id"], "content": results[call["id"]].text} for call in calls
+    ]
+    media = [part for call in calls for part in results[call["id"]].media]
+    return [*messages, {"role": "user", "content": media}] if media else messages
+
+
+def _assigned(calls: Sequence[Json], responses: Sequence[FunctionResponse]) -> dict[str, FunctionResponse]:
+    """Return the results by the ids of their calls. Results with the id of a call are assigned first."""
+    left = {call["id"]: call["function"]["name"] for call in calls}
+    results: dict[str, FunctionResponse] = {}
+    unassigned: list[FunctionResponse] = []
+    for response in responses:
+        if response.call_id in results:
+            raise refusal(f"{response.path}.id", f"{response.call_id[:64]!r} is the id of another function response")
+        if response.call_id is None or response.call_id not in left:
+            unassigned.append(response)
+        elif left.pop(response.call_id) != response.name:
+            raise refusal(f"{response.path}.name", f"is not the name of call {response.call_id[:64]!r}")
+        else:
+            results[response.call_id] = response
+    waiting: dict[str, deque[str]] = {}
+    for call_id, name in left.items():
+        waiting.setdefault(name, deque()).append(call_id)
+    for response in unassigned:
+        results[_next(waiting.get(response.name), response)] = response
+    return results
+
+
+def _next(waiting: deque[str] | None, response: FunctionResponse) -> str:
+    """Return the id of the call that a result without the id of a call belongs to; `waiting` are those of its function."""
+    if not waiting:
+        raise refusal(response.path, f"no call of {response.name[:64]!r} in the turn before is without a result")
+    if response.call_id is not None and len(waiting) > 1:  # an id that belongs to none of them
+        raise refusal(f"{response.path}.id", f"{response.call_id[:64]!r} is not the id of a call in the turn before")
+    return waiting.popleft()
+
+
+def _text(response: Json, path: str) -> str:
+    """Return the text for the model: the value of `output` if it is the only field, as Google documents, else all as JSON."""
+    value: Any = response["output"] if response.keys() == {"output"} else response
+    if isinstance(value, str):
+        return value
+    return serialize(value, path)  # as arguments, which are written as Python's JSON
+
+
+def _media(part: Json, path: str) -> Json:
+    inline = optional(inline_part, part, "inlineData", path)
+    return required(file_part, part, "fileData", path) if inline is None else inline
+
+
+_AUDIO_FORMATS: Final = {"mpeg": "mp3", "mp3": "mp3", "x-wav": "wav", "wave": "wav", "wav": "wav"}
+_GOOGLE: Final = ".googleapis.com"  # of the Files API, whose files an engine cannot read
+
+
+def inline_part(value: Any, path: str) -> Json:
+    """Return data in the request as a chat part; a text is a text part. Raises UnprocessableRequest for other types."""
+    blob = an_object(value, path)
+    kind, subtype = _mime_type(blob, path)
+    # Google's Python SDK writes base64 with the alphabet for URLs, which data URLs and audio do not have.
+    data = required(a_text, blob, "data", path).replace("-", "+").replace("_", "/")
+    if kind == "text":
+        try:
+            return {"type": "text", "text": b64decode(data, validate=True).decode()}
+        except (binascii.Error, ValueError):
+            raise refusal(f"{path}.data", "must be UTF-8 in base64") from None
+    if kind == "audio":
+        return {"type": "input_audio", "input_audio": {"data": data, "format": _AUDIO_FORMATS.get(subtype, subtype)}}
+    return _by_url(kind, f"data:{kind}/{subtype};base64,{data}", path)
+
+
+def file_part(value: Any, path: str) -> Json:
+    """Return a file with a public URL as a chat part. Raises UnprocessableRequest for files that Google stores."""
+    file = an_object(value, path)
+    url = required(a_text, file, "fileUri", path)
+    if not _is_public(url):
+        raise refusal(f"{path}.fileUri", "must be a public URL; files that Google stores are not supported")
+    return _by_url(_mime_type(file, path)[0], url, path)
+
+
+def _is_public(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme in {"http", "https"} and not (parts.hostname or "").endswith(_GOOGLE)
+
+
+def _mime_type(media: Json, path: str) -> tuple[str, str]:
+    kind, _, subtype = required(a_text, media, "mimeType", path).partition(";")[0].strip().lower().partition("/")
+    return kind, subtype
+
+
+def _by_url(kind: str, url: str, path: str) -> Json:
+    if kind not in {"image", "video", "audio"}:
+        raise refusal(
+            f"{path}.mimeType", "must be an image, a video, audio or a text with its data; send other media as text"
+        )
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": url}}

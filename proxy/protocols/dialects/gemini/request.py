@@ -1,25 +1,37 @@
-"""A Gemini request, read as a chat call.
+"""A Gemini request, read as a chat call: its configuration, its functions and their schemas.
 
 Fields without an equivalent in chat (`safetySettings`, `labels`, `serviceTier`, …) are recorded with the client's body, and not
 sent.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
-from proxy.protocols.dialects.gemini.contents import read_contents, system_message
-from proxy.protocols.dialects.gemini.fields import an_integer, at, one_of_names, optional, texts
-from proxy.protocols.dialects.gemini.schemas import json_schema
-from proxy.protocols.dialects.gemini.tools import tools_from
-from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
-from proxy.protocols.dialects.validation import a_flag, a_number, a_text, an_object, refusal
+from proxy.protocols.dialects.chat_format import add_configured, continue_last, passed_fields, schema_format
+from proxy.protocols.dialects.gemini.contents import objects, read_contents, system_message
+from proxy.protocols.dialects.translation import NO_REFERENCES, Json, ResolvedReferences, TranslationOptions
+from proxy.protocols.dialects.validation import (
+    a_count,
+    a_flag,
+    a_list,
+    a_number,
+    a_text,
+    an_object,
+    at,
+    optional,
+    refusal,
+    required,
+    snake_case,
+    texts,
+)
 
-# Engines' own sampling fields are forwarded unchanged: the engine validates them. Google's SDKs add them as `extra_body`.
-PASSED: Final = (
-    "min_p", "typical_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty", "logit_bias", "allowed_token_ids",
-    "bad_words", "use_beam_search", "thinking_token_budget", "structured_outputs", "regex", "ebnf", "json_schema",
-    "structural_tag", "stop_regex", "custom_logit_processor", "chat_template_kwargs",
-)  # fmt: skip
+T = TypeVar("T")
+
+# Sampling fields that are fields of `generationConfig`, or of other objects. Google's SDKs send the others as `extra_body`.
+TRANSLATED: Final = frozenset({
+    "temperature", "top_p", "top_k", "n", "seed", "max_tokens", "max_completion_tokens", "stop", "presence_penalty",
+    "frequency_penalty", "response_format", "tool_choice",
+})  # fmt: skip
 _CONFIG: Final = "generationConfig"
 _NUMBERS: Final = {
     "temperature": "temperature", "topP": "top_p", "presencePenalty": "presence_penalty",
@@ -30,24 +42,30 @@ _STORED: Final = {
     "cachedContent": "contents are not stored; send all of them with each call",
     "continuationToken": "responses are not continued by a token; send the contents of the model instead",
 }
+_LIMIT: Final = 2**63  # of integers in JSON for an engine
 _LEVELS: Final = {
     "THINKING_LEVEL_UNSPECIFIED": None, "MINIMAL": "minimal", "LOW": "low", "MEDIUM": "medium", "HIGH": "high",
     "XHIGH": "xhigh",
 }  # fmt: skip
 
 
-def read(body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences) -> Json:
+def read(body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences = NO_REFERENCES) -> Json:
     """Return the chat body of a request. Raises UnprocessableRequest, naming the field."""
     for name, reason in _STORED.items():
         if at(body, name)[0] is not None:
             raise refusal(name, reason)
     config = optional(an_object, body, _CONFIG) or {}
     chat: Json = {"model": body["model"]} if body.get("model") else {}
-    chat["messages"] = [*system_message(body), *read_contents(body, options.thought, resolved.items)]
-    chat |= {name: body[name] for name in PASSED if body.get(name) is not None}
+    chat["messages"] = [*system_message(body), *read_contents(body, options.thought, resolved.calls)]
+    chat |= passed_fields(body, TRANSLATED)
+    if body.get("chat_template_kwargs") is not None:
+        chat["chat_template_kwargs"] = body["chat_template_kwargs"]
     chat |= {**_sampling(config), **_response_format(config), **_logprobs(config)}
     chat |= tools_from(body, ignore_hosted=options.ignore_hosted_tools)
-    _continue(chat, options.thought)
+    if chat["messages"][-1]["role"] == "assistant":
+        continue_last(chat, options.thought)
+    if not chat["messages"]:
+        raise refusal("contents", "at least one content must have text")
     _set_reasoning(chat, config, options)
     if body.get("stream"):
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -56,22 +74,28 @@ def read(body: Mapping[str, Any], options: TranslationOptions, resolved: Resolve
 
 def shows_thoughts(body: Mapping[str, Any]) -> bool:
     """Return whether the client requests reasoning; Google returns none otherwise."""
-    thinking = _inner(_inner(body, _CONFIG), "thinkingConfig")
+    thinking = optional(an_object, optional(an_object, body, _CONFIG) or {}, "thinkingConfig") or {}
     return at(thinking, "includeThoughts")[0] is True
 
 
-def _inner(value: Mapping[str, Any], name: str) -> Json:
-    found, _ = at(value, name)
-    return found if isinstance(found, dict) else {}
+def an_integer(value: Any, path: str) -> int:
+    """Return the value if it is an integer, also one that is written as a float (`topK: 40.0`)."""
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < _LIMIT
+    return int(value) if is_whole else a_count(value, path)
+
+
+def one_of_names(value: Any, path: str, known: Mapping[str, T]) -> T:
+    """Return what belongs to the name of an enum, which has any case."""
+    name = a_text(value, path).upper()
+    if name not in known:
+        raise refusal(path, f"must be one of {', '.join(known)}, not {name[:64]!r}")
+    return known[name]
 
 
 def _sampling(config: Json) -> Json:
     """Return the sampling fields."""
-    fields: Json = {}
-    for name, field in _NUMBERS.items():
-        fields[field] = optional(a_number, config, name, _CONFIG)
-    for name, field in _INTEGERS.items():
-        fields[field] = optional(an_integer, config, name, _CONFIG)
+    fields: Json = {field: optional(a_number, config, name, _CONFIG) for name, field in _NUMBERS.items()}
+    fields |= {field: optional(an_integer, config, name, _CONFIG) for name, field in _INTEGERS.items()}
     fields["stop"] = optional(texts, config, "stopSequences", _CONFIG) or None
     for modality in optional(texts, config, "responseModalities", _CONFIG) or ():
         if modality.upper() not in {"TEXT", "MODALITY_UNSPECIFIED"}:
@@ -106,28 +130,11 @@ def _response_format(config: Json) -> Json:
         raise refusal(f"{_CONFIG}.responseMimeType", f"must be {known}, not {kind[:64]!r}")
     if schema is None:
         return {"response_format": {"type": "json_object"}}
-    json_format = {"name": "response", "schema": schema, "strict": True}
-    return {"response_format": {"type": "json_schema", "json_schema": json_format}}
-
-
-def _continue(chat: Json, reasoning_field: str) -> None:
-    """Let the model continue the last content if it is the model's and not empty; remove an empty one."""
-    last = chat["messages"][-1]
-    if last["role"] != "assistant":
-        return
-    if last["content"] or last.get(reasoning_field):
-        chat |= {"continue_final_message": True, "add_generation_prompt": False}
-        return
-    chat["messages"] = chat["messages"][:-1]
-    if not chat["messages"]:
-        raise refusal("contents", "at least one content must have text")
+    return schema_format({"name": "response", "schema": schema, "strict": True})
 
 
 def _set_reasoning(chat: Json, config: Json, options: TranslationOptions) -> None:
-    """Set the fields of reasoning: a level is the effort, and a budget of 0 disables reasoning (the effort "none").
-
-    The configured fields are added; fields of the body override them.
-    """
+    """Set the fields of reasoning: a level is the effort, and a budget of 0 disables reasoning (the effort "none")."""
     path = f"{_CONFIG}.thinkingConfig"
     thinking = optional(an_object, config, "thinkingConfig", _CONFIG) or {}
     optional(a_flag, thinking, "includeThoughts", path)
@@ -138,14 +145,173 @@ def _set_reasoning(chat: Json, config: Json, options: TranslationOptions) -> Non
         raise refusal(level_path, "must not be present together with thinkingBudget")
     if effort is None and budget is None:
         return
-    fields: Mapping[str, Any] = options.thinking
     if effort is not None:
-        fields = {**fields, "reasoning_effort": effort}
-    elif budget == 0:
-        fields = {"reasoning_effort": "none", **options.not_thinking}
-    for name, value in fields.items():
-        own = chat.get(name)
-        if isinstance(own, dict) and isinstance(value, Mapping):
-            chat[name] = {**value, **own}
-        elif own is None:
-            chat[name] = value
+        add_configured(chat, {**options.thinking, "reasoning_effort": effort})
+    else:
+        add_configured(chat, {"reasoning_effort": "none", **options.not_thinking} if budget == 0 else options.thinking)
+
+
+_DECLARATIONS: Final = "functionDeclarations"
+_MODES: Final = {"MODE_UNSPECIFIED": "auto", "AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
+
+
+def tools_from(body: Mapping[str, Any], *, ignore_hosted: bool = False) -> Json:
+    """Return the chat fields with the functions and the tool choice. Raises UnprocessableRequest.
+
+    Tools that Google runs are refused, or removed with `ignore_hosted`: neither their results nor their schemas are available.
+    """
+    functions: dict[str, Json] = {}
+    for tool, path in optional(objects, body, "tools") or ():
+        hosted = [
+            name
+            for name, value in tool.items()
+            if value is not None and name not in (_DECLARATIONS, snake_case(_DECLARATIONS))
+        ]
+        if hosted and not ignore_hosted:
+            raise refusal(
+                f"{path}.{hosted[0][:64]}",
+                "is a tool that Google runs, which is not supported; use functionDeclarations, or set "
+                "dialects.ignore_hosted_tools to remove such tools",
+            )
+        for declaration, declared_path in optional(objects, tool, _DECLARATIONS, path) or ():
+            function = _function(declaration, declared_path)
+            if function["name"] in functions:
+                raise refusal(f"{declared_path}.name", f"{function['name'][:64]!r} is declared twice")
+            functions[function["name"]] = function
+    return _chosen(body, functions)
+
+
+def _function(declaration: Json, path: str) -> Json:
+    """Return a declaration as a chat function. Its result's schema is not sent: chat has no field for it."""
+    function: Json = {"name": required(a_text, declaration, "name", path)}
+    description = optional(a_text, declaration, "description", path)
+    if description is not None:
+        function["description"] = description
+    parameters = optional(json_schema, declaration, "parameters", path)
+    plain, plain_path = at(declaration, "parametersJsonSchema", path)
+    if plain is not None:
+        if parameters is not None:
+            raise refusal(plain_path, "must not be present together with parameters")
+        parameters = an_object(plain, plain_path)
+    function["parameters"] = parameters or {"type": "object", "properties": {}}
+    return function
+
+
+def _chosen(body: Mapping[str, Any], functions: Mapping[str, Json]) -> Json:
+    """Return the fields of the tools and the tool choice; without tools, defaults are omitted, since vLLM 0.32 refuses them.
+
+    One allowed function is the tool choice; of several, only these are offered.
+    """
+    config = optional(an_object, body, "toolConfig") or {}
+    path = "toolConfig.functionCallingConfig"
+    calling = optional(an_object, config, "functionCallingConfig", "toolConfig") or {}
+    given, mode_path = at(calling, "mode", path)
+    names = dict.fromkeys(optional(texts, calling, "allowedFunctionNames", path) or ())
+    if names and (not isinstance(given, str) or given.upper() not in {"ANY", "VALIDATED"}):
+        raise refusal(f"{path}.allowedFunctionNames", "may be set only with mode ANY or VALIDATED")
+    for name in names:
+        if name not in functions:
+            raise refusal(f"{path}.allowedFunctionNames", f"{name[:64]!r} is not one of the declared functions")
+    if given is None:
+        return _fields(functions.values(), None)
+    choice: Any = one_of_names(given, mode_path, _MODES)
+    if choice == "required" and not functions:
+        raise refusal(mode_path, "ANY requires functionDeclarations")
+    if choice == "required" and len(names) == 1:
+        return _fields(functions.values(), {"type": "function", "function": {"name": next(iter(names))}})
+    return _fields([function for name, function in functions.items() if not names or name in names], choice)
+
+
+def _fields(functions: Any, choice: Any) -> Json:
+    tools = [{"type": "function", "function": function} for function in functions]
+    if not tools:
+        return {}
+    return {"tools": tools} if choice is None else {"tools": tools, "tool_choice": choice}
+
+
+_MAX_PATH: Final = 200  # characters, of which the names are those of the client
+_COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+
+
+def json_schema(value: Any, path: str) -> Json:
+    """Return one of Google's schemas, an OpenAPI dialect with uppercase types, as JSON Schema.
+
+    Fields that are unknown here are unchanged. Raises UnprocessableRequest.
+    """
+    schema: Json = {}
+    given = {_NAMES.get(name, name): inner for name, inner in an_object(value, path).items() if inner is not None}
+    for name, inner in given.items():
+        if name in _READERS:
+            field, read = _READERS[name]
+            schema[field] = read(inner, _within(path, name))
+        elif name == "example":
+            schema["examples"] = [inner]
+        elif name not in {"nullable", "propertyOrdering"} and (name, inner) != _ENUM_FORMAT:
+            schema[name] = inner
+    if schema.get("type") == "type_unspecified":
+        del schema["type"]
+    if given.get("nullable") is not None and a_flag(given["nullable"], f"{path}.nullable"):
+        _allow_null(schema)
+    if given.get("propertyOrdering") is not None and "properties" in schema:
+        order = texts(given["propertyOrdering"], f"{path}.propertyOrdering")
+        properties = schema["properties"]
+        first = {name: properties[name] for name in order if name in properties}
+        schema["properties"] = {**first, **properties}
+    return schema
+
+
+def _allow_null(schema: Json) -> None:
+    """Add null to the types, the values or the alternatives of a schema."""
+    if isinstance(schema.get("type"), str):
+        schema["type"] = [schema["type"], "null"]
+    if "enum" in schema and None not in schema["enum"]:
+        schema["enum"] = [*schema["enum"], None]
+    if "anyOf" in schema and {"type": "null"} not in schema["anyOf"]:
+        schema["anyOf"] = [*schema["anyOf"], {"type": "null"}]
+
+
+def _type(value: Any, path: str) -> str | list[str]:
+    if isinstance(value, list):  # JSON Schema's own
+        return [name.lower() for name in texts(value, path)]
+    return a_text(value, path).lower()
+
+
+def _schemas(value: Any, path: str) -> list[Json]:
+    return [json_schema(inner, f"{path}[{number}]") for number, inner in enumerate(a_list(value, path))]
+
+
+def _named(value: Any, path: str) -> Json:
+    return {name: json_schema(inner, _within(path, name)) for name, inner in an_object(value, path).items()}
+
+
+def _within(path: str, name: str) -> str:
+    """Return the path of a field; a long one ends where it is long, or the paths of many fields would fill the memory."""
+    return path if len(path) > _MAX_PATH else f"{path}.{name[:_MAX_PATH]}"
+
+
+def _additional(value: Any, path: str) -> Any:
+    return value if isinstance(value, bool) else json_schema(value, path)
+
+
+def _number(value: Any, path: str) -> int:
+    """Return a number, which the JSON of protocol buffers writes as a string."""
+    if type(value) is int or (isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20):
+        return int(value)
+    raise refusal(path, "must be an integer")
+
+
+# By field: the field of JSON Schema and the reader of its value.
+_READERS: Final[Mapping[str, tuple[str, Callable[[Any, str], Any]]]] = {
+    "type": ("type", _type),
+    "properties": ("properties", _named),
+    "items": ("items", json_schema),
+    "anyOf": ("anyOf", _schemas),
+    "enum": ("enum", a_list),
+    "additionalProperties": ("additionalProperties", _additional),
+    "ref": ("$ref", a_text),
+    "defs": ("$defs", _named),
+    "$defs": ("$defs", _named),
+    **{name: (name, _number) for name in _COUNTS},
+}
+_ENUM_FORMAT: Final = ("format", "enum")  # of Google's strings with an `enum`; some grammars refuse unknown formats
+_NAMES: Final = {snake_case(name): name for name in (*_READERS, "propertyOrdering")}

@@ -7,12 +7,21 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, Final
 
+from proxy.protocols.dialects.chat_format import chat_call, chat_content
 from proxy.protocols.dialects.tool_arguments import SampledCalls
 from proxy.protocols.dialects.translation import Json, TranslationOptions
-from proxy.protocols.dialects.validation import a_flag, a_list, a_text, an_object, one_of, refusal
+from proxy.protocols.dialects.validation import a_flag, a_list, a_text, an_object, one_of, optional, refusal, required
+
+Blocks = list[tuple[str, Json]]  # with their paths
+
+# Claude Code's first block of `system` contains a hash of the request, which would make every prompt different. vLLM's own
+# Messages endpoint removes it as well (entrypoints/anthropic/serving.py:371).
+_ATTRIBUTION: Final = "x-anthropic-billing-header"
+_ROLES: Final = ("user", "assistant", "system")
+TOOL_CHANGES: Final = ("tool_addition", "tool_removal")  # blocks of system messages; `request` reads them
 
 
-def blocks_from(content: Any, path: str) -> list[tuple[str, Json]]:
+def blocks_from(content: Any, path: str) -> Blocks:
     """Return the blocks of a message's content, each with its path. A string is one text block."""
     if isinstance(content, str):
         return [(path, {"type": "text", "text": content})]
@@ -21,15 +30,16 @@ def blocks_from(content: Any, path: str) -> list[tuple[str, Json]]:
 
 def parts_from(block: Json, path: str) -> list[Json]:
     """Return the chat message parts of this block."""
-    kind = a_text(block.get("type"), f"{path}.type")
+    kind = required(a_text, block, "type", path)
     if kind == "text":
-        return [_text(a_text(block.get("text"), f"{path}.text"))]
+        return [_text(required(a_text, block, "text", path))]
     if kind == "image":
-        return [_image(an_object(block.get("source"), f"{path}.source"), f"{path}.source")]
+        return [_image(required(an_object, block, "source", path), f"{path}.source")]
     if kind == "document":
         return _document(block, path)
     if kind == "search_result":
-        return _titled(block, ("title", "source"), _all_parts(block.get("content"), f"{path}.content"), path)
+        parts = _all_parts(block.get("content"), f"{path}.content")
+        return [*_headings(block, ("title", "source"), path), *parts]
     raise refusal(f"{path}.type", f"blocks of type {kind[:64]!r} cannot be translated to chat")
 
 
@@ -40,9 +50,8 @@ def tool_result_messages(block: Json, path: str) -> list[Json]:
     it has any. `is_error` has no equivalent in chat.
     """
     parts = [] if block.get("content") is None else _result_parts(block["content"], f"{path}.content")
-    if block.get("is_error") is not None:
-        a_flag(block["is_error"], f"{path}.is_error")
-    message: Json = {"role": "tool", "tool_call_id": a_text(block.get("tool_use_id"), f"{path}.tool_use_id")}
+    optional(a_flag, block, "is_error", path)
+    message: Json = {"role": "tool", "tool_call_id": required(a_text, block, "tool_use_id", path)}
     references = [part for part in parts if part["type"] == "tool_reference"]
     images = [part for part in parts if part["type"] == "image_url"]
     messages = [{**message, "content": "\n".join(part["text"] for part in parts if part["type"] == "text")}]
@@ -50,17 +59,11 @@ def tool_result_messages(block: Json, path: str) -> list[Json]:
     return messages + ([{**message, "content": references}] if references else [])
 
 
-def chat_content(parts: list[Json]) -> str | list[Json]:
-    """Return chat content with these parts: a single text is a string."""
-    text: str | list[Json] = parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
-    return text
-
-
 def _result_parts(content: Any, path: str) -> list[Json]:
     parts: list[Json] = []
     for block_path, block in blocks_from(content, path):
         if block.get("type") == "tool_reference":
-            parts.append({"type": "tool_reference", "name": a_text(block.get("tool_name"), f"{block_path}.tool_name")})
+            parts.append({"type": "tool_reference", "name": required(a_text, block, "tool_name", block_path)})
         else:
             parts += parts_from(block, block_path)
     return parts
@@ -76,48 +79,37 @@ def _text(text: str) -> Json:
 
 def _image(source: Json, path: str) -> Json:
     if one_of(source.get("type"), f"{path}.type", ("base64", "url")) == "url":
-        url = a_text(source.get("url"), f"{path}.url")
+        url = required(a_text, source, "url", path)
     else:
-        kind, data = a_text(source.get("media_type"), f"{path}.media_type"), a_text(source.get("data"), f"{path}.data")
+        kind, data = (required(a_text, source, name, path) for name in ("media_type", "data"))
         url = f"data:{kind};base64,{data}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _document(block: Json, path: str) -> list[Json]:
     """Return the parts of a text document; other documents are refused: engines read no PDF and store no files."""
-    source = an_object(block.get("source"), f"{path}.source")
-    kind = a_text(source.get("type"), f"{path}.source.type")
+    source, source_path = required(an_object, block, "source", path), f"{path}.source"
+    kind = required(a_text, source, "type", source_path)
     if kind == "text":
-        parts = [_text(a_text(source.get("data"), f"{path}.source.data"))]
+        parts = [_text(required(a_text, source, "data", source_path))]
     elif kind == "content":
-        parts = _all_parts(source.get("content"), f"{path}.source.content")
+        parts = _all_parts(source.get("content"), f"{source_path}.content")
     else:
-        raise refusal(f"{path}.source", f"documents of {kind[:64]!r} cannot be translated to chat; send their text")
-    return _titled(block, ("title", "context"), parts, path)
-
-
-def _titled(block: Json, names: tuple[str, ...], parts: list[Json], path: str) -> list[Json]:
-    """Return the parts, preceded by the block's fields with these names."""
-    return [*_headings(block, names, path), *parts]
+        raise refusal(source_path, f"documents of {kind[:64]!r} cannot be translated to chat; send their text")
+    return [*_headings(block, ("title", "context"), path), *parts]
 
 
 def _headings(block: Json, names: tuple[str, ...], path: str) -> Iterator[Json]:
+    """Yield the texts of the fields with these names."""
     for name in names:
-        if block.get(name) is not None:
-            yield _text(a_text(block[name], f"{path}.{name}"))
+        if (text := optional(a_text, block, name, path)) is not None:
+            yield _text(text)
 
 
-Blocks = list[tuple[str, Json]]
-
-# Claude Code's first block of `system` contains a hash of the request, which would make every prompt different. vLLM's own
-# Messages endpoint removes it as well (entrypoints/anthropic/serving.py:371).
-_ATTRIBUTION: Final = "x-anthropic-billing-header"
-_ROLES: Final = ("user", "assistant", "system")
-TOOL_CHANGES: Final = ("tool_addition", "tool_removal")  # blocks of system messages; `tools` reads them
-
-
-def read_conversation(body: Mapping[str, Any], options: TranslationOptions, sampled: Mapping[str, Json]) -> list[Json]:
-    """Return the chat messages of a body. `sampled` are calls of earlier responses by their rendered ids.
+def read_conversation(
+    body: Mapping[str, Any], options: TranslationOptions, sampled: Mapping[str, Mapping[str, Any]]
+) -> list[Json]:
+    """Return the chat messages of a body. `sampled` are the functions of earlier calls by id.
 
     If the engine's template accepts system messages only at the beginning, all of them are merged into one there.
     """
@@ -162,7 +154,7 @@ def _system(blocks: Blocks, joint: str) -> list[Json]:
     texts = []
     for path, block in blocks:
         if one_of(block.get("type"), f"{path}.type", ("text", *TOOL_CHANGES)) == "text":
-            texts.append(a_text(block.get("text"), f"{path}.text"))
+            texts.append(required(a_text, block, "text", path))
     texts = [text for text in texts if text and not text.startswith(_ATTRIBUTION)]
     return [{"role": "system", "content": joint.join(texts)}] if texts else []
 
@@ -185,9 +177,9 @@ def _reply(blocks: Blocks, thought: str, sampled: SampledCalls) -> Json:
     thoughts: list[str] = []
     calls: list[Json] = []
     for path, block in blocks:
-        kind = a_text(block.get("type"), f"{path}.type")
+        kind = required(a_text, block, "type", path)
         if kind == "thinking":
-            thoughts.append(a_text(block.get("thinking"), f"{path}.thinking"))
+            thoughts.append(required(a_text, block, "thinking", path))
         elif kind == "tool_use":
             calls.append(_call(block, path, sampled))
         elif kind not in {"text", "redacted_thinking"}:  # the latter is opaque, and never rendered here
@@ -213,7 +205,7 @@ def _assistant_content(blocks: Blocks) -> str | list[Json] | None:
     for is_text, run in groupby(blocks, lambda entry: entry[1]["type"] == "text"):
         if not is_text:
             continue
-        texts = [a_text(block.get("text"), f"{path}.text") for path, block in run]
+        texts = [required(a_text, block, "text", path) for path, block in run]
         found, texts = True, [text for text in texts if text]
         if parts and texts:
             parts[-1].append(texts[0])
@@ -225,10 +217,9 @@ def _assistant_content(blocks: Blocks) -> str | list[Json] | None:
 
 
 def _call(block: Json, path: str, sampled: SampledCalls) -> Json:
-    name, call_id = a_text(block.get("name"), f"{path}.name"), a_text(block.get("id"), f"{path}.id")
-    tool_input = an_object(block.get("input"), f"{path}.input")
-    arguments = sampled.restored(tool_input, name, call_id, f"{path}.input")
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    name, call_id = (required(a_text, block, field, path) for field in ("name", "id"))
+    tool_input = required(an_object, block, "input", path)
+    return chat_call(call_id, name, sampled.restored(tool_input, name, call_id, f"{path}.input"))
 
 
 def tool_call_ids(body: Mapping[str, Any]) -> frozenset[str]:

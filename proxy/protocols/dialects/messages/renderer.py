@@ -12,13 +12,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-import orjson
-
 from proxy.protocols.dialects.base import engine_message
-from proxy.protocols.dialects.held_pieces import TEXT, HeldPieces, Piece
-from proxy.protocols.dialects.messages.errors import error_object
-from proxy.protocols.dialects.partial_json import PartialObject
-from proxy.protocols.dialects.tool_arguments import call_ids, choose_call_id, parse_arguments
+from proxy.protocols.dialects.chat_format import (
+    TEXT,
+    HeldPieces,
+    Piece,
+    event,
+    first_choice,
+    read_usage,
+    reasoning_of,
+)
+from proxy.protocols.dialects.tool_arguments import PartialObject, call_ids, choose_call_id, parse_arguments
 from proxy.protocols.dialects.translation import CallIdentity, Json
 from proxy.protocols.sse import EVENT_STREAM
 
@@ -45,6 +49,7 @@ class MessagesRenderer:
 
     def __init__(self, identity: CallIdentity, stops: Any) -> None:
         self._identity = identity
+        self._signature = f"sig_{identity.step_id}"  # clients do not send back reasoning without one
         self._stops = stops
         self._started = False
         self._blocks = 0
@@ -56,7 +61,7 @@ class MessagesRenderer:
 
     def whole(self, response: Json) -> Json:
         """Return an unstreamed response."""
-        choice = _first(response)
+        choice = first_choice(response)
         content = list(self._content(choice.get("message") or {}))
         reason, stop = stop_reason_from(choice, self._stops)
         return message(self._identity, content, usage_from(response.get("usage")), reason, stop)
@@ -75,7 +80,7 @@ class MessagesRenderer:
         if error is not None or response is None:
             message = _NO_RESPONSE if error is None else engine_message(error)
             return event("error", error=error_object("api_error", message)["error"])
-        choice, usage = _first(response), usage_from(response.get("usage"))
+        choice, usage = first_choice(response), usage_from(response.get("usage"))
         events = [] if self._started else [self._start(response.get("usage"))]
         events.append(self._held.release())
         for call in self._calls.values():
@@ -90,10 +95,9 @@ class MessagesRenderer:
 
     def _content(self, message: Mapping[str, Any]) -> Iterator[Json]:
         """Yield the blocks of a message. An empty text is a block after all others; a null text is none."""
-        reasoning, content = message.get("reasoning") or message.get("reasoning_content"), message.get("content")
-        if reasoning:
-            yield thinking(reasoning, signature_for(self._identity))
-        if content:
+        if reasoning := reasoning_of(message):
+            yield thinking(reasoning, self._signature)
+        if content := message.get("content"):
             yield text(content)
         calls = message.get("tool_calls") or []
         for call_id, call in zip(call_ids(calls, self._identity.step_id), calls, strict=True):
@@ -111,8 +115,7 @@ class MessagesRenderer:
     def _pieces(self, delta: Mapping[str, Any]) -> list[Piece]:
         """Return the pieces of a delta: reasoning, text, calls."""
         pieces: list[Piece] = []
-        # vLLM 0.32 has the first field, SGLang 0.5.23 and llama.cpp the second
-        if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
+        if reasoning := reasoning_of(delta):
             pieces.append((TEXT, partial(self._add_text, reasoning, "thinking")))
         if content := delta.get("content"):
             pieces.append((TEXT, partial(self._add_text, content, "text")))
@@ -172,18 +175,11 @@ class MessagesRenderer:
     def _close(self) -> Iterator[bytes]:
         """Close the open block."""
         if self._open == "thinking":
-            delta = {"type": "signature_delta", "signature": signature_for(self._identity)}
+            delta = {"type": "signature_delta", "signature": self._signature}
             yield event("content_block_delta", index=self._blocks - 1, delta=delta)
         if self._open is not None:
             yield event("content_block_stop", index=self._blocks - 1)
         self._open = None
-
-
-def _first(response: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first choice; a response that was aborted at its beginning may have none."""
-    choices = response.get("choices") or [{}]
-    first: Mapping[str, Any] = choices[0]
-    return first
 
 
 def message(identity: CallIdentity, content: list[Json], usage: Json, reason: str | None, stop: str | None) -> Json:
@@ -216,19 +212,14 @@ def tool_use(call_id: str, name: str, arguments: Json) -> Json:
     return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
-def signature_for(identity: CallIdentity) -> str:
-    """Return a signature for reasoning: clients do not send back reasoning without one."""
-    return f"sig_{identity.step_id}"
-
-
-def event(kind: str, **fields: object) -> bytes:
-    """Return one event of a stream."""
-    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
+def error_object(kind: str, message: str, **details: Any) -> Json:
+    """Return an error, as in bodies and events."""
+    return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
 
 # By chat's finish reason. `abort`: the engine interrupted the call (its weights change), and the agent may continue from the
 # partial response, as with Anthropic's `pause_turn`. `repetition` (vLLM) is a limit like any other.
-_REASONS = {
+_REASONS: Final = {
     "length": "max_tokens",
     "repetition": "max_tokens",
     "content_filter": "refusal",
@@ -255,23 +246,12 @@ def stop_reason_from(choice: Mapping[str, Any], stops: Any) -> tuple[str, str | 
 
 def usage_from(usage: Any) -> Json:
     """Return the usage in this dialect: `input_tokens` excludes tokens from the engine's prefix cache."""
-    chat_usage = usage if isinstance(usage, Mapping) else {}
-    cached = _count(chat_usage.get("prompt_tokens_details"), "cached_tokens") or 0
-    counts: Json = {
-        "input_tokens": max(0, (_count(chat_usage, "prompt_tokens") or 0) - cached),
+    counts = read_usage(usage)
+    details = {} if counts.reasoning is None else {"output_tokens_details": {"thinking_tokens": counts.reasoning}}
+    return {
+        "input_tokens": max(0, counts.prompt - counts.cached),
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
-        "output_tokens": _count(chat_usage, "completion_tokens") or 0,
+        "cache_read_input_tokens": counts.cached,
+        "output_tokens": counts.completion,
+        **details,
     }
-    reasoning_tokens = _count(chat_usage.get("completion_tokens_details"), "reasoning_tokens")
-    reasoning_tokens = (
-        _count(chat_usage, "reasoning_tokens") if reasoning_tokens is None else reasoning_tokens
-    )  # SGLang 0.5.23
-    if reasoning_tokens is not None:
-        counts["output_tokens_details"] = {"thinking_tokens": reasoning_tokens}
-    return counts
-
-
-def _count(counts: Any, name: str) -> int | None:
-    value = counts.get(name) if isinstance(counts, Mapping) else None
-    return value if type(value) is int else None

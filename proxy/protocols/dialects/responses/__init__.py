@@ -1,11 +1,8 @@
 """OpenAI's Responses API, translated to chat.
 
-    request        a request, read as a chat call      renderer         a response, as events or whole
-    input_items    input items, as chat messages       events           events, and items while they are streamed
-    content_parts  content parts                       response_object  the response object
-    tools          tools and tool choices              item_ids         ids of responses and items
-    history        previous responses and items        errors           errors in OpenAI's format
-    validation     type checks for fields
+    request      a request, read as a chat call        renderer  a response, as events or whole
+    input_items  input items, as chat messages         item_ids  ids of responses and items
+    tools        tools and tool choices                history   previous responses and items
 
 docs/exactness.md lists what it cannot represent.
 """
@@ -13,53 +10,70 @@ docs/exactness.md lists what it cannot represent.
 from collections.abc import Mapping
 from typing import Any, Final
 
+import orjson
+
 from proxy.errors import ProxyError
-from proxy.protocols.dialects.base import DialectName
-from proxy.protocols.dialects.responses.errors import engine_error, error
-from proxy.protocols.dialects.responses.history import call_references, item_references
+from proxy.protocols.dialects.base import DialectName, openai_error
+from proxy.protocols.dialects.responses.input_items import call_ids_from, item_ids_from
 from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
 from proxy.protocols.dialects.responses.request import read
-from proxy.protocols.dialects.translation import (
-    CallIdentity,
-    Json,
-    References,
-    ResolvedReferences,
-    ResponseRenderer,
-    TranslationOptions,
-    Translator,
-)
+from proxy.protocols.dialects.translation import CallIdentity, References, Translator
+from proxy.protocols.lenient_json import NotJson, read_json
+
+# OpenAI's own; another status is an invalid request below 500, else a server error.
+_TYPES: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_MAX_MESSAGE: Final = 2000  # characters of a response in no known error format
 
 
 class Responses:
     """`POST /v1/responses`. See `proxy.protocols.dialects.translation.Translator`."""
 
     name: DialectName = "responses"
-
-    def read(
-        self,
-        body: Mapping[str, Any],
-        options: TranslationOptions,
-        resolved: ResolvedReferences = ResolvedReferences(),  # noqa: B008 - frozen
-    ) -> Json:
-        """Return the chat body."""
-        return read(body, options, resolved)
+    read = staticmethod(read)
 
     def references(self, body: Mapping[str, Any]) -> References:
         """Return the previous response, items by id, and tool calls."""
-        previous = body.get("previous_response_id")
-        return References(previous if isinstance(previous, str) else None, item_references(body), call_references(body))
+        previous, items = body.get("previous_response_id"), body.get("input")
+        previous = previous if isinstance(previous, str) else None
+        return References(previous, item_ids_from(items), call_ids_from(items))
 
-    def renderer(self, body: Mapping[str, Any], identity: CallIdentity) -> ResponseRenderer:
+    def renderer(self, body: Mapping[str, Any], identity: CallIdentity) -> ResponsesRenderer:
         """Return the renderer of the response."""
         return ResponsesRenderer(body, identity)
 
-    def error(self, error_: ProxyError) -> bytes:
+    def error(self, error: ProxyError) -> bytes:
         """Return OpenAI's error body."""
-        return error(error_)
+        return openai_error(error)
 
     def engine_error(self, status: int, text: str) -> bytes:
-        """Return the engine's message in OpenAI's error body."""
-        return engine_error(status, text)
+        """Return the body of an engine's error: its message, param and code. vLLM and llama.cpp nest them, SGLang does not."""
+        fields = _error_fields(text)
+        message, param, code = fields.get("message"), fields.get("param"), fields.get("code")
+        kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        if not isinstance(message, str) or not message:
+            message = text.strip()[:_MAX_MESSAGE] or f"The engine returned status {status} without a message."
+        return orjson.dumps(
+            {
+                "error": {
+                    "message": message,
+                    "type": kind,
+                    "param": param if isinstance(param, str) else None,
+                    "code": code if isinstance(code, str) else None,  # vLLM's and SGLang's repeat the status
+                }
+            }
+        )
+
+
+def _error_fields(text: str) -> dict[str, Any]:
+    """Return the fields of an engine's error; an empty dict if the format is unknown."""
+    try:
+        body, _ = read_json(text.encode("utf-8", "replace"))
+    except NotJson:
+        return {}
+    inner = body.get("error") if isinstance(body, dict) and "error" in body else body
+    if isinstance(inner, str):
+        return {"message": inner}
+    return inner if isinstance(inner, dict) else {}
 
 
 RESPONSES: Final[Translator] = Responses()

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocols.dialects.responses.input_items import call_ids_from, item_ids_from
+from proxy.protocols.dialects.chat_format import REASONING_FIELDS
 from proxy.protocols.dialects.responses.item_ids import CALL, INPUT, item_name
-from proxy.protocols.dialects.responses.renderer import REASONING_FIELDS, ResponsesRenderer
+from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
 from proxy.protocols.dialects.translation import CallIdentity, Json, ResolvedReferences
 
 
@@ -31,8 +31,10 @@ class Sent:
     messages: Sequence[Json]
 
 
-def resolve_references(before: Sent | None, named: Iterable[Turn], calls: Mapping[str, str]) -> ResolvedReferences:
-    """Return the references of a call: messages of the turn before it, items of `named` turns, argument texts by call id.
+def resolve_references(
+    before: Sent | None, named: Iterable[Turn], calls: Mapping[str, Mapping[str, Any]]
+) -> ResolvedReferences:
+    """Return the references of a call: messages of the turn before it, items of `named` turns, sampled functions by call id.
 
     The call continues exactly the messages that were sent for the turn before, and the message it sampled. The instructions
     of a turn do not apply to later ones (https://platform.openai.com/docs/api-reference/responses).
@@ -44,7 +46,7 @@ def resolve_references(before: Sent | None, named: Iterable[Turn], calls: Mappin
     messages: list[Json] = []
     if before is not None:
         messages = [*_without(before.turn.body.get("instructions"), before.messages), sampled(before.turn)]
-    own = {call["id"]: call["function"]["arguments"] for call in _calls(messages)}
+    own = {call["id"]: call["function"] for message in messages for call in message.get("tool_calls") or ()}
     return ResolvedReferences(messages, items, {**calls, **own})
 
 
@@ -91,17 +93,3 @@ def _parts(item: Json) -> Json:
     if item.get("role") == "assistant":
         return {"content": [{"type": "output_text", "text": content, "annotations": []}]}
     return {"content": [{"type": "input_text", "text": content}]}
-
-
-def call_references(body: Mapping[str, Any]) -> list[str]:
-    """Return the ids of calls whose sampled argument text is looked up in the rollout's earlier steps."""
-    return call_ids_from(body.get("input"))
-
-
-def item_references(body: Mapping[str, Any]) -> list[str]:
-    """Return the ids of items that are looked up in earlier responses; each contains its step id (`item_ids.step_of`)."""
-    return item_ids_from(body.get("input"))
-
-
-def _calls(messages: Iterable[Json]) -> list[Json]:
-    return [call for message in messages for call in message.get("tool_calls") or ()]

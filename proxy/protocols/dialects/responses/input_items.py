@@ -1,21 +1,30 @@
-"""Translation of input items to chat messages.
+"""Translation of input items and their content parts to chat messages.
 
 The items of one response (reasoning, a message, calls) are one chat message. Items with an id of TokenTape are assigned by
-that id, others by their order.
+that id, others by their order. Files and images that are referenced by an id are refused: TokenTape stores none.
 
 Invariant: the items of a response, sent back in any order that agents use, are translated to the message that was sampled.
 """
 
+import binascii
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-from proxy.errors import InvalidValue
-from proxy.protocols.dialects.responses.content_parts import read_assistant_content, read_content
+from proxy.errors import BadRequest, InvalidValue
+from proxy.protocols.dialects.chat_format import chat_call, chat_content
 from proxy.protocols.dialects.responses.item_ids import step_of
-from proxy.protocols.dialects.responses.response_object import reasoning_from
 from proxy.protocols.dialects.responses.tools import ADDITIONAL, arguments_for, chat_name, hosted, input_from
-from proxy.protocols.dialects.responses.validation import objects, optional, required, unknown, wrong
 from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
+from proxy.protocols.dialects.validation import (
+    a_text,
+    an_object,
+    objects,
+    optional,
+    required,
+    unknown,
+    wrong,
+)
 from proxy.trajectory.conversations import canonical_json
 
 _WITHOUT_MESSAGE: Final = (ADDITIONAL, "configuration_update")  # settings of the agent; `tools` reads additional tools
@@ -34,13 +43,8 @@ def read_items(value: object, options: TranslationOptions, resolved: ResolvedRef
     """Return the chat messages of `input`. Raises InvalidValue or BadRequest, naming the item."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
-    if not isinstance(value, list):
-        raise wrong("input", "a string or a list of items", value)
     builder = _MessageBuilder(options, resolved)
-    for number, item in enumerate(value):
-        path = f"input[{number}]"
-        if type(item) is not dict:
-            raise wrong(path, "an object", item)
+    for item, path in _objects(value, "input", "items"):
         builder.take(item, path)
     return builder.finish()
 
@@ -114,10 +118,10 @@ class _MessageBuilder:
 
     def take(self, item: Json, path: str) -> None:
         """Translate one item."""
-        kind = optional(item, "type", str, path)
+        kind = optional(a_text, item, "type", path)
         if _is_reference(item):
             item = self._referred(item, path)
-            kind = optional(item, "type", str, path)
+            kind = optional(a_text, item, "type", path)
         kind = kind or "message"
         if kind in _WITHOUT_MESSAGE:
             return
@@ -129,7 +133,7 @@ class _MessageBuilder:
             raise hosted(kind, f"{path}.type")
 
     def _referred(self, item: Json, path: str) -> Json:
-        name = required(item, "id", str, path)
+        name = required(a_text, item, "id", path)
         self._refer(name, path)
         found = self._resolved.items.get(name)
         if found is None:
@@ -145,7 +149,7 @@ class _MessageBuilder:
         self._referred_to.add(name)
 
     def _message(self, item: Json, path: str) -> None:
-        role = required(item, "role", str, path)
+        role = required(a_text, item, "role", path)
         if role not in _ROLES:
             raise unknown(f"{path}.role", role, f"use one of {', '.join(_ROLES)}")
         content = item.get("content")
@@ -153,7 +157,7 @@ class _MessageBuilder:
             self._add({"role": role, "content": read_content(content, f"{path}.content")})
             return
         text, refusal = read_assistant_content(content, f"{path}.content")
-        message = self._assistant("content", optional(item, "id", str, path))
+        message = self._assistant("content", optional(a_text, item, "id", path))
         if text is not None:
             self._add_text(message, "content", text)
         if refusal is not None:
@@ -174,17 +178,16 @@ class _MessageBuilder:
 
     def _agent_message(self, item: Json, path: str) -> None:
         """Add a message between agents of Codex 0.169. Its payload is an argument as it was sampled, not encrypted."""
-        parts = objects(required(item, "content", list, path), f"{path}.content")
         texts = [
-            {"type": "text", "text": required(part, "encrypted_content", str, f"{path}.content[{number}]")}
+            {"type": "text", "text": required(a_text, part, "encrypted_content", part_path)}
             if part.get("type") == "encrypted_content"
             else part
-            for number, part in enumerate(parts)
+            for part, part_path in required(objects, item, "content", path)
         ]
         self._add({"role": "user", "content": read_content(texts, f"{path}.content")})
 
     def _reasoning(self, item: Json, path: str) -> None:
-        name = optional(item, "id", str, path)
+        name = optional(a_text, item, "id", path)
         reasoning = reasoning_from(item, path)
         # OpenAI stores the text, so LangChain 1.7 sends the id only.
         if reasoning is None and name is not None and name in self._resolved.items:
@@ -195,19 +198,19 @@ class _MessageBuilder:
         self._add_text(self._assistant(self._options.thought, name), self._options.thought, reasoning)
 
     def _call(self, item: Json, path: str) -> None:
-        call_id = required(item, "call_id", str, path)
-        name = chat_name(required(item, "name", str, path), optional(item, "namespace", str, path))
-        sampled = self._resolved.calls.get(call_id)
+        call_id = required(a_text, item, "call_id", path)
+        name = chat_name(required(a_text, item, "name", path), optional(a_text, item, "namespace", path))
+        function = self._resolved.calls.get(call_id, {})
+        sampled = text if isinstance(text := function.get("arguments"), str) else None
         if item.get("type") == "function_call":
-            arguments = self._restored(call_id, sampled, required(item, "arguments", str, path))
+            arguments = self._restored(call_id, sampled, required(a_text, item, "arguments", path))
         else:
-            text = required(item, "input", str, path)
+            text = required(a_text, item, "input", path)
             if sampled is not None and call_id not in self._inputs:
                 self._inputs[call_id] = input_from(sampled)
             arguments = sampled if sampled is not None and self._inputs[call_id] == text else arguments_for(text)
-        message = self._assistant("tool_calls", optional(item, "id", str, path))
-        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        message.setdefault("tool_calls", []).append(call)
+        message = self._assistant("tool_calls", optional(a_text, item, "id", path))
+        message.setdefault("tool_calls", []).append(chat_call(call_id, name, arguments))
 
     def _restored(self, call_id: str, sampled: str | None, received: str) -> str:
         """Return the sampled argument text if the agent's is the same JSON value, else the agent's.
@@ -221,7 +224,7 @@ class _MessageBuilder:
         return sampled if self._canonical[call_id] == canonical_json(received) else received
 
     def _output(self, item: Json, path: str) -> None:
-        call_id = required(item, "call_id", str, path)
+        call_id = required(a_text, item, "call_id", path)
         output = read_content(item.get("output"), f"{path}.output")
         self._add({"role": "tool", "tool_call_id": call_id, "content": output})
 
@@ -252,3 +255,131 @@ class _MessageBuilder:
         if None not in (step, self._open_step):
             return step != self._open_step
         return field != "tool_calls" and self._open["content"] is not None and "tool_calls" not in self._open
+
+
+Content: TypeAlias = str | list[Json]
+
+_TEXTS: Final = ("input_text", "output_text", "text")
+_DETAILS: Final = ("auto", "low", "high")  # those that chat also has
+_KNOWN: Final = "use input_text, input_image, input_file, input_audio, output_text or refusal"
+
+
+def _objects(value: object, path: str, entries: str) -> list[tuple[Json, str]]:
+    if not isinstance(value, list):
+        raise wrong(path, f"a string or a list of {entries}", value)
+    return objects(value, path)
+
+
+def read_content(value: object, path: str) -> Content:
+    """Return the chat content of a user, system or tool message. A single text is a string, as chat's clients send it."""
+    if isinstance(value, str):
+        return value
+    return chat_content([_part(part, part_path) for part, part_path in _objects(value, path, "parts")])
+
+
+def read_assistant_content(value: object, path: str) -> tuple[str | None, str | None]:
+    """Return the text and the refusal of an assistant message; None if it has no part of the kind."""
+    if isinstance(value, str):
+        return value, None
+    texts: dict[str, list[str]] = {"text": [], "refusal": []}
+    for part, part_path in _objects(value, path, "parts"):
+        kind = required(a_text, part, "type", part_path)
+        if kind not in {*_TEXTS, "refusal"}:
+            raise unknown(f"{part_path}.type", kind, "use output_text or refusal")
+        field = "refusal" if kind == "refusal" else "text"
+        texts[field].append(required(a_text, part, field, part_path))
+    text, refusal = ("".join(pieces) if pieces else None for pieces in texts.values())
+    return text, refusal
+
+
+def _part(part: Json, path: str) -> Json:
+    """Return one part in chat's format."""
+    kind = required(a_text, part, "type", path)
+    if kind in _TEXTS:
+        return {"type": "text", "text": required(a_text, part, "text", path)}
+    if kind == "input_image":
+        return _image(part, path)
+    if kind == "input_file":
+        return _file(part, path)
+    if kind == "input_audio":
+        audio = required(an_object, part, "input_audio", path)
+        part_path = f"{path}.input_audio"
+        fields = {name: required(a_text, audio, name, part_path) for name in ("data", "format")}
+        return {"type": "input_audio", "input_audio": fields}
+    raise unknown(f"{path}.type", kind, _KNOWN)
+
+
+def _image(part: Json, path: str) -> Json:
+    url = optional(a_text, part, "image_url", path)
+    if url is None:
+        raise _not_stored(path, "image_url")
+    detail = optional(a_text, part, "detail", path)
+    return {"type": "image_url", "image_url": {"url": url} | ({"detail": detail} if detail in _DETAILS else {})}
+
+
+def _file(part: Json, path: str) -> Json:
+    """Return a text file as text, since engines read no files; another file in chat's format, for the engine to validate."""
+    content = optional(a_text, part, "file_data", path)
+    if content is None:
+        raise _not_stored(path, "file_data")
+    name = optional(a_text, part, "filename", path)
+    text = _text_in(content)
+    if text is not None:
+        return {"type": "text", "text": text}
+    fields: dict[str, Any] = {"file_data": content}
+    return {"type": "file", "file": fields if name is None else {**fields, "filename": name}}
+
+
+def _text_in(content: str) -> str | None:
+    """Return the text of a data URL with a text type and UTF-8 content; None for another."""
+    head, found, coded = content.partition(";base64,")
+    if not found or not head.startswith("data:text/"):
+        return None
+    try:
+        return b64decode(coded, validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _not_stored(path: str, field: str) -> BadRequest:
+    return BadRequest(f"{path} must have {field}; files by id or URL are not supported.", param=path)
+
+
+_SEAL: Final = "tokentape-1."
+
+
+def seal(reasoning: str) -> str:
+    """Return reasoning as opaque text for the client."""
+    return _SEAL + b64encode(reasoning.encode()).decode()
+
+
+def unseal(sealed: str) -> str | None:
+    """Return the reasoning in a sealed text; None if TokenTape did not seal it."""
+    if not sealed.startswith(_SEAL):
+        return None
+    try:
+        return b64decode(sealed[len(_SEAL) :], validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
+
+
+def reasoning_from(item: Json, path: str) -> str | None:
+    """Return an item's reasoning: its text, else its sealed text, else its summary; None if it has none of these."""
+    texts = _texts(item, "content", {"reasoning_text", "text"}, path)
+    summary = _texts(item, "summary", {"summary_text"}, path)
+    sealed = optional(a_text, item, "encrypted_content", path)
+    if texts:
+        return "".join(texts)
+    opened = None if sealed is None else unseal(sealed)
+    return opened if opened is not None else "\n\n".join(summary) or None
+
+
+def _texts(item: Json, name: str, kinds: set[str], path: str) -> list[str]:
+    """Return the texts of a list of parts."""
+    texts = []
+    for part, part_path in optional(objects, item, name, path) or ():
+        kind = required(a_text, part, "type", part_path)
+        if kind not in kinds:
+            raise unknown(f"{part_path}.type", kind, f"use {' or '.join(sorted(kinds))}")
+        texts.append(required(a_text, part, "text", part_path))
+    return texts

@@ -1,4 +1,4 @@
-"""A chat response, rendered in the format of Responses: whole, or as events.
+"""A chat response, rendered in the format of Responses: whole, or as numbered events.
 
 One item is open at a time, as at OpenAI: Agno 3.1 loses a call that is open while another begins, and LangChain 1.7 treats a
 later piece of a text as a new item. Reasoning and text end where another item begins; a call ends with the response, and what
@@ -8,30 +8,270 @@ Invariant: the whole response equals the one in the stream's last event, however
 to reasoning or text after another item, that is an item of its own in the stream.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import orjson
 
-from proxy.protocols.dialects.held_pieces import TEXT, HeldPieces, Piece
+from proxy.protocols.dialects.chat_format import TEXT, HeldPieces, Piece, event, read_usage, reasoning_of
 from proxy.protocols.dialects.responses import item_ids as names
-from proxy.protocols.dialects.responses.events import CallItem, Events, TextItem
-from proxy.protocols.dialects.responses.request import LOGPROBS, included
-from proxy.protocols.dialects.responses.response_object import (
-    ENCRYPTED,
-    Status,
-    ending,
-    failure,
-    logprob_entries,
-    make_response,
-    seal,
-)
-from proxy.protocols.dialects.responses.tools import read_tools
+from proxy.protocols.dialects.responses.input_items import seal
+from proxy.protocols.dialects.responses.request import ENCRYPTED, LOGPROBS, included
+from proxy.protocols.dialects.responses.tools import FreeformReader, Tool, read_tools
 from proxy.protocols.dialects.translation import CallIdentity, Json
 from proxy.protocols.sse import EVENT_STREAM
 
-REASONING_FIELDS = ("reasoning", "reasoning_content")  # of chat messages; an engine with both repeats the same text
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+# By the chat choice's finish reason; with any other reason the response is completed.
+_INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter", "repetition": None}
+_BROKEN: Final = {"abort": "The engine aborted the response.", "error": "The engine failed during the response."}
+
+
+def ending(finish_reason: object) -> tuple[Status, Json]:
+    """Return the status of a response, and the fields with the reason if it is not completed."""
+    if finish_reason in _INCOMPLETE:
+        return "incomplete", {"incomplete_details": {"reason": _INCOMPLETE[str(finish_reason)]}}
+    if finish_reason in _BROKEN:
+        return "failed", failure(_BROKEN[str(finish_reason)])
+    return "completed", {}
+
+
+def failure(message: str) -> Json:
+    """Return the error field of a failed response."""
+    return {"error": {"code": "server_error", "message": message}}
+
+
+def make_response(
+    body: Mapping[str, Any],
+    identity: CallIdentity,
+    *,
+    status: Status = "in_progress",
+    output: Sequence[Json] = (),
+    usage: object = None,
+    reason: Mapping[str, Any] | None = None,
+) -> Json:
+    """Return a response object. Fields of the client that TokenTape does not use are repeated unchanged."""
+    text = body.get("text")
+    return {
+        "id": names.response_name(identity.step_id, identity.rollout_id),
+        "object": "response",
+        "created_at": identity.created_s,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "max_tool_calls": body.get("max_tool_calls"),
+        "metadata": body.get("metadata") or {},
+        "model": identity.model,
+        "output": list(output),
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "previous_response_id": body.get("previous_response_id"),
+        "prompt_cache_key": body.get("prompt_cache_key"),
+        "reasoning": {name: (body.get("reasoning") or {}).get(name) for name in ("effort", "summary")},
+        "safety_identifier": body.get("safety_identifier"),
+        "store": body.get("store") is not False,
+        "temperature": body.get("temperature"),
+        "text": text if text and text.get("format") else {**(text or {}), "format": {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": [_tool(tool) for tool in body.get("tools") or ()],
+        "top_logprobs": body.get("top_logprobs") or 0,
+        "top_p": body.get("top_p"),
+        "truncation": body.get("truncation") or "disabled",
+        "usage": usage_from(usage),
+        "user": body.get("user"),
+        **(reason or {}),
+    }
+
+
+def _tool(tool: Json) -> Json:
+    """Return a tool as it was sent, with the fields that are optional in requests and required in responses."""
+    return {"parameters": None, "strict": None, **tool} if tool.get("type") == "function" else tool
+
+
+def usage_from(usage: object) -> Json | None:
+    """Return the usage in this dialect, from chat's."""
+    if not isinstance(usage, dict):
+        return None
+    counts = read_usage(usage)
+    return {
+        "input_tokens": counts.prompt,
+        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
+        "output_tokens": counts.completion,
+        "output_tokens_details": {"reasoning_tokens": counts.reasoning or 0},
+        "total_tokens": counts.prompt + counts.completion,
+    }
+
+
+def logprob_entries(logprobs: object) -> list[Json]:
+    """Return chat's logprobs in the format of Responses: without ids, and always with bytes."""
+    entries = logprobs.get("content") if isinstance(logprobs, dict) else None
+    return [
+        {**_logprob(entry), "top_logprobs": [_logprob(other) for other in entry.get("top_logprobs") or ()]}
+        for entry in entries or ()
+        if "logprob" in entry  # llama.cpp returns probabilities instead with `post_sampling_probs`
+    ]
+
+
+def _logprob(entry: Json) -> Json:
+    token = entry["token"]
+    own = entry.get("bytes")
+    return {"token": token, "bytes": list(token.encode()) if own is None else own, "logprob": entry["logprob"]}
+
+
+PartKind = Literal["output_text", "refusal", "reasoning_text"]
+
+_FIELD: Final = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text"}
+
+
+class Events:
+    """Writes the events of one stream."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def write(self, kind: str, **fields: Any) -> bytes:
+        """Return one event with the next number."""
+        self._number += 1
+        return event(kind, sequence_number=self._number - 1, **fields)
+
+
+class _Part:
+    """A content part while it is streamed."""
+
+    __slots__ = ("index", "kind", "logprobs", "pieces")
+
+    def __init__(self, kind: PartKind, index: int) -> None:
+        self.kind = kind
+        self.index = index
+        self.pieces: list[str] = []
+        self.logprobs: list[Json] = []
+
+    def text(self) -> Json:
+        """Return the text so far, under the field name of the part's type."""
+        return {_FIELD[self.kind]: "".join(self.pieces)}
+
+    def to_json(self) -> Json:
+        """Return the part as JSON."""
+        notes = {"annotations": [], "logprobs": list(self.logprobs)} if self.kind == "output_text" else {}
+        return {"type": self.kind, **self.text(), **notes}
+
+    def logprobs_field(self, entries: Sequence[Json]) -> Json:
+        """Return the field `logprobs` for events of texts, and nothing for others."""
+        return {"logprobs": list(entries)} if self.kind == "output_text" else {}
+
+
+class TextItem:
+    """A message or a reasoning item: parts with one text each. `fields` are the other fields of its JSON."""
+
+    def __init__(self, events: Events, name: str, index: int, fields: Mapping[str, Any]) -> None:
+        self._events = events
+        self._name = name
+        self._index = index
+        self._fields = dict(fields)
+        self._parts: dict[PartKind, _Part] = {}
+
+    def begin(self) -> bytes:
+        """Return its first event."""
+        return self._events.write(
+            "response.output_item.added", output_index=self._index, item=self.to_json("in_progress")
+        )
+
+    def append(self, kind: PartKind, piece: str, logprobs: Sequence[Json] = ()) -> bytes:
+        """Return the events of a piece of a part; the first piece begins the part, an empty one adds no text."""
+        events, part = b"", self._parts.get(kind)
+        if part is None:
+            part = self._parts[kind] = _Part(kind, len(self._parts))
+            events = self._event("response.content_part.added", part, part=part.to_json())
+        part.logprobs.extend(logprobs)
+        if piece:
+            part.pieces.append(piece)
+            events += self._event(f"response.{kind}.delta", part, delta=piece, **part.logprobs_field(logprobs))
+        return events
+
+    def add_logprobs(self, logprobs: Sequence[Json]) -> None:
+        """Add logprobs of tokens without text."""
+        if (part := self._parts.get("output_text")) is not None:
+            part.logprobs.extend(logprobs)
+
+    def text_of(self, kind: PartKind) -> str:
+        """Return a part's text so far."""
+        return "".join(self._parts[kind].pieces) if kind in self._parts else ""
+
+    def end(self, status: Status, **fields: Any) -> bytes:
+        """Return its last events, and those of its parts; `fields` are those that are only known at the end."""
+        self._fields |= fields
+        events = []
+        for part in self._parts.values():
+            logprobs = part.logprobs_field(part.logprobs)
+            events.append(self._event(f"response.{part.kind}.done", part, **part.text(), **logprobs))
+            events.append(self._event("response.content_part.done", part, part=part.to_json()))
+        done = self._events.write("response.output_item.done", output_index=self._index, item=self.to_json(status))
+        return b"".join([*events, done])
+
+    def to_json(self, status: Status) -> Json:
+        """Return the item as JSON, with its content so far."""
+        content = [part.to_json() for part in self._parts.values()]
+        return {"id": self._name, **self._fields, "content": content, "status": status}
+
+    def _event(self, event: str, of: _Part, /, **fields: Any) -> bytes:
+        ids = {"item_id": self._name, "output_index": self._index, "content_index": of.index}
+        return self._events.write(event, **ids, **fields)
+
+
+class CallItem:
+    """A call of a function or a custom tool. Argument text is streamed as sampled; a custom tool's input is read from it."""
+
+    def __init__(self, events: Events, name: str, index: int, tool: Tool, call_id: str) -> None:
+        self._events = events
+        self._name = name
+        self._index = index
+        self._reader = FreeformReader() if tool.kind == "custom" else None
+        self._field = "arguments" if self._reader is None else "input"
+        self._event_name = "function_call_arguments" if self._reader is None else "custom_tool_call_input"
+        namespace = {} if tool.namespace is None else {"namespace": tool.namespace}
+        kind = "function_call" if self._reader is None else "custom_tool_call"
+        self._fields = {"type": kind, "call_id": call_id, "name": tool.name, **namespace}
+        self._pieces: list[str] = []
+
+    def begin(self) -> bytes:
+        """Return its first event."""
+        return self._events.write(
+            "response.output_item.added", output_index=self._index, item=self.to_json("in_progress")
+        )
+
+    def append(self, arguments: str) -> bytes:
+        """Return the events of a piece of the argument text."""
+        return self._append(arguments if self._reader is None else self._reader.feed(arguments))
+
+    def end(self, status: Status) -> bytes:
+        """Return its last events."""
+        events = b"" if self._reader is None else self._append(self._reader.end())
+        whole = {self._field: "".join(self._pieces)}
+        events += self._event("done", **whole)
+        done = self._events.write("response.output_item.done", output_index=self._index, item=self.to_json(status))
+        return events + done
+
+    def to_json(self, status: Status) -> Json:
+        """Return the item as JSON. Custom calls have no status."""
+        status_field = {"status": status} if self._reader is None else {}
+        return {"id": self._name, **self._fields, self._field: "".join(self._pieces), **status_field}
+
+    def _append(self, piece: str) -> bytes:
+        if not piece:
+            return b""
+        self._pieces.append(piece)
+        return self._event("delta", delta=piece)
+
+    def _event(self, stage: str, **fields: Any) -> bytes:
+        ids = {"item_id": self._name, "output_index": self._index}
+        return self._events.write(f"response.{self._event_name}.{stage}", **ids, **fields)
+
 
 _ENDED_EARLY = "The engine's response ended early."
 
@@ -110,8 +350,7 @@ class ResponsesRenderer:
 
     def _pieces(self, delta: Json) -> Iterator[Piece]:
         """Yield the pieces of a delta."""
-        reasoning = next((delta[name] for name in REASONING_FIELDS if delta.get(name)), None)
-        if isinstance(reasoning, str):
+        if isinstance(reasoning := reasoning_of(delta), str):
             yield TEXT, partial(self._add_reasoning, reasoning)
         if isinstance(content := delta.get("content"), str) and content:
             yield TEXT, partial(self._add_content, "output_text", content)

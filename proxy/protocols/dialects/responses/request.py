@@ -7,29 +7,33 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any, Final
 
+from proxy.errors import BadRequest
+from proxy.protocols.dialects.chat_format import CONTINUES, add_configured, passed_fields, schema_format
 from proxy.protocols.dialects.responses.input_items import is_unfinished, read_items
 from proxy.protocols.dialects.responses.tools import choose, read_tools
-from proxy.protocols.dialects.responses.validation import optional, refused, required, strings, unknown
-from proxy.protocols.dialects.translation import Json, ResolvedReferences, TranslationOptions
+from proxy.protocols.dialects.translation import NO_REFERENCES, Json, ResolvedReferences, TranslationOptions
+from proxy.protocols.dialects.validation import (
+    a_count,
+    a_flag,
+    a_number,
+    a_text,
+    an_object,
+    optional,
+    required,
+    texts,
+    unknown,
+)
 
-LOGPROBS: Final = "message.output_text.logprobs"  # the value of `include` that requests them
+# Values of `include` that request them.
+LOGPROBS: Final = "message.output_text.logprobs"
+ENCRYPTED: Final = "reasoning.encrypted_content"
 
-# Engines' own sampling fields are forwarded unchanged (a test compares them with proxy.protocols.sampling).
-PASSED: Final = frozenset({
-    "temperature", "top_p", "top_k", "min_p", "typical_p", "seed", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
-    "use_beam_search", "thinking_token_budget", "structured_outputs", "regex", "ebnf", "json_schema", "structural_tag",
-    "stop_regex", "custom_logit_processor",
-})  # fmt: skip
-
+# Sampling fields with another name or another form here.
+TRANSLATED: Final = frozenset({"n", "max_tokens", "max_completion_tokens", "response_format", "tool_choice"})
 _TEMPLATE: Final = "chat_template_kwargs"
 
 
-def read(
-    body: Mapping[str, Any],
-    options: TranslationOptions,
-    resolved: ResolvedReferences = ResolvedReferences(),  # noqa: B008 - frozen
-) -> Json:
+def read(body: Mapping[str, Any], options: TranslationOptions, resolved: ResolvedReferences = NO_REFERENCES) -> Json:
     """Return the chat body.
 
     Raises:
@@ -39,47 +43,50 @@ def read(
     _refuse(body)
     tools = read_tools(body, ignore_hosted=options.ignore_hosted_tools)
     chat: Json = {"messages": _messages(body, options, resolved)}
-    if (model := optional(body, "model", str)) is not None:
+    if (model := optional(a_text, body, "model")) is not None:
         chat["model"] = model
-    chat |= {name: body[name] for name in body if name in PASSED and body[name] is not None}
     for name in ("temperature", "top_p"):
-        optional(body, name, float)
-    if (bound := optional(body, "max_output_tokens", int)) is not None:
+        optional(a_number, body, name)
+    chat |= passed_fields(body, TRANSLATED)
+    if (bound := optional(a_count, body, "max_output_tokens")) is not None:
         chat["max_tokens"] = bound
-    if optional(body, "stream", bool):
+    if optional(a_flag, body, "stream"):
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
     if is_unfinished(body.get("input"), chat["messages"], options.thought):
-        chat |= {"continue_final_message": True, "add_generation_prompt": False}
+        chat |= CONTINUES
     chat |= choose(body, tools, ignore_hosted=options.ignore_hosted_tools)
-    return chat | _logprobs(body) | _format(body) | _reasoning(body, options)
+    chat |= _logprobs(body) | _format(body)
+    _set_reasoning(chat, body, options)
+    return chat
 
 
 def included(body: Mapping[str, Any]) -> frozenset[str]:
     """Return the values of `include`."""
-    return frozenset(strings(optional(body, "include", list) or [], "include"))
+    return frozenset(optional(texts, body, "include") or ())
 
 
 def _refuse(body: Mapping[str, Any]) -> None:
     """Refuse unsupported features, and wrong types of fields that are not sent."""
-    if optional(body, "background", bool):
-        raise refused("background", "`background` is not supported: the response is returned by the call; remove it")
+    if optional(a_flag, body, "background"):
+        raise BadRequest(
+            "`background` is not supported: the response is returned by the call; remove it", param="background"
+        )
     if body.get("conversation") is not None:
-        raise refused(
-            "conversation",
+        raise BadRequest(
             "`conversation` is not supported: set `previous_response_id`, or send the items of the previous response",
+            param="conversation",
         )
     if body.get("prompt") is not None:
-        raise refused(
-            "prompt",
+        raise BadRequest(
             "`prompt` is not supported: OpenAI stores these templates; send `instructions` and `input` instead",
+            param="prompt",
         )
-    metadata = optional(body, "metadata", dict) or {}
-    strings(list(metadata.values()), "metadata")
+    texts(list((optional(an_object, body, "metadata") or {}).values()), "metadata")
     for name in ("previous_response_id", "prompt_cache_key", "safety_identifier", "user"):
-        optional(body, name, str)
-    optional(body, "store", bool)
-    optional(body, "max_tool_calls", int)
-    truncation = optional(body, "truncation", str)
+        optional(a_text, body, name)
+    optional(a_flag, body, "store")
+    optional(a_count, body, "max_tool_calls")
+    truncation = optional(a_text, body, "truncation")
     if truncation not in {None, "auto", "disabled"}:
         raise unknown("truncation", str(truncation), "use auto or disabled")
 
@@ -91,7 +98,7 @@ def _messages(body: Mapping[str, Any], options: TranslationOptions, resolved: Re
     them, vLLM 0.32 merges all developer and system messages into one (renderers/hf.py:531). For other engines, developer
     messages become system messages, and those at the beginning are merged: many templates accept only one, and only there.
     """
-    instructions = optional(body, "instructions", str)
+    instructions = optional(a_text, body, "instructions")
     first = [{"role": "system", "content": instructions}] if instructions else []
     messages = [*first, *resolved.messages, *read_items(body.get("input"), options, resolved)]
     if options.has_developers:
@@ -116,17 +123,17 @@ def _texts(content: str | list[Json]) -> list[str] | None:
 
 def _logprobs(body: Mapping[str, Any]) -> Json:
     """Return the fields of logprobs: `include` requests them, `top_logprobs` is the number of alternatives."""
-    count = optional(body, "top_logprobs", int)
+    count = optional(a_count, body, "top_logprobs")
     return {"logprobs": True, "top_logprobs": count or 0} if LOGPROBS in included(body) else {}
 
 
 def _format(body: Mapping[str, Any]) -> Json:
     """Return `response_format` of `text.format`; chat nests the schema one level deeper."""
-    text_format = optional(optional(body, "text", dict) or {}, "format", dict, "text")
+    text_format = optional(an_object, optional(an_object, body, "text") or {}, "format", "text")
     if text_format is None:
         return {}
     path = "text.format"
-    kind = required(text_format, "type", str, path)
+    kind = required(a_text, text_format, "type", path)
     if kind == "text":
         return {}
     if kind == "json_object":
@@ -134,26 +141,22 @@ def _format(body: Mapping[str, Any]) -> Json:
     if kind != "json_schema":
         raise unknown(f"{path}.type", kind, "use text, json_object or json_schema")
     fields = {
-        "name": required(text_format, "name", str, path),
-        "description": optional(text_format, "description", str, path),
-        "schema": required(text_format, "schema", dict, path),
-        "strict": optional(text_format, "strict", bool, path),
+        "name": required(a_text, text_format, "name", path),
+        "description": optional(a_text, text_format, "description", path),
+        "schema": required(an_object, text_format, "schema", path),
+        "strict": optional(a_flag, text_format, "strict", path),
     }
-    schema = {name: value for name, value in fields.items() if value is not None}
-    return {"response_format": {"type": kind, "json_schema": schema}}
+    return schema_format({name: value for name, value in fields.items() if value is not None})
 
 
-def _reasoning(body: Mapping[str, Any], options: TranslationOptions) -> Json:
-    """Return the fields of reasoning: the client's effort, and the configured fields; the client's template fields win."""
-    template = optional(body, _TEMPLATE, dict)
-    own: Json = {} if template is None else {_TEMPLATE: template}
-    reasoning = optional(body, "reasoning", dict) or {}
-    optional(reasoning, "summary", str, "reasoning")
-    effort = optional(reasoning, "effort", str, "reasoning")
-    if effort is None:
-        return own
-    # Engines accept the same values (vLLM 0.32.0: chat_completion/protocol.py:252; SGLang: openai/protocol.py).
-    fields: Json = {"reasoning_effort": effort, **(options.not_thinking if effort == "none" else options.thinking)}
-    if isinstance(fields.get(_TEMPLATE), Mapping) and template is not None:
-        own = {_TEMPLATE: {**fields[_TEMPLATE], **template}}
-    return fields | own
+def _set_reasoning(chat: Json, body: Mapping[str, Any], options: TranslationOptions) -> None:
+    """Set the fields of reasoning: the client's effort, and the configured fields; the client's template fields win."""
+    if (template := optional(an_object, body, _TEMPLATE)) is not None:
+        chat[_TEMPLATE] = template
+    reasoning = optional(an_object, body, "reasoning") or {}
+    optional(a_text, reasoning, "summary", "reasoning")
+    effort = optional(a_text, reasoning, "effort", "reasoning")
+    if effort is not None:
+        # Engines accept the same values (vLLM 0.32.0: chat_completion/protocol.py:252; SGLang: openai/protocol.py).
+        configured = options.not_thinking if effort == "none" else options.thinking
+        add_configured(chat, {"reasoning_effort": effort, **configured})

@@ -5,15 +5,24 @@ name; hosted tools are refused or removed.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import orjson
 
 from proxy.errors import BadRequest
-from proxy.protocols.dialects.responses.validation import objects, optional, refused, required, unknown, wrong
 from proxy.protocols.dialects.translation import Json
+from proxy.protocols.dialects.validation import (
+    a_flag,
+    a_text,
+    an_object,
+    objects,
+    optional,
+    required,
+    unknown,
+    wrong,
+)
 
 INPUT: Final = "input"
 
@@ -151,12 +160,12 @@ def read_tools(body: Mapping[str, Any], *, ignore_hosted: bool) -> Tools:
     chat_tools: list[Json] = []
     by_name: dict[str, Tool] = {}
     for entry, namespace, path in _offered(body):
-        kind = required(entry, "type", str, path)
+        kind = required(a_text, entry, "type", path)
         if kind not in {"function", "custom"}:
             if ignore_hosted:
                 continue
             raise hosted(kind, f"{path}.type")
-        name = required(entry, "name", str, path)
+        name = required(a_text, entry, "name", path)
         chat = chat_name(name, namespace)
         chat_tools.append(_function(entry, chat, path) if kind == "function" else _freeform(entry, chat, path))
         by_name[chat] = Tool(chat, "function" if kind == "function" else "custom", name, namespace)
@@ -165,55 +174,54 @@ def read_tools(body: Mapping[str, Any], *, ignore_hosted: bool) -> Tools:
 
 def hosted(kind: str, param: str) -> BadRequest:
     """Return the error for a tool that OpenAI hosts, or for an item of one."""
-    return refused(
-        param,
+    return BadRequest(
         f"{kind[:100]!r} is a hosted tool of OpenAI, which TokenTape does not support: use a function or a custom tool "
         "instead, or set `ignore_hosted_tools` to remove hosted tools",
+        param=param,
     )
 
 
 def _offered(body: Mapping[str, Any]) -> Iterator[tuple[Json, str | None, str]]:
     """Yield each tool of a body with its namespace and its path."""
-    yield from _entries(optional(body, "tools", list) or [], "tools")
+    yield from _entries(optional(objects, body, "tools") or ())
     items = body.get("input")
     for number, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict) and item.get("type") == ADDITIONAL:
             path = f"input[{number}]"
-            yield from _entries(required(item, "tools", list, path), f"{path}.tools")
+            yield from _entries(required(objects, item, "tools", path))
 
 
-def _entries(entries: list[Any], path: str) -> Iterator[tuple[Json, str | None, str]]:
+def _entries(entries: Iterable[tuple[Json, str]]) -> Iterator[tuple[Json, str | None, str]]:
     """Yield each tool with its namespace and its path."""
-    for number, entry in enumerate(objects(entries, path)):
-        entry_path = f"{path}[{number}]"
+    for entry, path in entries:
         if entry.get("type") != "namespace":
-            yield entry, None, entry_path
+            yield entry, None, path
             continue
-        namespace = required(entry, "name", str, entry_path)
-        for inner, tool in enumerate(objects(required(entry, "tools", list, entry_path), f"{entry_path}.tools")):
-            yield tool, namespace, f"{entry_path}.tools[{inner}]"
+        namespace = required(a_text, entry, "name", path)
+        for tool, tool_path in required(objects, entry, "tools", path):
+            yield tool, namespace, tool_path
 
 
 def _function(tool: Json, chat: str, path: str) -> Json:
     """Return a function in chat's format: the same fields, one level deeper."""
     fields = {
-        "description": optional(tool, "description", str, path),
-        "parameters": optional(tool, "parameters", dict, path),
-        "strict": optional(tool, "strict", bool, path),
-        "defer_loading": optional(tool, "defer_loading", bool, path),
+        "description": optional(a_text, tool, "description", path),
+        "parameters": optional(an_object, tool, "parameters", path),
+        "strict": optional(a_flag, tool, "strict", path),
+        "defer_loading": optional(a_flag, tool, "defer_loading", path),
     }
     return {"type": "function", "function": {"name": chat} | {k: v for k, v in fields.items() if v is not None}}
 
 
 def _freeform(tool: Json, chat: str, path: str) -> Json:
     """Return a custom tool as a function with one string. A grammar is described in words: chat has no field for it."""
-    input_format = optional(tool, "format", dict, path) or {}
+    input_format = optional(an_object, tool, "format", path) or {}
     rule = _FREE
     if input_format.get("type") == "grammar":
         format_path = f"{path}.format"
-        syntax, definition = (required(input_format, name, str, format_path) for name in ("syntax", "definition"))
+        syntax, definition = (required(a_text, input_format, name, format_path) for name in ("syntax", "definition"))
         rule = f"The input must follow this {syntax} grammar:\n{definition}"
-    description = optional(tool, "description", str, path)
+    description = optional(a_text, tool, "description", path)
     schema = {
         "type": "object",
         "properties": {INPUT: {"type": "string", "description": rule}},
@@ -238,27 +246,27 @@ def choose(body: Mapping[str, Any], tools: Tools, *, ignore_hosted: bool) -> Jso
     # vLLM 0.32.0 refuses a tool choice without tools; some agents send `auto` without tools.
     if choice is not None and (chat_tools or choice != "auto"):
         fields["tool_choice"] = choice
-    parallel = optional(body, "parallel_tool_calls", bool)
+    parallel = optional(a_flag, body, "parallel_tool_calls")
     return fields if parallel is None or not chat_tools else {**fields, "parallel_tool_calls": parallel}
 
 
 def _choice(choice: Json, tools: Tools, *, ignore_hosted: bool) -> tuple[Any, list[Json]]:
     """Return a tool choice with names in chat's format, and the tools that it allows."""
-    kind = required(choice, "type", str, "tool_choice")
+    kind = required(a_text, choice, "type", "tool_choice")
     if kind in {"function", "custom"}:
         name = chat_name(
-            required(choice, "name", str, "tool_choice"), optional(choice, "namespace", str, "tool_choice")
+            required(a_text, choice, "name", "tool_choice"), optional(a_text, choice, "namespace", "tool_choice")
         )
         return {"type": "function", "function": {"name": name}}, list(tools.chat_tools)
     if kind == "allowed_tools":
-        mode = required(choice, "mode", str, "tool_choice")
+        mode = required(a_text, choice, "mode", "tool_choice")
         if mode not in {"auto", "required"}:
             raise unknown("tool_choice.mode", mode, "use auto or required")
         allowed = set()
-        for entry, namespace, path in _entries(required(choice, "tools", list, "tool_choice"), "tool_choice.tools"):
-            if optional(entry, "type", str, path) in {"function", "custom"}:
-                inner = namespace or optional(entry, "namespace", str, path)
-                allowed.add(chat_name(required(entry, "name", str, path), inner))
+        for entry, namespace, path in _entries(required(objects, choice, "tools", "tool_choice")):
+            if optional(a_text, entry, "type", path) in {"function", "custom"}:
+                inner = namespace or optional(a_text, entry, "namespace", path)
+                allowed.add(chat_name(required(a_text, entry, "name", path), inner))
         return mode, [tool for tool in tools.chat_tools if tool["function"]["name"] in allowed]
     if ignore_hosted:
         return None, list(tools.chat_tools)

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.gemini.contents import call_ids_from, kind_of, read_contents, system_message
+from proxy.protocols.dialects.gemini.contents import call_ids_from, kind_of, objects, read_contents, system_message
 from proxy.protocols.dialects.gemini.signatures import sign
 
 USER = {"role": "user", "parts": [{"text": "Hi"}]}
@@ -105,7 +105,7 @@ def test_a_part_with_only_a_signature_adds_nothing():
 
 def test_the_sampled_text_of_arguments_is_restored():
     """By the id of the call, or by that of its signature if the client omits ids; only if the value is the same."""
-    sampled = {"c1": called(arguments='{"a":1}')}
+    sampled = {"c1": {"name": "f", "arguments": '{"a":1}'}}
     unnamed = {"functionCall": {"name": "f", "args": {"a": 1.0}}, "thoughtSignature": sign(call_id="c1")}
     result = {"functionResponse": {"name": "f", "response": {}}}
 
@@ -192,3 +192,10 @@ def test_a_system_instruction_has_only_texts():
 def test_the_kind_of_a_part_is_that_of_its_data():
     assert "text" == kind_of({"text": "", "inline_data": None, "videoMetadata": {}}, "p")
     assert kind_of({"thoughtSignature": "x"}, "p") is None
+
+
+def test_an_object_may_be_in_place_of_a_list():
+    """Google's examples with curl have `"parts": {"text": …}`."""
+    assert [({"a": 1}, "p[0]")] == objects({"a": 1}, "p") == objects([{"a": 1}], "p")
+    with pytest.raises(UnprocessableRequest, match=r"p\[1\]: must be an object"):
+        objects([{}, 1], "p")

@@ -41,10 +41,10 @@ def essence(message) -> bytes:
 def read_again(message, contents) -> bytes:
     """Return the message that is read from contents that the client sends back."""
     calls = message.get("tool_calls") or []
-    sampled = dict(zip(call_ids(calls, "01a9", "call"), calls, strict=True))
+    sampled = {name: call["function"] for name, call in zip(call_ids(calls, "01a9", "call"), calls, strict=True)}
     body = {"contents": contents}
     assert set(GEMINI.references(body).calls) == set(sampled)
-    (_, read, *_rest) = GEMINI.read(body, TranslationOptions(), ResolvedReferences(items=sampled))["messages"]
+    (_, read, *_rest) = GEMINI.read(body, TranslationOptions(), ResolvedReferences(calls=sampled))["messages"]
     return essence(read)
 
 

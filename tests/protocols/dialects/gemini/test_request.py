@@ -9,7 +9,7 @@ from tests.support.gemini_responses import BODIES
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.gemini import GEMINI
-from proxy.protocols.dialects.gemini.request import shows_thoughts
+from proxy.protocols.dialects.gemini.request import an_integer, one_of_names, shows_thoughts
 from proxy.protocols.dialects.translation import TranslationOptions
 
 CONTENTS = [{"role": "user", "parts": [{"text": "Hi"}]}]
@@ -107,7 +107,6 @@ def test_the_model_continues_a_last_content_of_its_own():
         ({"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}, True),
         ({"generation_config": {"thinking_config": {"include_thoughts": True}}}, True),
         ({"generationConfig": {"thinkingConfig": {"includeThoughts": False}}}, False),
-        ({"generationConfig": {"thinkingConfig": 1}}, False),
         ({}, False),
     ],
 )
@@ -171,3 +170,17 @@ def test_any_body_is_read_or_rejected_by_its_field(body):
     except UnprocessableRequest as refused:
         assert refused.message.startswith(f"{refused.param}: ")
     assert repr(before) == repr(body)
+
+
+def test_an_integer_may_be_a_float_without_a_fraction():
+    """The SDKs send `topK: 40.0`; one beyond 64 bits could not be sent to an engine."""
+    assert (40, int) == (an_integer(40.0, "a"), type(an_integer(40.0, "a")))
+    for value in (1.5, True, "1", float("inf"), 1e300, -(2.0**63)):
+        with pytest.raises(UnprocessableRequest, match="a: must be an integer"):
+            an_integer(value, "a")
+
+
+def test_an_enum_has_any_case():
+    assert 1 == one_of_names("any", "m", {"ANY": 1, "NONE": 2}) == one_of_names("ANY", "m", {"ANY": 1})
+    with pytest.raises(UnprocessableRequest, match="m: must be one of ANY, NONE, not 'SOME'"):
+        one_of_names("some", "m", {"ANY": 1, "NONE": 2})

@@ -12,7 +12,6 @@ from tests.support.anthropic_events import atoms, chunks_of, response_of
 from proxy import errors
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.gemini import GEMINI
-from proxy.protocols.dialects.gemini.models_list import models
 from proxy.protocols.dialects.gemini.paths import alt_from, bound_fields, read_target
 from proxy.protocols.dialects.tool_arguments import call_ids
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
@@ -37,10 +36,10 @@ class Served:
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         target = read_target(request.url.raw_path.decode().partition("?")[0], request.method)
         if request.method == "GET":
-            return httpx2.Response(200, json=models([{"id": "policy", "max_model_len": 4096}]))
+            return httpx2.Response(200, json=GEMINI.models([{"id": "policy", "max_model_len": 4096}]))
         body = orjson.loads(request.content) | bound_fields(target, alt_from(request.url.params))
         try:
-            chat = GEMINI.read(body, TranslationOptions(), ResolvedReferences(items=self.sampled))
+            chat = GEMINI.read(body, TranslationOptions(), ResolvedReferences(calls=self.sampled))
             reply = self.replies.pop(0)
             if isinstance(reply, ProxyError):
                 raise reply
@@ -55,7 +54,9 @@ class Served:
         renderer = GEMINI.renderer(body, CallIdentity(step, 1795229441, body["model"]))
         message = response["choices"][0]["message"]
         calls = message.get("tool_calls") or []
-        self.sampled |= dict(zip(call_ids(calls, step, "call"), calls, strict=True))
+        self.sampled |= {
+            name: call["function"] for name, call in zip(call_ids(calls, step, "call"), calls, strict=True)
+        }
         if not self.chats[-1].get("stream"):
             return httpx2.Response(200, json=renderer.whole(response))
         chunks = chunks_of(atoms(message), [2, 5, 1], response, apart=True)

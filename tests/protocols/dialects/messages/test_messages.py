@@ -159,7 +159,7 @@ def test_an_assistant_message_becomes_the_chat_message_that_was_sampled(content,
 
 
 def test_sampled_arguments_are_restored_unless_the_agent_changed_them():
-    sampled = {"c1": {"function": {"name": "f", "arguments": '{"a":1}'}}}
+    sampled = {"c1": {"name": "f", "arguments": '{"a":1}'}}
 
     def arguments(value):
         (message,) = chat_messages(("assistant", [tool_use(arguments=value)]), sampled=sampled)

@@ -14,7 +14,7 @@ from tests.support.anthropic_events import (
     messages,
     plain,
     response_of,
-    sampled_items,
+    sampled_calls,
     sent_back,
 )
 from tests.support.each_cassette import of_each
@@ -54,7 +54,7 @@ def sampled(message) -> dict:
 
 def read_again(message, response) -> dict:
     """Return the chat message that is read from a response that the SDK returns."""
-    resolved = ResolvedReferences(items=sampled_items(message, "01a9"))
+    resolved = ResolvedReferences(calls=sampled_calls(message, "01a9"))
     return MESSAGES.read({"messages": sent_back(response)}, TranslationOptions(), resolved)["messages"][1]
 
 

@@ -11,14 +11,12 @@ from tests.support.json_bodies import JSON
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.request import PASSED
+from proxy.protocols.dialects.messages.request import TRANSLATED
 from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 from proxy.protocols.sampling import SAMPLING_FIELDS
 
 HI = [{"role": "user", "content": "hi"}]
 MINIMAL = {"model": "m", "max_tokens": 9, "messages": HI}
-# Fields with another name in this dialect, or whose effect a Messages response cannot represent.
-TRANSLATED = {"temperature", "top_p", "top_k", "n", "max_tokens", "max_completion_tokens", "stop", "tool_choice"}
 SWITCHES = TranslationOptions(
     thinking={"chat_template_kwargs": {"enable_thinking": True}, "include_reasoning": True},
     not_thinking={"chat_template_kwargs": {"enable_thinking": False}},
@@ -43,7 +41,9 @@ def test_sampling_parameters_get_chats_names():
 
 
 def test_every_recorded_sampling_parameter_is_passed_through_or_translated():
-    assert set(SAMPLING_FIELDS) | {"chat_template_kwargs"} == set(PASSED) | TRANSLATED
+    passed = {name: {"x": 1} for name in (*SAMPLING_FIELDS, "chat_template_kwargs") if name not in TRANSLATED}
+
+    assert MINIMAL | passed == read(MINIMAL | passed)
 
 
 def test_unknown_fields_are_not_sent():
@@ -161,7 +161,7 @@ def test_sampled_arguments_are_restored_by_tool_call_id():
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]},
     ]
 
-    chat = read({"messages": [*HI, *turns]}, items={"c": {"function": {"name": "f", "arguments": '{"a":1}'}}})
+    chat = read({"messages": [*HI, *turns]}, calls={"c": {"name": "f", "arguments": '{"a":1}'}})
 
     assert '{"a":1}' == chat["messages"][1]["tool_calls"][0]["function"]["arguments"]
 
@@ -207,7 +207,7 @@ def test_any_body_is_read_or_rejected(body, items):
     """Rejected with a field's name, never by another exception; a read body is serializable, and the input is unchanged."""
     before = copy.deepcopy(body)
     try:
-        chat = read(body, SWITCHES, items={name: item for name, item in items.items() if isinstance(item, dict)})
+        chat = read(body, SWITCHES, calls={name: item for name, item in items.items() if isinstance(item, dict)})
     except UnprocessableRequest as raised:
         assert raised.param
         assert raised.message.startswith(f"{raised.param}: ")

@@ -5,12 +5,11 @@ import httpx2
 import orjson
 import pytest
 from pydantic import BaseModel
-from tests.support.anthropic_events import atoms, chunks_of, response_of, sampled_items
+from tests.support.anthropic_events import atoms, chunks_of, response_of, sampled_calls
 
 from proxy import errors
 from proxy.errors import ProxyError
 from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.models_list import models
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
 
 CALL = {"id": "chatcmpl-tool-1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
@@ -30,11 +29,11 @@ class Served:
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.path == "/v1/models":
-            return httpx2.Response(200, json=models({"data": [{"id": "policy", "created": 1}]}))
+            return httpx2.Response(200, json=MESSAGES.models([{"id": "policy", "created": 1}]))
         body = orjson.loads(request.content)
         self.bodies.append(body)
         try:
-            chat = MESSAGES.read(body, TranslationOptions(), ResolvedReferences(items=self.sampled))
+            chat = MESSAGES.read(body, TranslationOptions(), ResolvedReferences(calls=self.sampled))
             reply = self.replies.pop(0)
             if isinstance(reply, ProxyError):
                 raise reply
@@ -45,7 +44,7 @@ class Served:
         renderer = MESSAGES.renderer(body, CallIdentity(step, 1795229441, body["model"]))
         response = reply if "choices" in reply else response_of(reply)
         message = response["choices"][0]["message"]
-        self.sampled |= sampled_items(message, step)
+        self.sampled |= sampled_calls(message, step)
         if not chat.get("stream"):
             return httpx2.Response(200, content=orjson.dumps(renderer.whole(response)))
         chunks = chunks_of(atoms(message), SPLITS, response, apart=True)

@@ -10,12 +10,10 @@ from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.responses.history import (
     Sent,
     Turn,
-    call_references,
     input_items,
-    item_references,
     resolve_references,
 )
-from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences, TranslationOptions
+from proxy.protocols.dialects.translation import CallIdentity, References, ResolvedReferences, TranslationOptions
 
 LATER = CallIdentity(IDENTITY.step_id[:-1] + "W", IDENTITY.created_s + 1, "gpt-5")
 
@@ -71,10 +69,10 @@ def test_item_references_read_as_the_items_themselves(message):
     turn = Turn(IDENTITY, {**BODY, "input": [{"role": "user", "content": "u"}]}, response_of(message))
     names = [f"in_{IDENTITY.step_id}_0", *(item["id"] for item in turn.response_object()["output"])]
     body = {"input": [{"type": "item_reference", "id": names[0]}, *({"id": name} for name in names[1:])]}
-    calls = {call["id"]: call["function"]["arguments"] for call in message.get("tool_calls", ())}
+    calls = {call["id"]: call["function"] for call in message.get("tool_calls", ())}
     chat = RESPONSES.read(body, TranslationOptions(), resolve_references(None, [turn], calls))
 
-    assert names == item_references(body)
+    assert names == RESPONSES.references(body).items
     assert [{"role": "user", "content": "u"}, as_chat(message)] == chat["messages"]
 
 
@@ -113,8 +111,10 @@ def test_references_are_read_from_any_body():
         {"type": "item_reference"},
     ]
 
-    assert (["p", "c"], []) == (call_references({"input": calls}), item_references({"input": [*calls, 1, {"id": 7}]}))
-    assert ([], []) == (call_references({"input": "hi"}), item_references({}))
+    assert References(None, [], ["p", "c"]) == RESPONSES.references(
+        {"input": [*calls, 1, {"id": 7}], "previous_response_id": 7}
+    )
+    assert References(None, [], []) == RESPONSES.references({"input": "hi"})
 
 
 def test_tool_call_ids_that_the_engine_omitted_are_those_of_the_response():

@@ -98,9 +98,10 @@ def test_argument_text_is_restored():
     sampled = '{"input":"a"}'
 
     def arguments(*items, **calls):
+        functions = {name: {"name": "f", "arguments": text} for name, text in calls.items()}
         return [
             tool_call["function"]["arguments"]
-            for tool_call in read(*items, resolved=ResolvedReferences(calls=calls))[0]["tool_calls"]
+            for tool_call in read(*items, resolved=ResolvedReferences(calls=functions))[0]["tool_calls"]
         ]
 
     assert ["{ }"] == arguments(call("1"))
@@ -125,7 +126,9 @@ def test_argument_text_is_restored():
 )
 def test_equal_arguments_get_their_sampled_text(sampled, returned, expected):
     """Arguments that the agent changed do not."""
-    (message,) = read(call("1", arguments=returned), resolved=ResolvedReferences(calls={"1": sampled}))
+    (message,) = read(
+        call("1", arguments=returned), resolved=ResolvedReferences(calls={"1": {"name": "f", "arguments": sampled}})
+    )
 
     assert expected == message["tool_calls"][0]["function"]["arguments"]
 

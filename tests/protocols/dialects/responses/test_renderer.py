@@ -17,8 +17,8 @@ from tests.support.responses_drawn import (
 )  # fmt: skip
 
 from proxy.protocols.dialects.responses import RESPONSES
+from proxy.protocols.dialects.responses.input_items import unseal
 from proxy.protocols.dialects.responses.renderer import ResponsesRenderer
-from proxy.protocols.dialects.responses.response_object import unseal
 from proxy.protocols.dialects.translation import ResolvedReferences, TranslationOptions
 
 DELTA = {

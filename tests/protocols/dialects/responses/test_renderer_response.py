@@ -2,7 +2,7 @@
 
 from tests.support.responses_drawn import IDENTITY
 
-from proxy.protocols.dialects.responses.response_object import ending, logprob_entries, make_response, usage_from
+from proxy.protocols.dialects.responses.renderer import ending, logprob_entries, make_response, usage_from
 
 
 def test_a_response_repeats_the_settings_of_its_request():

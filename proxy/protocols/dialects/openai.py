@@ -1,12 +1,12 @@
-"""OpenAI's legacy completions, forwarded without translation."""
+"""OpenAI's chat completions and legacy completions, forwarded without translation."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from proxy.protocols.accumulators import CompletionsAccumulator
+from proxy.protocols.accumulators import ChatAccumulator, CompletionsAccumulator
 from proxy.protocols.dialects.base import (
+    Dialect,
     DialectName,
-    OpenAIBodies,
     ResponseOptions,
     is_on,
     requested_usage,
@@ -14,7 +14,26 @@ from proxy.protocols.dialects.base import (
 )
 
 
-class Completions(OpenAIBodies):
+class Chat(Dialect):
+    """`POST /v1/chat/completions`: one prompt, `n` choices."""
+
+    name: DialectName = "chat"
+    accumulator = ChatAccumulator
+    prompt_field = "messages"
+
+    def response_options(self, body: Mapping[str, Any]) -> ResponseOptions:
+        """Read the options; `logprobs` is a boolean."""
+        samples = sample_count(body)
+        return ResponseOptions(
+            token_ids=is_on(body.get("return_token_ids")),
+            logprobs=is_on(body.get("logprobs")),
+            usage=requested_usage(body)[0],
+            samples=samples,
+            choices=samples,
+        )
+
+
+class Completions(Dialect):
     """`POST /v1/completions`: a text, ids, or a list of either; choice index = prompt index times n + sample index."""
 
     name: DialectName = "completions"
@@ -33,10 +52,6 @@ class Completions(OpenAIBodies):
             choices=samples * prompts if samples and prompts else None,
         )
 
-    def sampling(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body: the parameters are on its top level."""
-        return body
-
     def prompt_ids(self, body: Mapping[str, Any]) -> list[list[int]] | None:
         """Return one list of ids, or several; None if the engine is to truncate them (vLLM's `truncate_prompt_tokens`)."""
         prompt = body.get("prompt")
@@ -45,12 +60,6 @@ class Completions(OpenAIBodies):
         if type(prompt[0]) is int:
             return [prompt]
         return prompt if all(isinstance(ids, list) and ids and type(ids[0]) is int for ids in prompt) else None
-
-    def place_sampling(
-        self, body: Mapping[str, Any], fields: Mapping[str, Any], unset: Collection[str]
-    ) -> tuple[dict[str, Any], set[str]]:
-        """Return the fields of the body's top level."""
-        return dict(fields), set(unset)
 
 
 def prompt_count(body: Mapping[str, Any]) -> int | None:

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.responses.errors import engine_error, error
+from proxy.protocols.dialects.responses import RESPONSES
 
 
 def test_an_error_of_the_proxy_has_the_native_dialects_type_and_code():
@@ -16,7 +16,7 @@ def test_an_error_of_the_proxy_has_the_native_dialects_type_and_code():
             "param": "x",
             "code": "unprocessable_request",
         }
-    } == orjson.loads(error(UnprocessableRequest("x is wrong", param="x")))
+    } == orjson.loads(RESPONSES.error(UnprocessableRequest("x is wrong", param="x")))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_an_error_of_the_proxy_has_the_native_dialects_type_and_code():
 )
 def test_an_engines_error_message_is_forwarded(status, text, kind, message):
     """From nested JSON, flat JSON or plain text; the type depends on the status."""
-    body = orjson.loads(engine_error(status, text))["error"]
+    body = orjson.loads(RESPONSES.engine_error(status, text))["error"]
 
     assert (message, kind) == (body["message"], body["type"])
     assert ("p" if '"p"' in text else None, "slow" if "slow" in text else None) == (body["param"], body["code"])

@@ -1,11 +1,11 @@
-"""Errors in Google's format."""
+"""Errors and models in Google's format."""
 
 import orjson
 import pytest
 
 from proxy import errors
 from proxy.protocols.dialects.gemini import GEMINI, GEMINI_ARRAY
-from proxy.protocols.dialects.gemini.errors import error_for, error_from, name_for
+from proxy.protocols.dialects.gemini.renderer import error_for, error_from, name_for
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,13 @@ def test_an_error_event_of_an_engine_becomes_an_error_of_the_stream(text, expect
 def test_an_error_of_tokentape_is_unchanged_in_a_stream(dialect):
     """After keep-alive bytes, an error is a part of the stream."""
     assert error_for(errors.Paused("no")) == error_from(dialect.error(errors.Paused("no")).decode())
+
+
+def test_a_model_has_its_context_window_as_limits():
+    """The window of an engine without one is unknown."""
+    shown = GEMINI.models([{"id": "org/name", "max_model_len": 4096}, {"id": "other"}])["models"]
+
+    assert ["models/org/name", "models/other"] == [entry["name"] for entry in shown]
+    assert (4096, 4096) == (shown[0]["inputTokenLimit"], shown[0]["outputTokenLimit"])
+    assert "inputTokenLimit" not in shown[1]
+    assert shown[1] == GEMINI.model({"id": "other"})

@@ -2,7 +2,7 @@
 
 from tests.support.responses_drawn import events_of
 
-from proxy.protocols.dialects.responses.events import CallItem, Events, TextItem
+from proxy.protocols.dialects.responses.renderer import CallItem, Events, TextItem
 from proxy.protocols.dialects.responses.tools import Tool
 
 

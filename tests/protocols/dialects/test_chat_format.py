@@ -1,11 +1,11 @@
-"""What follows a tool call in a stream is held until the end."""
+"""Chat bodies and responses as the translated dialects use them; what follows a tool call in a stream is held until the end."""
 
 from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocols.dialects.held_pieces import TEXT, HeldPieces
+from proxy.protocols.dialects.chat_format import TEXT, HeldPieces, Usage, event, read_usage, reasoning_of
 
 PIECES = st.lists(st.tuples(st.integers(TEXT, 3), st.binary(min_size=1, max_size=2)), max_size=12)
 
@@ -38,3 +38,25 @@ def test_all_that_is_not_of_the_first_call_is_written_at_the_end_call_by_call(pi
     assert list(dict.fromkeys(index for index, _ in pieces[begun:] if index not in {TEXT, first})) == calls
     assert b"".join(data for _, data in written) == before + after
     assert b"" == held.release()
+
+
+def test_an_event_has_its_type_in_the_event_line_and_in_its_data():
+    assert b'event: message_stop\ndata: {"type":"message_stop"}\n\n' == event("message_stop")
+    assert b'event: x\ndata: {"type":"x","index":1}\n\n' == event("x", index=1)
+
+
+def test_token_counts_of_engines_are_read():
+    """vLLM and llama.cpp return reasoning tokens in details, SGLang on the top level; invalid counts are 0."""
+    counts = {"prompt_tokens": 5, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3}}
+
+    assert Usage(5, 7, 3, None) == read_usage(counts)
+    assert Usage(5, 7, 3, 2) == read_usage(counts | {"reasoning_tokens": 2, "completion_tokens_details": None})
+    assert Usage(5, 7, 3, 0) == read_usage(counts | {"completion_tokens_details": {"reasoning_tokens": 0}})
+    assert Usage(0, 0, 0, None) == read_usage({"prompt_tokens": True, "prompt_tokens_details": 7}) == read_usage(None)
+
+
+def test_reasoning_has_the_field_of_the_engine():
+    assert ["a", "b", None] == [
+        reasoning_of(message)
+        for message in ({"reasoning": "a", "reasoning_content": "a"}, {"reasoning_content": "b"}, {"reasoning": ""})
+    ]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jiter import from_json
 
-from proxy.protocols.dialects.partial_json import PartialObject
+from proxy.protocols.dialects.tool_arguments import PartialObject
 
 # Pieces that often form valid JSON, and as often invalid JSON.
 SCRAPS = st.sampled_from(

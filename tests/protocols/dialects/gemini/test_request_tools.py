@@ -5,7 +5,7 @@ import time
 import pytest
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.gemini.tools import tools_from
+from proxy.protocols.dialects.gemini.request import tools_from
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 DECLARED = {"name": "weather", "description": "d", "parametersJsonSchema": SCHEMA}

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.messages.tools import tools_from
+from proxy.protocols.dialects.messages.request import tools_from
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA}

@@ -11,7 +11,7 @@ from tests.support.recorded import cut, load, names, plan_of, play
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.dialects.sglang_generate import SglangGenerate
+from proxy.protocols.dialects.generate import SglangGenerate
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.sampling import Sampling
 

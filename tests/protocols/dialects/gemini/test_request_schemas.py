@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.gemini.schemas import json_schema
+from proxy.protocols.dialects.gemini.request import json_schema
 
 
 def test_a_schema_of_googles_reference_becomes_json_schema():

@@ -1,13 +1,12 @@
-"""Errors in Anthropic's shape and types."""
+"""Errors and models in Anthropic's shape and types."""
 
 import orjson
 import pytest
-from anthropic.types import ErrorResponse
+from anthropic.types import ErrorResponse, ModelInfo
 
 from proxy import errors
 from proxy.protocols.dialects.base import engine_message
-from proxy.protocols.dialects.messages import MESSAGES
-from proxy.protocols.dialects.messages.errors import type_for
+from proxy.protocols.dialects.messages import MESSAGES, type_for
 
 ERRORS = [
     kind
@@ -81,3 +80,21 @@ def test_an_engines_message_is_forwarded(text, message):
 def test_every_status_of_an_engine_has_an_error_type(status, kind):
     """Also statuses that Anthropic's API does not have."""
     assert kind == type_for(status)
+
+
+def test_models_are_one_page_that_the_sdk_reads():
+    page = MESSAGES.models([{"id": "policy", "created": 1795229441, "max_model_len": 2048}, {"id": "b"}])
+
+    assert (False, "policy", "b") == (page["has_more"], page["first_id"], page["last_id"])
+    first = ModelInfo.model_validate(page["data"][0])
+    assert ("policy", 2048, 2026) == (first.id, first.max_input_tokens, first.created_at.year)
+
+
+def test_a_listing_without_models_is_an_empty_page():
+    assert {"data": [], "has_more": False, "first_id": None, "last_id": None} == MESSAGES.models([])
+
+
+@pytest.mark.parametrize("created", [None, "x", -1, 1 << 60, True])
+def test_a_model_without_a_valid_date_has_the_epochs(created):
+    """Anthropic's API documents this."""
+    assert "1970-01-01T00:00:00Z" == MESSAGES.model({"id": "m", "created": created})["created_at"]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.gemini.function_responses import read_response, tool_messages
+from proxy.protocols.dialects.gemini.contents import read_response, tool_messages
 
 
 def call(call_id, name="f"):

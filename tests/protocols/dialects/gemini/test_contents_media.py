@@ -5,7 +5,7 @@ from base64 import b64encode
 import pytest
 
 from proxy.errors import UnprocessableRequest
-from proxy.protocols.dialects.gemini.media import file_part, inline_part
+from proxy.protocols.dialects.gemini.contents import file_part, inline_part
 
 
 @pytest.mark.parametrize(
