@@ -10,10 +10,7 @@ from .clients import LOOPS, PAGE, STREAMED, WHOLE, Loop
 
 DOCUMENT = ROOT / "docs" / "clients.md"
 _TABLE = re.compile(r"(?<=<!-- latest -->\n).*?(?=<!-- end -->)", re.DOTALL)
-_HEAD = (
-    "| client | version | dialect | streamed | steps | exact | failed | drift | drift with thoughts "
-    "| one sequence in `append` |"
-)
+_HEAD = "| client | version | dialect | streamed | drift | drift with thoughts | one sequence in `append` |"
 ON_THE_PAGE_ONLY = tuple(
     client for client in PAGE if not client.heading.startswith(tuple(loop.client for loop in LOOPS))
 )
@@ -21,13 +18,10 @@ ON_THE_PAGE_ONLY = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One run: number of successful steps, number of exact ones, failed calls, kinds of drift."""
+    """One run; `drift` has its kinds."""
 
     version: str
     dialect: str
-    steps: int
-    exact: int
-    failed: int
     drift: str
 
 
@@ -51,7 +45,7 @@ class Table:
         for line in _TABLE.findall(page)[0].splitlines():
             if line.startswith("| "):
                 present.setdefault(_key(line), []).append(line)
-        lines = [_HEAD, "|---" * 10 + "|"]
+        lines = [_HEAD, "|---" * 7 + "|"]
         for loop in LOOPS:
             lines += list(self._lines(loop)) if self._ran(loop) else present.get((loop.client, loop.dialect), [])
         for client in ON_THE_PAGE_ONLY:
@@ -90,6 +84,5 @@ def _key(line: str) -> tuple[str, ...]:
 
 
 def _line(client: str, seen: Seen, way: str, thinking: str, refused: str) -> str:
-    numbers = f"{seen.steps} | {seen.exact} | {seen.failed}"
     drift = f"{seen.drift or 'none'} | {thinking} | {refused or 'yes'}"
-    return f"| {client} | {seen.version} | {seen.dialect} | {way} | {numbers} | {drift} |"
+    return f"| {client} | {seen.version} | {seen.dialect} | {way} | {drift} |"
