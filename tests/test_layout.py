@@ -75,8 +75,6 @@ CLIENTS = ("proxy/upstream/client.py", "proxy/api/compat/osmosis/servers.py", "p
 
 # Source files without a test file, each with its reason.
 UNTESTED = {
-    "proxy/rollouts/archive/card.py": "a text; tests/rollouts/archive/test_dataset.py runs its query and reads its table",
-    "proxy/rollouts/archive/columns.py": "values; tests/rollouts/archive/test_rows.py reads them all",
     "proxy/api/context.py": "a record of what app makes, and no code",
     "proxy/errors.py": "a tree of names; docs/errors.md is made from it, and every status is asserted where it is raised",
     "proxy/__main__.py": "one call; tests/cli/test_main.py runs the command",

@@ -35,8 +35,7 @@ from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.sampling import Sampling
 from proxy.rollouts.adapter_updates import AdapterUpdates
 from proxy.rollouts.admission import Admission
-from proxy.rollouts.archive.archiver import ArchiveOptions, Archiver
-from proxy.rollouts.archive.background import BackgroundArchive
+from proxy.rollouts.archive.archiver import ArchiveOptions, Archiver, BackgroundArchive
 from proxy.rollouts.archive.dataset import Dataset
 from proxy.rollouts.drift import DriftReporter, DriftWatch
 from proxy.rollouts.finishing import Deadlines, Finisher

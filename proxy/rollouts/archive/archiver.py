@@ -11,7 +11,8 @@ So a process can die at any point, and several can archive one store at the same
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -22,22 +23,28 @@ import orjson
 from proxy.clock import Clock, new_id
 from proxy.errors import Damaged
 from proxy.rollouts.archive.dataset import Dataset
-from proxy.rollouts.archive.rows import CLAIM
+from proxy.rollouts.archive.rows import CLAIM, RolloutRows, saved_json
 from proxy.rollouts.archive.tables import ArchiveWriter
-from proxy.rollouts.archive.writing import RolloutChanged, write_rollout
-from proxy.rollouts.group import Group, find_group, members_of
+from proxy.rollouts.group import Group, find_group, members_of, read_group
 from proxy.rollouts.rollout import FINISHED, Rollout, read_rollout, read_rollouts
 from proxy.rollouts.stored_fields import left_out, parsed
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
-from storage.errors import FieldsChanged
+from proxy.upstream.concurrency import BackgroundWork
+from storage.errors import FieldsChanged, StorageError
 from storage.store import Store
-from storage.types import StoredEntity
+from storage.types import FullRollout, StoredEntity
 
 When = Literal["acknowledged", "finished"]
 
 _READ_AT_ONCE: Final = 32
 _FILE_STEPS: Final = 50_000
+_PAGE: Final = 200  # records per read from the store
+_BEAT_S: Final = 5.0
+_LIFETIME_MS: Final = 20_000
+_RETRY_S: Final = 60.0
+_SUFFIX: Final = "::archive"  # of the name of its heartbeat; no policy has this name (see `pause`)
+_FINISHED: Final = frozenset(orjson.dumps(status) for status in FINISHED)
 _LEFT: Final = ("done", "dropped")  # statuses of groups that no claim returns again
 
 
@@ -113,9 +120,10 @@ class Archiver:
             except Damaged as damage:
                 left_out([damage], self._metrics)
                 continue
-            await self._classify(rollout, _claim_of(stored), found, groups, result)
+            await self._classify(rollout, _decoded(stored.fields), found, groups, result)
             batch = found.ready[_day(rollout)]
-            if len(batch) >= self._options.rollouts_per_file or sum(map(_steps, batch)) >= _FILE_STEPS:
+            steps = sum(waiting.counts.get("steps", 0) for waiting in batch)
+            if len(batch) >= self._options.rollouts_per_file or steps >= _FILE_STEPS:
                 del found.ready[_day(rollout)]
                 await self._archive_new(batch, found, result)
         for name, claims in found.pending.items():
@@ -298,13 +306,6 @@ class Archiver:
         return [stored for stored in found if stored is not None and stored.fields.get("status") in _FINISHED]
 
 
-_FINISHED: Final = frozenset(orjson.dumps(status) for status in FINISHED)
-
-
-def _claim_of(stored: StoredEntity) -> Claim | None:
-    return _decoded(stored.fields)
-
-
 def _decoded(fields: Mapping[str, bytes]) -> Claim | None:
     """Return the claim of a rollout; a damaged one counts as none, and the rollout is claimed again."""
     try:
@@ -318,5 +319,121 @@ def _day(rollout: Rollout) -> str:
     return datetime.fromtimestamp((rollout.finished_ms or 0) / 1000, UTC).date().isoformat()
 
 
-def _steps(rollout: Rollout) -> int:
-    return rollout.counts.get("steps", 0)
+class RolloutChanged(Exception):
+    """A rollout was changed or deleted since its version was claimed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+async def write_rollout(store: Store, writer: ArchiveWriter, name: str, touched_ms: int, groups: set[str]) -> None:
+    """Write this version of a rollout. `groups` are those that the file has; the rollout's group is added.
+
+    Raises:
+        RolloutChanged: It has another version now; some of its rows may be written.
+        StorageError: The store failed.
+    """
+    full = await store.read_all(name, _PAGE)
+    stored = _unchanged(None if full is None else full.rollout, name, touched_ms)
+    if full is None or len(full.records) >= _PAGE:
+        full = FullRollout(stored, [], await store.blocks(name), await store.marks(name))
+    try:
+        rollout = read_rollout(stored)
+    except Damaged:
+        raise RolloutChanged(name) from None
+    rows = RolloutRows(stored, full.marks, full.blocks, await _group(store, rollout.group_id, groups))
+
+    def write(records: Sequence[bytes]) -> None:
+        for record in records:
+            writer.write(rows.row(record))
+
+    if full.records:
+        await asyncio.to_thread(write, full.records)
+    elif not stored.counts.get("steps"):
+        writer.write(rows.empty())
+    else:  # page by page, so that memory does not grow with its length
+        while records := await store.read(name, rows.count, _PAGE):
+            await asyncio.to_thread(write, records)
+    _unchanged(await store.get(name), name, touched_ms)
+
+
+def _unchanged(stored: StoredEntity | None, name: str, touched_ms: int) -> StoredEntity:
+    if stored is None or stored.touched_ms != touched_ms:
+        raise RolloutChanged(name)
+    return stored
+
+
+async def _group(store: Store, group_id: str | None, groups: set[str]) -> bytes | None:
+    """Return the JSON of the rollout's group, unless the file has it, or the group is gone or unreadable."""
+    if group_id is None or group_id in groups:
+        return None
+    groups.add(group_id)
+    group = await store.groups.get(group_id)
+    if group is None:
+        return None
+    marks = await store.groups.marks(group_id)
+    try:
+        read_group(group, marks)
+    except Damaged:
+        return None
+    return saved_json(group, marks)
+
+
+class BackgroundArchive(BackgroundWork):
+    """Sweep at an interval while this process is the oldest one of those with the store, as their heartbeats show.
+
+    Two may sweep at the same time when the oldest one stalls: the claims keep every version in one file. Call `close` before
+    the store is closed.
+    """
+
+    def __init__(
+        self, archiver: Archiver, store: Store, clock: Clock, metrics: Metrics, *, process_id: str, interval_s: float
+    ) -> None:
+        self._archiver = archiver
+        self._store = store
+        self._metrics = metrics
+        self._name = process_id + _SUFFIX
+        self._interval_s = interval_s
+        self._oldest_ms: int | None = None
+        metrics.archive_oldest_age_seconds.set_function(
+            lambda: 0.0 if self._oldest_ms is None else max(0.0, (clock.now_ms() - self._oldest_ms) / 1000)
+        )
+
+    def __repr__(self) -> str:
+        return f"<BackgroundArchive every {self._interval_s:g} s>"
+
+    async def close(self) -> None:
+        """Stop; another process completes what this one has claimed."""
+        await super().close()
+        with suppress(StorageError, TimeoutError):  # else it expires
+            async with asyncio.timeout(1):
+                await self._store.announcements.heartbeat(self._name, b"", lifetime_ms=0)
+
+    async def leads(self) -> bool:
+        """Send a heartbeat; return whether this process is the oldest one. Raises StorageError."""
+        _, beats = await self._store.announcements.heartbeat(self._name, b"", lifetime_ms=_LIFETIME_MS)
+        return self._name == min(name for name in beats if name.endswith(_SUFFIX))
+
+    async def _run(self) -> None:
+        await asyncio.gather(self._beat_forever(), self._sweep_forever())
+
+    async def _beat_forever(self) -> None:
+        while True:
+            with suppress(StorageError):  # calls notice it and report it
+                await self.leads()
+            await asyncio.sleep(_BEAT_S)
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            wait_s = self._interval_s
+            try:
+                if await self.leads():
+                    self._oldest_ms = (await self._archiver.sweep()).oldest_ms
+                else:
+                    self._oldest_ms = None
+            except (StorageError, OSError, ValueError) as error:
+                self._metrics.archive_failures.inc()
+                LOG.error("Rollouts not archived: %s", error)
+                wait_s = min(wait_s, _RETRY_S)
+            await asyncio.sleep(wait_s)

@@ -12,10 +12,47 @@ from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from proxy.rollouts.archive.card import CARD_NAME, card
 from proxy.rollouts.archive.rows import Row
-from proxy.rollouts.archive.tables import read_rows
+from proxy.rollouts.archive.tables import COLUMNS, KINDS, SCHEMA, read_rows
 
+_CARD_NAME: Final = "README.md"
+
+_CARD: Final = """\
+---
+pretty_name: Recorded rollouts
+tags:
+- reinforcement-learning
+- rollouts
+- tokentape
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: "date=*/*.parquet"
+---
+# Recorded rollouts
+
+Rollouts of language models, recorded by TokenTape: for each call of an agent the token ids that the engine saw and sampled,
+with their logprobs, the request and the response. One row is one step; the columns of its rollout are repeated in each row.
+The files of `date=YYYY-MM-DD` have the rollouts that were finished on that day (UTC).
+
+A rollout that was changed after it was archived is in a later file again. Its newest version has the highest `touched_ms`.
+
+```sql
+SELECT rollout_id, reward, step_id, prompt_ids, completion_ids, logprobs
+FROM read_parquet('date=*/*.parquet')
+QUALIFY touched_ms = max(touched_ms) OVER (PARTITION BY rollout_id)
+ORDER BY rollout_id, index
+```
+
+`tokentape import` brings the rollouts back into a store, from which every trainer's format can be exported.
+
+Schema version {schema}:
+
+| column | type | content |
+|---|---|---|
+{rows}
+"""
 _VERSION: Final = ["rollout_id", "touched_ms"]
 _LOCAL: Final = ("file", "local")
 _WITHOUT_FOLDERS: Final = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")  # makedirs would create the bucket
@@ -112,12 +149,13 @@ class Dataset:
         )
 
     def write_card(self) -> None:
-        """Write the README.md of the dataset, unless it has one."""
-        path = self._path(CARD_NAME)
+        """Write the README.md of the dataset, as the Hugging Face Hub reads it, unless it has one."""
+        path = self._path(_CARD_NAME)
         with self._reported("write"):
             if not self._fs.exists(path):
                 self._make_folder(self._root)
-                self._fs.pipe_file(path, card())
+                rows = "\n".join(f"| `{name}` | {KINDS[kind][0]} | {text} |" for name, (kind, text) in COLUMNS.items())
+                self._fs.pipe_file(path, _CARD.format(schema=SCHEMA, rows=rows).encode())
 
     def _put(self, staged: Path, target: str) -> None:
         """Upload a file; where it is supported, fail if the target exists."""

@@ -1,6 +1,6 @@
 """Brings the rollouts and groups of a dataset back into a store, as they were archived.
 
-Rule 0: before anything is written, every row of every file is checked (see `checks`).
+Rule 0: before anything is written, every row of every file is checked (`check_file`): each value, and that columns agree.
 Rule 1: until all its steps are stored, an imported rollout is open and has the field `importing`; its fields are set at the
         end, in one write. So an import that died is completed by the next one, and every import can be repeated.
 Rule 2: a rollout that exists otherwise is not changed. Of a rollout with several versions, the newest is imported.
@@ -9,28 +9,36 @@ Rule 3: groups come last. Those that were complete or claimed are put into the q
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import orjson
 from msgspec import structs
 
+from proxy.errors import BadRequest, Damaged
 from proxy.rollouts.archive.archiver import Claim
-from proxy.rollouts.archive.checks import check_file
 from proxy.rollouts.archive.dataset import Dataset
-from proxy.rollouts.archive.rows import CLAIM, Row, Saved, name_of, read_saved, record_of
+from proxy.rollouts.archive.rows import CLAIM, Row, Saved, facts_of_row, name_of, read_saved, record_of, step_columns
 from proxy.rollouts.group import PolicyState, age_fields, read_group, state_fields
-from proxy.trajectory.blocks import KnownBlocks
+from proxy.rollouts.rollout import Marks, Rollout, checked_id, read_marks, read_rollout
+from proxy.trajectory.blocks import BlockReader, KnownBlocks
+from proxy.trajectory.codec import UnreadableRecord, decode
+from proxy.trajectory.json_bytes import to_json_bytes
 from storage.errors import FieldsChanged
 from storage.store import Store
-from storage.types import StepWrite, StoredEntity
+from storage.types import StepWrite
 
 _IMPORTING: Final = "importing"
 _ROWS: Final = 64  # read at once
 _QUEUED: Final = ("complete", "claimed")
+_ERRORS: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError, msgspec.ValidationError)
+_JSON: Final = ("advantages", "metadata")
+_TIMES: Final = ("created_at", "finished_at", "received_at")
 
 
 @dataclass(slots=True)
@@ -137,8 +145,7 @@ class Importer:
     async def _import_group(self, saved: Saved) -> bool:
         """Create a group with its marks, and enqueue it for policies that wait for it; return whether it was created."""
         groups = self._store.groups
-        archived = StoredEntity(saved.name, "", saved.created_ms, saved.touched_ms, saved.fields, saved.counts)
-        waiting = {name: state for name, state in read_group(archived).states.items() if state.status in _QUEUED}
+        waiting = {name: state for name, state in read_group(saved.entity).states.items() if state.status in _QUEUED}
         leases = {field for policy, state in waiting.items() for field in state_fields(policy, **structs.asdict(state))}
         stored = await groups.get(saved.name)
         is_new = stored is None
@@ -182,3 +189,141 @@ def _keep_newer(groups: dict[str, Saved], row: Row) -> None:
         saved = read_saved(row["group"])
         if saved.name not in groups or groups[saved.name].touched_ms < saved.touched_ms:
             groups[saved.name] = saved
+
+
+class InvalidRow(ValueError):
+    """A row cannot be imported. The message names the file, the row, the column and the rollout."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """The rollout whose rows are read: what it is, and its steps so far."""
+
+    saved: Saved
+    rollout: Rollout
+    facts: Row
+    marks: Marks
+    blocks: dict[bytes, bytes] = field(default_factory=dict)
+    known: KnownBlocks = field(default_factory=KnownBlocks)
+    names: set[str] = field(default_factory=set)
+
+    reader: BlockReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = BlockReader(self.blocks)
+
+
+def check_file(file: str, rows: Iterable[Row]) -> dict[str, int]:
+    """Return the rollouts of a file with their `touched_ms`. Raises InvalidRow."""
+    found: dict[str, int] = {}
+    known: _Known | None = None
+    number = 0
+    for number, row in enumerate(rows):
+        known = _checked(file, number, row, known)
+        found[known.saved.name] = known.saved.touched_ms
+    _check_complete(file, number, known)
+    return found
+
+
+def _checked(file: str, number: int, row: Row, before: _Known | None) -> _Known:
+    """Check one row; return its rollout."""
+    known = before
+
+    def check(column: str, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except (*_ERRORS, Damaged, BadRequest) as error:
+            raise _invalid(file, number, column, row.get("rollout_id"), error) from None
+
+    if row["rollout"] is not None:
+        _check_complete(file, number, before)
+        known = check("rollout", lambda: _begun(row["rollout"]))
+    if known is None:
+        raise _invalid(file, number, "rollout", row["rollout_id"], "the first row of a rollout must have it")
+    current = known
+    for column in known.facts:
+        check(column, partial(_check_equal, column, row[column], known.facts[column], "rollout"))
+    check("index", lambda: _check_index(row, current))
+    if row["index"] is not None:
+        check("step_id", lambda: _check_new(row, current))
+        column = "record" if row["record_schema"] is None else "head"
+        check(column, lambda: _check_step(row, current))
+        for column, expected in check("head", lambda: _columns_of_step(row, current)).items():
+            if row[column] is not None:
+                check(column, partial(_check_equal, column, row[column], expected, "head"))
+    if row["group"] is not None:
+        check("group", lambda: _check_group(row))
+    return known
+
+
+def _begun(text: str) -> _Known:
+    saved = read_saved(text)
+    checked_id(saved.name)
+    rollout = read_rollout(saved.entity)
+    if not rollout.is_finished:
+        raise ValueError(f"its status is {rollout.status!r}, but an archive has finished rollouts only")
+    return _Known(saved, rollout, facts_of_row(rollout), read_marks(saved.marks))
+
+
+def _columns_of_step(row: Row, known: _Known) -> Row:
+    """Return the columns that repeat what the head has; none of a record that was archived as damaged."""
+    return {} if row["head"] is None else step_columns(orjson.loads(row["head"]), known.marks)
+
+
+def _check_equal(column: str, value: Any, expected: Any, source: str) -> None:
+    if column in _JSON:
+        value, expected = (None if text is None else orjson.loads(text) for text in (value, expected))
+    elif column in _TIMES and value is not None:
+        value = round(value.timestamp() * 1000)
+    if value != expected:
+        raise ValueError(f"{value!r:.80} contradicts {expected!r:.80} of the column {source!r}")
+
+
+def _check_index(row: Row, known: _Known) -> None:
+    if row["index"] != (len(known.names) if row["index"] is not None or known.names else None):
+        raise ValueError(f"it is {row['index']!r}, but {len(known.names)} rows of the rollout are before this one")
+
+
+def _check_new(row: Row, known: _Known) -> None:
+    name = name_of(row)
+    if name in known.names:
+        raise ValueError(f"two rows of the rollout have {name!r}")
+    known.names.add(name)
+
+
+def _check_step(row: Row, known: _Known) -> None:
+    """Check that the record of a row can be made and read. A record that was archived as damaged returns as it was."""
+    record = record_of(row, known.known)
+    known.known.update(record.blocks)
+    known.blocks.update(record.blocks)
+    try:
+        step = decode(record.record, known.reader)
+    except UnreadableRecord:
+        if row["record_schema"] is None and row["step_id"] is None:
+            return
+        raise
+    if row["step_id"] != step.step_id:
+        raise ValueError(f"its step_id {step.step_id!r} contradicts {row['step_id']!r} of the column 'step_id'")
+    to_json_bytes([step.request, step.sent, step.response])
+
+
+def _check_group(row: Row) -> None:
+    saved = read_saved(row["group"])
+    checked_id(saved.name)
+    if saved.name != row["group_id"]:
+        raise ValueError(f"its name {saved.name!r} contradicts {row['group_id']!r} of the column 'group_id'")
+    read_group(saved.entity, saved.marks)
+
+
+def _check_complete(file: str, number: int, known: _Known | None) -> None:
+    if known is not None and len(known.names) < known.saved.counts.get("steps", 0):
+        why = f"the rollout has {known.saved.counts['steps']} steps, but {len(known.names)} rows are in the file"
+        raise _invalid(file, number, "index", known.saved.name, why)
+
+
+def _invalid(file: str, number: int, column: str, rollout: object, why: object) -> InvalidRow:
+    shown = why.message if isinstance(why, Damaged | BadRequest) else why
+    return InvalidRow(
+        f"{file}, row {number}, rollout {rollout!r}, column {column!r}: {shown}. "
+        "Nothing was imported. Correct the file, or remove it from the dataset."
+    )

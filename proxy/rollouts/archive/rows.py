@@ -41,6 +41,11 @@ class Saved:
     counts: Mapping[str, int]
     marks: Mapping[str, bytes]
 
+    @property
+    def entity(self) -> StoredEntity:
+        """The rollout or group as the store had it."""
+        return StoredEntity(self.name, "archived", self.created_ms, self.touched_ms, self.fields, self.counts)
+
 
 def saved_json(stored: StoredEntity, marks: Mapping[str, bytes]) -> bytes:
     """Return the JSON of a rollout or group, in which latin-1 represents the bytes of fields and marks."""

@@ -1,4 +1,4 @@
-"""Archived rows as Parquet: written in row groups of bounded size, and read back. pyarrow is imported at first use.
+"""Archived rows as Parquet: their columns, and files of them in row groups of bounded size. pyarrow is imported at first use.
 
 Token ids are plain int32 in large pages compressed by zstd: its window covers the prompts of earlier steps, so that a prompt
 that continues another one takes little more than its new ids (docs/datasets.md, sizes). Bit-packed dictionaries would not be
@@ -7,15 +7,16 @@ found again.
 
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import accumulate
 from threading import Lock
 from typing import Any, Final
 
-from proxy.rollouts.archive.columns import COLUMNS, SCHEMA, SCHEMA_KEY
 from proxy.rollouts.archive.rows import Row
 
+SCHEMA: Final = 1  # readers accept files up to this version; a new column that readers can ignore does not change it
+SCHEMA_KEY: Final = b"tokentape.schema"  # in the metadata of a file
 GROUP_BYTES: Final = 2**25  # of the rows in a row group, before compression
 _GROUP_ROWS: Final = 8192
 _ROW_BYTES: Final = 500  # an estimate: the short columns of a row
@@ -26,6 +27,72 @@ _REPEATED: Final = (
     "rollout_id", "group_id", "rollout_status", "advantages", "metadata", "status", "dialect", "model", "engine", "policy",
     "policy_version", "finish_reason",
 )  # fmt: skip
+
+# The kind (see `KINDS`) and the meaning of each column. The same in every file of a schema version.
+COLUMNS: Final[dict[str, tuple[str, str]]] = {
+    "rollout_id": ("text", "The rollout of the step."),
+    "group_id": ("text", "The group of the rollout."),
+    "rollout_status": ("text", "completed, failed, aborted or truncated."),
+    "reward": ("double", "The reward of the rollout."),
+    "advantages": ("json", "The advantages of the rollout, as they were posted."),
+    "metadata": ("json", "The metadata of the rollout."),
+    "created_at": ("time", "When the rollout was created."),
+    "finished_at": ("time", "When the rollout was finished."),
+    "touched_ms": ("int64", "When the rollout was written last, in Unix milliseconds: its version."),
+    "index": ("int32", "The position of the step in its rollout; null in the only row of a rollout without steps."),
+    "step_id": ("text", "The step."),
+    "received_at": ("time", "When the call arrived."),
+    "duration_s": ("double", "The time from its arrival to the last byte of the engine's response."),
+    "status": ("text", "complete, partial or error."),
+    "delivered": ("bool", "Whether the client received the whole response."),
+    "late": ("bool", "Whether the step was stored after the rollout was finished."),
+    "exact": ("bool", "Whether the step passed every fidelity check."),
+    "problems": ("texts", "The codes of the checks that it failed."),
+    "dialect": ("text", "The dialect of the call."),
+    "model": ("text", "The model that the engine served."),
+    "engine": ("text", "The name of the engine."),
+    "policy": ("text", "The policy of the model."),
+    "policy_version": ("text", "The policy version when the call was sent."),
+    "temperature": ("double", "The sampling temperature, if it is known."),
+    "finish_reason": ("text", "The finish reason of the first choice."),
+    "prompt_ids": ("ids", "All token ids of the prompt (of the first prompt, if there are several)."),
+    "completion_ids": ("ids", "The sampled token ids of the first choice."),
+    "logprobs": ("floats", "The logprob of each of them."),
+    "more_prompts": ("prompts", "The ids of the other prompts of a call with several."),
+    "more_choices": ("choices", "The ids and logprobs of the other choices."),
+    "request": ("json", "The request of the client."),
+    "sent": ("json", "What the proxy changed in it."),
+    "response": ("json", "The response of the engine."),
+    "head": ("json", "The facts of the step, as the store has them: usage, sampling, timing, spans of choices, …"),
+    "record_schema": ("int32", "For the import: the schema of the record; null if `record` has it."),
+    "rest": ("binary", "For the import: experts and masks of the choices."),
+    "record": ("binary", "For the import: the record itself, if it is not equal to its columns."),
+    "blocks": ("blocks", "For the import: the blocks of `record`."),
+    "rollout": ("json", "For the import, in the first row of a rollout: its fields, counts and marks."),
+    "group": ("json", "For the import, in the first row of a group's first rollout in the file: its fields and marks."),
+}
+
+# Each kind of column: its name in the card of a dataset, and its type from the module pyarrow.
+KINDS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
+    "text": ("string", lambda arrow: arrow.string()),
+    "json": ("string (JSON)", lambda arrow: arrow.string()),
+    "ids": ("list of int32", lambda arrow: arrow.list_(arrow.int32())),
+    "floats": ("list of float32", lambda arrow: arrow.list_(arrow.float32())),
+    "texts": ("list of string", lambda arrow: arrow.list_(arrow.string())),
+    "time": ("timestamp (ms, UTC)", lambda arrow: arrow.timestamp("ms", tz="UTC")),
+    "bool": ("bool", lambda arrow: arrow.bool_()),
+    "int32": ("int32", lambda arrow: arrow.int32()),
+    "int64": ("int64", lambda arrow: arrow.int64()),
+    "double": ("double", lambda arrow: arrow.float64()),
+    "binary": ("binary", lambda arrow: arrow.binary()),
+    "prompts": ("list of lists of int32", lambda arrow: arrow.list_(arrow.list_(arrow.int32()))),
+    "choices": ("list of (ids, logprobs)", lambda arrow: arrow.list_(_struct(arrow, ids="ids", logprobs="floats"))),
+    "blocks": ("list of (name, block)", lambda arrow: arrow.list_(_struct(arrow, name="binary", block="binary"))),
+}
+
+
+def _struct(arrow: Any, **fields: str) -> Any:
+    return arrow.struct([(name, KINDS[kind][1](arrow)) for name, kind in fields.items()])
 
 
 class ArchiveWriter:
@@ -136,39 +203,21 @@ def arrow() -> Any:
 
 def arrow_schema(library: Any) -> Any:
     """Return the schema of the files."""
-    types = {
-        "text": library.string(),
-        "json": library.string(),
-        "ids": library.list_(library.int32()),
-        "floats": library.list_(library.float32()),
-        "texts": library.list_(library.string()),
-        "time": library.timestamp("ms", tz="UTC"),
-        "prompts": library.list_(library.list_(library.int32())),
-        "choices": library.list_(
-            library.struct([("ids", library.list_(library.int32())), ("logprobs", library.list_(library.float32()))])
-        ),
-        "blocks": library.list_(library.struct([("name", library.binary()), ("block", library.binary())])),
-    }
-    fields = [
-        (name, types.get(kind) or getattr(library, _ARROW.get(kind, kind))()) for name, (kind, _) in COLUMNS.items()
-    ]
+    fields = [(name, KINDS[kind][1](library)) for name, (kind, _) in COLUMNS.items()]
     return library.schema(fields, metadata={SCHEMA_KEY: str(SCHEMA).encode()})
 
 
-_ARROW: Final = {"double": "float64"}
-
-
-def _column(library: Any, kind: Any, name: str, values: list[Any]) -> Any:
+def _column(library: Any, arrow_type: Any, kind: str, values: list[Any]) -> Any:
     """Return a column. JSON is bytes of UTF-8; numbers are bytes, which are copied without Python numbers."""
-    if name not in _NUMBERS:
-        if name == "json":
-            return library.array(values, library.binary()).cast(kind)
-        return library.array(values, kind)
+    if kind not in _NUMBERS:
+        if kind == "json":
+            return library.array(values, library.binary()).cast(arrow_type)
+        return library.array(values, arrow_type)
     ends = list(accumulate((len(value or b"") // 4 for value in values), initial=0))
     flat = library.py_buffer(_swapped(b"".join(value or b"" for value in values)))
-    numbers = library.Array.from_buffers(kind.value_type, ends[-1], [None, flat])
+    numbers = library.Array.from_buffers(arrow_type.value_type, ends[-1], [None, flat])
     nulls = library.array([value is None for value in values], library.bool_())
-    return library.ListArray.from_arrays(library.array(ends, library.int32()), numbers, type=kind, mask=nulls)
+    return library.ListArray.from_arrays(library.array(ends, library.int32()), numbers, type=arrow_type, mask=nulls)
 
 
 def _value(scalar: Any, kind: str) -> Any:

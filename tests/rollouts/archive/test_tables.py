@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from proxy.rollouts.archive import tables
-from proxy.rollouts.archive.columns import COLUMNS, SCHEMA, SCHEMA_KEY
-from proxy.rollouts.archive.tables import ArchiveWriter, _swapped, read_rows
+from proxy.rollouts.archive.tables import COLUMNS, SCHEMA, SCHEMA_KEY, ArchiveWriter, _swapped, read_rows
 
 
 def written(rows):

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.support.archives import archived_versions, archiver, finished
 
 from proxy.clock import SystemClock
-from proxy.rollouts.archive.background import BackgroundArchive
+from proxy.rollouts.archive.archiver import BackgroundArchive
 from proxy.telemetry.metrics import make_metrics
 
 

@@ -8,7 +8,7 @@ from tests.support.archives import archiver, finished, importer
 from tests.support.sweeping import Process, SetClock, open_group
 
 from proxy.rollouts.archive import dataset
-from proxy.rollouts.archive.checks import InvalidRow
+from proxy.rollouts.archive.importer import InvalidRow
 from proxy.rollouts.archive.tables import ArchiveWriter, read_rows
 from proxy.rollouts.rollout import read_rollout
 
