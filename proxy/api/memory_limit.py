@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from proxy.errors import EngineResponseTooLarge, Overloaded
-from proxy.protocols.json_weight import response_weight
+from proxy.protocols.json_weight import stream_weight
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 
@@ -151,31 +151,37 @@ class InFlightBytes:
                 )
         self.reserved_bytes += more
 
-    def receive(self, call: CallInFlight, read: bytes, limit_bytes: int, *, is_cumulative: bool) -> None:
-        """Count a part of a response, and reserve memory for that of a long one before it is parsed.
+    def receive(
+        self, call: CallInFlight, read: bytes, limit_bytes: int, *, is_cumulative: bool, is_withheld: bool
+    ) -> None:
+        """Count a part of a response, and reserve memory for a part of a long stream before it is parsed.
 
-        A response is always accepted up to its limits if there is no other call, and if it is of an ordinary size. Of a
-        cumulative stream, only the last event is held.
+        Of a cumulative stream, only the last event is held; what is withheld is not parsed yet.
 
         Raises:
-            EngineResponseTooLarge: The response exceeds `limit_bytes` or four times as much memory, or other calls use the
-                memory.
+            EngineResponseTooLarge: The response exceeds `limit_bytes`, or as `reserve`.
         """
         if call.response_bytes + len(read) > min(limit_bytes, _UNWEIGHED_BYTES):
             if is_cumulative:
                 self.release(call)
-            else:
-                self._reserve_parsed(call, read, limit_bytes)
+            elif call.response_bytes + len(read) > limit_bytes:
+                raise EngineResponseTooLarge(
+                    f"The engine's response has more than {limit_bytes} bytes (engines.max_response_bytes)"
+                )
+            elif not is_withheld:
+                self.reserve(call, stream_weight(read), limit_bytes)
         call.response_bytes += len(read)
         call.body_bytes += len(read)
         self.reserved_bytes += len(read)
 
-    def _reserve_parsed(self, call: CallInFlight, read: bytes, limit_bytes: int) -> None:
-        if call.response_bytes + len(read) > limit_bytes:
-            raise EngineResponseTooLarge(
-                f"The engine's response has more than {limit_bytes} bytes (engines.max_response_bytes)"
-            )
-        more = response_weight(read)
+    def reserve(self, call: CallInFlight, more: int, limit_bytes: int) -> None:
+        """Reserve `more` bytes of memory to parse a long response.
+
+        A response is always accepted up to its limits if there is no other call, and if it is of an ordinary size.
+
+        Raises:
+            EngineResponseTooLarge: It takes more than four times `limit_bytes`, or other calls use the memory.
+        """
         parsed = call.parsed_bytes + more
         if parsed > _PARSED_RATIO * limit_bytes:
             raise EngineResponseTooLarge(

@@ -6,16 +6,21 @@ from typing import Final
 # own 16 bytes for each value, then a dict, a list, a boxed number with its slot, and half a string or key.
 WEIGHTS: Final = {b"{": 248, b"[": 88, b",": 56}
 QUOTE_WEIGHT: Final = 40
+_ALL: Final = (*WEIGHTS.items(), (b'"', QUOTE_WEIGHT))
 _LINE_WEIGHT: Final = 40  # an event of a stream has at least two line ends, and is an object
 
 
 def most_weight(text: bytes | bytearray) -> int:
     """Return at least the bytes of memory that parsing a text takes: characters in strings count as if they were outside."""
-    return QUOTE_WEIGHT * text.count(b'"') + sum(
-        weight * text.count(character) for character, weight in WEIGHTS.items()
-    )
+    total = 0
+    for character, weight in _ALL:
+        if (
+            character in text
+        ):  # a part of a list of ids has commas only: searching takes a fifth of the time of counting
+            total += weight * text.count(character)
+    return total
 
 
-def response_weight(read: bytes) -> int:
-    """Return at least the bytes of memory that a part of a response takes: as received, joined, parsed, and as events."""
+def stream_weight(read: bytes) -> int:
+    """Return at least the bytes of memory that a part of a stream takes: as received, joined, parsed, and as events."""
     return 2 * len(read) + most_weight(read) + _LINE_WEIGHT * (read.count(b"\n") + read.count(b"\r"))

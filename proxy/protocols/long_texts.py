@@ -9,7 +9,9 @@ from typing import Any, Final, NamedTuple
 
 from proxy.protocols.json_weight import most_weight
 
-LONG_TEXT: Final = 2**17  # bytes from which the comparison takes less time
+LONG_TEXT: Final = 2**16  # bytes from which the comparison takes less time
+_LIGHT_BYTES: Final = 2**20
+_LIGHT_WEIGHT: Final = 2**22  # parsing so much takes as long as parsing 2**16 bytes of brackets
 _PIECE_BYTES: Final = 2**14
 
 
@@ -32,6 +34,14 @@ class LongText(NamedTuple):
     def size(self) -> int:
         """The approximate memory in bytes."""
         return len(self.pieces) * _PIECE_BYTES
+
+
+def fresh_bytes(text: bytes, before: LongText | None) -> int:
+    """Return about how many bytes of a text take time to process: those after `before`, if that has few values."""
+    if before is None or len(text) > _LIGHT_BYTES or before.weight > _LIGHT_WEIGHT:
+        return len(text)
+    start = before.size - _PIECE_BYTES  # where its last piece is equal, most likely all are
+    return len(text) - before.size if text.startswith(before.pieces[-1].text, start) else len(text)
 
 
 def read_long(text: bytes, before: LongText | None) -> LongText:

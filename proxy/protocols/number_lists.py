@@ -55,6 +55,13 @@ class _Cut(NamedTuple):
     value: Any
 
 
+def repeats(body: bytes, known: KnownPrompt | None) -> int:
+    """Return where the known prompt ends in a response, whose ids until then are compared only; 0 if it is not there."""
+    start = body.find(_PROMPT) + len(_PROMPT)
+    is_there = known is not None and start >= len(_PROMPT) and body.startswith(known.text, start + 1)
+    return start + 1 + len(known.text) if known is not None and is_there else 0
+
+
 def read_lists(
     body: bytes, known: KnownPrompt | None, *, sampled: bool = True
 ) -> tuple[dict[str, Any], KnownPrompt | None] | None:

@@ -9,8 +9,9 @@ import orjson
 from proxy.errors import EngineDisconnected
 from proxy.protocols.dialects.translation import ResponseRenderer
 from proxy.protocols.engines.base import Engine, Json, StreamShape
+from proxy.protocols.json_weight import WEIGHTS, most_weight
 from proxy.protocols.lenient_json import NotJson, read_json, write_loosely
-from proxy.protocols.number_lists import KnownPrompt, read_lists
+from proxy.protocols.number_lists import KnownPrompt, read_lists, repeats
 from proxy.protocols.response import ABANDONED_BYTES, MALFORMED, ClientView, ParsedResponse
 from proxy.protocols.sse import EVENT_STREAM
 
@@ -22,7 +23,7 @@ _THOUGHTS: Final = ("reasoning_content", "reasoning")
 _UNSTREAMED: Final = frozenset({"index", "message", "logprobs", "finish_reason", "prompt_logprobs", "routed_experts"})
 
 
-class _Withheld:
+class Withheld:
     """A body that is withheld until it is complete and its step is stored."""
 
     is_over = is_cumulative = False
@@ -34,11 +35,25 @@ class _Withheld:
         self.prompt = prompt
         self.content_type = None if view.translation is None else "application/json"
         self._reads: list[bytes] = []
+        self._repeated = 0  # where the known prompt ends
 
     def feed(self, read: bytes) -> bytes:
         """Withhold the bytes."""
         self._reads.append(read)
         return b""
+
+    def repeat(self, known: KnownPrompt | None) -> int:
+        """Compare the body with the newest prompt of its rollout; return how many bytes `finish` does not parse for it."""
+        self.prompt, self._reads = known, [b"".join(self._reads)]
+        self._repeated = repeats(self._reads[0], known)
+        return 0 if known is None or not self._repeated else len(known.text)
+
+    def weight(self) -> int:
+        """Return at least the bytes of memory that parsing the body takes, after `repeat`."""
+        body, known, weight = self._reads[0], self.prompt, 0
+        if known is not None and self._repeated:
+            weight = most_weight(body[: self._repeated - len(known.text)]) + WEIGHTS[b","] * len(known.ids)
+        return 2 * len(body) + weight + most_weight(body[self._repeated :])
 
     def abandon(self) -> None:
         """Forget a long incomplete body."""
@@ -46,7 +61,7 @@ class _Withheld:
             self._reads.clear()
 
 
-class RawResponse(_Withheld):
+class RawResponse(Withheld):
     """An error, or a response that is not JSON: withheld, as an error ends the turn as well, and forwarded unchanged."""
 
     def __init__(self, view: ClientView, status: int) -> None:
@@ -61,7 +76,7 @@ class RawResponse(_Withheld):
         )
 
 
-class WholeResponse(_Withheld):
+class WholeResponse(Withheld):
     """An unstreamed JSON response. `prompt`: the prompt ids of the rollout's previous call, then those of this response."""
 
     def finish(self) -> tuple[bytes, ParsedResponse]:

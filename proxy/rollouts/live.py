@@ -41,15 +41,15 @@ class KnownTurns:
 class LiveRollout:
     """One incarnation of a rollout: as it was read last, and the number of its `calls` in flight.
 
-    `blocks`: the names of its blocks that are stored; `encoding` is held while a large step is encoded. Of the newest call:
-    `prompt`, its ids, and `text`, its body if that is long. `known`: the turns that calls continue, None if there are none in
-    memory. `size`: the approximate memory in bytes.
+    `blocks`: the names of its blocks that are stored. `large_work` is held while a large response is parsed or a large step
+    encoded. Of the newest call: `prompt`, its ids, and `text`, its body if that is long. `known`: the turns that calls continue,
+    None if there are none in memory. `size`: the approximate memory in bytes.
     """
 
     rollout: Rollout
     calls: int = 0
     blocks: KnownBlocks = field(default_factory=KnownBlocks)
-    encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    large_work: asyncio.Lock = field(default_factory=asyncio.Lock)
     prompt: KnownPrompt | None = None
     text: LongText | None = None
     known: KnownTurns | None = None

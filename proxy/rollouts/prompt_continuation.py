@@ -106,7 +106,7 @@ class PromptContinuation:
         call: Admitted,
         endpoint: Endpoint,
         headers: Mapping[str, str],
-        body_bytes: int,
+        work_bytes: int,
     ) -> Plan:
         """Return the plan with prompt ids that continue an earlier step, if the call continues one; else the plan.
 
@@ -120,10 +120,10 @@ class PromptContinuation:
         found = None
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = await self._find(plan, call, endpoint, mode, body_bytes)
+                found = await self._find(plan, call, endpoint, mode, work_bytes)
                 if found is None:
                     return plan
-                turn, result = await self._continue(plan, endpoint, mode, found, body_bytes)
+                turn, result = await self._continue(plan, endpoint, mode, found, work_bytes)
         except TimeoutError:
             turn, result = None, Continuation(None, "timeout")
             if found is not None and endpoint.missed_renderings.add():  # otherwise the store was slow
@@ -177,7 +177,7 @@ class PromptContinuation:
             LOG.warning("Engine %s accepts no prompt ids (%s); calls are sent unchanged", endpoint.label, reason)
 
     async def _find(
-        self, plan: Plan, call: Admitted, endpoint: Endpoint, mode: Mode, body_bytes: int
+        self, plan: Plan, call: Admitted, endpoint: Endpoint, mode: Mode, work_bytes: int
     ) -> Match | Turn | Reason | None:
         """Return the turn that a call continues, or why it continues none; None for the first call of a conversation."""
         found: Match | Turn | Ambiguous | Reason | None
@@ -189,7 +189,7 @@ class PromptContinuation:
             return "store"
         async with known.lock:
             turns = known.turns
-            size = body_bytes + _BYTES_PER_COMPARISON * len(turns) + turns.longest
+            size = work_bytes + _BYTES_PER_COMPARISON * len(turns) + turns.longest
             found = await off_loop(size, LARGE_BYTES, _search, turns, plan, endpoint.engine.kind, mode)
             if isinstance(found, Ambiguous):
                 try:
@@ -214,13 +214,13 @@ class PromptContinuation:
         return read_marks(await self._store.marks(rollout.rollout_id, names)).undelivered
 
     async def _continue(
-        self, plan: Plan, endpoint: Endpoint, mode: Mode, found: "Match | Turn | Reason", body_bytes: int
+        self, plan: Plan, endpoint: Endpoint, mode: Mode, found: "Match | Turn | Reason", work_bytes: int
     ) -> tuple[Turn | None, Continuation]:
         """Return the turn and the result."""
         if isinstance(found, str):
             return None, Continuation(None, found)
         turn = found.turn if isinstance(found, Match) else found
-        lookups = PromptLookups(self._upstream, endpoint, plan.body, body_bytes, plan.rollout_id)
+        lookups = PromptLookups(self._upstream, endpoint, plan.body, work_bytes, plan.rollout_id)
         try:
             if isinstance(found, Match) and not await self._is_verified(endpoint, plan.rollout_id, found, lookups):
                 return turn, Continuation(None, "unverified")
@@ -230,7 +230,7 @@ class PromptContinuation:
                 if isinstance(found, Match)
                 else continue_text(found, str(plan.body["prompt"]))
             )
-            texts = body_bytes + size_of([turn.reply], _BYTES_PER_TOKEN * LONG_IDS)
+            texts = work_bytes + size_of([turn.reply], _BYTES_PER_TOKEN * LONG_IDS)
             result = await lookups.run(generator, len(turn.prompt) + len(turn.ids) + texts // _BYTES_PER_TOKEN)
         except (LookupFailed, EngineError) as error:
             LOG.info("Call sent unchanged: %s", error, extra={"fields": {"step_id": plan.step_id}})

@@ -97,22 +97,22 @@ class Recorder:
         """The number of steps in the journal; None without a journal."""
         return None if self._journal is None else self._journal.pending
 
-    async def record(self, step: Step, live: LiveRollout, *, body_bytes: int) -> None:
+    async def record(self, step: Step, live: LiveRollout, *, body_bytes: int, work_bytes: int) -> None:
         """Store a step. Raises StoreUnavailable; steps of a deleted rollout are discarded and counted.
 
-        `body_bytes` is the approximate length of request and response: large steps are encoded in a thread. If the caller is
-        cancelled meanwhile, the step is stored nevertheless, and marked as undelivered.
+        `body_bytes` is the approximate length of request and response. `work_bytes` do not repeat the call before: many are
+        encoded in a thread. If the caller is cancelled meanwhile, the step is stored nevertheless, and marked as undelivered.
         """
         task = None
         try:
             if self._journal is None:
-                await self._append(step, live, body_bytes)  # without a task, which takes 9 µs
+                await self._append(step, live, body_bytes, work_bytes)  # without a task, which takes 9 µs
             else:  # a write to the journal must not be cancelled
-                task = self.tasks.start(self._append(step, live, body_bytes))
+                task = self.tasks.start(self._append(step, live, body_bytes, work_bytes))
                 await asyncio.shield(task)
         except asyncio.CancelledError:
             if task is None:  # once more, from the start: if the store has the step already, it is not stored again
-                task = self.tasks.start(self._append(step, live, body_bytes))
+                task = self.tasks.start(self._append(step, live, body_bytes, work_bytes))
             self._track_bytes(task, body_bytes)
             self.tasks.start(self._mark_undelivered_after(task, step, live.rollout.incarnation))
             raise
@@ -187,7 +187,7 @@ class Recorder:
         self.detached_bytes += body_bytes
         task.add_done_callback(release)
 
-    async def _append(self, step: Step, live: LiveRollout, body_bytes: int) -> None:
+    async def _append(self, step: Step, live: LiveRollout, body_bytes: int, work_bytes: int) -> None:
         if step.timing.stored is None:
             step = replace(step, timing=replace(step.timing, stored=self._clock.now()))
         if self._journal is not None and (self._journal.pending or self.store_health.unreachable is not None):
@@ -195,7 +195,7 @@ class Recorder:
             return
         known, incarnation = live.blocks, live.rollout.incarnation
         is_first = not known  # of this process: the store knows whether it is the rollout's first one
-        step, record = await _encoded(step, known, body_bytes, live.encoding)
+        step, record = await _encoded(step, known, work_bytes, live.large_work)
         started = self._clock.monotonic()
         try:
             entry = _entry(step, incarnation, record, is_first=is_first)
@@ -250,7 +250,7 @@ class Recorder:
 
     async def _append_detached(self, step: Step, live: LiveRollout, body_bytes: int) -> None:
         try:
-            await self._append(step, live, body_bytes)
+            await self._append(step, live, body_bytes, body_bytes)
         except ProxyError as error:
             LOG.error("Partial step lost: %s", error, extra={"fields": {"step_id": step.step_id}})
 
@@ -316,7 +316,7 @@ class Recorder:
 
 
 async def _encoded(
-    step: Step, known: set[bytes], body_bytes: int, alone: asyncio.Lock | None = None
+    step: Step, known: set[bytes], work_bytes: int, alone: asyncio.Lock | None = None
 ) -> tuple[Step, Record]:
     """Return the step as it is stored, and its record.
 
@@ -326,7 +326,7 @@ async def _encoded(
     for value in step.request.values():
         if isinstance(value, list):
             items += len(value)
-    if body_bytes < PLAIN_BYTES and items < _ENCODE_IN_THREAD_FROM_ITEMS:
+    if work_bytes < PLAIN_BYTES and items < _ENCODE_IN_THREAD_FROM_ITEMS:
         return encode_leniently(step, known)
     async with alone or nullcontext():
         return await asyncio.to_thread(encode_leniently, step, known)

@@ -171,8 +171,8 @@ class Held:
 
 
 READS = st.tuples(
-    st.integers(0, 3), st.integers(1, 2**17), st.booleans()
-)  # of a call: items of a list, and of which stream
+    st.integers(0, 3), st.integers(1, 2**17), st.sampled_from(["stream", "cumulative", "whole"])
+)  # of a call: items of a list, and of which response
 
 
 @given(st.lists(st.integers(0, 10**5), min_size=4, max_size=4), st.lists(READS, max_size=20))
@@ -181,9 +181,13 @@ async def test_the_bytes_in_flight_are_those_of_the_calls_in_flight(memory_limit
     calls = [Held(size) for size in sizes]
     for call in calls:
         memory_limit.add(call)
-    for index, items, is_cumulative in reads:
+    for index, items, kind in reads:
         with suppress(EngineResponseTooLarge):
-            memory_limit.receive(calls[index], b"1," * items, 2**20, is_cumulative=is_cumulative)
+            memory_limit.receive(
+                calls[index], b"1," * items, 2**20, is_cumulative=kind == "cumulative", is_withheld=kind == "whole"
+            )
+            if kind == "whole":
+                memory_limit.reserve(calls[index], 56 * items, 2**20)
 
         assert memory_limit.total_bytes() == sum(call.body_bytes + call.parsed_bytes for call in calls)
     for call in calls:

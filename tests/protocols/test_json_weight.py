@@ -5,7 +5,7 @@ import tracemalloc
 import orjson
 import pytest
 
-from proxy.protocols.json_weight import most_weight, response_weight
+from proxy.protocols.json_weight import most_weight, stream_weight
 from proxy.protocols.sse import EventParser
 
 
@@ -40,4 +40,4 @@ def test_the_weight_of_a_response_covers_very_short_events(piece):
         tracemalloc.stop()
 
     assert held
-    assert size < response_weight(text)
+    assert size < stream_weight(text)

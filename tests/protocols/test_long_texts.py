@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.protocols.json_weight import most_weight
-from proxy.protocols.long_texts import read_long
+from proxy.protocols.long_texts import fresh_bytes, read_long
 
 TEXTS = st.text('a"{[,\\', max_size=60).map(str.encode)
 
@@ -40,3 +40,22 @@ def test_only_what_follows_the_common_beginning_is_hashed(text, hashed):
             read_long(text, before)
 
     assert hashed == sum(len(call.args[0]) for call in counted.call_args_list)
+
+
+@pytest.mark.parametrize(
+    ("text", "fresh"), [(b"aabbccdd", 2), (b"aabbcc", 0), (b"aabbxxdd", 8), (b"aabb", 4), (b"aabbccddddd", 11)]
+)
+def test_a_text_is_fresh_after_the_text_before_if_that_is_its_beginning(text, fresh):
+    """A text of more than 10 bytes is fresh as a whole here."""
+    with (
+        patch("proxy.protocols.long_texts._PIECE_BYTES", 2),
+        patch("proxy.protocols.long_texts._LIGHT_BYTES", 10),
+    ):
+        assert (fresh, len(text)) == (fresh_bytes(text, read_long(b"aabbcc", None)), fresh_bytes(text, None))
+
+
+def test_a_text_after_one_of_many_values_is_fresh_as_a_whole():
+    """Parsing it takes as long as parsing a longer text, even if its beginning is known."""
+    before = b"[" * 2**16
+
+    assert len(before) + 1 == fresh_bytes(before + b"[", read_long(before, None))

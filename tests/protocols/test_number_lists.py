@@ -13,6 +13,7 @@ from proxy.protocols import response, whole_response
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, StripRules
 from proxy.protocols.exchange import Exchange
+from proxy.protocols.json_weight import WEIGHTS, most_weight
 from proxy.protocols.number_lists import KnownPrompt, read_lists
 from proxy.protocols.response import ClientView
 from proxy.trajectory.arrays import pack_ids, pack_logprobs
@@ -98,6 +99,20 @@ def test_lists_that_are_parsed_apart_are_those_of_the_whole(body, ids):
         expected = outcome(body)
 
     assert expected == outcome(body) == outcome(body, KnownPrompt(text, pack_ids(ids)))
+
+
+@given(bodies(), st.lists(st.integers(0, 200_000), max_size=4))
+def test_the_weight_of_a_response_does_not_depend_on_the_known_prompt(body, ids):
+    """It is that of all its characters, and at most a comma more; the bytes of the known prompt are not parsed."""
+    known = KnownPrompt(orjson.dumps(ids)[1:-1], pack_ids(ids))
+    received = Exchange(PLAN, 200, "application/json").response
+    for half in (body[: len(body) // 2], body[len(body) // 2 :]):
+        received.feed(half)
+    repeated = received.repeat(known)
+
+    assert repeated == (len(known.text) if b'"prompt_token_ids":[' + known.text in body else 0)
+    assert 0 <= received.weight() - 2 * len(body) - most_weight(body) <= WEIGHTS[b","]
+    assert outcome(body) == outcome(body, known)
 
 
 @of_each(CASSETTES)

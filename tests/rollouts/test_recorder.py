@@ -55,7 +55,7 @@ def step(number=1, prompt=(1, 2, 3), **named):
 
 async def test_a_recorded_step_is_stored_with_its_counts(recorder, store, live):
     """When record returns, the step can be read and the rollout counts it."""
-    await recorder.record(step(), live, body_bytes=10)
+    await recorder.record(step(), live, body_bytes=10, work_bytes=10)
 
     (kept,) = await stored_steps(store, "r1")
     assert array("i", [7, 8]) == kept.choices[0].ids
@@ -82,7 +82,7 @@ async def test_cached_prompt_tokens_are_counted_if_the_engine_reports_them(
 ):
     """More than the prompt has, or no number, is not counted."""
     recorded = step(usage=usage, extra=extra)
-    await recorder.record(recorded, live, body_bytes=10)
+    await recorder.record(recorded, live, body_bytes=10, work_bytes=10)
 
     assert counted == recorded.cached_tokens == (await stored_rollout(store, "r1")).counts.get("cached_tokens")
     counter = recorder._metrics.cached_prompt_tokens.labels(recorded.engine.name)
@@ -104,10 +104,10 @@ USER = {"role": "user", "content": [{"type": "text", "text": "  What is\n17 time
 async def test_the_first_step_sets_the_first_words_of_the_task(recorder, store, live, request_body, task):
     """Later ones do not change them, also those that another process records as its first."""
     other = Recorder(store, make_metrics(CollectorRegistry()), SystemClock())
-    await recorder.record(step(1, request=request_body, timing=Timing(5.0)), live, body_bytes=10)
-    await recorder.record(step(2, request={"prompt": "later"}), live, body_bytes=10)
+    await recorder.record(step(1, request=request_body, timing=Timing(5.0)), live, body_bytes=10, work_bytes=10)
+    await recorder.record(step(2, request={"prompt": "later"}), live, body_bytes=10, work_bytes=10)
     if task is not None:
-        await other.record(step(3, request={"prompt": "of another process"}), live, body_bytes=10)
+        await other.record(step(3, request={"prompt": "of another process"}), live, body_bytes=10, work_bytes=10)
     rollout = await stored_rollout(store, "r1")
 
     assert (task, 5000) == (rollout.task, rollout.began_ms)
@@ -117,7 +117,7 @@ async def test_failed_calls_are_counted_by_http_status(recorder, store, live):
     """A call without a response has no status."""
     for number, response in enumerate([{"status": 400}, {"status": 503}, {"status": 400}, None]):
         failed = make_step(f"S{number}", (), rollout_id="r1", status="error", response=response)
-        await recorder.record(failed, live, body_bytes=10)
+        await recorder.record(failed, live, body_bytes=10, work_bytes=10)
     rollout = await stored_rollout(store, "r1")
 
     assert {"400": 2, "503": 1} == rollout.errors
@@ -133,7 +133,7 @@ async def test_shared_blocks_are_sent_once(recorder, store, live):
     """Fifty turns over one growing prompt store its blocks once."""
     prompt = list(range(5_000))
     for number in range(50):
-        await recorder.record(step(number, prompt), live, body_bytes=10)
+        await recorder.record(step(number, prompt), live, body_bytes=10, work_bytes=10)
 
     assert [16, 2, 1] == runs_of(await store.blocks("r1"))
     assert all(array("i", prompt) == kept.prompts[0] for kept in await stored_steps(store, "r1"))
@@ -146,7 +146,9 @@ async def test_first_calls_at_once_compress_their_common_prompt_once(recorder, s
     with patch.object(
         BlockWriter, "compress", lambda writer, raw: compressed.append(len(raw)) or compress(writer, raw)
     ):
-        await asyncio.gather(*(recorder.record(step(number, prompt), live, body_bytes=2**20) for number in range(10)))
+        await asyncio.gather(
+            *(recorder.record(step(number, prompt), live, body_bytes=2**20, work_bytes=2**20) for number in range(10))
+        )
 
     assert 32 == sum(size >= 4 * UNIT_BYTES for size in compressed)
     assert 500 == sum(runs_of(await store.blocks("r1")))
@@ -155,18 +157,18 @@ async def test_first_calls_at_once_compress_their_common_prompt_once(recorder, s
 async def test_blocks_that_the_store_lost_are_sent_again(recorder, store, live):
     """Every block that a record requires is stored."""
     prompt = list(range(5_000))
-    await recorder.record(step(1, prompt), live, body_bytes=10)
+    await recorder.record(step(1, prompt), live, body_bytes=10, work_bytes=10)
     real = store._store
     for server in await real._servers.all():
         keys = (await server.execute(b"", [("KEYS", "*blocks*")]))[0]
         await server.execute(b"", [("DEL", *keys)])
-    await recorder.record(step(2, prompt), live, body_bytes=10)
+    await recorder.record(step(2, prompt), live, body_bytes=10, work_bytes=10)
 
     assert [16, 2, 1] == runs_of(await store.blocks("r1"))
 
 
 async def test_a_large_step_is_encoded_in_a_thread(recorder, store, live):
-    await recorder.record(step(1, range(300_000)), live, body_bytes=2_000_000)
+    await recorder.record(step(1, range(300_000)), live, body_bytes=2_000_000, work_bytes=2_000_000)
 
     assert 300_000 == len((await stored_steps(store, "r1"))[0].prompts[0])
 
@@ -175,14 +177,14 @@ async def test_a_store_failure_raises_store_unavailable(recorder, store, live):
     """No part of the step is stored."""
     store.failing.add("append")
     with pytest.raises(StoreUnavailable, match="could not be stored"):
-        await recorder.record(step(), live, body_bytes=10)
+        await recorder.record(step(), live, body_bytes=10, work_bytes=10)
 
     assert [] == await stored_steps(store, "r1")
 
 
 async def test_a_step_of_a_deleted_rollout_is_discarded(recorder, store, live):
     await store.delete("r1")
-    await recorder.record(step(), live, body_bytes=10)
+    await recorder.record(step(), live, body_bytes=10, work_bytes=10)
 
     assert await store.get("r1") is None
 
@@ -191,7 +193,7 @@ async def test_a_step_of_an_earlier_live_is_not_stored_in_the_next(recorder, sto
     """A rollout with the same ID that is created after a deletion is another rollout."""
     await store.delete("r1")
     await store.open("r1", {}, now_ms=2)
-    await recorder.record(step(), live, body_bytes=10)
+    await recorder.record(step(), live, body_bytes=10, work_bytes=10)
 
     assert [] == await stored_steps(store, "r1")
 
@@ -211,7 +213,7 @@ async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(r
     """The step is written after the cancellation."""
     store.waiting["append"] = asyncio.Event()
     store.reached["append"] = asyncio.Event()
-    recording = asyncio.ensure_future(recorder.record(step(), live, body_bytes=10))
+    recording = asyncio.ensure_future(recorder.record(step(), live, body_bytes=10, work_bytes=10))
     await store.reached["append"].wait()
     recording.cancel()
     store.waiting["append"].set()
@@ -223,7 +225,7 @@ async def test_the_step_of_a_cancelled_caller_is_stored_and_marked_undelivered(r
 async def test_a_caller_that_is_cancelled_at_any_time_has_one_step(recorder, store, live):
     """Also if the store had the step already, whose reply was not received."""
     for turns in range(1, 60):
-        recording = asyncio.ensure_future(recorder.record(step(turns), live, body_bytes=10))
+        recording = asyncio.ensure_future(recorder.record(step(turns), live, body_bytes=10, work_bytes=10))
         for _ in range(turns):
             await asyncio.sleep(0)
         recording.cancel()
@@ -242,7 +244,7 @@ async def test_a_response_that_cannot_be_encoded_is_omitted_from_its_step(record
     deep: list = []
     for _ in range(300):
         deep = [deep]
-    await recorder.record(step(response={"choices": [], "x": deep}), live, body_bytes=10)
+    await recorder.record(step(response={"choices": [], "x": deep}), live, body_bytes=10, work_bytes=10)
 
     (kept,) = await stored_steps(store, "r1")
     assert (None, True) == (kept.response, "unparsed_event" in kept.problems)
@@ -252,7 +254,7 @@ async def test_a_response_that_cannot_be_encoded_is_omitted_from_its_step(record
 @pytest.mark.parametrize("field", ["request", "sent", "usage", "sampling", "extra"])
 async def test_a_step_keeps_its_tokens_whichever_field_cannot_be_encoded(recorder, store, live, field):
     """The JSON of client and engine is omitted instead of token ids."""
-    await recorder.record(step(**{field: {"set": {"x": object()}}}), live, body_bytes=10)
+    await recorder.record(step(**{field: {"set": {"x": object()}}}), live, body_bytes=10, work_bytes=10)
 
     (kept,) = await stored_steps(store, "r1")
     assert "unparsed_event" in kept.problems
@@ -263,16 +265,16 @@ async def test_steps_are_journaled_while_the_store_is_unreachable(store, live, t
     """Each is durable when record returns; afterwards the store has all of them once, in order."""
     journal = Journal(tmp_path / "spool")
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
-    await recorder.record(step(0), live, body_bytes=10)
+    await recorder.record(step(0), live, body_bytes=10, work_bytes=10)
     store.failing |= {"append", "set_once"}
     for number in range(1, 5):
-        await recorder.record(step(number, range(1000)), live, body_bytes=10)
+        await recorder.record(step(number, range(1000)), live, body_bytes=10, work_bytes=10)
     waiting, there = journal.pending, await stored_steps(store, "r1")
     store.failing.clear()
     async with asyncio.timeout(50):
         while journal.pending:
             await asyncio.sleep(0.01)
-    await recorder.record(step(5), live, body_bytes=10)
+    await recorder.record(step(5), live, body_bytes=10, work_bytes=10)
     await recorder.close()
 
     assert (4, 1) == (waiting, len(there))
@@ -283,7 +285,7 @@ async def test_entries_of_the_journal_are_stored_at_the_start(store, live, tmp_p
     """The next process stores the steps of one that ended while the store was unreachable."""
     store.failing |= {"append", "set_once"}
     first = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
-    await first.record(step(1), live, body_bytes=10)
+    await first.record(step(1), live, body_bytes=10, work_bytes=10)
     await first.close()
     store.failing.clear()
     second = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
@@ -306,7 +308,7 @@ async def test_a_step_that_is_being_written_to_the_journal_while_the_store_retur
         assert written.wait(50)
 
     monkeypatch.setattr(os, "fsync", slow)
-    recording = asyncio.ensure_future(recorder.record(step(1), live, body_bytes=10))
+    recording = asyncio.ensure_future(recorder.record(step(1), live, body_bytes=10, work_bytes=10))
     await asyncio.to_thread(writing.wait, 50)
     store.failing.clear()
     async with asyncio.timeout(50):
@@ -324,7 +326,7 @@ async def test_undelivered_marks_are_journaled_while_the_store_is_unreachable(st
     """The mark is in the journal after its step."""
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
     store.failing |= {"append", "set_once", "mark"}
-    await recorder.record(step(1), live, body_bytes=10)
+    await recorder.record(step(1), live, body_bytes=10, work_bytes=10)
     recorder.mark_undelivered(step(1), incarnation)
     async with asyncio.timeout(50):
         while recorder.journaled != 2:
@@ -337,7 +339,7 @@ async def test_undelivered_marks_are_journaled_while_the_store_is_unreachable(st
 
 
 async def test_without_a_journal_a_failed_mark_is_lost_and_the_step_remains(recorder, store, live, incarnation):
-    await recorder.record(step(1), live, body_bytes=10)
+    await recorder.record(step(1), live, body_bytes=10, work_bytes=10)
     store.failing |= {"mark"}
     recorder.mark_undelivered(step(1), incarnation)
     await recorder.close()
@@ -353,12 +355,12 @@ async def test_a_step_that_can_be_written_neither_to_the_store_nor_to_the_journa
     journal = Journal(tmp_path / "spool")
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=journal)
     store.failing |= {"append", "set_once"}
-    await recorder.record(step(1), live, body_bytes=10)
+    await recorder.record(step(1), live, body_bytes=10, work_bytes=10)
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(StoreUnavailable, match="nor in the journal"):
-            await recorder.record(step(2), live, body_bytes=10)
-    await recorder.record(step(3), live, body_bytes=10)
+            await recorder.record(step(2), live, body_bytes=10, work_bytes=10)
+    await recorder.record(step(3), live, body_bytes=10, work_bytes=10)
     store.failing.clear()
     there = [kept.step_id for kept in await wait_for_steps(store, "r1", 2)]
     await recorder.close()
@@ -380,9 +382,9 @@ async def test_a_step_that_ends_after_its_rollout_was_finished_is_late(store, li
     """It is stored, marked and counted; those before it are not late."""
     metrics = make_metrics(CollectorRegistry())
     recorder = Recorder(store, metrics, SystemClock())
-    await recorder.record(step(1), live, body_bytes=10)
+    await recorder.record(step(1), live, body_bytes=10, work_bytes=10)
     await finish(store, 5)
-    await recorder.record(step(2), live, body_bytes=10)
+    await recorder.record(step(2), live, body_bytes=10, work_bytes=10)
     recorder.record_detached(step(3, status="partial"), live, body_bytes=10)
     await recorder.close()
 
@@ -394,7 +396,7 @@ async def test_a_step_that_ends_after_its_rollout_was_finished_is_late(store, li
 async def test_a_rollout_that_reached_a_limit_is_not_finished(recorder, store, live):
     """Its steps in flight are not late."""
     await store.update_if("r1", write_fields({"status": "limited"}), expect={}, now_ms=1)
-    await recorder.record(step(1), live, body_bytes=10)
+    await recorder.record(step(1), live, body_bytes=10, work_bytes=10)
 
     assert frozenset() == await late_of(store)
 
@@ -403,7 +405,7 @@ async def journaled(store, live, tmp_path, number=1):
     """Return a recorder whose journal contains a step."""
     recorder = Recorder(store, make_metrics(CollectorRegistry()), SystemClock(), journal=Journal(tmp_path / "spool"))
     store.failing |= {"append", "set_once"}
-    await recorder.record(step(number, range(1000)), live, body_bytes=10)
+    await recorder.record(step(number, range(1000)), live, body_bytes=10, work_bytes=10)
     return recorder
 
 
@@ -462,10 +464,10 @@ async def test_a_step_of_an_expired_rollout_restores_it_with_all_blocks(mortal):
     metrics = make_metrics(CollectorRegistry())
     live = await opened(mortal, group_id="g1")
     recorder = Recorder(mortal, metrics, SystemClock())
-    await recorder.record(step(1, range(5_000)), live, body_bytes=10)
+    await recorder.record(step(1, range(5_000)), live, body_bytes=10, work_bytes=10)
     await expire(mortal)
-    await recorder.record(step(2, range(5_000)), live, body_bytes=10)
-    await recorder.record(step(3, range(5_000)), live, body_bytes=10)
+    await recorder.record(step(2, range(5_000)), live, body_bytes=10, work_bytes=10)
+    await recorder.record(step(3, range(5_000)), live, body_bytes=10, work_bytes=10)
     recorder.mark_undelivered(step(3), live.rollout.incarnation)
     await recorder.close()
     rollout = await stored_rollout(mortal, "r1")
@@ -485,7 +487,7 @@ async def test_a_journal_restores_a_rollout_that_expired_while_the_store_was_unr
     live = await opened(mortal, group_id="g1")
     first = Recorder(mortal, make_metrics(CollectorRegistry()), SystemClock(), Journal(tmp_path / "spool"))
     mortal.failing |= {"append", "set_once"}
-    await first.record(step(1, range(5_000)), live, body_bytes=10)
+    await first.record(step(1, range(5_000)), live, body_bytes=10, work_bytes=10)
     await first.close()
     await expire(mortal)
     mortal.failing.clear()

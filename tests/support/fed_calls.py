@@ -30,7 +30,7 @@ from proxy.protocols.engines import ENGINES
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
 from proxy.protocols.exchange import Exchange
-from proxy.protocols.long_texts import read_long
+from proxy.protocols.long_texts import fresh_bytes, read_long
 from proxy.protocols.number_lists import KnownPrompt, read_lists
 from proxy.protocols.plan import (
     Plan,
@@ -51,6 +51,7 @@ from proxy.protocols.translated_call import (
     error_dialect_for,
     read_translated_call,
 )
+from proxy.protocols.whole_response import WholeResponse
 from proxy.trajectory.images import IMAGES
 from proxy.trajectory.step import Step, Timing
 
@@ -294,7 +295,17 @@ def a_list_of_ids_in_a_response(fragment: str, size: int) -> Work:
     body = b'{"prompt_token_ids":[' + text(fragment, size).encode() + b'1],"choices":[{"index":0,"token_ids":[1,2],'
     body += b'"logprobs":{"content":[{"logprob":-1}]},"finish_reason":"stop"}]}'
     known = KnownPrompt(text(fragment, size // 2).encode(), array("i", [1]))
-    return lambda: (read_lists(body, None), read_lists(body, known))
+    view = plan(CHAT, "vllm", stream=False).view
+
+    def work() -> None:
+        read_lists(body, None)
+        read_lists(body, known)
+        response = WholeResponse(view)
+        response.feed(body)
+        response.repeat(known)
+        response.weight()
+
+    return work
 
 
 @feeder(*FEW)
@@ -614,7 +625,9 @@ def a_call_of_a_form_that_is_known(fragment: str, size: int) -> Work:
             template = template_of(body, DIALECTS[path], rules, has_lists=path == CHAT)
             PreparedPlans().keep(orjson.dumps(template), prepared_of(path, body, CallOptions(sampling=rules)))
             plan_of(path, body, CallOptions(sampling=rules))
-        read_long(raw + b" ", read_long(raw, None))
+        long = read_long(raw, None)
+        fresh_bytes(raw + b" ", long)
+        read_long(raw + b" ", long)
 
     return work
 

@@ -104,7 +104,7 @@ class Contents:
         await self.control("POST", "/rollouts", {"rollout_id": rollout_id, **terms})
         live = LiveRollout(read_rollout(await self.store.get(rollout_id)))
         for step in steps:
-            await self.recorder.record(step, live, body_bytes=10_000)
+            await self.recorder.record(step, live, body_bytes=10_000, work_bytes=10_000)
 
     def step(self, rollout_id: str, at: int, prompt: list[int], sampled: list[int], **facts) -> Step:
         """Return a step at an offset in time, with logprobs as models have them: most near zero, some far below."""

@@ -80,7 +80,8 @@ class Call:
 
     `path` is the endpoint of engines that serves it, and `body` is in its dialect; `adapter` is None if the client sent it so.
     `is_named`: false for a call that names no rollout and got a new one. `digest` is a hash of the body's bytes, `tokens` the
-    requested token annotations. `received` is in Unix seconds, all other times are monotonic.
+    requested token annotations. `received` is in Unix seconds, all other times are monotonic. `work_bytes`: those of the body,
+    and of the response once it is read, that do not repeat the rollout's previous call, and so take time to process.
     """
 
     context: Context
@@ -91,6 +92,7 @@ class Call:
     dialect: Dialect
     body: dict[str, Any]
     body_bytes: int
+    work_bytes: int
     digest: str
     received: float
     started: float
@@ -165,26 +167,26 @@ async def plan_for(call: Call, endpoint: Endpoint, *, as_ids: bool = True) -> No
     plans, options = endpoint.plans, _options(call, endpoint, adapter)  # together: a detection replaces both
     if adapter is not None:
         reachable = endpoint if fault is None else None
-        body = await _native(context, reachable, adapter, options.models, call.body_bytes)
+        body = await _native(context, reachable, adapter, options.models, call.work_bytes)
     if "auto" in options.sampling.cap.values():
         left = await tokens_left(context.upstream, endpoint, options, DIALECTS[path], body, body_bytes=call.body_bytes)
         options = replace(options, room_left=left)
     planned = partial(_planned, call, endpoint, plans, path, body, options)
-    plan = planned() if call.body_bytes <= LARGE_BYTES else await in_thread(planned)
+    plan = planned() if call.work_bytes <= LARGE_BYTES else await in_thread(planned)
     if endpoint.plans is not plans:  # a detection has found another engine meanwhile
         await plan_for(call, endpoint, as_ids=as_ids)
         return
     if (session := endpoint.settings.session) is not None:
         place = SessionPlace(session.header_name, session.field, session.of == "thread", plan.extra.get("agent"))
-        plan = await off_loop(call.body_bytes, LARGE_BYTES, with_session, plan, place, headers)
+        plan = await off_loop(call.work_bytes, LARGE_BYTES, with_session, plan, place, headers)
     if adapter is not None:
-        plan = await off_loop(call.body_bytes, LARGE_BYTES, adapter.recorded, plan)
+        plan = await off_loop(call.work_bytes, LARGE_BYTES, adapter.recorded, plan)
     if IMAGES in plan.extra and fault is None:
         plan = await with_placeholders(context.upstream, endpoint, plan)
     if fault is None and not as_ids:
         plan = context.continuation.refused(plan)
     elif fault is None:
-        plan = await context.continuation.continued(plan, call.admitted, endpoint, headers, call.body_bytes)
+        plan = await context.continuation.continued(plan, call.admitted, endpoint, headers, call.work_bytes)
     call.endpoint, call.plan, call.fault = endpoint, plan, fault
 
 
@@ -251,12 +253,12 @@ def _options(call: Call, endpoint: Endpoint, adapter: CallAdapter | None) -> Cal
 
 
 async def _native(
-    context: Context, endpoint: Endpoint | None, adapter: CallAdapter, models: Mapping[str, str], body_bytes: int
+    context: Context, endpoint: Endpoint | None, adapter: CallAdapter, models: Mapping[str, str], work_bytes: int
 ) -> dict[str, Any]:
     """Return the body of an adapted call for this engine; `endpoint` is None if it is unreachable."""
     if endpoint is not None and isinstance(adapter, TranslatedCall):
         adapter = await with_engine_traits(context.upstream, endpoint, adapter, models)
-    return await off_loop(body_bytes, LARGE_BYTES, adapter.native, models, None if endpoint is None else endpoint.kind)
+    return await off_loop(work_bytes, LARGE_BYTES, adapter.native, models, None if endpoint is None else endpoint.kind)
 
 
 def models_of(context: Context, rollout: Rollout) -> Mapping[str, str]:

@@ -30,7 +30,7 @@ from proxy.clock import new_id
 from proxy.errors import BadRequest
 from proxy.protocols.dialects import DIALECTS, Dialect
 from proxy.protocols.engines import CallOptions
-from proxy.protocols.long_texts import LONG_TEXT, LongText, read_long
+from proxy.protocols.long_texts import LONG_TEXT, LongText, fresh_bytes, read_long
 from proxy.protocols.plan import edit
 from proxy.protocols.sampling import engine_model
 from proxy.protocols.translated_call import TranslatedCall
@@ -40,7 +40,7 @@ from proxy.rollouts.steps import read_steps
 from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.thread_rules import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
-from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER, STEP_HEADER
 from proxy.upstream.system_messages import expected_options
 
@@ -82,11 +82,10 @@ async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamR
     received, started = context.clock.now(), context.clock.monotonic()
     await context.pacing.turn()
     text = await read_bytes(request.request)
-    body_bytes = len(text)
-    live = context.rollouts.get(_text_rollout(request)) if body_bytes >= LONG_TEXT else None
+    live = context.rollouts.get(_text_rollout(request)) if len(text) >= LONG_TEXT else None
     before = None if live is None else live.text
-    read = partial(_read, text, route, request, before)
-    body, adapter, digest, long = read() if body_bytes <= LARGE_BYTES else await in_thread(read)
+    work_bytes = fresh_bytes(text, before)
+    body, adapter, digest, long = await off_loop(work_bytes, LARGE_BYTES, _read, text, route, request, before)
     path = request.endpoint if adapter is None else adapter.endpoint
     dialect = DIALECTS[path]
     rollout_id = request.rollout_id if adapter is None else None
@@ -102,7 +101,8 @@ async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamR
         path=path,
         dialect=dialect,
         body=body if adapter is None else adapter.body,
-        body_bytes=body_bytes,
+        body_bytes=len(text),
+        work_bytes=work_bytes,
         digest=digest,
         received=received,
         started=started,
@@ -236,7 +236,9 @@ async def _plan(call: Call) -> None:
     if isinstance(adapter, TranslatedCall):
         adapter = await with_references(context, call.admitted, replace(adapter, received=call.received))
         resolved = adapter.resolved
-        call.body_bytes += size_of((resolved.messages, resolved.items, resolved.calls), _MOST_HISTORY)
+        history_bytes = size_of((resolved.messages, resolved.items, resolved.calls), _MOST_HISTORY)
+        call.body_bytes += history_bytes
+        call.work_bytes += history_bytes
     call.adapter = adapter
     endpoints = await _endpoints(call) if context.upstream.routes_by_model else context.upstream.endpoints
     # There is no await between this choice and the queue, so that concurrent calls are spread over the endpoints. Token texts

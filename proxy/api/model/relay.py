@@ -20,13 +20,22 @@ from proxy.api.failures import internal_error
 from proxy.api.headers import downstream
 from proxy.api.http import CLIENT_CLOSED_REQUEST, RESPONSE_STARTED
 from proxy.api.model.call import Call, plan_for
-from proxy.errors import EngineBusy, EngineError, EngineUnreachable, ProxyError, StoreUnavailable, UnprocessableRequest
+from proxy.errors import (
+    EngineBusy,
+    EngineError,
+    EngineResponseTooLarge,
+    EngineUnreachable,
+    ProxyError,
+    StoreUnavailable,
+    UnprocessableRequest,
+)
 from proxy.protocols.engines.base import FollowUpRequest
 from proxy.protocols.engines.quirks import QUIRK_CODES
 from proxy.protocols.exchange import Exchange, Outcome
 from proxy.protocols.response import MALFORMED
+from proxy.protocols.whole_response import Withheld
 from proxy.telemetry.logs import LOG
-from proxy.upstream.concurrency import PLAIN_BYTES, in_thread
+from proxy.upstream.concurrency import PLAIN_BYTES, in_thread, off_loop
 from proxy.upstream.endpoint import can_fail_over, check_status
 from proxy.upstream.headers import ROLLOUT_HEADER, STEP_HEADER
 from proxy.upstream.http_client import HttpResponse
@@ -151,7 +160,8 @@ async def relay(call: Call) -> web.StreamResponse:
         outcome = await _outcome(call, client)
         call.step = outcome.step
         try:
-            await context.recorder.record(outcome.step, call.admitted.live, body_bytes=call.body_bytes)
+            step, live = outcome.step, call.admitted.live
+            await context.recorder.record(step, live, body_bytes=call.body_bytes, work_bytes=call.work_bytes)
         except StoreUnavailable as fault:
             call.note_fault(fault)
             if not client.headers_sent:
@@ -224,12 +234,7 @@ async def _finished(call: Call, exchange: Exchange) -> Outcome:
     """Return the outcome of a complete response."""
     context, plan = call.context, call.plan
     timing, version = call.timing(context.clock.now()), call.policy.version.announced.version
-    if call.body_bytes <= PLAIN_BYTES:
-        outcome = exchange.finish(timing, version)
-    else:
-        outcome = await in_thread(exchange.finish, timing, version)
-    if (prompt := exchange.response.prompt) is not None:
-        call.admitted.live.prompt = prompt
+    outcome = await off_loop(call.work_bytes, PLAIN_BYTES, exchange.finish, timing, version)
     if plan.prompt_ids is not None:
         if "other_prompt" in outcome.step.problems:  # the engine did not use them
             context.continuation.refuse(call.endpoint, plan.rollout_id, "returned_ids")
@@ -369,7 +374,7 @@ async def _wait_for_slot(call: Call, client: ClientStream) -> None:
 async def _sent(call: Call) -> HttpResponse:
     """Send the call to its endpoint, and return the response."""
     plan = call.plan
-    size = call.body_bytes + _BYTES_PER_ID * len(plan.prompt_ids or ())
+    size = call.work_bytes + _BYTES_PER_ID * len(plan.prompt_ids or ())
     body = orjson.dumps(plan.body) if size <= PLAIN_BYTES else await asyncio.to_thread(orjson.dumps, plan.body)
     call.sent, call.admitted.is_sent = call.context.clock.monotonic(), True
     headers = [*call.request.headers.items(), *plan.headers.items()]
@@ -403,14 +408,18 @@ async def _move(call: Call) -> None:
 async def _stream(call: Call, client: ClientStream, exchange: Exchange, sent: HttpResponse) -> None:
     """Feed the engine's bytes to the exchange and write what it returns, until the response is complete."""
     context, reads, response = call.context, sent.iter_bytes(), exchange.response
-    limit_bytes = context.settings.engines.max_response_bytes
+    limit_bytes, is_withheld = context.settings.engines.max_response_bytes, isinstance(response, Withheld)
     try:
         async for read in reads:
             call.last_byte = context.clock.monotonic()
             call.first_byte = call.first_byte or call.last_byte
-            context.memory_limit.receive(call, read, limit_bytes, is_cumulative=response.is_cumulative)
-            lines = read.count(b"\n") + read.count(b"\r")  # of many short events each takes as long as a longer text
-            size = response.pending + len(read) + _BYTES_PER_LINE * lines
+            context.memory_limit.receive(
+                call, read, limit_bytes, is_cumulative=response.is_cumulative, is_withheld=is_withheld
+            )
+            size = 0
+            if not is_withheld:
+                lines = read.count(b"\n") + read.count(b"\r")  # each takes as long as a longer text
+                size = response.pending + len(read) + _BYTES_PER_LINE * lines
             shown = response.feed(read) if size <= PLAIN_BYTES else await in_thread(response.feed, read)
             if (shown or client.is_stream) and not call.is_aborted:
                 await _forward(call, client, shown)
@@ -448,19 +457,44 @@ async def _read_end(reads: AsyncIterator[bytes], exchange: Exchange) -> None:
                     break
 
 
+async def _read(call: Call, exchange: Exchange) -> tuple[str | None, FollowUpRequest | None]:
+    """Parse a response, and return what is missing.
+
+    Long ones of a rollout are parsed one after the other: of calls that arrive together, all but the first one repeat its
+    prompt.
+    """
+    live, response = call.admitted.live, exchange.response
+    call.work_bytes += call.response_bytes
+    if call.work_bytes <= PLAIN_BYTES:
+        missing = exchange.missing()
+        live.prompt = response.prompt or live.prompt
+        return missing
+    async with live.large_work:
+        if isinstance(response, Withheld):
+            call.work_bytes -= response.repeat(live.prompt)
+            weight = await off_loop(call.work_bytes, PLAIN_BYTES, response.weight)
+            try:
+                call.context.memory_limit.reserve(call, weight, call.context.settings.engines.max_response_bytes)
+            except EngineResponseTooLarge:
+                exchange.is_read = False  # it is not parsed
+                raise
+        missing = await off_loop(call.work_bytes, PLAIN_BYTES, exchange.missing)
+        live.prompt = response.prompt or live.prompt
+    return missing
+
+
 async def _follow_up(call: Call, exchange: Exchange) -> None:
     """Request from the engine what its response lacks. Without a result, the step has a problem."""
     if exchange.response.forces_usage:
         call.endpoint.forces_usage.show(call.plan.rollout_id, what=True)
     elif call.endpoint.forces_usage.is_open and exchange.response.forces_usage is False:
         call.endpoint.forces_usage.oppose()
-    is_short = call.body_bytes <= PLAIN_BYTES
-    model, request = exchange.missing() if is_short else await in_thread(exchange.missing)
+    model, request = await _read(call, exchange)
     if model is not None:
         exchange.served_models = await call.context.upstream.served_models(call.endpoint, model)
     if request is None:
         return
-    body = orjson.dumps(request.body) if is_short else await asyncio.to_thread(orjson.dumps, request.body)
+    body = await off_loop(call.work_bytes, PLAIN_BYTES, orjson.dumps, request.body)
     try:
         _, exchange.follow_up_response = await call.context.upstream.post_json(
             call.endpoint, request.path, body, new_connection=True, is_auxiliary=False
