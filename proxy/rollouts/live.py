@@ -42,8 +42,8 @@ class LiveRollout:
     """One incarnation of a rollout: as it was read last, and the number of its `calls` in flight.
 
     `blocks`: the names of its blocks that are stored. `large_work` is held while a large response is parsed or a large step
-    encoded. Of the newest call: `prompt`, its ids, and `text`, its body if that is long. `known`: the turns that calls continue,
-    None if there are none in memory. `size`: the approximate memory in bytes.
+    encoded. Of the newest call: `prompt`, its ids, and `text`, its body if that is long. `known`: the turns that calls
+    continue, None if there are none in memory. `size`: the approximate memory in bytes.
     """
 
     rollout: Rollout
