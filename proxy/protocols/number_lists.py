@@ -19,6 +19,7 @@ from proxy.trajectory.arrays import pack_floats, pack_ids, pack_numbers
 from proxy.trajectory.step import Ids
 
 _PROMPT: Final = b'"prompt_token_ids":'
+_TOKENS: Final = b'"tokens":'  # of a tokenize response
 _SAMPLED: Final = b'"token_ids":'
 _LOGPROBS: Final = b'"logprobs":'
 _AFTER_LOGPROBS: Final = b',"finish_reason":'
@@ -55,11 +56,33 @@ class _Cut(NamedTuple):
     value: Any
 
 
-def repeats(body: bytes, known: KnownPrompt | None) -> int:
+def prompt_of(ids: Ids, known: KnownPrompt | None) -> KnownPrompt:
+    """Return ids with their JSON, written from that of known ones with which they may begin."""
+    if known is not None and known.ids is ids:
+        return known
+    count = 0 if known is None else len(known.ids)
+    if known is None or not count or ids[:count] != known.ids:
+        return KnownPrompt(orjson.dumps(ids.tolist())[1:-1], ids)
+    more = orjson.dumps(ids[count:].tolist())[1:-1]
+    return KnownPrompt(b"%b,%b" % (known.text, more) if more else known.text, ids)
+
+
+def repeats(body: bytes | bytearray, known: KnownPrompt | None, key: bytes = _PROMPT) -> int:
     """Return where the known prompt ends in a response, whose ids until then are compared only; 0 if it is not there."""
-    start = body.find(_PROMPT) + len(_PROMPT)
-    is_there = known is not None and start >= len(_PROMPT) and body.startswith(known.text, start + 1)
+    start = body.find(key) + len(key)
+    is_there = known is not None and start >= len(key) and body.startswith(known.text, start + 1)
     return start + 1 + len(known.text) if known is not None and is_there else 0
+
+
+def repeated_tokens(body: bytes | bytearray, known: KnownPrompt | None) -> int:
+    """Return where the known prompt ends in a tokenize response; 0 if it is not there."""
+    return repeats(body, known, _TOKENS)
+
+
+def cut_tokens(body: bytes, known: KnownPrompt | None) -> tuple[bytes, KnownPrompt] | None:
+    """Return a tokenize response with null in place of its ids, and these; None if they are not recognized."""
+    cut = _prompt(body, known, _TOKENS)
+    return None if cut is None else (b"".join((body[: cut.start], b"null", body[cut.end :])), cut.value)
 
 
 def read_lists(
@@ -99,17 +122,17 @@ def _put_back(response: Any, cuts: list[_Cut]) -> bool:
     return True
 
 
-def _prompt(body: bytes, known: KnownPrompt | None) -> _Cut | None:
-    """Return the prompt ids. Those that begin with the ids of a known prompt share their JSON, which is compared only."""
-    start = body.find(_PROMPT) + len(_PROMPT)
-    if start < len(_PROMPT) or not body.startswith(b"[", start):
+def _prompt(body: bytes, known: KnownPrompt | None, key: bytes = _PROMPT) -> _Cut | None:
+    """Return the ids of this key. Those that begin with the ids of a known prompt share their JSON, which is compared only."""
+    start = body.find(key) + len(key)
+    if start < len(key) or not body.startswith(b"[", start):
         return None
     first = start + 1
     if known is not None and not body.startswith(known.text, first):
         known = None
     known_end = first + (0 if known is None else len(known.text))
     end = body.find(b"]", known_end)
-    if end < 0 or body.find(_PROMPT, end) >= 0:  # the key occurs once: a list that contains it has no ids
+    if end < 0 or body.find(key, end) >= 0:  # the key occurs once: a list that contains it has no ids
         return None
     try:
         if known is not None and end == known_end:

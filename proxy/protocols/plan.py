@@ -17,13 +17,14 @@ from proxy.protocols.dialects.base import GENERATES, Dialect, ErrorDialect, Resp
 from proxy.protocols.dialects.translation import Translator
 from proxy.protocols.engines.base import CallOptions, Engine, FollowUpRequest, Injection, Json
 from proxy.protocols.engines.quirks import Framing, applicable, choose_framing, has_more_than_text
+from proxy.protocols.number_lists import KnownPrompt
 from proxy.protocols.response import ClientView
 from proxy.protocols.sampling import SAMPLING_FIELDS, Sampling, apply_rules, served_as
 from proxy.protocols.sse import EVENT_STREAM, StreamFormat
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.protocols.whole_response import error_events
 from proxy.trajectory.images import IMAGES, has_images, names_in
-from proxy.trajectory.step import DEFAULT_POLICY, EXPERTS_START, EngineFacts, Ids
+from proxy.trajectory.step import DEFAULT_POLICY, EXPERTS_START, EngineFacts
 
 _STREAM: Final = frozenset({"stream", "stream_options"})
 _MAX_BYTES: Final = 2**23
@@ -50,7 +51,7 @@ class Plan:
 
     `framing` is how the call is sent; `expected` are the problems that the engine is known to have with such a call.
     `wants_logprobs`: they are configured or requested, so a step without them lacks them. `translation`: the client's dialect,
-    if the engine does not support it. `prompt_ids`: the prompt of a call that continues an earlier step, which replaces the
+    if the engine does not support it. `prompt`: the ids of a call that continues an earlier step, which replaces the
     messages or the text; `sent` does not repeat it. `abort`: the request that ends the call (see `Injection`).
     """
 
@@ -82,7 +83,7 @@ class Plan:
     policy_version: str | None = None
     policy_epoch: int = 0
     translation: Translator | None = None
-    prompt_ids: "Ids | None" = None
+    prompt: KnownPrompt | None = None
 
     @property
     def error_dialect(self) -> ErrorDialect:
@@ -101,16 +102,17 @@ class Plan:
         return error_events(body) if renderer is None else renderer.finish(None, body.decode("utf-8", "replace"))
 
 
-def with_continuation(plan: Plan, ids: "Ids | None", facts: Mapping[str, Any]) -> Plan:
+def with_continuation(plan: Plan, prompt: KnownPrompt | None, facts: Mapping[str, Any]) -> Plan:
     """Return the plan with its continuation, and with these ids as the prompt. `facts` are recorded with the step."""
     extra = {**plan.extra, "continuation": facts}
-    fields = None if ids is None else plan.engine.prompt_ids_fields(plan.dialect.name, ids.tolist())
+    given = None if prompt is None else orjson.Fragment(b"[%b]" % prompt.text)
+    fields = None if given is None else plan.engine.prompt_ids_fields(plan.dialect.name, given)
     if fields is None:
         return replace(plan, extra=extra)
     if "return_routed_experts" in plan.sent["set"] and facts.get("kept"):
         # The experts of the last sampled token are known only once it is read as a part of a prompt.
         extra[EXPERTS_START] = fields["routed_experts_start_len"] = facts["kept"] - 1
-    return replace(plan, body={**plan.body, **fields}, prompt_ids=ids, extra=extra)
+    return replace(plan, body={**plan.body, **fields}, prompt=prompt, extra=extra)
 
 
 def with_image_tokens(plan: Plan, tokens: Sequence[int]) -> Plan:

@@ -22,6 +22,7 @@ from proxy.continuation.types import (
 )
 from proxy.errors import BadRequest, DamagedStep, EngineError, NotFound
 from proxy.protocols.dialects.responses.item_ids import repeated_steps
+from proxy.protocols.number_lists import KnownPrompt, prompt_of
 from proxy.protocols.plan import Plan, with_continuation
 from proxy.rollouts.admission import Admitted
 from proxy.rollouts.live import KnownTurns, LiveRollout, LiveRollouts
@@ -35,7 +36,7 @@ from proxy.trajectory.thread_rules import agent_of
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import LARGE_BYTES, LONG_IDS, BackgroundTasks, off_loop
 from proxy.upstream.headers import CONTINUATION_HEADER
-from proxy.upstream.prompt_lookups import PromptLookups
+from proxy.upstream.prompt_lookups import PER_TEXT_TOKEN, PromptLookups
 from proxy.upstream.witnesses import MISSES, PAUSE_S
 from storage.errors import StorageError
 from storage.store import Store
@@ -117,13 +118,14 @@ class PromptContinuation:
         if mode == "off" or not rollout.counts.get("steps") or not _may_continue(plan):
             return plan
         started = self._clock.monotonic()
-        found = None
+        found, known = None, call.live.prompt
         try:
             async with asyncio.timeout(self._timeout_s):
                 found = await self._find(plan, call, endpoint, mode, work_bytes)
                 if found is None:
                     return plan
-                turn, result = await self._continue(plan, endpoint, mode, found, work_bytes)
+                turn, result, rendered = await self._continue(plan, endpoint, mode, found, work_bytes, known)
+                known = rendered or known
         except TimeoutError:
             turn, result = None, Continuation(None, "timeout")
             if found is not None and endpoint.missed_renderings.add():  # otherwise the store was slow
@@ -140,7 +142,8 @@ class PromptContinuation:
         if not _fits(result, endpoint.windows.get(str(plan.model_served)), plan.body):
             result = Continuation(None, "window")
         self.count(result)
-        return with_continuation(plan, result.ids, _facts(turn, result))
+        prompt = None if result.ids is None else prompt_of(result.ids, known)
+        return with_continuation(plan, prompt, _facts(turn, result))
 
     async def sampled_calls(self, call: Admitted, call_ids: Sequence[str]) -> dict[str, Message]:
         """Return the name and the arguments of earlier tool calls as sampled, by the ids that the client sends back.
@@ -214,16 +217,22 @@ class PromptContinuation:
         return read_marks(await self._store.marks(rollout.rollout_id, names)).undelivered
 
     async def _continue(
-        self, plan: Plan, endpoint: Endpoint, mode: Mode, found: "Match | Turn | Reason", work_bytes: int
-    ) -> tuple[Turn | None, Continuation]:
-        """Return the turn and the result."""
+        self,
+        plan: Plan,
+        endpoint: Endpoint,
+        mode: Mode,
+        found: "Match | Turn | Reason",
+        work_bytes: int,
+        known: KnownPrompt | None,
+    ) -> tuple[Turn | None, Continuation, KnownPrompt | None]:
+        """Return the turn, the result, and the newest rendering."""
         if isinstance(found, str):
-            return None, Continuation(None, found)
+            return None, Continuation(None, found), None
         turn = found.turn if isinstance(found, Match) else found
-        lookups = PromptLookups(self._upstream, endpoint, plan.body, work_bytes, plan.rollout_id)
+        lookups = PromptLookups(self._upstream, endpoint, plan.body, work_bytes, plan.rollout_id, known)
         try:
             if isinstance(found, Match) and not await self._is_verified(endpoint, plan.rollout_id, found, lookups):
-                return turn, Continuation(None, "unverified")
+                return turn, Continuation(None, "unverified"), None
             stops = {stop for kind, model, stop in self._stops if (kind, model) == (turn.kind, turn.model)}
             generator = (
                 continue_turn(found, mode=mode, stops=stops)
@@ -231,12 +240,13 @@ class PromptContinuation:
                 else continue_text(found, str(plan.body["prompt"]))
             )
             texts = work_bytes + size_of([turn.reply], _BYTES_PER_TOKEN * LONG_IDS)
-            result = await lookups.run(generator, len(turn.prompt) + len(turn.ids) + texts // _BYTES_PER_TOKEN)
+            ids = len(turn.prompt) + len(turn.ids)
+            result = await lookups.run(generator, ids // PER_TEXT_TOKEN + texts // _BYTES_PER_TOKEN)
         except (LookupFailed, EngineError) as error:
             LOG.info("Call sent unchanged: %s", error, extra={"fields": {"step_id": plan.step_id}})
-            return turn, Continuation(None, lookups.fault or "tokenize")
+            return turn, Continuation(None, lookups.fault or "tokenize"), None
         endpoint.missed_renderings.forget()
-        return turn, result
+        return turn, result, lookups.rendered
 
     async def _is_verified(self, endpoint: Endpoint, rollout_id: str, found: Match, lookups: PromptLookups) -> bool:
         """Return whether the endpoint is known to render messages as it does for calls.

@@ -14,6 +14,7 @@ from proxy.config.engines import EndpointSettings, EnginesSettings
 from proxy.errors import EngineDisconnected, EngineError, EngineResponseTooLarge, EngineTimeout, EngineUnreachable
 from proxy.protocols.engines.detection import ProbeResponse, model_names
 from proxy.protocols.json_weight import most_weight
+from proxy.protocols.number_lists import KnownPrompt, cut_tokens, repeated_tokens
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import LARGE_BYTES, BackgroundTasks, off_loop
@@ -51,24 +52,32 @@ async def body_of(response: HttpResponse, most: int | None = None) -> bytearray:
     return body
 
 
-async def json_of(response: HttpResponse) -> Any:
-    """Return the parsed body of an auxiliary response.
+async def json_of(response: HttpResponse, known: KnownPrompt | None = None) -> Any:
+    """Return the parsed body of an auxiliary response; its `tokens` as a `KnownPrompt` if `known` is given.
 
     Raises:
         EngineError: The body is incomplete, too large or not JSON.
     """
     body = await body_of(response)
     try:
-        return await _parsed(body)
+        size = len(body) if known is None or not repeated_tokens(body, known) else len(body) - len(known.text)
+        return await off_loop(size, LARGE_BYTES, _parsed, bytes(body), known)
     except ValueError as error:
         raise EngineDisconnected(f"The engine's response is not valid JSON: {error}") from None
 
 
-async def _parsed(body: bytearray) -> Any:
+def _parsed(body: bytes, known: KnownPrompt | None) -> Any:
     """Return the value of a JSON body. Raises ValueError if it is not JSON, or has too many values."""
-    if await off_loop(len(body), LARGE_BYTES, most_weight, body) > _MAX_WEIGHT:
+    cut = None if known is None else cut_tokens(body, known)
+    rest, tokens = cut or (body, None)
+    if most_weight(rest) > _MAX_WEIGHT:
         raise ValueError("it has too many values")
-    return await off_loop(len(body), LARGE_BYTES, orjson.loads, body)
+    value = orjson.loads(rest)
+    if tokens is None:
+        return value
+    if not isinstance(value, dict) or "tokens" not in value or value["tokens"] is not None:  # the ids are elsewhere
+        return _parsed(body, None)
+    return {**value, "tokens": tokens}
 
 
 class Upstream:
@@ -172,9 +181,16 @@ class Upstream:
         return None
 
     async def post_json(
-        self, endpoint: Endpoint, path: str, body: bytes, *, new_connection: bool = False, is_auxiliary: bool = True
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        *,
+        new_connection: bool = False,
+        is_auxiliary: bool = True,
+        known: KnownPrompt | None = None,
     ) -> tuple[int, Any]:
-        """POST a JSON body; return the status, and the parsed response if the status is 200, else None.
+        """POST a JSON body; return the status, and the parsed response (see `json_of`) if the status is 200, else None.
 
         Raises:
             EngineError: The request failed, as in `send`.
@@ -183,7 +199,7 @@ class Upstream:
             endpoint, "POST", path, headers=_JSON, body=body, new_connection=new_connection, is_auxiliary=is_auxiliary
         )
         with closing(response):
-            return response.status, await json_of(response) if response.status == 200 else None
+            return response.status, await json_of(response, known) if response.status == 200 else None
 
     def endpoint_named(self, label: str) -> Endpoint | None:
         """Return the endpoint with this label, if one is configured."""
@@ -371,7 +387,9 @@ class Upstream:
         with closing(response):
             text = await body_of(response, _MAX_PROBE_BYTES)
         try:
-            read = await _parsed(text) if response.status == 200 else None
+            read = (
+                await off_loop(len(text), LARGE_BYTES, _parsed, bytes(text), None) if response.status == 200 else None
+            )
         except ValueError:
             read = None
         error = "" if response.status == 200 else text[:_MAX_ERROR_BYTES].decode(errors="replace")

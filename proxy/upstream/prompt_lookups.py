@@ -15,24 +15,33 @@ from proxy.protocols.engines.tokenizer_api import (
     text_request,
     tokenize_request,
 )
+from proxy.protocols.number_lists import KnownPrompt
 from proxy.trajectory.json_bytes import size_of
 from proxy.upstream.client import Upstream
-from proxy.upstream.concurrency import LARGE_BYTES, LONG_IDS, off_loop
+from proxy.upstream.concurrency import LONG_IDS, PLAIN_BYTES, off_loop
 from proxy.upstream.endpoint import Endpoint
 
 T = TypeVar("T")
 
 _BYTES_PER_ID: Final = 6  # in JSON
+PER_TEXT_TOKEN: Final = 4  # ids, which are compared in C, take as long as one token of text
 
 
 class PromptLookups:
     """Serve the lookups of a continuation at one endpoint. `body` is the chat or completions body that would be sent.
 
-    `fault`: why the endpoint serves none, once a lookup has shown that.
+    `known`: ids with which renderings may begin. `rendered`: the newest rendering. `fault`: why the endpoint serves none, once
+    a lookup has shown that.
     """
 
     def __init__(
-        self, upstream: Upstream, endpoint: Endpoint, body: Mapping[str, Any], body_bytes: int, rollout_id: str
+        self,
+        upstream: Upstream,
+        endpoint: Endpoint,
+        body: Mapping[str, Any],
+        body_bytes: int,
+        rollout_id: str,
+        known: KnownPrompt | None = None,
     ) -> None:
         self._upstream = upstream
         self._endpoint = endpoint
@@ -40,10 +49,12 @@ class PromptLookups:
         self._body_bytes = body_bytes
         self._rollout_id = rollout_id
         self._model = str(body.get("model"))
+        self._known = known
+        self.rendered: KnownPrompt | None = None
         self.fault: Reason | None = None
 
     async def run(self, lookups: Generator[Lookup, LookupResult, T], length: int) -> T:
-        """Run a continuation to its result; `length` is the approximate number of ids, of its texts as well.
+        """Run a continuation to its result; `length`: about how many tokens its texts have, and its ids count a quarter.
 
         Raises:
             LookupFailed: The engine could not serve a lookup.
@@ -51,7 +62,8 @@ class PromptLookups:
         """
         result: LookupResult = None
         while True:
-            size = length + (0 if result is None else len(result))
+            more = 0 if result is None else len(result)
+            size = length + (more if isinstance(result, str) else more // PER_TEXT_TOKEN)
             lookup, value = await off_loop(size, LONG_IDS, _advance, lookups, result)
             if lookup is None:
                 return cast("T", value)
@@ -83,10 +95,13 @@ class PromptLookups:
         )
         # The replies of the history are those of the engine, which may be longer than what the agent sends back.
         texts = lookup.messages if isinstance(lookup, Render) else [lookup.text]  # type: ignore[union-attr]
-        body = await self._post(request, self._body_bytes + size_of(texts, LARGE_BYTES))
+        known = self._known if isinstance(lookup, Render) else None
+        body = await self._post(request, self._body_bytes + size_of(texts, PLAIN_BYTES), known)
         if body is None:
             return None
         tokens = body.get("tokens") if isinstance(body, dict) else None
+        if isinstance(tokens, KnownPrompt):
+            self.rendered = tokens
         ids = await off_loop(len(tokens) if isinstance(tokens, list) else 0, LONG_IDS, read_ids, body)
         if ids is None:
             raise LookupFailed("the engine returned no token ids for messages")
@@ -94,13 +109,13 @@ class PromptLookups:
             self._endpoint.windows.put(self._model, window)
         return ids
 
-    async def _post(self, request: FollowUpRequest | None, size: int) -> Any:
+    async def _post(self, request: FollowUpRequest | None, size: int, known: KnownPrompt | None = None) -> Any:
         """Return the body of a response; None for a request that the engine rejects."""
         if request is None:
             self.fault = "unsupported"
             raise LookupFailed("the engine has no tokenizer API")
-        text = await off_loop(size, LARGE_BYTES, orjson.dumps, request.body)
-        status, body = await self._upstream.post_json(self._endpoint, request.path, text)
+        text = await off_loop(size, PLAIN_BYTES, orjson.dumps, request.body)
+        status, body = await self._upstream.post_json(self._endpoint, request.path, text, known=known)
         if status == 200:
             return body
         if status in {405, 501} or (status == 404 and not await self._serves(request)):

@@ -14,7 +14,7 @@ from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, StripRules
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.json_weight import WEIGHTS, most_weight
-from proxy.protocols.number_lists import KnownPrompt, read_lists
+from proxy.protocols.number_lists import KnownPrompt, prompt_of, read_lists
 from proxy.protocols.response import ClientView
 from proxy.trajectory.arrays import pack_ids, pack_logprobs
 from proxy.trajectory.step import Timing
@@ -202,3 +202,13 @@ def test_lists_that_the_client_receives_are_parsed_with_the_rest(rules):
     view = ClientView(DIALECTS[PATH], ENGINES["vllm"], StripRules(**rules), 1)
 
     assert not view.hides_lists
+
+
+@given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6))
+def test_ids_have_their_json_whatever_ids_are_known(ids, known):
+    packed = pack_ids(ids)
+    text = orjson.dumps(ids)[1:-1]
+
+    before = KnownPrompt(orjson.dumps(known)[1:-1], pack_ids(known))
+    for found in (prompt_of(packed, None), prompt_of(packed, before), prompt_of(packed, KnownPrompt(text, packed))):
+        assert (text, ids) == (found.text, found.ids.tolist())

@@ -31,7 +31,7 @@ from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.long_texts import fresh_bytes, read_long
-from proxy.protocols.number_lists import KnownPrompt, read_lists
+from proxy.protocols.number_lists import KnownPrompt, cut_tokens, prompt_of, read_lists, repeated_tokens
 from proxy.protocols.plan import (
     Plan,
     PreparedPlans,
@@ -300,6 +300,9 @@ def a_list_of_ids_in_a_response(fragment: str, size: int) -> Work:
     def work() -> None:
         read_lists(body, None)
         read_lists(body, known)
+        tokens = body.replace(b"prompt_token_ids", b"tokens")
+        cut_tokens(tokens, known)
+        repeated_tokens(tokens, known)
         response = WholeResponse(view)
         response.feed(body)
         response.repeat(known)
@@ -589,7 +592,7 @@ def errors_of_engines(fragment: str, size: int) -> Work:
             exchange.response.feed(body.encode())
             exchange.finish(Timing(1.0))
             Exchange(of_call, 500, "").fail(body, Timing(1.0))
-            with_continuation(of_call, array("i", [1]) * size, {})
+            with_continuation(of_call, prompt_of(array("i", [1]) * size, KnownPrompt(b"1", array("i", [1]))), {})
             of_call.error_events(body.encode())
         error = BadRequest(body, param=fragment)
         for dialect in (*DIALECTS.values(), *TRANSLATORS.values(), *METHODS.values()):

@@ -4,11 +4,13 @@ import asyncio
 import threading
 from array import array
 
+import orjson
 import pytest
 from aiohttp import web
 
 from proxy.continuation.types import Detokenize, LookupFailed, Render, Tokenize
 from proxy.errors import EngineError
+from proxy.protocols.number_lists import KnownPrompt
 from proxy.upstream.prompt_lookups import PromptLookups
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -46,6 +48,42 @@ async def test_messages_are_rendered_with_the_tools_of_the_call(engine, lookups,
     assert array("i", [5, 6]) == await lookups.get(Render(MESSAGES[:1]))
     assert [{"model": "m", "messages": MESSAGES, "tools": BODY["tools"]}] == engine.requests
     assert 99 == endpoint.windows.get(str(BODY.get("model")))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"count":3,"max_model_len":9,"tokens":[5,6,7],"token_strs":null}',
+        '{"tokens":[5,6]}',
+        '{"tokens":[5,67]}',
+        '{"tokens":[5, 6]}',
+        '{"tokens":[]}',
+        '{"tokens":[5,6,]}',
+        '{"tokens":[5,6,true]}',
+        '{"tokens":[5,6,-7]}',
+        '{"tokens":[5,6,2147483648]}',
+        '{"tokens":[5,6],"tokens":[5,6,7]}',
+        '{"tokens":null,"x":{"tokens":[5,6]}}',
+        '{"x":{"tokens":[5,6,7]}}',
+        '{"tokens":[5,6',
+        '[{"tokens":[5,6]}]',
+    ],
+)
+async def test_a_rendering_is_the_same_whatever_ids_are_known(engine, upstream_to, text):
+    """Also if the response is invalid. What is read after known ids has the text of the response."""
+    upstream = upstream_to(engine.url, kind="vllm")
+    answers(engine, text)
+    found = []
+    for known in (None, *(KnownPrompt(ids, array("i", orjson.loads(b"[%b]" % ids))) for ids in (b"", b"5,6", b"9"))):
+        lookups = PromptLookups(upstream, upstream.endpoints[0], BODY, 100, "r1", known)
+        try:
+            found.append(await lookups.get(Render(MESSAGES)))
+        except (LookupFailed, EngineError) as error:
+            found.append(str(error))
+        if lookups.rendered is not None and isinstance(found[-1], array):
+            assert orjson.loads(b"[%b]" % lookups.rendered.text) == found[-1].tolist()
+
+    assert [found[0]] * 4 == found
 
 
 async def test_text_is_tokenized_without_special_tokens(engine, lookups):

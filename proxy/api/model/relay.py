@@ -43,7 +43,6 @@ from proxy.upstream.http_client import HttpResponse
 T = TypeVar("T")
 
 
-_BYTES_PER_ID = 7  # in JSON
 _BYTES_PER_LINE = 128  # whose parsing takes as long as the handling of one line of a stream
 _REJECTED = (400, 404, 422)
 _WITHOUT_IDS = frozenset({"no_token_ids", "retokenized"})
@@ -235,7 +234,7 @@ async def _finished(call: Call, exchange: Exchange) -> Outcome:
     context, plan = call.context, call.plan
     timing, version = call.timing(context.clock.now()), call.policy.version.announced.version
     outcome = await off_loop(call.work_bytes, PLAIN_BYTES, exchange.finish, timing, version)
-    if plan.prompt_ids is not None:
+    if plan.prompt is not None:
         if "other_prompt" in outcome.step.problems:  # the engine did not use them
             context.continuation.refuse(call.endpoint, plan.rollout_id, "returned_ids")
         elif outcome.step.prompts:
@@ -281,7 +280,7 @@ async def _relayed(call: Call, client: ClientStream) -> Exchange | None:
         try:
             if response.status >= 300:
                 check_status(call.endpoint, response.status, is_last=not call.left)
-            if plan.prompt_ids is not None and response.status in _REJECTED:
+            if plan.prompt is not None and response.status in _REJECTED:
                 return None
             if call.are_ids_refused and response.status < 400:
                 context.continuation.refuse(call.endpoint, plan.rollout_id, "refused_ids")
@@ -290,7 +289,7 @@ async def _relayed(call: Call, client: ClientStream) -> Exchange | None:
                 response.status,
                 response.headers.get("Content-Type", ""),
                 max_event_bytes=context.settings.engines.max_event_bytes,
-                prompt=call.admitted.live.prompt,
+                prompt=plan.prompt or call.admitted.live.prompt,
             )
             client.set_head(response.status, response.headers, content_type=exchange.response.content_type)
             await _stream(call, client, exchange, response)
@@ -374,8 +373,7 @@ async def _wait_for_slot(call: Call, client: ClientStream) -> None:
 async def _sent(call: Call) -> HttpResponse:
     """Send the call to its endpoint, and return the response."""
     plan = call.plan
-    size = call.work_bytes + _BYTES_PER_ID * len(plan.prompt_ids or ())
-    body = orjson.dumps(plan.body) if size <= PLAIN_BYTES else await asyncio.to_thread(orjson.dumps, plan.body)
+    body = await off_loop(call.work_bytes, PLAIN_BYTES, orjson.dumps, plan.body)
     call.sent, call.admitted.is_sent = call.context.clock.monotonic(), True
     headers = [*call.request.headers.items(), *plan.headers.items()]
     if call.trace is not None:
@@ -471,7 +469,7 @@ async def _read(call: Call, exchange: Exchange) -> tuple[str | None, FollowUpReq
         return missing
     async with live.large_work:
         if isinstance(response, Withheld):
-            call.work_bytes -= response.repeat(live.prompt)
+            call.work_bytes -= response.repeat(call.plan.prompt or live.prompt)
             weight = await off_loop(call.work_bytes, PLAIN_BYTES, response.weight)
             try:
                 call.context.memory_limit.reserve(call, weight, call.context.settings.engines.max_response_bytes)

@@ -243,8 +243,8 @@ class Engine(Protocol):
         """Return a stripped stream chunk; the same dict if nothing is to be stripped, None if the chunk is to be dropped."""
         ...
 
-    def prompt_ids_fields(self, dialect: DialectName, ids: list[int]) -> Json | None:
-        """Return the fields of a body that make these ids its prompt; None if the engine accepts none."""
+    def prompt_ids_fields(self, dialect: DialectName, ids: Any) -> Json | None:
+        """Return the fields of a body that make these ids (a list, or its JSON) its prompt; None if the engine accepts none."""
         ...
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:

@@ -95,7 +95,7 @@ class Llamacpp:
         """Strip a chunk: no event exists only because of the flags."""
         return self.strip(dialect, chunk, rules)
 
-    def prompt_ids_fields(self, dialect: DialectName, ids: list[int]) -> Json | None:
+    def prompt_ids_fields(self, dialect: DialectName, ids: Any) -> Json | None:
         """Return None: the server renders chats itself."""
         return None
 

@@ -215,7 +215,7 @@ class Sglang:
         # Other parts of sglext that the client requested remain; an otherwise empty chunk is dropped.
         return rest if "sglext" in rest or rest.get("usage") else None
 
-    def prompt_ids_fields(self, dialect: DialectName, ids: list[int]) -> Json | None:
+    def prompt_ids_fields(self, dialect: DialectName, ids: Any) -> Json | None:
         """Return `input_ids` for chat, which replaces the template (0.5.23), a list for completions."""
         if dialect in GENERATES:
             return None

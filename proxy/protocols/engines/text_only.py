@@ -59,7 +59,7 @@ class TextOnly:
         """Return the chunk: nothing was injected."""
         return chunk
 
-    def prompt_ids_fields(self, dialect: DialectName, ids: list[int]) -> Json | None:
+    def prompt_ids_fields(self, dialect: DialectName, ids: Any) -> Json | None:
         """Return None: unknown servers accept none."""
         return None
 

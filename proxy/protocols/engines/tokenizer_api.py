@@ -1,11 +1,13 @@
 """The tokenize and detokenize endpoints of each engine: their requests and responses."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines.base import FollowUpRequest
+from proxy.protocols.number_lists import KnownPrompt
 from proxy.trajectory.arrays import has_negative, pack_ids
 from proxy.trajectory.step import Ids
 
@@ -89,8 +91,10 @@ def _model_of(body: Mapping[str, Any]) -> dict[str, Any]:
 def read_ids(response: Any) -> "Ids | None":
     """Return the ids of a tokenize response; None if it is invalid."""
     tokens = response.get("tokens") if isinstance(response, dict) else None
+    if isinstance(tokens, KnownPrompt):
+        tokens = tokens.ids
     try:
-        ids = pack_ids(tokens) if isinstance(tokens, list) else None
+        ids = pack_ids(tokens) if isinstance(tokens, list | array) else None
     except (ValueError, TypeError, OverflowError):
         return None
     return None if ids is None or has_negative(ids) else ids

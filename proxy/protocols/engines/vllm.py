@@ -266,7 +266,7 @@ class Vllm:
             shown["prompt_token_ids"] = None
         return shown
 
-    def prompt_ids_fields(self, dialect: DialectName, ids: list[int]) -> Json | None:
+    def prompt_ids_fields(self, dialect: DialectName, ids: Any) -> Json | None:
         """Return a list for completions; for chat the field, or `kv_transfer_params` (0.32.0), which replace the rendering."""
         if dialect == "generate":
             return None
