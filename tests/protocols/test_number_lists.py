@@ -205,7 +205,7 @@ def test_lists_that_the_client_receives_are_parsed_with_the_rest(rules):
 
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6))
-def test_ids_have_their_json_whatever_ids_are_known(ids, known):
+def test_ids_have_the_same_json_for_any_known_ids(ids, known):
     packed = pack_ids(ids)
     text = orjson.dumps(ids)[1:-1]
 

@@ -69,7 +69,7 @@ async def test_messages_are_rendered_with_the_tools_of_the_call(engine, lookups,
         '[{"tokens":[5,6]}]',
     ],
 )
-async def test_a_rendering_is_the_same_whatever_ids_are_known(engine, upstream_to, text):
+async def test_a_rendering_is_the_same_for_any_known_ids(engine, upstream_to, text):
     """Also if the response is invalid. What is read after known ids has the text of the response."""
     upstream = upstream_to(engine.url, kind="vllm")
     answers(engine, text)
