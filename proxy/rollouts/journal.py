@@ -26,7 +26,6 @@ from proxy.telemetry.logs import LOG
 from storage.types import StepWrite
 
 _MAGIC: Final = b"TTJ2"
-_EARLIER_MAGIC: Final = b"TTSP"  # of entries with a JSON head
 _CHECKSUM_BYTES: Final = 16
 _REPLAY_BATCH: Final = 64  # entries in memory during a replay
 _HEAD_BYTES: Final = len(_MAGIC) + 4 + _CHECKSUM_BYTES
@@ -133,12 +132,9 @@ class Journal:
     def _read_frames(self) -> tuple[deque[tuple[int, int]], int]:
         """Return the complete frames of the file, and the end of the last one."""
         text = self._path.read_bytes()
-        if text.startswith(_EARLIER_MAGIC):
-            raise OSError(
-                f"Journal {self._path} has steps in the format of an earlier version: start that version until it has stored "
-                "them, or set a different store.spool_path"
-            )
         frames = deque(_whole_frames(text))
+        if not frames and not text.startswith(_MAGIC[: len(text)]):
+            raise OSError(f"{self._path} is not a journal of this version: set a different store.spool_path")
         end = frames[-1][0] + frames[-1][1] if frames else 0
         gaps = end - sum(length for _, length in frames)
         if gaps:

@@ -47,7 +47,7 @@ class Announced:
         return cls(version, highest=number_of(version))
 
     def written(self) -> bytes:
-        """Return the value to announce: the version alone, as earlier releases have it, if there is no more."""
+        """Return the value to announce: the version alone if there is no more."""
         is_plain = self == Announced(self.version, highest=number_of(self.version))
         return orjson.dumps(self.version if is_plain else self)
 

@@ -174,8 +174,7 @@ class Rollout(Struct, frozen=True):
     def due_ms(self) -> int | None:
         """The time at which it is finished, while it is open, if no call begins before; None if it has no deadline.
 
-        Until its first step it is not idle before `start_s` is over; without `start_s`, as rollouts of earlier versions, it is
-        idle from its creation. Its first call touches it before there is a step.
+        Until its first step it is not idle before `start_s` is over. Its first call touches it before there is a step.
         """
         times: list[float] = [] if self.deadline_s is None else [self.created_ms + 1000 * self.deadline_s]
         if self.quiet_s is not None:

@@ -5,8 +5,8 @@ lengths of four JSON texts (u32 each), the texts (head, request, sent, response)
 tail of each prompt, the ids of each choice, the logprobs of each choice, and the experts and the mask of each choice
 that has them. In `request` and in the fields that the proxy `set`, values that are likely to repeat are null; the
 head's `chains` refers to their blocks. Experts and masks are null in `response`; the head's `again` has their
-positions. The data of images are blocks of their own (`image_texts`); a chain in JSON then has their places as its fourth
-value. Schema 1 had no experts, masks and images, schema 2 no images, and schema 3 no runs of units in blocks.
+positions. The data of images are blocks of their own (`images`); a chain in JSON then has their places as its fourth
+value. 0.1.0 writes schema 4; records of earlier schemas are refused.
 """
 
 from collections.abc import Container, Mapping
@@ -140,7 +140,7 @@ def decode(record: bytes, reader: BlockReader, index: int | None = None, *, whol
     """
     schema, packed = open_frame(record)
     try:
-        return DECODERS[schema](packed, reader, index, whole=whole)
+        return _decode(packed, reader, index, whole=whole)
     except blocks.BrokenChain as error:
         raise UnreadableRecord(f"the record is unreadable: {error}") from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -157,10 +157,9 @@ def open_frame(record: bytes) -> tuple[int, bytes]:
     if len(record) < _HEADER or not record.startswith(_MAGIC):
         raise UnreadableRecord(f"{len(record)} bytes are not a record")
     schema, packed = record[2], record[_HEADER:]
-    if schema not in DECODERS:
-        raise UnreadableRecord(
-            f"record schema {schema} is not supported: this version reads up to schema {SCHEMA}; use a newer version"
-        )
+    if schema != SCHEMA:
+        writer = "a version before 0.1.0 wrote it" if schema < SCHEMA else "use a newer version"
+        raise UnreadableRecord(f"record schema {schema} is not supported: this version reads schema {SCHEMA}; {writer}")
     if record[3:_HEADER] != _checksum(schema, packed):
         raise UnreadableRecord("the record is damaged: checksum mismatch")
     return schema, packed
@@ -387,6 +386,3 @@ class _Cursor:
         if not start <= end <= len(self._raw):
             raise ValueError("missing bytes")
         return self._raw[start:end]
-
-
-DECODERS: Final = dict.fromkeys(range(1, SCHEMA + 1), _decode)  # the additions of each schema are optional

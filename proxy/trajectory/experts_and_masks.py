@@ -98,8 +98,8 @@ def bytes_of(choice: Choice) -> list[bytes]:
 
 
 def read(choice: Choice, head: Mapping[str, Any], take: Callable[[int], bytes]) -> Choice:
-    """Return the choice with them. A head of schema 1 has none."""
-    experts_head, mask_head = head.get("experts"), head.get("mask")
+    """Return the choice with them."""
+    experts_head, mask_head = head["experts"], head["mask"]
     if experts_head is not None:
         form, size = experts_head
         choice = replace(choice, routed_experts=Experts(form, take(size)))

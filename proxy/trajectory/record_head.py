@@ -1,7 +1,7 @@
 """The head of a record as typed values.
 
-It is read from its JSON in one pass. Earlier versions stored some values of engines and clients without checking their types:
-a value of another type that a step can do without is dropped, and most of these flag the step.
+It is read from its JSON in one pass. Imported records may have any values: one of another type that a step can do without is
+dropped, and most of these flag the step.
 """
 
 import re
@@ -48,8 +48,8 @@ class ChoiceHead(Struct):
     ids: _Count
     logprobs: _Count
     code: Literal["f", "d"]
-    experts: list[Any] | None = None
-    mask: list[Any] | None = None
+    experts: list[Any] | None
+    mask: list[Any] | None
 
 
 class Head(Struct):
@@ -75,7 +75,7 @@ class Head(Struct):
     prompts: list[PromptHead]
     choices: list[ChoiceHead]
     chains: dict[str, dict[str, list[str]]]
-    again: list[list[Any]] = []
+    again: list[list[Any]]
     policy: str = DEFAULT_POLICY
 
 

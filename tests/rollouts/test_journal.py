@@ -56,11 +56,11 @@ def test_an_entry_of_another_shape_is_damaged():
         unpack(framed({**asdict(entry(1)), "name": 7}))
 
 
-def test_a_journal_of_the_format_before_is_not_opened(tmp_path):
-    """It remains as it is, so that the version that wrote it can store its steps."""
+def test_a_file_that_is_no_journal_is_not_opened(tmp_path):
+    """It remains as it is."""
     path = tmp_path / "spool"
     path.write_bytes(b"TTSP" + bytes(40))
-    with pytest.raises(OSError, match="start that version"):
+    with pytest.raises(OSError, match=f"{path} is not a journal of this version: set a different store.spool_path"):
         Journal(path)
 
     assert b"TTSP" + bytes(40) == path.read_bytes()

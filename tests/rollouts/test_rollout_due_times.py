@@ -63,11 +63,6 @@ def test_a_rollout_with_an_idle_limit_has_one_for_its_start(terms, idle_s, deadl
     assert deadlines == deadlines_of(terms, idle_s=idle_s, start_s=4)
 
 
-def test_a_rollout_of_an_earlier_version_is_idle_from_its_creation():
-    """It has no `start_s`."""
-    assert 6000 == Rollout("r1", "b", 1000, 1000, idle_s=5).due_ms
-
-
 @pytest.mark.parametrize(
     ("terms", "left"),
     [

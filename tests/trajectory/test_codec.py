@@ -1,12 +1,11 @@
 """Records: decoding returns the step that was encoded, or raises UnreadableRecord."""
 
 from array import array
-from base64 import b64encode, b85decode
+from base64 import b64encode
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import pairwise
 from math import nan
-from pathlib import Path
 
 import orjson
 import pytest
@@ -17,7 +16,7 @@ from tests.support.recorded import ROOTS
 
 from proxy.trajectory.arrays import pack_experts, pack_ids, pack_logprobs, pack_mask
 from proxy.trajectory.blocks import BlockReader
-from proxy.trajectory.codec import UnreadableRecord, decode, encode, encode_leniently
+from proxy.trajectory.codec import SCHEMA, UnreadableRecord, decode, encode, encode_leniently
 from proxy.trajectory.step import Choice, EngineFacts, Span, Step, Timing
 
 TEXT = st.text(max_size=12)
@@ -222,7 +221,7 @@ def test_other_bytes_raise_unreadable_record(garbage):
         decode(b"TT\1" + garbage, BlockReader({}))
 
 
-def sealed(payload, schema=2):
+def sealed(payload, schema=SCHEMA):
     """Return a record of this payload with a valid checksum."""
     packed = zstandard.compress(payload)
     checksum = blake2b(packed, digest_size=8, person=b"record", salt=bytes([schema])).digest()
@@ -256,22 +255,24 @@ def test_arrays_that_do_not_end_with_the_payload_raise(change):
     """No id is read from outside its array."""
     written = encode(a_step())
 
-    with pytest.raises(UnreadableRecord, match="does not match schema 2"):
+    with pytest.raises(UnreadableRecord, match="does not match schema 4"):
         decode(sealed(change(payload_from(written.record))), BlockReader(written.blocks))
 
 
 def test_each_error_names_its_cause():
-    """Not a record, a newer schema, damage, a missing block, a damaged block."""
+    """Not a record, another schema, damage, a missing block, a damaged block."""
     written = encode(a_step())
     name = written.names[0]
-    newer = sealed(payload_from(written.record), schema=9)
+    newer, older = [sealed(payload_from(written.record), schema) for schema in (9, 3)]
     others = {other: block for other, block in written.blocks.items() if other != name}
     swapped = others | {name: next(iter(others.values()))}
 
     with pytest.raises(UnreadableRecord, match="^5 bytes are not a record"):
         decode(b"hello", BlockReader({}))
-    with pytest.raises(UnreadableRecord, match="schema 9 is not supported: this version reads up to schema 4"):
+    with pytest.raises(UnreadableRecord, match="schema 9 is not supported: this version reads schema 4; use a newer"):
         decode(newer, BlockReader(written.blocks))
+    with pytest.raises(UnreadableRecord, match="schema 3 is not supported: .*; a version before 0.1.0 wrote it"):
+        decode(older, BlockReader(written.blocks))
     with pytest.raises(UnreadableRecord, match="checksum mismatch"):
         decode(written.record + b"\0", BlockReader(written.blocks))
     with pytest.raises(UnreadableRecord, match=f"block {name.hex()} is missing"):
@@ -294,31 +295,6 @@ def test_recorded_requests_and_responses_of_vllm_round_trip():
         written = encode(step)
 
         assert comparable(step) == comparable(decode(written.record, BlockReader(written.blocks)))
-
-
-def test_a_stored_record_of_schema_1_is_readable():
-    # Written by encode(a_step()) of the first version: the record, then one line per block, with its name in front.
-    assert comparable(a_step()) == comparable(stored_step("schema_1.b85"))
-
-
-def test_a_stored_record_of_schema_2_is_readable():
-    """It has routed experts and a sampling mask."""
-    # Written by encode(a_routed_step()) of the first version that wrote schema 2, in the same form.
-    assert comparable(a_routed_step()) == comparable(stored_step("schema_2.b85"))
-
-
-def a_routed_step():
-    text = b64encode(b"\x93NUMPY" + bytes(20)).decode()
-    step = a_step(response={"choices": [{"routed_experts": text, "sampling_mask": [[7, 9], [8]]}]})
-    choice = replace(step.choices[0], routed_experts=pack_experts(text), sampling_mask=pack_mask([[7, 9], [8]]))
-    return replace(step, dialect="generate", choices=(choice,))
-
-
-def stored_step(name):
-    """Read the step of a record file."""
-    lines = Path(__file__).with_name(name).read_bytes().split()
-    record, *blocks = map(b85decode, lines)
-    return decode(record, BlockReader({block[:16]: block[16:] for block in blocks}))
 
 
 @pytest.mark.parametrize(("depth", "is_kept"), [(200, True), (225, True), (240, False), (900, False)])

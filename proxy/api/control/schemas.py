@@ -67,13 +67,6 @@ class RolloutLimits(RequestModel):
     max_steps: Index | None = None
     max_tokens: Index | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_deadline(cls, limits: Any) -> Any:
-        if isinstance(limits, dict) and "deadline_s" in limits:
-            raise ValueError("deadline_s is a field of the rollout, beside its limits")
-        return limits
-
 
 class ReplyTokens(RequestModel):
     """The token annotations of responses, for clients that cannot send X-Reply-Tokens and X-Reply-Ids."""
@@ -341,16 +334,6 @@ class ClaimBatch(GroupFilter, ExportOptions):
         if self.earlier_epochs == "take" and self.max_staleness is not None:
             raise ValueError("max_staleness cannot be compared with earlier epochs; omit it, or earlier_epochs: take")
         return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_rewarded(cls, body: Any) -> Any:
-        if isinstance(body, dict) and "rewarded" in body:
-            raise ValueError(
-                "`rewarded` was replaced by `members`: `rewarded` omits members without a reward, `all` refuses a group until "
-                "each member has what the format requires"
-            )
-        return body
 
 
 class AckBatch(RequestModel):

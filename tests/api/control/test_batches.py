@@ -175,13 +175,6 @@ async def test_an_invalid_claim_is_rejected_and_claims_nothing(proxy):
         assert "complete" == await proxy.status("g")
 
 
-async def test_the_error_of_the_former_option_rewarded_names_members(proxy):
-    rejected = await proxy.post("/batches/claim", {"consumer": "t", "rewarded": True})
-
-    assert 422 == rejected.status
-    assert "`members`" in rejected.json["error"]["message"]
-
-
 async def test_an_unknown_batch_is_404(proxy):
     assert [404] * 3 == [(await proxy.post(f"/batches/none/{verb}")).status for verb in ("ack", "release", "extend")]
 

@@ -121,13 +121,6 @@ async def test_a_deadline_of_a_group_and_of_its_rollouts_is_422(proxy, name):
     assert [] == (await proxy.get("/groups")).json["groups"]
 
 
-async def test_a_deadline_among_the_limits_is_422_and_the_message_has_its_place(proxy):
-    response = await proxy.post("/rollouts", {"limits": {"max_steps": 2, "deadline_s": 60}})
-
-    assert 422 == response.status
-    assert "deadline_s is a field of the rollout, beside its limits" in response.json["error"]["message"]
-
-
 @pytest.mark.parametrize("value", [1e-300, 1e300, 1.7976931348623157e308, 2**63])
 async def test_tiny_and_huge_deadlines_are_accepted(replicas, store, fast, value):
     """A tiny one ends the rollout at once, a huge one never."""
