@@ -28,7 +28,6 @@ from proxy.api.control.claims import (
     undo,
 )
 from proxy.api.control.export_query import export_query
-from proxy.api.control.group_rows import Reason
 from proxy.api.control.groups import drop_group
 from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch, body_from
 from proxy.api.http import CLIENT_CLOSED_REQUEST, json_response
@@ -53,7 +52,8 @@ async def claim_batch(request: web.Request) -> web.Response:
     policy = context.policies.claimed(body.policy)
     query = replace(export_query(context, body), policy=policy.name)
     query = await query.begin(context)  # first, so that no group is leased if the engines that score it are unreachable
-    claim = Claim(new_id(context.clock), body, query, policy, _takes_earlier_epochs(context, body))
+    by_default = "drop" if body.max_staleness is not None else context.settings.groups.earlier_epochs
+    claim = Claim(new_id(context.clock), body, query, policy, (body.earlier_epochs or by_default) == "take")
     started = context.clock.monotonic()
     deadline = started + body.wait_s
     try:
@@ -74,12 +74,6 @@ async def claim_batch(request: web.Request) -> web.Response:
     await observe(context, claim)
     shown = {"policy": policy.name} if context.policies.has_named else {}
     return web.Response(body=_batch_json(claim, shown, lease_ms, waiting), content_type="application/json")
-
-
-def _takes_earlier_epochs(context: Context, body: ClaimBatch) -> bool:
-    if body.earlier_epochs is None:
-        return body.max_staleness is None and context.settings.groups.earlier_epochs == "take"
-    return body.earlier_epochs == "take"
 
 
 async def _fill_in_time(request: web.Request, context: Context, claim: Claim, deadline: float) -> None:
@@ -116,11 +110,11 @@ async def _leases_kept(context: Context, claim: Claim) -> AsyncIterator[None]:
 
 
 async def _keep_leases(context: Context, claim: Claim) -> None:
-    lease_s = claim.body.lease_s
+    lease_ms = claim.body.lease_ms
     while True:
-        await asyncio.sleep(lease_s / _LEASE_PARTS)
-        fields = held_fields(context, claim.id, claim.body.consumer, lease_s)
-        lease_ms, now_ms = max(1, round(lease_s * 1000)), context.clock.now_ms()
+        await asyncio.sleep(lease_ms / 1000 / _LEASE_PARTS)
+        now_ms = context.clock.now_ms()
+        fields = held_fields(claim.id, claim.body.consumer, now_ms + lease_ms)
         for held in tuple(claim.held):
             with suppress(StorageError):  # `_record` finds the groups whose leases expired
                 await context.store.queue.extend(held.waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
@@ -177,11 +171,11 @@ async def _record(context: Context, claim: Claim) -> int | None:
     The lease starts now, after rendering. Groups that another consumer claimed meanwhile are not part of the batch; an exact
     claim then has no batch.
     """
-    lease_ms = max(1, round(claim.body.lease_s * 1000))
+    lease_ms = claim.body.lease_ms
     while True:
         await normalize(context, claim)
         now_ms = context.clock.now_ms()
-        fields = held_fields(context, claim.id, claim.body.consumer, claim.body.lease_s)
+        fields = held_fields(claim.id, claim.body.consumer, now_ms + lease_ms)
         has = [
             await context.store.queue.extend(
                 held.waiting,
@@ -209,6 +203,7 @@ async def _record(context: Context, claim: Claim) -> int | None:
 
 def _batch_json(claim: Claim, shown: Mapping[str, str], lease_ms: int | None, waiting: QueueCounts) -> bytes:
     """Return the batch as JSON, around groups that are JSON already. `waiting` counts groups that are not in the batch."""
+    without = {"dropped": claim.dropped, "refused": claim.refused}
     fields = {
         "batch_id": claim.batch_id if claim.held else None,
         "consumer": claim.body.consumer,
@@ -218,19 +213,13 @@ def _batch_json(claim: Claim, shown: Mapping[str, str], lease_ms: int | None, wa
         "policy_epoch": claim.announced.epoch,
         "lease_ms": lease_ms,
         "waiting": {"available": waiting.available, "claimed": max(0, waiting.claimed - len(claim.held))},
-        "dropped": _listed(claim.dropped),
-        "refused": _listed(claim.refused),
-        "reasons": {"dropped": _counted(claim.dropped), "refused": _counted(claim.refused)},
+        **{
+            kind: [{"group_id": group, "code": reason.code, "why": reason.why} for group, reason in found.items()]
+            for kind, found in without.items()
+        },
+        "reasons": {kind: Counter(reason.code for reason in found.values()) for kind, found in without.items()},
     }
     return orjson.dumps(fields)[:-1] + b',"groups":[' + b",".join(held.rendered for held in claim.held) + b"]}"
-
-
-def _listed(reasons: Mapping[str, Reason]) -> list[dict[str, str]]:
-    return [{"group_id": group, "code": reason.code, "why": reason.why} for group, reason in reasons.items()]
-
-
-def _counted(reasons: Mapping[str, Reason]) -> dict[str, int]:
-    return dict(Counter(reason.code for reason in reasons.values()))
 
 
 async def ack_batch(request: web.Request) -> web.Response:
@@ -297,9 +286,8 @@ async def extend_batch(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     extend = await body_from(request, ExtendBatch)
     batch = await _batch_from(request, ending=None)
-    claim = ClaimId(batch.policy, batch.batch_id)
-    fields = held_fields(context, claim, batch.consumer, extend.lease_s)
-    lease_ms, now_ms = max(1, round(extend.lease_s * 1000)), context.clock.now_ms()
+    lease_ms, now_ms = extend.lease_ms, context.clock.now_ms()
+    fields = held_fields(ClaimId(batch.policy, batch.batch_id), batch.consumer, now_ms + lease_ms)
     held = [
         waiting.group
         for waiting in batch.held

@@ -34,6 +34,7 @@ from proxy.export.base import MissingReward
 from proxy.rollouts.group import (
     Claims,
     Group,
+    PolicyState,
     counted,
     find_group,
     freeze,
@@ -66,26 +67,26 @@ _UNKNOWN: Final = -1  # a policy version that is not a number counts as older th
 
 @dataclass(slots=True)
 class Held:
-    """A leased group: its entry in the queue, the freeze of its rewards, and its JSON once rendered.
+    """A leased group."""
 
-    `members` are those whose rewards the claim froze or `freezing` freezes; `earlier` has the claims of those that other claims
-    of the policy froze before. `outcomes` are those of its rollouts, if the advantages of the batch depend on them. `earned` is
-    None if there were earlier claims.
-
-    `delivery` counts the batches of the policy that had the group, with this one; `previous_consumer` had the last of them.
-    `undone` are the fields of the group with which its release undoes the delivery.
-    """
-
-    waiting: QueuedGroup
-    members: tuple[str, ...] = ()
+    waiting: QueuedGroup  # its entry in the queue
+    members: tuple[str, ...] = ()  # whose rewards the claim froze, or `freezing` freezes
     freezing: asyncio.Task[list[Rollout]] | None = None
-    earlier: Mapping[str, Claims] = field(default_factory=dict)
-    rendered: bytes = b""
-    outcomes: Sequence[Outcome] = ()
-    earned: Earned | None = None
-    delivery: int = 1
-    previous_consumer: str | None = None
-    undone: Mapping[str, bytes | None] = field(default_factory=dict)
+    earlier: Mapping[str, Claims] = field(
+        default_factory=dict
+    )  # of members that other claims of the policy froze before
+    rendered: bytes = b""  # its JSON
+    outcomes: Sequence[Outcome] = ()  # of its rollouts, if the advantages of the batch depend on them
+    earned: Earned | None = None  # None if there were earlier claims
+    delivery: int = 1  # how many batches of the policy had the group, with this one
+    previous_consumer: str | None = None  # of the last of them
+    undone: Mapping[str, bytes | None] = field(default_factory=dict)  # fields with which a release undoes the delivery
+
+    def note_deliveries(self, state: PolicyState | None) -> None:
+        """Note the deliveries before this one. Batches before deliveries were counted left claims only."""
+        if state is not None:
+            self.delivery = 1 + (state.delivery or bool(self.earlier))
+            self.previous_consumer = state.delivered_to
 
     def delivered_to(self, consumer: str) -> dict[str, bytes | None]:
         """Return the fields of the group in a batch of this consumer, and note how to undo them."""
@@ -197,24 +198,17 @@ async def undo(context: Context, claim: Claim, held: Iterable[Held]) -> None:
     await asyncio.shield(context.recorder.tasks.start(undone()))
 
 
-def held_fields(context: Context, claim: ClaimId, consumer: str, lease_s: float) -> dict[str, bytes | None]:
-    """Return the fields of a group that is leased from now on."""
-    until = context.clock.now_ms() + round(lease_s * 1000)
-    return state_fields(claim.policy, status="claimed", batch_id=claim.batch_id, consumer=consumer, lease_ms=until)
+def held_fields(claim: ClaimId, consumer: str, until_ms: int) -> dict[str, bytes | None]:
+    """Return the fields of a group that is leased."""
+    return state_fields(claim.policy, status="claimed", batch_id=claim.batch_id, consumer=consumer, lease_ms=until_ms)
 
 
 def _rank(waiting: QueuedGroup, order: str) -> tuple[int, int]:
     """Return the sort key of a group. Groups of equal rank stay in queue order."""
-    oldest, epoch = _oldest(waiting)
-    number = number_of(oldest)
-    version = _UNKNOWN if number is None else number
-    return (epoch, version) if order == "oldest" else (-epoch, -version)
-
-
-def _oldest(waiting: QueuedGroup) -> tuple[str | None, int]:
-    """Return the oldest policy version of a group's tokens, None if it is unknown, and its epoch."""
     note = read_note(waiting.note)
-    return note.oldest, note.epoch
+    number = number_of(note.oldest)
+    version = _UNKNOWN if number is None else number
+    return (note.epoch, version) if order == "oldest" else (-note.epoch, -version)
 
 
 async def _take(context: Context, claim: Claim, entries: Iterator[QueuedGroup], count: int) -> bool:
@@ -242,8 +236,8 @@ async def _lease(context: Context, claim: Claim, waiting: QueuedGroup) -> bool:
     if kept is not None:
         claim.refused[waiting.group] = kept
         return False
-    lease_ms, now_ms = max(1, round(claim.body.lease_s * 1000)), context.clock.now_ms()
-    fields = held_fields(context, claim.id, claim.body.consumer, claim.body.lease_s)
+    lease_ms, now_ms = claim.body.lease_ms, context.clock.now_ms()
+    fields = held_fields(claim.id, claim.body.consumer, now_ms + lease_ms)
     if not await context.store.queue.claim(waiting, claim.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms):
         return False  # claimed by another consumer, or deleted
     claim.held.append(Held(waiting))
@@ -277,20 +271,61 @@ def _reward_s(context: Context, claim: Claim) -> float:
     return context.settings.groups.reward_s if claim.body.members is None else 0
 
 
-async def _render(context: Context, claim: Claim, held: Held) -> bool:
-    """Render a leased group; return False if it was refused, dropped or deleted."""
+async def _render(context: Context, claim: Claim, held: Held, outcomes: Sequence[Outcome] | None = None) -> bool:
+    """Render a leased group; return False if it was refused, dropped or deleted.
+
+    With `outcomes`, it was rendered before, and is rendered again with these rollouts and their advantages.
+    """
+    name, dropped, held.rendered = held.waiting.group, why_stale(claim, held.waiting), b""
     try:
-        dropped = why_stale(claim, held.waiting) or await _rendered(context, claim, held)
+        group = await find_group(context.store, name) if dropped is None else None
+        if group is not None:
+            group, rollouts = counted(group, await _freeze(context, claim, held, group))
+            if outcomes is None:
+                held.earned = None if held.earlier else earned_by(rollouts)
+                held.note_deliveries(group.states.get(claim.policy.name))
+            else:
+                known = {outcome.rollout.rollout_id for outcome in outcomes}
+                rollouts = [rollout for rollout in rollouts if rollout.rollout_id in known]
+            dropped = await _write(context, claim, held, group, rollouts, outcomes)
+        elif held.members:  # deleted since it was rendered
+            await undo(context, claim, [held])
     except Conflict as error:
         if isinstance(error, Damaged):
             left_out([error], context.metrics)
-        claim.refused[held.waiting.group] = Reason(error.reason, error.message)
+        claim.refused[name] = Reason(error.reason, error.message)
         await undo(context, claim, [held])
         return False
-    claim.refused.pop(held.waiting.group, None)
+    claim.refused.pop(name, None)
     if dropped is not None:
         await _drop(context, claim, held, dropped)
     return bool(held.rendered)
+
+
+async def _freeze(context: Context, claim: Claim, held: Held, group: Group) -> list[Rollout]:
+    """Freeze the rewards of a group's rollouts; return those that exist, as they are since then."""
+    rollouts = await members_of(context.store, group)
+
+    async def frozen() -> list[Rollout]:
+        found = await asyncio.gather(
+            *(freeze(context.store, context.clock, rollout, claim.id) for rollout in rollouts),
+            return_exceptions=True,  # all of them end before any is undone
+        )
+        for result in found:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in found if isinstance(result, Rollout)]
+
+    held.members = tuple(rollout.rollout_id for rollout in rollouts)
+    held.freezing = context.recorder.tasks.start(frozen())
+    found = await asyncio.shield(held.freezing)
+    held.freezing = None
+    held.earlier = {
+        rollout.rollout_id: rollout.claims
+        for rollout in found
+        if any(other.policy == claim.policy.name and other != claim.id for other in rollout.claims)
+    }
+    return found
 
 
 def why_stale(claim: Claim, waiting: QueuedGroup) -> Reason | None:
@@ -323,45 +358,16 @@ def why_stale(claim: Claim, waiting: QueuedGroup) -> Reason | None:
     return Reason("stale", f"its oldest token is {behind} policy versions behind; max_staleness is {max_staleness}")
 
 
-async def _rendered(context: Context, claim: Claim, held: Held) -> Reason | None:
-    """Render a leased group; return why it is dropped, or None.
-
-    Raises Conflict if it cannot be returned as it is. A group that was deleted meanwhile is not rendered.
-    """
-    group = await find_group(context.store, held.waiting.group)
-    if group is None:
-        return None  # its entry in the queue is removed when it is claimed next
-    rollouts = await members_of(context.store, group)
-    held.members = tuple(rollout.rollout_id for rollout in rollouts)
-    held.freezing = context.recorder.tasks.start(_freeze(context, claim, rollouts))
-    frozen = await asyncio.shield(held.freezing)
-    held.freezing, policy = None, claim.policy.name
-    held.earlier = {
-        rollout.rollout_id: rollout.claims
-        for rollout in frozen
-        if any(other.policy == policy and other != claim.id for other in rollout.claims)
-    }
-    group, frozen = counted(group, frozen)
-    held.earned = None if held.earlier else earned_by(frozen)
-    state = group.states.get(policy)
-    if state is not None:
-        held.delivery = 1 + (
-            state.delivery or bool(held.earlier)
-        )  # batches before deliveries were counted left claims only
-        held.previous_consumer = state.delivered_to
-    return await _render_frozen(context, claim, held, group, frozen)
-
-
 async def observe(context: Context, claim: Claim) -> None:
     """Count the groups that are returned to the client, and the rewards of those that no other claim returned before."""
     policy = claim.policy.name
     context.metrics.group_events.labels(policy, "claimed").inc(len(claim.held))
     context.metrics.redelivered_groups.labels(policy).inc(sum(held.delivery > 1 for held in claim.held))
-    first = [(held.earned, _oldest(held.waiting)) for held in claim.held if held.earned is not None]
+    first = [(held.earned, read_note(held.waiting.note)) for held in claim.held if held.earned is not None]
 
     def observe_first() -> None:
-        for earned, oldest in first:
-            observe_claimed(context.metrics, policy, earned, *oldest, claim.announced)
+        for earned, note in first:
+            observe_claimed(context.metrics, policy, earned, note.oldest, note.epoch, claim.announced)
 
     await aside(sum(len(earned.tokens) for earned, _ in first) // _ROLLOUTS_OF_A_STEP, observe_first)
 
@@ -373,41 +379,22 @@ async def normalize(context: Context, claim: Claim) -> None:
     """
     while claim.query.asked.advantage == BATCH and claim.held:
         known = iter(await estimate([outcome for held in claim.held for outcome in held.outcomes], BATCH))
-        rendered = [
-            await _render_again(context, claim, held, list(islice(known, len(held.outcomes)))) for held in claim.held
-        ]
+        rendered = [await _render(context, claim, held, list(islice(known, len(held.outcomes)))) for held in claim.held]
+        claim.held = list(compress(claim.held, rendered))
         if all(rendered):
             return
-        await undo(
-            context, claim, [held for held, is_rendered in zip(claim.held, rendered, strict=True) if not is_rendered]
-        )
-        claim.held = list(compress(claim.held, rendered))
 
 
-async def _render_again(context: Context, claim: Claim, held: Held, outcomes: Sequence[Outcome]) -> bool:
-    """Render a leased group with these outcomes; return whether that is possible."""
-    known = {outcome.rollout.rollout_id for outcome in outcomes}
-    try:
-        group = await find_group(context.store, held.waiting.group)
-        if group is None:
-            return False
-        group, rollouts = counted(group, await members_of(context.store, group))
-        rollouts = [rollout for rollout in rollouts if rollout.rollout_id in known]
-        return await _render_frozen(context, claim, held, group, rollouts, outcomes) is None
-    except Conflict:
-        return False
-
-
-async def _render_frozen(
+async def _write(
     context: Context,
     claim: Claim,
     held: Held,
     group: Group,
     rollouts: Sequence[Rollout],
-    outcomes: Sequence[Outcome] | None = None,
+    outcomes: Sequence[Outcome] | None,
 ) -> Reason | None:
-    """Render a group whose rewards are frozen, with these outcomes if they are known; return why it is dropped, or None."""
-    query, (oldest, epoch) = claim.query, _oldest(held.waiting)
+    """Write the JSON of a group whose rewards are frozen; return why it is dropped, or None. Raises Conflict."""
+    query, note = claim.query, read_note(held.waiting.note)
     gathered = await read_group_rows(context, query, group, rollouts, claim.body, whole=True, outcomes=outcomes)
     if gathered.reason is not None:
         return gathered.reason
@@ -415,9 +402,9 @@ async def _render_frozen(
     whole = await gathered.whole(query)
     described = {
         "group_id": group.group_id,
-        "policy_version": oldest,
-        "policy_epoch": epoch,
-        "staleness": claim.announced.staleness(oldest, epoch),
+        "policy_version": note.oldest,
+        "policy_epoch": note.epoch,
+        "staleness": claim.announced.staleness(note.oldest, note.epoch),
         "complete_ms": group.complete_ms,
         "delivery": held.delivery,
         "previous_consumer": held.previous_consumer,
@@ -428,18 +415,6 @@ async def _render_frozen(
     }
     held.rendered = await aside(gathered.count, lambda: to_json_bytes({**described, "data": whole}))
     return None
-
-
-async def _freeze(context: Context, claim: Claim, rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """Freeze the rewards of a group's rollouts; return those that exist, as they are since then."""
-    found = await asyncio.gather(
-        *(freeze(context.store, context.clock, rollout, claim.id) for rollout in rollouts),
-        return_exceptions=True,  # all of them end before any is undone
-    )
-    for result in found:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in found if isinstance(result, Rollout)]
 
 
 async def _unfreeze(context: Context, claim: Claim, held: Held) -> None:

@@ -304,7 +304,16 @@ class ExportGroup(GroupFilter, ExportParams):
     advantage: InGroup = "given"
 
 
-class ClaimBatch(GroupFilter, ExportOptions):
+class _Lease(RequestModel):
+    lease_s: LeaseSeconds = 600
+
+    @property
+    def lease_ms(self) -> int:
+        """The duration of the lease in milliseconds."""
+        return max(1, round(self.lease_s * 1000))
+
+
+class ClaimBatch(GroupFilter, ExportOptions, _Lease):
     """`POST /batches/claim`. The export options have the same names as in export queries.
 
     `exact`: exactly `groups` groups or none. `policy`: the policy that is trained; default: the only one that is.
@@ -321,7 +330,6 @@ class ClaimBatch(GroupFilter, ExportOptions):
     policy: str | None = None
     groups: Annotated[int, Field(ge=1, le=1000)] = 1
     wait_s: Annotated[FiniteFloat, Field(ge=0, le=600)] = 0
-    lease_s: LeaseSeconds = 600
     order: Literal["oldest", "newest"] = "oldest"
     max_staleness: Index | None = None
     stale: Literal["drop", "keep"] = "drop"
@@ -346,10 +354,8 @@ class ReleaseBatch(RequestModel):
     """`POST /batches/{id}/release`."""
 
 
-class ExtendBatch(RequestModel):
+class ExtendBatch(_Lease):
     """`POST /batches/{id}/extend`: the lease lasts `lease_s` from now."""
-
-    lease_s: LeaseSeconds = 600
 
 
 class PutEngines(RequestModel):

@@ -129,10 +129,10 @@ async def test_a_claim_that_is_cancelled_while_it_freezes_rewards_unfreezes_them
         asyncio.get_running_loop().call_soon(proceed.set)
         return await task
 
-    render = claims._rendered
+    render = claims._render
     with monkeypatch.context() as patched:
         patched.setattr(claims, "freeze", slow)
-        patched.setattr(claims, "_rendered", cancelled)
+        patched.setattr(claims, "_render", cancelled)
         with contextlib.suppress(aiohttp.ClientError):
             await proxy.post("/batches/claim", {"consumer": "t", "policy": "planner"})
 
