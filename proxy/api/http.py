@@ -1,12 +1,15 @@
-"""Request keys, response statuses and the JSON response that all HTTP modules share."""
+"""Request keys, response statuses, headers and the JSON response that all HTTP modules share."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
 
 from proxy.protocols.dialects.base import ErrorDialect
 from proxy.trajectory.json_bytes import to_json_bytes
+from proxy.upstream.headers import ROLLOUT_HEADER, STEP_HEADER
+from proxy.upstream.http_client import HOP_BY_HOP, end_to_end
 
 RESPONSE_STARTED = web.RequestKey(
     "shown", bool
@@ -18,3 +21,20 @@ ERROR_DIALECT: Final = web.RequestKey("spoken", ErrorDialect)  # the dialect of 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Return a response with the value as JSON."""
     return web.Response(status=status, body=to_json_bytes(value), content_type="application/json", headers=headers)
+
+
+# What TokenTape sets itself; and what is about the engine's own address and not about its response: addresses behind
+# TokenTape, credentials for them, and the permissions that the engine gives to web pages, also those of other origins.
+_NOT_SHOWN: Final = HOP_BY_HOP | {
+    "content-length", "content-encoding", "date", ROLLOUT_HEADER.lower(), STEP_HEADER.lower(),
+    "location", "content-location", "refresh", "link", "alt-svc", "via", "x-served-by", "x-backend-server",
+    "x-accel-redirect", "x-sendfile",
+    "set-cookie", "set-cookie2", "www-authenticate", "authentication-info",
+    "timing-allow-origin", "strict-transport-security", "clear-site-data", "service-worker-allowed", "origin-agent-cluster",
+    "report-to", "reporting-endpoints", "nel", "sourcemap", "x-sourcemap",
+}  # fmt: skip
+_NOT_SHOWN_PREFIXES: Final = ("access-control-", "content-security-policy", "cross-origin-")
+
+
+# Returns the headers of an engine's response that its client gets.
+downstream: Final = partial(end_to_end, dropped=_NOT_SHOWN, prefixes=_NOT_SHOWN_PREFIXES)

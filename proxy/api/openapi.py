@@ -8,14 +8,13 @@ from typing import Any, Final
 from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
-from proxy.api.compat.atropos.calls import SESSION_CALL_ROUTES
-from proxy.api.compat.atropos.sessions import SESSION_ROUTES
+from proxy.api.compat.atropos.sessions import SESSION_CALL_ROUTES, SESSION_ROUTES
 from proxy.api.compat.osmosis.callbacks import COMPLETED
 from proxy.api.compat.osmosis.dispatch import DISPATCH_ROUTES
 from proxy.api.compat.uni_agent import UNI_AGENT_ROUTES
 from proxy.api.control import CONTROL_ROUTES
 from proxy.api.http import json_response
-from proxy.api.query import Route, parameters, route
+from proxy.api.requests import Route, parameters, route
 from proxy.api.ui.routes import PAGE_ROUTES
 from proxy.protocols.dialects import DIALECTS, TRANSLATORS
 from proxy.protocols.dialects.gemini.paths import GENERATE, STREAM

@@ -1,4 +1,4 @@
-"""The rollout of a request, from its path, headers, API key and body.
+"""The rollout of a request, from its path, headers, API key and body; the URLs of the model API for a rollout.
 
 A rollout ID is percent-encoded in a path, slashes included, and unencoded in a header or a body.
 """
@@ -6,12 +6,19 @@ A rollout ID is percent-encoded in a path, slashes included, and unencoded in a 
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
+from aiohttp import web
+from yarl import URL
+
+from proxy.api.context import Context
+from proxy.config.addresses import split_listen
 from proxy.errors import BadRequest
 from proxy.rollouts.rollout import checked_id
 
 KEY_PREFIX = "rollout:"
+_DOTS = (".", "..")
+_ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - addresses to compare with, not to listen on
 
 
 @lru_cache(1024)
@@ -47,3 +54,23 @@ def named_rollout(
         if name is not None:
             raise BadRequest(f"rollout_id must be a string, not {type(name).__name__}.", param="rollout_id")
     return None
+
+
+def path_prefix(rollout_id: str) -> str:
+    """Return the path prefix of a rollout. It is empty for the IDs `.` and `..`, which clients resolve as folders."""
+    return "" if rollout_id in _DOTS else f"/rollouts/{quote(rollout_id, safe='')}"
+
+
+def model_url(request: web.Request, context: Context) -> str:
+    """Return the base URL of the model API: the configured one, or that of this request."""
+    settings = context.settings
+    if settings.agents.url is not None:
+        return settings.agents.url
+    host = request.host if settings.control.listen is None else model_host(settings.listen, request.url)
+    return f"{request.scheme}://{host}"
+
+
+def model_host(listen: str, request_url: URL) -> str:
+    """Return host and port of a model API on a separate port; if it listens on all addresses, the host of the request."""
+    host, port = split_listen(listen)
+    return f"{request_url.host_subcomponent}:{port}" if host in _ALL_ADDRESSES else listen

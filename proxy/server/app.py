@@ -13,19 +13,17 @@ from pydantic import SecretStr
 
 from proxy.api.api_keys import KeyRing
 from proxy.api.auth import CALL_PATHS, ORIGINS, OTHER_PATHS, origin_check, require_control_key
-from proxy.api.compat.atropos.calls import SESSION_CALL_ROUTES
-from proxy.api.compat.atropos.sessions import SESSION_HEALTH, SESSION_ROUTES
-from proxy.api.compat.call_routes import CALL_ROUTES
+from proxy.api.compat import CALL_ROUTES
+from proxy.api.compat.atropos.sessions import SESSION_CALL_ROUTES, SESSION_HEALTH, SESSION_ROUTES
 from proxy.api.compat.osmosis.callbacks import MODEL_ROUTES as OSMOSIS_ROUTES
-from proxy.api.compat.osmosis.dispatch import ROLLOUT_SERVERS
-from proxy.api.compat.osmosis.servers import RolloutServers
+from proxy.api.compat.osmosis.dispatch import ROLLOUT_SERVERS, RolloutServers
 from proxy.api.context import CONTEXT, Context
 from proxy.api.failures import answer_failures
 from proxy.api.memory_limit import InFlightBytes
 from proxy.api.model.call import Call, Trace
 from proxy.api.model.routes import CALLS, MODEL_ROUTES, OTHERS, answer
 from proxy.api.openapi import CONTROLLING
-from proxy.api.query import served
+from proxy.api.requests import served
 from proxy.api.surplus_calls import SurplusCalls
 from proxy.clock import Clock, SystemClock, new_id
 from proxy.config.engines import EndpointSettings, PolicySettings, with_default

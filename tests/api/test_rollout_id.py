@@ -5,9 +5,10 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from yarl import URL
 
 from proxy.api.model.routes import parse_path
-from proxy.api.rollout_id import id_from_path, named_rollout
+from proxy.api.rollout_id import id_from_path, model_host, named_rollout, path_prefix
 from proxy.errors import BadRequest
 from proxy.rollouts.rollout import checked_id
 
@@ -67,3 +68,25 @@ def test_a_rollout_id_in_a_body_has_to_be_a_string():
 
     assert named_rollout(**nothing, body={"metadata": "x"}) is None
     assert named_rollout(**nothing, body={"rollout_id": None, "metadata": {"rollout_id": None}}) is None
+
+
+@pytest.mark.parametrize(
+    ("listen", "requested", "host_and_port"),
+    [
+        ("10.0.0.5:8400", "http://localhost:9000/rollouts", "10.0.0.5:8400"),
+        ("0.0.0.0:8400", "http://trainer.example:9000/rollouts", "trainer.example:8400"),
+        (":8400", "http://[::1]:9000/rollouts", "[::1]:8400"),
+        ("[::]:8400", "http://trainer.example/rollouts", "trainer.example:8400"),
+    ],
+)
+def test_with_a_wildcard_address_the_url_has_the_host_of_the_request(listen, requested, host_and_port):
+    """Clients cannot connect to 0.0.0.0."""
+    host = model_host(listen, URL(requested))
+
+    assert host_and_port == host
+
+
+@pytest.mark.parametrize(("rollout_id", "prefix"), [("r 1/a", "/rollouts/r%201%2Fa"), ("..", ""), (".", "")])
+def test_a_url_names_the_rollout_unless_clients_would_resolve_its_id_as_a_folder(rollout_id, prefix):
+    """For the rollout `..` only the API key names it."""
+    assert prefix == path_prefix(rollout_id)

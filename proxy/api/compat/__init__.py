@@ -1,16 +1,27 @@
 """Protocols of other systems, served with TokenTape's recording.
 
-call_routes        the endpoints that sample, with their adapters
 atropos/generate   `POST /generate`, as Atropos' token servers call it
-atropos/sessions   routes that create, list and delete sessions (with `atropos.enabled`)
-atropos/calls      calls of agents within a session
-atropos/session    a session: its ID, its chat calls, its nodes
-atropos/schemas    request bodies of Atropos' proxy
-atropos/engines    the configured engines in the format of Atropos' proxy
+atropos/session    a session of Atropos' proxy: its ID, its requests, its chat calls, its nodes
+atropos/sessions   routes and calls of sessions (with `atropos.enabled`)
 osmosis/callbacks  callbacks of Osmosis' rollout servers
+osmosis/dispatch   `POST /rollouts/{id}/dispatch`, and requests to the configured rollout servers
 osmosis/flat_call  its flat format of `POST /v1/completions`, and the exact count for its mask
-osmosis/schemas    request bodies of its rollout servers
-osmosis/servers    the configured rollout servers, and requests to them
 uni_agent          reward and completion of a session, as in Uni-Agent's gateway for verl
-osmosis/dispatch   `POST /rollouts/{id}/dispatch`
 """
+
+from collections.abc import Mapping
+from typing import Final
+
+from proxy.api.adapters import CallRoute
+from proxy.api.compat.atropos.generate import COMPLETIONS, GENERATE, read_generate
+from proxy.api.compat.osmosis.flat_call import read_flat
+from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS
+from proxy.protocols.translated_call import read_translated_call
+
+# The endpoints that sample, in all dialects and in other systems' formats, each with its adapters.
+CALL_ROUTES: Final[Mapping[str, CallRoute]] = {
+    **{path: CallRoute(dialect) for path, dialect in DIALECTS.items()},
+    **{path: CallRoute(translation, (read_translated_call,)) for path, translation in (TRANSLATORS | METHODS).items()},
+    COMPLETIONS: CallRoute(DIALECTS[COMPLETIONS], (read_flat,)),
+    GENERATE: CallRoute(DIALECTS[GENERATE], (read_generate,)),
+}

@@ -10,9 +10,9 @@ from aiohttp import web
 
 from proxy.api.context import CONTEXT
 from proxy.api.control.rollouts import change_rollout
-from proxy.api.control.schemas import SessionReward, body_from
+from proxy.api.control.schemas import SessionReward
 from proxy.api.http import json_response
-from proxy.api.query import rollout_from, route
+from proxy.api.requests import body_from, rollout_from, route
 from proxy.errors import UnprocessableRequest
 from proxy.rollouts.stored_fields import LARGEST
 

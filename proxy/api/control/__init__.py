@@ -1,21 +1,17 @@
 """The control API for trainers and operators.
 
 schemas       models of queries and request bodies
-rollouts      open, list, get, reward, finish, delete
-steps         recorded steps and their tree
-token_texts   texts of a step's tokens
-images        an image of a rollout
+rollouts      open, list, search, get, reward, finish, delete; changes as server-sent events
+steps         recorded steps and their tree, texts of their tokens, images
 exports       rows for trainers
 export_query  the options of an export, and the rows of one rollout
-groups        open, list, get, export, requeue, delete
+outcomes      what rollouts earned: rewards, returns, advantages
+groups        open, list, get, export, requeue, delete; what the newest groups of a policy earned
 group_rows    rows of a group, combined
 batches       claim, acknowledge, extend, release
 claims        selection of the groups of a claim
 policy        the policies: their versions, the pause while weights change, and LoRA adapters
 engines       state and replacement of endpoints
-training      what the newest groups of a policy earned
-search        rollouts whose prompts, replies or errors have a text
-events        changes of rollouts as server-sent events
 """
 
 from typing import Final
@@ -23,20 +19,15 @@ from typing import Final
 from proxy.api.control import (
     batches,
     engines,
-    events,
     exports,
     groups,
-    images,
     policy,
     rollouts,
     schemas,
-    search,
     steps,
-    token_texts,
-    training,
 )
 from proxy.api.health import show_health, show_metrics, show_ready
-from proxy.api.query import Route, route
+from proxy.api.requests import Route, route
 
 _R: Final = "/rollouts/{rollout_id:[^/]+}"  # any ID: it is decoded from the raw path
 _G: Final = "/groups/{group_id:[^/]+}"
@@ -80,9 +71,9 @@ CONTROL_ROUTES: Final[tuple[Route, ...]] = (
     route("get", f"{_R}/steps", steps.list_steps, "List the steps of a rollout.", *_READ, query=schemas.ListSteps),
     route("get", _STEP, steps.show_step, "Get a step.", 200, 404),
     route(
-        "get", f"{_STEP}/texts", token_texts.show_texts, "Get the texts of a step's tokens.", *_READ, query=schemas.ShowTexts
+        "get", f"{_STEP}/texts", steps.show_texts, "Get the texts of a step's tokens.", *_READ, query=schemas.ShowTexts
     ),
-    route("get", f"{_R}/images/{{image:[^/]+}}", images.show_image, "Get an image of a rollout's calls.", 200, 404, 422),
+    route("get", f"{_R}/images/{{image:[^/]+}}", steps.show_image, "Get an image of a rollout's calls.", 200, 404, 422),
     route(
         "get", f"{_R}/tree", steps.show_tree, "Get the tree of a rollout's steps, with drift.", *_READ, query=schemas.ShowTree
     ),
@@ -114,11 +105,11 @@ CONTROL_ROUTES: Final[tuple[Route, ...]] = (
     ),
     route("post", f"{_B}/extend", batches.extend_batch, "Extend the lease of a batch.", *_CHANGED, body=schemas.ExtendBatch),
     route(
-        "get", "/training", training.show_training, "Get what the newest groups of a policy earned.",
+        "get", "/training", groups.show_training, "Get what the newest groups of a policy earned.",
         *_READ, query=schemas.ShowTraining,
     ),
     route(
-        "get", "/search", search.search_rollouts, "Search for a text in prompts, replies and errors, newest rollouts first.",
+        "get", "/search", rollouts.search_rollouts, "Search for a text in prompts, replies and errors, newest rollouts first.",
         200, 400, query=schemas.Search,
     ),
     route("get", "/policies", policy.list_policies, "List the policies with their models and versions."),
@@ -127,7 +118,7 @@ CONTROL_ROUTES: Final[tuple[Route, ...]] = (
     route("get", "/engines", engines.show_engines, "List the engines with their health and versions."),
     route("put", "/engines", engines.put_engines, "Replace the endpoints.", 200, 400, 403, 422, body=schemas.PutEngines),
     route(
-        "get", "/events", events.show_events, "Stream changes of rollouts as server-sent events.",
+        "get", "/events", rollouts.show_events, "Stream changes of rollouts as server-sent events.",
         200, 400, 503, query=schemas.ShowEvents,
     ),
     *(route("get", path, show_health, _ALIVE) for path in ("/health", "/healthz")),

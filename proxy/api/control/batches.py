@@ -29,9 +29,9 @@ from proxy.api.control.claims import (
 )
 from proxy.api.control.export_query import export_query
 from proxy.api.control.groups import drop_group
-from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch, body_from
+from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch
 from proxy.api.http import CLIENT_CLOSED_REQUEST, json_response
-from proxy.api.query import rollout_id_from
+from proxy.api.requests import body_from, rollout_id_from
 from proxy.clock import new_id
 from proxy.errors import Conflict, Damaged, LeaseLost, NotFound
 from proxy.rollouts.group import Batch, Ending, read_batch, read_group, state_fields, write_batch

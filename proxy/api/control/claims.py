@@ -26,8 +26,7 @@ from proxy.api.control.group_rows import (
     read_group_rows,
     why_pending,
 )
-from proxy.api.control.outcomes import Outcome, estimate
-from proxy.api.control.reward_metrics import Earned, earned_by, observe_claimed
+from proxy.api.control.outcomes import Earned, Outcome, earned_by, estimate, observe_claimed
 from proxy.api.control.schemas import ClaimBatch
 from proxy.errors import Conflict, Damaged
 from proxy.export.base import MissingReward

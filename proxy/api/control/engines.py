@@ -6,9 +6,10 @@ from typing import Any
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.schemas import PutEngines, body_from
+from proxy.api.control.schemas import PutEngines
 from proxy.api.health import healthy_engines
 from proxy.api.http import json_response
+from proxy.api.requests import body_from
 from proxy.config.sections import RecordSettings
 from proxy.errors import Forbidden
 from proxy.protocols.dialects.base import DialectName

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import ExportOptions, ExportParams
-from proxy.api.query import query_from
+from proxy.api.requests import query_from
 from proxy.errors import BadRequest, Conflict
 from proxy.export import FORMATS, OF_POLICIES, Fill, Format, Inexpressible, Plan, Rows, with_threads
 from proxy.export.base import with_columns

@@ -9,9 +9,9 @@ from typing import Any
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.schemas import Drain, LoadAdapter, PausePolicy, PutPolicy, body_from
+from proxy.api.control.schemas import Drain, LoadAdapter, PausePolicy, PutPolicy
 from proxy.api.http import json_response
-from proxy.api.query import query_from
+from proxy.api.requests import body_from, query_from
 from proxy.errors import UnprocessableRequest
 from proxy.rollouts.adapter_updates import AdapterUpdate
 from proxy.rollouts.policy import Announced, Policy, read_announced

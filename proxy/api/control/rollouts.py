@@ -1,24 +1,34 @@
-"""The routes of `/rollouts`: open, list, get, reward, finish and delete rollouts.
+"""The routes that open, list, search, get, reward, finish, delete and follow rollouts.
 
 Every change is a compare-and-set in the store, so that concurrent changes through two replicas cannot both succeed.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
 from proxy.api.api_keys import mint
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.schemas import FinishRollout, ListRollouts, OpenRollout, PatchRollout, body_from
+from proxy.api.control.schemas import (
+    FinishRollout,
+    ListRollouts,
+    OpenRollout,
+    PatchRollout,
+    RolloutFilter,
+    Search,
+    ShowEvents,
+)
 from proxy.api.http import json_response
-from proxy.api.query import query_from, rollout_from, rollout_id_from
-from proxy.api.urls import model_url, path_prefix
+from proxy.api.requests import body_from, query_from, rollout_from, rollout_id_from
+from proxy.api.rollout_id import model_url, path_prefix
 from proxy.clock import new_id
-from proxy.errors import BadRequest, Conflict, Damaged
+from proxy.errors import BadRequest, Conflict, Damaged, NotFound
 from proxy.rollouts.group import join, read_group
 from proxy.rollouts.rollout import (
     Rollout,
@@ -31,10 +41,11 @@ from proxy.rollouts.rollout import (
     read_rollouts,
     write_fields,
 )
-from proxy.rollouts.steps import check_step_rewards, check_threads
+from proxy.rollouts.steps import aside, check_step_rewards, check_threads, read_steps, weights_of
 from proxy.rollouts.stored_fields import left_out
-from storage.errors import FieldsChanged
-from storage.types import StoredEntity
+from proxy.trajectory.text_search import Match, Needle, search
+from storage.errors import FieldsChanged, StorageError
+from storage.types import Change, StoredEntity
 
 _FIELDS_OF_OPENING = (
     "group_id", "metadata", "model", "sampling", "tools", "limits", "reply", "continuation",
@@ -263,3 +274,122 @@ def _terms(request: web.Request, context: Context, rollout: Rollout) -> dict[str
         **({} if rollout.continuation is None else {"continuation": rollout.continuation}),
         "metadata": rollout.metadata,
     }
+
+
+_MATCHES: Final = 5  # of a rollout
+_PAGE: Final = 16  # rollouts that are searched before the time is checked
+_BUDGET_S: Final = 1.0
+
+
+async def search_rollouts(request: web.Request) -> web.Response:
+    """`GET /search?q=&status=&group_id=&limit=&cursor=`: newest first.
+
+    A response ends after a second of work or `limit` rollouts with matches; `cursor` continues it.
+    """
+    context = request.app[CONTEXT]
+    asked = query_from(request, Search)
+    run, cursor = _Run(context, Needle(asked.q), asked), asked.cursor
+    began = context.clock.monotonic()
+    while True:
+        try:
+            page = await context.store.list(cursor=cursor, limit=_PAGE)
+        except ValueError as error:
+            raise BadRequest(str(error), param="cursor") from None
+        for name in page.names:
+            await run.take(name)
+        cursor = page.cursor
+        if cursor is None or len(run.found) >= asked.limit or context.clock.monotonic() - began >= _BUDGET_S:
+            break
+    searched = {"rollouts": run.rollouts, "steps": run.steps, "oldest_ms": run.oldest_ms}
+    searched["unreadable"] = len(run.unreadable)
+    named = {"unreadable": run.unreadable} if run.unreadable else {}
+    return json_response({"query": asked.q, "rollouts": run.found, "searched": searched, "cursor": cursor, **named})
+
+
+class _Run:
+    """What one request has searched and found."""
+
+    def __init__(self, context: Context, needle: Needle, asked: RolloutFilter) -> None:
+        self.found: list[dict[str, Any]] = []
+        self.rollouts = self.steps = 0
+        self.unreadable: list[dict[str, str]] = []
+        self.oldest_ms: int | None = None
+        self._context = context
+        self._needle = needle
+        self._asked = asked
+
+    async def take(self, name: str) -> None:
+        """Search a rollout, if it still exists and the filter matches it."""
+        stored = await self._context.store.get(name)
+        if stored is None:
+            return
+        try:
+            rollout = read_rollout(stored)
+            if not self._asked.matches(rollout):
+                return
+            steps = await read_steps(self._context.store, rollout, whole=True)
+        except NotFound:
+            return  # deleted meanwhile
+        except Damaged as damage:
+            self.unreadable += left_out([damage], self._context.metrics)
+            return
+        matches = await aside(weights_of(steps).packed, lambda: search(steps, self._needle, _MATCHES))
+        self.rollouts += 1
+        self.steps += len(steps)
+        self.oldest_ms = rollout.created_ms
+        if matches:
+            self.found.append(_entry(rollout, matches))
+
+
+def _entry(rollout: Rollout, matches: list[Match]) -> dict[str, Any]:
+    return {
+        "rollout_id": rollout.rollout_id,
+        "group_id": rollout.group_id,
+        "status": rollout.status,
+        "reward": rollout.reward,
+        "created_ms": rollout.created_ms,
+        "matches": [asdict(match) for match in matches],
+    }
+
+
+_HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+async def show_events(request: web.Request) -> web.StreamResponse:
+    """`GET /events?rollout_id=`: stream server-sent events of every process that shares the store, from now on.
+
+    An event `changed` for each stored step (`index`, `step_id`) and each other change of a rollout (both null); a comment
+    every few seconds. The stream ends when the store is unreachable or the proxy stops. Events are not repeated: clients
+    read the rollouts again when they reconnect.
+    """
+    context = request.app[CONTEXT]
+    rollout_id = query_from(request, ShowEvents).rollout_id
+    async with context.store.changes.subscribe() as changes:
+        response = web.StreamResponse(headers=_HEADERS)
+        await response.prepare(request)
+        await response.write(b": following\n\n")
+        sending = asyncio.create_task(_send(response, changes, rollout_id))  # noqa: TID251 - held by this very function
+        stopping = asyncio.create_task(context.stopping.wait())  # noqa: TID251
+        try:
+            await asyncio.wait((sending, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sending.cancel()
+            stopping.cancel()
+            with suppress(StorageError, OSError, asyncio.CancelledError):
+                await sending
+    return response
+
+
+async def _send(response: web.StreamResponse, changes: AsyncIterator[Change | None], rollout_id: str | None) -> None:
+    async for change in changes:
+        if change is None:
+            await response.write(b": quiet\n\n")
+        elif rollout_id in (None, change.rollout):
+            await response.write(to_event(change))
+
+
+def to_event(change: Change) -> bytes:
+    """Return a change as an event. Invalid characters of names are replaced."""
+    name = change.rollout.encode("utf-8", "replace").decode()
+    fields = {"rollout_id": name, "index": change.index, "step_id": change.record}
+    return b"event: changed\ndata: " + orjson.dumps(fields) + b"\n\n"

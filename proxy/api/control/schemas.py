@@ -3,22 +3,19 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from aiohttp import web
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from proxy.api.body import FIRST_FAULT, faults_of, read_bytes
-from proxy.api.query import Read
-from proxy.api.reward_values import Signal, Signals, read_object
+from proxy.api.body import FIRST_FAULT
+from proxy.api.requests import Signal, Signals
 from proxy.config.engines import EndpointList
 from proxy.config.sections import Caps, ContinuationMode
-from proxy.errors import BadRequest, UnprocessableRequest
+from proxy.errors import BadRequest
 from proxy.export import FORMATS
 from proxy.export.containers import CONTAINERS
 from proxy.rollouts.group import STATUSES as GROUP_STATUSES
 from proxy.rollouts.group import Group
 from proxy.rollouts.rollout import STATUSES, Rollout, checked_id
 from proxy.trajectory.thread_rules import Wanted
-from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from storage.types import MAX_LEASE_MS
 
 
@@ -43,8 +40,6 @@ LeaseSeconds = Annotated[FiniteFloat, Field(gt=0, le=MAX_LEASE_MS / 1000)]
 _MAX_SIZE: Final = 1000  # rollouts of a group
 _ATTEMPTS: Final = 3
 MAX_TOP_K: Final = 100  # likely tokens at each position; vLLM returns 20 unless --max-logprobs is higher
-_MAX_NAMED_FAULTS: Final = 5  # of a body: a long list may have one per item
-_MAX_BODY_BYTES: Final = 8 * 2**20  # terms and metadata are serialized again for the store and the response
 
 
 class RequestModel(BaseModel):
@@ -469,29 +464,3 @@ class DispatchRollout(RequestModel):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} does not exist in the {self.protocol} protocol")
         return self
-
-
-def read_as(model: type[Read], text: bytes) -> Read:
-    """Return the body as this model; an empty one as `{}`.
-
-    Raises:
-        BadRequest: the body is not a JSON object.
-        UnprocessableRequest: a value is not allowed; the message names the first errors.
-    """
-    body = read_object(text or b"{}")
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        faults = faults_of(error)
-        messages = [
-            f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults[:_MAX_NAMED_FAULTS]
-        ]
-        more = [f"and {len(faults) - _MAX_NAMED_FAULTS} more"] if len(faults) > _MAX_NAMED_FAULTS else []
-        first = faults[0]["loc"]
-        raise UnprocessableRequest("; ".join([*messages, *more]), param=str(first[0]) if first else None) from None
-
-
-async def body_from(request: web.Request, model: type[Read]) -> Read:
-    """Read the body as this model. Raises BadRequest, UnprocessableRequest, and what `read_bytes` raises."""
-    text = await read_bytes(request, most=_MAX_BODY_BYTES)
-    return await off_loop(len(text), LARGE_BYTES, read_as, model, text)

@@ -1,30 +1,37 @@
-"""The routes that return recorded steps and their tree."""
+"""The routes that return recorded steps, their tree, the texts of their tokens, and their images."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import binascii
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from math import isfinite
-from typing import Any
+from typing import Any, Final, Literal
 from urllib.parse import unquote
 
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.schemas import ListSteps, ShowTree
-from proxy.api.query import query_from, rollout_from
+from proxy.api.control.schemas import ListSteps, RequestModel, ShowTexts, ShowTree
+from proxy.api.http import json_response
+from proxy.api.requests import query_from, rollout_from
 from proxy.continuation.types import REASONS
-from proxy.errors import NotFound
+from proxy.errors import BadRequest, NotFound, UnprocessableRequest
 from proxy.export.containers import Ndjson, container_for
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import decode_records, facts_of, read_steps
+from proxy.telemetry.logs import LOG
 from proxy.trajectory import fidelity
+from proxy.trajectory.blocks import BlockReader, BrokenChain
 from proxy.trajectory.drift import Drift
+from proxy.trajectory.images import block_of
 from proxy.trajectory.json_bytes import to_json_bytes
 from proxy.trajectory.outline import outline
-from proxy.trajectory.step import DEFAULT_POLICY, Choice, Step
+from proxy.trajectory.step import DEFAULT_POLICY, Choice, Ids, Step
 from proxy.trajectory.thread_rules import KINDS_OF
 from proxy.trajectory.threads import find_threads
+from proxy.upstream.token_text import detokenize_at_engine, readable
 from storage.errors import StorageError
 
 
@@ -153,3 +160,148 @@ def _choice_json(choice: Choice) -> dict[str, Any]:
 def _finite(choice: Choice) -> Iterator[float | None]:
     """Yield the logprobs of a choice; NaN and infinities, which JSON lacks, are None."""
     return (value if isfinite(value) else None for value in choice.logprobs)
+
+
+Source = Literal["recorded", "tokenizer", "engine", "none"]
+Texts = Sequence[str | None]
+
+_ID_PREFIX: Final = "token_id:"  # vLLM 0.32.0 with --return-tokens-as-token-ids returns ids in place of strings
+
+
+async def show_texts(request: web.Request) -> web.Response:
+    """`GET /rollouts/{id}/steps/{step_id}/texts?choice=&start=&limit=`.
+
+    Returns a part of the choice's row, which is its prompt and its completion. `sources` names where the texts come from.
+    """
+    asked = query_from(request, ShowTexts)
+    index, start = asked.choice, asked.start
+    step, _ = await step_from(request)
+    choice = next((choice for choice in step.choices if choice.index == index), None)
+    if choice is None:
+        raise BadRequest(f"The step has no choice {index}.", param="choice")
+    prompt = step.prompts[choice.prompt][:] if choice.prompt < len(step.prompts) else array("i")
+    ids = (prompt + choice.ids)[start : start + asked.limit]
+    prompt_part = ids[: max(0, len(prompt) - start)]
+    written = recorded(step, choice, max(0, start - len(prompt)), len(ids) - len(prompt_part))
+    texts, source = await _find_texts(request.app[CONTEXT], step, ids if written is None else prompt_part)
+    sources = ({source} if written is None or prompt_part else set()) | (set() if written is None else {"recorded"})
+    payload = {
+        "choice": index,
+        "start": start,
+        "total": len(prompt) + len(choice.ids),
+        "sources": sorted(sources),
+        "texts": [*texts, *(written or ())],
+    }
+    return json_response(payload)
+
+
+async def _find_texts(context: Context, step: Step, ids: Ids) -> tuple[Texts, Source]:
+    """Return the texts of ids from the endpoint's tokenizer, or else from the engine."""
+    try:
+        tokenizer = await context.tokenizers.get(step.engine.name)
+    except UnprocessableRequest as error:
+        LOG.warning("%s", error)
+        tokenizer = None
+    if tokenizer is not None:
+        by_id = await asyncio.to_thread(_decoded, tokenizer.decode, ids)
+        return [by_id.get(token) for token in ids], "tokenizer"
+    known = await _engine_texts(context, step, ids)
+    return [known.get(token) for token in ids], "engine" if known else "none"
+
+
+def _decoded(decode: Callable[[Sequence[int]], str], ids: Ids) -> dict[int, str | None]:
+    found: dict[int, str | None] = {}
+    for token in set(ids):
+        with suppress(ValueError, LookupError, OverflowError):  # an id outside of the vocabulary
+            found[token] = readable(decode([token]))
+    return found
+
+
+async def _engine_texts(context: Context, step: Step, ids: Ids) -> Mapping[int, str | None]:
+    """Return the texts from the engine that sampled; empty if it is not configured any more or has no detokenizer."""
+    name = step.engine.name
+    endpoint = next((endpoint for endpoint in context.upstream.endpoints if endpoint.label == name), None)
+    if endpoint is None:
+        return {}
+
+    async def detokenize(token: int) -> str | None:
+        return await detokenize_at_engine(context.upstream, endpoint, [token])
+
+    return await context.token_texts.get((name, endpoint.settings.url, step.model_served or ""), ids, detokenize)
+
+
+def recorded(step: Step, choice: Choice, start: int, limit: int) -> Texts | None:
+    """Return the strings that the engine returned with the logprobs of a choice; None if the client requested none.
+
+    There must be one string per id: otherwise they cannot be assigned to ids, and None is returned.
+    """
+    choices = _dicts((step.response or {}).get("choices"))
+    found = next((candidate for candidate in choices if candidate.get("index", 0) == choice.index), {})
+    logprobs = found.get("logprobs")
+    entries = logprobs.get("content" if step.dialect == "chat" else "tokens") if isinstance(logprobs, dict) else None
+    if not isinstance(entries, list) or len(entries) != len(choice.ids):
+        return None
+    texts = [_entry_text(entry) for entry in entries[start : start + limit]]
+    return texts if any(text is not None for text in texts) else None
+
+
+def _entry_text(entry: Any) -> str | None:
+    if isinstance(entry, str):
+        return None if entry.startswith(_ID_PREFIX) else readable(entry)
+    if not isinstance(entry, dict):
+        return None
+    try:
+        text = bytes(entry.get("bytes") or ()).decode()
+    except (TypeError, ValueError):
+        text = ""
+    token = entry.get("token")
+    return readable(text) or (_entry_text(token) if isinstance(token, str) else None)
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+_TYPES: Final = (  # the position of the bytes that identify a type
+    (0, b"\x89PNG\r\n\x1a\n", "image/png"),
+    (0, b"\xff\xd8\xff", "image/jpeg"),
+    (0, b"GIF87a", "image/gif"),
+    (0, b"GIF89a", "image/gif"),
+    (8, b"WEBP", "image/webp"),
+    (0, b"BM", "image/bmp"),
+    (4, b"ftypavif", "image/avif"),
+)
+_OTHER: Final = "application/octet-stream"
+_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "private, max-age=3600, immutable",  # the name is a hash of the bytes
+}
+
+
+async def show_image(request: web.Request) -> web.Response:
+    """`GET /rollouts/{id}/images/{image}`: the bytes. Raises NotFound, and UnprocessableRequest for data that is not base64."""
+    query_from(request, RequestModel)
+    rollout = await rollout_from(request)
+    name = request.match_info["image"]
+    block = block_of(name)
+    blocks = {} if block is None else await request.app[CONTEXT].store.blocks(rollout.rollout_id, [block])
+    missing = NotFound(f"Rollout {rollout.rollout_id!r} has no image {name[:100]!r}.", param="image")
+    if block is None or block not in blocks:
+        raise missing
+    try:
+        body = await asyncio.to_thread(lambda: binascii.a2b_base64(BlockReader(blocks).image(block), strict_mode=True))
+    except BrokenChain:  # of another kind: a message, or ids
+        raise missing from None
+    except binascii.Error as error:
+        raise UnprocessableRequest(f"The data of the image is not base64: {error}", param="image") from error
+    content_type = type_of(body)
+    headers = _HEADERS if content_type != _OTHER else {**_HEADERS, "Content-Disposition": "attachment"}
+    return web.Response(body=body, content_type=content_type, headers=headers)
+
+
+def type_of(body: bytes) -> str:
+    """Return the content type of a raster image by its first bytes; that of unknown bytes for anything else."""
+    found = (kind for start, magic, kind in _TYPES if body[start : start + len(magic)] == magic)
+    return next(found, _OTHER)

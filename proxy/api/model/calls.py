@@ -17,8 +17,7 @@ from proxy.api.adapters import CallAdapter, CallRoute, adapter_of
 from proxy.api.auth import check_minted
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
-from proxy.api.headers import downstream
-from proxy.api.http import CLIENT_CLOSED_REQUEST
+from proxy.api.http import CLIENT_CLOSED_REQUEST, downstream
 from proxy.api.model.call import Call, ModelRequest, models_of, plan_for
 from proxy.api.model.probes import is_probe
 from proxy.api.model.references import followed_rollout, with_references

@@ -16,7 +16,7 @@ from proxy.api.auth import check_minted
 from proxy.api.context import Context
 from proxy.api.http import json_response
 from proxy.api.model.call import ModelRequest
-from proxy.api.query import query_from
+from proxy.api.requests import query_from
 from proxy.errors import NotFound
 from proxy.protocols.dialects.responses import RESPONSES
 from proxy.protocols.dialects.responses.history import Sent, Turn, input_items, resolve_references

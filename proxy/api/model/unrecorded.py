@@ -12,8 +12,7 @@ from aiohttp.client_exceptions import ClientConnectionResetError
 
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
-from proxy.api.headers import downstream
-from proxy.api.http import RESPONSE_STARTED, json_response
+from proxy.api.http import RESPONSE_STARTED, downstream, json_response
 from proxy.api.model.call import ModelRequest
 from proxy.errors import BadRequest, EngineDisconnected, EngineError, NotFound
 from proxy.protocols.dialects import DIALECTS

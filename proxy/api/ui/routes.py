@@ -11,7 +11,7 @@ from typing import Final
 
 from aiohttp import ETag, web
 
-from proxy.api.query import route
+from proxy.api.requests import route
 from proxy.errors import NotFound
 
 _FOLDER: Final = Path(__file__).parent

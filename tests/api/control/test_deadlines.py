@@ -11,7 +11,8 @@ from tests.support.fakes import settings_for
 from tests.support.recorded import load
 from tests.support.stored import stored_rollout
 
-from proxy.api.control.schemas import OpenGroup, OpenRollout, read_as
+from proxy.api.control.schemas import OpenGroup, OpenRollout
+from proxy.api.requests import read_as
 from proxy.errors import BadRequest
 from proxy.server.listener import running
 

@@ -14,7 +14,8 @@ from tests.support.policies import policies_of
 
 from proxy.api.context import CONTEXT
 from proxy.api.control.export_query import export_query, export_query_from
-from proxy.api.control.schemas import ClaimBatch, ExportGroup, ExportMany, ExportOptions, read_as
+from proxy.api.control.schemas import ClaimBatch, ExportGroup, ExportMany, ExportOptions
+from proxy.api.requests import read_as
 from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.rollouts.scoring.rescoring import Rescorers
 from proxy.trajectory.advantages import SoftPenalty
@@ -144,7 +145,8 @@ USE = """
 import orjson
 from forests import make_choice, make_step
 from proxy.api.control.export_query import export_query, export_query_from
-from proxy.api.control.schemas import ClaimBatch, ExportGroup, ExportMany, ExportRollout, read_as
+from proxy.api.control.schemas import ClaimBatch, ExportGroup, ExportMany, ExportRollout
+from proxy.api.requests import read_as
 from proxy.api.openapi import describe
 from proxy.trajectory.facts import RolloutFacts
 from test_export_query import SERVICES, request_for

@@ -7,8 +7,7 @@ from itertools import product
 from hypothesis import HealthCheck, Phase, given, settings
 from tests.support.any_json import odd_steps, read_back
 
-from proxy.api.control.steps import step_json
-from proxy.api.control.token_texts import recorded
+from proxy.api.control.steps import recorded, step_json
 from proxy.export import FORMATS, Fill, Inexpressible
 from proxy.export.containers import CONTAINERS
 from proxy.protocols.translated_call import client_response, client_response_bytes

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.api.control.schemas import FinishRollout, OpenRollout, PatchRollout, read_as
+from proxy.api.control.schemas import FinishRollout, OpenRollout, PatchRollout
+from proxy.api.requests import read_as
 from proxy.errors import BadRequest, UnprocessableRequest
 
 

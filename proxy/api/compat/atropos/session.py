@@ -1,19 +1,21 @@
-"""Sessions of Atropos' proxy (296a0bc): their IDs, the adapter of their chat calls, and their nodes.
+"""Sessions of Atropos' proxy (296a0bc): their IDs, their requests with errors in FastAPI's format, chat calls, and nodes.
 
 A session is a rollout whose id is a UUID and whose metadata have its terms under `atropos`, so every replica serves it.
+Unknown keys of requests are allowed: its proxy drops them, TokenTape forwards them.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from proxy.api.body import FIRST_FAULT, faults_of
 from proxy.api.compat.atropos.generate import with_any_model, with_client_body
-from proxy.api.compat.atropos.schemas import SessionCall, read_as
-from proxy.errors import BadRequest
+from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.export import FORMATS, Inexpressible
 from proxy.export.atropos import IGNORED, NOT_SAMPLED
 from proxy.protocols.dialects.base import is_on
@@ -26,8 +28,78 @@ from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.sequence import Options
 from proxy.trajectory.step import Step
 
+
+class SchemaFault(UnprocessableRequest):
+    """A body that does not match its schema; `detail` is FastAPI's description of the errors."""
+
+    def __init__(self, detail: list[dict[str, Any]]) -> None:
+        super().__init__("; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in detail))
+        self.detail = detail
+
+
+class ServerNamed(BaseModel):
+    """A server of `POST /setup`. Only its URL is used; the rest is configured."""
+
+    base_url: str | None = None
+
+
+class Setup(BaseModel):
+    """`POST /setup`."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    model_name: str | None = None
+    tokenizer_name: str | None = None
+    servers: Annotated[list[ServerNamed], FIRST_FAULT] = []
+
+
+class CreateSession(BaseModel):
+    """`POST /sessions/create`."""
+
+    tool_parser: Annotated[str, Field(max_length=256)] = "hermes"  # kept in the metadata of its rollout
+    track_tree: bool = False
+    base_url: str | None = None
+
+
+class Message(BaseModel):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[Any] | None = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class SessionCall(BaseModel):
+    """`POST /{uuid}/v1/chat/completions`, and its `/render`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    messages: Annotated[list[Message], FIRST_FAULT]
+    max_tokens: int | None = 1024
+    temperature: float | None = 1.0
+    n: int | None = 1
+    stop: Annotated[list[str], FIRST_FAULT] | str | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+
+
+Read = TypeVar("Read", bound=BaseModel)
+
+
+def read_as(model: type[Read], body: Mapping[str, Any]) -> Read:
+    """Return the body as this model. Raises SchemaFault."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise SchemaFault([{**fault, "loc": ["body", *fault["loc"]]} for fault in faults_of(error)]) from None
+
+
 TERMS: Final = "atropos"  # in the metadata of its rollout
-_CHAT: Final = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 _DEFAULTS: Final = {"max_tokens": 1024, "temperature": 1.0, "n": 1}  # of its schema
 # UUIDs of version 8 are application-specific (RFC 9562): sessions are distinguished from other rollouts by their ids alone.
 _SESSION_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -64,7 +136,7 @@ class SessionChat:
     request: Mapping[str, Any]
     body: dict[str, Any]
     own: ClassVar[Mapping[str, str]] = {}
-    endpoint: str = _CHAT
+    endpoint: str = CHAT
     returns_logprobs: bool = True  # its nodes do
     retries_by_body: bool = False
     needs_steps: bool = False

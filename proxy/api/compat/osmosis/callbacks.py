@@ -1,18 +1,20 @@
 """The callback by which Osmosis' rollout servers report the result of a rollout, which finishes it."""
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
+import orjson
 from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
 
 from proxy.api.auth import check_minted, may_report
-from proxy.api.body import read_bytes
-from proxy.api.compat.osmosis.schemas import RolloutResult, kept_result, read_result
+from proxy.api.body import FIRST_FAULT, read_bytes
 from proxy.api.context import Context
 from proxy.api.http import json_response
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.routes import ModelRoute
-from proxy.errors import BadRequest, Conflict
+from proxy.api.requests import Signal, read_object, validated
+from proxy.errors import BadRequest, Conflict, RequestTooLarge
 from proxy.rollouts.rollout import RESULT, Rollout, checked_id, no_rollout, read_rollout, write_fields
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from storage.errors import FieldsChanged
@@ -20,6 +22,48 @@ from storage.errors import FieldsChanged
 COMPLETED: Final = "/v1/rollout/completed"
 _STATUS: Final[Mapping[str, Literal["completed", "failed"]]] = {"COMPLETED": "completed", "ERROR": "failed"}
 _DECIDING: Final = ("status", "reward", "metadata", "result")  # fields that decide what a result changes
+
+
+MAX_RESULT_BYTES: Final = 64_000  # of a result in a rollout's metadata
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class RolloutResult(BaseModel):
+    """The result of a rollout as its server reports it: the response to `POST /rollout`, or the body of a callback."""
+
+    model_config = ConfigDict(strict=True)
+
+    rollout_id: Name
+    status: Literal["COMPLETED", "ERROR"]
+    final_messages: Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
+    finish_reason: str | None = None
+    error_message: str | None = None
+    metrics: dict[str, Any] | None = None
+    extra_fields: dict[str, Any] | None = None
+    reward: Signal | None = None
+
+
+def read_result(text: bytes) -> RolloutResult:
+    """Return the result in the body of a completed callback. Raises BadRequest, UnprocessableRequest or RequestTooLarge."""
+    result = validated(RolloutResult, read_object(text))
+    kept_result(result)
+    return result
+
+
+def kept_result(result: RolloutResult) -> dict[str, Any]:
+    """Return the fields of a result that are stored with the rollout: at most 64 kB of JSON.
+
+    If they are larger, the messages are removed, which are in the steps as well, and `left_out` names them. Raises
+    RequestTooLarge if the other fields are too large.
+    """
+    fields = result.model_dump(exclude_none=True, exclude={"rollout_id"})
+    if len(orjson.dumps(fields)) > MAX_RESULT_BYTES and fields.pop("final_messages", None) is not None:
+        fields["left_out"] = ["final_messages"]
+    if len(orjson.dumps(fields)) > MAX_RESULT_BYTES:
+        raise RequestTooLarge(
+            f"The result without its messages is too large; the maximum is {MAX_RESULT_BYTES} bytes of JSON."
+        )
+    return fields
 
 
 async def report_result(call: ModelRequest) -> web.Response:

@@ -7,11 +7,13 @@ prompt, minus the prompt and the sampled ids of the step that it continues.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
-from proxy.api.compat.osmosis.schemas import FlatCallBody, validated
+from proxy.api.body import FIRST_FAULT
+from proxy.api.requests import validated
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
@@ -22,6 +24,41 @@ CHAT: Final = "/v1/chat/completions"
 _FLAT: Final = "/v1/completions"
 _ANY_MODEL: Final = "default"  # the model name of its clients, which names none
 _NO_LOGPROB: Final = -9999.0  # its schema allows no null; vLLM clamps logprobs to this value; the step is flagged
+
+
+def _bits(mask: Any) -> Any:
+    """Validate a mask as a whole, with one error for all of its items."""
+    if mask is not None and not (isinstance(mask, list) and all(type(bit) is int and bit in (0, 1) for bit in mask)):
+        raise ValueError(
+            "response_mask must be null or a list of 0 and 1, one for each token added since the previous call"
+        )
+    return mask
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Literal["system", "user", "assistant", "tool", "function"]
+    content: str | Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+
+
+class FlatCallBody(BaseModel):
+    """`POST /v1/completions` with messages. The flat response cannot represent several choices or a stream."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    messages: Annotated[list[_Message], Field(min_length=1), FIRST_FAULT]
+    model: str = "default"
+    temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[FiniteFloat, Field(ge=0, le=1)] = 1.0
+    max_tokens: Annotated[int, Field(ge=1, le=32768)] = 512
+    stop: Annotated[list[str], FIRST_FAULT] | None = None
+    logprobs: bool = True
+    response_mask: Annotated[Annotated[list[int], FIRST_FAULT] | None, BeforeValidator(_bits)] = None
+    n: Literal[1] | None = None
+    stream: Literal[False] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,17 @@ import orjson
 import pytest
 from tests.support.forests import make_choice, make_step
 
-from proxy.api.compat.atropos.schemas import SchemaFault
-from proxy.api.compat.atropos.session import is_session_id, nodes_from, read_session_chat, session_id
+from proxy.api.compat.atropos.session import (
+    CreateSession,
+    SchemaFault,
+    SessionCall,
+    Setup,
+    is_session_id,
+    nodes_from,
+    read_as,
+    read_session_chat,
+    session_id,
+)
 from proxy.errors import BadRequest
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.trajectory.facts import RolloutFacts
@@ -85,3 +94,21 @@ def test_a_flagged_step_has_no_node():
 
     assert [] == nodes_from(RolloutFacts("r1"), [step], as_tree=True)
     assert [] == nodes_from(RolloutFacts("r1"), [step], as_tree=False)
+
+
+def test_missing_fields_have_the_defaults_of_atropos_schemas():
+    session, call = read_as(CreateSession, {}), read_as(SessionCall, {"messages": []})
+
+    assert ("hermes", False, None) == (session.tool_parser, session.track_tree, session.base_url)
+    assert (1024, 1.0, 1) == (call.max_tokens, call.temperature, call.n)
+    assert [] == read_as(Setup, {}).servers
+
+
+def test_an_invalid_field_has_fastapis_detail_and_a_message():
+    with pytest.raises(SchemaFault) as refused:
+        read_as(Setup, {"servers": [{"base_url": 7}]})
+
+    assert [
+        {"type": "string_type", "loc": ["body", "servers", 0, "base_url"], "msg": "Input should be a valid string", "input": 7}
+    ] == refused.value.detail  # fmt: skip
+    assert "body.servers.0.base_url: Input should be a valid string" == refused.value.message

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from proxy.api.control import batches
-from proxy.api.control.reward_metrics import Earned, earned_by, observe_claimed
+from proxy.api.control.outcomes import Earned, earned_by, observe_claimed
 from proxy.rollouts.policy import NOTHING, Announced
 from proxy.rollouts.rollout import Rollout
 from proxy.telemetry.metrics import make_metrics

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.api.control import training
+from proxy.api.control import groups
 from proxy.rollouts.group import Group, PolicyState
 
 
@@ -40,7 +40,7 @@ async def test_a_response_covers_a_bounded_number_of_groups_and_rollouts(proxy, 
         await proxy.post("/groups", {"group_id": f"g{number}", "size": 2})
     found = (await proxy.get("/training?limit=3")).json
     assert (["g4", "g3", "g2"], True) == ([group["group_id"] for group in found["groups"]], found["older"])
-    monkeypatch.setattr(training, "_MAX_ROLLOUTS", 5)
+    monkeypatch.setattr(groups, "_MAX_ROLLOUTS", 5)
     found = (await proxy.get("/training")).json
     assert ({"groups": 2, "rollouts": 4}, True) == (found["covered"], found["older"])
 
@@ -67,4 +67,4 @@ async def test_wrong_parameters_are_refused(proxy, query, status):
 )
 def test_a_complete_group_belongs_to_the_policies_that_have_steps_in_it(states, is_of):
     """An open one may still get some."""
-    assert is_of == training._is_of(Group("g1", "1", 1, states=states), "solver")
+    assert is_of == groups._is_of(Group("g1", "1", 1, states=states), "solver")

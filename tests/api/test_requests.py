@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from proxy.api.reward_values import LARGEST, Signal, Signals, read_object
+from proxy.api.requests import LARGEST, Signal, Signals, read_object
 from proxy.errors import BadRequest, UnprocessableRequest
 
 

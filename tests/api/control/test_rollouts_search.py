@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.api.control import search
+from proxy.api.control import rollouts
 from storage.types import StepWrite
 
 
@@ -39,7 +39,7 @@ async def test_filters_are_those_of_the_list(recorded, query, expected):
 
 async def test_a_response_ends_after_some_time_and_its_cursor_continues_it(recorded, monkeypatch):
     """Its `searched` has what it read."""
-    monkeypatch.setattr(search, "_BUDGET_S", 0)
+    monkeypatch.setattr(rollouts, "_BUDGET_S", 0)
     cursor, pages = "", []
     while cursor is not None:
         page = await recorded.get(f"/search?q=needle{cursor and f'&cursor={cursor}'}")

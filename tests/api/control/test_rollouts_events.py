@@ -7,7 +7,7 @@ import orjson
 import pytest
 from tests.support.fakes import settings_for
 
-from proxy.api.control.events import to_event
+from proxy.api.control.rollouts import to_event
 from proxy.server.listener import running
 from storage.errors import StoreUnreachable
 from storage.types import Change

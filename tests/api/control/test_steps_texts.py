@@ -7,7 +7,7 @@ from tests.support.fakes import proxying
 from tests.support.forests import make_choice, make_step
 from tests.support.simulated_tokenizer import make_simulated_tokenizer
 
-from proxy.api.control.token_texts import _decoded, recorded
+from proxy.api.control.steps import _decoded, recorded
 
 WITH_LOGPROBS = {"logprobs": True, "max_tokens": 12}
 

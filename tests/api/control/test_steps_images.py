@@ -10,7 +10,7 @@ from tests.support.fakes import proxying
 from tests.support.pictures import BLUE, RED, data_of, image, png, text, url_of
 from tests.support.stored import stored_steps
 
-from proxy.api.control.images import type_of
+from proxy.api.control.steps import type_of
 from proxy.protocols.plan import names_in
 from proxy.server.listener import simulating
 from proxy.trajectory.images import placed

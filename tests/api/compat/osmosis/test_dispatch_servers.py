@@ -6,7 +6,7 @@ import gzip
 import pytest
 from tests.support.rollout_servers import rollout_server
 
-from proxy.api.compat.osmosis.servers import RolloutServers, ServerFault
+from proxy.api.compat.osmosis.dispatch import RolloutServers, ServerFault
 from proxy.config.sections import OsmosisSettings
 from proxy.errors import UnprocessableRequest
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from proxy.api.compat import CALL_ROUTES
 from proxy.api.compat.atropos.generate import TokensInCall
-from proxy.api.compat.call_routes import CALL_ROUTES
 from proxy.api.compat.osmosis.flat_call import FlatCall
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.translated_call import TranslatedCall

@@ -1,20 +1,30 @@
-"""Paths and queries of the control API: IDs, and parameters that a pydantic model declares for parser and OpenAPI at once."""
+"""Routes, and the models of their queries and bodies, which parser and OpenAPI document share; IDs in paths.
+
+Trainers store rewards as float32: larger numbers would be infinite there, and JSON has no infinity.
+"""
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite, nan
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
+import orjson
 from aiohttp import web
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, ValidationError
 
+from proxy.api.body import faults_of, read_body, read_bytes
 from proxy.api.context import CONTEXT
 from proxy.api.rollout_id import id_from_path
-from proxy.errors import BadRequest
+from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout
+from proxy.rollouts.stored_fields import LARGEST, check_numbers
+from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 
+_MAX_BODY_BYTES: Final = 8 * 2**20  # terms and metadata are serialized again for the store and the response
+_MAX_NAMED_FAULTS: Final = 5  # of a body: a long list may have one per item
+_NO_NUMBERS: Final = ("NaN", "Infinity")  # as JavaScript and Python write them; JSON has neither
 _GREATEST: Final = 10**12 - 1  # more than any count, index or unix time in seconds, and safe for the store
 
 
@@ -132,3 +142,58 @@ def _number(name: str, text: str, schema: dict[str, Any]) -> float:
         valid = f"above {schema['exclusiveMinimum']} and at most {schema['maximum']}"
         raise BadRequest(f"{name} must be {valid}, not {value}.", param=name)
     return value
+
+
+Signal = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
+Signals = Annotated[dict[str, Any], AfterValidator(check_numbers)]
+
+
+async def body_from(request: web.Request, model: type[Read]) -> Read:
+    """Read the body as this model. Raises BadRequest, UnprocessableRequest, and what `read_bytes` raises."""
+    text = await read_bytes(request, most=_MAX_BODY_BYTES)
+    return await off_loop(len(text), LARGE_BYTES, read_as, model, text)
+
+
+def read_as(model: type[Read], text: bytes) -> Read:
+    """Return the body as this model; an empty one as `{}`. Raises as `read_object` and `validated`."""
+    return validated(model, read_object(text or b"{}"))
+
+
+def validated(model: type[Read], body: Mapping[str, Any]) -> Read:
+    """Return the body as this model. Raises UnprocessableRequest, which names the first invalid fields."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        faults = faults_of(error)
+        named = [
+            f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults[:_MAX_NAMED_FAULTS]
+        ]
+        more = [f"and {len(faults) - _MAX_NAMED_FAULTS} more"] if len(faults) > _MAX_NAMED_FAULTS else []
+        first = faults[0]["loc"]
+        raise UnprocessableRequest("; ".join([*named, *more]), param=str(first[0]) if first else None) from None
+
+
+def read_object(text: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body that may have rewards.
+
+    Raises:
+        UnprocessableRequest: a number is NaN, infinite, or too large for a float.
+        BadRequest: the body is not a JSON object for another reason.
+    """
+    try:
+        return read_body(text)
+    except BadRequest:
+        if _has_non_finite_number(text):
+            raise UnprocessableRequest(
+                "A number in the request body is NaN, infinite or too large for a float."
+            ) from None
+        raise
+
+
+def _has_non_finite_number(text: bytes) -> bool:
+    """Return whether a body is invalid JSON because a number is NaN or infinite. orjson 3.11 rejects 1e400 as infinity."""
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        return "infinity" in error.msg or error.doc.startswith(_NO_NUMBERS, error.pos)
+    return False
