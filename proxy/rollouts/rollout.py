@@ -248,10 +248,10 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         has_reservation=stored.has_reservation,
         origin=Origin(stored.created_ms, stored.fields),
     )
-    if isinstance(rollout.advantages, list | dict) or rollout.sampling.cap or rollout.osmosis:
+    if isinstance(rollout.advantages, list | dict) or rollout.sampling.cap or "osmosis" in stored.fields:
         with damage_of("rollout", stored.name):
             check_numbers([rollout.advantages, rollout.sampling.cap])
-            if rollout.osmosis and not rollout.osmosis.keys() >= _DISPATCH:
+            if "osmosis" in stored.fields and not rollout.osmosis.keys() >= _DISPATCH:
                 raise ValueError(f"`osmosis` must have {', '.join(sorted(_DISPATCH))}")
     if rollout.drift is not None and rollout.drift.steps > rollout.counts.get("steps", 0):
         return structs.replace(rollout, drift=None)  # it was counted in steps that are gone because the rollout expired
