@@ -14,9 +14,9 @@ from proxy.config.settings import Settings
 from proxy.server.listener import RunningServer, running, simulating, with_an_engine
 from proxy.server.shutdown import stopped_by_signals
 from proxy.server.supervisor import refuse_left_journals, working
-from proxy.simulator.markers import read_template
 from proxy.simulator.options import Options
 from proxy.simulator.script import read_script
+from proxy.simulator.template import read_template
 from proxy.telemetry.logs import set_up
 
 

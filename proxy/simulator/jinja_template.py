@@ -12,8 +12,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from proxy.simulator.errors import invalid_value
-from proxy.simulator.markers import BOS
-from proxy.simulator.template import content_text
+from proxy.simulator.template import BOS, content_text
 
 Message = Mapping[str, Any]
 

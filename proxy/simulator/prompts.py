@@ -1,25 +1,121 @@
-"""The prompts of requests: text and ids to continue, and how many tokens the context window leaves for the reply."""
+"""The prompts of requests: text and ids to continue, and how many tokens the context window leaves for the reply.
 
+Prompts of chats can be ids: vLLM's `kv_transfer_params.prompt_token_ids` and SGLang's `input_ids`. A prompt has one
+placeholder for each image, which vLLM 0.32 repeats: here as often as the option `image_tokens`, and a few times more,
+depending on the data. The text of a message can contain the placeholder as well, as with real models.
+"""
+
+import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
-from proxy.simulator.call_syntax import CallSyntax
 from proxy.simulator.errors import invalid_value
-from proxy.simulator.given_ids import with_fault
-from proxy.simulator.history import Message, prepare_for_vllm
-from proxy.simulator.images import PLACEHOLDER, expanded, with_placeholders
 from proxy.simulator.model import GenerationOptions, Model
-from proxy.simulator.options import Options
+from proxy.simulator.options import Faults, Options
 from proxy.simulator.parser import ToolCall
 from proxy.simulator.requests import Body, ChatRequest, CommonFields, CompletionsRequest, PrepareMessages, read_chat
 from proxy.simulator.sampler import RandomStream
 from proxy.simulator.script import Turn
-from proxy.simulator.template import render
-from proxy.simulator.tool_arguments import make_arguments
+from proxy.simulator.template import PLACEHOLDER, Message, prepare_for_vllm, render
+from proxy.simulator.tool_calls import CallSyntax, make_arguments
 
 if TYPE_CHECKING:
     from proxy.simulator.jinja_template import JinjaTemplate
+
+_PARAM: Final = "kv_transfer_params.prompt_token_ids"
+
+
+def reused_ids(body: Body, model: Model, *, has_field: bool = False) -> list[int] | None:
+    """Return the ids of a vLLM chat in place of its rendered messages; None if there are none.
+
+    `has_field`: they may be in the field `prompt_token_ids`, which 0.32 ignores.
+    They are ignored with `echo`, and if a message has content that is not text (vLLM 0.32, renderers/online_renderer.py,
+    `_reused_prompt_token_ids`).
+
+    Raises:
+        RequestError: the ids are not a list of ids of the vocabulary, or the list is empty.
+    """
+    params = body.get("kv_transfer_params")
+    ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
+    if has_field and ids is None:
+        ids = body.get("prompt_token_ids")
+    if ids is None or body.get("echo") or _has_other_than_text(body.get("messages")):
+        return None
+    if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
+        message = "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers."
+        raise invalid_value(message, _PARAM)
+    model.check_ids(ids)
+    return ids
+
+
+def _has_other_than_text(messages: Any) -> bool:
+    listed = messages if isinstance(messages, list) else []
+    contents = [message.get("content") for message in listed if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, dict) and part.get("type", "text") != "text" for part in parts)
+
+
+def with_fault(ids: Sequence[int] | None, faults: Faults) -> Sequence[int] | None:
+    """Return the ids that the engine uses in place of these: the same ones unless it has a fault.
+
+    Raises:
+        RequestError: the fault is that the engine rejects ids.
+    """
+    if not ids or faults.prompt_ids is None:
+        return ids
+    if faults.prompt_ids == "rejected":
+        raise invalid_value("The engine does not accept prompts that are given as ids.")
+    return None if faults.prompt_ids == "ignored" else [*ids[:-1], (ids[-1] + 1) % 256]
+
+
+_SIZES: Final = 4
+
+
+def with_placeholders(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
+    """Return the messages with a text in place of each image, and the URLs of the images.
+
+    Raises:
+        RequestError: an image has no URL, or data that is not base64.
+    """
+    urls: list[str] = []
+    prepared = list(messages)
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list) and any(map(_is_image, content)):
+            parts = [{"type": "text", "text": PLACEHOLDER} if _is_image(part) else part for part in content]
+            urls += [_url(part) for part in content if _is_image(part)]
+            prepared[index] = {**message, "content": parts}
+    return prepared, urls
+
+
+def expanded(ids: Sequence[int], token: int, urls: Sequence[str], length: int) -> list[int]:
+    """Return the ids with the first placeholders repeated, one for each image."""
+    found: list[int] = []
+    lengths = iter([length + crc32(url.encode()) % _SIZES for url in urls])
+    for i in ids:
+        found += [i] * (next(lengths, 1) if i == token else 1)
+    return found
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in {"image_url", "input_image"}
+
+
+def _url(part: Message) -> str:
+    url = part.get("image_url")
+    url = url.get("url") if isinstance(url, dict) else url
+    if not isinstance(url, str):
+        raise invalid_value("image_url must be a URL.", "messages")
+    head, comma, data = url.partition(",")
+    if comma and head.startswith("data:"):
+        try:
+            binascii.a2b_base64(data, strict_mode=True)
+        except binascii.Error as error:
+            raise invalid_value(str(error)) from error
+    return url
+
 
 _REASONING: Final = "<think>"
 # Of a chat, but not of `/tokenize` (vLLM 0.32, `TokenizeChatRequest`).

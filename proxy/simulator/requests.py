@@ -12,8 +12,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from proxy.simulator.errors import invalid_fields, invalid_value, missing_field, model_not_found
-from proxy.simulator.history import Message, prepare_for_vllm
 from proxy.simulator.options import Options
+from proxy.simulator.template import Message, prepare_for_vllm
 
 _MAX_LOGPROBS: Final = 20  # vLLM's --max-logprobs
 _MAX_CHOICES: Final = 1_024  # a choice takes memory before its first token

@@ -12,9 +12,9 @@ from proxy.simulator.engine import Engine, json_response
 from proxy.simulator.errors import RequestError
 from proxy.simulator.model import load_model
 from proxy.simulator.options import Options
-from proxy.simulator.sglang.routes import SglangRoutes
-from proxy.simulator.sglang.wire import error_body
-from proxy.simulator.vllm.routes import VllmRoutes
+from proxy.simulator.sglang import SglangRoutes
+from proxy.simulator.sglang_wire import error_body
+from proxy.simulator.vllm import VllmRoutes
 from proxy.simulator.wire import JsonObject
 
 _MAX_BODY_BYTES: Final = 64 << 20

@@ -1,15 +1,32 @@
-"""The chat template: renders messages and tools as the text that the simulated model continues (ChatML).
+"""The chat template, which renders messages and tools as the text that the simulated model continues (ChatML), and what all
+templates share: their markers, and the tool calls of earlier turns.
 
-Like the templates of real models, it makes the prompts of consecutive turns diverge in two ways: it removes the
-reasoning of turns before the last user message, and with reasoning disabled the prompt ends in an empty reasoning block
-that later prompts do not contain.
+Like the templates of real models, it makes the prompts of consecutive turns diverge in two ways: it removes the reasoning
+of turns before the last user message, and with reasoning disabled the prompt ends in an empty reasoning block that later
+prompts do not contain.
+
+A marker is a piece of a template's text that becomes a single token, without white space, quotes or braces inside:
+
+    <|name|>  <|name>  <name|>    a bar beside a bracket, ASCII or full-width (U+FF5C, as in DeepSeek's templates)
+    <name>  </name>  <ns:name>    a tag without attributes
+    [NAME]  [/NAME]               upper-case letters, digits and underscores, at least two
+
+Markers that a template composes, like `'<|' + role + '|>'`, are not found. Comments of the template have no markers. A
+template that names `bos_token` or `eos_token` writes these, too.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
 
-from proxy.simulator.errors import invalid_value
+import orjson
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from proxy.simulator.errors import RequestError, invalid_fields, invalid_value
+from proxy.simulator.tokenizer import NAMED_TOKENS
 
 # Part of the prompt, hence of the ids that the simulator returns.
 _TOOLS_BEFORE: Final = "# Tools\n\nYou may call these functions, given as one JSON schema a line:\n"
@@ -19,11 +36,14 @@ _TOOLS_AFTER: Final = (
 )
 _EMPTY_REASONING: Final = "<think>\n\n</think>\n\n"
 
-Message = Mapping[str, Any]
+Message = dict[str, Any]
+
+PLACEHOLDER: Final = "<|image_pad|>"
+"""The marker of an image in a prompt, which the engine repeats."""
 
 
 def render(
-    messages: Sequence[Message],
+    messages: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     add_generation_prompt: bool = True,
@@ -102,7 +122,7 @@ def call_text(name: str, arguments: object, separators: tuple[str, str] = (", ",
     return f"<tool_call>\n{{{fields}}}\n</tool_call>"
 
 
-def _assistant(message: Message, text: str, *, keep_reasoning: bool) -> str:
+def _assistant(message: Mapping[str, Any], text: str, *, keep_reasoning: bool) -> str:
     """Return the text of an assistant turn: its reasoning if that is kept, its content, its tool calls."""
     before, closed, answer = text.rpartition("</think>")
     reasoning = message.get("reasoning") or message.get("reasoning_content")
@@ -124,3 +144,131 @@ def _with_tools(turns: Sequence[tuple[str, str]], tools: Sequence[Mapping[str, A
     if turns and turns[0][0] == "system":
         return [("system", f"{turns[0][1]}\n\n{text}"), *turns[1:]]
     return [("system", text), *turns]
+
+
+BOS: Final = "<s>"
+"""The value of `bos_token`."""
+
+_COMMENT: Final = re.compile(r"\{#.*?#\}", re.DOTALL)
+_MARKER: Final = re.compile(
+    r"<[|\uff5c][^\s<>{}'\"\\]*>"
+    r"|<[^\s<>{}'\"\\|\uff5c]+[|\uff5c]>"
+    r"|</?[A-Za-z_][\w:.-]*>"
+    r"|\[/?[A-Z][A-Z0-9_]+\]"
+)
+
+
+def uses_bos(template: str) -> bool:
+    """Return whether the template writes `bos_token`."""
+    return "bos_token" in _COMMENT.sub("", template)
+
+
+def markers_of(template: str, eos: str) -> list[str]:
+    """Return the markers that are not tokens of every simulated model, in the order of the template."""
+    text = _COMMENT.sub("", template)
+    found = _MARKER.findall(text)
+    found += [BOS] if uses_bos(template) else []
+    found += [eos] if "eos_token" in text else []
+    return [marker for marker in dict.fromkeys(found) if marker not in NAMED_TOKENS]
+
+
+def read_template(path: Path) -> str:
+    """Read a chat template; raises OSError or ValueError if the file cannot be read."""
+    return path.read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class _VllmFunction:
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class _VllmCall:
+    id: str
+    type: Literal["function"]
+    function: _VllmFunction
+
+
+@dataclass(frozen=True, slots=True)
+class _SglangFunction:
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _SglangCall:
+    function: _SglangFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+_VLLM_CALLS: Final = TypeAdapter(list[_VllmCall])
+_SGLANG_CALLS: Final = TypeAdapter(list[_SglangCall])
+
+
+def prepare_for_vllm(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with an object as the arguments of each tool call.
+
+    Arguments that are empty, invalid JSON, or JSON of another type become `{}` (vLLM 0.32, renderers/chat_utils.py,
+    `_postprocess_messages`).
+
+    Raises:
+        RequestError: a call has no id, type or name, or its arguments are not a string.
+    """
+    return [_prepared(message, _VLLM_CALLS, _object_or_empty) for message in messages]
+
+
+def prepare_for_sglang(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with an object as the arguments of each tool call, or None for a call without arguments.
+
+    Raises:
+        RequestError: arguments are a string but not a JSON object (SGLang 0.5.23, entrypoints/openai/serving_chat.py,
+            `normalize_assistant_tool_call_arguments`), or a call has no function.
+    """
+    return [_prepared(message, _SGLANG_CALLS, _object_required) for message in messages]
+
+
+def _prepared(message: Message, shape: TypeAdapter[Any], parse: Callable[[Any], object]) -> Message:
+    tool_calls = message.get("tool_calls")
+    if message.get("role") != "assistant" or not tool_calls:
+        return message
+    if isinstance(tool_calls, list) and any(
+        isinstance(call, dict) and call.get("type") == "custom" for call in tool_calls
+    ):
+        raise invalid_value("chat completions only support assistant tool_calls of type 'function'.", "tool_calls")
+    try:
+        calls = shape.validate_python(tool_calls)
+    except ValidationError as error:
+        raise invalid_fields(error) from error
+    functions = [{"name": call.function.name, "arguments": parse(call.function.arguments)} for call in calls]
+    return {
+        **message,
+        "tool_calls": [
+            {"id": call.id, "type": call.type, "function": function}
+            for call, function in zip(calls, functions, strict=True)
+        ],
+    }
+
+
+def _object_or_empty(arguments: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(arguments)  # noqa: TID251 - vLLM uses json, which accepts more than orjson
+    except json.JSONDecodeError:
+        return {}
+    except ValueError as error:  # an integer of more than 4,300 digits
+        raise invalid_value(str(error)) from error
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _object_required(arguments: str | dict[str, Any] | None) -> dict[str, Any] | None:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        parsed = orjson.loads(arguments)
+    except orjson.JSONDecodeError as error:
+        message = "Assistant tool call function.arguments must be valid JSON."
+        raise RequestError(message, kind="BadRequest") from error
+    if not isinstance(parsed, dict):
+        raise RequestError("Assistant tool call function.arguments must be a JSON object.", kind="BadRequest")
+    return parsed

@@ -5,8 +5,8 @@ from datetime import datetime
 import pytest
 
 from proxy.simulator.errors import RequestError
-from proxy.simulator.history import prepare_for_vllm
 from proxy.simulator.jinja_template import JinjaTemplate
+from proxy.simulator.template import prepare_for_vllm
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"b":"ø","a":[1,2]}'}}

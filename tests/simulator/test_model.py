@@ -2,10 +2,10 @@
 
 import pytest
 
-from proxy.simulator.distribution import prefix_from
 from proxy.simulator.errors import RequestError
 from proxy.simulator.model import GenerationOptions, load_model
 from proxy.simulator.requests import CommonFields
+from proxy.simulator.sampler import prefix_from
 
 MODEL = load_model()
 PROMPT = MODEL.tokenizer.encode("<|im_start|>user\nHi 🦊<|im_end|>\n<|im_start|>assistant\n")

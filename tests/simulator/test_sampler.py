@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.simulator.distribution import load_next_token_model, prefix_from
-from proxy.simulator.sampler import FREE, RandomStream, Sampler, plan_reply, words_from
+from proxy.simulator.sampler import (
+    FREE,
+    RandomStream,
+    Sampler,
+    load_next_token_model,
+    plan_reply,
+    prefix_from,
+    words_from,
+)
 from proxy.simulator.tokenizer import load_tokenizer, load_vocabulary
 
 TOKENIZER = load_tokenizer()

@@ -20,8 +20,8 @@ from proxy.api.health import STORE_GAUGES, make_info_metrics
 from proxy.api.openapi import ROUTES
 from proxy.cli.main import app
 from proxy.config.settings import Settings
-from proxy.simulator.sglang.routes import SglangRoutes
-from proxy.simulator.vllm.routes import VllmRoutes
+from proxy.simulator.sglang import SglangRoutes
+from proxy.simulator.vllm import VllmRoutes
 from proxy.telemetry.metrics import make_metrics
 
 CODE = ("proxy/", "storage/", "tokentape/", "examples/", "benchmarks/", "docs/", "deploy/")

@@ -6,7 +6,7 @@ from math import exp, log
 import orjson
 from aiohttp import web
 
-from proxy.simulator.distribution import load_next_token_model, prefix_from
+from proxy.simulator.sampler import load_next_token_model, prefix_from
 
 WINDOW = 64
 

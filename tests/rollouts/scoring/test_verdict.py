@@ -20,7 +20,7 @@ from proxy.rollouts.scoring.verdict import (
     nearly_all_agree,
     no_chance,
 )
-from proxy.simulator.distribution import mix, prefix_from
+from proxy.simulator.sampler import mix, prefix_from
 
 TOLERANCE = 0.01
 PROMPT, TURNS = 12, ((12, 60), (70, 110))

@@ -5,7 +5,7 @@ import pytest
 from proxy.simulator.errors import RequestError
 from proxy.simulator.options import Options
 from proxy.simulator.requests import read_common
-from proxy.simulator.sglang.requests import (
+from proxy.simulator.sglang_wire import (
     read_native,
     read_sglang_chat,
     read_sglang_common,

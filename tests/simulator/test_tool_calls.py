@@ -3,11 +3,11 @@
 import orjson
 import pytest
 
-from proxy.simulator.call_syntax import CallSyntax
 from proxy.simulator.model import load_model
 from proxy.simulator.options import Options
 from proxy.simulator.sampler import RandomStream
 from proxy.simulator.script import Conversation, Script, ScriptedCall, Turn
+from proxy.simulator.tool_calls import CallSyntax
 
 TURN = "{% for m in messages %}<u>{{ m.content }}{{ calls(m) }}<e>{% endfor %}{{ '<a>' if add_generation_prompt }}"
 GLM = (

@@ -3,8 +3,8 @@
 import pytest
 
 from proxy.simulator.errors import RequestError
-from proxy.simulator.history import prepare_for_sglang, prepare_for_vllm
 from proxy.simulator.prompts import text_to_tokenize
+from proxy.simulator.template import prepare_for_sglang, prepare_for_vllm
 
 USER = {"role": "user", "content": "Hi"}
 

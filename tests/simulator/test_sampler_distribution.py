@@ -6,7 +6,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.simulator.distribution import Prefix, load_next_token_model, mix, prefix_from
+from proxy.simulator.sampler import Prefix, load_next_token_model, mix, prefix_from
 
 MODEL = load_next_token_model()
 SIZE = 2_048

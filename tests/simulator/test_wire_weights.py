@@ -4,7 +4,7 @@ import ast
 from base64 import b64decode
 from struct import unpack
 
-from proxy.simulator.weights import EXPERTS_PER_TOKEN, LAYERS, WeightVersions, experts_as_int32, experts_as_npy
+from proxy.simulator.wire import EXPERTS_PER_TOKEN, LAYERS, WeightVersions, experts_as_int32, experts_as_npy
 
 IDS = [5, 6, 7]
 

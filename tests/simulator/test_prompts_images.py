@@ -2,8 +2,8 @@
 
 from tests.support.pictures import BLUE, RED, image, png, text, url_of
 
-from proxy.simulator.images import PLACEHOLDER, expanded, with_placeholders
 from proxy.simulator.options import Options
+from proxy.simulator.prompts import PLACEHOLDER, expanded, with_placeholders
 
 ASK = [{"role": "user", "content": [text("a"), image(url_of(png(RED))), text("b"), image(url_of(png(BLUE)))]}]
 IDS = {"return_token_ids": True, "max_tokens": 2, "seed": 1}

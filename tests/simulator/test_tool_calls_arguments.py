@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.simulator.sampler import RandomStream
-from proxy.simulator.tool_arguments import make_arguments
+from proxy.simulator.tool_calls import make_arguments
 
 WORDS = ["object", "file", "value"]
 JSON = st.recursive(

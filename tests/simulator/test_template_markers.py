@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.simulator.markers import BOS, markers_of, read_template, uses_bos
+from proxy.simulator.template import BOS, markers_of, read_template, uses_bos
 
 EOS = "<|im_end|>"
 

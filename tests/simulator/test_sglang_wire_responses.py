@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.simulator.distribution import load_next_token_model, prefix_from
 from proxy.simulator.errors import invalid_value
-from proxy.simulator.generation import Token
-from proxy.simulator.sglang.wire import (
+from proxy.simulator.model import Token
+from proxy.simulator.sampler import load_next_token_model, prefix_from
+from proxy.simulator.sglang_wire import (
     LogprobFormatter,
     ResponseMetadata,
     TemperedDistribution,
@@ -18,7 +18,7 @@ from proxy.simulator.sglang.wire import (
     output_logprobs,
 )
 from proxy.simulator.tokenizer import load_tokenizer, load_vocabulary
-from proxy.simulator.weights import Weights, WeightVersions
+from proxy.simulator.wire import Weights, WeightVersions
 
 SIZE = len(load_vocabulary()["counts"])
 IDS = st.lists(st.integers(0, SIZE - 1), max_size=5)

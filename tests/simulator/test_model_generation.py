@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.simulator.distribution import load_next_token_model, prefix_from
-from proxy.simulator.generation import StopConditions, Token, generate
+from proxy.simulator.model import StopConditions, Token, generate
+from proxy.simulator.sampler import load_next_token_model, prefix_from
 from proxy.simulator.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer()

@@ -1,0 +1,646 @@
+"""The routes, responses and stream chunks of SGLang 0.5.23.
+
+Shapes are those of the cassettes `sglang-0.5.23/*`; those of `/generate` are from its source
+(`managers/tokenizer_manager.py`, lines 2505 to 2712).
+
+Rules of chat: the role chunk of a choice comes with its first token, and all choices finish at the end of the stream.
+Logprobs are in the first chunk of their token. A token without a chunk gets one for its logprobs if a parser is configured;
+otherwise its logprobs are lost, always those of the end of the turn.
+
+Rules of `/generate`: a stream is cumulative, each event has all of its choice so far; with `incremental_streams`, it has
+what is new. Logprobs of the prompt are the model's, without temperature; those of sampled tokens are after temperature.
+With `max_new_tokens` 0, one token is sampled but not returned.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from proxy.simulator.engine import VERSION, EngineRoutes, gauge_response, json_response, read_body
+from proxy.simulator.errors import RequestError
+from proxy.simulator.model import GenerationOptions, Model, Token
+from proxy.simulator.options import Options
+from proxy.simulator.parser import CallDelta, ParsedReply, StreamParser, parse
+from proxy.simulator.prompts import ChatPrompt, TextPrompt, chat_prompt, ids_to_return, text_prompts, with_fault
+from proxy.simulator.requests import ChatRequest, CommonFields, CompletionsRequest, new_version, read_completions
+from proxy.simulator.sampler import Prefix, prefix_from
+from proxy.simulator.sglang_wire import (
+    LogprobFormatter,
+    LogprobTuple,
+    NativeRequest,
+    ResponseMetadata,
+    SglangFields,
+    full_usage,
+    matched_stop,
+    output_logprobs,
+    read_native,
+    read_sglang_chat,
+    read_sglang_common,
+    read_sglang_fields,
+    request_error,
+    routed_experts,
+    sglang_max_tokens,
+)
+from proxy.simulator.template import prepare_for_sglang
+from proxy.simulator.wire import Head, JsonObject, WeightVersions, event, named_event, usage
+
+_IDS_EVENT = b"sglext_ids"
+
+
+@dataclass(slots=True)
+class _StreamedChoice:
+    """The state of one choice of a stream."""
+
+    parser: StreamParser
+    tokens: list[Token] = field(default_factory=list)
+    has_calls: bool = False
+
+
+@dataclass(slots=True)
+class SglangChatResponse:
+    """A chat completion; see `wire.Response`. `new_call_id` makes the ids of tool calls."""
+
+    chat: ChatRequest
+    common: CommonFields
+    fields: SglangFields
+    options: Options
+    head: Head
+    prompt: ChatPrompt
+    formatter: LogprobFormatter
+    metadata: ResponseMetadata
+    new_call_id: Callable[[], str]
+    _streamed: list[_StreamedChoice] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._streamed = [
+            _StreamedChoice(
+                StreamParser(
+                    reasoning=self._reasoning,
+                    tools=self._tools,
+                    reasoning_open=self.prompt.options.reasoning_open,
+                    blocks=self.prompt.call_blocks,
+                )
+            )
+            for _ in range(self.common.choices)
+        ]
+
+    @property
+    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
+        """The one prompt."""
+        return [(prefix_from(self.prompt.ids), self.prompt.options)]
+
+    @property
+    def _reasoning(self) -> bool:
+        return self.options.has_parser and self.prompt.options.reasoning
+
+    @property
+    def _tools(self) -> bool:
+        return self.options.has_parser and bool(self.chat.functions)
+
+    def opening_events(self) -> list[bytes]:
+        """Return no events: the role comes with the first token."""
+        return []
+
+    def token_events(self, index: int, token: Token) -> list[bytes]:
+        """Return the chunks of one token: reasoning, content, calls, and logprobs that none of them has."""
+        streamed = self._streamed[index]
+        first = not streamed.tokens
+        streamed.tokens.append(token)
+        parsed = streamed.parser.feed(token.text, ended=token.finish_reason is not None)
+        chunks = []
+        if first:
+            role = {"reasoning_content": None, "role": "assistant", "content": ""}
+            chunks.append(self._chunk(index, role, None))
+        unsent_logprobs = self._logprobs([token])
+        if parsed.reasoning:
+            chunks.append(self._chunk(index, {"reasoning_content": parsed.reasoning}, unsent_logprobs))
+            unsent_logprobs = None
+        if parsed.content and self._tools:
+            chunks.append(self._parser_chunk(index, content=parsed.content))
+        elif parsed.content:
+            delta = {"reasoning_content": None, "content": parsed.content}
+            chunks.append(self._chunk(index, delta, unsent_logprobs))
+            unsent_logprobs = None
+        for call in parsed.calls:
+            streamed.has_calls = True
+            # The name and the arguments are in separate chunks.
+            parts = [CallDelta(call.index, call.name)] if call.name is not None else []
+            parts += [CallDelta(call.index, None, call.arguments)] if call.arguments else []
+            chunks += [self._parser_chunk(index, call=part) for part in parts]
+        if unsent_logprobs is not None and self.options.has_parser:
+            chunks.append(self._chunk(index, {"reasoning_content": None}, unsent_logprobs))
+        return [event(chunk) for chunk in chunks]
+
+    def closing_events(self) -> list[bytes]:
+        """Return the finish of each choice, then ids and usage if they are requested; all have the id of the last choice."""
+        events = []
+        last = {"id": self._id_of(len(self._streamed) - 1)}
+        for index, streamed in enumerate(self._streamed):
+            end = streamed.tokens[-1]
+            reason = self._finish(end, has_calls=streamed.has_calls)
+            closing = self._chunk(index, {"reasoning_content": None}, None, reason, matched_stop(end))
+            events.append(event(closing | last))
+        head = self.head.keys("chat.completion.chunk") | last | {"choices": []}
+        extension = self._extension([streamed.tokens for streamed in self._streamed])
+        if extension:
+            chunk = head | {"usage": None, "sglext": extension}
+            events.append(named_event(_IDS_EVENT, chunk) if self.fields.framed else event(chunk))
+        if self.common.include_usage:
+            sampled = sum(len(streamed.tokens) for streamed in self._streamed)
+            events.append(event(head | {"usage": full_usage(len(self.prompt.ids), sampled)}))
+        return events
+
+    def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
+        """Return the chat completion."""
+        payload = self.head.keys("chat.completion") | {
+            "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
+            "usage": full_usage(len(self.prompt.ids), sum(map(len, choices))),
+            "metadata": self.metadata.metadata(len(choices[0])),
+        }
+        extension = self._extension(choices)
+        return payload | {"sglext": extension} if extension else payload
+
+    def _choice(self, index: int, tokens: Sequence[Token]) -> JsonObject:
+        text = "".join(token.text for token in tokens)
+        blocks = self.prompt.call_blocks
+        parsed = parse(text, reasoning=self._reasoning, tools=self._tools, blocks=blocks)
+        reason = self._finish(tokens[-1], has_calls=bool(parsed.calls))
+        choice = {
+            "index": index,
+            "message": self._message(parsed),
+            "logprobs": self._logprobs(tokens),
+            "finish_reason": reason,
+            "matched_stop": None if reason == "tool_calls" else matched_stop(tokens[-1]),  # streams have it
+        }
+        if self.fields.prompt_ids:
+            choice["prompt_token_ids"] = self.prompt.unexpanded or self.prompt.ids
+        if self.fields.return_token_ids:
+            choice["response_token_ids"] = [token.id for token in tokens]
+        if self.fields.return_meta_info:
+            ended = {"finish_reason": {"type": reason, "matched": None}} if reason == "tool_calls" else {}
+            choice["meta_info"] = self._meta_info(tokens) | ended
+        return choice
+
+    def _message(self, parsed: ParsedReply) -> JsonObject:
+        message: JsonObject = {
+            "role": "assistant",
+            "content": parsed.content or "",
+            "reasoning_content": parsed.reasoning,
+        }
+        if parsed.calls:
+            message["tool_calls"] = [
+                self._call(CallDelta(index, call.name, call.arguments)) for index, call in enumerate(parsed.calls)
+            ]
+        return message
+
+    def _meta_info(self, tokens: Sequence[Token]) -> JsonObject:
+        logprobs: JsonObject = {}
+        if self.chat.logprobs:
+            alternatives = self.chat.top_logprobs or 0
+            sampled = output_logprobs(self.formatter, tokens, alternatives, with_text=True)
+            logprobs = {"input_token_logprobs": []} | sampled
+        meta = self.metadata.meta_info(self.prompt.ids, tokens, logprobs)
+        if self.fields.return_routed_experts and self.options.routed_experts:
+            meta["routed_experts"] = routed_experts(self.prompt.ids, tokens, self.fields.routed_experts_start_len or 0)
+        return meta
+
+    def _extension(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
+        """Return `sglext`; empty if none of its fields are requested."""
+        extension: JsonObject = {}
+        if self.fields.return_input_ids_in_sglext:
+            extension["input_ids"] = self.prompt.unexpanded or self.prompt.ids
+        if self.fields.return_output_ids_in_sglext:
+            extension["output_ids"] = [[token.id for token in tokens] for tokens in choices]
+        if self.fields.return_routed_experts and self.options.routed_experts and not self.fields.return_meta_info:
+            extension["routed_experts"] = routed_experts(self.prompt.ids, choices[0])
+        return extension
+
+    def _id_of(self, index: int) -> str:
+        return self.head.id if index == 0 else f"{self.head.id}-{index}"
+
+    def _chunk(
+        self,
+        index: int,
+        delta: JsonObject,
+        logprobs: JsonObject | None,
+        finish_reason: str | None = None,
+        matched: int | str | None = None,
+    ) -> JsonObject:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            "matched_stop": matched,
+        }
+        chunk = self.head.keys("chat.completion.chunk") | {"id": self._id_of(index), "choices": [choice]}
+        if self.common.continuous_usage and finish_reason is None:
+            chunk["usage"] = full_usage(len(self.prompt.ids), len(self._streamed[index].tokens))
+        return chunk
+
+    def _parser_chunk(self, index: int, *, content: str | None = None, call: CallDelta | None = None) -> JsonObject:
+        """Return a chunk of the tool parser, which has all keys."""
+        tool_calls = None if call is None else [self._call(call)]
+        delta: JsonObject = {"role": None, "content": content, "reasoning_content": None, "tool_calls": tool_calls}
+        chunk = self._chunk(index, delta, None)
+        chunk.setdefault("usage", None)
+        return chunk
+
+    def _call(self, call: CallDelta) -> JsonObject:
+        """Return a tool call, or more of its arguments, with id and name null."""
+        return {
+            "id": None if call.name is None else self.new_call_id(),
+            "index": call.index,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+
+    def _finish(self, token: Token, *, has_calls: bool) -> str | None:
+        """Return the finish reason."""
+        return "tool_calls" if token.finish_reason == "stop" and has_calls else token.finish_reason
+
+    def _logprobs(self, tokens: Sequence[Token]) -> JsonObject | None:
+        if not self.chat.logprobs:
+            return None
+        return {"content": [self.formatter.chat_entry(token, self.chat.top_logprobs or 0) for token in tokens]}
+
+
+@dataclass(slots=True)
+class SglangCompletionsResponse:
+    """A text completion; see `wire.Response`. Choice `i` belongs to prompt `i // n`."""
+
+    completions: CompletionsRequest
+    common: CommonFields
+    fields: SglangFields
+    head: Head
+    texts: Sequence[TextPrompt]
+    formatter: LogprobFormatter
+    metadata: ResponseMetadata
+    _sampled: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sampled = [0] * (len(self.texts) * self.common.choices)
+
+    @property
+    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
+        """The prompts, in the order of the request."""
+        return [(prefix_from(text.ids), text.options) for text in self.texts]
+
+    def opening_events(self) -> list[bytes]:
+        """Return no events: completions have no role chunk."""
+        return []
+
+    def token_events(self, index: int, token: Token) -> list[bytes]:
+        """Return the chunk of one token, even if it adds no text; the first chunk of a choice has the prompt."""
+        first = self._sampled[index] == 0
+        self._sampled[index] += 1
+        so_far = None
+        if self.common.continuous_usage:
+            so_far = self._streamed_usage(len(self._prompt(index).ids), self._sampled[index])
+        chunk = {"choices": [self._choice(index, [token], first=first)], "usage": so_far}
+        return [event(self.head.keys("text_completion") | chunk)]
+
+    def closing_events(self) -> list[bytes]:
+        """Return the usage chunk, if it is requested."""
+        if not self.common.include_usage:
+            return []
+        chunk: JsonObject = {"choices": [], "usage": self._streamed_usage(self._prompt_tokens, sum(self._sampled))}
+        return [event(self.head.keys("text_completion") | chunk)]
+
+    def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
+        """Return the text completion."""
+        return self.head.keys("text_completion") | {
+            "choices": [self._choice(index, tokens, first=True) for index, tokens in enumerate(choices)],
+            "usage": full_usage(self._prompt_tokens, sum(map(len, choices))),
+            "metadata": self.metadata.metadata(len(choices[0])),
+        }
+
+    def _choice(self, index: int, tokens: Sequence[Token], *, first: bool) -> JsonObject:
+        prompt = self._prompt(index)
+        echoed = prompt.text if first and self.completions.echo else ""
+        choice: JsonObject = {
+            "index": index,
+            "text": echoed + "".join(token.text for token in tokens),
+            "logprobs": self._logprobs(tokens),
+            "finish_reason": tokens[-1].finish_reason,
+            "matched_stop": matched_stop(tokens[-1]),
+        }
+        if self.fields.return_token_ids:
+            choice["token_ids"] = [token.id for token in tokens]
+            if first:
+                choice["prompt_token_ids"] = prompt.ids
+        return choice
+
+    def _logprobs(self, tokens: Sequence[Token]) -> JsonObject | None:
+        """Return the logprobs of these tokens; those of an echoed prompt are not simulated."""
+        alternatives = self.completions.logprobs
+        if alternatives is None:
+            return None
+        sampled = [self.formatter.sampled(token, with_text=True) for token in tokens]
+        top = [self.formatter.top(token, alternatives, with_text=True) for token in tokens] if alternatives else []
+        return {
+            "text_offset": [-1] * len(tokens),
+            "token_logprobs": [logprob for logprob, _, _ in sampled],
+            "tokens": [text for _, _, text in sampled],
+            "top_logprobs": [_by_text(entries) for entries in top],
+        }
+
+    def _prompt(self, index: int) -> TextPrompt:
+        return self.texts[index // self.common.choices]
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return sum(len(text.ids) for text in self.texts)
+
+    def _streamed_usage(self, prompt_tokens: int, completion_tokens: int) -> JsonObject:
+        return usage(prompt_tokens, completion_tokens, reasoning_tokens=0)
+
+
+def _by_text(entries: Sequence[LogprobTuple]) -> JsonObject:
+    return {text: logprob for logprob, _, text in entries}
+
+
+@dataclass(frozen=True, slots=True)
+class NativePrompt:
+    """The ids of one prompt, and the options of its choices."""
+
+    ids: Sequence[int]
+    options: GenerationOptions
+
+
+def native_prompts(native: NativeRequest, common: CommonFields, model: Model, options: Options) -> list[NativePrompt]:
+    """Return the prompts of a request.
+
+    Raises:
+        RequestError: an id is outside the vocabulary, or a prompt is empty or does not fit into the context window.
+    """
+    prompts = []
+    for prompt in native.prompts:
+        ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        model.check_ids(ids)
+        if not ids:
+            raise request_error("The prompt must not be empty.")
+        max_tokens = sglang_max_tokens(len(ids), max(common.max_tokens or 0, 1), common, options)
+        prompts.append(NativePrompt(ids, GenerationOptions(max_tokens)))
+    if not prompts:
+        raise request_error("The prompt must not be empty.")
+    return prompts
+
+
+@dataclass(slots=True)
+class NativeResponse:
+    """A response of `/generate`; see `wire.Response`. Choice `i` belongs to prompt `i // n`."""
+
+    native: NativeRequest
+    common: CommonFields
+    model: Model
+    options: Options
+    native_prompts: Sequence[NativePrompt]
+    formatter: LogprobFormatter
+    metadata: ResponseMetadata
+    _tokens: list[list[Token]] = field(init=False)
+    _prompt_entries: dict[int, list[LogprobTuple]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._tokens = [[] for _ in range(len(self.native_prompts) * self.common.choices)]
+
+    @property
+    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
+        """The prompts, in the order of the request."""
+        return [(prefix_from(prompt.ids), prompt.options) for prompt in self.native_prompts]
+
+    def opening_events(self) -> list[bytes]:
+        """Return no events: there is no role."""
+        return []
+
+    def token_events(self, index: int, token: Token) -> list[bytes]:
+        """Return an event with all of the choice so far, or with what is new."""
+        self._tokens[index].append(token)
+        choice = self._choice(index, self._tokens[index])
+        if self.options.incremental_streams:
+            ids = choice["output_ids"][-1:]
+            choice |= {"text": token.text if ids else "", "output_ids": ids}
+            for name in ("output_token_logprobs", "output_top_logprobs"):
+                if name in choice["meta_info"]:
+                    choice["meta_info"][name] = choice["meta_info"][name][-1:]
+        return [event(choice | {"index": index} if self._is_list else choice)]
+
+    def closing_events(self) -> list[bytes]:
+        """Return no events: the last event of each choice is complete."""
+        return []
+
+    def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject | list[JsonObject]:
+        """Return the one choice, or a list of several."""
+        payloads = [self._choice(index, tokens) for index, tokens in enumerate(choices)]
+        return payloads if self._is_list else payloads[0]
+
+    @property
+    def _is_list(self) -> bool:
+        return self.native.is_batch or self.common.choices > 1
+
+    def _choice(self, index: int, sampled: Sequence[Token]) -> JsonObject:
+        tokens = [] if self.common.max_tokens == 0 else sampled
+        prompt_index = index // self.common.choices
+        choice: JsonObject = {
+            "text": "".join(token.text for token in tokens),
+            "output_ids": [token.id for token in tokens],
+        }
+        if self.native.return_prompt_token_ids:
+            choice["prompt_token_ids"] = self.native_prompts[prompt_index].ids
+        return choice | {"meta_info": self._meta_info(prompt_index, tokens)}
+
+    def _meta_info(self, prompt_index: int, tokens: Sequence[Token]) -> JsonObject:
+        prompt = self.native_prompts[prompt_index].ids
+        logprobs: JsonObject = {}
+        if self.native.return_logprob:
+            alternatives, with_text = self.native.top_logprobs_num or 0, bool(self.native.return_text_in_logprobs)
+            logprobs["input_token_logprobs"] = self._prompt_logprobs(prompt_index, with_text=with_text)
+            if alternatives:
+                logprobs["input_top_logprobs"] = self._prompt_top_logprobs(prompt, alternatives, with_text=with_text)
+            logprobs |= output_logprobs(self.formatter, tokens, alternatives, with_text=with_text)
+        meta = self.metadata.meta_info(prompt, tokens, logprobs)
+        if meta["finish_reason"] is None:
+            del meta["weight_versions"], meta["e2e_latency"]
+        if self.native.return_routed_experts and self.options.routed_experts:
+            meta["routed_experts"] = routed_experts(prompt, tokens)
+        return meta
+
+    def _prompt_logprobs(self, prompt_index: int, *, with_text: bool) -> list[LogprobTuple]:
+        """Return the prompt's logprobs from `logprob_start_len` on; the first is None, at any position."""
+        start = self.native.logprob_start_len
+        if start is None or start < 0:
+            return []
+        if prompt_index not in self._prompt_entries:
+            ids = self.native_prompts[prompt_index].ids
+            logprobs = [None, *[scores[0].logprob for scores in self.model.score(ids, 0)]]
+            self._prompt_entries[prompt_index] = [
+                [logprob if position else None, token, self.formatter.text(token) if with_text else None]
+                for position, (logprob, token) in enumerate(zip(logprobs[start:], ids[start:], strict=True))
+            ]
+        return self._prompt_entries[prompt_index]
+
+    def _prompt_top_logprobs(
+        self, ids: Sequence[int], alternatives: int, *, with_text: bool
+    ) -> list[list[LogprobTuple] | None]:
+        """Return the most likely tokens of each position from `logprob_start_len` on, the most likely first."""
+        start = self.native.logprob_start_len
+        if start is None or start < 0:
+            return []
+        entries: list[list[LogprobTuple] | None] = [None]
+        for scores in self.model.score(ids, alternatives)[start:]:
+            best = sorted(scores, key=lambda scored: -scored.logprob)[:alternatives]
+            entries.append([[each.logprob, each.id, each.string if with_text else None] for each in best])
+        return entries
+
+
+class SglangRoutes(EngineRoutes):
+    """The routes of one SGLang engine."""
+
+    __slots__ = ()
+
+    owned_by = "sglang"
+    text_key = "text"
+    skips_special_tokens = True
+
+    def table(self) -> list[web.RouteDef]:
+        """Return all routes; some have an older path, too."""
+        return [
+            *super().table(),
+            web.post("/v1/chat/completions", self.chat),
+            web.post("/v1/completions", self.completions),
+            web.post("/generate", self.generate),
+            web.post("/v1/tokenize", self.tokenize),
+            web.post("/tokenize", self.tokenize),
+            web.post("/v1/detokenize", self.detokenize),
+            web.post("/abort_request", self.abort_request),
+            web.post("/update_weight_version", self.update_weight_version),
+            web.get("/server_info", self.server_info),
+            web.get("/get_server_info", self.server_info),
+            web.get("/model_info", self.model_info),
+            web.get("/get_model_info", self.model_info),
+            web.get("/metrics", self.metrics),
+        ]
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Handle `POST /v1/chat/completions`."""
+        engine = self._engine
+        body = await read_body(request)
+        fields = read_sglang_fields(body, request.headers, engine.options)
+        chat = read_sglang_chat(body, fields)
+        common = read_sglang_common(body, engine.options)
+        if fields.input_ids is not None:
+            engine.model.check_ids(fields.input_ids)
+        ids = with_fault(fields.input_ids, engine.options.faults)
+        prompt = chat_prompt(chat, common, engine.model, engine.options, ids=ids, max_tokens_rule=sglang_max_tokens)
+        metadata = self._metadata(fields.rid)
+        head = engine.head(metadata.id, common)
+        response = SglangChatResponse(
+            chat,
+            common,
+            fields,
+            engine.options,
+            head,
+            prompt,
+            self._formatter(common),
+            metadata,
+            self._new_call_id,
+        )
+        return await engine.respond(request, common, response, metadata.versions, rid=metadata.rid(common))
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Handle `POST /v1/completions`."""
+        engine = self._engine
+        body = await read_body(request)
+        fields = read_sglang_fields(body, request.headers, engine.options)
+        completions, common = read_completions(body), read_sglang_common(body, engine.options)
+        prompts = text_prompts(completions, common, engine.model, engine.options, sglang_max_tokens)
+        metadata = self._metadata(fields.rid)
+        head = engine.head(metadata.id, common)
+        formatter = self._formatter(common)
+        response = SglangCompletionsResponse(completions, common, fields, head, prompts, formatter, metadata)
+        return await engine.respond(request, common, response, metadata.versions, rid=metadata.rid(common))
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """Handle `POST /generate`, whose errors have another form than those of the OpenAI endpoints."""
+        engine = self._engine
+        try:
+            native, common = read_native(await read_body(request), engine.options)
+            prompts = native_prompts(native, common, engine.model, engine.options)
+        except RequestError as error:
+            is_validation = error.kind == "Bad Request"
+            return json_response({"error": str(error) if is_validation else {"message": str(error)}}, error.status)
+        metadata = self._metadata(native.rid)
+        formatter = self._formatter(common)
+        response = NativeResponse(native, common, engine.model, engine.options, prompts, formatter, metadata)
+        scores_prompt = bool(native.return_logprob)
+        rid = None if native.is_batch else metadata.rid(common)
+        return await engine.respond(request, common, response, metadata.versions, scores_prompt=scores_prompt, rid=rid)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """Handle `POST /v1/tokenize`: a prompt or rendered messages to ids."""
+        ids = ids_to_return(await self.body_to_tokenize(request), self._engine.model, prepare_for_sglang)
+        return json_response({"tokens": ids, "count": len(ids), "max_model_len": self._engine.options.max_model_len})
+
+    async def abort_request(self, request: web.Request) -> web.Response:
+        """Handle `POST /abort_request`: running calls whose id begins with `rid` end; the response is empty in any case."""
+        rid = (await read_body(request)).get("rid")
+        if isinstance(rid, str) and rid:
+            for name in self._engine.aborted:
+                self._engine.aborted[name] |= name.startswith(rid)
+        return web.Response()
+
+    async def update_weight_version(self, request: web.Request) -> web.Response:
+        """Handle `POST /update_weight_version`: a new label; aborts running calls unless `abort_all_requests` is false."""
+        body = await read_body(request)
+        version = new_version(body)
+        self._engine.weights.version = version
+        if body.get("abort_all_requests", True):
+            self._engine.weights.aborts += 1
+        message = f"Weight version updated to {version}"
+        return json_response({"success": True, "message": message, "new_version": version})
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        """Handle `GET /server_info`; the version is one that no SGLang has."""
+        options = self._engine.options
+        info = {"model_path": options.model, "context_length": options.max_model_len}
+        return json_response({**info, **self._parsers, "version": VERSION})
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        """Handle `GET /model_info`."""
+        info = {
+            "model_path": self._engine.options.model,
+            "tokenizer_path": self._engine.options.model,
+            "is_generation": True,
+            "served_model_name": self._engine.options.model,
+            "preferred_sampling_params": None,
+            "weight_version": self._engine.weights.version,
+        }
+        return json_response({**info, **self._parsers})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Handle `GET /metrics`: the number of running calls, the one gauge that shows whether a call was aborted."""
+        labels = f'model_name="{self._engine.options.model}"'
+        return gauge_response(
+            "sglang:num_running_reqs", labels, "The number of running requests.", self._engine.running
+        )
+
+    @property
+    def _parsers(self) -> dict[str, str | None]:
+        """The names of the parsers that `proxy.simulator.parser` behaves like."""
+        has_parser = self._engine.options.has_parser
+        return {
+            "reasoning_parser": "qwen3" if has_parser else None,
+            "tool_call_parser": "qwen25" if has_parser else None,
+        }
+
+    def _metadata(self, rid: str | None) -> ResponseMetadata:
+        response_id = rid or self._engine.new_hex() + self._engine.new_hex()
+        return ResponseMetadata(response_id, WeightVersions(), self._engine.weights)
+
+    def _formatter(self, common: CommonFields) -> LogprobFormatter:
+        temperature = 1.0 if common.temperature is None else common.temperature
+        return LogprobFormatter(self._engine.model.tokenizer, temperature)
+
+    def _new_call_id(self) -> str:
+        return f"call_{self._engine.clock.entropy(12).hex()}"

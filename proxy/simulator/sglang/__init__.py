@@ -1,1 +1,0 @@
-"""The routes, responses and stream chunks of SGLang 0.5.23."""

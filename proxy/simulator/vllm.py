@@ -1,0 +1,672 @@
+"""The routes, responses and stream chunks of vLLM 0.32.
+
+Shapes are those of the cassettes `chat_*`, `tool_*`, `reasoning/*`, `cmpl_*`, `scale_out/generate*` and
+`abort/generate_midflight_version`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Annotated, Any, Final, Literal
+
+from aiohttp import web
+from pydantic import Field, TypeAdapter
+from pydantic.dataclasses import dataclass as validated
+
+from proxy.simulator.engine import VERSION, EngineRoutes, gauge_response, json_response, read_body
+from proxy.simulator.errors import invalid_value, scale_out_disabled
+from proxy.simulator.model import GenerationOptions, Model, Token, TokenLogprob
+from proxy.simulator.options import Options
+from proxy.simulator.parser import CallDelta, Delta, StreamParser, parse
+from proxy.simulator.prompts import (
+    ChatPrompt,
+    TextPrompt,
+    chat_prompt,
+    ids_to_return,
+    reused_ids,
+    text_prompts,
+    vllm_max_tokens,
+    with_fault,
+)
+from proxy.simulator.requests import (
+    Body,
+    ChatRequest,
+    CommonFields,
+    CompletionsRequest,
+    check_logprobs,
+    new_version,
+    read_chat,
+    read_common,
+    read_completions,
+    read_fields,
+)
+from proxy.simulator.sampler import Prefix, prefix_from
+from proxy.simulator.wire import Head, JsonObject, WeightVersions, event, experts_as_npy, usage
+
+
+@dataclass(slots=True)
+class ChatResponse:
+    """A chat completion; see `wire.Response`. `new_call_id` makes the ids of tool calls."""
+
+    chat: ChatRequest
+    common: CommonFields
+    model: Model
+    head: Head
+    prompt: ChatPrompt
+    new_call_id: Callable[[], str]
+    _parsers: list[StreamParser] = field(init=False)
+    _ids: list[list[int]] = field(init=False)
+    _with_calls: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        choices = range(self.common.choices)
+        self._parsers = [
+            StreamParser(
+                reasoning=self._reasoning,
+                tools=self._tools,
+                reasoning_open=self.prompt.options.reasoning_open,
+                blocks=self.prompt.call_blocks,
+            )
+            for _ in choices
+        ]
+        self._ids = [[] for _ in choices]
+
+    @property
+    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
+        """The one prompt."""
+        return [(prefix_from(self.prompt.ids), self.prompt.options)]
+
+    @property
+    def _reasoning(self) -> bool:
+        return self.prompt.options.reasoning
+
+    @property
+    def _tools(self) -> bool:
+        return bool(self.chat.functions)
+
+    @property
+    def _has_ids(self) -> bool:
+        # With a parser configured, vLLM returns neither ids nor logprobs of a reply whose reasoning is hidden
+        # (cassette `tool_include_reasoning_false`).
+        return bool(self.common.return_token_ids) and self.chat.include_reasoning
+
+    @property
+    def _has_logprobs(self) -> bool:
+        return bool(self.chat.logprobs) and self.chat.include_reasoning
+
+    @property
+    def _prompt_keys(self) -> JsonObject:
+        return {
+            "prompt_token_ids": self.prompt.ids if self.common.return_token_ids else None,
+            "prompt_text": self.prompt.text if self.chat.return_prompt_text else None,
+        }
+
+    def opening_events(self) -> list[bytes]:
+        """Return the role chunk of each choice."""
+        delta = {"role": "assistant", "content": ""}
+        choice = {"delta": delta, "logprobs": None, "finish_reason": None}
+        return [
+            event(self._chunk({"index": index, **choice}, 0) | self._prompt_keys)
+            for index in range(self.common.choices)
+        ]
+
+    def token_events(self, index: int, token: Token) -> list[bytes]:
+        """Return the chunk of one token; a token whose text is held back has one only for its ids or logprobs."""
+        ids = self._ids[index]
+        ids.append(token.id)
+        ended = token.finish_reason is not None
+        parsed = self._parsers[index].feed(token.text, ended=ended)
+        if parsed.calls:
+            self._with_calls.add(index)
+        delta = self._delta(parsed)
+        if not delta and not ended and not self._has_ids and not self._has_logprobs:
+            return []
+        choice: JsonObject = {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._logprobs([token]),
+            "finish_reason": self._finish(token, has_calls=index in self._with_calls),
+        }
+        if ended:
+            choice["stop_reason"] = token.stop_reason
+        choice["token_ids"] = [token.id] if self._has_ids else None
+        chunk = self._chunk(choice, len(ids))
+        if ended and not self.common.include_usage:
+            chunk["system_fingerprint"] = self.head.fingerprint
+        return [event(chunk)]
+
+    def closing_events(self) -> list[bytes]:
+        """Return the usage chunk, if it is requested."""
+        if not self.common.include_usage:
+            return []
+        details = {"completion_tokens_details": self._details(self._ids)} if self._reasoning else {}
+        chunk = {
+            "choices": [],
+            "usage": usage(len(self.prompt.ids), sum(map(len, self._ids)), **details),
+            "system_fingerprint": self.head.fingerprint,
+        }
+        return [event(self.head.keys("chat.completion.chunk") | chunk)]
+
+    def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
+        """Return the chat completion."""
+        ids = [[token.id for token in tokens] for tokens in choices]
+        total = usage(
+            len(self.prompt.ids),
+            sum(map(len, ids)),
+            prompt_tokens_details=None,
+            completion_tokens_details=self._details(ids) if self._reasoning else None,
+        )
+        alternatives = self.common.prompt_logprobs
+        scores = None if alternatives is None else self.model.prompt_logprobs(self.prompt.ids, alternatives)
+        return (
+            self.head.keys("chat.completion")
+            | {
+                "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
+                "service_tier": None,
+                "system_fingerprint": self.head.fingerprint,
+                "usage": total,
+                "prompt_logprobs": scores,
+            }
+            | self._prompt_keys
+            | {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
+        )
+
+    def _choice(self, index: int, tokens: Sequence[Token]) -> JsonObject:
+        text = "".join(token.text for token in tokens)
+        blocks = self.prompt.call_blocks
+        parsed = parse(text, reasoning=self._reasoning, tools=self._tools, blocks=blocks)
+        message: JsonObject = {
+            "role": "assistant",
+            "content": "" if parsed.calls and self.chat.named_tool else parsed.content,
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+        }
+        if parsed.calls:
+            message["tool_calls"] = [
+                {
+                    "id": self.new_call_id(),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in parsed.calls
+            ]
+        message["reasoning"] = parsed.reasoning if self.chat.include_reasoning else None
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(tokens),
+            "finish_reason": self._finish(tokens[-1], has_calls=bool(parsed.calls)),
+            "stop_reason": tokens[-1].stop_reason,
+            "token_ids": [token.id for token in tokens] if self._has_ids else None,
+            "routed_experts": None,
+        }
+
+    def _chunk(self, choice: JsonObject, sampled: int) -> JsonObject:
+        chunk = self.head.keys("chat.completion.chunk") | {"choices": [choice]}
+        if self.common.continuous_usage:
+            chunk["usage"] = usage(len(self.prompt.ids), sampled, completion_tokens_details=None)
+        return chunk
+
+    def _delta(self, parsed: Delta) -> JsonObject:
+        """Return the delta of a chunk; empty if nothing visible is added."""
+        delta: JsonObject = {}
+        if parsed.content or parsed.calls:
+            delta["content"] = parsed.content or None
+            if not self.chat.include_reasoning:
+                delta["reasoning"] = None
+        if parsed.reasoning and self.chat.include_reasoning:
+            delta["reasoning"] = parsed.reasoning
+        if parsed.calls:
+            delta["tool_calls"] = [self._call_delta(call) for call in parsed.calls]
+        return delta
+
+    def _call_delta(self, call: CallDelta) -> JsonObject:
+        identity: JsonObject = {}
+        function: JsonObject = {}
+        if call.name is not None:
+            identity = {"id": self.new_call_id(), "type": "function"}
+            function["name"] = call.name
+        if call.arguments:
+            function["arguments"] = call.arguments
+        return identity | {"index": call.index, "function": function}
+
+    def _finish(self, token: Token, *, has_calls: bool) -> str | None:
+        if token.finish_reason == "stop" and has_calls and self.chat.named_tool is None:
+            return "tool_calls"
+        return token.finish_reason
+
+    def _logprobs(self, tokens: Sequence[Token]) -> JsonObject | None:
+        if not self._has_logprobs:
+            return None
+        count, by_id = self.prompt.options.alternatives, bool(self.common.return_tokens_as_token_ids)
+        return {
+            "content": [
+                # `bytes` of the token are those of its string, even by id; `bytes` of alternatives are those of `token`.
+                _entry(token.logprobs[0], by_id=by_id)
+                | {"bytes": list(token.logprobs[0].string.encode())}
+                # vLLM truncates the list that begins with the token itself, so top_logprobs 1 has no alternative.
+                | {"top_logprobs": [_entry(entry, by_id=by_id) for entry in token.logprobs[:count]]}
+                for token in tokens
+            ]
+        }
+
+    def _details(self, choices: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Return the number of reasoning tokens of all choices, without the opening and closing tags."""
+        close = self.model.tokenizer.id("</think>")
+        start = 0 if self.prompt.options.reasoning_open else 1
+        reasoning = [list(takewhile(close.__ne__, ids[start:])) for ids in choices]
+        return {"reasoning_tokens": sum(map(len, reasoning))}
+
+
+def _entry(logprob: TokenLogprob, *, by_id: bool) -> JsonObject:
+    name = logprob.name(by_id=by_id)
+    return {"token": name, "logprob": logprob.logprob, "bytes": list(name.encode())}
+
+
+@dataclass(slots=True)
+class CompletionsResponse:
+    """A text completion; see `wire.Response`. Choice `i` belongs to prompt `i // n`."""
+
+    completions: CompletionsRequest
+    common: CommonFields
+    model: Model
+    head: Head
+    texts: Sequence[TextPrompt]
+    _offsets: list[int] = field(init=False)
+    _sampled: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        count = len(self.texts) * self.common.choices
+        self._offsets = [0] * count
+        self._sampled = [0] * count
+
+    @property
+    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
+        """The prompts, in the order of the request."""
+        return [(prefix_from(text.ids), text.options) for text in self.texts]
+
+    def opening_events(self) -> list[bytes]:
+        """Return no events: completions have no role chunk."""
+        return []
+
+    def token_events(self, index: int, token: Token) -> list[bytes]:
+        """Return the chunk of one token, even if it adds no text; the first chunk of a choice has the prompt's ids."""
+        prompt = self._prompt(index)
+        first = self._sampled[index] == 0
+        self._sampled[index] += 1
+        has_prompt_ids = first and bool(self.common.return_token_ids or self.completions.echo)
+        choice = {
+            "index": index,
+            "text": self._text([token], prompt, first=first),
+            "logprobs": self._logprobs(index, [token], prompt, first=first),
+            "finish_reason": token.finish_reason,
+            "stop_reason": token.stop_reason,
+            "prompt_token_ids": prompt.ids if has_prompt_ids else None,
+            "token_ids": [token.id] if self.common.return_token_ids else None,
+        }
+        chunk = self.head.keys("text_completion") | {"choices": [choice]}
+        if self.common.continuous_usage:
+            chunk["usage"] = usage(len(prompt.ids), self._sampled[index])
+        if token.finish_reason is not None and not self.common.include_usage:
+            chunk["system_fingerprint"] = self.head.fingerprint
+        return [event(chunk)]
+
+    def closing_events(self) -> list[bytes]:
+        """Return the usage chunk, if it is requested."""
+        if not self.common.include_usage:
+            return []
+        chunk = {
+            "choices": [],
+            "usage": usage(self._prompt_tokens, sum(self._sampled)),
+            "system_fingerprint": self.head.fingerprint,
+        }
+        return [event(self.head.keys("text_completion") | chunk)]
+
+    def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
+        """Return the text completion."""
+        total = usage(
+            self._prompt_tokens,
+            sum(map(len, choices)),
+            prompt_tokens_details=None,
+            completion_tokens_details=None,
+        )
+        return self.head.keys("text_completion") | {
+            "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
+            "service_tier": None,
+            "system_fingerprint": self.head.fingerprint,
+            "usage": total,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+        }
+
+    def _choice(self, index: int, tokens: Sequence[Token]) -> JsonObject:
+        prompt = self._prompt(index)
+        alternatives = self.common.prompt_logprobs
+        if self.completions.echo and self.completions.logprobs is not None:
+            alternatives = self.completions.logprobs  # as in vLLM, which gets the prompt's logprobs this way
+        return {
+            "index": index,
+            "text": self._text(tokens, prompt, first=True),
+            "logprobs": self._logprobs(index, tokens, prompt, first=True),
+            "finish_reason": tokens[-1].finish_reason,
+            "stop_reason": tokens[-1].stop_reason,
+            "token_ids": [token.id for token in tokens] if self.common.return_token_ids else None,
+            "prompt_logprobs": None if alternatives is None else self.model.prompt_logprobs(prompt.ids, alternatives),
+            "prompt_token_ids": prompt.ids if self.common.return_token_ids else None,
+            "routed_experts": None,
+        }
+
+    def _prompt(self, index: int) -> TextPrompt:
+        return self.texts[index // self.common.choices]
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return sum(len(text.ids) for text in self.texts)
+
+    @property
+    def _only_echoes(self) -> bool:
+        return bool(self.completions.echo) and self.common.max_tokens == 0
+
+    def _text(self, tokens: Sequence[Token], prompt: TextPrompt, *, first: bool) -> str:
+        """Return the text of these tokens, after the echoed prompt unless ids are requested."""
+        echoes = first and self.completions.echo and not self.common.return_token_ids
+        generated = "" if self._only_echoes else "".join(token.text for token in tokens)
+        return prompt.text + generated if echoes else generated
+
+    def _logprobs(self, index: int, tokens: Sequence[Token], prompt: TextPrompt, *, first: bool) -> JsonObject | None:
+        """Return the logprobs of these tokens, after those of an echoed prompt, whose first token has none."""
+        alternatives = self.completions.logprobs
+        if alternatives is None:
+            return None
+        by_id = bool(self.common.return_tokens_as_token_ids)
+        entries: list[tuple[TokenLogprob, ...] | None] = []
+        strings = []
+        if first and self.completions.echo:
+            prompt_entries = self.model.score(prompt.ids, alternatives)
+            entries += [None, *prompt_entries]
+            opening = TokenLogprob(self.model.tokenizer.decode(prompt.ids[:1]), 0.0, prompt.ids[0])
+            strings += [opening.name(by_id=by_id), *(entry[0].name(by_id=by_id) for entry in prompt_entries)]
+        if not self._only_echoes:
+            entries += [token.logprobs for token in tokens]
+            strings += [token.logprobs[0].name(by_id=by_id) for token in tokens]
+        offsets = []
+        for string in strings:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(string)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": [entry and entry[0].logprob for entry in entries],
+            "tokens": strings,
+            "top_logprobs": [entry and {t.name(by_id=by_id): t.logprob for t in entry} for entry in entries],
+        }
+
+
+_DEFAULT_MAX_TOKENS: Final = 16  # of vLLM's SamplingParams
+# Fields of `CommonFields` that are outside `sampling_params`.
+_TOP_LEVEL: Final = ("model", "stream", "stream_options", "request_id")
+
+
+@validated(frozen=True, slots=True)
+class GenerateRequest:
+    """The fields that only this endpoint has."""
+
+    token_ids: list[Annotated[int, Field(ge=0)]]
+    sampling_params: dict[str, Any]
+    return_token_ids: bool | None = None
+    output_mode: Literal["tokens", "text"] = "tokens"
+
+    @property
+    def logprobs(self) -> int | None:
+        """The number of alternatives; None: no logprobs."""
+        count = self.sampling_params.get("logprobs")
+        return count if isinstance(count, int) else None
+
+
+_GENERATE: Final = TypeAdapter(GenerateRequest)
+
+
+def read_generate(body: Body, options: Options) -> tuple[GenerateRequest, CommonFields]:
+    """Return the fields of a request; raises RequestError for a value that is not allowed."""
+    fields = read_fields(_GENERATE, body)
+    top_level: Body = {key: body[key] for key in _TOP_LEVEL if key in body}
+    common = read_common({**fields.sampling_params, **top_level}, options)
+    check_logprobs(fields.logprobs, "logprobs", "sample")
+    return fields, common
+
+
+def generation_options(
+    fields: GenerateRequest, common: CommonFields, model: Model, options: Options
+) -> GenerationOptions:
+    """Return how to generate the choices.
+
+    Raises:
+        RequestError: an id is outside the vocabulary, or the prompt is empty or does not fit into the context window.
+    """
+    if not fields.token_ids:
+        raise invalid_value("The prompt must not be empty.", "token_ids")
+    model.check_ids(fields.token_ids)
+    requested = _DEFAULT_MAX_TOKENS if common.max_tokens is None else common.max_tokens
+    max_tokens = vllm_max_tokens(len(fields.token_ids), requested, common, options)
+    return GenerationOptions(max_tokens, fields.logprobs or 0)
+
+
+@dataclass(slots=True)
+class GenerateResponse:
+    """A response of this endpoint; see `wire.Response`."""
+
+    fields: GenerateRequest
+    common: CommonFields
+    model: Model
+    engine_options: Options
+    head: Head
+    options: GenerationOptions
+    versions: WeightVersions
+    _ids: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ids = [[] for _ in range(self.common.choices)]
+
+    @property
+    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
+        """The one prompt."""
+        return [(prefix_from(self.fields.token_ids), self.options)]
+
+    def opening_events(self) -> list[bytes]:
+        """Return no events: there is no role."""
+        return []
+
+    def token_events(self, index: int, token: Token) -> list[bytes]:
+        """Return the chunk of one token; the first chunk of the stream has the prompt's ids."""
+        first = not any(self._ids)
+        self._ids[index].append(token.id)
+        counted = {"prompt_tokens_details": None, "completion_tokens_details": None}
+        count = usage(len(self.fields.token_ids), len(self._ids[index]), **counted)
+        chunk: JsonObject = {"request_id": self.head.id, "usage": count if self.common.continuous_usage else None}
+        if first and self.fields.return_token_ids:
+            chunk["prompt_token_ids"] = self.fields.token_ids
+        choice = self._choice(index, [token], self._ids[index])
+        return [event(chunk | {"output_mode": self.fields.output_mode, "choices": [choice]})]
+
+    def closing_events(self) -> list[bytes]:
+        """Return the usage chunk, if it is requested."""
+        if not self.common.include_usage:
+            return []
+        total = usage(len(self.fields.token_ids), sum(map(len, self._ids)))
+        chunk: JsonObject = {"usage": total, "output_mode": self.fields.output_mode, "choices": []}
+        return [event({"request_id": self.head.id, **chunk})]
+
+    def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
+        """Return the body of the response that is not streamed."""
+        prompt, alternatives = self.fields.token_ids, self.common.prompt_logprobs
+        return {
+            "request_id": self.head.id,
+            "model": self.head.model,
+            "created": self.head.created_s,
+            "usage": usage(
+                len(prompt), sum(map(len, choices)), prompt_tokens_details=None, completion_tokens_details=None
+            ),
+            "prompt_logprobs": None if alternatives is None else self.model.prompt_logprobs(prompt, alternatives),
+            "prompt_token_id_logprobs": None,
+            "prompt_token_ids": prompt if self.fields.return_token_ids else None,
+            "mm_placeholders": None,
+            "metrics": None,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "output_mode": self.fields.output_mode,
+            "choices": [self._choice(index, tokens, [t.id for t in tokens]) for index, tokens in enumerate(choices)],
+        }
+
+    def _choice(self, index: int, tokens: Sequence[Token], sampled_ids: Sequence[int]) -> JsonObject:
+        """Return a choice with these tokens; experts and weight versions, which need all ids so far, are in its last chunk."""
+        ended = tokens[-1].finish_reason is not None
+        experts = self.engine_options.routed_experts and ended
+        choice: JsonObject = {
+            "index": index,
+            "finish_reason": tokens[-1].finish_reason,
+            "stop_reason": tokens[-1].stop_reason,
+            "token_ids": [token.id for token in tokens],
+            "routed_experts": experts_as_npy([*self.fields.token_ids, *sampled_ids]) if experts else None,
+            "sampling_mask": [_sampling_mask(token) for token in tokens] if self.engine_options.sampling_mask else None,
+            "weight_versions": self.versions.spans(len(sampled_ids)) if ended else None,
+        }
+        if self.fields.output_mode == "text":
+            choice["text"] = "".join(token.text for token in tokens)
+        choice["logprobs"] = self._logprobs(tokens)
+        return choice
+
+    def _logprobs(self, tokens: Sequence[Token]) -> JsonObject | None:
+        if self.fields.logprobs is None:
+            return None
+        entry = _text_entry if self.fields.output_mode == "text" else _id_entry
+        return {"content": [entry(token, self.fields.logprobs) for token in tokens]}
+
+
+def _id_entry(token: Token, alternatives: int) -> Mapping[str, Any]:
+    """Return a token's logprob by ids; vLLM truncates the alternatives, which begin with the token itself, to at least one."""
+    distribution = token.distribution
+    ids = list(dict.fromkeys([token.id, *distribution.top(alternatives)]))[: max(alternatives, 1)]
+    entries = [{"token_id": i, "logprob": distribution.logprob(i), "rank": distribution.rank(i)} for i in ids]
+    return {**entries[0], "top_logprobs": entries}
+
+
+def _text_entry(token: Token, alternatives: int) -> Mapping[str, Any]:
+    """Return the same by strings."""
+    entries = [
+        {"token": entry.string, "logprob": entry.logprob, "bytes": list(entry.string.encode())}
+        for entry in token.logprobs[: max(alternatives, 1)]
+    ]
+    return {**entries[0], "top_logprobs": entries}
+
+
+def _sampling_mask(token: Token) -> list[int]:
+    """Return the ids that could have been sampled: here the likely ones and the token itself."""
+    return sorted({*token.distribution.likely, token.id})
+
+
+class VllmRoutes(EngineRoutes):
+    """The routes of one vLLM engine."""
+
+    __slots__ = ()
+
+    owned_by = "tokentape-simulator"
+    text_key = "prompt"
+
+    def table(self) -> list[web.RouteDef]:
+        """Return all routes."""
+        return [
+            *super().table(),
+            web.post("/v1/chat/completions", self.chat),
+            web.post("/v1/completions", self.completions),
+            web.post("/inference/v1/generate", self.generate),
+            web.post("/tokenize", self.tokenize),
+            web.post("/update_weight_version", self.update_weight_version),
+            web.get("/weight_info", self.weight_info),
+            web.get("/version", self.version),
+            web.get("/openapi.json", self.openapi),
+            web.get("/ping", self.health),
+            web.get("/metrics", self.metrics),
+        ]
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Handle `POST /v1/chat/completions`."""
+        engine = self._engine
+        body = await read_body(request)
+        common = read_common(body, engine.options)
+        head = engine.head(self._response_id("chatcmpl", request, common), common)
+        given = reused_ids(body, engine.model, has_field=engine.options.has_prompt_field)
+        ids = with_fault(given, engine.options.faults)
+        chat = read_chat(body, has_ids=ids is not None)
+        prompt = chat_prompt(chat, common, engine.model, engine.options, ids=ids)
+        response = ChatResponse(chat, common, engine.model, head, prompt, lambda: f"chatcmpl-tool-{engine.new_hex()}")
+        return await engine.respond(request, common, response, scores_prompt=common.prompt_logprobs is not None)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Handle `POST /v1/completions`."""
+        engine = self._engine
+        body = await read_body(request)
+        common = read_common(body, engine.options)
+        head = engine.head(self._response_id("cmpl", request, common), common)
+        completions = read_completions(body)
+        prompts = text_prompts(completions, common, engine.model, engine.options)
+        response = CompletionsResponse(completions, common, engine.model, head, prompts)
+        scores_prompt = common.prompt_logprobs is not None or bool(completions.echo)
+        return await engine.respond(request, common, response, scores_prompt=scores_prompt)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """Handle `POST /inference/v1/generate`: ids in, ids out."""
+        engine = self._engine
+        if not engine.options.scale_out:
+            raise scale_out_disabled()
+        fields, common = read_generate(await read_body(request), engine.options)
+        options = generation_options(fields, common, engine.model, engine.options)
+        head = engine.head(self._response_id("generate-tokens", request, common), common)
+        versions = WeightVersions()
+        response = GenerateResponse(fields, common, engine.model, engine.options, head, options, versions)
+        scores_prompt = common.prompt_logprobs is not None
+        return await engine.respond(request, common, response, versions, scores_prompt=scores_prompt)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """Handle `POST /tokenize`: a prompt or rendered messages to ids."""
+        body = await self.body_to_tokenize(request)
+        tokenizer = self._engine.model.tokenizer
+        ids = ids_to_return(body, self._engine.model)
+        strings = [tokenizer.decode([i]) for i in ids] if body.get("return_token_strs") else None
+        window = self._engine.options.max_model_len
+        return json_response({"count": len(ids), "max_model_len": window, "tokens": ids, "token_strs": strings})
+
+    async def weight_info(self, request: web.Request) -> web.Response:
+        """Handle `GET /weight_info`: the label of the weights."""
+        return json_response({"weight_version": self._engine.weights.version})
+
+    async def update_weight_version(self, request: web.Request) -> web.Response:
+        """Handle `POST /update_weight_version`: a new label for the tokens that are sampled from now on."""
+        version = new_version(await read_body(request))
+        self._engine.weights.version = version
+        return json_response({"success": True, "new_version": version})
+
+    async def version(self, request: web.Request) -> web.Response:
+        """Handle `GET /version`: a version that no vLLM has."""
+        return json_response({"version": VERSION})
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        """Handle `GET /openapi.json`, of which only the fields of chat requests for prompt ids are described."""
+        fields: JsonObject = {"kv_transfer_params": {}} | (
+            {"prompt_token_ids": {}} if self._engine.options.has_prompt_field else {}
+        )
+        return json_response({"components": {"schemas": {"ChatCompletionRequest": {"properties": fields}}}})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Handle `GET /metrics`: the number of running calls, the one gauge that shows whether a call was aborted."""
+        labels = f'engine="0",model_name="{self._engine.options.model}"'
+        help_text = "Number of requests in model execution batches."
+        return gauge_response("vllm:num_requests_running", labels, help_text, self._engine.running)
+
+    def _model_card(self) -> JsonObject:
+        return super()._model_card() | {"permission": []}
+
+    def _response_id(self, kind: str, request: web.Request, common: CommonFields) -> str:
+        """Return the id of a response, which the client can choose."""
+        return f"{kind}-{request.headers.get('X-Request-Id') or common.request_id or self._engine.new_hex()}"

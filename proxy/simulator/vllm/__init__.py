@@ -1,1 +1,0 @@
-"""The routes, responses and stream chunks of vLLM 0.32."""
