@@ -12,9 +12,10 @@ from proxy.cli.exit_codes import Exit
 from proxy.cli.main import app
 
 _REQUIRED: Final = inspect.Parameter.empty
+_OF_A_PROXY: Final = ["`--api-key`", "`--json`", "`--url`"]
 _WORDS: Final = {int: "N", float: "NUMBER", Path: "PATH"}
 _OPENING: Final = """Start the proxy, inspect and export what it recorded, and diagnose problems.
-`tokentape COMMAND --help` lists the options of a command.
+`tokentape COMMAND --help` describes a command.
 
 ```console
 $ tokentape check --engine http://127.0.0.1:8000      # find problems before a start
@@ -41,7 +42,6 @@ $ tokentape export --url http://127.0.0.1:8400 --out rows.ndjson
 
 _LOOKS: Final = """## Examples
 
-Prompts are dimmed, trained completions are bright, and drift is shown where it occurs:
 
 ![tokentape show](images/cli-show.svg)
 
@@ -51,7 +51,7 @@ Prompts are dimmed, trained completions are bright, and drift is shown where it 
 
 ![tokentape tail](images/cli-tail.svg)
 
-A fault prevents or loses recorded steps or allows unintended access; a note is a warning:
+A fault of `check` prevents or loses recorded steps or allows unintended access; a note is a warning.
 
 ![tokentape check](images/cli-check.svg)
 
@@ -62,7 +62,7 @@ Not tested: completion in zsh and fish.
 ## A script for the simulator
 
 `tokentape simulate --script FILE` replies from a YAML or JSON file to chats. Of several conversations, the first
-one applies whose `when` occurs in the first user message:
+one with a `when` that occurs in the first user message applies:
 
 <!-- checked by tests/simulator/test_script.py -->
 ```yaml
@@ -111,7 +111,7 @@ def cli_page(made: str) -> str:
         + "\n".join(codes)
         + "\n\n"
         + _LOOKS
-        + "\n## Common options\n\n"
+        + "\n## Common options\n\nA command that names none has `--url`, `--api-key` and `--json`.\n\n"
         + "\n".join(_list(common))
         + "\n\n## Commands\n\n"
         + "\n".join(sections).rstrip()
@@ -139,8 +139,9 @@ def _command(name: str, command: CommandInfo, common: Sequence[_Option]) -> Iter
     if own := [option for option in options if option not in common]:
         yield from _list(own)
         yield ""
-    if shared := ", ".join(_flag(option) for option in options if option in common):
-        yield f"Common options: {shared}.\n"
+    shared = [_flag(option) for option in options if option in common]
+    if shared and sorted(shared) != _OF_A_PROXY:
+        yield f"Common options: {', '.join(shared)}.\n"
 
 
 def _list(options: Iterable[_Option]) -> Iterator[str]:

@@ -16,7 +16,8 @@ A missing or null field is unknown. A *batch* is an object of lists with one ent
 - `branches` is a format's default for this parameter. `one`: the trainer takes one row for each rollout, and a forked rollout
   is refused. `longest` and `last` drop the other rows, for each policy; `dropped_tokens` in `skipped` counts their trained
   tokens.
-- `row_weight=split` divides the rollout's reward and advantage by the number of its rows, but not those of steps or tokens.
+- `row_weight=split` divides the rollout's reward and advantage by the number of its rows, but not rewards and advantages of
+  steps or tokens.
 - Rows belong to one [policy](policies.md) each: steps of different policies never join. Rows of `sequences` and `steps` name
   it unless it is `default`; Arrow and Parquet have the column if `policies` are configured.
 - With `threads`, steps of different [threads](threads.md) never join, rows of `sequences` and `steps` name the `thread`, and

@@ -19,7 +19,7 @@ Reason = Literal[
 ]  # fmt: skip
 
 REASONS: Final[dict[Reason, str]] = {
-    "edited": "The messages differ from those of every earlier step: the agent changed a message or its reasoning.",
+    "edited": "The messages continue no earlier step: the agent changed a message or its reasoning.",
     "ambiguous": "Several earlier replies are equal to the one that the agent sends back, and their token ids differ.",
     "options": "The tools, the chat template or another field that changes the prompt differ from the earlier step, or "
     "the call truncates its prompt.",

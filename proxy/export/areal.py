@@ -1,7 +1,7 @@
 """AReaL's tensor dict of an interaction (areal 1.0.4, `to_tensor_dict`), as lists of one sequence.
 
 AReaL counts a missing reward as 0.0, so this format requires a reward. Scores are shifted as `compute_logp` returns them:
-position i has that of token i + 1.
+position i describes token i + 1.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,9 @@
 """Harbor's ATIF (v1.8, harbor 0.25): a trajectory for each rollout, with token ids and logprobs; and Harbor's RolloutDetail.
 
-The trajectory is that of the main thread; those of other threads are embedded in it, and the result of the tool call that
-started one refers to it. `extra` has the reward, the group and the thread. The name and the version of the agent are those of
-`agent_name` and `agent_version` in the metadata.
+The main thread's trajectory embeds the others, and the result of the tool call that started one refers to it. `extra` contains
+the reward, the group and the thread. `agent_name` and `agent_version` in the metadata name the agent.
 
-`rollout_detail` has a row for each thread, the main one first: the prompt, the completion and the logprobs of each turn.
+`rollout_detail` lists the prompt, the completion and the logprobs of each turn of a thread, the main thread first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """OpenRLHF 0.11.2's two inputs: the response of an agent, and the Experience that is made from it.
 
-The agent's response is not shifted. The action arrays of an Experience start at position 1: position i is token i + 1. It has
-places for scores: those of the policy are `action_log_probs`, those of another scorer `base_action_log_probs`.
+The agent's response is not shifted. The action arrays of an Experience start at position 1: position i is token i + 1. The
+policy's scores are `action_log_probs`, another scorer's `base_action_log_probs`.
 """
 
 from collections.abc import Mapping

@@ -1,17 +1,15 @@
-"""The canonical rows, of which every other format is a view.
+"""The canonical rows; the other formats are views of them.
 
 `truncated`: the model did not end the last turn (its limit, an abort, a lost connection), or `max_len` cut the row.
-`constrained` of a span: its logprobs are not those of the model alone, but include a grammar or a forced tool call.
-`logprobs_over` of a span is only where top-k, top-p or min-p changed its logprobs: `mask`, they are over the tokens of
-`sampling_mask` (a list for each token of the row, empty where nothing is trained); `truncated`, they are over tokens that the
-engine did not report, and a trainer's logprobs, which are over all tokens, differ: drop or correct such spans.
-`routed_experts` are those of every token but the last, once: `{dtype, shape, data}`, base64 of an array of tokens, layers and
-experts (SGLang: of tokens, and layers times experts). Rows whose steps lack some have none.
-`policy` is only in rows of a named policy, not in those of `default`, `thread` only if threads are requested, `epoch` only in
-spans of later epochs than the first. `images` is only
-in rows with images: the name of each, and the range of its placeholder in `token_ids`, or null if the engine's ids do not show
-it. With `rescore`, `rescored` is what scored the row, and `rescored_logprobs` are its logprobs beside the recorded ones, null
-where nothing is trained.
+`constrained` of a span: a grammar or a forced tool call changed its logprobs.
+`logprobs_over` of a span, if top-k, top-p or min-p changed its logprobs: `mask`, they are over the tokens of `sampling_mask`
+(a list for each token of the row, empty where nothing is trained); `truncated`, they are over tokens that the engine did not
+report, and a trainer's logprobs over all tokens differ: drop or correct such spans.
+`routed_experts` of every token but the last, once: `{dtype, shape, data}`, base64 of an array of tokens, layers and experts
+(SGLang: of tokens, and layers times experts); absent if a step lacks some.
+`policy` is absent for `default`, `thread` unless threads are requested, `epoch` in spans of the first epoch, and `images`
+without images: the name of each, and the range of its placeholder in `token_ids`, or null if the engine's ids do not show it.
+With `rescore`, `rescored` is what scored the row, and `rescored_logprobs` its values, null where nothing is trained.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """Recorded steps: nothing is joined, so no mask is needed.
 
-Rare fields are only in the rows that have them: `policy` if it is not `default`, `policy_epoch` if it is not the first one,
-`thread` if threads are requested, `spans` if the policy version changed during sampling, experts and masks if the engine
-returned them, images, and problems.
+Some fields are present only if needed: `policy` (not `default`), `policy_epoch` (not the first one), `thread` (if requested),
+`spans` (if the policy version changed during sampling), experts, masks, images, and problems.
 """
 
 from collections.abc import Sequence

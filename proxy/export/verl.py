@@ -5,8 +5,8 @@ refused, not cut. `position_ids` are the running sum of the attention mask minus
 repeats the last one: verl's formula, which differs from its comment.
 
 The scores of a teacher are `teacher_logprobs` and `teacher_ids`, as verl's own teachers return them: the most likely tokens of
-each position of the prompt and the response, or the token itself, shifted, so that position i has those of token i + 1. Those
-of the policy are `old_log_probs` of the batch; an AgentLoopOutput has no place for them.
+each position of the prompt and the response, or the token itself, shifted: position i describes token i + 1. The policy's
+scores are `old_log_probs` of the batch; an AgentLoopOutput has no place for them.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ _BATCHED_TEACHER: Columns = {"teacher_ids": [[IDS]], "teacher_logprobs": [[LOGPR
 
 
 class VerlFormat(SequenceView):
-    """One AgentLoopOutput for each rollout. `num_turns` counts its messages without those of the system.
+    """One AgentLoopOutput for each rollout. `num_turns` counts its messages without system messages.
 
     `multi_modal_data` is in rows with images: references, which the trainer replaces by the images.
     """

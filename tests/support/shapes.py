@@ -114,7 +114,7 @@ SHAPES = (
     ),
     Shape(
         "sub-agents",
-        "A planner, and two sub-agents with their own system prompts, whose reports are in the planner's next prompt.",
+        "A planner and two sub-agents with their own system prompts; the planner's next prompt has their reports.",
         (
             make_step("a", [1, 100], turn(10, EOS)),
             make_step("b", [1, 200, 2], turn(20, EOS)),
@@ -270,7 +270,7 @@ SHAPES = (
     ),
     Shape(
         "several replicas",
-        "Two replicas whose clocks differ alternate: the order of step IDs is wrong (m1, k2, m3, k4).",
+        "Two replicas with different clocks alternate: the order of step IDs is wrong (m1, k2, m3, k4).",
         (
             make_step("k4", [1, 10, EOS, 2, 20, EOS, 3, 30, EOS, 4], turn(40, EOS)),
             make_step("m1", [1], turn(10, EOS)),
