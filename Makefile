@@ -105,9 +105,10 @@ bench-growth: $(READY)  ## measure how costs grow with prompts, calls, steps, ro
 	$(BIN)/python -m benchmarks.growth $(CURVES)
 
 # Without ruff's cache: it is keyed by each file's own text, but the order of imports depends on which modules exist.
-lint: $(READY)  ## check style and formatting
+lint: $(READY)  ## check style and formatting, and report words to avoid and long files and functions
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
+	@$(BIN)/python -m docs.style
 
 types: $(READY)  ## check types
 	$(BIN)/mypy

@@ -1,4 +1,4 @@
-"""The layout of the sources: layers, import order and sizes, read from the syntax trees."""
+"""The layout of the sources: layers and import order, read from the syntax trees."""
 
 import ast
 import importlib
@@ -298,17 +298,6 @@ def test_every_file_outside_the_packages_imports_names_that_exist():
 
 def exists(module: str, name: str) -> bool:
     return f"{module}.{name}" in MODULES or (module in MODULES and hasattr(importlib.import_module(module), name))
-
-
-def test_files_and_functions_are_short():
-    """A file has at most 700 lines, a function at most 50."""
-    assert [] == [relative_name(path) for path in SOURCES if len(path.read_text().splitlines()) > 700]
-    assert [] == [
-        (relative_name(path), node.name)
-        for path in SOURCES
-        for node in ast.walk(syntax_tree(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= 50
-    ]
 
 
 def test_modules_and_public_names_have_docstrings():

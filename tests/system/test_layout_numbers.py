@@ -1,11 +1,9 @@
-"""The measured layout of the sources, which CONTRIBUTING.md quotes."""
+"""The bounds of the measured layout of the sources."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
-
-from docs import layout
 
 ROOT = Path(__file__).parents[2]
 MAXIMA = {
@@ -45,12 +43,6 @@ def are_within(printed: str) -> bool:
     return all(numbers[name] <= most for name, most in MAXIMA.items()) and all(
         number <= most for kind, maxima in CALLS.items() for number, most in zip(calls[kind], maxima, strict=True)
     )
-
-
-def test_contributing_quotes_the_import_graph_as_it_is():
-    quoted = numbers_in((ROOT / "CONTRIBUTING.md").read_text())
-
-    assert layout.layout().items() <= quoted.items()
 
 
 def test_the_layout_is_within_its_bounds():
