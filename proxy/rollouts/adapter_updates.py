@@ -15,9 +15,8 @@ import orjson
 
 from proxy.clock import Clock, new_id
 from proxy.errors import Conflict, EngineError, EngineTimeout, EngineUnreachable, UnprocessableRequest
-from proxy.rollouts.pause import announcement_name
 from proxy.rollouts.policy import Announced, Policy
-from proxy.rollouts.stored_fields import announced_value
+from proxy.rollouts.stored_fields import announced_value, of_policy
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.concurrency import BackgroundTasks
 from proxy.upstream.lora import load_adapter, unload_adapter
@@ -61,7 +60,7 @@ class AdapterUpdates:
 
     def __init__(self, announcements: Announcements, upstream: Upstream, policy: Policy, clock: Clock) -> None:
         self._announcements = announcements
-        self._name = announcement_name(ADAPTERS_ANNOUNCEMENT, policy.name)
+        self._name = of_policy(ADAPTERS_ANNOUNCEMENT, policy.name)
         self._upstream = upstream
         self._pause = policy.pause
         self._version = policy.version

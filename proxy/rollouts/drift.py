@@ -20,16 +20,15 @@ from itertools import zip_longest
 from random import shuffle
 from typing import Final, Literal, TypeAlias
 
-import msgspec
 import orjson
 
 from proxy.clock import Clock
-from proxy.errors import Damaged, ProxyError
+from proxy.errors import ProxyError
 from proxy.rollouts.live import LiveRollout
 from proxy.rollouts.recorder import FINISHED_FIELD
 from proxy.rollouts.rollout import DRIFT_FIELD, CountedDrift, Rollout, read_rollout
 from proxy.rollouts.steps import read_steps
-from proxy.rollouts.stored_fields import damage_of, parsed
+from proxy.rollouts.stored_fields import value_or
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.drift import Boundary, Drift, Texts, Window, explain, find_boundaries
@@ -197,11 +196,8 @@ class DriftReporter:
 
     async def _kept_texts(self, rollout_id: str, keys: Sequence[str]) -> dict[str, Pair]:
         marks = await self.store.marks(rollout_id, [_TEXTS_MARK + key for key in keys]) if keys else {}
-        found: dict[str, Pair] = {}
-        for name, value in marks.items():
-            with suppress(Damaged), damage_of("mark", name):  # its texts are looked up again
-                found[name.removeprefix(_TEXTS_MARK)] = msgspec.convert(parsed(value), Pair)
-        return found
+        found = {name.removeprefix(_TEXTS_MARK): value_or(None, value, Pair) for name, value in marks.items()}
+        return {key: pair for key, pair in found.items() if pair is not None}  # damaged ones are looked up again
 
     async def _look_up_all(self, boundaries: Mapping[str, Boundary]) -> dict[str, Pair | Texts]:
         """Return the texts of boundaries, or why they have none, by key.

@@ -10,7 +10,6 @@ other's freeze.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -29,7 +28,18 @@ from proxy.rollouts.rollout import (
     write_claims,
     write_fields,
 )
-from proxy.rollouts.stored_fields import Count, Milliseconds, damage_of, left_out, marked, parsed, read_fields
+from proxy.rollouts.stored_fields import (
+    Count,
+    Milliseconds,
+    damage_of,
+    left_out,
+    marked,
+    of_policy,
+    parsed,
+    read_fields,
+    split_policy,
+    value_or,
+)
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.step import DEFAULT_POLICY
 from storage.errors import FieldsChanged, RolloutDeleted
@@ -166,9 +176,9 @@ def _read_states(stored: Mapping[str, bytes]) -> dict[str, PolicyState]:
     """Return the state for each policy; its fields have the name of the policy as a suffix, except those of the default one."""
     found: dict[str, dict[str, Any]] = {}
     for name, value in stored.items():
-        kind, _, policy = name.partition(":")
+        kind, policy = split_policy(name)
         if kind in PolicyState.__struct_fields__:
-            found.setdefault(policy or DEFAULT_POLICY, {})[kind] = parsed(value)
+            found.setdefault(policy, {})[kind] = parsed(value)
     return {
         policy: msgspec.convert(values, PolicyState) for policy, values in sorted(found.items()) if "status" in values
     }
@@ -207,16 +217,13 @@ class Note(Struct, frozen=True):
 
 def read_note(note: bytes) -> Note:
     """Return the note of a group in a queue; that of a damaged one has no oldest version, which counts as older than any."""
-    try:
-        return msgspec.json.decode(note, type=Note)
-    except (ValueError, RecursionError):  # one of them is that of msgspec
-        return Note()
+    found: Note = value_or(Note(), note, Note)
+    return found
 
 
 def state_fields(policy: str, **values: Any) -> dict[str, bytes | None]:
     """Return the stored fields of a group's state for a policy; None removes a field."""
-    suffix = "" if policy == DEFAULT_POLICY else f":{policy}"
-    return {f"{name}{suffix}": None if value is None else orjson.dumps(value) for name, value in values.items()}
+    return {of_policy(name, policy): None if value is None else orjson.dumps(value) for name, value in values.items()}
 
 
 def age_fields(oldest: str | None, epoch: int) -> dict[str, Any]:
@@ -290,10 +297,7 @@ def opening_of(stored: StoredEntity) -> dict[str, Any]:
 
 def member_names(stored: StoredEntity, marks: Mapping[str, bytes]) -> set[str]:
     """Return the members of a group for its deletion: those that can be read."""
-    with suppress(ValueError, TypeError, msgspec.ValidationError):
-        initial = msgspec.convert(parsed(stored.fields.get("members", b"[]")), list[str])
-        return {*initial, *marked(marks, MEMBER_MARK)}
-    return set(marked(marks, MEMBER_MARK))
+    return {*value_or([], stored.fields.get("members", b"[]"), list[str]), *marked(marks, MEMBER_MARK)}
 
 
 async def find_groups(store: Store, names: Iterable[str], metrics: Metrics) -> tuple[list[Group], list[dict[str, str]]]:

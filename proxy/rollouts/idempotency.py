@@ -18,7 +18,7 @@ import orjson
 from msgspec import Struct
 
 from proxy.clock import Clock
-from proxy.errors import Damaged, UnprocessableRequest
+from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.dialects.base import GENERATES, is_on
 from proxy.protocols.engines import ENGINES
@@ -26,7 +26,7 @@ from proxy.protocols.sse import EVENT_STREAM
 from proxy.protocols.translated_call import TRANSLATORS_BY_NAME, client_response_bytes, renderer_for
 from proxy.protocols.whole_response import replay_events
 from proxy.rollouts.rollout import Rollout
-from proxy.rollouts.stored_fields import damage_of, log_damage, parsed
+from proxy.rollouts.stored_fields import value_or
 from proxy.telemetry.logs import LOG
 from proxy.trajectory.blocks import BlockReader
 from proxy.trajectory.codec import UnreadableRecord, decode
@@ -114,7 +114,9 @@ class IdempotencyKeys:
         mark = ATTEMPT_MARK + digest
         noted = (await self._store.marks(rollout.rollout_id, [mark])).get(mark)
         number, extra = 0, dict[str, Any](request_key=flight.request_key)
-        before = None if noted is None else _read_attempt(rollout.rollout_id, noted)
+        before: _NotedAttempt | None = None  # a damaged one counts as none: the call is then sent again
+        if noted is not None:
+            before = value_or(None, noted, _NotedAttempt, "attempt of rollout", rollout.rollout_id)
         if before is not None:
             _check_body(before.request_key, flight.request_key)
             stored = await self._stored_answer(rollout.rollout_id, before.step_id)
@@ -146,16 +148,6 @@ class _NotedAttempt(Struct):
     step_id: str
     request_key: str
     attempt: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
-
-
-def _read_attempt(rollout_id: str, noted: bytes) -> _NotedAttempt | None:
-    """Return the attempt of a mark; None for a damaged one: the call is then sent again."""
-    try:
-        with damage_of("attempt of rollout", rollout_id):
-            return msgspec.convert(parsed(noted), _NotedAttempt)
-    except Damaged as damage:
-        log_damage(damage)
-        return None
 
 
 def _answer_from_record(record: bytes, blocks: Mapping[bytes, bytes]) -> StoredAnswer | None:

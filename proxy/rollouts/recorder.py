@@ -22,8 +22,8 @@ from msgspec import structs
 
 from proxy.clock import Clock
 from proxy.errors import Damaged, ProxyError, StoreUnavailable
-from proxy.rollouts.journal import Journal
 from proxy.rollouts.live import LiveRollout, LiveRollouts
+from proxy.rollouts.outages import Journal, StoreHealth
 from proxy.rollouts.policy import unknown_staleness
 from proxy.rollouts.rollout import (
     BEGAN_FIELD,
@@ -33,7 +33,6 @@ from proxy.rollouts.rollout import (
     UNDELIVERED_MARK,
     read_rollout,
 )
-from proxy.rollouts.store_health import StoreHealth
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.blocks import BlockReader

@@ -16,6 +16,7 @@ import orjson
 from proxy.errors import Damaged
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
+from proxy.trajectory.step import DEFAULT_POLICY
 from storage.types import Announcement, StoredEntity
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)]  # unt
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 _BRACKETS: Final = 200  # JSON with fewer has fewer levels than orjson writes
-_ERRORS: Final = (ValueError, TypeError, RecursionError, msgspec.ValidationError)
+_ERRORS: Final = (ValueError, TypeError, RecursionError)  # those of msgspec are a ValueError
 _LOG_INTERVAL_S: Final = 60
 
 
@@ -86,14 +87,30 @@ def _damaged(entity: str, name: str, error: Exception) -> Damaged:
     return Damaged(message, entity=entity, name=shown)
 
 
+def value_or(otherwise: T, text: bytes, kind: Any, entity: str | None = None, name: str = "") -> Any | T:
+    """Return a value of JSON; `otherwise` if it is unreadable, which is logged for this `entity`."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except _ERRORS as error:
+        if entity is not None:
+            log_damage(_damaged(entity, name, error))
+        return otherwise
+
+
 def announced_value(announcement: Announcement, kind: Any, name: str, otherwise: T) -> Any | T:
     """Return an announced value; `otherwise`, and a log line, if it is unreadable: calls continue without it."""
-    try:
-        with damage_of("announcement", name):
-            return msgspec.convert(parsed(announcement.value), kind)
-    except Damaged as damage:
-        log_damage(damage)
-        return otherwise
+    return value_or(otherwise, announcement.value, kind, "announcement", name)
+
+
+def of_policy(name: str, policy: str) -> str:
+    """Return the name that a field, an announcement or a process has for one policy: the name alone for the default one."""
+    return name if policy == DEFAULT_POLICY else f"{name}:{policy}"
+
+
+def split_policy(name: str) -> tuple[str, str]:
+    """Return the parts of a name that `of_policy` returned."""
+    kind, _, policy = name.partition(":")
+    return kind, policy or DEFAULT_POLICY
 
 
 def check_numbers(value: Any) -> Any:

@@ -38,10 +38,9 @@ from proxy.rollouts.archive.dataset import Dataset
 from proxy.rollouts.drift import DriftReporter, DriftWatch
 from proxy.rollouts.finishing import Deadlines, Finisher
 from proxy.rollouts.idempotency import IdempotencyKeys
-from proxy.rollouts.journal import Journal
 from proxy.rollouts.live import LiveRollouts
-from proxy.rollouts.pause import Pause
-from proxy.rollouts.policy import Policies, Policy, PolicyVersion
+from proxy.rollouts.outages import Journal
+from proxy.rollouts.policy import Pause, Policies, Policy, PolicyVersion
 from proxy.rollouts.prompt_continuation import PromptContinuation
 from proxy.rollouts.recorder import Follower, Recorder
 from proxy.rollouts.renewals import Activity, Lifetimes

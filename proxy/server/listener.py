@@ -21,7 +21,7 @@ from proxy.config.engines import EndpointSettings
 from proxy.config.sections import ListenTlsSettings, StoreSettings
 from proxy.config.settings import Settings
 from proxy.errors import StoreUnavailable
-from proxy.rollouts.store_health import PROBE
+from proxy.rollouts.outages import PROBE
 from proxy.server.app import make_app, make_control_app, store_options
 from proxy.server.connections import Runner
 from proxy.server.handover import HandedOver

@@ -15,8 +15,8 @@ from tests.support.stored import stored_rollout, stored_steps, wait_for_steps, w
 
 from proxy.clock import SystemClock
 from proxy.errors import StoreUnavailable
-from proxy.rollouts.journal import Journal
 from proxy.rollouts.live import LiveRollout
+from proxy.rollouts.outages import Journal
 from proxy.rollouts.recorder import Recorder
 from proxy.rollouts.rollout import read_marks, read_rollout, write_fields
 from proxy.telemetry.metrics import make_metrics

@@ -4,8 +4,7 @@ from typing import Any
 
 from proxy.config.engines import with_default
 from proxy.config.settings import load
-from proxy.rollouts.pause import Pause
-from proxy.rollouts.policy import Policies, Policy, PolicyVersion
+from proxy.rollouts.policy import Pause, Policies, Policy, PolicyVersion
 
 
 def policies_of(policies: dict[str, Any] | None = None, *, logs_unlisted: bool = False) -> Policies:

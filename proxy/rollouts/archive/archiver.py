@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-import msgspec
 import orjson
 
 from proxy.clock import Clock, new_id
@@ -27,7 +26,7 @@ from proxy.rollouts.archive.rows import CLAIM, RolloutRows, saved_json
 from proxy.rollouts.archive.tables import ArchiveWriter
 from proxy.rollouts.group import Group, find_group, members_of, read_group
 from proxy.rollouts.rollout import FINISHED, Rollout, read_rollout, read_rollouts
-from proxy.rollouts.stored_fields import left_out, parsed
+from proxy.rollouts.stored_fields import left_out, value_or
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
 from proxy.upstream.concurrency import BackgroundWork
@@ -308,10 +307,8 @@ class Archiver:
 
 def _decoded(fields: Mapping[str, bytes]) -> Claim | None:
     """Return the claim of a rollout; a damaged one counts as none, and the rollout is claimed again."""
-    try:
-        return msgspec.convert(parsed(fields[CLAIM]), Claim) if CLAIM in fields else None
-    except (ValueError, TypeError, msgspec.ValidationError):
-        return None
+    found: Claim | None = value_or(None, fields[CLAIM], Claim) if CLAIM in fields else None
+    return found
 
 
 def _day(rollout: Rollout) -> str:

@@ -16,7 +16,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-import msgspec
 import orjson
 from msgspec import structs
 
@@ -36,7 +35,7 @@ from storage.types import StepWrite
 _IMPORTING: Final = "importing"
 _ROWS: Final = 64  # read at once
 _QUEUED: Final = ("complete", "claimed")
-_ERRORS: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError, msgspec.ValidationError)
+_ERRORS: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 _JSON: Final = ("advantages", "metadata")
 _TIMES: Final = ("created_at", "finished_at", "received_at")
 

@@ -21,12 +21,11 @@ from typing import Final, NamedTuple, TypeAlias
 import orjson
 
 from proxy.errors import BadRequest, Conflict, EngineBusy, UnprocessableRequest
-from proxy.rollouts.pause import PAUSE_ANNOUNCEMENT, announcement_name
-from proxy.rollouts.policy import POLICY_ANNOUNCEMENT, read_announced
+from proxy.rollouts.policy import PAUSE_ANNOUNCEMENT, POLICY_ANNOUNCEMENT, read_announced
 from proxy.rollouts.scoring.engines import ScoringEngines
 from proxy.rollouts.scoring.requests import NO_MASKS, Kept, OtherVocabulary, TokenScores, TooLong
 from proxy.rollouts.steps import aside, weights_of
-from proxy.rollouts.stored_fields import announced_value
+from proxy.rollouts.stored_fields import announced_value, of_policy
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.images import recorded
 from proxy.trajectory.sequence import Options, Role, Row, Scores, are_logprobs, decode_scores, encode_scores, sequences
@@ -186,7 +185,7 @@ class Rescoring:
             return _Weights(version, is_known=version is not None)
         announced = await self._cache.store.announcements.read()
         policy = read_announced(announced, leaf.policy)
-        names = [announcement_name(name, leaf.policy) for name in (POLICY_ANNOUNCEMENT, PAUSE_ANNOUNCEMENT)]
+        names = [of_policy(name, leaf.policy) for name in (POLICY_ANNOUNCEMENT, PAUSE_ANNOUNCEMENT)]
         numbers = tuple(announced[name].number if name in announced else 0 for name in names)
         pause = announced.get(names[1])
         is_paused = pause is not None and announced_value(pause, str | None, names[1], "damaged") is not None

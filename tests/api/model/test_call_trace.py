@@ -18,7 +18,7 @@ from tests.support.fakes import fake_engine, proxying
 from tests.support.recorded import load
 from tests.support.stored import stored_steps, wait_for_steps
 
-from proxy.rollouts.pause import Pause
+from proxy.rollouts.policy import Pause
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 from proxy.telemetry.logs import LOG

@@ -10,8 +10,7 @@ from tests.support.fakes import settings_for
 from tests.support.forests import forests, make_choice, make_step
 
 from proxy.errors import Conflict, EngineBusy
-from proxy.rollouts.pause import PAUSE_ANNOUNCEMENT
-from proxy.rollouts.policy import POLICY_ANNOUNCEMENT
+from proxy.rollouts.policy import PAUSE_ANNOUNCEMENT, POLICY_ANNOUNCEMENT
 from proxy.rollouts.scoring.engines import ScoringEngines, ScoringLimits
 from proxy.rollouts.scoring.requests import Kept, TokenScores
 from proxy.rollouts.scoring.rescoring import POLICY, Rescorers, ScoreCache, differing_id, is_unlikely

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import Paused
-from proxy.rollouts.pause import ABORT_ANNOUNCEMENT, Pause, announcement_name
+from proxy.rollouts.policy import ABORT_ANNOUNCEMENT, Pause
+from proxy.rollouts.stored_fields import of_policy
 from storage.types import Announcement
 
 
@@ -146,7 +147,7 @@ class Processes:
         elif action in {"pause", "reject", "resume"}:
             await pause.announce({"pause": "wait", "reject": "reject", "resume": None}[action])
         elif action == "abort":
-            await self.shared.announce(announcement_name(ABORT_ANNOUNCEMENT, policy), orjson.dumps(pause.number))
+            await self.shared.announce(of_policy(ABORT_ANNOUNCEMENT, policy), orjson.dumps(pause.number))
         elif action == "beat":
             return await pause.beat(), pause.mode
         return pause.mode

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from proxy.rollouts.journal import Journal, pack, unpack
+from proxy.rollouts.outages import Journal, pack, unpack
 from storage.errors import StoreUnreachable
 from storage.types import Origin, StepWrite
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy.rollouts.store_health import StoreHealth
+from proxy.rollouts.outages import StoreHealth
 from proxy.telemetry.metrics import make_metrics
 from storage.errors import RolloutDeleted, StoreUnreachable
 
