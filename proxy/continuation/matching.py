@@ -17,7 +17,6 @@ from proxy.continuation.types import (
     Reason,
     Tokenize,
 )
-from proxy.trajectory.conversations import Caller
 from proxy.trajectory.step import DEFAULT_POLICY
 
 _TEXT_FIELDS: Final = 2  # type and text
@@ -77,25 +76,24 @@ def match(
     if (problem := call_problem(body)) or (problem := _messages_problem(messages, roles)):
         return problem
     options = options_of(body)
-    caller: Caller[Turn] = Caller(
-        fits=lambda turn: _fits(turn, options, sampler) is None,
+    reason: Reason = "edited"
+    for position, replies in turns.conversations.follow(
+        messages,
+        lambda turn: _fits(turn, options, sampler) is None,
         agent=sampler.agent,
         steps=sampler.steps,
-        drops_thoughts=mode
-        == "append",  # in `faithful` the template decides what is shown, but the agent removed these
-    )
-    reason: Reason = "edited"
-    for followed in turns.conversations.follow(messages, caller):
-        if not followed.replies:
+        drops_thoughts=mode == "append",  # in `faithful` the template decides, but the agent removed these
+    ):
+        if not replies:
             if mode == "append":
                 return "edited"
             continue
-        turn = nearest(followed.replies, undelivered)
+        turn = nearest(replies, undelivered)
         if turn is None:
-            return Ambiguous(followed.replies)
+            return Ambiguous(replies)
         refused = turn_problem(turn, options, sampler)
         if refused is None:
-            return _match(turn, messages, followed.position)
+            return _match(turn, messages, position)
         reason = refused if reason == "edited" else reason  # the reason of the longest match
     return reason
 

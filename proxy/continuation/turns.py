@@ -1,17 +1,29 @@
 """The turns of a rollout: the choices of its recorded steps, indexed by the messages or the text that they answer."""
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import orjson
 
 from proxy.continuation.types import Message, Reason, Rendering, digest_of, rendering_of
-from proxy.trajectory.conversations import Conversations
+from proxy.trajectory.conversations import (
+    NewestMessages,
+    Replies,
+    bare,
+    canonical_calls,
+    raw_calls,
+    role_of,
+    split_thoughts,
+    text_of,
+    thoughts_sent,
+)
 from proxy.trajectory.step import Choice, Ids, Step, answers_of, messages_of
 from proxy.trajectory.thread_rules import agent_of
+
+Place: TypeAlias = tuple[int, bytes]
 
 # Fields of a body that do not change the prompt of a call. A field that is unknown here may change it.
 _NEUTRAL: Final = frozenset(
@@ -59,7 +71,7 @@ class Turn:
     step_id: str
     choice: int
     index: int
-    place: tuple[int, bytes]
+    place: Place
     reply: Message
     names: frozenset[str]
     agent: str | None
@@ -114,6 +126,171 @@ class Turn:
 
 
 @dataclass(slots=True, eq=False)
+class Conversations:
+    """The turns of one rollout by the messages before them. `newest`: the messages of the newest call.
+
+    Several turns can have the same messages before them, the same text and the same calls. What distinguishes them, in this
+    order: IDs that the engine or TokenTape made and the agent repeats; reasoning that is sent back; what samples the call;
+    unchanged text; the agent; the later messages; delivery. Nothing is guessed: what remains is returned.
+    """
+
+    newest: NewestMessages = field(default_factory=NewestMessages)
+    _replies: Replies[Turn] = field(default_factory=Replies)
+    _later: dict[tuple[str, int], list[Turn]] = field(default_factory=dict)  # by the step and choice that they follow
+    _places: dict[str, bytes] = field(default_factory=dict)  # the digest of each step
+    _names: set[str] = field(default_factory=set)
+
+    def place(self, messages: list[Any]) -> Place:
+        """Return the place of a reply to these messages, of which there is at least one."""
+        return len(messages), self.newest.chain(messages)[-1]
+
+    def add(self, turn: Turn, follows: Turn | None = None) -> None:
+        """Add a turn; its step continues the turn `follows`, by ids or not."""
+        text = text_of(turn.reply)
+        _, spoken = split_thoughts(text)
+        for key in {_key(turn.reply, text), _key(turn.reply, spoken)} if spoken != text else (_key(turn.reply, text),):
+            self._replies.add(turn.place[1], key, turn)
+        self._places[turn.step_id] = turn.place[1]
+        self._names.update(turn.names)
+        if follows is not None:
+            self._later.setdefault((follows.step_id, follows.choice), []).append(turn)
+
+    def follow(
+        self,
+        messages: list[Any],
+        fits: Callable[[Turn], bool],
+        *,
+        agent: str | None = None,
+        steps: Collection[str] = (),
+        drops_thoughts: bool = False,
+    ) -> Iterator[tuple[int, list[Turn]]]:
+        """Yield the positions of messages that repeat a reply, the last first, with the turns that each may be.
+
+        There is no such turn if only the reasoning or the IDs of the message are of another one. `fits`: whether a turn may be
+        continued by what samples the call. `agent`: the one that sends the messages. `steps`: those whose responses it names
+        by ID. `drops_thoughts`: replies are equal without the `<think>` part of their text.
+        """
+        chain = self.newest.chain(messages)
+        sent = _Sent(messages, self._names)
+        named: dict[bytes | None, set[str]] = {}
+        for step in steps:
+            named.setdefault(self._places.get(step), set()).add(step)
+        for before, replies in self._replies.follow(chain[:-1]):
+            message = messages[before + 1]
+            if role_of(message) != "assistant":
+                continue
+            equal = replies.get(_key(message, text_of(message)), ())
+            ranks = {id(turn): _rank(turn.reply, message) for turn in equal}
+            equal = [turn for turn in equal if drops_thoughts or ranks[id(turn)]]
+            if equal:
+                step_ids = named.get(chain[before])
+                meant = [turn for turn in equal if step_ids is None or turn.step_id in step_ids]
+                meant = [turn for turn in meant if sent.may_contain(turn)]
+                yield before + 1, self._nearest(meant, fits, ranks, agent, chain)
+
+    def _nearest(
+        self,
+        meant: list[Turn],
+        fits: Callable[[Turn], bool],
+        ranks: Mapping[int, int],
+        agent: str | None,
+        chain: Sequence[bytes],
+    ) -> list[Turn]:
+        """Return the turns that are nearest to what the caller sent."""
+        for rank in (
+            fits,
+            lambda turn: ranks[id(turn)],
+            lambda turn: turn.agent == agent,
+            lambda turn: self._shared(turn, chain),
+            lambda turn: turn.is_delivered,
+        ):
+            if len(meant) < 2:
+                break
+            ranked = [(rank(turn), turn) for turn in meant]
+            best = max(value for value, _ in ranked)
+            meant = [turn for value, turn in ranked if value == best]
+        return meant
+
+    def _shared(self, turn: Turn, chain: Sequence[bytes]) -> int:
+        """Return the number of messages of the longest recorded call after a turn that these begin with; 0 for none."""
+        longest, following = 0, list(self._later.get((turn.step_id, turn.choice), ()))
+        while following:
+            later = following.pop()
+            length, digest = later.place
+            if length <= len(chain) and chain[length - 1] == digest:
+                longest = max(longest, length)
+                following += self._later.get((later.step_id, later.choice), ())
+        return longest
+
+
+class _Sent:
+    """The replies in the messages of a call, with the names and the reasoning that its agent repeats. Each is read once."""
+
+    def __init__(self, messages: Sequence[Any], names: Collection[str]) -> None:
+        self._messages = messages
+        self._known = names
+        self._read: dict[int, tuple[frozenset[str], frozenset[str] | None]] = {}
+        self._contained: dict[int, bool] = {}  # by the id() of a reply
+
+    def may_contain(self, reply: Turn) -> bool:
+        """Return whether the messages repeat no name or reasoning that differs from a reply or from one before it."""
+        path: list[Turn] = []
+        before: Turn | None = reply
+        while before is not None and id(before) not in self._contained:
+            path.append(before)
+            before = before.parent
+        result = before is None or self._contained[id(before)]
+        for each in reversed(path):
+            result = self._contained[id(each)] = result and self._repeats(each)
+        return result
+
+    def _repeats(self, reply: Turn) -> bool:
+        position = reply.place[0]
+        if position not in self._read:
+            message = self._messages[position]
+            self._read[position] = _known_names(message, self._known), thoughts_sent(message)
+        names, thoughts = self._read[position]
+        if not names <= reply.names:
+            return False
+        if not thoughts:
+            return thoughts is not None
+        recorded = thoughts_sent(reply.reply) or frozenset((bare(split_thoughts(text_of(reply.reply))[0]),))
+        return thoughts <= recorded
+
+
+def _known_names(message: Message, known: Collection[str]) -> frozenset[str]:
+    """Return the IDs in a message that are those of recorded responses and calls.
+
+    A call without an ID of its own has one of its dialect: a prefix, the step ID and the index of the call.
+    """
+    calls = message.get("tool_calls")
+    found = [call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    names = [name for name in (*found, message.get("id")) if isinstance(name, str)]
+    both = (name if name in known else name.partition("_")[2] for name in names)
+    return frozenset(name for name in both if name in known)
+
+
+def _key(message: Message, text: str) -> bytes:
+    """Return a digest that is equal for replies with the same text, apart from whitespace around it, and the same calls."""
+    parts = [text.strip()]
+    for call in canonical_calls(message):
+        parts += call
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        value = part.encode("utf-8", "surrogatepass")
+        digest.update(b"%d " % len(value) + value)
+    return digest.digest()
+
+
+def _rank(reply: Message, message: Message) -> int:
+    """Return how a message repeats a reply: 2 unchanged, 1 formatted differently, 0 without the reasoning in its text."""
+    ours, theirs = text_of(reply), text_of(message)
+    if ours == theirs:
+        return 2 if raw_calls(reply) == raw_calls(message) else 1
+    return 1 if ours.strip() == theirs.strip() else 0
+
+
+@dataclass(slots=True, eq=False)
 class Turns:
     """The turns of one rollout.
 
@@ -123,7 +300,7 @@ class Turns:
     `named`: the turns by step id and choice.
     """
 
-    conversations: Conversations[Turn] = field(default_factory=Conversations)
+    conversations: Conversations = field(default_factory=Conversations)
     by_text: dict[int, dict[bytes, list[Turn]]] = field(default_factory=dict)
     indexes: set[int] = field(default_factory=set)
     stops: set[tuple[str, str | None, int]] = field(default_factory=set)
@@ -159,9 +336,7 @@ class Turns:
         elif step.dialect == "completions" and isinstance(prompt := body.get("prompt"), str):
             self._add(step, index, body, (0, b""), prompt)
 
-    def _add(
-        self, step: Step, index: int | None, body: Mapping[str, Any], place: tuple[int, bytes], text: str | None
-    ) -> None:
+    def _add(self, step: Step, index: int | None, body: Mapping[str, Any], place: Place, text: str | None) -> None:
         """Add the choices of a step after the messages of this place, or after this prompt text."""
         answers = answers_of(step)
         for answer in answers.values():
@@ -292,7 +467,7 @@ def _digest(data: bytes) -> bytes:
 def _turn(  # noqa: PLR0917 - the parts of a turn
     step: Step,
     index: int | None,
-    place: tuple[int, bytes],
+    place: Place,
     choice: Choice,
     answer: Mapping[str, Any],
     prompts: Sequence[Ids],
