@@ -16,7 +16,7 @@ from mimetypes import guess_type
 from typing import Any, Final, TypeAlias
 
 from proxy.trajectory.blocks import count_equal
-from proxy.trajectory.conversations import Digests
+from proxy.trajectory.conversations import Digests, Replies, role_of, text_of
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.json_bytes import parse_text, to_json_bytes
 from proxy.trajectory.openings import texts_in
@@ -30,7 +30,7 @@ _RESTORED: Final = 16  # replies that are compared with a message
 _CHANGED: Final = 256  # choices whose texts are searched in a changed one
 
 Call: TypeAlias = tuple[Step, Choice]
-_Reply: TypeAlias = tuple[bytes, Step, Choice, Mapping[str, Any]]  # with the digest of the messages before it
+_Reply: TypeAlias = tuple[Step, Choice, Mapping[str, Any]]
 Result: TypeAlias = Callable[[], dict[str, Any]]  # returns the result, and adds it if the tool has not answered
 
 
@@ -56,7 +56,7 @@ class Conversation:
     _messages: list[Any] = field(default_factory=list)
     _replies: list[tuple[Choice, Mapping[str, Any]]] = field(default_factory=list)  # of the call before
     _callers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # steps that called a tool, by its call ID
-    _sampled: defaultdict[Hashable, list[_Reply]] = field(default_factory=partial(defaultdict, list))
+    _sampled: Replies[_Reply] = field(default_factory=Replies)
     _digests: Digests = field(default_factory=Digests)
     _kept: set[str] = field(default_factory=set)  # the recorded steps whose replies are entries
     _said: dict[tuple[str, int], dict[str, Any]] = field(
@@ -82,7 +82,7 @@ class Conversation:
     def prompt(self) -> str:
         """The texts before the first reply."""
         before = takewhile(lambda entry: entry.call is None, self._entries)
-        return "\n".join(_joined(entry.step["message"]) for entry in before)
+        return "\n".join(_text({"content": entry.step["message"]}) for entry in before)
 
     def add(self, step: Step, choices: Sequence[Choice]) -> None:
         """Add a call and its reply: of several choices the one with which the next call continues, or the first one."""
@@ -100,7 +100,7 @@ class Conversation:
             (choice, _reply_of(answers.get(choice.index, {}), is_chat=bool(messages))) for choice in choices
         ]
         for choice, reply in self._replies:
-            self._sampled[_key(len(messages), reply)].append((chain[-1], step, choice, reply))
+            self._sampled.add(chain[-1], _copy_key(reply), (step, choice, reply))
         self._add_sampled(len(messages), step, *self._replies[0])
 
     def results(self) -> dict[tuple[str, str, str], dict[str, Result]]:
@@ -143,9 +143,9 @@ class Conversation:
 
     def _copied(self, message: Any, by_key: Mapping[Hashable, int]) -> int | None:
         """Return the number of the reply of the call before that a message is, the first of several; None if it is none."""
-        if _role(message) != "assistant":
+        if role_of(message) != "assistant":
             return None
-        keys = tuple(map(str, _call_ids(message))), _joined(message.get("content"))
+        keys = tuple(map(str, _call_ids(message))), _text(message)
         numbers = sorted(number for key in keys if (number := by_key.get(key)) is not None)
         return next((number for number in numbers if _is_copy(message, self._replies[number][1])), None)
 
@@ -161,9 +161,9 @@ class Conversation:
 
         The agent returns to a conversation that it left, as one that searches a tree, or has equal sub-agents in parallel.
         """
-        found = self._sampled.get(_key(index, message), ()) if _role(message) == "assistant" else ()
-        for after, step, choice, reply in islice(found, _RESTORED):
-            if after == before and step.step_id not in self._kept and _is_copy(message, reply):
+        found = self._sampled.at(before).get(_copy_key(message), ()) if role_of(message) == "assistant" else ()
+        for step, choice, reply in islice(found, _RESTORED):
+            if step.step_id not in self._kept and _is_copy(message, reply):
                 self._add_sampled(index, step, choice, reply)
                 return True
         return False
@@ -211,7 +211,7 @@ class Conversation:
             self._remove()
 
     def _add_message(self, index: int, message: Any) -> None:
-        call_id = message.get("tool_call_id") if _role(message) == "tool" else None
+        call_id = message.get("tool_call_id") if role_of(message) == "tool" else None
         callers = self._callers.get(call_id) if isinstance(call_id, str) else None
         if not callers:
             self._append(_Entry(index, _message_step(message)))
@@ -221,13 +221,8 @@ class Conversation:
         self._entries.append(_Entry(index, callers[-1], results[-1]))
 
 
-def _key(index: int, message: Mapping[str, Any]) -> Hashable:
-    """Return what is equal for a reply and its copies: its place, and its tool calls or else its text."""
-    return index, _copy_key(message)
-
-
 def _copy_key(message: Mapping[str, Any]) -> Hashable:
-    return tuple(map(str, _call_ids(message))) or _joined(message.get("content"))
+    return tuple(map(str, _call_ids(message))) or _text(message)
 
 
 def _reply_of(answer: Mapping[str, Any], *, is_chat: bool) -> Mapping[str, Any]:
@@ -351,38 +346,31 @@ def _text_of(value: Any) -> str:
     return value if isinstance(value, str) else to_json_bytes(value).decode()
 
 
-def _role(message: Any) -> Any:
-    return message.get("role") if isinstance(message, dict) else None
-
-
 def _may_be_copy(message: Any, reply: Mapping[str, Any]) -> bool:
     """Return whether a message in the place of this reply may be the reply with changes, and not another one."""
-    if _role(message) != "assistant":
+    if role_of(message) != "assistant":
         return False
     calls, own_calls = _call_ids(message), _call_ids(reply)
     if calls and own_calls:
         return calls == own_calls
-    text, own_text = _joined(message.get("content")), _joined(reply.get("content"))
+    text, own_text = _text(message), _text(reply)
     return text in own_text or own_text in text
 
 
 def _is_copy(message: Any, reply: Mapping[str, Any]) -> bool:
     """Return whether a message is this reply as a client sends it back: with its tool calls, or else with its text."""
-    if _role(message) != "assistant":
+    if role_of(message) != "assistant":
         return False
     calls = _call_ids(reply)
     if calls:
         return calls == _call_ids(message)
-    text = _joined(reply.get("content"))
-    return text != "" and text == _joined(message.get("content"))
+    text = _text(reply)
+    return text != "" and text == _text(message)
 
 
-def _joined(content: Any) -> str:
-    """Return the text of a content without white space around it."""
-    if isinstance(content, list):
-        parts = (part.get("text") for part in content if isinstance(part, dict))
-        content = "".join(part for part in parts if isinstance(part, str))
-    return content.strip() if isinstance(content, str) else ""
+def _text(message: Mapping[str, Any]) -> str:
+    """Return the text of a message without white space around it."""
+    return text_of(message).strip()
 
 
 def _call_ids(message: Mapping[str, Any]) -> list[Any]:

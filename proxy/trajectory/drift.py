@@ -18,7 +18,18 @@ from itertools import islice, takewhile
 from typing import Any, Final, Literal
 
 from proxy.trajectory.arrays import to_little_endian
-from proxy.trajectory.conversations import Change, Digests, Reply, bare, calls_tools, text_of, thinks, thoughts_of
+from proxy.trajectory.conversations import (
+    Change,
+    Digests,
+    Replies,
+    Reply,
+    bare,
+    calls_tools,
+    role_of,
+    text_of,
+    thinks,
+    thoughts_of,
+)
 from proxy.trajectory.step import Ids, Step, answers_of, messages_of
 from proxy.trajectory.tree import Node, Tree
 
@@ -234,36 +245,33 @@ def explain(
 
 
 class _Memory:
-    """The conversations of earlier steps of one policy."""
+    """The conversations of earlier steps of one policy. Of nodes with the same full ids (`Tree.same`) the oldest is kept."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._digests = Digests()
-        # The nodes by messages and reply, and by messages with their replies: the oldest of each full ids.
-        self._replied: dict[bytes, dict[int, Node]] = {}
-        self._requested: dict[bytes, dict[int, tuple[Reply, Node]]] = {}
+        self._replies = Replies[tuple[int, Reply, Node]]()  # all of a place have the key None as well
+        self._known: set[tuple[bytes, bytes | None, int]] = set()
         self._recent: deque[tuple[list[Any], Node]] = deque(maxlen=_LOOKED_BACK)
 
     def earlier(self, messages: list[Any]) -> tuple[Mapping[int, Node], Change | None]:
-        """Return the nodes that messages continue, and what was changed in theirs; none if they continue nothing.
+        """Return the nodes that messages continue, by `Tree.same`, and what was changed in theirs; none if they continue none.
 
-        Nodes are by `Tree.same`: of several with the same full ids the oldest represents all.
+        A later reply that was changed is a longer match than an earlier one that was not.
         """
         chain = self._digests.chain(messages)
-        whole = next((position for position in reversed(range(len(chain))) if chain[position] in self._replied), -1)
-        # A later reply that was changed is a longer match than an earlier one that was not.
-        for position in reversed(range(max(whole + 1, 1), len(chain))):
-            replies = self._requested.get(chain[position - 1], {}) if _is_reply(messages[position]) else {}
-            youngest = islice(reversed(replies.values()), _COMPARED)
-            changes = [(reply.change(messages[position]), node) for reply, node in youngest]
-            if changes:
-                equal = {self._tree.same(node): node for changed, node in reversed(changes) if changed is None}
-                nearest = min(reversed(changes), key=lambda pair: pair[0] == "edited")
-                return (equal, None) if equal else ({self._tree.same(nearest[1]): nearest[1]}, nearest[0])
-        if whole >= 0:
-            return self._replied[chain[whole]], None
-        node = self._one_message_apart(messages) if chain else None
-        return ({self._tree.same(node): node}, "edited") if node is not None else ({}, None)
+        for before, replies in self._replies.follow(chain[:-1]):
+            message = messages[before + 1]
+            if equal := replies.get(self._digests.of(message)):
+                return {same: node for same, _, node in equal}, None
+            if role_of(message) == "assistant":
+                youngest = islice(reversed(replies[None]), _COMPARED)
+                changes = [(reply.change(message), same, node) for same, reply, node in youngest][::-1]
+                unchanged = {same: node for changed, same, node in changes if changed is None}
+                changed, same, node = min(changes, key=lambda change: change[0] == "edited")
+                return (unchanged, None) if unchanged else ({same: node}, changed)
+        apart = self._one_message_apart(messages) if chain else None
+        return ({self._tree.same(apart): apart}, "edited") if apart is not None else ({}, None)
 
     def add(self, messages: list[Any], replies: Sequence[tuple[Any, Node]]) -> None:
         """Store the messages of a step, and the replies to them."""
@@ -271,9 +279,11 @@ class _Memory:
         if not chain:
             return
         for message, node in replies:
-            position = self._tree.same(node)
-            self._replied.setdefault(self._digests.link(chain[-1], message), {}).setdefault(position, node)
-            self._requested.setdefault(chain[-1], {}).setdefault(position, (Reply(message), node))
+            same, reply = self._tree.same(node), Reply(message)
+            for key in (self._digests.of(message), None):
+                if (chain[-1], key, same) not in self._known:
+                    self._known.add((chain[-1], key, same))
+                    self._replies.add(chain[-1], key, (same, reply, node))
         for message, node in replies[-_LOOKED_BACK:]:
             self._recent.append(([*messages, message], node))
 
@@ -285,17 +295,9 @@ class _Memory:
                 pairs = zip(before, messages, strict=False)
                 different = (pair for pair in pairs if self._digests.of(pair[0]) != self._digests.of(pair[1]))
                 apart = list(islice(different, 2))
-                if len(apart) == 1 and _role(apart[0][0]) == _role(apart[0][1]):
+                if len(apart) == 1 and role_of(apart[0][0]) == role_of(apart[0][1]):
                     return node
         return None
-
-
-def _role(message: Any) -> Any:
-    return message.get("role") if isinstance(message, Mapping) else None
-
-
-def _is_reply(message: Any) -> bool:
-    return isinstance(message, Mapping) and message.get("role") == "assistant"
 
 
 def _boundary(tree: Tree, node: Node, before: Node, changed: Change | None, messages: list[Any]) -> Boundary:

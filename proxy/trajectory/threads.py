@@ -22,7 +22,7 @@ from heapq import nlargest
 from itertools import islice
 from typing import Any, Final
 
-from proxy.trajectory.conversations import Digests, text_of
+from proxy.trajectory.conversations import Digests, Replies, text_of
 from proxy.trajectory.openings import Opening, Openings, called_with, replies_of, works_in_turns
 from proxy.trajectory.step import Step
 from proxy.trajectory.thread_rules import KINDS_OF, SUB_AGENT, RuleSearch, ThreadKind, ThreadRule, Wanted
@@ -56,7 +56,7 @@ class Families:
         self._nodes: dict[Hashable, int] = {}
         self._alike: dict[Hashable, int] = {}
         self._states: defaultdict[Hashable, deque[tuple[int, Opening]]] = defaultdict(partial(deque, maxlen=_STATES))
-        self._replied: dict[Hashable, tuple[int, Opening]] = {}
+        self._replied = Replies[tuple[int, Opening]]()
         self._members = list(map(self._added, openings))
 
     def of(self, at: int) -> int:
@@ -97,23 +97,23 @@ class Families:
         self._add_replies(node, opening)
 
     def _continued(self, opening: Opening) -> tuple[int, Opening] | None:
-        """Return the step whose messages and reply an opening begins with."""
-        last = opening.length - 1
-        for at in range(last, max(opening.first - 1, last - _STATES), -1):
-            found = self._replied.get(self._place(opening, at, self._digests.of(opening.message(at))))
-            if found is not None:
-                return found
+        """Return the newest step whose messages and reply an opening begins with."""
+        start = max(opening.first, opening.length - _STATES)
+        places = [self._place(opening, at) for at in range(start, opening.length)]
+        for at, replies in self._replied.follow(places):
+            found = replies.get(self._digests.of(opening.message(start + at)))
+            if found:
+                return found[-1]
         return None
 
     def _add_replies(self, node: int, opening: Opening) -> None:
         for reply in replies_of(opening.step):
-            place = self._place(opening, opening.length, self._digests.of(reply))
-            self._replied[place] = (node, opening)
+            self._replied.add(self._place(opening, opening.length), self._digests.of(reply), (node, opening))
 
-    def _place(self, opening: Opening, at: int, reply: bytes) -> Hashable:
-        """Return what identifies a reply: its conversation, its index, the message before it, and the reply itself."""
+    def _place(self, opening: Opening, at: int) -> Hashable:
+        """Return what identifies the place of a reply: its conversation, its index, and the message before it."""
         before = self._digests.of(opening.message(at - 1)) if at else b""
-        return opening.model, opening.digest, at, before, reply
+        return opening.model, opening.digest, at, before
 
     def _root(self, node: int) -> int:
         while (parent := self._parents[node]) != node:
