@@ -220,7 +220,7 @@ def conversation(turns: int, tokens: int, rollout: str) -> list[Step]:
         reply = {"role": "assistant", "content": " ".join(f"v{chance.randrange(5000)}" for _ in range(grows * 3 // 4))}
         steps.append(
             Step(
-                step_id=f"{turn:026d}",
+                step_id=f"01M8EMMB3Y7S02XK2J7J{turn:06d}",
                 rollout_id=rollout,
                 dialect="chat",
                 endpoint="/v1/chat/completions",

@@ -20,7 +20,9 @@ LATEST_S: Final = 2**38  # later than any call; its milliseconds are an integer 
 _EXTRA_TYPES: Final[Mapping[str, type[Any]]] = {"request_key": str, "retry_of": str, "attempt": int, "mask_claim": int}
 _LARGEST: Final = 2**63 - 1
 _DIGITS: Final = 20  # of the largest integer of 64 bits, and of the smallest one with its sign
-_LONG_INTEGER: Final = re.compile(rb"-?[0-9]{19,}")
+_LONG_INTEGER: Final = re.compile(rb"[:,\[](-?[0-9]{19,})")  # a number, or in a string
+_ZEROS: Final = b"0" * 19
+_AS_ZEROS: Final = bytes(ord("0") if chr(byte) in "0123456789" else byte for byte in range(256))
 _JSON_INTEGERS: Final = range(-(2**63), 2**64)  # orjson reads others as floats, and writes none
 
 _Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
@@ -129,8 +131,10 @@ def _in_one_pass(text: bytes) -> Head | None:
     for time in (timing.received, timing.sent, timing.first_byte, timing.last_byte, timing.stored):
         if time is not None and abs(time) >= LATEST_S:
             return None
-    if any(len(digits) > _DIGITS or int(digits) not in _JSON_INTEGERS for digits in _LONG_INTEGER.findall(text)):
-        return None
+    if _ZEROS in text.translate(_AS_ZEROS):  # in a fiftieth of the time of the search
+        for digits in _LONG_INTEGER.findall(text):
+            if len(digits) > _DIGITS or int(digits) not in _JSON_INTEGERS:
+                return None
     for name, value in (head.extra or {}).items():
         if type(value) is not _EXTRA_TYPES.get(name, type(value)):
             return None
