@@ -16,6 +16,7 @@ from proxy.simulator.errors import RequestError, invalid_json, missing_field, va
 from proxy.simulator.model import Model, Token
 from proxy.simulator.options import Options
 from proxy.simulator.requests import Body, CommonFields, ids_to_detokenize
+from proxy.simulator.sampler import prefix_from
 from proxy.simulator.wire import DONE, Head, JsonObject, Response, Weights, WeightVersions
 
 _CHUNKS_PER_WRITE: Final = 32  # without a delay; a socket write costs more than building a chunk
@@ -46,7 +47,7 @@ class Engine:
     def head(self, response_id: str, common: CommonFields) -> Head:
         """Return the head of a response that is created now. SGLang 0.5.23 names a model that was not requested `default`."""
         model = common.model or ("default" if self.options.shape == "sglang" else self.options.model)
-        return Head(response_id, int(self.clock.now()), model, self.options.fingerprint)
+        return Head(response_id, int(self.clock.now()), model)
 
     async def respond(
         self,
@@ -90,8 +91,8 @@ class Engine:
             seed = int.from_bytes(self.clock.entropy(8), "big")
         choices = [
             # As in vLLM, choice i of seed s equals the only choice of seed s + i.
-            self.model.generate(prefix, common, options, seed + number)
-            for prefix, options in response.prompts
+            self.model.generate(prefix_from(prompt.ids), common, prompt.options, seed + number)
+            for prompt in response.prompts
             for number in range(common.choices)
         ]
         open_choices = dict(enumerate(choices))
@@ -113,7 +114,7 @@ class Engine:
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         pending = response.opening_events()
         await stream.prepare(request)
-        disconnect_after = {options.disconnect_after for _, options in response.prompts} - {None}
+        disconnect_after = {prompt.options.disconnect_after for prompt in response.prompts} - {None}
         for count, tokens in enumerate(rounds):
             if count in disconnect_after:
                 await stream.write(b"".join(pending))

@@ -47,7 +47,6 @@ class Options:
     max_model_len: int = 32_768
     seed: int | None = None
     token_delay_s: float = 0.0
-    fingerprint: str = "vllm-0.32.0-simulator"
     strict_models: bool = False
     shape: Shape = "vllm"
     weight_version: str = "default"

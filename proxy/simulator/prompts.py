@@ -156,17 +156,16 @@ def vllm_max_tokens(prompt_length: int, requested: int | None, common: CommonFie
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """The rendered prompt of a chat, the options of its choices, and the texts that are tool calls in a reply.
+class Prompt:
+    """The ids of one prompt, and the options of its choices."""
 
-    `unexpanded`: the ids with one placeholder for each image, None without images.
-    """
-
-    text: str
     ids: Sequence[int]
     options: GenerationOptions
-    call_blocks: Mapping[str, Sequence[ToolCall]] = field(default_factory=dict)
-    unexpanded: Sequence[int] | None = None
+    text: str = ""
+    call_blocks: Mapping[str, Sequence[ToolCall]] = field(
+        default_factory=dict
+    )  # the texts that are tool calls in a reply
+    unexpanded: Sequence[int] | None = None  # the ids with one placeholder for each image, None without images
 
 
 def render_chat(chat: ChatRequest, template: "JinjaTemplate | None" = None) -> str:
@@ -208,7 +207,7 @@ def chat_prompt(
     *,
     ids: Sequence[int] | None = None,
     max_tokens_rule: MaxTokensRule = vllm_max_tokens,
-) -> ChatPrompt:
+) -> Prompt:
     """Return the prompt of a chat; `ids` replace those of the rendered text.
 
     Raises:
@@ -247,7 +246,7 @@ def chat_prompt(
             ends_with_call=bool(turn.call),
             disconnect_after=disconnect_after,
         )
-    return ChatPrompt(text, ids, generation, syntax.blocks, unexpanded)
+    return Prompt(ids, generation, text, syntax.blocks, unexpanded)
 
 
 def _call_maker(chat: ChatRequest, model: Model, syntax: CallSyntax) -> Callable[[RandomStream], Sequence[int]] | None:
@@ -287,22 +286,13 @@ def _call_syntax(chat: ChatRequest, model: Model) -> CallSyntax:
     return CallSyntax(render_with, model)
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
-    """One prompt of a completions request, and the options of its choices."""
-
-    ids: Sequence[int]
-    text: str
-    options: GenerationOptions
-
-
 def text_prompts(
     completions: CompletionsRequest,
     common: CommonFields,
     model: Model,
     options: Options,
     max_tokens_rule: MaxTokensRule = vllm_max_tokens,
-) -> list[TextPrompt]:
+) -> list[Prompt]:
     """Return the prompts of a completions request.
 
     Raises:
@@ -322,7 +312,7 @@ def text_prompts(
         if not ids:
             raise invalid_value("Either prompt or prompt_embeds must be provided and non-empty.")
         max_tokens = max_tokens_rule(len(ids), requested, common, options)
-        prompts.append(TextPrompt(ids, text, GenerationOptions(max_tokens, completions.logprobs or 0)))
+        prompts.append(Prompt(ids, GenerationOptions(max_tokens, completions.logprobs or 0), text))
     return prompts
 
 

@@ -12,7 +12,7 @@ what is new. Logprobs of the prompt are the model's, without temperature; those 
 With `max_new_tokens` 0, one token is sampled but not returned.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -21,10 +21,9 @@ from proxy.simulator.engine import VERSION, EngineRoutes, gauge_response, json_r
 from proxy.simulator.errors import RequestError
 from proxy.simulator.model import GenerationOptions, Model, Token
 from proxy.simulator.options import Options
-from proxy.simulator.parser import CallDelta, ParsedReply, StreamParser, parse
-from proxy.simulator.prompts import ChatPrompt, TextPrompt, chat_prompt, ids_to_return, text_prompts, with_fault
-from proxy.simulator.requests import ChatRequest, CommonFields, CompletionsRequest, new_version, read_completions
-from proxy.simulator.sampler import Prefix, prefix_from
+from proxy.simulator.parser import CallDelta, ParsedReply
+from proxy.simulator.prompts import Prompt, chat_prompt, ids_to_return, text_prompts, with_fault
+from proxy.simulator.requests import CommonFields, CompletionsRequest, new_version, read_completions
 from proxy.simulator.sglang_wire import (
     LogprobFormatter,
     LogprobTuple,
@@ -43,71 +42,26 @@ from proxy.simulator.sglang_wire import (
     sglang_max_tokens,
 )
 from proxy.simulator.template import prepare_for_sglang
-from proxy.simulator.wire import Head, JsonObject, WeightVersions, event, named_event, usage
+from proxy.simulator.wire import ChatReply, JsonObject, Response, WeightVersions, event, named_event, usage
 
 _IDS_EVENT = b"sglext_ids"
 
 
 @dataclass(slots=True)
-class _StreamedChoice:
-    """The state of one choice of a stream."""
+class SglangChatResponse(ChatReply):
+    """A chat completion."""
 
-    parser: StreamParser
-    tokens: list[Token] = field(default_factory=list)
-    has_calls: bool = False
-
-
-@dataclass(slots=True)
-class SglangChatResponse:
-    """A chat completion; see `wire.Response`. `new_call_id` makes the ids of tool calls."""
-
-    chat: ChatRequest
-    common: CommonFields
     fields: SglangFields
     options: Options
-    head: Head
-    prompt: ChatPrompt
     formatter: LogprobFormatter
     metadata: ResponseMetadata
-    new_call_id: Callable[[], str]
-    _streamed: list[_StreamedChoice] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._streamed = [
-            _StreamedChoice(
-                StreamParser(
-                    reasoning=self._reasoning,
-                    tools=self._tools,
-                    reasoning_open=self.prompt.options.reasoning_open,
-                    blocks=self.prompt.call_blocks,
-                )
-            )
-            for _ in range(self.common.choices)
-        ]
-
-    @property
-    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
-        """The one prompt."""
-        return [(prefix_from(self.prompt.ids), self.prompt.options)]
-
-    @property
-    def _reasoning(self) -> bool:
-        return self.options.has_parser and self.prompt.options.reasoning
-
-    @property
-    def _tools(self) -> bool:
-        return self.options.has_parser and bool(self.chat.functions)
-
-    def opening_events(self) -> list[bytes]:
-        """Return no events: the role comes with the first token."""
-        return []
+    _last: dict[int, Token] = field(init=False, default_factory=dict)  # of each choice that is streamed
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
         """Return the chunks of one token: reasoning, content, calls, and logprobs that none of them has."""
-        streamed = self._streamed[index]
-        first = not streamed.tokens
-        streamed.tokens.append(token)
-        parsed = streamed.parser.feed(token.text, ended=token.finish_reason is not None)
+        first = not self.ids[index]
+        self._last[index] = token
+        parsed = self.feed(index, token)
         chunks = []
         if first:
             role = {"reasoning_content": None, "role": "assistant", "content": ""}
@@ -116,14 +70,13 @@ class SglangChatResponse:
         if parsed.reasoning:
             chunks.append(self._chunk(index, {"reasoning_content": parsed.reasoning}, unsent_logprobs))
             unsent_logprobs = None
-        if parsed.content and self._tools:
+        if parsed.content and self.calls:
             chunks.append(self._parser_chunk(index, content=parsed.content))
         elif parsed.content:
             delta = {"reasoning_content": None, "content": parsed.content}
             chunks.append(self._chunk(index, delta, unsent_logprobs))
             unsent_logprobs = None
         for call in parsed.calls:
-            streamed.has_calls = True
             # The name and the arguments are in separate chunks.
             parts = [CallDelta(call.index, call.name)] if call.name is not None else []
             parts += [CallDelta(call.index, None, call.arguments)] if call.arguments else []
@@ -135,20 +88,18 @@ class SglangChatResponse:
     def closing_events(self) -> list[bytes]:
         """Return the finish of each choice, then ids and usage if they are requested; all have the id of the last choice."""
         events = []
-        last = {"id": self._id_of(len(self._streamed) - 1)}
-        for index, streamed in enumerate(self._streamed):
-            end = streamed.tokens[-1]
-            reason = self._finish(end, has_calls=streamed.has_calls)
+        last = {"id": self._id_of(len(self.ids) - 1)}
+        for index, end in self._last.items():
+            reason = self._finish(end, has_calls=index in self.with_calls)
             closing = self._chunk(index, {"reasoning_content": None}, None, reason, matched_stop(end))
             events.append(event(closing | last))
         head = self.head.keys("chat.completion.chunk") | last | {"choices": []}
-        extension = self._extension([streamed.tokens for streamed in self._streamed])
+        extension = self._extension(self.ids)
         if extension:
             chunk = head | {"usage": None, "sglext": extension}
             events.append(named_event(_IDS_EVENT, chunk) if self.fields.framed else event(chunk))
         if self.common.include_usage:
-            sampled = sum(len(streamed.tokens) for streamed in self._streamed)
-            events.append(event(head | {"usage": full_usage(len(self.prompt.ids), sampled)}))
+            events.append(event(head | {"usage": full_usage(len(self.prompt.ids), self.streamed)}))
         return events
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
@@ -158,13 +109,11 @@ class SglangChatResponse:
             "usage": full_usage(len(self.prompt.ids), sum(map(len, choices))),
             "metadata": self.metadata.metadata(len(choices[0])),
         }
-        extension = self._extension(choices)
+        extension = self._extension([[token.id for token in tokens] for tokens in choices])
         return payload | {"sglext": extension} if extension else payload
 
     def _choice(self, index: int, tokens: Sequence[Token]) -> JsonObject:
-        text = "".join(token.text for token in tokens)
-        blocks = self.prompt.call_blocks
-        parsed = parse(text, reasoning=self._reasoning, tools=self._tools, blocks=blocks)
+        parsed = self.parsed(tokens)
         reason = self._finish(tokens[-1], has_calls=bool(parsed.calls))
         choice = {
             "index": index,
@@ -202,16 +151,18 @@ class SglangChatResponse:
             logprobs = {"input_token_logprobs": []} | sampled
         meta = self.metadata.meta_info(self.prompt.ids, tokens, logprobs)
         if self.fields.return_routed_experts and self.options.routed_experts:
-            meta["routed_experts"] = routed_experts(self.prompt.ids, tokens, self.fields.routed_experts_start_len or 0)
+            meta["routed_experts"] = routed_experts(
+                self.prompt.ids, [token.id for token in tokens], self.fields.routed_experts_start_len or 0
+            )
         return meta
 
-    def _extension(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
+    def _extension(self, choices: Sequence[list[int]]) -> JsonObject:
         """Return `sglext`; empty if none of its fields are requested."""
         extension: JsonObject = {}
         if self.fields.return_input_ids_in_sglext:
             extension["input_ids"] = self.prompt.unexpanded or self.prompt.ids
         if self.fields.return_output_ids_in_sglext:
-            extension["output_ids"] = [[token.id for token in tokens] for tokens in choices]
+            extension["output_ids"] = choices
         if self.fields.return_routed_experts and self.options.routed_experts and not self.fields.return_meta_info:
             extension["routed_experts"] = routed_experts(self.prompt.ids, choices[0])
         return extension
@@ -236,7 +187,7 @@ class SglangChatResponse:
         }
         chunk = self.head.keys("chat.completion.chunk") | {"id": self._id_of(index), "choices": [choice]}
         if self.common.continuous_usage and finish_reason is None:
-            chunk["usage"] = full_usage(len(self.prompt.ids), len(self._streamed[index].tokens))
+            chunk["usage"] = full_usage(len(self.prompt.ids), len(self.ids[index]))
         return chunk
 
     def _parser_chunk(self, index: int, *, content: str | None = None, call: CallDelta | None = None) -> JsonObject:
@@ -267,37 +218,21 @@ class SglangChatResponse:
 
 
 @dataclass(slots=True)
-class SglangCompletionsResponse:
-    """A text completion; see `wire.Response`. Choice `i` belongs to prompt `i // n`."""
+class SglangCompletionsResponse(Response):
+    """A text completion."""
 
     completions: CompletionsRequest
-    common: CommonFields
     fields: SglangFields
-    head: Head
-    texts: Sequence[TextPrompt]
     formatter: LogprobFormatter
     metadata: ResponseMetadata
-    _sampled: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._sampled = [0] * (len(self.texts) * self.common.choices)
-
-    @property
-    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
-        """The prompts, in the order of the request."""
-        return [(prefix_from(text.ids), text.options) for text in self.texts]
-
-    def opening_events(self) -> list[bytes]:
-        """Return no events: completions have no role chunk."""
-        return []
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
         """Return the chunk of one token, even if it adds no text; the first chunk of a choice has the prompt."""
-        first = self._sampled[index] == 0
-        self._sampled[index] += 1
+        first = not self.ids[index]
+        self.ids[index].append(token.id)
         so_far = None
         if self.common.continuous_usage:
-            so_far = self._streamed_usage(len(self._prompt(index).ids), self._sampled[index])
+            so_far = usage(len(self.prompt_of(index).ids), len(self.ids[index]), reasoning_tokens=0)
         chunk = {"choices": [self._choice(index, [token], first=first)], "usage": so_far}
         return [event(self.head.keys("text_completion") | chunk)]
 
@@ -305,19 +240,19 @@ class SglangCompletionsResponse:
         """Return the usage chunk, if it is requested."""
         if not self.common.include_usage:
             return []
-        chunk: JsonObject = {"choices": [], "usage": self._streamed_usage(self._prompt_tokens, sum(self._sampled))}
-        return [event(self.head.keys("text_completion") | chunk)]
+        total = usage(self.prompt_tokens, self.streamed, reasoning_tokens=0)
+        return [event(self.head.keys("text_completion") | {"choices": [], "usage": total})]
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
         """Return the text completion."""
         return self.head.keys("text_completion") | {
             "choices": [self._choice(index, tokens, first=True) for index, tokens in enumerate(choices)],
-            "usage": full_usage(self._prompt_tokens, sum(map(len, choices))),
+            "usage": full_usage(self.prompt_tokens, sum(map(len, choices))),
             "metadata": self.metadata.metadata(len(choices[0])),
         }
 
     def _choice(self, index: int, tokens: Sequence[Token], *, first: bool) -> JsonObject:
-        prompt = self._prompt(index)
+        prompt = self.prompt_of(index)
         echoed = prompt.text if first and self.completions.echo else ""
         choice: JsonObject = {
             "index": index,
@@ -346,30 +281,12 @@ class SglangCompletionsResponse:
             "top_logprobs": [_by_text(entries) for entries in top],
         }
 
-    def _prompt(self, index: int) -> TextPrompt:
-        return self.texts[index // self.common.choices]
-
-    @property
-    def _prompt_tokens(self) -> int:
-        return sum(len(text.ids) for text in self.texts)
-
-    def _streamed_usage(self, prompt_tokens: int, completion_tokens: int) -> JsonObject:
-        return usage(prompt_tokens, completion_tokens, reasoning_tokens=0)
-
 
 def _by_text(entries: Sequence[LogprobTuple]) -> JsonObject:
     return {text: logprob for logprob, _, text in entries}
 
 
-@dataclass(frozen=True, slots=True)
-class NativePrompt:
-    """The ids of one prompt, and the options of its choices."""
-
-    ids: Sequence[int]
-    options: GenerationOptions
-
-
-def native_prompts(native: NativeRequest, common: CommonFields, model: Model, options: Options) -> list[NativePrompt]:
+def native_prompts(native: NativeRequest, common: CommonFields, model: Model, options: Options) -> list[Prompt]:
     """Return the prompts of a request.
 
     Raises:
@@ -382,37 +299,27 @@ def native_prompts(native: NativeRequest, common: CommonFields, model: Model, op
         if not ids:
             raise request_error("The prompt must not be empty.")
         max_tokens = sglang_max_tokens(len(ids), max(common.max_tokens or 0, 1), common, options)
-        prompts.append(NativePrompt(ids, GenerationOptions(max_tokens)))
+        prompts.append(Prompt(ids, GenerationOptions(max_tokens)))
     if not prompts:
         raise request_error("The prompt must not be empty.")
     return prompts
 
 
 @dataclass(slots=True)
-class NativeResponse:
-    """A response of `/generate`; see `wire.Response`. Choice `i` belongs to prompt `i // n`."""
+class NativeResponse(Response):
+    """A response of `/generate`."""
 
     native: NativeRequest
-    common: CommonFields
     model: Model
     options: Options
-    native_prompts: Sequence[NativePrompt]
     formatter: LogprobFormatter
     metadata: ResponseMetadata
     _tokens: list[list[Token]] = field(init=False)
-    _prompt_entries: dict[int, list[LogprobTuple]] = field(default_factory=dict)
+    _prompt_entries: dict[int, list[LogprobTuple]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._tokens = [[] for _ in range(len(self.native_prompts) * self.common.choices)]
-
-    @property
-    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
-        """The prompts, in the order of the request."""
-        return [(prefix_from(prompt.ids), prompt.options) for prompt in self.native_prompts]
-
-    def opening_events(self) -> list[bytes]:
-        """Return no events: there is no role."""
-        return []
+        Response.__post_init__(self)
+        self._tokens = [[] for _ in self.ids]
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
         """Return an event with all of the choice so far, or with what is new."""
@@ -425,10 +332,6 @@ class NativeResponse:
                 if name in choice["meta_info"]:
                     choice["meta_info"][name] = choice["meta_info"][name][-1:]
         return [event(choice | {"index": index} if self._is_list else choice)]
-
-    def closing_events(self) -> list[bytes]:
-        """Return no events: the last event of each choice is complete."""
-        return []
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject | list[JsonObject]:
         """Return the one choice, or a list of several."""
@@ -447,11 +350,11 @@ class NativeResponse:
             "output_ids": [token.id for token in tokens],
         }
         if self.native.return_prompt_token_ids:
-            choice["prompt_token_ids"] = self.native_prompts[prompt_index].ids
+            choice["prompt_token_ids"] = self.prompts[prompt_index].ids
         return choice | {"meta_info": self._meta_info(prompt_index, tokens)}
 
     def _meta_info(self, prompt_index: int, tokens: Sequence[Token]) -> JsonObject:
-        prompt = self.native_prompts[prompt_index].ids
+        prompt = self.prompts[prompt_index].ids
         logprobs: JsonObject = {}
         if self.native.return_logprob:
             alternatives, with_text = self.native.top_logprobs_num or 0, bool(self.native.return_text_in_logprobs)
@@ -463,7 +366,7 @@ class NativeResponse:
         if meta["finish_reason"] is None:
             del meta["weight_versions"], meta["e2e_latency"]
         if self.native.return_routed_experts and self.options.routed_experts:
-            meta["routed_experts"] = routed_experts(prompt, tokens)
+            meta["routed_experts"] = routed_experts(prompt, [token.id for token in tokens])
         return meta
 
     def _prompt_logprobs(self, prompt_index: int, *, with_text: bool) -> list[LogprobTuple]:
@@ -472,7 +375,7 @@ class NativeResponse:
         if start is None or start < 0:
             return []
         if prompt_index not in self._prompt_entries:
-            ids = self.native_prompts[prompt_index].ids
+            ids = self.prompts[prompt_index].ids
             logprobs = [None, *[scores[0].logprob for scores in self.model.score(ids, 0)]]
             self._prompt_entries[prompt_index] = [
                 [logprob if position else None, token, self.formatter.text(token) if with_text else None]
@@ -536,15 +439,16 @@ class SglangRoutes(EngineRoutes):
         metadata = self._metadata(fields.rid)
         head = engine.head(metadata.id, common)
         response = SglangChatResponse(
-            chat,
             common,
-            fields,
-            engine.options,
             head,
-            prompt,
-            self._formatter(common),
-            metadata,
+            [prompt],
+            chat,
             self._new_call_id,
+            has_parser=engine.options.has_parser,
+            fields=fields,
+            options=engine.options,
+            formatter=self._formatter(common),
+            metadata=metadata,
         )
         return await engine.respond(request, common, response, metadata.versions, rid=metadata.rid(common))
 
@@ -558,7 +462,7 @@ class SglangRoutes(EngineRoutes):
         metadata = self._metadata(fields.rid)
         head = engine.head(metadata.id, common)
         formatter = self._formatter(common)
-        response = SglangCompletionsResponse(completions, common, fields, head, prompts, formatter, metadata)
+        response = SglangCompletionsResponse(common, head, prompts, completions, fields, formatter, metadata)
         return await engine.respond(request, common, response, metadata.versions, rid=metadata.rid(common))
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
@@ -572,7 +476,8 @@ class SglangRoutes(EngineRoutes):
             return json_response({"error": str(error) if is_validation else {"message": str(error)}}, error.status)
         metadata = self._metadata(native.rid)
         formatter = self._formatter(common)
-        response = NativeResponse(native, common, engine.model, engine.options, prompts, formatter, metadata)
+        head = engine.head(metadata.id, common)
+        response = NativeResponse(common, head, prompts, native, engine.model, engine.options, formatter, metadata)
         scores_prompt = bool(native.return_logprob)
         rid = None if native.is_batch else metadata.rid(common)
         return await engine.respond(request, common, response, metadata.versions, scores_prompt=scores_prompt, rid=rid)

@@ -381,7 +381,7 @@ def output_logprobs(
     return keys | {"output_token_logprobs_length": len(tokens)}
 
 
-def routed_experts(prompt: Sequence[int], tokens: Sequence[Token], start: int = 0) -> str:
+def routed_experts(prompt: Sequence[int], sampled: Sequence[int], start: int = 0) -> str:
     """Return `routed_experts` of one choice, from a token on.
 
     Raises:
@@ -389,4 +389,4 @@ def routed_experts(prompt: Sequence[int], tokens: Sequence[Token], start: int = 
     """
     if not 0 <= start <= len(prompt):
         raise invalid_value(f"routed_experts_start_len={start} is not within the prompt of {len(prompt)} tokens.")
-    return experts_as_int32([*prompt, *[token.id for token in tokens]], start)
+    return experts_as_int32([*prompt, *sampled], start)

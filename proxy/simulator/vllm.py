@@ -4,7 +4,7 @@ Shapes are those of the cassettes `chat_*`, `tool_*`, `reasoning/*`, `cmpl_*`, `
 `abort/generate_midflight_version`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Annotated, Any, Final, Literal
@@ -17,10 +17,9 @@ from proxy.simulator.engine import VERSION, EngineRoutes, gauge_response, json_r
 from proxy.simulator.errors import invalid_value, scale_out_disabled
 from proxy.simulator.model import GenerationOptions, Model, Token, TokenLogprob
 from proxy.simulator.options import Options
-from proxy.simulator.parser import CallDelta, Delta, StreamParser, parse
+from proxy.simulator.parser import CallDelta, Delta
 from proxy.simulator.prompts import (
-    ChatPrompt,
-    TextPrompt,
+    Prompt,
     chat_prompt,
     ids_to_return,
     reused_ids,
@@ -30,7 +29,6 @@ from proxy.simulator.prompts import (
 )
 from proxy.simulator.requests import (
     Body,
-    ChatRequest,
     CommonFields,
     CompletionsRequest,
     check_logprobs,
@@ -40,49 +38,43 @@ from proxy.simulator.requests import (
     read_completions,
     read_fields,
 )
-from proxy.simulator.sampler import Prefix, prefix_from
-from proxy.simulator.wire import Head, JsonObject, WeightVersions, event, experts_as_npy, usage
+from proxy.simulator.wire import (
+    FINGERPRINT,
+    ChatReply,
+    JsonObject,
+    Response,
+    WeightVersions,
+    event,
+    experts_as_npy,
+    usage,
+)
+
+_NULLS: Final[JsonObject] = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
+
+
+def _chunk(response: Response, kind: str, index: int, choice: JsonObject, **details: Any) -> JsonObject:
+    """Return a chunk with a part of a choice; `details` are the keys of its usage that only chat has."""
+    chunk = response.head.keys(kind) | {"choices": [{"index": index, **choice}]}
+    if response.common.continuous_usage:
+        chunk["usage"] = usage(len(response.prompt_of(index).ids), len(response.ids[index]), **details)
+    if choice["finish_reason"] is not None and not response.common.include_usage:
+        chunk["system_fingerprint"] = FINGERPRINT
+    return chunk
+
+
+def _usage_chunks(response: Response, kind: str, **details: Any) -> list[bytes]:
+    """Return the usage chunk, if it is requested."""
+    if not response.common.include_usage:
+        return []
+    total = usage(response.prompt_tokens, response.streamed, **details)
+    return [event(response.head.keys(kind) | {"choices": [], "usage": total, "system_fingerprint": FINGERPRINT})]
 
 
 @dataclass(slots=True)
-class ChatResponse:
-    """A chat completion; see `wire.Response`. `new_call_id` makes the ids of tool calls."""
+class ChatResponse(ChatReply):
+    """A chat completion."""
 
-    chat: ChatRequest
-    common: CommonFields
     model: Model
-    head: Head
-    prompt: ChatPrompt
-    new_call_id: Callable[[], str]
-    _parsers: list[StreamParser] = field(init=False)
-    _ids: list[list[int]] = field(init=False)
-    _with_calls: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        choices = range(self.common.choices)
-        self._parsers = [
-            StreamParser(
-                reasoning=self._reasoning,
-                tools=self._tools,
-                reasoning_open=self.prompt.options.reasoning_open,
-                blocks=self.prompt.call_blocks,
-            )
-            for _ in choices
-        ]
-        self._ids = [[] for _ in choices]
-
-    @property
-    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
-        """The one prompt."""
-        return [(prefix_from(self.prompt.ids), self.prompt.options)]
-
-    @property
-    def _reasoning(self) -> bool:
-        return self.prompt.options.reasoning
-
-    @property
-    def _tools(self) -> bool:
-        return bool(self.chat.functions)
 
     @property
     def _has_ids(self) -> bool:
@@ -103,49 +95,29 @@ class ChatResponse:
 
     def opening_events(self) -> list[bytes]:
         """Return the role chunk of each choice."""
-        delta = {"role": "assistant", "content": ""}
-        choice = {"delta": delta, "logprobs": None, "finish_reason": None}
-        return [
-            event(self._chunk({"index": index, **choice}, 0) | self._prompt_keys)
-            for index in range(self.common.choices)
-        ]
+        choice = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return [event(self._chunk(index, choice) | self._prompt_keys) for index in range(self.common.choices)]
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
         """Return the chunk of one token; a token whose text is held back has one only for its ids or logprobs."""
-        ids = self._ids[index]
-        ids.append(token.id)
+        delta = self._delta(self.feed(index, token))
         ended = token.finish_reason is not None
-        parsed = self._parsers[index].feed(token.text, ended=ended)
-        if parsed.calls:
-            self._with_calls.add(index)
-        delta = self._delta(parsed)
         if not delta and not ended and not self._has_ids and not self._has_logprobs:
             return []
         choice: JsonObject = {
-            "index": index,
             "delta": delta,
             "logprobs": self._logprobs([token]),
-            "finish_reason": self._finish(token, has_calls=index in self._with_calls),
+            "finish_reason": self._finish(token, has_calls=index in self.with_calls),
         }
         if ended:
             choice["stop_reason"] = token.stop_reason
         choice["token_ids"] = [token.id] if self._has_ids else None
-        chunk = self._chunk(choice, len(ids))
-        if ended and not self.common.include_usage:
-            chunk["system_fingerprint"] = self.head.fingerprint
-        return [event(chunk)]
+        return [event(self._chunk(index, choice))]
 
     def closing_events(self) -> list[bytes]:
         """Return the usage chunk, if it is requested."""
-        if not self.common.include_usage:
-            return []
-        details = {"completion_tokens_details": self._details(self._ids)} if self._reasoning else {}
-        chunk = {
-            "choices": [],
-            "usage": usage(len(self.prompt.ids), sum(map(len, self._ids)), **details),
-            "system_fingerprint": self.head.fingerprint,
-        }
-        return [event(self.head.keys("chat.completion.chunk") | chunk)]
+        details = {"completion_tokens_details": self._details(self.ids)} if self.reasons else {}
+        return _usage_chunks(self, "chat.completion.chunk", **details)
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
         """Return the chat completion."""
@@ -154,7 +126,7 @@ class ChatResponse:
             len(self.prompt.ids),
             sum(map(len, ids)),
             prompt_tokens_details=None,
-            completion_tokens_details=self._details(ids) if self._reasoning else None,
+            completion_tokens_details=self._details(ids) if self.reasons else None,
         )
         alternatives = self.common.prompt_logprobs
         scores = None if alternatives is None else self.model.prompt_logprobs(self.prompt.ids, alternatives)
@@ -163,18 +135,16 @@ class ChatResponse:
             | {
                 "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
                 "service_tier": None,
-                "system_fingerprint": self.head.fingerprint,
+                "system_fingerprint": FINGERPRINT,
                 "usage": total,
                 "prompt_logprobs": scores,
             }
             | self._prompt_keys
-            | {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
+            | _NULLS
         )
 
     def _choice(self, index: int, tokens: Sequence[Token]) -> JsonObject:
-        text = "".join(token.text for token in tokens)
-        blocks = self.prompt.call_blocks
-        parsed = parse(text, reasoning=self._reasoning, tools=self._tools, blocks=blocks)
+        parsed = self.parsed(tokens)
         message: JsonObject = {
             "role": "assistant",
             "content": "" if parsed.calls and self.chat.named_tool else parsed.content,
@@ -203,11 +173,8 @@ class ChatResponse:
             "routed_experts": None,
         }
 
-    def _chunk(self, choice: JsonObject, sampled: int) -> JsonObject:
-        chunk = self.head.keys("chat.completion.chunk") | {"choices": [choice]}
-        if self.common.continuous_usage:
-            chunk["usage"] = usage(len(self.prompt.ids), sampled, completion_tokens_details=None)
-        return chunk
+    def _chunk(self, index: int, choice: JsonObject) -> JsonObject:
+        return _chunk(self, "chat.completion.chunk", index, choice, completion_tokens_details=None)
 
     def _delta(self, parsed: Delta) -> JsonObject:
         """Return the delta of a chunk; empty if nothing visible is added."""
@@ -266,39 +233,24 @@ def _entry(logprob: TokenLogprob, *, by_id: bool) -> JsonObject:
 
 
 @dataclass(slots=True)
-class CompletionsResponse:
-    """A text completion; see `wire.Response`. Choice `i` belongs to prompt `i // n`."""
+class CompletionsResponse(Response):
+    """A text completion."""
 
     completions: CompletionsRequest
-    common: CommonFields
     model: Model
-    head: Head
-    texts: Sequence[TextPrompt]
     _offsets: list[int] = field(init=False)
-    _sampled: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        count = len(self.texts) * self.common.choices
-        self._offsets = [0] * count
-        self._sampled = [0] * count
-
-    @property
-    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
-        """The prompts, in the order of the request."""
-        return [(prefix_from(text.ids), text.options) for text in self.texts]
-
-    def opening_events(self) -> list[bytes]:
-        """Return no events: completions have no role chunk."""
-        return []
+        Response.__post_init__(self)
+        self._offsets = [0] * len(self.ids)
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
         """Return the chunk of one token, even if it adds no text; the first chunk of a choice has the prompt's ids."""
-        prompt = self._prompt(index)
-        first = self._sampled[index] == 0
-        self._sampled[index] += 1
+        prompt = self.prompt_of(index)
+        first = not self.ids[index]
+        self.ids[index].append(token.id)
         has_prompt_ids = first and bool(self.common.return_token_ids or self.completions.echo)
         choice = {
-            "index": index,
             "text": self._text([token], prompt, first=first),
             "logprobs": self._logprobs(index, [token], prompt, first=first),
             "finish_reason": token.finish_reason,
@@ -306,28 +258,16 @@ class CompletionsResponse:
             "prompt_token_ids": prompt.ids if has_prompt_ids else None,
             "token_ids": [token.id] if self.common.return_token_ids else None,
         }
-        chunk = self.head.keys("text_completion") | {"choices": [choice]}
-        if self.common.continuous_usage:
-            chunk["usage"] = usage(len(prompt.ids), self._sampled[index])
-        if token.finish_reason is not None and not self.common.include_usage:
-            chunk["system_fingerprint"] = self.head.fingerprint
-        return [event(chunk)]
+        return [event(_chunk(self, "text_completion", index, choice))]
 
     def closing_events(self) -> list[bytes]:
         """Return the usage chunk, if it is requested."""
-        if not self.common.include_usage:
-            return []
-        chunk = {
-            "choices": [],
-            "usage": usage(self._prompt_tokens, sum(self._sampled)),
-            "system_fingerprint": self.head.fingerprint,
-        }
-        return [event(self.head.keys("text_completion") | chunk)]
+        return _usage_chunks(self, "text_completion")
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
         """Return the text completion."""
         total = usage(
-            self._prompt_tokens,
+            self.prompt_tokens,
             sum(map(len, choices)),
             prompt_tokens_details=None,
             completion_tokens_details=None,
@@ -335,15 +275,13 @@ class CompletionsResponse:
         return self.head.keys("text_completion") | {
             "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
             "service_tier": None,
-            "system_fingerprint": self.head.fingerprint,
+            "system_fingerprint": FINGERPRINT,
             "usage": total,
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
-            "metrics": None,
+            **_NULLS,
         }
 
     def _choice(self, index: int, tokens: Sequence[Token]) -> JsonObject:
-        prompt = self._prompt(index)
+        prompt = self.prompt_of(index)
         alternatives = self.common.prompt_logprobs
         if self.completions.echo and self.completions.logprobs is not None:
             alternatives = self.completions.logprobs  # as in vLLM, which gets the prompt's logprobs this way
@@ -359,24 +297,17 @@ class CompletionsResponse:
             "routed_experts": None,
         }
 
-    def _prompt(self, index: int) -> TextPrompt:
-        return self.texts[index // self.common.choices]
-
-    @property
-    def _prompt_tokens(self) -> int:
-        return sum(len(text.ids) for text in self.texts)
-
     @property
     def _only_echoes(self) -> bool:
         return bool(self.completions.echo) and self.common.max_tokens == 0
 
-    def _text(self, tokens: Sequence[Token], prompt: TextPrompt, *, first: bool) -> str:
+    def _text(self, tokens: Sequence[Token], prompt: Prompt, *, first: bool) -> str:
         """Return the text of these tokens, after the echoed prompt unless ids are requested."""
         echoes = first and self.completions.echo and not self.common.return_token_ids
         generated = "" if self._only_echoes else "".join(token.text for token in tokens)
         return prompt.text + generated if echoes else generated
 
-    def _logprobs(self, index: int, tokens: Sequence[Token], prompt: TextPrompt, *, first: bool) -> JsonObject | None:
+    def _logprobs(self, index: int, tokens: Sequence[Token], prompt: Prompt, *, first: bool) -> JsonObject | None:
         """Return the logprobs of these tokens, after those of an echoed prompt, whose first token has none."""
         alternatives = self.completions.logprobs
         if alternatives is None:
@@ -437,10 +368,8 @@ def read_generate(body: Body, options: Options) -> tuple[GenerateRequest, Common
     return fields, common
 
 
-def generation_options(
-    fields: GenerateRequest, common: CommonFields, model: Model, options: Options
-) -> GenerationOptions:
-    """Return how to generate the choices.
+def generate_prompt(fields: GenerateRequest, common: CommonFields, model: Model, options: Options) -> Prompt:
+    """Return the prompt of a request.
 
     Raises:
         RequestError: an id is outside the vocabulary, or the prompt is empty or does not fit into the context window.
@@ -450,51 +379,35 @@ def generation_options(
     model.check_ids(fields.token_ids)
     requested = _DEFAULT_MAX_TOKENS if common.max_tokens is None else common.max_tokens
     max_tokens = vllm_max_tokens(len(fields.token_ids), requested, common, options)
-    return GenerationOptions(max_tokens, fields.logprobs or 0)
+    return Prompt(fields.token_ids, GenerationOptions(max_tokens, fields.logprobs or 0))
 
 
 @dataclass(slots=True)
-class GenerateResponse:
-    """A response of this endpoint; see `wire.Response`."""
+class GenerateResponse(Response):
+    """A response of `/inference/v1/generate`."""
 
     fields: GenerateRequest
-    common: CommonFields
     model: Model
-    engine_options: Options
-    head: Head
-    options: GenerationOptions
+    options: Options
     versions: WeightVersions
-    _ids: list[list[int]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._ids = [[] for _ in range(self.common.choices)]
-
-    @property
-    def prompts(self) -> Sequence[tuple[Prefix, GenerationOptions]]:
-        """The one prompt."""
-        return [(prefix_from(self.fields.token_ids), self.options)]
-
-    def opening_events(self) -> list[bytes]:
-        """Return no events: there is no role."""
-        return []
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
         """Return the chunk of one token; the first chunk of the stream has the prompt's ids."""
-        first = not any(self._ids)
-        self._ids[index].append(token.id)
+        first = not any(self.ids)
+        self.ids[index].append(token.id)
         counted = {"prompt_tokens_details": None, "completion_tokens_details": None}
-        count = usage(len(self.fields.token_ids), len(self._ids[index]), **counted)
+        count = usage(len(self.fields.token_ids), len(self.ids[index]), **counted)
         chunk: JsonObject = {"request_id": self.head.id, "usage": count if self.common.continuous_usage else None}
         if first and self.fields.return_token_ids:
             chunk["prompt_token_ids"] = self.fields.token_ids
-        choice = self._choice(index, [token], self._ids[index])
+        choice = self._choice(index, [token], self.ids[index])
         return [event(chunk | {"output_mode": self.fields.output_mode, "choices": [choice]})]
 
     def closing_events(self) -> list[bytes]:
         """Return the usage chunk, if it is requested."""
         if not self.common.include_usage:
             return []
-        total = usage(len(self.fields.token_ids), sum(map(len, self._ids)))
+        total = usage(self.prompt_tokens, self.streamed)
         chunk: JsonObject = {"usage": total, "output_mode": self.fields.output_mode, "choices": []}
         return [event({"request_id": self.head.id, **chunk})]
 
@@ -522,14 +435,14 @@ class GenerateResponse:
     def _choice(self, index: int, tokens: Sequence[Token], sampled_ids: Sequence[int]) -> JsonObject:
         """Return a choice with these tokens; experts and weight versions, which need all ids so far, are in its last chunk."""
         ended = tokens[-1].finish_reason is not None
-        experts = self.engine_options.routed_experts and ended
+        experts = self.options.routed_experts and ended
         choice: JsonObject = {
             "index": index,
             "finish_reason": tokens[-1].finish_reason,
             "stop_reason": tokens[-1].stop_reason,
             "token_ids": [token.id for token in tokens],
             "routed_experts": experts_as_npy([*self.fields.token_ids, *sampled_ids]) if experts else None,
-            "sampling_mask": [_sampling_mask(token) for token in tokens] if self.engine_options.sampling_mask else None,
+            "sampling_mask": [_sampling_mask(token) for token in tokens] if self.options.sampling_mask else None,
             "weight_versions": self.versions.spans(len(sampled_ids)) if ended else None,
         }
         if self.fields.output_mode == "text":
@@ -600,7 +513,7 @@ class VllmRoutes(EngineRoutes):
         ids = with_fault(given, engine.options.faults)
         chat = read_chat(body, has_ids=ids is not None)
         prompt = chat_prompt(chat, common, engine.model, engine.options, ids=ids)
-        response = ChatResponse(chat, common, engine.model, head, prompt, lambda: f"chatcmpl-tool-{engine.new_hex()}")
+        response = ChatResponse(common, head, [prompt], chat, self._new_call_id, has_parser=True, model=engine.model)
         return await engine.respond(request, common, response, scores_prompt=common.prompt_logprobs is not None)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -611,7 +524,7 @@ class VllmRoutes(EngineRoutes):
         head = engine.head(self._response_id("cmpl", request, common), common)
         completions = read_completions(body)
         prompts = text_prompts(completions, common, engine.model, engine.options)
-        response = CompletionsResponse(completions, common, engine.model, head, prompts)
+        response = CompletionsResponse(common, head, prompts, completions, engine.model)
         scores_prompt = common.prompt_logprobs is not None or bool(completions.echo)
         return await engine.respond(request, common, response, scores_prompt=scores_prompt)
 
@@ -621,10 +534,10 @@ class VllmRoutes(EngineRoutes):
         if not engine.options.scale_out:
             raise scale_out_disabled()
         fields, common = read_generate(await read_body(request), engine.options)
-        options = generation_options(fields, common, engine.model, engine.options)
+        prompt = generate_prompt(fields, common, engine.model, engine.options)
         head = engine.head(self._response_id("generate-tokens", request, common), common)
         versions = WeightVersions()
-        response = GenerateResponse(fields, common, engine.model, engine.options, head, options, versions)
+        response = GenerateResponse(common, head, [prompt], fields, engine.model, engine.options, versions)
         scores_prompt = common.prompt_logprobs is not None
         return await engine.respond(request, common, response, versions, scores_prompt=scores_prompt)
 
@@ -666,6 +579,9 @@ class VllmRoutes(EngineRoutes):
 
     def _model_card(self) -> JsonObject:
         return super()._model_card() | {"permission": []}
+
+    def _new_call_id(self) -> str:
+        return f"chatcmpl-tool-{self._engine.new_hex()}"
 
     def _response_id(self, kind: str, request: web.Request, common: CommonFields) -> str:
         """Return the id of a response, which the client can choose."""
