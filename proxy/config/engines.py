@@ -56,7 +56,7 @@ class SessionSettings(Section):
     )
     of: Literal["rollout", "thread"] = Field(
         "rollout",
-        description="What a session is: a rollout; or a thread of it, by X-Agent-Name or else by the messages up to the first "
+        description="A session is a rollout, or a thread of it, by X-Agent-Name or else by the messages up to the first "
         "one of the user.",
     )
 
@@ -91,13 +91,13 @@ class EndpointSettings(Section):
         | None
     ) = Field(
         None,
-        description="What the engine computes logprobs from (vLLM: --logprobs-mode). Responses do not contain it, so "
-        "steps record this value. Default: the default of the engine type.",
+        description="What the engine computes logprobs from (vLLM: --logprobs-mode), recorded with each step. Default: by"
+        " engine type.",
     )
     sampling_defaults: dict[SamplingDefault, int | FiniteFloat] = Field(
         {},
-        description="Sampling parameters that the engine uses where a request has none, recorded with each step. Read "
-        "from vLLM with --enable-scale-out and from llama.cpp; unknown for other engines.",
+        description="The engine's defaults of sampling parameters, recorded with each step. Read from vLLM with "
+        "--enable-scale-out and from llama.cpp.",
     )
     streaming: Literal["auto", "live", "replay"] | None = Field(
         None, description="How streamed calls are sent to this engine. Default: record.streaming."
@@ -116,18 +116,18 @@ class EndpointSettings(Section):
         description="Ids of the tokens that its prompts repeat for an image; [] if a model splits images. Default: looked up.",
     )
     headers: dict[HeaderName, HeaderValue] = Field(
-        {}, description="Headers of every request to this engine, such as those of a gateway in front of it."
+        {}, description="Headers of every request to this engine, such as for a gateway in front of it."
     )
     session: SessionSettings | None = Field(
         None,
-        description="How calls name their session to a router in front of engines, which then sends all of them to one engine: "
-        "{router: sgl-router}, {header: X-Session} or {field: user} (docs/fleet.md).",
+        description="How calls name their session to a router, which then sends all of them to one engine: {router: "
+        "sgl-router}, {header: X-Session} or {field: user} (docs/fleet.md).",
     )
     version: str | None = Field(None, description="Engine version to record. Default: as the engine reports.")
     models: list[Annotated[str, Field(min_length=1)]] = Field(
         [],
-        description="Names of the models that it serves, with `*` for any characters, such as qwen-*. Calls of other models "
-        "are sent to other endpoints. Default: as the engine lists them.",
+        description="Models that it serves, with `*` for any characters; calls of others go to other endpoints. Default: "
+        "as the engine lists them.",
     )
 
     @model_validator(mode="after")
@@ -209,8 +209,8 @@ class PolicySettings(Section):
 
     models: list[Annotated[str, Field(min_length=1)]] = Field(
         [],
-        description="Names of its models at the engines, with `*` for any characters. A model belongs to the first policy that "
-        "lists it, and to the policy `default` if none does.",
+        description="Its models at the engines, with `*` for any characters. The first policy that lists a model has it, "
+        "else `default`.",
     )
     train: bool = Field(
         default=True, description="Whether its steps are exported without `policy`, and can be claimed."
@@ -289,8 +289,8 @@ class RescoreSettings(Section):
     max_in_flight: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of rows that one process has each scorer score at the same time. Default: 8, and 1 at "
-        "each engine that lists LoRA adapters.",
+        description="Maximum rows that a process has each scorer score at a time. Default: 8, and 1 at each engine that "
+        "lists LoRA adapters.",
     )
     cache_s: int = Field(86_400, ge=1, description="Seconds for which the store keeps scores.")
     cache_bytes: int = Field(

@@ -65,8 +65,8 @@ class StoreSettings(Section):
     max_connections: int = Field(64, gt=0, description="Maximum concurrent connections to the store; more calls wait.")
     on_failure: Literal["fail", "spool"] = Field(
         "fail",
-        description="If a step cannot be stored: fail the call, or spool the step to a journal on disk until the store "
-        "is reachable (docs/reliability.md).",
+        description="If a step cannot be stored: fail the call, or spool the step to a journal on disk "
+        "(docs/reliability.md).",
     )
     spool_path: Path = Field(Path("spool/steps"), description="Journal of this process, with on_failure: spool.")
 
@@ -76,8 +76,8 @@ class RecordSettings(Section):
 
     include_reasoning: Literal["override", "as_requested"] = Field(
         "override",
-        description="vLLM returns no token ids with include_reasoning: false. override: request the reasoning and remove "
-        "it from the response; as_requested: send the field unchanged and flag the step.",
+        description="For vLLM, which returns no ids with include_reasoning: false. override: request reasoning and remove"
+        " it from the response; as_requested: send it unchanged and flag the step.",
     )
     logprobs: Literal["full", "sampled", "off"] = Field(
         "full",
@@ -91,13 +91,13 @@ class RecordSettings(Section):
     )
     sampling_masks: bool = Field(
         default=False,
-        description="Whether to request the tokens that top-k, top-p and min-p kept, and logprobs over these, from SGLang. It "
-        "returns them for unstreamed chat calls with a top_k (docs/exactness.md).",
+        description="Whether to request the tokens that top-k, top-p and min-p kept, and logprobs over these, from "
+        "SGLang, for unstreamed chat calls with a top_k (docs/exactness.md).",
     )
     routed_experts: bool = Field(
         default=False,
-        description="Whether to request the experts to which a mixture-of-experts model routed each token, from SGLang for "
-        "chat calls. They are large (docs/exactness.md).",
+        description="Whether to request the experts of each token from SGLang, for chat calls. They are large "
+        "(docs/exactness.md).",
     )
     keep_alive_interval_s: float = Field(
         10,
@@ -119,14 +119,14 @@ class ContinuationSettings(Section):
 
     mode: ContinuationMode = Field(
         "faithful",
-        description="off: the engine renders each call; faithful: token ids are kept where the chat template keeps the turn; "
-        "append: token ids are always kept, with reasoning.",
+        description="off: the engine renders each call; faithful: ids are kept where the chat template keeps the turn; "
+        "append: ids are always kept, with reasoning.",
     )
     timeout_s: float = Field(
         60,
         gt=0,
-        description="Seconds for the engine's renderings of a call, which is then sent unchanged. After three such calls in a "
-        "row, an engine is not asked for a minute.",
+        description="Seconds for the engine's renderings of a call, which is otherwise sent unchanged. After three such "
+        "calls in a row, an engine gets no such request for a minute.",
     )
 
 
@@ -177,7 +177,7 @@ class ProbeSettings(Section):
 
     known: bool = Field(default=True, description="Treat health checks of Atropos, verifiers and LiteLLM as probes.")
     user_agents: list[str] = Field(
-        [], description="Treat calls whose User-Agent contains one of these as probes: kube-probe."
+        [], description="Treat calls with one of these in their User-Agent as probes: kube-probe."
     )
     one_token: bool = Field(
         default=False, description="Treat calls from any client as probes if they request one token for a short prompt."
@@ -218,8 +218,8 @@ class AgentsSettings(Section):
     )
     cut_surplus_calls: bool = Field(
         default=True,
-        description="Whether calls in flight of rollouts that their over-sampled group does not need are stopped at the "
-        "engine, within about a second.",
+        description="Whether calls of rollouts that their over-sampled group does not need are stopped at the engine, "
+        "within about a second.",
     )
     max_paused: int = Field(
         10_000,
@@ -232,8 +232,8 @@ class AgentsSettings(Section):
     rollout_cache_bytes: int = Field(
         2**29,
         ge=0,
-        description="Memory of a process for the rollouts of its calls: newest bodies, prompts and turns. What is forgotten is "
-        "read from the store again.",
+        description="Memory of a process for the newest bodies, prompts and turns of rollouts. The rest is read from the "
+        "store again.",
     )
     probes: ProbeSettings = ProbeSettings()
 
@@ -244,25 +244,24 @@ class GroupSettings(Section):
     idle_s: float | None = Field(
         3600,
         gt=0,
-        description="`idle_s` of rollouts of groups that set none: seconds without a call after which a rollout that had one "
-        "is aborted. null: none.",
+        description="`idle_s` of rollouts of groups that set none: a rollout is aborted after this time without a call. "
+        "null: none.",
     )
     start_s: float = Field(
         1800,
         gt=0,
-        description="`start_s` of rollouts with `idle_s` that set none: seconds until the first call, after which a rollout "
-        "without one is aborted.",
+        description="`start_s` of rollouts with `idle_s` that set none: a rollout is aborted after this time without a "
+        "first call.",
     )
     reward_s: float = Field(
         600,
         ge=0,
-        description="Seconds after a group is complete in which claims wait for the rewards of rollouts that were finished "
-        "without one. 0: claims do not wait.",
+        description="Seconds for which claims wait for missing rewards of a complete group. 0: claims do not wait.",
     )
     earlier_epochs: Literal["drop", "take"] = Field(
         "drop",
-        description="What claims do with groups of an earlier epoch of the policy, unless they choose. `take`: only claims "
-        "without `max_staleness` take them.",
+        description="What claims do with groups of an earlier epoch, unless they choose. `take`: only claims without "
+        "`max_staleness` take them.",
     )
 
 
@@ -374,11 +373,11 @@ class ThreadSettings(Section):
 
     export: Literal["all", "agents", "main"] | None = Field(
         None,
-        description="Which threads exports and claims have by default: `main`, `agents` (all but auxiliary calls) or `all`. "
+        description="Default of `threads` in exports and claims: `main`, `agents` (all but auxiliary calls) or `all`. "
         "Default: `agents` with presets, else `all`.",
     )
     presets: list[Preset] = Field(
-        [], description=f"Agents whose auxiliary calls and compactions are recognized: {_PRESETS}."
+        [], description=f"Agents with auxiliary calls and compactions to recognize: {_PRESETS}."
     )
     rules: list[ThreadRuleSettings] = Field(
         [], max_length=100, description="Rules for the kinds of threads. The first rule that a call matches applies."
@@ -400,12 +399,12 @@ class ArchiveSettings(Section):
     )
     when: Literal["acknowledged", "finished"] = Field(
         "acknowledged",
-        description="When rollouts are archived: finished; or acknowledged: those of a group with a size only once its batch "
-        "is acknowledged or the group is dropped.",
+        description="When rollouts are archived: finished; or acknowledged: members of a group with a size only once its "
+        "batch is acknowledged or the group is dropped.",
     )
     older_than_s: float = Field(
         3600, ge=0, description="Seconds without a change after which such a rollout is archived."
     )
     delete: bool = Field(default=False, description="Whether archived rollouts are deleted from the store.")
-    interval_s: float = Field(3600, gt=0, description="Seconds between two sweeps, each of which writes new files.")
+    interval_s: float = Field(3600, gt=0, description="Seconds between two sweeps; each writes new files.")
     rollouts_per_file: int = Field(1000, ge=1, description="Maximum number of rollouts in a file.")

@@ -55,8 +55,8 @@ class TracingSettings(Section):
 
     endpoint: Annotated[str, AfterValidator(_collector_url)] | None = Field(
         None,
-        description="URL of an OTLP collector, such as http://127.0.0.1:4318; without a path, /v1/traces is appended. Enables "
-        "traces. Default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT.",
+        description="URL of an OTLP collector, such as http://127.0.0.1:4318 (without a path, /v1/traces is appended), "
+        "which enables traces. Default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT.",
     )
     protocol: Literal["http/protobuf", "grpc"] = Field(
         "http/protobuf",
@@ -114,9 +114,8 @@ class Settings(BaseSettings):
     listen_tls: ListenTlsSettings = ListenTlsSettings()
     allowed_hosts: list[HostPattern] = Field(
         [],
-        description="Host names by which clients reach a listener without API keys, besides localhost, IP addresses and that "
-        "of agents.url: host.docker.internal, the name of a container or a balancer, *.example.com, or * for any "
-        "(docs/security.md).",
+        description="Host names of a listener without API keys, besides localhost, IP addresses and the name in "
+        "agents.url: host.docker.internal, *.example.com, or * for any (docs/security.md).",
     )
     insecure: bool = Field(
         default=False,
