@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from tests.support.fakes import settings_for
 from tests.support.forests import make_choice, make_step
+from tests.support.session import names_in
 
 from proxy.rollouts import finishing
 from proxy.server.listener import running
@@ -30,20 +31,20 @@ async def test_a_repeated_finish_completes_the_group_after_a_crash(proxy, store)
 
     assert ["open"] == before
     assert 200 == repeated.status
-    assert ["g"] == [group["group_id"] for group in (await proxy.claim())["groups"]]
+    assert ["g"] == names_in(await proxy.claim())
 
 
 async def test_reading_the_group_completes_it_after_a_crash(proxy, store):
     await crash_before_completion(proxy, store)
 
     assert "complete" == await proxy.status("g")
-    assert ["g"] == [group["group_id"] for group in (await proxy.claim())["groups"]]
+    assert ["g"] == names_in(await proxy.claim())
 
 
 async def test_a_starting_process_completes_groups_after_a_crash(proxy, store):
     await crash_before_completion(proxy, store)
     async with running(settings_for(None), store):
-        assert ["g"] == [group["group_id"] for group in (await proxy.claim(wait_s=20))["groups"]]
+        assert ["g"] == names_in(await proxy.claim(wait_s=20))
 
 
 async def test_a_starting_process_completes_groups_although_the_store_fails_meanwhile(proxy, store, monkeypatch):
@@ -60,7 +61,7 @@ async def test_a_starting_process_completes_groups_although_the_store_fails_mean
 
     monkeypatch.setattr(store.groups, "names", failing)
     async with running(settings_for(None), store):
-        assert ["g"] == [group["group_id"] for group in (await proxy.claim(wait_s=20))["groups"]]
+        assert ["g"] == names_in(await proxy.claim(wait_s=20))
         assert None is next(failures, None)
 
 
@@ -89,7 +90,7 @@ async def test_a_repeated_finish_does_not_queue_a_claimed_group_again(proxy):
     await asyncio.gather(*(proxy.finish(member, reward=1) for member in members))
 
     assert [] == (await proxy.claim())["groups"]
-    await proxy.post(f"/batches/{batch['batch_id']}/ack")
+    await proxy.ack(batch)
     await asyncio.gather(*(proxy.finish(member, reward=1) for member in members))
     assert [] == (await proxy.claim())["groups"]
 

@@ -98,7 +98,7 @@ async def test_concurrent_completions_enqueue_a_group_once_in_each_queue(proxy, 
     await asyncio.gather(*(completion.settle(group) for completion in completions))
     once = await queued(store)
     batch = await proxy.claim(policy="planner")
-    await proxy.post(f"/batches/{batch['batch_id']}/ack")
+    await proxy.ack(batch)
     await asyncio.gather(*(completion.settle(group) for completion in completions))
 
     assert {"planner": ["g"], "coder": ["g"]} == once

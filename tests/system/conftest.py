@@ -1,3 +1,3 @@
 """A proxy in front of the simulator, for tests of whole processes."""
 
-from tests.support.control_api import engine_options, proxy, sections  # noqa: F401
+from tests.support.session import engine_options, proxy, sections  # noqa: F401

@@ -3,6 +3,7 @@
 from statistics import fmean, pstdev
 
 import pytest
+from tests.support.session import names_in
 
 from proxy.api.control import batches
 
@@ -19,8 +20,7 @@ async def test_reinforce_pp_is_normalized_over_all_rewarded_rollouts_of_the_batc
     """A rollout without a reward has no advantage; one without rows counts."""
     await proxy.group("g1", 1, 0)
     await proxy.group("g2", 5, None)
-    opened = await proxy.post("/groups", {"group_id": "g3", "size": 2})
-    silent, member = (rollout["rollout_id"] for rollout in opened.json["rollouts"])
+    silent, member = await proxy.open_group("g3", 2)
     await proxy.chat(member)
     await proxy.finish(silent, reward=-2)
     await proxy.finish(member, reward=0.5)
@@ -50,7 +50,7 @@ async def test_a_group_that_the_format_refuses_is_not_in_the_baseline(proxy):
     batch = await proxy.claim(groups=10, advantage="reinforce_pp", format="scored_data", members="all")
 
     assert {"g1": normalized(1, 0)} == by_group(batch)
-    assert ["g2"] == [group["group_id"] for group in batch["refused"]]
+    assert ["g2"] == names_in(batch, "refused")
 
 
 async def test_a_group_that_is_deleted_while_it_is_claimed_is_not_in_the_baseline(proxy, monkeypatch):
@@ -66,7 +66,7 @@ async def test_a_group_that_is_deleted_while_it_is_claimed_is_not_in_the_baselin
     batch = await proxy.claim(groups=10, advantage="reinforce_pp")
 
     assert {"g1": normalized(1, 0)} == by_group(batch)
-    assert 200 == (await proxy.post(f"/batches/{batch['batch_id']}/ack")).status
+    assert 200 == (await proxy.ack(batch)).status
 
 
 async def test_a_group_whose_lease_is_lost_is_not_in_the_baseline(proxy, store, monkeypatch):
@@ -103,8 +103,7 @@ async def test_the_rewards_of_a_normalized_batch_are_frozen_until_it_is_undone(p
 
 async def conversation(proxy, *rewards, group="g", turns=2):
     """Record a group of conversations, one for each of these rewards of the last turn; return members and steps."""
-    opened = await proxy.post("/groups", {"group_id": group, "size": len(rewards)})
-    members = [rollout["rollout_id"] for rollout in opened.json["rollouts"]]
+    members = await proxy.open_group(group, len(rewards))
     steps = []
     for member, reward in zip(members, rewards, strict=True):
         steps.append(await proxy.turns(member, turns))
@@ -203,7 +202,7 @@ async def test_rewards_too_large_for_a_baseline_refuse_the_group_and_can_be_chan
     exported = await proxy.get("/groups/g/export?advantage=rloo")
 
     assert (409, "advantage") == (exported.status, exported.json["error"]["param"])
-    assert ([], ["g"]) == (batch["groups"], [group["group_id"] for group in batch["refused"]])
+    assert ([], ["g"]) == (batch["groups"], names_in(batch, "refused"))
     assert 200 == (await proxy.patch(f"/rollouts/{member}", {"reward": 3.4e38})).status
     assert {"g": [0.0, 0.0, 0.0]} == by_group(await proxy.claim(advantage="dr_grpo"))
 

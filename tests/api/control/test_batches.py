@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from tests.support.fakes import settings_for
+from tests.support.session import names_in
 
 from proxy.server.listener import running
 
@@ -85,7 +86,7 @@ async def test_after_its_lease_expired_a_batch_is_claimed_by_another_consumer(pr
     responses = [await settle(proxy, late, verb) for verb in ("extend", "ack")]
     released = await settle(proxy, late, "release")
 
-    assert ["g"] == [group["group_id"] for group in batch["groups"]]
+    assert ["g"] == names_in(batch)
     assert [(409, "lease_lost")] * 2 == [(response.status, response.json["error"]["type"]) for response in responses]
     assert (200, [], ["g"]) == (released.status, released.json["released"], released.json["lost"])
     assert 200 == (await settle(proxy, batch, "ack")).status
@@ -112,7 +113,7 @@ async def test_extend_restarts_the_lease(proxy):
 
     assert (200, ["g"]) == (extended.status, extended.json["held"])
     assert extended.json["lease_ms"] > batch["lease_ms"] > shortened.json["lease_ms"]
-    assert ["g"] == [group["group_id"] for group in (await proxy.claim(wait_s=50))["groups"]]
+    assert ["g"] == names_in(await proxy.claim(wait_s=50))
 
 
 async def test_an_ack_with_delete_deletes_the_groups_and_their_rollouts(proxy):
@@ -135,7 +136,7 @@ async def test_a_claim_with_wait_s_waits_for_a_group(proxy):
     await proxy.finish(member, reward=1)
 
     assert (None, [], None) == (empty["batch_id"], empty["groups"], empty["lease_ms"])
-    assert ["g"] == [group["group_id"] for group in (await waiting)["groups"]]
+    assert ["g"] == names_in(await waiting)
 
 
 async def test_a_consumer_that_disconnects_while_it_waits_claims_nothing(proxy):
@@ -147,7 +148,7 @@ async def test_a_consumer_that_disconnects_while_it_waits_claims_nothing(proxy):
     await asyncio.wait([waiting])
     await proxy.finish(member, reward=1)
 
-    assert ["g"] == [group["group_id"] for group in (await claim_once_available(proxy))["groups"]]
+    assert ["g"] == names_in(await claim_once_available(proxy))
 
 
 async def test_an_invalid_claim_is_rejected_and_claims_nothing(proxy):
@@ -275,7 +276,7 @@ async def test_instances_that_send_their_heartbeats_keep_their_batches(proxy):
     await proxy.claim(instance="b", wait_s=0.3)
     third = await proxy.claim(instance="c", heartbeat_s=3600, wait_s=20)
 
-    assert ["g2"] == [group["group_id"] for group in third["groups"]]
+    assert ["g2"] == names_in(third)
     assert 409 == (await settle(proxy, second, "extend")).status
     assert [200, 200] == [(await settle(proxy, batch, "ack")).status for batch in (first, third)]
 

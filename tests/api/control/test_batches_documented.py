@@ -34,8 +34,7 @@ async def test_a_claim_has_the_documented_fields(proxy):
     for member in forked:
         await proxy.chat(member, {"role": "user", "content": "another conversation"})
         await proxy.finish(member, reward=1)
-    opened = await proxy.post("/groups", {"group_id": "g3", "size": 2})
-    first, second = (rollout["rollout_id"] for rollout in opened.json["rollouts"])
+    first, second = await proxy.open_group("g3", 2)
     await proxy.chat(first)
     await proxy.finish(first, reward=1)
     await proxy.finish(second, reward=1)

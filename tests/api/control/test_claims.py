@@ -5,6 +5,7 @@ import contextlib
 
 import aiohttp
 import pytest
+from tests.support.session import names_in
 
 from proxy.api.control import claims
 from storage.errors import StoreUnreachable
@@ -12,7 +13,7 @@ from storage.types import StepWrite
 
 
 async def names(proxy, **body):
-    return [group["group_id"] for group in (await proxy.claim(groups=10, **body))["groups"]]
+    return names_in(await proxy.claim(groups=10, **body))
 
 
 async def test_a_claim_returns_complete_groups_in_the_requested_format(proxy):
@@ -21,7 +22,7 @@ async def test_a_claim_returns_complete_groups_in_the_requested_format(proxy):
     exported = (await proxy.get("/groups/g/export?format=trl")).json
     claimed = await proxy.claim(groups=10, format="trl")
 
-    assert ["g"] == [group["group_id"] for group in claimed["groups"]]
+    assert ["g"] == names_in(claimed)
     assert (exported, members, []) == tuple(claimed["groups"][0][name] for name in ("data", "rollouts", "skipped"))
     assert ("trl", "trainer", [], []) == tuple(claimed[name] for name in ("format", "consumer", "dropped", "refused"))
 
@@ -54,27 +55,25 @@ async def test_groups_are_ordered_by_their_oldest_policy_version(proxy):
     await proxy.finish(members[0], reward=1)
 
     first = await proxy.claim(groups=10)
-    await proxy.post(f"/batches/{first['batch_id']}/release")
+    await proxy.release(first)
     last = await proxy.claim(groups=10, order="newest")
 
-    assert ["unknown", "both", "nine", "ten"] == [group["group_id"] for group in first["groups"]]
+    assert ["unknown", "both", "nine", "ten"] == names_in(first)
     assert [None, "8", "9", "10"] == [group["policy_version"] for group in first["groups"]]
-    assert ["ten", "nine", "both", "unknown"] == [group["group_id"] for group in last["groups"]]
+    assert ["ten", "nine", "both", "unknown"] == names_in(last)
 
 
 async def test_stale_groups_are_dropped_or_with_stale_keep_refused(proxy):
     """The response has the reason; a dropped group can still be read and exported."""
     await record_versions(proxy, old=1, new=3)
     kept = await proxy.claim(groups=10, max_staleness=1, stale="keep")
-    await proxy.post(f"/batches/{kept['batch_id']}/release")
+    await proxy.release(kept)
     dropped = await proxy.claim(groups=10, max_staleness=1)
     group = (await proxy.get("/groups/old")).json
 
-    assert (
-        ["new"] == [group["group_id"] for group in kept["groups"]] == [group["group_id"] for group in dropped["groups"]]
-    )
-    assert [["old"], []] == [[group["group_id"] for group in kept[name]] for name in ("refused", "dropped")]
-    assert [[], ["old"]] == [[group["group_id"] for group in dropped[name]] for name in ("refused", "dropped")]
+    assert ["new"] == names_in(kept) == names_in(dropped)
+    assert [["old"], []] == [names_in(kept, name) for name in ("refused", "dropped")]
+    assert [[], ["old"]] == [names_in(dropped, name) for name in ("refused", "dropped")]
     assert ("dropped", "2 policy versions behind") == (group["status"], group["why"][20:44])
     assert 1 == len((await proxy.get("/groups/old/export")).json)
     assert [] == await names(proxy)
@@ -109,7 +108,7 @@ async def test_rewards_of_a_claimed_group_cannot_be_changed(proxy):
     member, _ = await proxy.group("g", 1, 0)
     assert 200 == (await proxy.patch(f"/rollouts/{member}", {"reward": 2})).status
     claimed = await proxy.claim()
-    (step,) = (await proxy.get(f"/rollouts/{member}/steps")).json["steps"]
+    (step,) = await proxy.steps(member)
     responses = [
         await proxy.patch(f"/rollouts/{member}", body)
         for body in (
@@ -155,7 +154,7 @@ async def test_a_group_that_the_format_cannot_express_is_refused_and_stays_in_th
     patched = await proxy.patch(f"/rollouts/{forked}", {"reward": 2})
     longest = await proxy.claim(groups=10, format="trl", branches="longest")
 
-    assert (["good"], 200) == ([group["group_id"] for group in claimed["groups"]], patched.status)
+    assert (["good"], 200) == (names_in(claimed), patched.status)
     assert [("forked", "forked")] == [(group["group_id"], group["code"]) for group in claimed["refused"]]
     assert all(part in claimed["refused"][0]["why"] for part in (forked, "2 sequences", "branches=longest"))
     assert {"refused": {"forked": 1}, "dropped": {}} == claimed["reasons"]
@@ -173,9 +172,7 @@ async def test_groups_with_equal_rewards_or_too_few_rows_are_dropped_with_the_re
     claimed = await proxy.claim(groups=10, only_mixed=True)
     few = await proxy.claim(groups=10, min_group=3)
 
-    assert (["mixed"], ["equal"]) == tuple(
-        [group["group_id"] for group in claimed[name]] for name in ("groups", "dropped")
-    )
+    assert (["mixed"], ["equal"]) == tuple(names_in(claimed, name) for name in ("groups", "dropped"))
     assert [] == few["groups"] == few["dropped"]  # one group is claimed, the other dropped
     assert {"refused": {}, "dropped": {"equal_rewards": 1}} == claimed["reasons"]
     assert {"available": 0, "claimed": 0} == claimed["waiting"]
@@ -212,8 +209,7 @@ async def test_a_store_failure_during_a_claim_releases_its_groups(proxy, store):
 
 async def test_members_without_rows_are_listed_in_skipped_only(proxy):
     """`rollouts`, `rewards` and `advantages` are parallel to the rollouts with rows, `rows` to `data`."""
-    opened = await proxy.post("/groups", {"group_id": "g", "size": 4})
-    first, silent, flagged, last = (rollout["rollout_id"] for rollout in opened.json["rollouts"])
+    first, silent, flagged, last = await proxy.open_group("g", 4)
     steps = [(await proxy.chat(member)).step_id for member in (first, last)]
     await proxy.post(f"/rollouts/{flagged}/v1/completions", {"prompt": "hi", "echo": True, "max_tokens": 2})
     for member, reward in ((first, 1), (silent, 0), (flagged, 0.5), (last, 0)):
@@ -253,7 +249,7 @@ async def test_a_group_with_an_unreadable_step_is_refused_and_other_groups_are_c
     await proxy.delete(f"/rollouts/{bad}")
     later = await proxy.claim(groups=10)
 
-    assert ["whole"] == [group["group_id"] for group in claimed["groups"]]
+    assert ["whole"] == names_in(claimed)
     assert [("damaged", "damaged_step", True)] == [
         (group["group_id"], group["code"], bad in group["why"]) for group in claimed["refused"]
     ]
@@ -345,5 +341,5 @@ async def test_a_failed_claim_that_lost_its_lease_does_not_unfreeze_the_rewards_
     proceed.set()
 
     assert 503 == (await first).status
-    assert ["g"] == [group["group_id"] for group in second["groups"]]
+    assert ["g"] == names_in(second)
     assert 409 == (await proxy.patch(f"/rollouts/{member}", {"reward": 5})).status

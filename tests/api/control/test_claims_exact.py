@@ -3,16 +3,12 @@
 import asyncio
 
 import pytest
-from tests.support.control_api import ProxyClient
 from tests.support.fakes import settings_for
+from tests.support.session import Session, names_in
 
 from proxy.api.control import batches, claims
 from proxy.server.listener import running
 from storage.errors import StoreUnreachable
-
-
-def names_of(claimed):
-    return [group["group_id"] for group in claimed["groups"]]
 
 
 async def frozen(proxy, members):
@@ -33,7 +29,7 @@ async def test_an_exact_claim_waits_until_all_its_groups_are_complete(proxy):
     )
     assert ({"available": 1, "claimed": 0}, {"refused": {}, "dropped": {}}) == (empty["waiting"], empty["reasons"])
     assert [None, None] == unfrozen
-    assert ["g1", "g2"] == names_of(await waiting)
+    assert ["g1", "g2"] == names_in(await waiting)
 
 
 async def test_groups_that_are_refused_or_dropped_do_not_count(proxy):
@@ -50,7 +46,7 @@ async def test_groups_that_are_refused_or_dropped_do_not_count(proxy):
     assert ([], {"refused": {"no_reward": 1}, "dropped": {"equal_rewards": 1}}) == (first["groups"], first["reasons"])
     assert ([], {"refused": {"no_reward": 1}, "dropped": {}}) == (second["groups"], second["reasons"])
     assert {"available": 2, "claimed": 0} == first["waiting"] == second["waiting"]
-    assert ["mixed1", "refused"] == names_of(third)
+    assert ["mixed1", "refused"] == names_in(third)
 
 
 async def test_a_reward_that_is_set_while_a_claim_waits_completes_it(proxy, monkeypatch):
@@ -74,7 +70,7 @@ async def test_a_reward_that_is_set_while_a_claim_waits_completes_it(proxy, monk
     claimed = await waiting
 
     assert ("complete", {0}) == (status, set(leased))
-    assert (200, ["g"], []) == (patched.status, names_of(claimed), claimed["refused"])
+    assert (200, ["g"], []) == (patched.status, names_in(claimed), claimed["refused"])
 
 
 async def test_of_competing_exact_claims_no_two_hold_a_part_of_the_groups(proxy, store):
@@ -82,12 +78,12 @@ async def test_of_competing_exact_claims_no_two_hold_a_part_of_the_groups(proxy,
     for number in range(6):
         await proxy.group(f"g{number}", 1, 0)
     async with running(settings_for(None), store) as other:
-        replicas = [proxy, ProxyClient(proxy.http, other.url)]
+        replicas = [proxy, Session(proxy.http, other.url)]
 
         async def consume(number):
             replica = replicas[number % 2]
             batch = await replica.claim(consumer=f"c{number}", groups=4, exact=True, wait_s=30)
-            await replica.post(f"/batches/{batch['batch_id']}/release")
+            await replica.release(batch)
             return len(batch["groups"])
 
         assert [4] * 4 == await asyncio.gather(*map(consume, range(4)))
@@ -129,7 +125,7 @@ async def test_after_a_failed_exact_claim_nothing_is_held_or_frozen(proxy, store
 
     assert 503 == failed.status
     assert [None] * 4 == await frozen(proxy, members)
-    assert ["g1", "g2"] == names_of(await proxy.claim(groups=2, exact=True))
+    assert ["g1", "g2"] == names_in(await proxy.claim(groups=2, exact=True))
 
 
 async def test_an_exact_claim_that_lost_a_lease_while_rendering_has_no_batch(proxy, monkeypatch):
@@ -154,7 +150,7 @@ async def test_an_exact_claim_that_lost_a_lease_while_rendering_has_no_batch(pro
     )
     held = [member for member, batch in zip(members, await frozen(proxy, members), strict=True) if batch is not None]
     assert fast["rollouts"] == held
-    assert {"g1", "g2"} - {fast["group_id"]} == set(names_of(await proxy.claim()))
+    assert {"g1", "g2"} - {fast["group_id"]} == set(names_in(await proxy.claim()))
 
 
 async def test_a_consumer_that_disconnects_leaves_nothing_claimed(proxy, store):
@@ -166,6 +162,6 @@ async def test_a_consumer_that_disconnects_leaves_nothing_claimed(proxy, store):
     await asyncio.wait([waiting])
     await proxy.finish(last, reward=1)
 
-    assert ["g1", "g2"] == names_of(await proxy.claim(groups=2, exact=True, wait_s=20))
+    assert ["g1", "g2"] == names_in(await proxy.claim(groups=2, exact=True, wait_s=20))
     assert 2 == (await store.queue.counts()).claimed
     assert [True, True] == [batch is not None for batch in await frozen(proxy, members)]

@@ -5,6 +5,7 @@ import contextlib
 
 import aiohttp
 import pytest
+from tests.support.session import names_in
 
 from proxy.api.control import claims
 from storage.errors import StoreUnreachable
@@ -72,7 +73,7 @@ async def test_a_claim_that_is_undone_after_another_policy_claimed_leaves_its_ba
     second = await proxy.claim(policy="coder")
     proceed.set()
 
-    assert (503, ["g"]) == ((await first).status, [group["group_id"] for group in second["groups"]])
+    assert (503, ["g"]) == ((await first).status, names_in(second))
     assert 409 == await change(proxy, member, 5)
     assert second["batch_id"] == (await proxy.get(f"/rollouts/{member}")).json["claimed_by"]
 
@@ -93,7 +94,7 @@ async def test_a_claim_that_lost_its_lease_and_its_failed_successor_leave_the_re
         assert 503 == (await task).status
 
     assert [409, 200] == [before, await change(proxy, member, 6)]
-    assert ["g"] == [group["group_id"] for group in (await proxy.claim(policy="planner"))["groups"]]
+    assert ["g"] == names_in(await proxy.claim(policy="planner"))
 
 
 async def test_a_group_that_is_claimed_and_released_again_and_again_has_a_bounded_number_of_claims(proxy, store):
@@ -103,7 +104,7 @@ async def test_a_group_that_is_claimed_and_released_again_and_again_has_a_bounde
     for _ in range(5):
         for policy in POLICIES:
             batches.append(await proxy.claim(policy=policy))
-            await proxy.post(f"/batches/{batches[-1]['batch_id']}/release")
+            await proxy.release(batches[-1])
     stored = (await store.get(member)).fields["claimed_by"]
 
     assert batches[0]["batch_id"] == (await proxy.get(f"/rollouts/{member}")).json["claimed_by"]

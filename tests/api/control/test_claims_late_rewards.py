@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from tests.support.control_api import ProxyClient
 from tests.support.fakes import settings_for
+from tests.support.session import Session, names_in
 
 from proxy.api.control import claims
 from proxy.server.listener import running
@@ -62,13 +62,13 @@ async def test_a_claim_does_not_wait_for_rewards_of_rollouts_that_failed(proxy):
 )
 async def test_rewards_in_a_rollout_and_advantages_are_enough(proxy, signals):
     (member,) = await proxy.group("g", None, finish=False)
-    (step,) = (await proxy.get(f"/rollouts/{member}/steps")).json["steps"]
+    (step,) = await proxy.steps(member)
     if "step_rewards" in signals:
         signals = {"step_rewards": {step["step_id"]: 1}}
     assert 200 == (await proxy.patch(f"/rollouts/{member}", signals)).status
     await proxy.finish(member)
 
-    assert ["g"] == [group["group_id"] for group in (await proxy.claim())["groups"]]
+    assert ["g"] == names_in(await proxy.claim())
 
 
 @pytest.mark.parametrize("members", ["completed", "rewarded"])
@@ -78,7 +78,7 @@ async def test_a_claim_that_chooses_its_members_does_not_wait_unless_it_has_rewa
     claimed = await proxy.claim(members=members)
 
     assert ([("g", "reward_pending")], []) == ([entry[:2] for entry in names(waiting, "refused")], waiting["groups"])
-    assert ["g"] == [group["group_id"] for group in claimed["groups"]]
+    assert ["g"] == names_in(claimed)
 
 
 async def test_a_group_is_dropped_once_the_time_for_its_rewards_is_over(proxy):
@@ -89,7 +89,7 @@ async def test_a_group_is_dropped_once_the_time_for_its_rewards_is_over(proxy):
     claimed = await proxy.claim(groups=9, format="slime", reward_s=0)
     why = "2 of 2 rollouts lack rewards; 0 can be trained, min_group is 2"
 
-    assert ["some"] == [group["group_id"] for group in claimed["groups"]]
+    assert ["some"] == names_in(claimed)
     assert [
         ("none", "no_reward", why),
         ("one", "no_reward", why.replace("2 of 2", "1 of 2").replace("0 can", "1 can")),
@@ -111,7 +111,7 @@ async def test_the_default_of_reward_s_is_that_of_the_settings(store, proxy, htt
     """The time counts from the end of the last rollout."""
     await proxy.group("g", None, None)
     async with running(settings_for(None, groups={"reward_s": 0}), store) as served:
-        other = ProxyClient(http, served.url)
+        other = Session(http, served.url)
         refused = await proxy.claim(format="slime")
         dropped = await other.claim(format="slime")
 

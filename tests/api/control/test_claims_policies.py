@@ -4,8 +4,8 @@ import asyncio
 
 import aiohttp
 import pytest
-from tests.support.control_api import ProxyClient
 from tests.support.fakes import settings_for
+from tests.support.session import Session, names_in
 
 from proxy.server.listener import running, simulating
 from proxy.simulator.options import Options
@@ -37,10 +37,6 @@ async def settle(proxy, batch, verb, **body):
     return await proxy.post(f"/batches/{batch['batch_id']}/{verb}", body)
 
 
-def groups_of(claimed):
-    return [group["group_id"] for group in claimed["groups"]]
-
-
 BOTH = ["planner-1", "coder", "judge"]
 
 
@@ -52,7 +48,7 @@ async def test_a_group_is_claimed_once_for_each_policy_with_its_own_steps(proxy)
     models = {}
     for claimed in (planner, coder):
         steps = [step for row in claimed["groups"][0]["rows"] for step in row["step_ids"]]
-        shown = [(await proxy.get(f"/rollouts/{member}/steps")).json["steps"] for member in members]
+        shown = [await proxy.steps(member) for member in members]
         asked = {step["step_id"]: step["request"]["model"] for found in shown for step in found}
         models[claimed["policy"]] = [asked[step] for step in steps]
     rewards = [claimed["groups"][0]["rewards"] for claimed in (planner, coder)]
@@ -84,7 +80,7 @@ async def test_the_state_of_a_group_is_shown_for_each_policy(proxy):
     assert (planner["batch_id"], "trainer") == tuple(
         seen[1]["policies"]["planner"][name] for name in ("batch_id", "consumer")
     )
-    assert ["g"] == [group["group_id"] for group in coder["dropped"]]
+    assert ["g"] == names_in(coder, "dropped")
     assert "too_few_members" == seen[3]["policies"]["coder"]["code"]
     assert ("open", {}) == ("open" if opened else "", (await proxy.get("/groups/open")).json["policies"])
 
@@ -191,8 +187,8 @@ async def test_an_exact_claim_counts_the_groups_of_its_policy(proxy):
     few = await proxy.claim(policy="planner", exact=True, groups=2)
     both = await proxy.claim(policy="coder", exact=True, groups=2)
 
-    assert (None, ["one", "two"]) == (few["batch_id"], sorted(groups_of(both)))
-    assert ["one"] == groups_of(await proxy.claim(policy="planner", exact=True))
+    assert (None, ["one", "two"]) == (few["batch_id"], sorted(names_in(both)))
+    assert ["one"] == names_in(await proxy.claim(policy="planner", exact=True))
 
 
 @pytest.mark.parametrize("first", ["planner", "coder"])
@@ -239,7 +235,7 @@ async def test_release_and_extend_work_on_the_queue_of_the_policy(proxy):
     other = await proxy.claim(policy="planner", consumer="other")
     states = (await proxy.get("/groups/g")).json["policies"]
 
-    assert (["g"], ["g"], ["g"]) == (extended.json["held"], released.json["released"], groups_of(other))
+    assert (["g"], ["g"], ["g"]) == (extended.json["held"], released.json["released"], names_in(other))
     assert (coder["batch_id"], other["batch_id"]) == tuple(states[name]["batch_id"] for name in ("coder", "planner"))
 
 
@@ -298,8 +294,8 @@ async def test_the_only_policy_that_is_trained_needs_no_name(store):
         aiohttp.ClientSession() as http,
         running(settings_for(engine, policies=policies), store) as served,
     ):
-        proxy = ProxyClient(http, served.url)
+        proxy = Session(http, served.url)
         await record(proxy, "g", ["other", "judge"], ["other"])
         claimed = await proxy.claim()
 
-        assert (["g"], "default") == (groups_of(claimed), claimed["policy"])
+        assert (["g"], "default") == (names_in(claimed), claimed["policy"])

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from tests.support.fakes import fake_engine
 from tests.support.rescored import BELOW, Teacher, length_of, record_group, trained
+from tests.support.session import names_in
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ async def test_a_group_with_a_row_that_cannot_be_scored_is_refused(proxy, teache
     teacher.window = await length_of(proxy, members[1])
     claimed = await proxy.claim(groups=2, rescore="teacher")
 
-    assert ["short"] == [group["group_id"] for group in claimed["groups"]]
+    assert ["short"] == names_in(claimed)
     assert [("long", "not_scored")] == [(entry["group_id"], entry["code"]) for entry in claimed["refused"]]
     assert "complete" == await proxy.status("long")
 
@@ -74,7 +75,7 @@ async def test_the_groups_of_a_claim_are_scored_at_the_same_time(proxy, teacher)
         claimed = await proxy.claim(groups=3, rescore="teacher", exact=exact)
         teacher.together = None
 
-        assert names == [group["group_id"] for group in claimed["groups"]]
+        assert names == names_in(claimed)
 
 
 async def test_a_lease_does_not_expire_while_its_rows_are_scored(proxy, teacher):
@@ -87,7 +88,7 @@ async def test_a_lease_does_not_expire_while_its_rows_are_scored(proxy, teacher)
     await asyncio.wait_for(teacher.together.wait(), 50)
 
     assert [] == other["groups"]
-    assert ["g"] == [group["group_id"] for group in (await first)["groups"]]
+    assert ["g"] == names_in(await first)
 
 
 async def test_advantages_over_the_batch_do_not_score_rows_again(proxy, teacher):

@@ -6,8 +6,7 @@ from tests.support.threaded import record_threads
 
 async def group(proxy, *rewards):
     """Record a group of rollouts with several threads; `rewards` are of the rollout, its main thread and its sub-agent."""
-    opened = await proxy.post("/groups", {"group_id": "g", "size": len(rewards)})
-    members = [rollout["rollout_id"] for rollout in opened.json["rollouts"]]
+    members = await proxy.open_group("g", len(rewards))
     for member, (reward, main, agent) in zip(members, rewards, strict=True):
         tree = await record_threads(proxy, member, finish=False)
         names = {thread["kind"]: thread["name"] for thread in tree["threads"]}

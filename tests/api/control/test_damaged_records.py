@@ -1,6 +1,7 @@
 """One damaged field: readers of many have all other rollouts and name this one; its own routes are 409 until it is deleted."""
 
 import pytest
+from tests.support.session import names_in
 
 FIELDS = {
     "metadata": b"{{{",
@@ -68,9 +69,9 @@ async def test_the_group_of_a_damaged_rollout_is_refused_and_shown_without_it(pr
     )
     assert (409, "damaged_record") == (every.status, every.json["error"]["code"])
     assert (2, [bad]) == (len(training["groups"]), named(training["unreadable"]))
-    assert ["whole"] == [group["group_id"] for group in claimed["groups"]]
+    assert ["whole"] == names_in(claimed)
     assert [("g", "damaged_record")] == [(each["group_id"], each["code"]) for each in claimed["refused"]]
-    assert ["g"] == [group["group_id"] for group in later["groups"]]
+    assert ["g"] == names_in(later)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ async def test_a_damaged_group_is_named_and_can_be_deleted_and_its_rollouts_are_
         )
     assert {(409, "damaged_record")} == {(each.status, each.json["error"]["code"]) for each in own}
     assert 200 == rewarded.status
-    assert "good" in [group["group_id"] for group in claimed["groups"]]
+    assert "good" in names_in(claimed)
     assert not claimed["refused"] or ["bad"] == [each["group_id"] for each in claimed["refused"]]
     assert 204 == deleted.status
     assert await store.groups.get("bad") is None

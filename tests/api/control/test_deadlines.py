@@ -6,9 +6,9 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.control_api import ProxyClient
 from tests.support.fakes import settings_for
 from tests.support.recorded import load
+from tests.support.session import Session, names_in
 from tests.support.stored import stored_rollout
 
 from proxy.api.control.schemas import OpenGroup, OpenRollout
@@ -48,7 +48,7 @@ async def replicas(store, engine, http):
 
     engine.respond = respond
     async with running(settings_for(engine.url), store) as first, running(settings_for(engine.url), store) as second:
-        yield [ProxyClient(http, first.url), ProxyClient(http, second.url)]
+        yield [Session(http, first.url), Session(http, second.url)]
 
 
 async def finished(store, name):
@@ -172,7 +172,7 @@ async def test_a_rollout_whose_agent_sends_no_call_is_aborted_and_its_group_comp
     assert rollout.finished_ms >= rollout.created_ms + 300
     assert 1 == sum("tokentape_deadline_rollouts_total 1.0" in text for text in metrics)
     claim = await replicas[1].post("/batches/claim", {"consumer": "t", "format": "sequences", "min_group": 1})
-    assert ["g"] == [group["group_id"] for group in claim.json["groups"]]
+    assert ["g"] == names_in(claim.json)
 
 
 async def test_a_rollout_is_not_idle_before_its_first_call(replicas, store, fast):
@@ -197,7 +197,7 @@ async def test_a_rollout_is_not_idle_before_its_first_call(replicas, store, fast
 async def test_rollouts_of_a_group_have_an_idle_limit_by_default(store, http, sweepless, section, terms, shown):
     """That of the settings, so that an agent that dies does not keep its group open; other rollouts have none."""
     async with running(settings_for(None, groups=section), store) as served:
-        proxy = ProxyClient(http, served.url)
+        proxy = Session(http, served.url)
         group = (await proxy.post("/groups", {"size": 1, **terms})).json["rollouts"][0]
         alone = (await proxy.post("/rollouts", {})).json
     names = ("deadline_s", "idle_s", "start_s")

@@ -23,7 +23,7 @@ async def store_unreadable_step(store, rollout_id):
 async def test_a_conversation_is_one_row_of_parallel_arrays(proxy):
     """Every sampled token is trained once; the ids are those recorded."""
     await proxy.turns("r1", 3)
-    steps = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    steps = await proxy.steps("r1")
     (row,) = (await proxy.get("/rollouts/r1/export?format=sequences")).json["rows"]
 
     assert len(row["token_ids"]) == len(row["mask"]) == len(row["logprobs"])
@@ -183,7 +183,7 @@ async def test_the_report_has_an_entry_for_each_row_in_every_container(proxy, co
     else:
         count, report = rows_in(container, response.text)
     entries = {entry["rollout_id"]: entry for entry in report["rows"]}
-    steps = (await proxy.get(f"/rollouts/{first}/steps")).json["steps"]
+    steps = await proxy.steps(first)
 
     assert count == len(report["rows"]) == (1 if path.startswith("/rollouts") else 2)
     assert {

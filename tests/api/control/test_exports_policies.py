@@ -6,8 +6,8 @@ import orjson
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
-from tests.support.control_api import ProxyClient
 from tests.support.fakes import settings_for
+from tests.support.session import Session
 
 from proxy.export import FORMATS
 from proxy.server.listener import running, simulating
@@ -153,7 +153,7 @@ async def test_a_step_of_a_policy_that_the_settings_no_longer_have_counts_as_tra
     """Rows name its policy, so that nothing is missing silently."""
     await record(proxy, "r1", "judge")
     async with simulating("127.0.0.1:0", Options()) as engine, running(settings_for(engine), store) as served:
-        (row,), skipped = await rows(ProxyClient(proxy.http, served.url), "/rollouts/r1/export")
+        (row,), skipped = await rows(Session(proxy.http, served.url), "/rollouts/r1/export")
 
     assert ("judge", []) == (row["policy"], skipped)
 
@@ -161,7 +161,7 @@ async def test_a_step_of_a_policy_that_the_settings_no_longer_have_counts_as_tra
 async def test_steps_and_nodes_of_the_tree_name_their_policy_and_model(proxy):
     """Unless it is the policy `default`; branches and owners are those of the default export."""
     await record(proxy, "r1", "planner", "judge", "other")
-    steps = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    steps = await proxy.steps("r1")
     nodes = (await proxy.get("/rollouts/r1/tree")).json["nodes"]
 
     assert [("planner", "planner"), ("judge", "judge"), (None, "other")] == [

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from openai import AsyncOpenAI
 from tests.support.fakes import settings_for
+from tests.support.session import names_in
 
 from proxy.server.listener import running
 
@@ -105,7 +106,7 @@ async def test_concurrent_finishes_complete_a_group_once(proxy):
     await asyncio.gather(*(proxy.finish(member, reward=1) for member in members * 2))
     claimed = await proxy.claim(groups=5)
 
-    assert ["g"] == [group["group_id"] for group in claimed["groups"]]
+    assert ["g"] == names_in(claimed)
     assert (
         'tokentape_group_events_total{event="complete",policy="default"} 1.0'
         in (await proxy.get("/metrics")).text.decode()
@@ -152,7 +153,7 @@ async def test_groups_are_listed_newest_first_in_pages_and_filtered_by_status(pr
 
     assert ["g3", "g2", "g1"] == [group["group_id"] for group in [*listed["groups"], *following["groups"]]]
     assert following["cursor"] is None
-    assert ["g3", "g1"] == [group["group_id"] for group in complete["groups"]]
+    assert ["g3", "g1"] == names_in(complete)
     assert [400, 400, 400] == [
         (await proxy.get(f"/groups?{query}")).status for query in ("status=closed", "cursor=x", "groupid=1")
     ]
@@ -164,7 +165,7 @@ async def test_pages_of_groups_are_stable_under_concurrent_openings(proxy):
     listed, cursor = [], ""
     while cursor is not None:
         page = (await proxy.get(f"/groups?limit=5{cursor and '&cursor='}{cursor}")).json
-        listed += [group["group_id"] for group in page["groups"]]
+        listed += names_in(page)
         cursor = page["cursor"]
         await proxy.post("/groups", {"size": 1})
 

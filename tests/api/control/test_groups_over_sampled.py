@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from tests.support.control_api import ProxyClient
 from tests.support.fakes import fake_engine, proxying
+from tests.support.session import Session
 from tests.support.stored import stored_rollout, wait_for_steps
 
 
@@ -60,7 +60,7 @@ async def test_of_more_rewarded_rollouts_those_count_that_were_finished_first(pr
     )
     first = await proxy.claim()
     late = await proxy.patch(f"/rollouts/{members[4]}", {"reward": 1})
-    await proxy.post(f"/batches/{first['batch_id']}/release")
+    await proxy.release(first)
 
     assert {member for _, member in rewarded[:2]} == set(first["groups"][0]["rollouts"])
     assert 409 == late.status
@@ -103,7 +103,7 @@ async def test_a_call_of_a_surplus_rollout_is_cut_at_the_engine(store, http):
     async with fake_engine() as engine:
         engine.hangs()
         async with proxying(engine.url, store) as one, proxying(engine.url, store) as other:
-            proxy = ProxyClient(http, one.url)
+            proxy = Session(http, one.url)
             members = await over_sampled(proxy, 1, 1)
             url = f"{other.url}/rollouts/{members[1]}/v1/chat/completions"
             calling = asyncio.ensure_future(http.post(url, json={"messages": []}))

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.control_api import ProxyClient
 from tests.support.fakes import settings_for
+from tests.support.session import Session
 
 from proxy.rollouts.group import Group
 from proxy.server.listener import running
@@ -66,7 +66,7 @@ async def test_repeated_and_concurrent_finishes_replace_a_rollout_once(proxy, st
     """Through several processes."""
     (member,) = await opened(proxy)
     async with running(settings_for(None), store) as other:
-        clients = [proxy, ProxyClient(http, other.url)] * 4
+        clients = [proxy, Session(http, other.url)] * 4
         responses = await asyncio.gather(*(client.finish(member, status="failed") for client in clients))
 
     assert {200} == {response.status for response in responses}

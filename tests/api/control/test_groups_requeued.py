@@ -4,8 +4,8 @@ import asyncio
 from collections import Counter
 
 import pytest
-from tests.support.control_api import ProxyClient
 from tests.support.fakes import settings_for
+from tests.support.session import Session, names_in
 
 from proxy.server.listener import running
 
@@ -14,7 +14,7 @@ async def done(proxy, name="g", **fields):
     """Record a group that is acknowledged; return its rollouts."""
     members = await proxy.group(name, 1, 0)
     batch = await proxy.claim(**fields)
-    assert 200 == (await proxy.post(f"/batches/{batch['batch_id']}/ack")).status
+    assert 200 == (await proxy.ack(batch)).status
     return members
 
 
@@ -30,7 +30,7 @@ async def test_a_group_that_is_done_is_delivered_again_and_flagged(proxy):
         response = await requeue(proxy)
         batch = await proxy.claim()
         frozen = await proxy.patch(f"/rollouts/{members[0]}", {"reward": 5})
-        await proxy.post(f"/batches/{batch['batch_id']}/ack")
+        await proxy.ack(batch)
         (group,) = batch["groups"]
         seen.append(
             (
@@ -87,14 +87,14 @@ async def test_a_stale_group_is_claimed_with_the_max_staleness_of_its_requeue(pr
 
     assert [{"stale": 1}] * 3 == [claim["reasons"]["dropped"] for claim in stale]
     assert "5 policy versions behind; max_staleness is 4" in stale[2]["dropped"][0]["why"]
-    assert ["g"] == [group["group_id"] for group in claimed["groups"]]
+    assert ["g"] == names_in(claimed)
 
 
 async def test_a_group_in_the_queue_is_unchanged(proxy):
     """Also after a repeated request; another `max_staleness` is 409, since its entry has the first one."""
     await proxy.group("g", 1, 0)
     first, limited = await requeue(proxy), await requeue(proxy, max_staleness=3)
-    await proxy.post(f"/batches/{(await proxy.claim())['batch_id']}/ack")
+    await proxy.ack(await proxy.claim())
     again = [await requeue(proxy, max_staleness=3) for _ in range(3)]
     other = await requeue(proxy, max_staleness=4)
 
@@ -109,7 +109,7 @@ async def test_a_group_that_is_open_or_claimed_is_409_and_an_unknown_one_404(pro
     await proxy.group("g", 1, 0)
     batch = await proxy.claim()
     responses = [await requeue(proxy, name) for name in ("open", "g", "unknown")]
-    await proxy.post(f"/batches/{batch['batch_id']}/release")
+    await proxy.release(batch)
 
     assert [409, 409, 404] == [response.status for response in responses]
     assert "is open" in responses[0].json["error"]["message"]
@@ -131,7 +131,7 @@ async def test_concurrent_requeues_by_several_processes_queue_a_group_once(proxy
     """All of them get 200, and one claim gets it."""
     await done(proxy)
     async with running(settings_for(None), store) as second, running(settings_for(None), store) as third:
-        clients = [proxy, ProxyClient(http, second.url), ProxyClient(http, third.url)]
+        clients = [proxy, Session(http, second.url), Session(http, third.url)]
         responses = await asyncio.gather(*(requeue(client) for client in clients * 4))
         claims = await asyncio.gather(*(client.claim(groups=9) for client in clients))
 
@@ -143,14 +143,14 @@ async def test_requeues_claims_and_acknowledgements_at_the_same_time_deliver_eac
     """Each delivery beyond the first is one requeue that was counted, however they are interleaved."""
     await proxy.group("g", 1, 0)
     async with running(settings_for(None), store) as served:
-        clients, statuses, delivered = [proxy, ProxyClient(http, served.url)], Counter(), []
+        clients, statuses, delivered = [proxy, Session(http, served.url)], Counter(), []
 
         async def train(client):
             for _ in range(8):
                 batch = await client.claim()
                 if batch["groups"]:
                     delivered.append(batch["groups"][0].get("requeued", 0))
-                    await client.post(f"/batches/{batch['batch_id']}/ack")
+                    await client.ack(batch)
 
         async def put_back(client):
             for _ in range(8):
@@ -168,7 +168,7 @@ async def test_a_group_is_requeued_for_one_of_several_policies(store, http):
     """The others keep their state. A policy without steps in the group is 409."""
     policies = {"planner": {"models": ["p"]}, "coder": {"models": ["c"]}, "idle": {"models": ["i"]}}
     async with running(settings_for(None, policies=policies), store) as served:
-        proxy = ProxyClient(http, served.url)
+        proxy = Session(http, served.url)
         fields = {"status": b'"done"', "size": b"1", "members": b"[]", "complete_ms": b"1"}
         states = {f"status:{policy}": b'"done"' for policy in ("planner", "coder")}
         await store.groups.open("g", {**fields, **states}, now_ms=1)

@@ -26,10 +26,10 @@ async def proxy(store, engine, http):
 
     engine.respond = respond
     async with running(settings_for(engine.url), store) as served:
-        yield ProxyClient(http, served.url)
+        yield Session(http, served.url)
 
 
-class ProxyClient:
+class Session:
     def __init__(self, http, url) -> None:
         self.http, self.url = http, url
 

@@ -2,6 +2,7 @@
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.support.session import names_in
 
 from proxy.api.control import batches
 from proxy.api.control.outcomes import Earned, earned_by, observe_claimed
@@ -106,8 +107,8 @@ async def test_a_group_counts_when_it_is_claimed_and_not_again(proxy):
     lost = await proxy.claim(lease_s=0.001)
     assert (2, 2) == (await count(proxy), await count(proxy, "claim_staleness_sum"))
     again = await proxy.claim()
-    assert ["g"] == [group["group_id"] for group in again["groups"]] == [group["group_id"] for group in lost["groups"]]
-    await proxy.post(f"/batches/{again['batch_id']}/release")
+    assert ["g"] == names_in(again) == names_in(lost)
+    await proxy.release(again)
     await proxy.claim()
 
     assert (2, 1) == (await count(proxy), await count(proxy, "group_reward_mean_count"))

@@ -15,7 +15,7 @@ FIRST = {"epoch": 0, "run": None}
 
 
 async def recorded_version(proxy, rollout):
-    (step, *_) = (await proxy.get(f"/rollouts/{rollout}/steps")).json["steps"]
+    (step, *_) = await proxy.steps(rollout)
     return SimpleNamespace(
         start=step["policy_version"],
         end=step["policy_version_end"],
@@ -158,7 +158,7 @@ async def test_calls_during_a_pause_with_mode_reject_are_429_with_retry_after(pr
     await proxy.chat("r1")
 
     assert (429, "paused", "1") == (refused.status, refused.json["error"]["code"], refused.headers["Retry-After"])
-    assert 1 == len((await proxy.get("/rollouts/r1/steps")).json["steps"])
+    assert 1 == len(await proxy.steps("r1"))
 
 
 async def test_drain_s_waits_for_the_calls_in_flight_of_all_processes(store, http, engine, release):

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from tests.support.control_api import ProxyClient
 from tests.support.fakes import settings_for
+from tests.support.session import Session, names_in
 from tests.support.stored import stored_steps
 
 from proxy.rollouts.policy import POLICY_ANNOUNCEMENT
@@ -20,7 +20,7 @@ async def announce(proxy, version, *, policy="default", **more):
 def outcome(claimed):
     """Return the groups of a claim by what became of them."""
     listed = {name: [(entry["group_id"], entry["code"]) for entry in claimed[name]] for name in ("dropped", "refused")}
-    return {"claimed": [group["group_id"] for group in claimed["groups"]], **listed}
+    return {"claimed": names_in(claimed), **listed}
 
 
 async def lost_run(proxy):
@@ -54,7 +54,7 @@ async def test_groups_of_an_earlier_epoch_are_refused_with_stale_keep_or_taken_o
     """Both `max_staleness` and `earlier_epochs: take` are 422: their versions cannot be compared with the announced one."""
     await lost_run(proxy)
     kept = await proxy.claim(groups=10, stale="keep")
-    await proxy.post(f"/batches/{kept['batch_id']}/release")
+    await proxy.release(kept)
     both = await proxy.post("/batches/claim", {"consumer": "t", "earlier_epochs": "take", "max_staleness": 4})
     taken = await proxy.claim(groups=10, earlier_epochs="take", order="newest")
 
@@ -72,12 +72,12 @@ async def test_a_setting_takes_groups_of_earlier_epochs_in_claims_that_do_not_ch
         simulating("127.0.0.1:0", Options()) as engine,
         running(settings_for(engine, groups={"earlier_epochs": "take"}), store) as served,
     ):
-        proxy = ProxyClient(http, served.url)
+        proxy = Session(http, served.url)
         await lost_run(proxy)
         bounded = await proxy.claim(groups=10, stale="keep", max_staleness=9)
-        await proxy.post(f"/batches/{bounded['batch_id']}/release")
+        await proxy.release(bounded)
         chosen = await proxy.claim(groups=10, stale="keep", earlier_epochs="drop")
-        await proxy.post(f"/batches/{chosen['batch_id']}/release")
+        await proxy.release(chosen)
         taken = await proxy.claim(groups=10)
 
     lost = [("lost-104", "earlier_epoch"), ("lost-105", "earlier_epoch")]
@@ -182,7 +182,7 @@ async def test_steps_rows_and_groups_have_the_epoch(proxy):
     (old,) = (await proxy.get("/groups/old")).json["rollouts"]
     found = {}
     for name in (old["rollout_id"], member):
-        (step,) = (await proxy.get(f"/rollouts/{name}/steps")).json["steps"]
+        (step,) = await proxy.steps(name)
         (node,) = (await proxy.get(f"/rollouts/{name}/tree")).json["nodes"]
         rows = (await proxy.get(f"/rollouts/{name}/export?format=sequences")).text
         (flat,) = (await proxy.get(f"/rollouts/{name}/export?format=steps")).text.splitlines()

@@ -306,7 +306,7 @@ async def test_a_step_reward_can_be_a_list_with_one_value_per_sampled_token(prox
     """Another length, or several choices, is 422."""
     single = await proxy.chat("r1", max_tokens=3)
     several = await proxy.chat("r1", n=2, max_tokens=3)
-    (step, _) = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    (step, _) = await proxy.steps("r1")
     rewards = [0.5 * number for number, _ in enumerate(step["choices"][0]["ids"])]
     responses = [
         await proxy.patch("/rollouts/r1", {"step_rewards": {step_id: value}})

@@ -7,8 +7,8 @@ from itertools import pairwise
 import aiohttp
 import orjson
 import pytest
-from tests.support.control_api import ProxyClient
 from tests.support.fakes import settings_for
+from tests.support.session import Session
 
 from proxy.continuation.types import REASONS
 from proxy.server.listener import running, simulating
@@ -40,7 +40,7 @@ async def test_a_step_of_several_prompts_has_no_prompt_ids(proxy):
     """`prompts` has them, and each choice names its prompt."""
     body = {"model": "policy", "prompt": ["one", "and two"], "max_tokens": 2}
     await proxy.post("/rollouts/r1/v1/completions", body)
-    (step,) = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    (step,) = await proxy.steps("r1")
 
     assert step["prompt_ids"] is None
     assert [0, 1] == [choice["prompt"] for choice in step["choices"]]
@@ -120,7 +120,7 @@ async def test_a_rollout_that_is_deleted_during_a_read_is_404(proxy, store, path
 async def test_a_rollout_of_40_steps_and_its_tree_are_returned(proxy):
     """Long responses are computed in a thread."""
     ids = await proxy.turns("r1", 40)
-    steps = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    steps = await proxy.steps("r1")
     tree = (await proxy.get("/rollouts/r1/tree")).json
 
     assert ids == [step["step_id"] for step in steps] == [node["step_id"] for node in tree["nodes"]]
@@ -168,7 +168,7 @@ async def test_a_step_that_does_not_continue_an_earlier_one_by_ids_shows_why(pro
     user, other = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "words of the agent"}
     await proxy.chat("r1", user)
     await proxy.chat("r1", user, other, user)
-    first, second = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    first, second = await proxy.steps("r1")
     tree = (await proxy.get("/rollouts/r1/tree")).json
     metrics = (await proxy.get("/metrics")).text.decode()
 
@@ -190,7 +190,7 @@ async def test_the_continuation_mode_is_set_by_the_rollout_or_by_a_header(proxy)
         await proxy.post(path, body, headers={} if mode is None else {"X-Rollout-Continuation": mode})
         for mode in (None, "append", "Faithful", "off", "on")
     ]
-    steps = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    steps = await proxy.steps("r1")
 
     assert [200, 200, 200, 200, 400] == [response.status for response in responses]
     assert [False, False, True, True, False] == ["continuation" in step["extra"] for step in steps]
@@ -204,7 +204,7 @@ async def test_a_continued_step_shows_the_ids_that_were_kept(store):
         aiohttp.ClientSession() as http,
         running(settings_for(engine), store) as served,
     ):
-        proxy = ProxyClient(http, served.url)
+        proxy = Session(http, served.url)
         steps = await proxy.turns("r1", 4)
         tree = (await proxy.get("/rollouts/r1/tree")).json
         metrics = (await proxy.get("/metrics")).text.decode()

@@ -5,9 +5,9 @@ from io import BytesIO
 
 import orjson
 import pytest
-from tests.support.control_api import Options
 from tests.support.fakes import proxying
 from tests.support.pictures import BLUE, RED, data_of, image, png, text, url_of
+from tests.support.session import Options
 from tests.support.stored import stored_steps
 
 from proxy.api.control.steps import type_of
@@ -69,7 +69,7 @@ async def test_data_that_is_not_base64_is_422(proxy):
     """The engine rejects it; the step has the error."""
     url = "data:image/png;base64,@@@"
     await proxy.post("/rollouts/r1/v1/chat/completions", {"model": "m", "messages": [user(image(url))]})
-    (step,) = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    (step,) = await proxy.steps("r1")
     response = await proxy.get(f"/rollouts/r1/images/{step['extra']['images']['ids'][0]}")
 
     assert ("error", url) == (step["status"], step["request"]["messages"][0]["content"][0]["image_url"]["url"])
@@ -171,7 +171,7 @@ CALLS = [("v1/messages", MESSAGES), ("v1/responses", RESPONSES), ("v1beta/models
 async def test_translated_dialects_have_the_same_images(proxy, store, path, body):
     """The data is stored once, although the request and the translated messages have it; an image by URL is its URL."""
     response = await proxy.post(f"/rollouts/r1/{path}", body)
-    (step,) = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    (step,) = await proxy.steps("r1")
     (recorded,) = await stored_steps(store, "r1")
     name, web = step["extra"]["images"]["ids"]
     records = await store.read("r1", 0, 9)

@@ -96,7 +96,7 @@ async def test_without_any_source_token_texts_are_null(proxy, store, http):
 async def test_the_texts_of_a_choice_begin_with_its_own_prompt(proxy):
     body = {"model": "policy", "prompt": ["one", "and two"], "max_tokens": 2}
     await proxy.post("/rollouts/r1/v1/completions", body)
-    (step,) = (await proxy.get("/rollouts/r1/steps")).json["steps"]
+    (step,) = await proxy.steps("r1")
     results = [(await texts(proxy, step["step_id"], f"?choice={index}"))["texts"] for index in (0, 1)]
 
     assert ("one", "and two") == tuple("".join(row[:-2]) for row in results)

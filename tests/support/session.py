@@ -1,4 +1,4 @@
-"""A proxy in front of the simulator, and agents that call it."""
+"""A session with a proxy: what agents and trainers request of it, in one line each."""
 
 from types import SimpleNamespace
 
@@ -24,16 +24,18 @@ def engine_options():
 
 @pytest.fixture
 async def proxy(store, sections, engine_options):
-    """A client of the proxy: `get`, `post`, `patch`, `delete` return status and JSON; `chat` makes a recorded call."""
+    """A session with a proxy in front of the simulator."""
     async with (
         simulating("127.0.0.1:0", engine_options) as engine,
         aiohttp.ClientSession() as http,
         running(settings_for(engine, **sections), store) as served,
     ):
-        yield ProxyClient(http, served.url)
+        yield Session(http, served.url)
 
 
-class ProxyClient:
+class Session:
+    """A client of both APIs. `get`, `post`, `put`, `patch`, `delete` return `status`, `json`, `text` and `headers`."""
+
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self.http, self.url = http, url
 
@@ -70,11 +72,20 @@ class ProxyClient:
     async def put(self, path: str, body=None):
         return await self.call("PUT", path, json=body)
 
+    async def open(self, rollout: str, **terms) -> None:
+        """Open a rollout."""
+        opened = await self.post("/rollouts", {"rollout_id": rollout, **terms})
+        assert opened.status == 201, opened.text
+
+    async def open_group(self, name: str, size: int = 1, **terms) -> list[str]:
+        """Open a group; return the IDs of its rollouts."""
+        opened = await self.post("/groups", {"group_id": name, "size": size, **terms})
+        assert opened.status == 201, opened.text
+        return [rollout["rollout_id"] for rollout in opened.json["rollouts"]]
+
     async def group(self, name: str, *rewards: float | None, finish: bool = True, **terms) -> list[str]:
         """Record a group with a finished rollout of one call for each reward; return the rollouts' IDs."""
-        opened = await self.post("/groups", {"group_id": name, "size": len(rewards), "rollout": terms})
-        assert 201 == opened.status, opened.text
-        members = [rollout["rollout_id"] for rollout in opened.json["rollouts"]]
+        members = await self.open_group(name, len(rewards), rollout=terms)
         for member, reward in zip(members, rewards, strict=True):
             await self.chat(member)
             if finish:
@@ -87,8 +98,20 @@ class ProxyClient:
 
     async def claim(self, **fields):
         response = await self.post("/batches/claim", {"consumer": "trainer", **fields})
-        assert 200 == response.status, response.text
+        assert response.status == 200, response.text
         return response.json
+
+    async def ack(self, batch, **body):
+        """Acknowledge a claimed batch."""
+        return await self.post(f"/batches/{batch['batch_id']}/ack", body or None)
+
+    async def release(self, batch):
+        """Release a claimed batch."""
+        return await self.post(f"/batches/{batch['batch_id']}/release")
+
+    async def steps(self, rollout: str) -> list[dict]:
+        """Return the first page of the steps of a rollout, as JSON."""
+        return (await self.get(f"/rollouts/{rollout}/steps")).json["steps"]
 
     async def status(self, group: str) -> str:
         return (await self.get(f"/groups/{group}")).json["status"]
@@ -102,3 +125,8 @@ class ProxyClient:
             messages.append({"role": "assistant", "content": reply.message["content"]})
             steps.append(reply.step_id)
         return steps
+
+
+def names_in(claimed, kind: str = "groups") -> list[str]:
+    """Return the IDs of the groups that a claim or a listing has: of `groups`, `dropped` or `refused`."""
+    return [group["group_id"] for group in claimed[kind]]
