@@ -1,4 +1,4 @@
-"""Writes results to files in `benchmarks/results/`, and to their places in pages of docs/.
+"""Writes results to files in `benchmarks/results/`, and to their places in docs/performance.md.
 
 Each result names the machine, the command and the commit. Its place in a page is between a comment with its name and the
 next comment.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "results"
 DOCS = FOLDER.parent.parent / "docs"
-PAGES = (DOCS / "performance.md", DOCS / "operations.md")
+PAGE = DOCS / "performance.md"
 
 
 def machine() -> str:
@@ -70,8 +70,7 @@ def write(name: str, title: str, command: str, *body: str) -> Path:
 
 
 def _place(name: str, text: str) -> None:
-    """Write a result into the pages that have a place for it, with adapted links to images."""
+    """Write a result into the page if it has a place for it, with adapted links to images."""
     text = re.sub(r"\]\((\w[^/)]*\.svg)\)", r"](../benchmarks/results/\1)", text).replace("\n## ", "\n#### ")
     place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(?=<!--)", re.DOTALL)
-    for page in PAGES:
-        page.write_text(place.sub(lambda found: f"{found[1]}\n{text}\n", page.read_text()))
+    PAGE.write_text(place.sub(lambda found: f"{found[1]}\n{text}\n", PAGE.read_text()))
