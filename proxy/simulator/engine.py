@@ -4,9 +4,9 @@ routes that both engines have.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import orjson
 from aiohttp import web
@@ -39,6 +39,11 @@ class Engine:
         self.running = 0
         self.aborted: dict[str, bool] = {}  # by the id of a running call that can be aborted
         self.started_s = int(clock.now())
+
+    @property
+    def served(self) -> tuple[Model, Options]:
+        """The model and the options, with which responses begin."""
+        return self.model, self.options
 
     def new_hex(self) -> str:
         """Return 16 random hex digits, for ids."""
@@ -176,7 +181,18 @@ def gauge_response(name: str, labels: str, help_text: str, value: float) -> web.
 
 
 VERSION: Final = "simulator-0.1"
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 _HANG_POLL_S: Final = 0.05  # how soon a request that hangs notices that its client has disconnected
+
+
+def route(method: str, *paths: str) -> Callable[[Handler], Handler]:
+    """Declare the paths that a method of `EngineRoutes` handles."""
+
+    def declared(handler: Handler) -> Handler:
+        handler.__dict__["routes"] = [(method, path) for path in paths]
+        return handler
+
+    return declared
 
 
 class EngineRoutes:
@@ -196,15 +212,15 @@ class EngineRoutes:
         self._engine = engine
 
     def table(self) -> list[web.RouteDef]:
-        """Return the routes; a subclass adds its own."""
+        """Return all routes."""
         return [
-            web.post("/detokenize", self.detokenize),
-            web.get("/v1/models", self.models),
-            web.get("/health", self.health),
+            web.route(method, path, getattr(self, name))
+            for name in dir(type(self))
+            for method, path in getattr(getattr(type(self), name), "routes", ())
         ]
 
-    async def detokenize(self, request: web.Request) -> web.Response:
-        """Handle `POST /detokenize`: ids to text."""
+    @route("POST", "/detokenize")
+    async def _detokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request)
         ids = ids_to_detokenize(body)
         self._engine.model.check_ids(ids)
@@ -221,12 +237,12 @@ class EngineRoutes:
             raise RequestError("The tokenizer endpoint has a fault.", status=fault, kind="InternalServerError")
         return body
 
-    async def models(self, request: web.Request) -> web.Response:
-        """Handle `GET /v1/models`."""
+    @route("GET", "/v1/models")
+    async def _models(self, request: web.Request) -> web.Response:
         return json_response({"object": "list", "data": [self._model_card()]})
 
-    async def health(self, request: web.Request) -> web.Response:
-        """Handle `GET /health`."""
+    @route("GET", "/health")
+    async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
 
     def _model_card(self) -> JsonObject:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from proxy.simulator.engine import VERSION, EngineRoutes, gauge_response, json_response, read_body
+from proxy.simulator.engine import VERSION, EngineRoutes, gauge_response, json_response, read_body, route
 from proxy.simulator.errors import RequestError
 from proxy.simulator.model import GenerationOptions, Model, Token
 from proxy.simulator.options import Options
@@ -47,18 +47,18 @@ from proxy.simulator.wire import ChatReply, JsonObject, Response, WeightVersions
 _IDS_EVENT = b"sglext_ids"
 
 
-@dataclass(slots=True)
-class SglangChatResponse(ChatReply):
-    """A chat completion."""
+def _formatter(response: Response) -> LogprobFormatter:
+    temperature = response.common.temperature
+    return LogprobFormatter(response.model.tokenizer, 1.0 if temperature is None else temperature)
 
+
+@dataclass(slots=True)
+class _Chat(ChatReply):
     fields: SglangFields
-    options: Options
-    formatter: LogprobFormatter
     metadata: ResponseMetadata
     _last: dict[int, Token] = field(init=False, default_factory=dict)  # of each choice that is streamed
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
-        """Return the chunks of one token: reasoning, content, calls, and logprobs that none of them has."""
         first = not self.ids[index]
         self._last[index] = token
         parsed = self.feed(index, token)
@@ -86,7 +86,7 @@ class SglangChatResponse(ChatReply):
         return [event(chunk) for chunk in chunks]
 
     def closing_events(self) -> list[bytes]:
-        """Return the finish of each choice, then ids and usage if they are requested; all have the id of the last choice."""
+        # All events have the id of the last choice.
         events = []
         last = {"id": self._id_of(len(self.ids) - 1)}
         for index, end in self._last.items():
@@ -103,7 +103,6 @@ class SglangChatResponse(ChatReply):
         return events
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
-        """Return the chat completion."""
         payload = self.head.keys("chat.completion") | {
             "choices": [self._choice(index, tokens) for index, tokens in enumerate(choices)],
             "usage": full_usage(len(self.prompt.ids), sum(map(len, choices))),
@@ -147,7 +146,7 @@ class SglangChatResponse(ChatReply):
         logprobs: JsonObject = {}
         if self.chat.logprobs:
             alternatives = self.chat.top_logprobs or 0
-            sampled = output_logprobs(self.formatter, tokens, alternatives, with_text=True)
+            sampled = output_logprobs(_formatter(self), tokens, alternatives, with_text=True)
             logprobs = {"input_token_logprobs": []} | sampled
         meta = self.metadata.meta_info(self.prompt.ids, tokens, logprobs)
         if self.fields.return_routed_experts and self.options.routed_experts:
@@ -208,26 +207,21 @@ class SglangChatResponse(ChatReply):
         }
 
     def _finish(self, token: Token, *, has_calls: bool) -> str | None:
-        """Return the finish reason."""
         return "tool_calls" if token.finish_reason == "stop" and has_calls else token.finish_reason
 
     def _logprobs(self, tokens: Sequence[Token]) -> JsonObject | None:
         if not self.chat.logprobs:
             return None
-        return {"content": [self.formatter.chat_entry(token, self.chat.top_logprobs or 0) for token in tokens]}
+        return {"content": [_formatter(self).chat_entry(token, self.chat.top_logprobs or 0) for token in tokens]}
 
 
 @dataclass(slots=True)
-class SglangCompletionsResponse(Response):
-    """A text completion."""
-
+class _Completions(Response):
     completions: CompletionsRequest
     fields: SglangFields
-    formatter: LogprobFormatter
     metadata: ResponseMetadata
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
-        """Return the chunk of one token, even if it adds no text; the first chunk of a choice has the prompt."""
         first = not self.ids[index]
         self.ids[index].append(token.id)
         so_far = None
@@ -237,14 +231,12 @@ class SglangCompletionsResponse(Response):
         return [event(self.head.keys("text_completion") | chunk)]
 
     def closing_events(self) -> list[bytes]:
-        """Return the usage chunk, if it is requested."""
         if not self.common.include_usage:
             return []
         total = usage(self.prompt_tokens, self.streamed, reasoning_tokens=0)
         return [event(self.head.keys("text_completion") | {"choices": [], "usage": total})]
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
-        """Return the text completion."""
         return self.head.keys("text_completion") | {
             "choices": [self._choice(index, tokens, first=True) for index, tokens in enumerate(choices)],
             "usage": full_usage(self.prompt_tokens, sum(map(len, choices))),
@@ -272,8 +264,8 @@ class SglangCompletionsResponse(Response):
         alternatives = self.completions.logprobs
         if alternatives is None:
             return None
-        sampled = [self.formatter.sampled(token, with_text=True) for token in tokens]
-        top = [self.formatter.top(token, alternatives, with_text=True) for token in tokens] if alternatives else []
+        sampled = [_formatter(self).sampled(token, with_text=True) for token in tokens]
+        top = [_formatter(self).top(token, alternatives, with_text=True) for token in tokens] if alternatives else []
         return {
             "text_offset": [-1] * len(tokens),
             "token_logprobs": [logprob for logprob, _, _ in sampled],
@@ -286,12 +278,7 @@ def _by_text(entries: Sequence[LogprobTuple]) -> JsonObject:
     return {text: logprob for logprob, _, text in entries}
 
 
-def native_prompts(native: NativeRequest, common: CommonFields, model: Model, options: Options) -> list[Prompt]:
-    """Return the prompts of a request.
-
-    Raises:
-        RequestError: an id is outside the vocabulary, or a prompt is empty or does not fit into the context window.
-    """
+def _native_prompts(native: NativeRequest, common: CommonFields, model: Model, options: Options) -> list[Prompt]:
     prompts = []
     for prompt in native.prompts:
         ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -306,13 +293,8 @@ def native_prompts(native: NativeRequest, common: CommonFields, model: Model, op
 
 
 @dataclass(slots=True)
-class NativeResponse(Response):
-    """A response of `/generate`."""
-
+class _Native(Response):
     native: NativeRequest
-    model: Model
-    options: Options
-    formatter: LogprobFormatter
     metadata: ResponseMetadata
     _tokens: list[list[Token]] = field(init=False)
     _prompt_entries: dict[int, list[LogprobTuple]] = field(init=False, default_factory=dict)
@@ -322,7 +304,6 @@ class NativeResponse(Response):
         self._tokens = [[] for _ in self.ids]
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
-        """Return an event with all of the choice so far, or with what is new."""
         self._tokens[index].append(token)
         choice = self._choice(index, self._tokens[index])
         if self.options.incremental_streams:
@@ -334,7 +315,6 @@ class NativeResponse(Response):
         return [event(choice | {"index": index} if self._is_list else choice)]
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject | list[JsonObject]:
-        """Return the one choice, or a list of several."""
         payloads = [self._choice(index, tokens) for index, tokens in enumerate(choices)]
         return payloads if self._is_list else payloads[0]
 
@@ -361,7 +341,7 @@ class NativeResponse(Response):
             logprobs["input_token_logprobs"] = self._prompt_logprobs(prompt_index, with_text=with_text)
             if alternatives:
                 logprobs["input_top_logprobs"] = self._prompt_top_logprobs(prompt, alternatives, with_text=with_text)
-            logprobs |= output_logprobs(self.formatter, tokens, alternatives, with_text=with_text)
+            logprobs |= output_logprobs(_formatter(self), tokens, alternatives, with_text=with_text)
         meta = self.metadata.meta_info(prompt, tokens, logprobs)
         if meta["finish_reason"] is None:
             del meta["weight_versions"], meta["e2e_latency"]
@@ -378,7 +358,7 @@ class NativeResponse(Response):
             ids = self.prompts[prompt_index].ids
             logprobs = [None, *[scores[0].logprob for scores in self.model.score(ids, 0)]]
             self._prompt_entries[prompt_index] = [
-                [logprob if position else None, token, self.formatter.text(token) if with_text else None]
+                [logprob if position else None, token, _formatter(self).text(token) if with_text else None]
                 for position, (logprob, token) in enumerate(zip(logprobs[start:], ids[start:], strict=True))
             ]
         return self._prompt_entries[prompt_index]
@@ -406,27 +386,12 @@ class SglangRoutes(EngineRoutes):
     text_key = "text"
     skips_special_tokens = True
 
-    def table(self) -> list[web.RouteDef]:
-        """Return all routes; some have an older path, too."""
-        return [
-            *super().table(),
-            web.post("/v1/chat/completions", self.chat),
-            web.post("/v1/completions", self.completions),
-            web.post("/generate", self.generate),
-            web.post("/v1/tokenize", self.tokenize),
-            web.post("/tokenize", self.tokenize),
-            web.post("/v1/detokenize", self.detokenize),
-            web.post("/abort_request", self.abort_request),
-            web.post("/update_weight_version", self.update_weight_version),
-            web.get("/server_info", self.server_info),
-            web.get("/get_server_info", self.server_info),
-            web.get("/model_info", self.model_info),
-            web.get("/get_model_info", self.model_info),
-            web.get("/metrics", self.metrics),
-        ]
+    @route("POST", "/v1/detokenize")
+    async def _detokenize_v1(self, request: web.Request) -> web.Response:
+        return await self._detokenize(request)
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Handle `POST /v1/chat/completions`."""
+    @route("POST", "/v1/chat/completions")
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
         engine = self._engine
         body = await read_body(request)
         fields = read_sglang_fields(body, request.headers, engine.options)
@@ -438,22 +403,11 @@ class SglangRoutes(EngineRoutes):
         prompt = chat_prompt(chat, common, engine.model, engine.options, ids=ids, max_tokens_rule=sglang_max_tokens)
         metadata = self._metadata(fields.rid)
         head = engine.head(metadata.id, common)
-        response = SglangChatResponse(
-            common,
-            head,
-            [prompt],
-            chat,
-            self._new_call_id,
-            has_parser=engine.options.has_parser,
-            fields=fields,
-            options=engine.options,
-            formatter=self._formatter(common),
-            metadata=metadata,
-        )
+        response = _Chat(*engine.served, common, head, [prompt], chat, self._new_call_id, fields, metadata)
         return await engine.respond(request, common, response, metadata.versions, rid=metadata.rid(common))
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Handle `POST /v1/completions`."""
+    @route("POST", "/v1/completions")
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
         engine = self._engine
         body = await read_body(request)
         fields = read_sglang_fields(body, request.headers, engine.options)
@@ -461,42 +415,42 @@ class SglangRoutes(EngineRoutes):
         prompts = text_prompts(completions, common, engine.model, engine.options, sglang_max_tokens)
         metadata = self._metadata(fields.rid)
         head = engine.head(metadata.id, common)
-        formatter = self._formatter(common)
-        response = SglangCompletionsResponse(common, head, prompts, completions, fields, formatter, metadata)
+        response = _Completions(*engine.served, common, head, prompts, completions, fields, metadata)
         return await engine.respond(request, common, response, metadata.versions, rid=metadata.rid(common))
 
-    async def generate(self, request: web.Request) -> web.StreamResponse:
-        """Handle `POST /generate`, whose errors have another form than those of the OpenAI endpoints."""
+    @route("POST", "/generate")
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        # Its errors have another form than those of the OpenAI endpoints.
         engine = self._engine
         try:
             native, common = read_native(await read_body(request), engine.options)
-            prompts = native_prompts(native, common, engine.model, engine.options)
+            prompts = _native_prompts(native, common, engine.model, engine.options)
         except RequestError as error:
             is_validation = error.kind == "Bad Request"
             return json_response({"error": str(error) if is_validation else {"message": str(error)}}, error.status)
         metadata = self._metadata(native.rid)
-        formatter = self._formatter(common)
         head = engine.head(metadata.id, common)
-        response = NativeResponse(common, head, prompts, native, engine.model, engine.options, formatter, metadata)
+        response = _Native(*engine.served, common, head, prompts, native, metadata)
         scores_prompt = bool(native.return_logprob)
         rid = None if native.is_batch else metadata.rid(common)
         return await engine.respond(request, common, response, metadata.versions, scores_prompt=scores_prompt, rid=rid)
 
-    async def tokenize(self, request: web.Request) -> web.Response:
-        """Handle `POST /v1/tokenize`: a prompt or rendered messages to ids."""
+    @route("POST", "/v1/tokenize", "/tokenize")
+    async def _tokenize(self, request: web.Request) -> web.Response:
         ids = ids_to_return(await self.body_to_tokenize(request), self._engine.model, prepare_for_sglang)
         return json_response({"tokens": ids, "count": len(ids), "max_model_len": self._engine.options.max_model_len})
 
-    async def abort_request(self, request: web.Request) -> web.Response:
-        """Handle `POST /abort_request`: running calls whose id begins with `rid` end; the response is empty in any case."""
+    @route("POST", "/abort_request")
+    async def _abort_request(self, request: web.Request) -> web.Response:
+        # Running calls whose id begins with `rid` end; the response is empty in any case.
         rid = (await read_body(request)).get("rid")
         if isinstance(rid, str) and rid:
             for name in self._engine.aborted:
                 self._engine.aborted[name] |= name.startswith(rid)
         return web.Response()
 
-    async def update_weight_version(self, request: web.Request) -> web.Response:
-        """Handle `POST /update_weight_version`: a new label; aborts running calls unless `abort_all_requests` is false."""
+    @route("POST", "/update_weight_version")
+    async def _update_weight_version(self, request: web.Request) -> web.Response:
         body = await read_body(request)
         version = new_version(body)
         self._engine.weights.version = version
@@ -505,14 +459,14 @@ class SglangRoutes(EngineRoutes):
         message = f"Weight version updated to {version}"
         return json_response({"success": True, "message": message, "new_version": version})
 
-    async def server_info(self, request: web.Request) -> web.Response:
-        """Handle `GET /server_info`; the version is one that no SGLang has."""
+    @route("GET", "/server_info", "/get_server_info")
+    async def _server_info(self, request: web.Request) -> web.Response:
         options = self._engine.options
         info = {"model_path": options.model, "context_length": options.max_model_len}
         return json_response({**info, **self._parsers, "version": VERSION})
 
-    async def model_info(self, request: web.Request) -> web.Response:
-        """Handle `GET /model_info`."""
+    @route("GET", "/model_info", "/get_model_info")
+    async def _model_info(self, request: web.Request) -> web.Response:
         info = {
             "model_path": self._engine.options.model,
             "tokenizer_path": self._engine.options.model,
@@ -523,8 +477,9 @@ class SglangRoutes(EngineRoutes):
         }
         return json_response({**info, **self._parsers})
 
-    async def metrics(self, request: web.Request) -> web.Response:
-        """Handle `GET /metrics`: the number of running calls, the one gauge that shows whether a call was aborted."""
+    @route("GET", "/metrics")
+    async def _metrics(self, request: web.Request) -> web.Response:
+        # The one gauge that shows whether a call was aborted.
         labels = f'model_name="{self._engine.options.model}"'
         return gauge_response(
             "sglang:num_running_reqs", labels, "The number of running requests.", self._engine.running
@@ -542,10 +497,6 @@ class SglangRoutes(EngineRoutes):
     def _metadata(self, rid: str | None) -> ResponseMetadata:
         response_id = rid or self._engine.new_hex() + self._engine.new_hex()
         return ResponseMetadata(response_id, WeightVersions(), self._engine.weights)
-
-    def _formatter(self, common: CommonFields) -> LogprobFormatter:
-        temperature = 1.0 if common.temperature is None else common.temperature
-        return LogprobFormatter(self._engine.model.tokenizer, temperature)
 
     def _new_call_id(self) -> str:
         return f"call_{self._engine.clock.entropy(12).hex()}"

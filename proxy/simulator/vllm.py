@@ -13,7 +13,7 @@ from aiohttp import web
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass as validated
 
-from proxy.simulator.engine import VERSION, EngineRoutes, gauge_response, json_response, read_body
+from proxy.simulator.engine import VERSION, EngineRoutes, gauge_response, json_response, read_body, route
 from proxy.simulator.errors import invalid_value, scale_out_disabled
 from proxy.simulator.model import GenerationOptions, Model, Token, TokenLogprob
 from proxy.simulator.options import Options
@@ -71,11 +71,7 @@ def _usage_chunks(response: Response, kind: str, **details: Any) -> list[bytes]:
 
 
 @dataclass(slots=True)
-class ChatResponse(ChatReply):
-    """A chat completion."""
-
-    model: Model
-
+class _Chat(ChatReply):
     @property
     def _has_ids(self) -> bool:
         # With a parser configured, vLLM returns neither ids nor logprobs of a reply whose reasoning is hidden
@@ -94,12 +90,11 @@ class ChatResponse(ChatReply):
         }
 
     def opening_events(self) -> list[bytes]:
-        """Return the role chunk of each choice."""
         choice = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         return [event(self._chunk(index, choice) | self._prompt_keys) for index in range(self.common.choices)]
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
-        """Return the chunk of one token; a token whose text is held back has one only for its ids or logprobs."""
+        # A token whose text is held back has a chunk only for its ids or logprobs.
         delta = self._delta(self.feed(index, token))
         ended = token.finish_reason is not None
         if not delta and not ended and not self._has_ids and not self._has_logprobs:
@@ -115,12 +110,10 @@ class ChatResponse(ChatReply):
         return [event(self._chunk(index, choice))]
 
     def closing_events(self) -> list[bytes]:
-        """Return the usage chunk, if it is requested."""
         details = {"completion_tokens_details": self._details(self.ids)} if self.reasons else {}
         return _usage_chunks(self, "chat.completion.chunk", **details)
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
-        """Return the chat completion."""
         ids = [[token.id for token in tokens] for tokens in choices]
         total = usage(
             len(self.prompt.ids),
@@ -233,11 +226,8 @@ def _entry(logprob: TokenLogprob, *, by_id: bool) -> JsonObject:
 
 
 @dataclass(slots=True)
-class CompletionsResponse(Response):
-    """A text completion."""
-
+class _Completions(Response):
     completions: CompletionsRequest
-    model: Model
     _offsets: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -245,7 +235,6 @@ class CompletionsResponse(Response):
         self._offsets = [0] * len(self.ids)
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
-        """Return the chunk of one token, even if it adds no text; the first chunk of a choice has the prompt's ids."""
         prompt = self.prompt_of(index)
         first = not self.ids[index]
         self.ids[index].append(token.id)
@@ -261,11 +250,9 @@ class CompletionsResponse(Response):
         return [event(_chunk(self, "text_completion", index, choice))]
 
     def closing_events(self) -> list[bytes]:
-        """Return the usage chunk, if it is requested."""
         return _usage_chunks(self, "text_completion")
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
-        """Return the text completion."""
         total = usage(
             self.prompt_tokens,
             sum(map(len, choices)),
@@ -341,8 +328,8 @@ _TOP_LEVEL: Final = ("model", "stream", "stream_options", "request_id")
 
 
 @validated(frozen=True, slots=True)
-class GenerateRequest:
-    """The fields that only this endpoint has."""
+class _GenerateFields:
+    """The fields that only `/inference/v1/generate` has."""
 
     token_ids: list[Annotated[int, Field(ge=0)]]
     sampling_params: dict[str, Any]
@@ -351,16 +338,14 @@ class GenerateRequest:
 
     @property
     def logprobs(self) -> int | None:
-        """The number of alternatives; None: no logprobs."""
         count = self.sampling_params.get("logprobs")
         return count if isinstance(count, int) else None
 
 
-_GENERATE: Final = TypeAdapter(GenerateRequest)
+_GENERATE: Final = TypeAdapter(_GenerateFields)
 
 
-def read_generate(body: Body, options: Options) -> tuple[GenerateRequest, CommonFields]:
-    """Return the fields of a request; raises RequestError for a value that is not allowed."""
+def _read_generate(body: Body, options: Options) -> tuple[_GenerateFields, CommonFields]:
     fields = read_fields(_GENERATE, body)
     top_level: Body = {key: body[key] for key in _TOP_LEVEL if key in body}
     common = read_common({**fields.sampling_params, **top_level}, options)
@@ -368,12 +353,7 @@ def read_generate(body: Body, options: Options) -> tuple[GenerateRequest, Common
     return fields, common
 
 
-def generate_prompt(fields: GenerateRequest, common: CommonFields, model: Model, options: Options) -> Prompt:
-    """Return the prompt of a request.
-
-    Raises:
-        RequestError: an id is outside the vocabulary, or the prompt is empty or does not fit into the context window.
-    """
+def _generate_prompt(fields: _GenerateFields, common: CommonFields, model: Model, options: Options) -> Prompt:
     if not fields.token_ids:
         raise invalid_value("The prompt must not be empty.", "token_ids")
     model.check_ids(fields.token_ids)
@@ -383,16 +363,11 @@ def generate_prompt(fields: GenerateRequest, common: CommonFields, model: Model,
 
 
 @dataclass(slots=True)
-class GenerateResponse(Response):
-    """A response of `/inference/v1/generate`."""
-
-    fields: GenerateRequest
-    model: Model
-    options: Options
+class _Generated(Response):
+    fields: _GenerateFields
     versions: WeightVersions
 
     def token_events(self, index: int, token: Token) -> list[bytes]:
-        """Return the chunk of one token; the first chunk of the stream has the prompt's ids."""
         first = not any(self.ids)
         self.ids[index].append(token.id)
         counted = {"prompt_tokens_details": None, "completion_tokens_details": None}
@@ -404,7 +379,6 @@ class GenerateResponse(Response):
         return [event(chunk | {"output_mode": self.fields.output_mode, "choices": [choice]})]
 
     def closing_events(self) -> list[bytes]:
-        """Return the usage chunk, if it is requested."""
         if not self.common.include_usage:
             return []
         total = usage(self.prompt_tokens, self.streamed)
@@ -412,7 +386,6 @@ class GenerateResponse(Response):
         return [event({"request_id": self.head.id, **chunk})]
 
     def body(self, choices: Sequence[Sequence[Token]]) -> JsonObject:
-        """Return the body of the response that is not streamed."""
         prompt, alternatives = self.fields.token_ids, self.common.prompt_logprobs
         return {
             "request_id": self.head.id,
@@ -487,24 +460,8 @@ class VllmRoutes(EngineRoutes):
     owned_by = "tokentape-simulator"
     text_key = "prompt"
 
-    def table(self) -> list[web.RouteDef]:
-        """Return all routes."""
-        return [
-            *super().table(),
-            web.post("/v1/chat/completions", self.chat),
-            web.post("/v1/completions", self.completions),
-            web.post("/inference/v1/generate", self.generate),
-            web.post("/tokenize", self.tokenize),
-            web.post("/update_weight_version", self.update_weight_version),
-            web.get("/weight_info", self.weight_info),
-            web.get("/version", self.version),
-            web.get("/openapi.json", self.openapi),
-            web.get("/ping", self.health),
-            web.get("/metrics", self.metrics),
-        ]
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Handle `POST /v1/chat/completions`."""
+    @route("POST", "/v1/chat/completions")
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
         engine = self._engine
         body = await read_body(request)
         common = read_common(body, engine.options)
@@ -513,36 +470,36 @@ class VllmRoutes(EngineRoutes):
         ids = with_fault(given, engine.options.faults)
         chat = read_chat(body, has_ids=ids is not None)
         prompt = chat_prompt(chat, common, engine.model, engine.options, ids=ids)
-        response = ChatResponse(common, head, [prompt], chat, self._new_call_id, has_parser=True, model=engine.model)
+        response = _Chat(*engine.served, common, head, [prompt], chat, self._new_call_id)
         return await engine.respond(request, common, response, scores_prompt=common.prompt_logprobs is not None)
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Handle `POST /v1/completions`."""
+    @route("POST", "/v1/completions")
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
         engine = self._engine
         body = await read_body(request)
         common = read_common(body, engine.options)
         head = engine.head(self._response_id("cmpl", request, common), common)
         completions = read_completions(body)
         prompts = text_prompts(completions, common, engine.model, engine.options)
-        response = CompletionsResponse(common, head, prompts, completions, engine.model)
+        response = _Completions(*engine.served, common, head, prompts, completions)
         scores_prompt = common.prompt_logprobs is not None or bool(completions.echo)
         return await engine.respond(request, common, response, scores_prompt=scores_prompt)
 
-    async def generate(self, request: web.Request) -> web.StreamResponse:
-        """Handle `POST /inference/v1/generate`: ids in, ids out."""
+    @route("POST", "/inference/v1/generate")
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         engine = self._engine
         if not engine.options.scale_out:
             raise scale_out_disabled()
-        fields, common = read_generate(await read_body(request), engine.options)
-        prompt = generate_prompt(fields, common, engine.model, engine.options)
+        fields, common = _read_generate(await read_body(request), engine.options)
+        prompt = _generate_prompt(fields, common, engine.model, engine.options)
         head = engine.head(self._response_id("generate-tokens", request, common), common)
         versions = WeightVersions()
-        response = GenerateResponse(common, head, [prompt], fields, engine.model, engine.options, versions)
+        response = _Generated(*engine.served, common, head, [prompt], fields, versions)
         scores_prompt = common.prompt_logprobs is not None
         return await engine.respond(request, common, response, versions, scores_prompt=scores_prompt)
 
-    async def tokenize(self, request: web.Request) -> web.Response:
-        """Handle `POST /tokenize`: a prompt or rendered messages to ids."""
+    @route("POST", "/tokenize")
+    async def _tokenize(self, request: web.Request) -> web.Response:
         body = await self.body_to_tokenize(request)
         tokenizer = self._engine.model.tokenizer
         ids = ids_to_return(body, self._engine.model)
@@ -550,29 +507,35 @@ class VllmRoutes(EngineRoutes):
         window = self._engine.options.max_model_len
         return json_response({"count": len(ids), "max_model_len": window, "tokens": ids, "token_strs": strings})
 
-    async def weight_info(self, request: web.Request) -> web.Response:
-        """Handle `GET /weight_info`: the label of the weights."""
+    @route("GET", "/weight_info")
+    async def _weight_info(self, request: web.Request) -> web.Response:
         return json_response({"weight_version": self._engine.weights.version})
 
-    async def update_weight_version(self, request: web.Request) -> web.Response:
-        """Handle `POST /update_weight_version`: a new label for the tokens that are sampled from now on."""
+    @route("POST", "/update_weight_version")
+    async def _update_weight_version(self, request: web.Request) -> web.Response:
         version = new_version(await read_body(request))
         self._engine.weights.version = version
         return json_response({"success": True, "new_version": version})
 
-    async def version(self, request: web.Request) -> web.Response:
-        """Handle `GET /version`: a version that no vLLM has."""
+    @route("GET", "/version")
+    async def _version(self, request: web.Request) -> web.Response:
         return json_response({"version": VERSION})
 
-    async def openapi(self, request: web.Request) -> web.Response:
-        """Handle `GET /openapi.json`, of which only the fields of chat requests for prompt ids are described."""
+    @route("GET", "/ping")
+    async def _ping(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    @route("GET", "/openapi.json")
+    async def _openapi(self, request: web.Request) -> web.Response:
+        # Only the fields of chat requests for prompt ids are described.
         fields: JsonObject = {"kv_transfer_params": {}} | (
             {"prompt_token_ids": {}} if self._engine.options.has_prompt_field else {}
         )
         return json_response({"components": {"schemas": {"ChatCompletionRequest": {"properties": fields}}}})
 
-    async def metrics(self, request: web.Request) -> web.Response:
-        """Handle `GET /metrics`: the number of running calls, the one gauge that shows whether a call was aborted."""
+    @route("GET", "/metrics")
+    async def _metrics(self, request: web.Request) -> web.Response:
+        # The one gauge that shows whether a call was aborted.
         labels = f'engine="0",model_name="{self._engine.options.model}"'
         help_text = "Number of requests in model execution batches."
         return gauge_response("vllm:num_requests_running", labels, help_text, self._engine.running)

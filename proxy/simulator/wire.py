@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.simulator.model import Token
+from proxy.simulator.model import Model, Token
+from proxy.simulator.options import Options
 from proxy.simulator.parser import Delta, ParsedReply, StreamParser, parse
 from proxy.simulator.prompts import Prompt
 from proxy.simulator.requests import ChatRequest, CommonFields
@@ -108,6 +109,8 @@ class Head:
 class Response:
     """A response that `engine` builds in full, or streams token by token. Choice `i` belongs to prompt `i // n`."""
 
+    model: Model
+    options: Options
     common: CommonFields
     head: Head
     prompts: Sequence[Prompt]
@@ -158,7 +161,6 @@ class ChatReply(Response):
 
     chat: ChatRequest
     new_call_id: Callable[[], str]
-    has_parser: bool
     with_calls: set[int] = field(init=False, default_factory=set)  # the streamed choices that have a tool call
     _parsers: list[StreamParser] = field(init=False)
 
@@ -173,12 +175,12 @@ class ChatReply(Response):
     @property
     def reasons(self) -> bool:
         """Whether replies begin with reasoning that is parsed."""
-        return self.has_parser and self.prompt.options.reasoning
+        return self.options.has_parser and self.prompt.options.reasoning
 
     @property
     def calls(self) -> bool:
         """Whether tool calls are parsed."""
-        return self.has_parser and bool(self.chat.functions)
+        return self.options.has_parser and bool(self.chat.functions)
 
     def parsed(self, tokens: Sequence[Token]) -> ParsedReply:
         """Return a complete reply."""

@@ -5,7 +5,7 @@ from proxy.simulator.wire import Head, event, usage
 
 def test_a_response_begins_with_its_head():
     """The first keys are id, object, created and model, in this order."""
-    head = Head("cmpl-1", 5, "simulated", "fp").keys("text_completion")
+    head = Head("cmpl-1", 5, "simulated").keys("text_completion")
 
     assert list(head.items()) == [
         ("id", "cmpl-1"),
