@@ -57,7 +57,7 @@ def prefix_from(ids: Iterable[int]) -> Prefix:
     return prefix
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class UnigramTail:
     """The part of every distribution that does not depend on the prefix.
 

@@ -5,8 +5,8 @@ messages, the order of keys and the null values are those of SGLang 0.5.23 (cass
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Final
 
@@ -20,7 +20,7 @@ from proxy.simulator.requests import Body, ChatRequest, CommonFields, read_chat,
 from proxy.simulator.sampler import TokenDistribution, UnigramTail, as_float32
 from proxy.simulator.template import prepare_for_sglang
 from proxy.simulator.tokenizer import Tokenizer
-from proxy.simulator.wire import JsonObject, Weights, WeightVersions, experts_as_int32
+from proxy.simulator.wire import JsonObject, Weights, WeightVersions, experts_as_int32, usage
 
 _HEADERS: Final = {
     "return_input_ids_in_sglext": "x-sglext-return-input-ids",
@@ -213,14 +213,8 @@ def error_body(error: RequestError) -> JsonObject:
 
 def full_usage(prompt_tokens: int, completion_tokens: int) -> JsonObject:
     """Return the usage of chat, and of completions that are not streamed; reasoning tokens are not counted."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "completion_tokens": completion_tokens,
-        "prompt_tokens_details": None,
-        "reasoning_tokens": 0,
-        "completion_tokens_details": None,
-    }
+    details = {"prompt_tokens_details": None, "reasoning_tokens": 0, "completion_tokens_details": None}
+    return usage(prompt_tokens, completion_tokens, **details)
 
 
 def matched_stop(token: Token) -> int | str | None:
@@ -230,25 +224,16 @@ def matched_stop(token: Token) -> int | str | None:
     return token.id if token.stop_reason is None else token.stop_reason
 
 
-@dataclass(slots=True)
-class TemperedDistribution:
-    """A distribution after temperature, which SGLang's logprobs are of: log_softmax(logits / temperature).
+def tempered(distribution: TokenDistribution, temperature: float) -> Callable[[int], float]:
+    """Return the function that returns the logprob of a token after temperature: log_softmax(logits / temperature).
 
     Temperatures 0 and 1 change nothing: logprobs of greedy batches are the model's own. A sampler that truncates the
     vocabulary (top_k, top_p) changes nothing either (SGLang 0.5.23, `layers/sampler.py:208-331`).
     """
-
-    distribution: TokenDistribution
-    temperature: float
-    _log_sum: float | None = field(init=False, default=None)
-
-    def logprob(self, token: int) -> float:
-        """Return the natural logarithm of the probability after temperature, rounded to float32."""
-        if self.temperature in {0.0, 1.0}:
-            return self.distribution.logprob(token)
-        if self._log_sum is None:
-            self._log_sum = _log_sum(self.distribution, 1.0 / self.temperature)
-        return as_float32(math.log(self.distribution.probability(token)) / self.temperature - self._log_sum)
+    if temperature in {0.0, 1.0}:
+        return distribution.logprob
+    log_sum = _log_sum(distribution, 1.0 / temperature)
+    return lambda token: as_float32(math.log(distribution.probability(token)) / temperature - log_sum)
 
 
 def _log_sum(distribution: TokenDistribution, power: float) -> float:
@@ -257,29 +242,16 @@ def _log_sum(distribution: TokenDistribution, power: float) -> float:
     The sum over the tail is cached, because it is the same after every prefix; the likely tokens correct it.
     """
     highest = math.log(max(distribution.likely.values()))
-    total = math.exp(_tail_log_sum(_TailKey(distribution.tail), power) - power * highest)
+    total = math.exp(_tail_log_sum(distribution.tail, power) - power * highest)
     for token, probability in distribution.likely.items():
         total += math.exp(power * (math.log(probability) - highest))
         total -= math.exp(power * (math.log(distribution.tail.probabilities[token]) - highest))
     return power * highest + math.log(total)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _TailKey:
-    """A tail as a cache key, compared by identity."""
-
-    tail: UnigramTail
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _TailKey) and other.tail is self.tail
-
-    def __hash__(self) -> int:
-        return id(self.tail)
-
-
 @lru_cache(maxsize=64)
-def _tail_log_sum(key: _TailKey, power: float) -> float:
-    logs = [math.log(probability) for probability in key.tail.probabilities]
+def _tail_log_sum(tail: UnigramTail, power: float) -> float:
+    logs = [math.log(probability) for probability in tail.probabilities]
     highest = max(logs)
     return power * highest + math.log(math.fsum(math.exp(power * (log - highest)) for log in logs))
 
@@ -293,33 +265,29 @@ class LogprobFormatter:
 
     def chat_entry(self, token: Token, alternatives: int) -> JsonObject:
         """Return an entry of chat's `logprobs.content`."""
-        tempered = self._tempered(token)
-        top = token.distribution.top(alternatives) if alternatives else []
-        return self._entry(tempered, token.id) | {"top_logprobs": [self._entry(tempered, i) for i in top]}
+        logprob = tempered(token.distribution, self.temperature)
 
-    def _entry(self, tempered: TemperedDistribution, token: int) -> JsonObject:
-        return {
-            "token": self.text(token),
-            "bytes": list(self.tokenizer.pieces[token]),
-            "logprob": tempered.logprob(token),
-        }
+        def entry(i: int) -> JsonObject:
+            return {"token": self.text(i), "bytes": list(self.tokenizer.pieces[i]), "logprob": logprob(i)}
+
+        top = token.distribution.top(alternatives) if alternatives else []
+        return entry(token.id) | {"top_logprobs": [entry(i) for i in top]}
 
     def sampled(self, token: Token, *, with_text: bool) -> LogprobTuple:
         """Return the entry of the sampled token."""
-        return [self._tempered(token).logprob(token.id), token.id, self.text(token.id) if with_text else None]
+        return self._tuples(token, [token.id], with_text=with_text)[0]
 
     def top(self, token: Token, alternatives: int, *, with_text: bool) -> list[LogprobTuple]:
         """Return the entries of the most likely tokens at the position, most likely first."""
-        tempered = self._tempered(token)
-        ids = token.distribution.top(alternatives)
-        return [[tempered.logprob(i), i, self.text(i) if with_text else None] for i in ids]
+        return self._tuples(token, token.distribution.top(alternatives), with_text=with_text)
+
+    def _tuples(self, token: Token, ids: Sequence[int], *, with_text: bool) -> list[LogprobTuple]:
+        logprob = tempered(token.distribution, self.temperature)
+        return [[logprob(i), i, self.text(i) if with_text else None] for i in ids]
 
     def text(self, token: int) -> str:
         """Return the text of a single token; bytes that are not valid UTF-8 become U+FFFD."""
         return self.tokenizer.decode([token])
-
-    def _tempered(self, token: Token) -> TemperedDistribution:
-        return TemperedDistribution(token.distribution, self.temperature)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from proxy.simulator.sampler import load_next_token_model, prefix_from
 from proxy.simulator.sglang_wire import (
     LogprobFormatter,
     ResponseMetadata,
-    TemperedDistribution,
     error_body,
     matched_stop,
     output_logprobs,
+    tempered,
 )
 from proxy.simulator.tokenizer import load_tokenizer, load_vocabulary
 from proxy.simulator.wire import Weights, WeightVersions
@@ -90,25 +90,25 @@ def test_metadata_has_the_current_version_and_the_spans():
 @given(IDS, st.sampled_from([0.3, 0.7, 1.0, 1.5]))
 def test_probabilities_sum_to_one(ids, temperature):
     """At any temperature the probabilities of the whole vocabulary sum to one."""
-    tempered = TemperedDistribution(load_next_token_model().distribution(prefix_from(ids)), temperature)
+    logprob = tempered(load_next_token_model().distribution(prefix_from(ids)), temperature)
 
-    assert math.fsum(math.exp(tempered.logprob(token)) for token in range(SIZE)) == pytest.approx(1, abs=1e-5)
+    assert math.fsum(math.exp(logprob(token)) for token in range(SIZE)) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_temperatures_0_and_1_change_nothing(temperature):
     """At temperatures 0 and 1 logprobs are exactly the model's own."""
     distribution = load_next_token_model().distribution(prefix_from([5]))
-    tempered = TemperedDistribution(distribution, temperature)
+    logprob = tempered(distribution, temperature)
 
-    assert all(distribution.logprob(token) == tempered.logprob(token) for token in range(SIZE))
+    assert all(distribution.logprob(token) == logprob(token) for token in range(SIZE))
 
 
 def test_a_low_temperature_raises_the_most_likely_token():
     """The lower the temperature, the higher the logprob of the most likely token."""
     distribution = load_next_token_model().distribution(prefix_from([5]))
     (top,) = distribution.top(1)
-    logprobs = [TemperedDistribution(distribution, temperature).logprob(top) for temperature in (0.0001, 0.5, 1.0, 2.0)]
+    logprobs = [tempered(distribution, temperature)(top) for temperature in (0.0001, 0.5, 1.0, 2.0)]
 
     assert logprobs == sorted(logprobs, reverse=True)
     assert logprobs[0] == pytest.approx(0, abs=1e-6)
