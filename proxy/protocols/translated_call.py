@@ -1,11 +1,11 @@
-"""Calls of dialects that are translated to chat, as call adapters.
+"""Adapters of calls in another format, and the one of dialects that are translated to chat.
 
 Such a call is sent as a chat call, and its response is rendered in the client's dialect, also from a stored step.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
 
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import METHODS, TRANSLATORS
@@ -40,8 +40,45 @@ _OWN: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TranslatedCall:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallAdapter:
+    """A call in another format: it is converted to an engine's format, and its response converted back."""
+
+    request: Mapping[str, Any]  # the client's body
+    body: dict[str, Any]  # in the dialect of `endpoint`
+    endpoint: str = CHAT  # of engines
+    own: Mapping[str, str] = field(default_factory=dict)  # endpoints that take `request` as it is, by kind of engine
+    returns_logprobs: bool = False  # the response has logprobs, so they are requested regardless of the configuration
+    retries_by_body: bool = False  # the same body again in a rollout is a retry, without an idempotency key
+    needs_steps: bool = False  # the response requires the rollout's earlier steps
+
+    def with_steps(self, steps: Sequence[Step]) -> Self:
+        """Return the adapter with the rollout's earlier steps."""
+        return self
+
+    def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
+        """Return the body for an engine of this kind (None: unknown). Raises UnprocessableRequest if it cannot serve it."""
+        return self.body
+
+    def recorded(self, plan: Plan) -> Plan:
+        """Return the plan with the client's body, and with the differences between that body and the one sent."""
+        asked = self.request
+        changed = {name: value for name, value in plan.body.items() if name not in asked or asked[name] != value}
+        return replace(
+            plan, request=dict(asked), sent={"set": changed, "unset": sorted(asked.keys() - plan.body.keys())}
+        )
+
+    def reshape(self, outcome: Outcome) -> Outcome:
+        """Return the end of the call in the client's format. Errors of the engine are unchanged."""
+        return outcome
+
+    def answer(self, step: Step) -> bytes | None:
+        """Return the response of a step in the client's format; None if the dialect of the step renders it."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslatedCall(CallAdapter):
     """One call of a dialect that is translated to chat.
 
     `body` is read with `options`, those of the engine that is expected to serve it. `received` is its time of arrival, in unix
@@ -50,23 +87,12 @@ class TranslatedCall:
     """
 
     translation: Translator
-    request: Mapping[str, Any]
-    body: dict[str, Any]
     options: TranslationOptions
     references: References
     received: float = 0.0
     resolved: ResolvedReferences = NO_REFERENCES
     merges_systems: bool = False
     has_developers: bool = False
-    own: ClassVar[Mapping[str, str]] = {}
-    endpoint: str = CHAT
-    returns_logprobs: bool = False  # clients request them, as in chat
-    retries_by_body: bool = False
-    needs_steps: bool = False
-
-    def with_steps(self, steps: Sequence[Step]) -> Self:
-        """Return the call itself: it needs no earlier steps."""
-        return self
 
     def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
         """Return the chat body, from which this kind of engine makes the prompt that its own endpoint would make."""
@@ -88,24 +114,13 @@ class TranslatedCall:
         renderer = self.translation.renderer(
             self.request, call_identity(plan.step_id, plan.rollout_id, self.received, requested_model)
         )
-        asked = self.request
-        changed = {key: value for key, value in plan.body.items() if key not in asked or asked[key] != value}
+        plan = CallAdapter.recorded(self, plan)
         return replace(
             plan,
-            request=dict(self.request),
-            sent={"set": changed, "unset": sorted(self.request.keys() - plan.body.keys())},
             model_asked=requested_model,
             translation=self.translation,
             view=replace(plan.view, translation=self.translation, renderer=renderer),
         )
-
-    def reshape(self, outcome: Outcome) -> Outcome:
-        """Return the outcome: it is already in the client's dialect."""
-        return outcome
-
-    def answer(self, step: Step) -> bytes | None:
-        """Return None: stored responses are rendered by the dialect of their step."""
-        return None
 
 
 def read_translated_call(endpoint: str, body: Mapping[str, Any], options: TranslationOptions) -> TranslatedCall | None:
@@ -118,7 +133,14 @@ def read_translated_call(endpoint: str, body: Mapping[str, Any], options: Transl
         return None
     references = translation.references(body)
     chat = {} if references.items else translation.read(body, options)
-    return TranslatedCall(translation, body, chat, options, references, has_developers=options.has_developers)
+    return TranslatedCall(
+        translation=translation,
+        request=body,
+        body=chat,
+        options=options,
+        references=references,
+        has_developers=options.has_developers,
+    )
 
 
 def engine_options(

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import orjson
 from aiohttp import web
 
-from proxy.api.adapters import CallAdapter
 from proxy.api.auth import Caller
 from proxy.api.context import Context
 from proxy.errors import EngineError, ProxyError
@@ -21,7 +20,7 @@ from proxy.protocols.long_texts import LongText
 from proxy.protocols.plan import Plan, PreparedPlans, SessionPlace, has_lists, prepare, template_of, with_session
 from proxy.protocols.sampling import NO_RULES
 from proxy.protocols.token_annotations import TokenAnnotations
-from proxy.protocols.translated_call import TranslatedCall
+from proxy.protocols.translated_call import CallAdapter, TranslatedCall
 from proxy.rollouts.admission import Admitted
 from proxy.rollouts.idempotency import Attempt
 from proxy.rollouts.policy import Policy

@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from proxy.api.adapters import CallAdapter, CallRoute, adapter_of
+from proxy.api.adapters import CallRoute, adapter_of
 from proxy.api.auth import check_minted
 from proxy.api.body import read_body, read_bytes
 from proxy.api.context import Context
@@ -32,7 +32,7 @@ from proxy.protocols.engines import CallOptions
 from proxy.protocols.long_texts import LONG_TEXT, LongText, fresh_bytes, read_long
 from proxy.protocols.plan import edit
 from proxy.protocols.sampling import engine_model
-from proxy.protocols.translated_call import TranslatedCall
+from proxy.protocols.translated_call import CallAdapter, TranslatedCall
 from proxy.rollouts.idempotency import COUNT, KEY, Attempt, StoredAnswer, retry_fields
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import read_steps

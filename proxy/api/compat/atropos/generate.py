@@ -5,10 +5,10 @@ SGLang's own endpoint, which SGLang gets unchanged; calls of other engines are t
 (`input_ids`), like those of Atropos' SGLangServer. If the engine returned no ids, the response is an error.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -17,6 +17,7 @@ from proxy.protocols.dialects.base import is_on, openai_error, sample_count
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
+from proxy.protocols.translated_call import CallAdapter
 from proxy.trajectory.step import Choice, Step
 
 GENERATE: Final = "/generate"
@@ -46,30 +47,16 @@ _DEFAULT_VALUES: Final = {"logprob_start_len": -1, "top_logprobs_num": 0}  # val
 _NOT_SAMPLED: Final = "phantom_token"  # the one token of a call for the prompt's logprobs, which the client ignores
 
 
-@dataclass(frozen=True, slots=True)
-class TokensInCall:
-    """One call of `/generate`: the client's body, and the body of the completions call.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensInCall(CallAdapter):
+    """One call of `/generate`, as a completions call."""
 
-    `returns_logprobs`: whether the response has them. `scores_prompt`: whether logprobs of the prompt are requested. `fault`:
-    why the body cannot be translated.
-    """
-
-    request: Mapping[str, Any]
-    body: dict[str, Any]
     shape: Literal["vllm", "sglang"]
-    returns_logprobs: bool
-    scores_prompt: bool = False
-    own: Mapping[str, str] = field(default_factory=dict)
-    fault: UnprocessableRequest | None = None
+    scores_prompt: bool = False  # logprobs of the prompt are requested
+    fault: UnprocessableRequest | None = None  # why the body cannot be translated
     endpoint: str = COMPLETIONS
-    retries_by_body: bool = False
-    needs_steps: bool = False
 
-    def with_steps(self, steps: Sequence[Step]) -> Self:
-        """Return the same call: it needs no earlier step."""
-        return self
-
-    def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
+    def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
         """Return the completions call. Its clients send no model, so the alias `*` applies if it is configured."""
         if self.fault is not None and kind is not None:
             raise self.fault
@@ -88,7 +75,8 @@ class TokensInCall:
         """Return the plan to record. The one token of a call for the prompt's logprobs must not be trained."""
         if self.scores_prompt and plan.body.get("max_tokens") in {0, 1}:
             plan = replace(plan, problems=(*plan.problems, _NOT_SAMPLED), expected=plan.expected | {_NOT_SAMPLED})
-        return with_client_body(plan, self.request, f"atropos_{self.shape}")
+        plan = CallAdapter.recorded(self, plan)
+        return replace(plan, extra={**plan.extra, "form": f"atropos_{self.shape}"})
 
     def reshape(self, outcome: Outcome) -> Outcome:
         """Return the end in the client's format; an error if the engine returned no ids."""
@@ -175,13 +163,6 @@ def with_any_model(body: dict[str, Any], models: Mapping[str, str]) -> dict[str,
     return body if body.get("model") or "*" not in models else {**body, "model": models["*"]}
 
 
-def with_client_body(plan: Plan, request: Mapping[str, Any], form: str) -> Plan:
-    """Return the plan with the client's body and its form, and with the differences between that body and the one sent."""
-    changed = {name: value for name, value in plan.body.items() if name not in request or request[name] != value}
-    sent = {"set": changed, "unset": sorted(request.keys() - plan.body.keys())}
-    return replace(plan, request=dict(request), sent=sent, extra={**plan.extra, "form": form})
-
-
 def read_generate(_endpoint: str, body: Mapping[str, Any], _options: TranslationOptions) -> TokensInCall:
     """Parse a body of either shape. Raises UnprocessableRequest for an invalid one of vLLM's."""
     prompt = body.get("prompt")
@@ -193,7 +174,7 @@ def read_generate(_endpoint: str, body: Mapping[str, Any], _options: Translation
         _check(body)
         return replace(_read_sglang(body), own=own)
     except UnprocessableRequest as fault:
-        return TokensInCall(body, {}, "sglang", returns_logprobs=False, own=own, fault=fault)
+        return TokensInCall(request=body, body={}, shape="sglang", own=own, fault=fault)
 
 
 def _check(body: Mapping[str, Any]) -> None:
@@ -212,7 +193,8 @@ def _read_vllm(body: Mapping[str, Any], ids: list[int]) -> TokensInCall:
     dropped = {"prompt", "logprobs", "stream"}
     fields = {name: value for name, value in body.items() if name not in dropped and value is not None}
     sent = {**_SAMPLING, **fields, "prompt": ids}
-    return TokensInCall(body, sent, "vllm", body.get("logprobs") is not None, scores)
+    has_logprobs = body.get("logprobs") is not None
+    return TokensInCall(request=body, body=sent, shape="vllm", returns_logprobs=has_logprobs, scores_prompt=scores)
 
 
 def _read_sglang(body: Mapping[str, Any]) -> TokensInCall:
@@ -242,7 +224,8 @@ def _read_sglang(body: Mapping[str, Any]) -> TokensInCall:
     }
     named = {name: body[name] for name in ("rid", "rollout_id", "metadata") if name in body}
     fields: dict[str, Any] = {**_SAMPLING, "max_tokens": _SGLANG_NEW_TOKENS, **renamed, **named, "prompt": ids}
-    return TokensInCall(body, fields, "sglang", is_on(body.get("return_logprob")))
+    has_logprobs = is_on(body.get("return_logprob"))
+    return TokensInCall(request=body, body=fields, shape="sglang", returns_logprobs=has_logprobs)
 
 
 def _ids(value: Any, name: str) -> list[int]:

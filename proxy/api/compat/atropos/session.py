@@ -8,13 +8,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from proxy.api.body import FIRST_FAULT, faults_of
-from proxy.api.compat.atropos.generate import with_any_model, with_client_body
+from proxy.api.compat.atropos.generate import with_any_model
 from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.export import FORMATS, Inexpressible
 from proxy.export.atropos import IGNORED, NOT_SAMPLED
@@ -22,6 +22,7 @@ from proxy.protocols.dialects.base import is_on
 from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
+from proxy.protocols.translated_call import CallAdapter
 from proxy.rollouts.rollout import Rollout
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.fidelity import is_unlogged
@@ -99,7 +100,6 @@ def read_as(model: type[Read], body: Mapping[str, Any]) -> Read:
 
 
 TERMS: Final = "atropos"  # in the metadata of its rollout
-CHAT: Final = "/v1/chat/completions"
 _DEFAULTS: Final = {"max_tokens": 1024, "temperature": 1.0, "n": 1}  # of its schema
 # UUIDs of version 8 are application-specific (RFC 9562): sessions are distinguished from other rollouts by their ids alone.
 _SESSION_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -129,29 +129,20 @@ def deleted_metadata(rollout: Rollout) -> dict[str, Any]:
     return {**rollout.metadata, TERMS: {**(terms if isinstance(terms, Mapping) else {}), "deleted": True}}
 
 
-@dataclass(frozen=True, slots=True)
-class SessionChat:
-    """One chat call of a session: the client's body, and the body for an engine."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionChat(CallAdapter):
+    """One chat call of a session."""
 
-    request: Mapping[str, Any]
-    body: dict[str, Any]
-    own: ClassVar[Mapping[str, str]] = {}
-    endpoint: str = CHAT
     returns_logprobs: bool = True  # its nodes do
-    retries_by_body: bool = False
-    needs_steps: bool = False
 
-    def with_steps(self, steps: Sequence[Step]) -> Self:
-        """Return the same call: it needs no earlier step."""
-        return self
-
-    def native(self, models: Mapping[str, str], kind: str | None) -> dict[str, Any]:
+    def native(self, models: Mapping[str, str], kind: str | None = None) -> dict[str, Any]:
         """Return the chat call. Most of its clients send no model."""
         return with_any_model(self.body, models)
 
     def recorded(self, plan: Plan) -> Plan:
         """Return the plan with the client's body."""
-        return with_client_body(plan, self.request, "atropos_session")
+        plan = CallAdapter.recorded(self, plan)
+        return replace(plan, extra={**plan.extra, "form": "atropos_session"})
 
     def reshape(self, outcome: Outcome) -> Outcome:
         """Return the end in the client's format. A stream, which its proxy lacks, is the engine's own."""
@@ -193,7 +184,7 @@ def read_session_chat(_endpoint: str, body: Mapping[str, Any], _options: Transla
     messages = [{key: value for key, value in message.items() if value is not None} for message in body["messages"]]
     if "max_completion_tokens" in fields:
         fields = {"max_tokens": fields["max_completion_tokens"], **fields}  # instead of the default of max_tokens
-    return SessionChat(body, {**_DEFAULTS, **fields, "messages": messages})
+    return SessionChat(request=body, body={**_DEFAULTS, **fields, "messages": messages})
 
 
 def nodes_from(facts: RolloutFacts, steps: Sequence[Step], *, as_tree: bool) -> list[dict[str, Any]]:

@@ -17,7 +17,6 @@ from proxy.api.adapters import CallRoute
 from proxy.api.auth import SESSION_API, Caller, check_minted, identify
 from proxy.api.body import read_body, read_bytes
 from proxy.api.compat.atropos.session import (
-    CHAT,
     TERMS,
     CreateSession,
     SchemaFault,
@@ -45,6 +44,7 @@ from proxy.errors import BadRequest, Conflict, EngineError, NotFound, ProxyError
 from proxy.export import Inexpressible
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines.tokenizer_api import read_ids, render_request
+from proxy.protocols.translated_call import CHAT
 from proxy.rollouts.rollout import Rollout, read_rollout, read_rollouts, write_fields
 from proxy.rollouts.steps import aside, facts_of, read_steps
 from proxy.upstream import Endpoint, choose, preferred

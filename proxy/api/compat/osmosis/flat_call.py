@@ -5,9 +5,9 @@ prompt, minus the prompt and the sampled ids of the step that it continues.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
@@ -18,9 +18,9 @@ from proxy.protocols.dialects.translation import TranslationOptions
 from proxy.protocols.exchange import Outcome
 from proxy.protocols.plan import Plan
 from proxy.protocols.sampling import served_as
+from proxy.protocols.translated_call import CallAdapter
 from proxy.trajectory.step import Choice, Ids, Prompt, Step
 
-CHAT: Final = "/v1/chat/completions"
 _FLAT: Final = "/v1/completions"
 _ANY_MODEL: Final = "default"  # the model name of its clients, which names none
 _NO_LOGPROB: Final = -9999.0  # its schema allows no null; vLLM clamps logprobs to this value; the step is flagged
@@ -61,25 +61,14 @@ class FlatCallBody(BaseModel):
     stream: Literal[False] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FlatCall:
-    """One flat call: the client's body, and the body of the chat call. `claims`: the body has a mask, which may be null."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatCall(CallAdapter):
+    """One flat call. `needs_steps`: the body has a mask, which may be null, and earlier steps verify it."""
 
-    request: Mapping[str, Any]
-    body: dict[str, Any]
     mask: Sequence[int] | None
-    claims: bool
-    returns_logprobs: bool = True
-    before: Sequence[Step] = field(default=())
-    own: ClassVar[Mapping[str, str]] = {}
-    endpoint: str = CHAT
+    before: Sequence[Step] = ()
     # Its clients retry without a key (SDK 120bf30); their history only grows, so two different calls never have the same body.
     retries_by_body: bool = True
-
-    @property
-    def needs_steps(self) -> bool:
-        """Whether earlier steps are needed to verify the claimed mask."""
-        return self.claims
 
     def with_steps(self, steps: Sequence[Step]) -> Self:
         """Return the call with the earlier steps, which its claimed mask is compared with."""
@@ -118,7 +107,7 @@ class FlatCall:
 
     def _mismatch(self, step: Step) -> dict[str, int | None] | None:
         """Return both lengths if the claim differs from the ids; None if it is correct or cannot be verified."""
-        if not self.claims or not step.prompts:
+        if not self.needs_steps or not step.prompts:
             return None
         exact = added_since(step.prompts[0], self.before, longer=_longer_rendering(step))
         claimed, sampled = len(self.mask or ()), sum(self.mask or ())
@@ -134,7 +123,10 @@ def read_flat(endpoint: str, body: Mapping[str, Any], _options: TranslationOptio
     call = validated(FlatCallBody, body)
     chat = {name: value for name, value in body.items() if value is not None and name != "response_mask"}
     chat["messages"] = [_for_chat(message) for message in body["messages"]]
-    return FlatCall(body, chat, call.response_mask, "response_mask" in body, call.logprobs)
+    claims = "response_mask" in body
+    return FlatCall(
+        request=body, body=chat, mask=call.response_mask, needs_steps=claims, returns_logprobs=call.logprobs
+    )
 
 
 def added_since(prompt: Prompt, before: Iterable[Step], *, longer: int = 0) -> int | None:
