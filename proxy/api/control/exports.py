@@ -5,8 +5,8 @@ Rollouts are written one after the other, with a few read ahead, and row by row:
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +28,6 @@ from proxy.rollouts.steps import LONG, aside
 from proxy.rollouts.stored_fields import left_out
 from proxy.telemetry.logs import LOG
 from storage.errors import StorageError
-from storage.store import Store
-from storage.types import StoredEntity
 
 _MAX_AHEAD = 4  # rollouts read while one is written,
 _MAX_STEPS_AHEAD = 200  # unless they are long,
@@ -52,17 +50,8 @@ async def export_rollout(request: web.Request) -> web.StreamResponse:
     except Inexpressible as error:
         raise Conflict(str(error), param="format") from None
     response = web.StreamResponse(headers=skipped_header(plan.skipped, is_empty=not plan.trained))
-    response.content_type = query.container.content_type
     response.content_length = sum(map(len, pieces))
-    await response.prepare(request)
-    request[RESPONSE_STARTED] = True
-    if request.method == "HEAD":
-        return response  # a body would be read as the next response of the connection
-    with suppress(ClientConnectionResetError):
-        for piece in pieces:
-            await response.write(piece)
-        await response.write_eof()
-    return response
+    return await _written_to(request, response, query, pieces)
 
 
 async def export_many(request: web.Request) -> web.StreamResponse:
@@ -71,27 +60,37 @@ async def export_many(request: web.Request) -> web.StreamResponse:
     asked, query = export_query_from(request, ExportMany)
     query = await query.begin(context)
     unreadable: list[dict[str, Any]] = []
-    rollouts = _rollouts(context, asked, unreadable)
-    async with aclosing(_pieces(context, query, rollouts, unreadable)) as pieces:
+    async with aclosing(_pieces(context, query, _rollouts(context, asked, unreadable), unreadable)) as pieces:
         first = await anext(pieces)  # errors before this point still get their own status
-        response = web.StreamResponse(headers={"Content-Type": query.container.content_type})
-        await response.prepare(request)
-        if request.method == "HEAD":
-            return response  # as for one rollout
-        request[RESPONSE_STARTED] = (
-            True  # from here on an error closes the connection, so the body is not taken as complete
-        )
-        try:
-            await response.write(first)
-            async for piece in pieces:
+        return await _written_to(request, web.StreamResponse(), query, [first], pieces)
+
+
+async def _written_to(
+    request: web.Request,
+    response: web.StreamResponse,
+    query: ExportQuery,
+    pieces: Iterable[bytes],
+    more: AsyncIterable[bytes] | None = None,
+) -> web.StreamResponse:
+    """Write the pieces, and `more` of them. After the first an error closes the connection: the body is not complete."""
+    response.content_type = query.container.content_type
+    await response.prepare(request)
+    if request.method == "HEAD":
+        return response  # a body would be read as the next response of the connection
+    request[RESPONSE_STARTED] = True
+    try:
+        for piece in pieces:
+            await response.write(piece)
+        if more is not None:
+            async for piece in more:
                 await response.write(piece)
-            await response.write_eof()
-        except ClientConnectionResetError:
-            pass  # the client disconnected
-        except (ProxyError, StorageError) as error:
-            LOG.error("Export aborted", extra={"fields": {"why": str(error)}})
-            raise
-        return response
+        await response.write_eof()
+    except ClientConnectionResetError:
+        pass  # the client disconnected
+    except (ProxyError, StorageError) as error:
+        LOG.error("Export aborted", extra={"fields": {"why": str(error)}})
+        raise
+    return response
 
 
 async def _pieces(
@@ -165,23 +164,19 @@ async def _planned(context: Context, query: ExportQuery, rollout: Rollout) -> tu
         plan = planned.plan
         if not planned.is_rendered:
             await asyncio.to_thread(lambda: deque(plan.render(), maxlen=0))
+        if not plan.trained:
+            skipped = [*plan.skipped, {"why": without_rows(plan.skipped)}]
+            planned = replace(planned, plan=replace(plan, skipped=skipped))
     except NotFound:
-        return outcome, _skipped(GONE)
+        why = GONE
     except Damaged as damage:
         left_out([damage], context.metrics)
-        return outcome, _skipped(damage.message)
-    except Conflict as error:
-        return outcome, _skipped(error.message)
-    except Inexpressible as error:
-        return outcome, _skipped(str(error))
-    if plan.trained:
+        why = damage.message
+    except (Conflict, Inexpressible) as error:
+        why = str(error)
+    else:
         return outcome, planned
-    skipped = [*plan.skipped, {"why": without_rows(plan.skipped)}]
-    return outcome, replace(planned, plan=replace(plan, skipped=skipped))
-
-
-def _skipped(why: str) -> Planned:
-    return Planned(Plan((), [{"why": why}], lambda: iter(())), 0)
+    return outcome, Planned(Plan((), [{"why": why}], lambda: iter(())), 0)
 
 
 def _steps(rollout: Rollout) -> int:
@@ -197,35 +192,33 @@ async def _rollouts(
 
     Those that are unreadable, which may match, are added to `unreadable`.
     """
-    found = 0
-    async for stored in _stored(context.store, min(_MAX_ROLLOUTS_READ, asked.limit or _MAX_ROLLOUTS_READ)):
-        if stored is None:
-            continue  # deleted meanwhile
-        try:
-            rollout = read_rollout(stored)
-        except Damaged as damage:
-            unreadable += left_out([damage], context.metrics)
-            continue
-        if asked.since is not None and rollout.created_ms < asked.since * 1000:
-            return
-        if asked.matches(rollout):
-            yield rollout
-            found += 1
-            if found == asked.limit:
+    found, count = 0, min(_MAX_ROLLOUTS_READ, asked.limit or _MAX_ROLLOUTS_READ)
+    async for names in _batches(context.store.names(), count):
+        for stored in await asyncio.gather(*map(context.store.get, names)):
+            if stored is None:
+                continue  # deleted meanwhile
+            try:
+                rollout = read_rollout(stored)
+            except Damaged as damage:
+                unreadable += left_out([damage], context.metrics)
+                continue
+            if asked.since is not None and rollout.created_ms < asked.since * 1000:
                 return
+            if asked.matches(rollout):
+                yield rollout
+                found += 1
+                if found == asked.limit:
+                    return
 
 
-async def _stored(store: Store, count: int) -> AsyncIterator[StoredEntity | None]:
-    """Yield all rollouts of a store, newest first, `count` of them read at once; None for one that was deleted meanwhile."""
-    names: list[str] = []
-    async for name in store.names():
-        names.append(name)
-        if len(names) == count:
-            for stored in await asyncio.gather(*map(store.get, names)):
-                yield stored
-            names.clear()
-    for stored in await asyncio.gather(*map(store.get, names)):
-        yield stored
+async def _batches(names: AsyncIterator[str], count: int) -> AsyncIterator[list[str]]:
+    batch: list[str] = []
+    async for name in names:
+        batch.append(name)
+        if len(batch) == count:
+            yield batch
+            batch = []
+    yield batch
 
 
 def skipped_header(skipped: Sequence[Mapping[str, Any]], *, is_empty: bool) -> dict[str, str]:

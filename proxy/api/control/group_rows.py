@@ -1,11 +1,10 @@
 """The rows of a group's rollouts with their advantages, combined in the trainer's format."""
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery, refusal
@@ -18,6 +17,7 @@ from proxy.rollouts.group import Group
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import aside
 from proxy.trajectory.advantages import ESTIMATORS
+from proxy.upstream.concurrency import run_all
 
 GONE: Final = "deleted or expired"
 REWARD_PENDING: Final = "reward_pending"
@@ -38,38 +38,32 @@ class Reason:
     why: str
 
 
+_NO_ROWS: Final = Rows([], [])
 _UNREWARDED: Final = Reason(MissingReward.code, "it has no reward")
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A rollout of a group that has rows."""
+class Member(NamedTuple):
+    """A rollout of a group that has rows, with estimated advantages if an estimate was requested."""
 
     outcome: Outcome
     rows: Rows
 
-    @property
-    def rollout(self) -> Rollout:
-        """The rollout, with its rewards after the penalty, and estimated advantages if an estimate was requested."""
-        return self.outcome.rollout
-
 
 @dataclass(frozen=True, slots=True)
 class GroupRows:
-    """The members of a group that have rows, in the group's order; or none, and `reason`.
-
-    `skipped` names every other member of the group by its `rollout_id`, with the reason, and the steps that no row trains.
-    """
+    """The members of a group that have rows, in the group's order; or none, and `reason`."""
 
     members: list[Member]
-    skipped: list[dict[str, Any]]
+    skipped: list[
+        dict[str, Any]
+    ]  # all other members, by `rollout_id`, and the steps that no row trains, with the reasons
     reason: Reason | None = None
     outcomes: Sequence[Outcome] = ()  # of all members that exist
 
     @property
-    def why(self) -> str | None:
-        """Why the group has no rows, as a sentence; None if it has rows."""
-        return None if self.reason is None else self.reason.why
+    def rollouts(self) -> list[Rollout]:
+        """The rollouts that have rows, with their rewards after the penalty."""
+        return [member.outcome.rollout for member in self.members]
 
     @property
     def count(self) -> int:
@@ -79,7 +73,7 @@ class GroupRows:
     async def whole(self, query: ExportQuery) -> Any:
         """Combine the rows as the trainer takes them. Raises Conflict for members that cannot be combined."""
         try:
-            return await aside(self.count, lambda: query.form.gather(self._rows()))
+            return await aside(self.count, lambda: query.form.gather([member.rows for member in self.members]))
         except Inexpressible as error:
             raise refusal(error) from None
 
@@ -89,23 +83,19 @@ class GroupRows:
         `rollouts`, `rewards` and `advantages` have an entry for each member with rows; `rows` one for each row, in the
         order of `whole`: of its items, of the entries of its lists, or of the rows within its items.
         """
-        rollouts = [member.rollout for member in self.members]
-        advantages = None if query.asked.advantage == "none" else [rollout.advantages for rollout in rollouts]
+        has_advantages = query.asked.advantage != "none"
         return {
-            "rollouts": [rollout.rollout_id for rollout in rollouts],
-            "rewards": [rollout.reward for rollout in rollouts],
-            "advantages": advantages,
+            "rollouts": [rollout.rollout_id for rollout in self.rollouts],
+            "rewards": [rollout.reward for rollout in self.rollouts],
+            "advantages": [rollout.advantages for rollout in self.rollouts] if has_advantages else None,
             "rows": self.about(query),
             "skipped": self.skipped,
         }
 
     def about(self, query: ExportQuery) -> list[dict[str, Any]]:
         """Describe each row, in the order in which `whole` has them."""
-        described = [query.about(member.rollout, member.rows, member.outcome.raw) for member in self.members]
-        return [described[member][row] for member, row in query.form.order(self._rows())]
-
-    def _rows(self) -> list[Rows]:
-        return [member.rows for member in self.members]
+        described = [query.about(outcome.rollout, rows, outcome.raw) for outcome, rows in self.members]
+        return [described[member][row] for member, row in query.form.order([rows for _, rows in self.members])]
 
 
 async def read_group_rows(
@@ -129,26 +119,21 @@ async def read_group_rows(
     excluded = _excluded(query, group, rollouts, conditions)
     outcomes = outcomes or await estimate(await read_outcomes(context, query, rollouts), query.asked.advantage)
     found = {outcome.rollout.rollout_id: outcome for outcome in outcomes}
+    counted = [found[name] for name in group.members if name not in excluded]
+    works = [partial(_read_member, context, query, outcome, conditions, whole=whole) for outcome in counted]
+    # Members that are scored are all read at the same time.
+    read = iter(await run_all(works, at_once=1 if query.rescoring is None else len(works)))
     members = []
     missing: Counter[str] = Counter()
     skipped: list[dict[str, Any]] = [{"rollout_id": name, "why": why} for name, why in group.unneeded.items()]
-    counted = [found[name] for name in group.members if name not in excluded]
-    async with aclosing(_read_members(context, query, counted, whole=whole)) as reading:
-        for name in group.members:
-            reason = excluded.get(name)
-            if reason is None:
-                read = await anext(reading)
-                if isinstance(read, Member):
-                    skipped += [{"rollout_id": name, **entry} for entry in read.rows.skipped]
-                    reason = None if read.rows.rows else Reason("no_rows", without_rows(read.rows.skipped))
-                    members += [] if reason else [read]
-                else:
-                    reason = read
-            if reason is not None:
-                if conditions.members == "all":
-                    raise _incomplete(name, reason)
-                skipped.append({"rollout_id": name, "why": reason.why})
-                missing[reason.code] += 1
+    for name in group.members:
+        rows, reason = (_NO_ROWS, excluded[name]) if name in excluded else next(read)
+        skipped += [{"rollout_id": name, **entry} for entry in rows.skipped]
+        if reason is None:
+            members.append(Member(found[name], rows))
+        else:
+            skipped.append({"rollout_id": name, "why": reason.why})
+            missing[reason.code] += 1
     least = conditions.least(group)
     if len(members) < least:
         return GroupRows([], skipped, _too_few(len(members), missing, least))
@@ -157,7 +142,8 @@ async def read_group_rows(
 
 def _why_equal(rollouts: Sequence[Rollout]) -> Reason | None:
     """Return why the rewards of a group are not mixed; None if they are."""
-    rewards = [known for rollout in rollouts if (known := _rewards_of(rollout)) is not None]
+    signals = [(rollout.reward, tuple(sorted(rollout.thread_rewards.items()))) for rollout in rollouts]
+    rewards = [signal for signal in signals if signal != (None, ())]
     if len(set(rewards)) > 1:
         return None
     if not rewards:
@@ -180,61 +166,43 @@ def _too_few(count: int, missing: Mapping[str, int], least: int) -> Reason:
 
 def why_pending(rollouts: Sequence[Rollout], left_s: float) -> Reason | None:
     """Return why a claim waits for rewards of these members of a group; None if each that gets a reward has one."""
-    count = sum(rollout.status in _SCORED and not _has_signal(rollout) for rollout in rollouts)
+    count = sum(
+        rollout.status in _SCORED
+        and (rollout.reward, rollout.advantages) == (None, None)
+        and not (rollout.step_rewards or rollout.thread_rewards)
+        for rollout in rollouts
+    )
     if not count:
         return None
     why = f"{count} of {len(rollouts)} rollouts lack rewards; claims wait for them for another {left_s:.0f} s"
     return Reason(REWARD_PENDING, why)
 
 
-def _has_signal(rollout: Rollout) -> bool:
-    """Return whether a rollout has a reward, of itself or in it, or an advantage."""
-    in_it = rollout.step_rewards or rollout.thread_rewards
-    return rollout.reward is not None or rollout.advantages is not None or bool(in_it)
-
-
-async def _read_members(
-    context: Context, query: ExportQuery, outcomes: Sequence[Outcome], *, whole: bool
-) -> AsyncGenerator[Member | Reason, None]:
-    """Yield what `_read_member` returns for each outcome; members that are scored are all read at the same time."""
-    if query.rescoring is None:
-        for outcome in outcomes:
-            yield await _read_member(context, query, outcome, whole=whole)
-        return
-    start = asyncio.get_running_loop().create_task
-    reading = [start(_read_member(context, query, outcome, whole=whole)) for outcome in outcomes]
+async def _read_member(
+    context: Context, query: ExportQuery, outcome: Outcome, conditions: GroupFilter, *, whole: bool
+) -> tuple[Rows, Reason | None]:
+    """Return the rows of a member, and why it is omitted, if it is. Raises as `read_group_rows`."""
+    rows, reason = _NO_ROWS, None
     try:
-        for task in reading:
-            yield await task
-    finally:
-        for task in reading:
-            task.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
-
-
-def _rewards_of(rollout: Rollout) -> tuple[Any, ...] | None:
-    """Return the rewards of a rollout and of its threads; None if it has none."""
-    of_threads = tuple(sorted(rollout.thread_rewards.items()))
-    return (rollout.reward, of_threads) if rollout.reward is not None or of_threads else None
-
-
-async def _read_member(context: Context, query: ExportQuery, outcome: Outcome, *, whole: bool) -> Member | Reason:
-    """Return a member with its rows, or why it has none. Raises as `read_group_rows`."""
-    try:
-        member = Member(outcome, await (await query.plan(context, outcome.rollout)).rows())
+        rows = await (await query.plan(context, outcome.rollout)).rows()
     except NotFound:
-        return Reason("no_rows", GONE)
+        reason = Reason("no_rows", GONE)
     except Damaged as damage:
         if whole:
             raise
-        return Reason(damage.reason, damage.message)
+        reason = Reason(damage.reason, damage.message)
     except Conflict as conflict:
         if conflict.reason != MissingReward.code:
             raise
-        return Reason(conflict.reason, conflict.message)
-    if query.asked.advantage in ESTIMATORS and not (outcome.returns or outcome.thread_rewards) and member.rows.rows:
-        return _UNREWARDED  # its steps have rewards, but none that has a row
-    return member
+        reason = Reason(conflict.reason, conflict.message)
+    else:
+        if not rows.rows:
+            reason = Reason("no_rows", without_rows(rows.skipped))
+        elif query.asked.advantage in ESTIMATORS and not (outcome.returns or outcome.thread_rewards):
+            rows, reason = _NO_ROWS, _UNREWARDED  # its steps have rewards, but none that has a row
+    if reason is not None and conditions.members == "all":
+        raise _incomplete(outcome.rollout.rollout_id, reason)
+    return rows, reason
 
 
 def check_members(query: ExportQuery, group: Group, rollouts: Sequence[Rollout], conditions: GroupFilter) -> None:
@@ -256,18 +224,15 @@ def _excluded(
     """Return the members that do not count, with the reason."""
     excluded = {}
     found = {rollout.rollout_id: rollout for rollout in rollouts}
-    is_counted = {
-        name: conditions.members != "completed" or rollout.status == "completed" for name, rollout in found.items()
-    }
-    is_any_rewarded = any(rollout.reward is not None for name, rollout in found.items() if is_counted[name])
+    status = "completed" if conditions.members == "completed" else None
+    is_any_rewarded = any(it.reward is not None for it in rollouts if status in (None, it.status))
     for name in group.members:
-        if name not in found:
+        rollout = found.get(name)
+        if rollout is None:
             excluded[name] = Reason("no_rows", GONE)
-        elif not is_counted[name]:
-            excluded[name] = Reason("not_completed", f"its status is {found[name].status}")
-        elif found[name].reward is None and _needs_reward(
-            query, found[name], conditions, is_any_rewarded=is_any_rewarded
-        ):
+        elif status not in (None, rollout.status):
+            excluded[name] = Reason("not_completed", f"its status is {rollout.status}")
+        elif rollout.reward is None and _needs_reward(query, rollout, conditions, is_any_rewarded=is_any_rewarded):
             excluded[name] = _UNREWARDED
     return excluded
 

@@ -186,7 +186,7 @@ async def export_group(request: web.Request) -> web.Response:
         readable = tuple(name for name in group.members if name not in whys)
         group = structs.replace(group, members=readable, unneeded={**group.unneeded, **whys})
     gathered = await read_group_rows(context, query, group, rollouts, conditions)
-    skipped = [{"why": gathered.why}] if gathered.why else gathered.skipped
+    skipped = gathered.skipped if gathered.reason is None else [{"why": gathered.reason.why}]
     body = await _rendered(query, gathered)
     return web.Response(
         body=body,
@@ -201,7 +201,8 @@ async def _rendered(query: ExportQuery, gathered: GroupRows) -> bytes:
     The `rows` of the report are parallel to the rows, or to the entries of the lists of a format that is one object.
     """
     whole = await gathered.whole(query)
-    report = {"skipped": gathered.skipped, "why": gathered.why, "rows": gathered.about(query)}
+    why = None if gathered.reason is None else gathered.reason.why
+    report = {"skipped": gathered.skipped, "why": why, "rows": gathered.about(query)}
     if query.container is Json:
         shown = {"group": whole, "report": report} if query.report else whole
         return await aside(gathered.count, lambda: to_json_bytes(shown))

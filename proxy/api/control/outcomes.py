@@ -5,10 +5,11 @@ whole group are never in memory.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -20,7 +21,7 @@ from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import aside, facts_of, weights_of
 from proxy.rollouts.stored_fields import LARGEST
 from proxy.telemetry.metrics import Metrics
-from proxy.trajectory.advantages import ESTIMATORS, Advantages, Episode, Returns, episodes, returns
+from proxy.trajectory.advantages import ESTIMATORS, Advantages, Returns, episodes, returns
 from proxy.trajectory.facts import RolloutFacts
 
 _OUTCOMES_OF_A_STEP: Final = 32  # that take as long as a step in `aside`,
@@ -29,33 +30,56 @@ _RETURNS_OF_A_STEP: Final = 1024  # and returns that do
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A rollout with its rewards after the penalty, and with its advantages once they are estimated.
-
-    `returns` has one for each turn, or one for the whole rollout; none if the rollout has no reward. `turns` are the ids of the
-    turns, None if the return is that of the whole rollout. `raw_reward` is the reward before the penalty, as are
-    `raw_thread_rewards`.
-    """
+    """A rollout with its rewards after the penalty, and with its advantages once they are estimated."""
 
     rollout: Rollout
-    returns: tuple[float, ...] = ()
-    turns: tuple[str, ...] | None = None
-    raw_reward: float | None = None
-    raw_thread_rewards: Mapping[str, float] = field(default_factory=dict)
+    returns: tuple[float, ...] = ()  # of each turn, or one of the whole rollout; none if the rollout has no reward
+    turns: tuple[str, ...] | None = None  # the ids of the turns; None if the return is that of the whole rollout
+    raw: RolloutFacts | None = None  # before the penalty, if there is one
 
     @property
     def thread_rewards(self) -> Mapping[str, float]:
         """The rewards of its threads, after the penalty."""
         return self.rollout.thread_rewards
 
-    @property
-    def raw(self) -> RolloutFacts:
-        """The facts of the rollout with its rewards before the penalty."""
-        return replace(facts_of(self.rollout), reward=self.raw_reward, thread_rewards=self.raw_thread_rewards)
-
 
 async def read_outcomes(context: Context, query: ExportQuery, rollouts: Sequence[Rollout]) -> list[Outcome]:
     """Return what these rollouts earned, in their order; without advantages."""
-    return [await _outcome(context, query, rollout) for rollout in rollouts]
+    outcomes = []
+    for rollout in rollouts:
+        outcome = Outcome(rollout, () if rollout.reward is None else (float(rollout.reward),))
+        if query.reads_ahead:
+            with suppress(NotFound, Damaged):  # it gets no rows, for this reason
+                outcome = await _played(context, query, rollout)
+        outcomes.append(outcome)
+    return outcomes
+
+
+async def _played(context: Context, query: ExportQuery, rollout: Rollout) -> Outcome:
+    """Return what a rollout earned by its steps: after the penalty, and for each turn if there are turns."""
+    steps, _ = await query.read(context, rollout, whole=False)
+
+    def played() -> Outcome:
+        facts = raw = facts_of(rollout)
+        found = episodes(steps, facts, query.options)
+        if query.penalty is not None:
+            for each in found:
+                facts = each.penalized(facts, query.penalty)
+        lowered = structs.replace(
+            rollout, reward=facts.reward, step_rewards=facts.step_rewards, thread_rewards=facts.thread_rewards
+        )
+        whole = Outcome(lowered, () if facts.reward is None else (float(facts.reward),), raw=raw)
+        turns = [each.turns(facts) for each in found]
+        if not (query.is_by_turn and any(turns)):
+            return whole
+        discount = 1.0 if query.asked.discount is None else query.asked.discount
+        by_turn: dict[str, float] = {}
+        for each, of_episode in zip(found, turns, strict=True):
+            earned = returns(of_episode, facts.of_thread(each.thread), discount)
+            by_turn |= zip(of_episode, earned, strict=False)  # none of them if the last turn has no reward
+        return replace(whole, returns=tuple(by_turn.values()), turns=tuple(by_turn))
+
+    return await aside(weights_of(steps).packed, played)
 
 
 async def outcome_alone(context: Context, query: ExportQuery, rollout: Rollout) -> Outcome:
@@ -84,7 +108,14 @@ def estimated(outcomes: Sequence[Outcome], advantage: str) -> list[Outcome]:
         return list(outcomes)
     estimator = ESTIMATORS[advantage]
     values = iter(estimator([outcome.returns for outcome in outcomes if outcome.returns]))
-    found = [_with_advantages(outcome, next(values) if outcome.returns else None) for outcome in outcomes]
+    found = []
+    for outcome in outcomes:
+        own = _in_range(outcome, next(values)) if outcome.returns else None
+        if own is not None and outcome.turns is not None:
+            advantages: Any = dict(zip(outcome.turns, own, strict=True))
+        else:
+            advantages = None if own is None else own[0]
+        found.append(replace(outcome, rollout=structs.replace(outcome.rollout, advantages=advantages)))
     return found if any(outcome.turns is not None for outcome in found) else _with_thread_advantages(found, estimator)
 
 
@@ -93,16 +124,11 @@ def _with_thread_advantages(outcomes: Sequence[Outcome], estimator: Callable[[Re
     advantages: list[dict[str, float]] = [{} for _ in outcomes]
     for kind in sorted({_kind(name) for outcome in outcomes for name in outcome.thread_rewards}):
         names = [[name for name in outcome.thread_rewards if _kind(name) == kind] for outcome in outcomes]
-        rewards = [
-            [outcome.thread_rewards[name] for name in of_rollout]
-            for outcome, of_rollout in zip(outcomes, names, strict=True)
-        ]
-        values = iter(estimator([of_rollout for of_rollout in rewards if of_rollout]))
-        for outcome, of_rollout, known in zip(outcomes, names, advantages, strict=True):
-            if of_rollout:
-                found = next(values)
-                _check_range(outcome, found)
-                known.update(zip(of_rollout, found, strict=True))
+        pairs = list(zip(outcomes, names, strict=True))
+        values = iter(estimator([[outcome.thread_rewards[name] for name in own] for outcome, own in pairs if own]))
+        for (outcome, own), known in zip(pairs, advantages, strict=True):
+            if own:
+                known.update(zip(own, _in_range(outcome, next(values)), strict=True))
     return [
         replace(outcome, rollout=structs.replace(outcome.rollout, thread_advantages=known)) if known else outcome
         for outcome, known in zip(outcomes, advantages, strict=True)
@@ -115,61 +141,14 @@ def _kind(thread: str) -> str:
     return kind + colon
 
 
-def _check_range(outcome: Outcome, values: Sequence[float]) -> None:
+def _in_range(outcome: Outcome, values: Sequence[float]) -> Sequence[float]:
+    """Return the advantages of a rollout. Raises Conflict."""
     if not all(-LARGEST <= value <= LARGEST for value in values):
         raise Conflict(
             f"An advantage of rollout {outcome.rollout.rollout_id!r} exceeds the range of float32; its rewards are too large.",
             param="advantage",
         )
-
-
-def _with_advantages(outcome: Outcome, values: Sequence[float] | None) -> Outcome:
-    if values is None:
-        return replace(outcome, rollout=structs.replace(outcome.rollout, advantages=None))
-    _check_range(outcome, values)
-    found = values[0] if outcome.turns is None else dict(zip(outcome.turns, values, strict=True))
-    return replace(outcome, rollout=structs.replace(outcome.rollout, advantages=found))
-
-
-async def _outcome(context: Context, query: ExportQuery, rollout: Rollout) -> Outcome:
-    whole = () if rollout.reward is None else (float(rollout.reward),)
-    unread = Outcome(rollout, whole, raw_reward=rollout.reward, raw_thread_rewards=rollout.thread_rewards)
-    if not query.reads_ahead:
-        return unread
-    try:
-        facts, played = await _played(context, query, rollout)
-    except (NotFound, Damaged):
-        return unread  # it gets no rows, for this reason
-    lowered = structs.replace(
-        rollout, reward=facts.reward, step_rewards=facts.step_rewards, thread_rewards=facts.thread_rewards
-    )
-    outcome = replace(unread, rollout=lowered, returns=() if facts.reward is None else (float(facts.reward),))
-    return _by_turn(outcome, query, facts, played) if query.is_by_turn else outcome
-
-
-def _by_turn(outcome: Outcome, query: ExportQuery, facts: RolloutFacts, played: Sequence[Episode]) -> Outcome:
-    """Return the outcome with a return for each turn, if there are turns."""
-    discount = 1.0 if query.asked.discount is None else query.asked.discount
-    by_turn: dict[str, float] = {}
-    turns = [each.turns(facts) for each in played]
-    for each, of_episode in zip(played, turns, strict=True):
-        earned = returns(of_episode, facts.of_thread(each.thread), discount)
-        by_turn |= zip(of_episode, earned, strict=False)  # none of them if the last turn has no reward
-    return replace(outcome, returns=tuple(by_turn.values()), turns=tuple(by_turn)) if any(turns) else outcome
-
-
-async def _played(context: Context, query: ExportQuery, rollout: Rollout) -> tuple[RolloutFacts, list[Episode]]:
-    """Return the facts of a rollout after the penalty, and what its rows train."""
-    steps, _ = await query.read(context, rollout, whole=False)
-
-    def played() -> tuple[RolloutFacts, list[Episode]]:
-        facts = facts_of(rollout)
-        found = episodes(steps, facts, query.options)
-        for each in found:
-            facts = facts if query.penalty is None else each.penalized(facts, query.penalty)
-        return facts, found
-
-    return await aside(weights_of(steps).packed, played)
+    return values
 
 
 _COMPARED: Final = 2  # rewards, at least, that are equal or not

@@ -45,7 +45,7 @@ async def check_parallel(name, group, advantage, **options):
     }  # fmt: skip
     with suppress(Conflict):  # the format cannot express one of them
         gathered = await read_rows(group, query)
-        data = await gathered.whole(query) if gathered.why is None else []
+        data = await gathered.whole(query) if gathered.reason is None else []
         description = gathered.described(query)
         rows = entries(name, data)
         present = [rollout for rollout, steps in group if steps != "deleted before"]
@@ -68,7 +68,7 @@ async def check_parallel(name, group, advantage, **options):
             reward = estimated[entry["rollout_id"]].reward
             expected = None if advantage == "none" else advantages[entry["rollout_id"]]
             assert (reward, expected) == (entry["reward"], entry["advantage"])
-        if gathered.why is None:
+        if gathered.reason is None:
             omitted = Counter(entry["rollout_id"] for entry in description["skipped"] if "step_id" not in entry)
             assert Counter(rollout.rollout_id for rollout, _ in group if rollout.rollout_id not in of_rows) == omitted
             check_steps(name, group, description, advantage, options)
@@ -113,7 +113,7 @@ async def test_with_whole_an_unreadable_member_raises_damaged_step():
 
     with pytest.raises(DamagedStep, match="'r0'"):
         await read_rows(group, query_for("sequences"), whole=True)
-    assert ["r1"] == [member.rollout.rollout_id for member in gathered.members]
+    assert ["r1"] == [rollout.rollout_id for rollout in gathered.rollouts]
     assert [("r0", True)] == [(entry["rollout_id"], "cannot be read" in entry["why"]) for entry in gathered.skipped]
 
 

@@ -32,7 +32,7 @@ def played(*rewards, statuses=None):
 async def kept(group, name="sequences", advantage="given", **conditions):
     """Return the members with rows and those without, and the code of the reason if the group is dropped."""
     found = await read_rows(group, query_for(name, advantage), GroupFilter(**conditions), size=len(group))
-    names = [member.rollout.rollout_id for member in found.members]
+    names = [rollout.rollout_id for rollout in found.rollouts]
     return names, {entry["rollout_id"]: entry["why"] for entry in found.skipped}, found.reason and found.reason.code
 
 
@@ -81,7 +81,7 @@ async def test_completed_counts_completed_members_only():
     found = await read_rows(group, query_for("sequences", "rloo"), GroupFilter(members="completed"), size=3)
 
     assert (["r0", "r2"], {"r1": "its status is failed"}, None) == await kept(group, members="completed")
-    assert [1.0, -0.5] == [member.rollout.advantages for member in found.members]
+    assert [1.0, -0.5] == [rollout.advantages for rollout in found.rollouts]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_every_member_has_rows_or_a_reason(group, choice, name, advantage):
         except Conflict as refused:
             assert refused.reason in {"format", "no_reward", "no_rows", "no_advantage", "damaged_step"}
             return
-        counted = [member.rollout for member in found.members]
+        counted = found.rollouts
         omitted = Counter(entry["rollout_id"] for entry in found.skipped if "step_id" not in entry)
         if found.reason is not None:
             assert found.reason.code in {"too_few_members", "no_reward"}

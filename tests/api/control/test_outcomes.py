@@ -141,7 +141,7 @@ async def test_the_penalty_lowers_the_reward_before_advantages_are_estimated():
 
     assert [0.25, 1.0] == [outcome.rollout.reward for outcome in outcomes]  # 5 and 2 tokens
     assert [-0.375, 0.375] == advantages(outcomes)
-    assert [1.0, 1.0] == [outcome.raw_reward for outcome in outcomes]
+    assert [1.0, 1.0] == [outcome.raw.reward for outcome in outcomes]
 
 
 async def test_the_penalty_lowers_the_last_turns_own_reward():
