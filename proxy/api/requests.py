@@ -21,6 +21,7 @@ from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout
 from proxy.rollouts.stored_fields import LARGEST, check_numbers
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
+from storage.types import Page
 
 _MAX_BODY_BYTES: Final = 8 * 2**20  # terms and metadata are serialized again for the store and the response
 _MAX_NAMED_FAULTS: Final = 5  # of a body: a long list may have one per item
@@ -146,6 +147,19 @@ def _number(name: str, text: str, schema: dict[str, Any]) -> float:
 
 Signal = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
 Signals = Annotated[dict[str, Any], AfterValidator(check_numbers)]
+
+
+def named(value: object, *names: str) -> dict[str, Any]:
+    """Return these attributes of a value, by name, for a response."""
+    return {name: getattr(value, name) for name in names}
+
+
+async def page_from(listing: Awaitable[Page]) -> Page:
+    """Return a page of a listing. Raises BadRequest for an invalid cursor."""
+    try:
+        return await listing
+    except ValueError as error:
+        raise BadRequest(str(error), param="cursor") from None
 
 
 async def body_from(request: web.Request, model: type[Read]) -> Read:

@@ -10,8 +10,7 @@ groups        open, list, get, export, requeue, delete; what the newest groups o
 group_rows    rows of a group, combined
 batches       claim, acknowledge, extend, release
 claims        selection of the groups of a claim
-policy        the policies: their versions, the pause while weights change, and LoRA adapters
-engines       state and replacement of endpoints
+engines       state and replacement of endpoints; policies: versions, the pause while weights change, LoRA adapters
 """
 
 from typing import Final
@@ -21,7 +20,6 @@ from proxy.api.control import (
     engines,
     exports,
     groups,
-    policy,
     rollouts,
     schemas,
     steps,
@@ -48,11 +46,11 @@ def _policy_routes(path: str, what: str, *statuses: int) -> list[Route]:
     version = f"version of {what}."
     load = f"Load a LoRA adapter of {what} into vLLM."
     return [
-        route("get", path, policy.show_policy, f"Get the announced {version}", 200, *statuses),
-        route("put", path, policy.put_policy, f"Announce a {version}", *changed, body=schemas.PutPolicy),
-        route("post", f"{path}/pause", policy.pause_policy, f"Pause new calls of {what}.", *changed, **pause),
-        route("post", f"{path}/adapter", policy.load_adapter, load, *loaded, body=schemas.LoadAdapter),
-        route("post", f"{path}/resume", policy.resume_policy, f"Resume calls of {what}.", 200, *statuses),
+        route("get", path, engines.show_policy, f"Get the announced {version}", 200, *statuses),
+        route("put", path, engines.put_policy, f"Announce a {version}", *changed, body=schemas.PutPolicy),
+        route("post", f"{path}/pause", engines.pause_policy, f"Pause new calls of {what}.", *changed, **pause),
+        route("post", f"{path}/adapter", engines.load_adapter, load, *loaded, body=schemas.LoadAdapter),
+        route("post", f"{path}/resume", engines.resume_policy, f"Resume calls of {what}.", 200, *statuses),
     ]
 
 
@@ -112,7 +110,7 @@ CONTROL_ROUTES: Final[tuple[Route, ...]] = (
         "get", "/search", rollouts.search_rollouts, "Search for a text in prompts, replies and errors, newest rollouts first.",
         200, 400, query=schemas.Search,
     ),
-    route("get", "/policies", policy.list_policies, "List the policies with their models and versions."),
+    route("get", "/policies", engines.list_policies, "List the policies with their models and versions."),
     *_policy_routes(_P, "a policy", 404),
     *_policy_routes("/policy", "the policy `default`"),
     route("get", "/engines", engines.show_engines, "List the engines with their health and versions."),

@@ -1,4 +1,8 @@
-"""The routes of `/engines`: the state of the endpoints, and their replacement. API keys of engines are never shown."""
+"""The routes of the engines, and of the policies that they serve; `/policy` is the policy `default`.
+
+API keys of engines are never shown. A policy has a version of its weights, which the trainer announces, and a pause of its
+calls. The version is recorded in steps whose engine reports none.
+"""
 
 import asyncio
 from typing import Any
@@ -6,15 +10,18 @@ from typing import Any
 from aiohttp import web
 
 from proxy.api.context import CONTEXT, Context
-from proxy.api.control.schemas import PutEngines
+from proxy.api.control.schemas import Drain, LoadAdapter, PausePolicy, PutEngines, PutPolicy
 from proxy.api.health import healthy_engines
 from proxy.api.http import json_response
-from proxy.api.requests import body_from
+from proxy.api.requests import body_from, named, query_from
 from proxy.config.sections import RecordSettings
-from proxy.errors import Forbidden
+from proxy.errors import Forbidden, UnprocessableRequest
 from proxy.protocols.dialects.base import DialectName
 from proxy.protocols.engines.base import CallOptions
 from proxy.protocols.engines.quirks import QUIRKS, choose_framing
+from proxy.rollouts.adapter_updates import AdapterUpdate
+from proxy.rollouts.policy import Announced, Policy, read_announced
+from proxy.trajectory.step import DEFAULT_POLICY
 from proxy.upstream import Endpoint, ejected_for
 
 _DIALECTS: tuple[DialectName, ...] = ("chat", "completions")  # the dialects whose streams may be synthetic
@@ -57,23 +64,119 @@ def _engine(endpoint: Endpoint, healthy: dict[str, bool], record: RecordSettings
     streaming = endpoint.settings.streaming or record.streaming
     options = CallOptions(streaming=streaming, logprobs=record.logprobs, traits=traits)
     ejected_s = ejected_for(endpoint)
+    settings = endpoint.settings
     return {
         "name": endpoint.label,
-        "url": endpoint.settings.url,
-        "kind": endpoint.kind,
-        "version": endpoint.version,
+        "url": settings.url,
+        **named(endpoint, "kind", "version"),
         "token_ids": endpoint.returns_ids,
-        "models": endpoint.settings.models or sorted(endpoint.models.names or ()),
-        "logprobs_mode": endpoint.settings.logprobs_mode or endpoint.engine.logprobs_mode,
+        "models": settings.models or sorted(endpoint.models.names or ()),
+        "logprobs_mode": settings.logprobs_mode or endpoint.engine.logprobs_mode,
         "sampling_defaults": traits.sampling_defaults,
         "parser": traits.has_parser,
         "streams": {name: choose_framing(name, {"stream": True}, options) for name in _DIALECTS},
         "loses": [quirk.what for quirk in QUIRKS if quirk.engine == endpoint.engine.kind],
         "healthy": healthy.get(endpoint.label, False),  # False for one that was added during the check
         "ejected_until": None if ejected_s is None else now + ejected_s,
-        "max_in_flight": endpoint.settings.max_in_flight,
+        "max_in_flight": settings.max_in_flight,
         "in_flight": endpoint.queue.in_flight,
         "queued": endpoint.queue.waiting,
-        "faults": endpoint.faults,
-        "last_fault": endpoint.last_fault,
+        **named(endpoint, "faults", "last_fault"),
     }
+
+
+async def list_policies(request: web.Request) -> web.Response:
+    """`GET /policies`: all policies, with their announced versions."""
+    context = request.app[CONTEXT]
+    announced = await context.store.announcements.read()
+    shown = [
+        {
+            **named(policy, "name", "models"),
+            "train": policy.is_trained,
+            **_shown(read_announced(announced, policy.name)),
+            "mode": policy.pause.mode,
+        }
+        for policy in context.policies
+    ]
+    return json_response({"policies": shown})
+
+
+async def show_policy(request: web.Request) -> web.Response:
+    """`GET /policies/{policy}`: the announced version, or null, with its epoch and run."""
+    context, policy = _policy_from(request)
+    return json_response(_shown(read_announced(await context.store.announcements.read(), policy.name)))
+
+
+async def put_policy(request: web.Request) -> web.Response:
+    """`PUT /policies/{policy}`: announce the version of all calls that begin afterwards, in all processes of the store.
+
+    Raises:
+        LowerVersion: The number is lower than one that was announced in the epoch.
+    """
+    context, policy = _policy_from(request)
+    body = await body_from(request, PutPolicy)
+    announced = await policy.version.announce(
+        context.store.announcements, str(body.version), run=body.run, new_epoch=body.new_epoch
+    )
+    return json_response(_shown(announced) | _warning(announced))
+
+
+async def pause_policy(request: web.Request) -> web.Response:
+    """`POST /policies/{policy}/pause`: after the response, no process that shares the store sends a new call of the policy.
+
+    `?drain_s=` waits up to that many seconds until no call is in flight; then `in_flight: abort` stops those that are left.
+    `drained` is whether all processes agree.
+    """
+    _, policy = _policy_from(request)
+    drain_s = query_from(request, Drain, takes_others=True).drain_s
+    body = await body_from(request, PausePolicy)
+    in_flight, is_drained = await policy.pause.drained(body.mode, drain_s=drain_s, aborts=body.in_flight == "abort")
+    return json_response({"mode": policy.pause.mode, "in_flight": in_flight, "drained": is_drained})
+
+
+async def resume_policy(request: web.Request) -> web.Response:
+    """`POST /policies/{policy}/resume`: waiting calls continue, with the policy version that is announced now."""
+    _, policy = _policy_from(request)
+    await policy.pause.announce(None)
+    in_flight, _ = await policy.pause.beat()
+    return json_response({"mode": policy.pause.mode, "in_flight": in_flight})
+
+
+async def load_adapter(request: web.Request) -> web.Response:
+    """`POST /policies/{policy}/adapter`: load a LoRA adapter into every endpoint under a pause, and announce its version.
+
+    Raises:
+        UnprocessableRequest: The name is missing and the policy has not exactly one model, or is no model of the policy.
+    """
+    context, policy = _policy_from(request)
+    body = await body_from(request, LoadAdapter)
+    models = policy.models
+    name = body.name or (models[0] if len(models) == 1 and "*" not in models[0] else None)
+    if name is None:
+        raise UnprocessableRequest(
+            f"Name the adapter in name: policy {policy.name!r} has not exactly one model (policies.{policy.name}.models).",
+            param="name",
+        )
+    if policy is not context.policies.of(name):
+        raise UnprocessableRequest(f"The model {name!r} does not belong to policy {policy.name!r}.", param="name")
+    terms = named(body, "path", "mode", "drain_s", "run", "new_epoch")
+    update = AdapterUpdate(name, version=str(body.version), aborts=body.in_flight == "abort", **terms)
+    endpoints, announced = await context.adapter_updates[policy.name].apply(update)
+    shown = _shown(announced) | _warning(announced)
+    return json_response({"name": name, "path": body.path, **shown, "endpoints": endpoints})
+
+
+def _shown(announced: Announced) -> dict[str, Any]:
+    """Return the JSON of an announcement; with the highest number of its epoch, if its version is none."""
+    highest = None if announced.warning is None else announced.highest
+    return {**named(announced, "version", "epoch", "run"), **({} if highest is None else {"highest": highest})}
+
+
+def _warning(announced: Announced) -> dict[str, str]:
+    return {} if announced.warning is None else {"warning": announced.warning}
+
+
+def _policy_from(request: web.Request) -> tuple[Context, Policy]:
+    """Return the policy that the path names. Raises NotFound."""
+    context = request.app[CONTEXT]
+    return context, context.policies.named(request.match_info.get("policy", DEFAULT_POLICY))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, islice
 from statistics import fmean
 from typing import Any, Final
@@ -17,12 +17,12 @@ from proxy.api.control.export_query import ExportQuery, export_query_from
 from proxy.api.control.exports import skipped_header
 from proxy.api.control.group_rows import GroupRows, read_group_rows
 from proxy.api.control.outcomes import earned_by
-from proxy.api.control.rollouts import credentials, opened
+from proxy.api.control.rollouts import check_opening, credentials, opened
 from proxy.api.control.schemas import ExportGroup, ListGroups, OpenGroup, RequeueGroup, ShowTraining
 from proxy.api.http import json_response
-from proxy.api.requests import body_from, query_from, rollout_id_from
+from proxy.api.requests import body_from, named, page_from, query_from, rollout_id_from
 from proxy.clock import new_id
-from proxy.errors import BadRequest, Conflict, NotFound, RequestTooLarge
+from proxy.errors import NotFound, RequestTooLarge
 from proxy.export.containers import Json
 from proxy.rollouts.group import (
     STATUSES,
@@ -42,11 +42,9 @@ from proxy.rollouts.rollout import Rollout, deadlines_of, first_due_ms, write_fi
 from proxy.rollouts.steps import aside
 from proxy.trajectory.advantages import normalized
 from proxy.trajectory.json_bytes import to_json_bytes
-from storage.types import StoredEntity
 
 _MAX_TERMS_BYTES: Final = 2**23  # written in one script, and read again for the response
 _COUNTS: Final = ("steps", "exact", "flagged", "error", "sampled_tokens")
-_TIMES: Final = ("created_ms", "began_ms", "touched_ms", "finished_ms")
 
 
 async def open_group(request: web.Request) -> web.Response:
@@ -64,30 +62,25 @@ async def open_group(request: web.Request) -> web.Response:
     defaults = context.settings.groups
     deadlines = deadlines_of({**terms, **payload}, idle_s=defaults.idle_s, start_s=defaults.start_s)
     terms_fields = member_fields(payload, deadlines)
-    _check_size(len(members), terms_fields)
-    rollouts = dict.fromkeys(members, terms_fields)
-    now_ms = context.clock.now_ms()
-    timer_ms = first_due_ms(deadlines, now_ms)
-    stored = await context.store.open_group(name, fields, rollouts, now_ms=now_ms, timer_ms=timer_ms)
-    if stored.fields.get("opened_with") != fields["opened_with"]:
-        raise Conflict(
-            f"Group {name!r} already exists with different terms."
-            if "opened_with" in stored.fields
-            else f"Group {name!r} already exists; it was created by its rollouts.",
-            param="group_id",
-        )
-    shown = await _opened(request, context, stored)
-    return json_response(shown, status=201 if stored.created else 200)
-
-
-def _check_size(size: int, terms_fields: Mapping[str, bytes]) -> None:
-    """Raise RequestTooLarge if the terms, which are written for each rollout, are too large in total."""
-    terms_bytes = sum(map(len, terms_fields.values()))
-    if size * terms_bytes > _MAX_TERMS_BYTES:
+    terms_bytes = sum(map(len, terms_fields.values()))  # written for each rollout
+    if len(members) * terms_bytes > _MAX_TERMS_BYTES:
         raise RequestTooLarge(
-            f"{size} rollouts with {terms_bytes} bytes of terms each exceed {_MAX_TERMS_BYTES} bytes. "
+            f"{len(members)} rollouts with {terms_bytes} bytes of terms each exceed {_MAX_TERMS_BYTES} bytes. "
             "Put shared data into the group's `metadata`, and only small values into `rollout`."
         )
+    rollouts, now_ms = dict.fromkeys(members, terms_fields), context.clock.now_ms()
+    timer_ms = first_due_ms(deadlines, now_ms)
+    stored = await context.store.open_group(name, fields, rollouts, now_ms=now_ms, timer_ms=timer_ms)
+    check_opening(stored, fields, "Group", "its rollouts")
+    group = read_group(stored)
+    found = await asyncio.gather(*map(context.store.get, group.members))
+    shown = {
+        **named(group, "group_id", "size"),
+        "status": "open",
+        **named(group, "metadata", "created_ms"),
+        "rollouts": [opened(request, context, rollout) for rollout in found if rollout is not None],
+    }
+    return json_response(shown, status=201 if stored.created else 200)
 
 
 def _id_in_slot(context: Context, group_id: str) -> str:
@@ -96,20 +89,6 @@ def _id_in_slot(context: Context, group_id: str) -> str:
         name = new_id(context.clock)
         if context.store.same_slot(group_id, name):
             return name
-
-
-async def _opened(request: web.Request, context: Context, stored: StoredEntity) -> dict[str, Any]:
-    """Return the response to an opening, which is the same for each retry."""
-    group = read_group(stored)
-    found = await asyncio.gather(*map(context.store.get, group.members))
-    return {
-        "group_id": group.group_id,
-        "size": group.size,
-        "status": "open",
-        "metadata": group.metadata,
-        "created_ms": group.created_ms,
-        "rollouts": [opened(request, context, rollout) for rollout in found if rollout is not None],
-    }
 
 
 async def list_groups(request: web.Request) -> web.Response:
@@ -121,10 +100,7 @@ async def list_groups(request: web.Request) -> web.Response:
     asked = query_from(request, ListGroups)
     statuses = STATUSES if asked.status is None else (asked.status,)
     policy = None if asked.policy is None else context.policies.named(asked.policy).name
-    try:
-        page = await context.store.groups.list(cursor=asked.cursor, limit=asked.limit)
-    except ValueError as error:
-        raise BadRequest(str(error), param="cursor") from None
+    page = await page_from(context.store.groups.list(cursor=asked.cursor, limit=asked.limit))
     found, unreadable = await find_groups(context.store, page.names, context.metrics)
     now_ms = context.clock.now_ms()
     shown = [
@@ -132,8 +108,8 @@ async def list_groups(request: web.Request) -> web.Response:
         for group in found
         if (group.status_at(now_ms) if policy is None else group.status_for(policy, now_ms)) in statuses
     ]
-    named = {"unreadable": unreadable} if unreadable else {}
-    return json_response({"groups": shown, "cursor": page.cursor, **named})
+    left = {"unreadable": unreadable} if unreadable else {}
+    return json_response({"groups": shown, "cursor": page.cursor, **left})
 
 
 async def show_group(request: web.Request) -> web.Response:
@@ -233,30 +209,23 @@ async def group_from(request: web.Request) -> Group:
 
 def shown_group(context: Context, group: Group, rollouts: Sequence[Rollout], now_ms: int) -> dict[str, Any]:
     """Return the JSON of a group. `rewards` are in the order of its rollouts."""
+    shown = []
+    for rollout in rollouts:
+        # Why TokenTape finished it, and what replaces it, where there are such.
+        ending = {"reason": rollout.reason, "replaced_by": group.replaced.get(rollout.rollout_id)}
+        entry = {
+            **named(rollout, "rollout_id", "status", "reward"),
+            **{name: rollout.counts.get(name, 0) for name in _COUNTS},
+            "drift": None if rollout.drift is None else rollout.drift.kinds,
+            **named(rollout, "task", "errors", "created_ms", "began_ms", "touched_ms", "finished_ms"),
+            **{name: value for name, value in ending.items() if value is not None},
+        }
+        shown.append(entry)
     return {
         **_terms(context, group, now_ms),
-        "rollouts": [
-            {
-                "rollout_id": rollout.rollout_id,
-                "status": rollout.status,
-                "reward": rollout.reward,
-                **{name: rollout.counts.get(name, 0) for name in _COUNTS},
-                "drift": None if rollout.drift is None else rollout.drift.kinds,
-                "task": rollout.task,
-                "errors": rollout.errors,
-                **{name: getattr(rollout, name) for name in _TIMES},
-                **_ending(group, rollout),
-            }
-            for rollout in rollouts
-        ],
+        "rollouts": shown,
         "rewards": [rollout.reward for rollout in rollouts],
     }
-
-
-def _ending(group: Group, rollout: Rollout) -> dict[str, str]:
-    """Return why TokenTape finished a rollout, and the rollout that replaces it, where there are such."""
-    ending = {"reason": rollout.reason, "replaced_by": group.replaced.get(rollout.rollout_id)}
-    return {name: value for name, value in ending.items() if value is not None}
 
 
 def _terms(context: Context, group: Group, now_ms: int) -> dict[str, Any]:
@@ -264,16 +233,12 @@ def _terms(context: Context, group: Group, now_ms: int) -> dict[str, Any]:
     of_all = [(policy, _state(state, now_ms)) for policy, state in group.states.items()]
     alone = of_all[0][1] if len(of_all) == 1 else {}
     return {
-        "group_id": group.group_id,
-        "size": group.size,
+        **named(group, "group_id", "size"),
         "status": group.status_at(now_ms),
         "members": len(group.members),
         "finished": len(group.finished & set(group.members)),
         "policy_version": None,
-        "metadata": group.metadata,
-        "created_ms": group.created_ms,
-        "complete_ms": group.complete_ms,
-        **({"over_sample": group.over_sample} if group.over_sample else {}),
+        **named(group, "metadata", "created_ms", "complete_ms", *(("over_sample",) if group.over_sample else ())),
         **alone,
         **({"policies": dict(of_all)} if context.policies.has_named else {}),
     }
@@ -282,14 +247,13 @@ def _terms(context: Context, group: Group, now_ms: int) -> dict[str, Any]:
 def _state(state: PolicyState, now_ms: int) -> dict[str, Any]:
     """Return the JSON of a group's state for a policy."""
     status = state.status_at(now_ms)
-    held = {"batch_id": state.batch_id, "consumer": state.consumer, "lease_ms": state.lease_ms}
     return {
         "status": status,
         "policy_version": state.oldest,
         **({"policy_epoch": state.epoch} if state.epoch else {}),
-        **(held if status == "claimed" else {}),
-        **({"why": state.why, "code": state.code} if status == "dropped" else {}),
-        **({"requeued": state.requeued, "acked": state.acked} if state.requeued else {}),
+        **(named(state, "batch_id", "consumer", "lease_ms") if status == "claimed" else {}),
+        **(named(state, "why", "code") if status == "dropped" else {}),
+        **(named(state, "requeued", "acked") if state.requeued else {}),
     }
 
 
@@ -327,17 +291,17 @@ async def show_training(request: web.Request) -> web.Response:
             rollouts += len(members)
             unreadable += damaged
             entries.append(_entry(group, members, policy, announced, context.clock.now_ms()))
+    compared = [entry["equal"] for entry in entries if entry["equal"] is not None]
     return json_response(
         {
             "policy": policy,
             "policies": names,
-            "version": announced.version,
-            "epoch": announced.epoch,
+            **named(announced, "version", "epoch"),
             "groups": entries,
             "statuses": Counter(entry["status"] for entry in entries),
             "refused": await _refused(context, policy),
             "dropped": Counter(entry["code"] for entry in entries if entry["status"] == "dropped"),
-            "equal": _share([entry["equal"] for entry in entries]),
+            "equal": fmean(compared) if compared else None,
             "covered": {"groups": len(entries), "rollouts": rollouts},
             "older": page.cursor is not None or is_cut,
             **({"unreadable": unreadable} if unreadable else {}),
@@ -369,15 +333,14 @@ def _entry(group: Group, rollouts: list[Rollout], policy: str, announced: Announ
     rewards = earned.rewards
     advantages = [value for (value,) in normalized([[reward] for reward in rewards])] if len(rewards) > 1 else []
     mean = fmean(rewards) if rewards else None
+    of_policy: tuple[Any, ...] = (None,) * 4
+    if state is not None:
+        of_policy = state.code, state.oldest, state.epoch, announced.staleness(state.oldest, state.epoch)
     return {
         "group_id": group.group_id,
         "status": group.status_for(policy, now_ms) or "open",
-        "code": None if state is None else state.code,
-        "version": None if state is None else state.oldest,
-        "epoch": None if state is None else state.epoch,
-        "staleness": None if state is None else announced.staleness(state.oldest, state.epoch),
-        "created_ms": group.created_ms,
-        "complete_ms": group.complete_ms,
+        **dict(zip(("code", "version", "epoch", "staleness"), of_policy, strict=True)),
+        **named(group, "created_ms", "complete_ms"),
         "members": len(rollouts),
         "rewards": len(rewards),
         "reward": mean,
@@ -386,8 +349,3 @@ def _entry(group: Group, rollouts: list[Rollout], policy: str, announced: Announ
         "advantages": [min(advantages), max(advantages)] if advantages else None,
         "tokens": fmean(earned.tokens) if earned.tokens else None,
     }
-
-
-def _share(values: list[bool | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None

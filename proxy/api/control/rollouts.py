@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -20,15 +21,14 @@ from proxy.api.control.schemas import (
     ListRollouts,
     OpenRollout,
     PatchRollout,
-    RolloutFilter,
     Search,
     ShowEvents,
 )
 from proxy.api.http import json_response
-from proxy.api.requests import body_from, query_from, rollout_from, rollout_id_from
+from proxy.api.requests import body_from, named, page_from, query_from, rollout_from, rollout_id_from
 from proxy.api.rollout_id import model_url, path_prefix
 from proxy.clock import new_id
-from proxy.errors import BadRequest, Conflict, Damaged, NotFound
+from proxy.errors import Conflict, Damaged, NotFound
 from proxy.rollouts.group import join, read_group
 from proxy.rollouts.rollout import (
     Rollout,
@@ -43,7 +43,7 @@ from proxy.rollouts.rollout import (
 )
 from proxy.rollouts.steps import aside, check_step_rewards, check_threads, read_steps, weights_of
 from proxy.rollouts.stored_fields import left_out
-from proxy.trajectory.text_search import Match, Needle, search
+from proxy.trajectory.text_search import Needle, search
 from storage.errors import FieldsChanged, StorageError
 from storage.types import Change, StoredEntity
 
@@ -63,16 +63,18 @@ async def open_rollout(request: web.Request) -> web.Response:
     fields["opened_with"] = orjson.dumps({**payload, "rollout_id": name}, option=orjson.OPT_SORT_KEYS)
     now_ms = context.clock.now_ms()
     stored = await context.store.open(name, fields, now_ms=now_ms, timer_ms=first_due_ms(deadlines, now_ms))
-    if stored.fields.get("opened_with") != fields["opened_with"]:
-        raise Conflict(
-            f"Rollout {name!r} already exists with different terms."
-            if "opened_with" in stored.fields
-            else f"Rollout {name!r} already exists; it was created by a call.",
-            param="rollout_id",
-        )
+    check_opening(stored, fields, "Rollout", "a call")
     if opening.group_id is not None:
         await join(context.store, context.clock, stored, opening.group_id)
     return json_response(opened(request, context, stored), status=201 if stored.created else 200)
+
+
+def check_opening(stored: StoredEntity, fields: Mapping[str, bytes], what: str, creator: str) -> None:
+    """Raise Conflict if a rollout or a group exists that was not opened with these fields."""
+    known = stored.fields.get("opened_with")
+    if known != fields["opened_with"]:
+        how = f"; it was created by {creator}." if known is None else " with different terms."
+        raise Conflict(f"{what} {stored.name!r} already exists{how}", param=f"{what.lower()}_id")
 
 
 async def list_rollouts(request: web.Request) -> web.Response:
@@ -80,16 +82,13 @@ async def list_rollouts(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     asked = query_from(request, ListRollouts)
     since_ms = None if asked.since is None else asked.since * 1000
-    try:
-        page = await context.store.list(cursor=asked.cursor, limit=asked.limit, since_ms=since_ms)
-    except ValueError as error:
-        raise BadRequest(str(error), param="cursor") from None
+    page = await page_from(context.store.list(cursor=asked.cursor, limit=asked.limit, since_ms=since_ms))
     found = await asyncio.gather(*map(context.store.get, page.names))
     rollouts, unreadable = read_rollouts(found, context.metrics)
     shown = await asyncio.gather(*(_shown(request, context, rollout) for rollout in rollouts if asked.matches(rollout)))
     listed = [{**fields, "metadata": own_metadata(fields["metadata"])} for fields in shown]
-    named = {"unreadable": unreadable} if unreadable else {}
-    return json_response({"rollouts": listed, "cursor": page.cursor, **named})
+    left = {"unreadable": unreadable} if unreadable else {}
+    return json_response({"rollouts": listed, "cursor": page.cursor, **left})
 
 
 async def show_rollout(request: web.Request) -> web.Response:
@@ -205,7 +204,7 @@ async def delete_rollout(request: web.Request) -> web.Response:
 def credentials(request: web.Request, context: Context, rollout: Rollout) -> dict[str, str]:
     """Return what an agent needs for the calls of a rollout."""
     key = mint(rollout.rollout_id, rollout.incarnation, context.secret)
-    return {"base_url": _base_url(request, context, rollout), "api_key": key}
+    return {"base_url": _terms(request, context, rollout)["base_url"], "api_key": key}
 
 
 def opened(request: web.Request, context: Context, stored: StoredEntity) -> dict[str, Any]:
@@ -224,53 +223,32 @@ async def _shown(request: web.Request, context: Context, rollout: Rollout) -> di
         counts["cached_tokens"] = rollout.counts["cached_tokens"]
     return {
         **_terms(request, context, rollout),
-        "status": rollout.status,
-        "reason": rollout.reason,
+        **named(rollout, "status", "reason"),
         **({"dispatch": {key: rollout.osmosis[key] for key in _DISPATCH}} if rollout.osmosis else {}),
         "task": rollout.task,
         "counts": {**counts, "undelivered": len(marks.undelivered)},
         "errors": rollout.errors,
         "drift": None if rollout.drift is None else rollout.drift.kinds,
-        "reward": rollout.reward,
-        "step_rewards": rollout.step_rewards,
-        **({"thread_rewards": rollout.thread_rewards} if rollout.thread_rewards else {}),
-        "advantages": rollout.advantages,
-        "metadata": rollout.metadata,
-        "created_ms": rollout.created_ms,
-        "began_ms": rollout.began_ms,
-        "touched_ms": rollout.touched_ms,
-        "finished_ms": rollout.finished_ms,
-        "claimed_by": rollout.claimed_by,
+        **named(rollout, "reward", "step_rewards", *(("thread_rewards",) if rollout.thread_rewards else ())),
+        **named(rollout, "advantages", "metadata", "created_ms", "began_ms", "touched_ms", "finished_ms", "claimed_by"),
     }
 
 
-_DISPATCH = ("server", "protocol", "state")
-_MERGED = ("step_rewards", "thread_rewards")
-_COUNTS = ("steps", "exact", "flagged", "error", "late", "sampled_tokens", "prompt_tokens", "mask_mismatches")
-
-
-def _base_url(request: web.Request, context: Context, rollout: Rollout) -> str:
-    return f"{model_url(request, context)}{path_prefix(rollout.rollout_id)}/v1"
+_DISPATCH: Final = ("server", "protocol", "state")
+_MERGED: Final = ("step_rewards", "thread_rewards")
+_COUNTS: Final = (
+    "steps", "exact", "flagged", "error", "late", "sampled_tokens", "prompt_tokens", "mask_mismatches",
+)  # fmt: skip
 
 
 def _terms(request: web.Request, context: Context, rollout: Rollout) -> dict[str, Any]:
     """Return the terms of a rollout and its base URL."""
     return {
-        "rollout_id": rollout.rollout_id,
-        "group_id": rollout.group_id,
-        "base_url": _base_url(request, context, rollout),
+        **named(rollout, "rollout_id", "group_id"),
+        "base_url": f"{model_url(request, context)}{path_prefix(rollout.rollout_id)}/v1",
         "model": rollout.model,
-        "sampling": {
-            "override": rollout.sampling.override,
-            "default": rollout.sampling.default,
-            "cap": rollout.sampling.cap,
-        },
-        "tools": rollout.tools,
-        "limits": rollout.limits,
-        "deadline_s": rollout.deadline_s,
-        "idle_s": rollout.idle_s,
-        "start_s": rollout.start_s,
-        "reply": rollout.reply,
+        "sampling": named(rollout.sampling, "override", "default", "cap"),
+        **named(rollout, "tools", "limits", "deadline_s", "idle_s", "start_s", "reply"),
         **({} if rollout.continuation is None else {"continuation": rollout.continuation}),
         "metadata": rollout.metadata,
     }
@@ -286,70 +264,35 @@ async def search_rollouts(request: web.Request) -> web.Response:
 
     A response ends after a second of work or `limit` rollouts with matches; `cursor` continues it.
     """
-    context = request.app[CONTEXT]
-    asked = query_from(request, Search)
-    run, cursor = _Run(context, Needle(asked.q), asked), asked.cursor
-    began = context.clock.monotonic()
+    context, asked = request.app[CONTEXT], query_from(request, Search)
+    needle, cursor, began = Needle(asked.q), asked.cursor, context.clock.monotonic()
+    found: list[dict[str, Any]] = []
+    unreadable: list[dict[str, str]] = []
+    rollouts = count = 0
+    oldest_ms = None
     while True:
-        try:
-            page = await context.store.list(cursor=cursor, limit=_PAGE)
-        except ValueError as error:
-            raise BadRequest(str(error), param="cursor") from None
-        for name in page.names:
-            await run.take(name)
+        page = await page_from(context.store.list(cursor=cursor, limit=_PAGE))
+        for stored in [await context.store.get(name) for name in page.names]:
+            try:
+                rollout = None if stored is None else read_rollout(stored)
+                if rollout is None or not asked.matches(rollout):
+                    continue
+                steps = await read_steps(context.store, rollout, whole=True)
+            except NotFound:
+                continue  # deleted meanwhile
+            except Damaged as damage:
+                unreadable += left_out([damage], context.metrics)
+                continue
+            rollouts, count, oldest_ms = rollouts + 1, count + len(steps), rollout.created_ms
+            if matches := await aside(weights_of(steps).packed, partial(search, steps, needle, _MATCHES)):
+                shown = named(rollout, "rollout_id", "group_id", "status", "reward", "created_ms")
+                found.append({**shown, "matches": list(map(asdict, matches))})
         cursor = page.cursor
-        if cursor is None or len(run.found) >= asked.limit or context.clock.monotonic() - began >= _BUDGET_S:
+        if cursor is None or len(found) >= asked.limit or context.clock.monotonic() - began >= _BUDGET_S:
             break
-    searched = {"rollouts": run.rollouts, "steps": run.steps, "oldest_ms": run.oldest_ms}
-    searched["unreadable"] = len(run.unreadable)
-    named = {"unreadable": run.unreadable} if run.unreadable else {}
-    return json_response({"query": asked.q, "rollouts": run.found, "searched": searched, "cursor": cursor, **named})
-
-
-class _Run:
-    """What one request has searched and found."""
-
-    def __init__(self, context: Context, needle: Needle, asked: RolloutFilter) -> None:
-        self.found: list[dict[str, Any]] = []
-        self.rollouts = self.steps = 0
-        self.unreadable: list[dict[str, str]] = []
-        self.oldest_ms: int | None = None
-        self._context = context
-        self._needle = needle
-        self._asked = asked
-
-    async def take(self, name: str) -> None:
-        """Search a rollout, if it still exists and the filter matches it."""
-        stored = await self._context.store.get(name)
-        if stored is None:
-            return
-        try:
-            rollout = read_rollout(stored)
-            if not self._asked.matches(rollout):
-                return
-            steps = await read_steps(self._context.store, rollout, whole=True)
-        except NotFound:
-            return  # deleted meanwhile
-        except Damaged as damage:
-            self.unreadable += left_out([damage], self._context.metrics)
-            return
-        matches = await aside(weights_of(steps).packed, lambda: search(steps, self._needle, _MATCHES))
-        self.rollouts += 1
-        self.steps += len(steps)
-        self.oldest_ms = rollout.created_ms
-        if matches:
-            self.found.append(_entry(rollout, matches))
-
-
-def _entry(rollout: Rollout, matches: list[Match]) -> dict[str, Any]:
-    return {
-        "rollout_id": rollout.rollout_id,
-        "group_id": rollout.group_id,
-        "status": rollout.status,
-        "reward": rollout.reward,
-        "created_ms": rollout.created_ms,
-        "matches": [asdict(match) for match in matches],
-    }
+    searched = {"rollouts": rollouts, "steps": count, "oldest_ms": oldest_ms, "unreadable": len(unreadable)}
+    left = {"unreadable": unreadable} if unreadable else {}
+    return json_response({"query": asked.q, "rollouts": found, "searched": searched, "cursor": cursor, **left})
 
 
 _HEADERS: Final = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -364,11 +307,19 @@ async def show_events(request: web.Request) -> web.StreamResponse:
     """
     context = request.app[CONTEXT]
     rollout_id = query_from(request, ShowEvents).rollout_id
+    response = web.StreamResponse(headers=_HEADERS)
+
+    async def send(changes: AsyncIterator[Change | None]) -> None:
+        async for change in changes:
+            if change is None:
+                await response.write(b": quiet\n\n")
+            elif rollout_id in (None, change.rollout):
+                await response.write(to_event(change))
+
     async with context.store.changes.subscribe() as changes:
-        response = web.StreamResponse(headers=_HEADERS)
         await response.prepare(request)
         await response.write(b": following\n\n")
-        sending = asyncio.create_task(_send(response, changes, rollout_id))  # noqa: TID251 - held by this very function
+        sending = asyncio.create_task(send(changes))  # noqa: TID251 - held by this very function
         stopping = asyncio.create_task(context.stopping.wait())  # noqa: TID251
         try:
             await asyncio.wait((sending, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -378,14 +329,6 @@ async def show_events(request: web.Request) -> web.StreamResponse:
             with suppress(StorageError, OSError, asyncio.CancelledError):
                 await sending
     return response
-
-
-async def _send(response: web.StreamResponse, changes: AsyncIterator[Change | None], rollout_id: str | None) -> None:
-    async for change in changes:
-        if change is None:
-            await response.write(b": quiet\n\n")
-        elif rollout_id in (None, change.rollout):
-            await response.write(to_event(change))
 
 
 def to_event(change: Change) -> bytes:

@@ -3,7 +3,7 @@
 import asyncio
 import binascii
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from math import isfinite
@@ -15,7 +15,7 @@ from aiohttp import web
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import ListSteps, RequestModel, ShowTexts, ShowTree
 from proxy.api.http import json_response
-from proxy.api.requests import query_from, rollout_from
+from proxy.api.requests import named, query_from, rollout_from
 from proxy.continuation.types import REASONS
 from proxy.errors import BadRequest, NotFound, UnprocessableRequest
 from proxy.export.containers import Ndjson, container_for
@@ -109,62 +109,37 @@ def _tree_json(context: Context, rollout: Rollout, steps: Sequence[Step], drift:
 
 def step_json(step: Step, rollout: Rollout) -> dict[str, Any]:
     """Return the JSON of a step. With several prompts `prompt_ids` is null, and `prompts` has them."""
-    prompt_ids = step.prompts[0].tolist() if len(step.prompts) == 1 else None
+    prompts = [prompt.tolist() for prompt in step.prompts]
     return {
-        "step_id": step.step_id,
-        "rollout_id": step.rollout_id,
-        "index": step.index,
-        "dialect": step.dialect,
-        "endpoint": step.endpoint,
+        **named(step, "step_id", "rollout_id", "index", "dialect", "endpoint"),
         "engine": asdict(step.engine),
         "model": {"asked": step.model_asked, "served": step.model_served},
-        "request": step.request,
-        "sent": step.sent,
-        "response": step.response,
-        "prompt_ids": prompt_ids,
-        **({"prompts": [prompt.tolist() for prompt in step.prompts]} if len(step.prompts) > 1 else {}),
-        "choices": list(map(_choice_json, step.choices)),
-        "usage": step.usage,
-        "sampling": step.sampling,
+        **named(step, "request", "sent", "response"),
+        "prompt_ids": prompts[0] if len(prompts) == 1 else None,
+        **({"prompts": prompts} if len(prompts) > 1 else {}),
+        "choices": [
+            {
+                **named(choice, "index", "prompt"),
+                "ids": choice.ids.tolist(),
+                "logprobs": [value if isfinite(value) else None for value in choice.logprobs],  # JSON has no NaN
+                **named(choice, "finish_reason", "stop_reason"),
+                "spans": [span.as_dict() for span in choice.spans],
+            }
+            for choice in step.choices
+        ],
+        **named(step, "usage", "sampling"),
         "timing": asdict(step.timing),
-        "status": step.status,
-        "reason": step.reason,
-        "delivered": step.delivered,
-        "late": step.late,
+        **named(step, "status", "reason", "delivered", "late"),
         "reward": rollout.step_rewards.get(step.step_id),
         **({} if step.policy == DEFAULT_POLICY else {"policy": step.policy}),
-        "policy_version": step.policy_version,
-        "policy_version_end": step.policy_version_end,
-        **({"policy_epoch": step.policy_epoch} if step.policy_epoch else {}),
-        "fidelity": {
-            "exact": step.exact,
-            "problems": list(step.problems),
-            "why": fidelity.describe(step.problems),
-        },
+        **named(step, "policy_version", "policy_version_end", *(("policy_epoch",) if step.policy_epoch else ())),
+        "fidelity": {"exact": step.exact, "problems": list(step.problems), "why": fidelity.describe(step.problems)},
         "extra": step.extra,
     }
 
 
-def _choice_json(choice: Choice) -> dict[str, Any]:
-    return {
-        "index": choice.index,
-        "prompt": choice.prompt,
-        "ids": choice.ids.tolist(),
-        "logprobs": list(_finite(choice)),
-        "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop_reason,
-        "spans": [span.as_dict() for span in choice.spans],
-    }
-
-
-def _finite(choice: Choice) -> Iterator[float | None]:
-    """Yield the logprobs of a choice; NaN and infinities, which JSON lacks, are None."""
-    return (value if isfinite(value) else None for value in choice.logprobs)
-
-
 Source = Literal["recorded", "tokenizer", "engine", "none"]
 Texts = Sequence[str | None]
-
 _ID_PREFIX: Final = "token_id:"  # vLLM 0.32.0 with --return-tokens-as-token-ids returns ids in place of strings
 
 
