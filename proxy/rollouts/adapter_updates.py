@@ -31,15 +31,12 @@ _LOAD_TIMEOUT_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class AdapterUpdate:
-    """An adapter to load: its name at the engines, its path there, its policy version, and the pause meanwhile.
+    """An adapter to load."""
 
-    `run` and `new_epoch` are those of the announcement.
-    """
-
-    name: str
-    path: str
-    version: str
-    mode: str
+    name: str  # at the engines
+    path: str  # there
+    version: str  # of the policy, which is announced with `run` and `new_epoch`
+    mode: str  # of the pause meanwhile
     drain_s: float
     aborts: bool
     run: str | None = None
@@ -48,11 +45,11 @@ class AdapterUpdate:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """The announcement: the path and version of each loaded adapter by name, the latest owner, and the end of its lease."""
+    """The announcement."""
 
-    loaded: Mapping[str, Mapping[str, str]]
-    owner: str = ""
-    until_ms: int = 0
+    loaded: Mapping[str, Mapping[str, str]]  # the path and version of each adapter by name
+    owner: str = ""  # of the latest update
+    until_ms: int = 0  # the end of its lease
 
 
 class AdapterUpdates:

@@ -65,9 +65,6 @@ class Coalescer:
         self._running: dict[Hashable, bool] = {}  # whether another run was requested meanwhile
         self._paused_until: OrderedDict[Hashable, float] = OrderedDict()
 
-    def __repr__(self) -> str:
-        return f"<Coalescer {len(self._running)} running>"
-
     def is_recent(self, name: Hashable) -> bool:
         """Return whether the work of this name is running, or ended so recently that a read does not repeat it."""
         return name in self._running or asyncio.get_running_loop().time() < self._paused_until.get(name, 0)
@@ -132,9 +129,10 @@ class DriftReporter:
             wanted = deciding if texts == "deciding" else deciding | missing
             found |= await self._look_up_all(wanted)
             await self.keep_texts(rollout.rollout_id, rollout.incarnation, {key: found[key] for key in deciding})
+        texts_of = [(boundary, found.get(key, "not_requested")) for key, boundary in zip(keys, boundaries, strict=True)]
         return [
-            _explained(boundary, found.get(key, "not_requested"))
-            for key, boundary in zip(keys, boundaries, strict=True)
+            explain(boundary, *known) if isinstance(known, tuple) else explain(boundary, missing=known)
+            for boundary, known in texts_of
         ]
 
     async def count(self, rollout: Rollout, drift: Sequence[Drift], steps: int) -> None:
@@ -164,9 +162,9 @@ class DriftReporter:
             return
 
     async def look_up(self, window: Window, *, deadline: float | None = None, alone: bool = False) -> Pair | Texts:
-        """Return the texts of a window, or why it has none. The number of concurrent look-ups is limited.
+        """Return the texts of a window, or why it has none.
 
-        `deadline` is on the event loop's clock. `alone` is that of `Upstream.send`.
+        `deadline` is on the event loop's clock. `alone`: on a connection of its own.
         """
         found = None
         try:
@@ -263,10 +261,6 @@ _REASONS: Final[Mapping[Texts, str]] = {
 
 def _deadline() -> float:
     return asyncio.get_running_loop().time() + _TEXTS_TIMEOUT_S
-
-
-def _explained(boundary: Boundary, found: Pair | Texts) -> Drift:
-    return explain(boundary, *found) if isinstance(found, tuple) else explain(boundary, missing=found)
 
 
 class DriftWatch:

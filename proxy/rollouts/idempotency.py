@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import orjson
@@ -51,21 +51,17 @@ class StoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt at a call.
-
-    `stored_answer` is the stored response, if there is one; else the call is sent and recorded as `step_id`, with `extra`.
-    The caller sets `stored` once that step is stored: retries that wait do not wait for the client to read.
-    """
+    """One attempt at a call: its stored response, or how its step is recorded."""
 
     step_id: str
-    extra: Mapping[str, Any]
-    stored_answer: StoredAnswer | None = None
+    extra: Mapping[str, Any]  # of the step
+    stored_answer: StoredAnswer | None = None  # if there is none, the call is sent
+    # The caller sets it once the step is stored: retries that wait do not wait for the client to read.
     stored: asyncio.Event = field(default_factory=asyncio.Event)
     marks: Mapping[str, bytes] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
+class _Flight(NamedTuple):
     request_key: str
     over: asyncio.Event
 
@@ -77,9 +73,6 @@ class IdempotencyKeys:
         self._store = store
         self._clock = clock
         self._in_flight: dict[tuple[str, str, str], _Flight] = {}
-
-    def __repr__(self) -> str:
-        return f"<IdempotencyKeys {len(self._in_flight)} in flight>"
 
     @asynccontextmanager
     async def attempt(self, rollout: Rollout, key: str, request_key: str, step_id: str) -> AsyncIterator[Attempt]:
@@ -134,7 +127,7 @@ class IdempotencyKeys:
             return None
         blocks = await self._store.blocks(rollout_id)
         try:
-            return await asyncio.to_thread(_answer_from_record, found[1], blocks)
+            return await asyncio.to_thread(lambda: stored_answer_from(decode(found[1], BlockReader(blocks))))
         except UnreadableRecord as error:
             LOG.error(
                 "Stored step is unreadable; the call is repeated: %s", error, extra={"fields": {"step_id": step_id}}
@@ -143,15 +136,9 @@ class IdempotencyKeys:
 
 
 class _NotedAttempt(Struct):
-    """The mark of an attempt."""
-
     step_id: str
     request_key: str
     attempt: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
-
-
-def _answer_from_record(record: bytes, blocks: Mapping[bytes, bytes]) -> StoredAnswer | None:
-    return stored_answer_from(decode(record, BlockReader(blocks)))
 
 
 def stored_answer_from(step: Step) -> StoredAnswer | None:

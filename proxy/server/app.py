@@ -324,9 +324,7 @@ def _audits(
     """Start the background audit, if one is configured."""
     if not settings.audit.sample_rate:
         return []
-    audit = _kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock))
-    audit.start()
-    return [audit.offer]
+    return [_kept(stack, BackgroundAudit(settings.audit.sample_rate, upstream, metrics, clock)).start().offer]
 
 
 def _threads(settings: ThreadSettings) -> ThreadOptions:

@@ -49,23 +49,23 @@ _LEFT: Final = ("done", "dropped")  # statuses of groups that no claim returns a
 
 @dataclass(frozen=True, slots=True)
 class ArchiveOptions:
-    """What to archive: rollouts finished, or with their group acknowledged or dropped, that were not touched for some time."""
+    """What to archive."""
 
-    when: When = "acknowledged"
-    older_than_s: float = 3600
+    when: When = "acknowledged"  # rollouts with their group acknowledged or dropped, or all finished ones
+    older_than_s: float = 3600  # since they were touched
     delete: bool = False
     rollouts_per_file: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The file to which a version of a rollout belongs. `kept`: it was imported, and is not deleted."""
+    """The file to which a version of a rollout belongs."""
 
     url: str
     file: str
     touched_ms: int
     done: bool = False
-    kept: bool = False
+    kept: bool = False  # it was imported, and is not deleted
 
     def encode(self) -> bytes:
         """Return the field of the rollout."""
@@ -74,18 +74,18 @@ class Claim:
 
 @dataclass(slots=True)
 class Archived:
-    """What a sweep did. `oldest_ms`: when the oldest rollout was finished that is not archived yet."""
+    """What a sweep did."""
 
     rollouts: int = 0
     files: int = 0
     bytes: int = 0
     deleted: int = 0
-    oldest_ms: int | None = None
+    oldest_ms: int | None = None  # when the oldest rollout was finished that is not archived yet
 
 
 @dataclass(slots=True)
 class _Found:
-    """What a scan has found, by file: claims that are not done, and done ones; and unclaimed rollouts by day."""
+    """What a scan has found: claims by file, done or not, and unclaimed rollouts by day."""
 
     pending: defaultdict[str, dict[str, Claim]] = field(default_factory=lambda: defaultdict(dict))
     done: defaultdict[str, dict[str, Claim]] = field(default_factory=lambda: defaultdict(dict))
@@ -396,9 +396,6 @@ class BackgroundArchive(BackgroundWork):
         metrics.archive_oldest_age_seconds.set_function(
             lambda: 0.0 if self._oldest_ms is None else max(0.0, (clock.now_ms() - self._oldest_ms) / 1000)
         )
-
-    def __repr__(self) -> str:
-        return f"<BackgroundArchive every {self._interval_s:g} s>"
 
     async def close(self) -> None:
         """Stop; another process completes what this one has claimed."""

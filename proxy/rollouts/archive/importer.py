@@ -9,10 +9,9 @@ Rule 3: groups come last. Those that were complete or claimed are put into the q
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -196,7 +195,7 @@ class InvalidRow(ValueError):
 
 @dataclass(slots=True)
 class _Known:
-    """The rollout whose rows are read: what it is, and its steps so far."""
+    """The rollout that the rows are of: what it is, and its steps so far."""
 
     saved: Saved
     rollout: Rollout
@@ -218,44 +217,24 @@ def check_file(file: str, rows: Iterable[Row]) -> dict[str, int]:
     known: _Known | None = None
     number = 0
     for number, row in enumerate(rows):
-        known = _checked(file, number, row, known)
+        if row["rollout"] is not None:
+            _check_complete(file, number, known)
+            known = None
+        column = "rollout"
+        try:
+            known = known or _begun(row["rollout"])
+            for column in _checks(row, known):  # noqa: B007 - the error names it
+                pass
+        except (*_ERRORS, Damaged, BadRequest) as error:
+            raise _invalid(file, number, column, row.get("rollout_id"), error) from None
         found[known.saved.name] = known.saved.touched_ms
     _check_complete(file, number, known)
     return found
 
 
-def _checked(file: str, number: int, row: Row, before: _Known | None) -> _Known:
-    """Check one row; return its rollout."""
-    known = before
-
-    def check(column: str, work: Callable[[], Any]) -> Any:
-        try:
-            return work()
-        except (*_ERRORS, Damaged, BadRequest) as error:
-            raise _invalid(file, number, column, row.get("rollout_id"), error) from None
-
-    if row["rollout"] is not None:
-        _check_complete(file, number, before)
-        known = check("rollout", lambda: _begun(row["rollout"]))
-    if known is None:
-        raise _invalid(file, number, "rollout", row["rollout_id"], "the first row of a rollout must have it")
-    current = known
-    for column in known.facts:
-        check(column, partial(_check_equal, column, row[column], known.facts[column], "rollout"))
-    check("index", lambda: _check_index(row, current))
-    if row["index"] is not None:
-        check("step_id", lambda: _check_new(row, current))
-        column = "record" if row["record_schema"] is None else "head"
-        check(column, lambda: _check_step(row, current))
-        for column, expected in check("head", lambda: _columns_of_step(row, current)).items():
-            if row[column] is not None:
-                check(column, partial(_check_equal, column, row[column], expected, "head"))
-    if row["group"] is not None:
-        check("group", lambda: _check_group(row))
-    return known
-
-
-def _begun(text: str) -> _Known:
+def _begun(text: str | None) -> _Known:
+    if text is None:
+        raise ValueError("the first row of a rollout must have it")
     saved = read_saved(text)
     checked_id(saved.name)
     rollout = read_rollout(saved.entity)
@@ -264,9 +243,35 @@ def _begun(text: str) -> _Known:
     return _Known(saved, rollout, facts_of_row(rollout), read_marks(saved.marks))
 
 
-def _columns_of_step(row: Row, known: _Known) -> Row:
-    """Return the columns that repeat what the head has; none of a record that was archived as damaged."""
-    return {} if row["head"] is None else step_columns(orjson.loads(row["head"]), known.marks)
+def _checks(row: Row, known: _Known) -> Iterator[str]:
+    """Check one row; yield the name of each column before its check. Raises ValueError and others for an invalid value."""
+    for column, expected in known.facts.items():
+        yield column
+        _check_equal(column, row[column], expected, "rollout")
+    yield "index"
+    is_step, before = row["index"] is not None, len(known.names)
+    if row["index"] != (before if is_step or before else None):
+        raise ValueError(f"it is {row['index']!r}, but {before} rows of the rollout are before this one")
+    if is_step:
+        yield "step_id"
+        if name_of(row) in known.names:
+            raise ValueError(f"two rows of the rollout have {name_of(row)!r}")
+        known.names.add(name_of(row))
+        yield "record" if row["record_schema"] is None else "head"
+        _check_step(row, known)
+        yield "head"  # a record that was archived as damaged has none
+        columns = {} if row["head"] is None else step_columns(orjson.loads(row["head"]), known.marks)
+        for column, expected in columns.items():
+            if row[column] is not None:
+                yield column
+                _check_equal(column, row[column], expected, "head")
+    if row["group"] is not None:
+        yield "group"
+        saved = read_saved(row["group"])
+        checked_id(saved.name)
+        if saved.name != row["group_id"]:
+            raise ValueError(f"its name {saved.name!r} contradicts {row['group_id']!r} of the column 'group_id'")
+        read_group(saved.entity, saved.marks)
 
 
 def _check_equal(column: str, value: Any, expected: Any, source: str) -> None:
@@ -276,18 +281,6 @@ def _check_equal(column: str, value: Any, expected: Any, source: str) -> None:
         value = round(value.timestamp() * 1000)
     if value != expected:
         raise ValueError(f"{value!r:.80} contradicts {expected!r:.80} of the column {source!r}")
-
-
-def _check_index(row: Row, known: _Known) -> None:
-    if row["index"] != (len(known.names) if row["index"] is not None or known.names else None):
-        raise ValueError(f"it is {row['index']!r}, but {len(known.names)} rows of the rollout are before this one")
-
-
-def _check_new(row: Row, known: _Known) -> None:
-    name = name_of(row)
-    if name in known.names:
-        raise ValueError(f"two rows of the rollout have {name!r}")
-    known.names.add(name)
 
 
 def _check_step(row: Row, known: _Known) -> None:
@@ -304,14 +297,6 @@ def _check_step(row: Row, known: _Known) -> None:
     if row["step_id"] != step.step_id:
         raise ValueError(f"its step_id {step.step_id!r} contradicts {row['step_id']!r} of the column 'step_id'")
     to_json_bytes([step.request, step.sent, step.response])
-
-
-def _check_group(row: Row) -> None:
-    saved = read_saved(row["group"])
-    checked_id(saved.name)
-    if saved.name != row["group_id"]:
-        raise ValueError(f"its name {saved.name!r} contradicts {row['group_id']!r} of the column 'group_id'")
-    read_group(saved.entity, saved.marks)
 
 
 def _check_complete(file: str, number: int, known: _Known | None) -> None:

@@ -29,6 +29,7 @@ from proxy.telemetry.metrics import Metrics
 from proxy.trajectory.images import recorded as recorded_images
 from proxy.trajectory.step import Step
 from proxy.upstream import Endpoint, Upstream
+from proxy.upstream.concurrency import BackgroundWork
 from storage.types import Appended
 
 TOO_LONG, NOT_SCORED, NOTHING = "too long", "not scored", "nothing to compare"
@@ -40,23 +41,19 @@ _BEYOND = "the only logprob is of the last token of a full context window, which
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one sequence: a verdict (`Verdict`), or the reason why it has none.
-
-    `count` tokens were compared; `skipped` have a recorded logprob that no engine can score again. `first` is the first
-    token beyond the tolerance, with the ids around it.
-    """
+    """The result of one sequence."""
 
     rollout_id: str
     branch: int
-    verdict: str
-    count: int = 0
+    verdict: str  # a `Verdict`, or the reason why there is none
+    count: int = 0  # tokens that were compared
     informative: int = 0
     mean: float | None = None
     max: float | None = None
     offset: int = 0
-    first: dict[str, Any] | None = None
+    first: dict[str, Any] | None = None  # the first token beyond the tolerance, with the ids around it
     note: str = ""
-    skipped: int = 0
+    skipped: int = 0  # tokens with a recorded logprob that no engine can score again
 
     @property
     def is_aligned(self) -> bool:
@@ -115,15 +112,13 @@ _UNFINISHED = Result("", 0, NOT_SCORED)
 
 @dataclass(frozen=True, slots=True)
 class AuditOptions:
-    """Options of an audit. `at_once`: the number of sequences that the engine scores concurrently.
+    """Options of an audit."""
 
-    One vLLM 0.32 in float32 scores its own samples within 1e-4; bfloat16, other batch sizes and other kernels differ by more.
-    0.01, one percent of a likelihood, is far below the effect of a wrong token, and may be too strict for them.
-    """
-
+    # One vLLM 0.32 in float32 scores its own samples within 1e-4; bfloat16, other batch sizes and other kernels differ by more.
+    # 0.01, one percent of a likelihood, is far below the effect of a wrong token, and may be too strict for them.
     tolerance: float = 0.01
     logprobs_mode: LogprobsMode = "raw_logprobs"
-    at_once: int = 4
+    at_once: int = 4  # sequences that the engine scores concurrently
 
 
 class AuditLog:
@@ -140,9 +135,6 @@ class AuditLog:
                 self._take(line)
             if torn:  # a run was killed during a write
                 self._file.write(b"\n")
-
-    def __repr__(self) -> str:
-        return f"<AuditLog of {len(self._results)} results>"
 
     def find(self, key: str) -> Result | None:
         """Return the logged result of a sequence, or None."""
@@ -245,7 +237,7 @@ def _key(recorded: AuditSample, scorer: Scorer, terms: AuditOptions) -> str:
     return blake2b(orjson.dumps(depends, option=orjson.OPT_NON_STR_KEYS), digest_size=16).hexdigest()
 
 
-class BackgroundAudit:
+class BackgroundAudit(BackgroundWork):
     """Score a share of the offered steps with the engines that sampled them, one at a time; no call waits for an audit.
 
     A step is skipped while another one waits, and if the engine cannot score it as it sampled it (`is_scorable`). Call `start`
@@ -258,30 +250,15 @@ class BackgroundAudit:
         self._metrics = metrics
         self._clock = clock
         self._waiting: asyncio.Queue[Step] = asyncio.Queue(maxsize=1)
-        self._task: asyncio.Task[None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<BackgroundAudit of {self._rate:.2%} of steps>"
-
-    def start(self) -> None:
-        """Start the audit if its sample rate is above 0."""
-        if self._rate > 0:
-            self._task = asyncio.get_running_loop().create_task(self._work())
-
-    async def close(self) -> None:
-        """Stop, also during the audit of a step."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
 
     def offer(self, step: Step, _live: LiveRollout, _appended: Appended, _bytes: int) -> None:
         """Audit a stored step if it is sampled, can be scored, and no other step waits. Never blocks."""
-        if self._task is None or self._waiting.full() or not is_scorable(step):
+        if self._waiting.full() or not is_scorable(step):
             return
         if int.from_bytes(self._clock.entropy(4), "big") < self._rate * 2**32:
             self._waiting.put_nowait(step)
 
-    async def _work(self) -> None:
+    async def _run(self) -> None:
         while True:
             step = await self._waiting.get()
             endpoint = next(

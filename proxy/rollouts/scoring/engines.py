@@ -29,13 +29,10 @@ _KNOWN_S: Final = 60  # the models and the context window of an engine are read 
 
 @dataclass(frozen=True, slots=True)
 class ScoringLimits:
-    """`timeout_s`: of one request, with its time in the queue of the endpoint.
+    """The limits of a scorer's requests."""
 
-    `configured`: how many requests of one process a scorer gets at the same time; None: 8, and at an engine with adapters 1.
-    """
-
-    timeout_s: float = 300
-    configured: int | None = None
+    timeout_s: float = 300  # of one request, with its time in the queue of the endpoint
+    configured: int | None = None  # requests of one process at the same time; None: 8, and at an engine with adapters 1
     max_attempts: int = 2
 
     @property

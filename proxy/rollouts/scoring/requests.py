@@ -35,7 +35,7 @@ Scores = list[float | None]
 SCORING_KINDS = ("vllm", "sglang")
 MAX_BYTES: Final = (
     48 * 2**20
-)  # of a response, scanned within 100 ms: 400,000 tokens, or 25,000 with the 20 most likely ones
+)  # of a response, scanned in 100 ms: 400,000 tokens, or 25,000 with the 20 most likely ones
 _MARGIN: Final = 16  # tokens more than twice a mask: other weights have another order of tokens
 _NEGLIGIBLE: Final = 1e-4  # of a likelihood: engines differ by as much from themselves
 _HEADERS: Final = (("Content-Type", "application/json"),)
@@ -55,18 +55,15 @@ class OtherVocabulary(NotScored):
 
 @dataclass(slots=True)
 class TokenScores:
-    """The logprobs of some tokens of a sequence, in their order.
-
-    `top_ids` and `top_logprobs` have the most likely tokens in place of each of them, the same number for each, the most likely
-    one first. `weight_version` is that of the engine, if it reports one. `uncertain` is the number of logprobs over sampling
-    masks of whose tokens the engine did not return enough: they are too low by up to the probability of the missing ones.
-    """
+    """The logprobs of some tokens of a sequence, in their order."""
 
     logprobs: list[float] = field(default_factory=list)
-    top_ids: list[int] = field(default_factory=list)
+    top_ids: list[int] = field(default_factory=list)  # the same number for each token, the most likely one first
     top_logprobs: list[float] = field(default_factory=list)
-    weight_version: str | None = None
-    uncertain: int = 0
+    weight_version: str | None = None  # of the engine, if it reports one
+    uncertain: int = (
+        0  # logprobs over masks that are too low, by the probability of tokens that the engine did not return
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +79,18 @@ NO_MASKS: Final[Mapping[int, Kept]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """An engine that scores ids. `window` is its context window in tokens, None if unknown.
-
-    `has_adapters`: it lists LoRA adapters. With --enable-lora, vLLM 0.32 on a CPU stops with an `einsum` error if it computes
-    a scoring request together with any other request (seen, whichever model is scored); on a GPU it does not (seen).
-    """
+    """An engine that scores ids."""
 
     send: Send
     kind: str
     model: str | None = None
-    window: int | None = None
+    window: int | None = None  # its context window in tokens
+    # It lists LoRA adapters. With --enable-lora, vLLM 0.32 on a CPU stops with an `einsum` error if it computes a scoring
+    # request together with any other request (seen, whichever model is scored); on a GPU it does not (seen).
     has_adapters: bool = False
 
     async def score(self, ids: Sequence[int], masks: Mapping[int, Kept] = NO_MASKS) -> Scores:
-        """Return the logprob of each id given those before it; None for the first, and for one beyond the longest prompt.
-
-        At the positions of `masks`, it is over the tokens of the mask.
-
-        Raises NotScored, or TooLong if the sequence exceeds the context window.
-        """
+        """Return the logprob of each id as `score_at`; None for the first, and for one beyond the longest prompt."""
         # A prompt must leave room for a token, and a sequence may have filled the window to its end.
         scored = ids[: self.window - 1] if self.window and len(ids) == self.window else ids
         found = await self.score_at(scored, range(1, len(scored)), masks=masks)

@@ -48,21 +48,19 @@ ReadText = Callable[[str, Sequence[int]], Awaitable[str | None]]  # of ids at th
 
 
 class _Weights(NamedTuple):
-    """The version of weights, whether it identifies them in its epoch, and numbers that differ after any change of them."""
-
     version: str | None
-    is_known: bool
-    changes: tuple[int, ...] = ()
+    is_known: bool  # the version identifies the weights in its epoch
+    changes: tuple[int, ...] = ()  # numbers that differ after any change of the weights
     epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreCache:
-    """The cache of scores: how long a value is kept, and the size of all values in bytes."""
+    """The cache of scores."""
 
     store: Store
-    lifetime_s: int
-    limit: int
+    lifetime_s: int  # of a value
+    limit: int  # of all values, in bytes
 
     async def get(self, name: str) -> Scores | None:
         """Return scores, or None."""
@@ -119,9 +117,6 @@ class Rescoring:
         self._read_text = read_text
         self._compared: dict[tuple[str, Endpoint], bool] = {}
         self._comparing = asyncio.Lock()
-
-    def __repr__(self) -> str:
-        return f"<Rescoring by {self._name}>"
 
     async def score(self, facts: RolloutFacts, steps: Sequence[Step], options: Options) -> list[Scores]:
         """Return the scores of each row of a rollout, in their order.

@@ -44,20 +44,15 @@ class SampledSpan:
 
 @dataclass(frozen=True, slots=True)
 class AuditSample:
-    """A recorded sequence. `logprobs` are None for tokens that are not compared.
-
-    `mask_offset` is the number of positions by which the mask is late against the logprobs; 0 in a correct row. `masks` are the
-    tokens over which logprobs were recorded, by position. The names of fields are part of the keys of audit logs: a renamed
-    field invalidates them.
-    """
+    """A recorded sequence. The names of fields are part of the keys of audit logs: a renamed field invalidates them."""
 
     name: str
     branch: int
     token_ids: Sequence[int]
-    logprobs: Sequence[float | None]
+    logprobs: Sequence[float | None]  # None for tokens that are not compared
     stretches: tuple[SampledSpan, ...] = ()
-    mask_offset: int = 0
-    masks: Mapping[int, Kept] = field(default_factory=dict)
+    mask_offset: int = 0  # positions by which the mask is late against the logprobs
+    masks: Mapping[int, Kept] = field(default_factory=dict)  # the tokens over which logprobs were recorded, by position
 
     def span_at(self, index: int) -> SampledSpan | None:
         """Return the span of a token, or None."""

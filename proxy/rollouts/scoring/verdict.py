@@ -69,9 +69,6 @@ class ChanceModel:
         self.tolerance = tolerance
         self._values = sorted(pair.scored for pair in pairs)
 
-    def __repr__(self) -> str:
-        return f"<ChanceModel of {len(self._values)} values, tolerance {self.tolerance}>"
-
     def is_informative(self, pair: Pair) -> bool:
         """Return whether the agreement of this token is evidence."""
         return self._others(pair) <= _RARE * len(self._values)
@@ -120,14 +117,14 @@ def line_through(pairs: Sequence[Pair]) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """An outcome. `mean` and `max` are of |difference| at offset 0; `first` is the first token beyond the tolerance."""
+    """An outcome."""
 
     verdict: Verdict
     count: int
     informative: int
-    mean: float
+    mean: float  # of |difference| at offset 0
     max: float
-    first: int | None = None
+    first: int | None = None  # the first token beyond the tolerance
     offset: int = 0
     note: str = ""
 
