@@ -9,7 +9,7 @@ from proxy.api.openapi import describe
 
 _BLOCK = re.compile(r"(<!-- routes of ([^>]*?) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _PREFIXES = ("/rollouts/{rollout_id}", "/sessions/{rollout_id}")
-_MODEL_API = ("v1", "inference", "generate")
+_MODEL_API = ("v1", "inference", "generate", "health")  # also below a rollout
 _SECTIONS = {  # a route is in the first one whose pattern its path begins with
     "steps and exports": r"/rollouts/\{rollout_id\}/(steps|tree|export|images)|/export|/search",
     "rollouts": "/rollouts",
@@ -66,7 +66,7 @@ def _list(routes: list[tuple[str, str]]) -> Iterator[str]:
 
 def _parts(name: str, route: dict[str, Any], schemas: dict[str, Any], exports: set[str]) -> Iterator[str]:
     """Yield the name and the summary of a route, its query and its body."""
-    yield f"`{name}`: {route['summary']}"
+    yield f"`{name}`: {route['summary'].removesuffix(' Only with atropos.enabled.')}"
     query = {option["name"]: option["schema"] for option in route["parameters"] if option["in"] == "query"}
     if query:
         yield f"Query: {_fields(query, (), schemas, set() if name == 'GET /export' else exports)}."
