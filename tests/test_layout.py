@@ -306,7 +306,7 @@ def test_modules_and_public_names_have_docstrings():
 
 
 def undocumented(tree: ast.Module) -> list[str]:
-    """Return the public functions, classes and methods of public classes that have no docstring."""
+    """Return the public functions, classes and methods of public classes that have no docstring, own or inherited."""
     return [
         node.name
         for scope in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")]
@@ -314,7 +314,24 @@ def undocumented(tree: ast.Module) -> list[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         and not node.name.startswith("_")
         and ast.get_docstring(node) is None
+        and not (isinstance(scope, ast.ClassDef) and inherits_docstring(scope, node.name))
     ]
+
+
+@cache
+def class_definitions() -> dict[str, ast.ClassDef]:
+    return {node.name: node for path in SOURCES for node in syntax_tree(path).body if isinstance(node, ast.ClassDef)}
+
+
+def inherits_docstring(scope: ast.ClassDef, method: str) -> bool:
+    """Return whether a base class documents a method, which `help` and editors then show."""
+    bases = [class_definitions().get(base.id) for base in scope.bases if isinstance(base, ast.Name)]
+    return any(
+        inherits_docstring(base, method)
+        or any(getattr(n, "name", "") == method and ast.get_docstring(n) for n in base.body)
+        for base in bases
+        if base is not None
+    )
 
 
 def test_no_file_or_folder_has_a_meaningless_name():

@@ -49,5 +49,4 @@ class ArealFormat(SequenceView):
         }
 
     def placed(self, logprobs: list[float], row: Row) -> list[Any]:
-        """Return the logprobs, shifted."""
         return [[*logprobs[1:], 0.0]]

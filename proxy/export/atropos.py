@@ -35,7 +35,6 @@ class NodesFormat(SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """Return the node."""
         return {
             "full_text": source.fill.decode(row.token_ids) if source.fill.decode else None,
             "tokens": row.token_ids,
@@ -77,7 +76,6 @@ class ScoredDataFormat(Batched, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """Return the object."""
         fields = {
             "tokens": [row.token_ids],
             "masks": [masked(row)],
@@ -88,7 +86,6 @@ class ScoredDataFormat(Batched, SequenceView):
         return {**fields, "images": [images]} if (images := references(row, source)) else fields
 
     def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
-        """Return the object with the logprobs of a teacher."""
         fields = {**view, "ref_logprobs": [scores.filled(row.mask, NOT_SAMPLED)]}
         if not scores.top_k:
             return fields

@@ -63,16 +63,13 @@ class Json(Writer):
     _between = b""
 
     def opening(self) -> bytes:
-        """Return the beginning of the object."""
         return b'{"format":' + orjson.dumps(self.form.name) + b',"rows":['
 
     def row(self, row: Any) -> bytes:
-        """Return one element of the array."""
         between, self._between = self._between, b","
         return between + to_json_bytes(row)
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
-        """Return the end of the object."""
         return b"]}" if report is None else b'],"report":' + orjson.dumps(report) + b"}"
 
 
@@ -82,11 +79,9 @@ class Ndjson(Writer):
     content_type = "application/x-ndjson"
 
     def row(self, row: Any) -> bytes:
-        """Return one line."""
         return to_json_bytes(row) + b"\n"
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
-        """Return the report, if there is one."""
         return b"" if report is None else orjson.dumps({"report": report}) + b"\n"
 
 
@@ -100,11 +95,9 @@ class Msgpack(Writer):
         self._encoder = msgspec.msgpack.Encoder()
 
     def row(self, row: Any) -> bytes:
-        """Return one message."""
         return self._encoder.encode(row)
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
-        """Return the report, if there is one."""
         return b"" if report is None else self.row({"report": report})
 
 
@@ -169,7 +162,6 @@ class _Batches(Writer):
         return self.sink.drain()
 
     def fills(self, row: Any) -> bool:
-        """Return whether this row completes a batch."""
         if self._counted[0] is not row:
             self._counted = (row, _values(row))
         return len(self._rows) + 1 >= BATCH_ROWS or self._values + self._counted[1] >= BATCH_VALUES
@@ -195,11 +187,9 @@ class Arrow(_Batches):
         self._stream = self.arrow.ipc.new_stream(self.sink, self.schema)
 
     def write(self, batch: Any) -> None:
-        """Write a batch."""
         self._stream.write_batch(batch)
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
-        """Return the last rows, the report if there is one, and the end of the stream."""
         self.flush()
         if report is not None:
             empty = _batch(self.arrow, self.schema, self.columns, [])
@@ -222,7 +212,6 @@ class Parquet(_Batches):
         self._file.write_table(self.arrow.Table.from_batches([batch]))
 
     def closing(self, report: Mapping[str, Any] | None) -> bytes:
-        """Return the last rows and the footer, with the report if there is one."""
         self.flush()
         if report is not None:
             self._file.add_key_value_metadata({"report": orjson.dumps(report).decode()})

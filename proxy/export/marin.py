@@ -71,7 +71,6 @@ class MarinFormat(TurnView):
         return {**fields, "decoding": decoding} if decoding else fields
 
     def order(self, members: Sequence[Rows]) -> list[tuple[int, int]]:
-        """Return (member, row of that member) for each row, in the order of the RolloutGroups."""
         return [entry for group in _grouped(members) for entry in group]
 
     def gather(self, members: Sequence[Rows]) -> Any:
@@ -82,7 +81,6 @@ class MarinFormat(TurnView):
         return [{"rollouts": [members[number].rows[index] for number, index in group]} for group in _grouped(members)]
 
     def flat(self, entry: Any) -> list[Any]:
-        """Return the rollouts of a RolloutGroup."""
         return list(entry["rollouts"])
 
 

@@ -33,7 +33,6 @@ class OpenRlhfFormat(SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """Return the response."""
         return {
             "observation_tokens": row.token_ids,
             "action_ranges": [[turn.start, turn.end] for turn in turns(row)],
@@ -87,5 +86,4 @@ class OpenRlhfExperienceFormat(SequenceView):
         }
 
     def placed(self, logprobs: list[float], row: Row) -> list[Any]:
-        """Return the logprobs as an action array."""
         return [logprobs[1:]]

@@ -41,7 +41,6 @@ class PrimeRlFormat(SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> list[Any]:
-        """Return the array."""
         name = source.env_name()
         if name == "all":  # there it is the name of all environments together
             raise source.refuse("an `env_name` other than 'all', which prime-rl reserves", "'all'")
@@ -55,7 +54,6 @@ class PrimeRlFormat(SequenceView):
         return [*required, *[None] * 7, advantages_from(row, source), _sampling_mask(row)]
 
     def with_scores(self, view: list[Any], row: Row, source: RowSource, scores: Scores) -> list[Any]:
-        """Return the array with the logprobs of a teacher, 0.0 where nothing is trained."""
         at = list(self.columns).index("ref_logprobs")
         return [*view[:at], scores.filled(row.mask, 0.0), *view[at + 1 :]]
 

@@ -83,7 +83,6 @@ class SequencesFormat(SequenceView):
         return {**shown, **_images(row, source)}
 
     def packed(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """Return the same with arrays."""
         return {**row.as_packed_row(), **_images(row, source)}
 
     def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:

@@ -30,7 +30,6 @@ class _Output(Batched):
     columns: ClassVar[Columns] = _COLUMNS
 
     def numbered(self, row: dict[str, Any], member: int) -> dict[str, Any]:
-        """Return the row with the number of its rollout."""
         ids = [{**trajectory, "repetition_id": member} for trajectory in row["trajectory_ids"]]
         return {**row, "trajectory_ids": ids}
 
@@ -44,7 +43,6 @@ class SkyRlFormat(_Output, SequenceView):
     branches = "one"
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """Return the output."""
         if row.finish_reason == "stop" and row.stop_token_sampled is not True:
             raise _without_eos(source)
         start = row.prompt_len
@@ -73,7 +71,6 @@ class SkyRlStepwiseFormat(_Output, TurnView):
     repeats_reward = False
 
     def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
-        """Return the output of one turn."""
         if turn.choice.finish_reason == "stop" and turn.stop_token_sampled is not True:
             raise _without_eos(source)
         return {

@@ -35,7 +35,6 @@ class SlimeFormat(SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """Return the sample."""
         start = row.prompt_len
         return {
             "group_index": source.group_number(),
@@ -52,7 +51,6 @@ class SlimeFormat(SequenceView):
         }
 
     def placed(self, logprobs: list[float], row: Row) -> list[Any]:
-        """Return the logprobs of the response."""
         return logprobs[row.prompt_len :]
 
 

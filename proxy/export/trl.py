@@ -38,7 +38,6 @@ class TrlFormat(Batched, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """Return the object, with one entry in each list."""
         start = row.prompt_len
         fields = {
             "prompt_ids": [row.token_ids[:start]],
@@ -67,7 +66,6 @@ class TrlAsyncFormat(SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """Return the sample."""
         versions = policy_versions_from(row, source)
         return {
             "input_ids": row.token_ids,

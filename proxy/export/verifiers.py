@@ -59,11 +59,9 @@ class VerifiersFormat(TurnView):
         ]
 
     def bare(self, step: Step, choice: Choice, source: RowSource) -> dict[str, Any]:
-        """Render the step without tokens."""
         return _shown(step, choice, None, source)
 
     def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
-        """Render the step with its tokens."""
         tokens = {
             "prompt_ids": turn.prompt,
             "prompt_mask": [0] * len(turn.prompt),
@@ -131,7 +129,6 @@ class TrainingExamplesFormat(TurnView):
     columns: ClassVar[Columns] = {"token_ids": IDS, "logprobs": LOGPROBS, "mask": BITS, "reward": REWARD}
 
     def turn(self, turn: TurnRow, source: RowSource) -> dict[str, Any]:
-        """Return the example."""
         return {
             "token_ids": turn.prompt + turn.ids,
             "logprobs": [prompt_fill(source)] * len(turn.prompt) + turn.logprobs,

@@ -71,7 +71,6 @@ class VerlFormat(SequenceView):
         }
 
     def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
-        """Return the output with the logprobs of a teacher, as lists, which the caller converts to tensors."""
         ids, logprobs = _shifted_likely(row, scores)
         fields = {**view["extra_fields"], "teacher_ids": ids, "teacher_logprobs": logprobs}
         return {**view, "extra_fields": fields}
@@ -105,7 +104,6 @@ class VerlDataProtoFormat(Batched, SequenceView):
     }
 
     def view(self, row: Row, source: RowSource) -> dict[str, Any]:
-        """Return the tensors."""
         left, right = _padding(row, source)
         start, pad = row.prompt_len, source.fill.pad_id
         prompt, response = [pad] * left + row.token_ids[:start], row.token_ids[start:] + [pad] * right
@@ -124,7 +122,6 @@ class VerlDataProtoFormat(Batched, SequenceView):
         return {**fields, "rm_scores": [step_reward_ends(row, source) + [0.0] * right]}
 
     def with_scores(self, view: dict[str, Any], row: Row, source: RowSource, scores: Scores) -> dict[str, Any]:
-        """Return the tensors with the logprobs of the policy now, or of a teacher."""
         left, right = _padding(row, source)
         if source.fill.role == "proximal":
             return {**view, "old_log_probs": [scores.filled(row.mask, 0.0)[row.prompt_len :] + [0.0] * right]}
