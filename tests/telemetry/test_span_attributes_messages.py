@@ -7,7 +7,14 @@ from hypothesis import given
 from tests.support.any_json import odd_steps
 from tests.support.recorded import load, plan_of, play
 
-from proxy.telemetry.message_parts import MAX_BYTES, MAX_TEXT, clean, input_messages, output_messages, tool_definitions
+from proxy.telemetry.span_attributes import (
+    MAX_BYTES,
+    MAX_TEXT,
+    clean,
+    input_messages,
+    output_messages,
+    tool_definitions,
+)
 
 CHAT = "/v1/chat/completions"
 _, _, STEP = play(plan_of(CHAT, {"model": "tiny", "messages": []}), load("chat_ids_lp"))
