@@ -16,6 +16,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import zip_longest
 from random import shuffle
 from typing import Final, Literal, TypeAlias
@@ -149,10 +150,8 @@ class DriftReporter:
                     rollout.rollout_id, fields, expect=expect, now_ms=self.clock.now_ms()
                 )
             except FieldsChanged as changed:
-                if (
-                    changed.rollout.incarnation != rollout.incarnation
-                    or changed.rollout.fields.get(FINISHED_FIELD) != expect[FINISHED_FIELD]
-                ):
+                is_same = changed.rollout.incarnation == rollout.incarnation
+                if not is_same or changed.rollout.fields.get(FINISHED_FIELD) != expect[FINISHED_FIELD]:
                     return  # deleted, and created again
                 rollout = read_rollout(changed.rollout)  # changed by another process: decide again
                 continue
@@ -166,16 +165,11 @@ class DriftReporter:
 
         `deadline` is on the event loop's clock. `alone`: on a connection of its own.
         """
-        found = None
+        text_of = partial(text_from_ids, self._upstream, self._tokenizers, window.engine, new_connection=alone)
         try:
             async with asyncio.timeout_at(_deadline() if deadline is None else deadline), self._lookups:
-                expected = await text_from_ids(
-                    self._upstream, self._tokenizers, window.engine, window.expected_ids, new_connection=alone
-                )
-                if expected is not None:
-                    found = await text_from_ids(
-                        self._upstream, self._tokenizers, window.engine, window.found_ids, new_connection=alone
-                    )
+                expected = await text_of(window.expected_ids)
+                found = None if expected is None else await text_of(window.found_ids)
         except TimeoutError:
             return "timeout"
         return "unavailable" if expected is None or found is None else (expected, found)

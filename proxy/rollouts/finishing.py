@@ -178,20 +178,18 @@ class Finisher:
         while True:
             try:
                 async for group_id in self.store.groups.names():
-                    await self._settle_named(group_id)
+                    try:
+                        group = await find_group(self.store, group_id)
+                        if group is not None and group.is_open and group.size is not None:
+                            await self.settle(group)
+                    except ProxyError as error:  # of this group only
+                        fields = {"group_id": group_id, "why": str(error)}
+                        LOG.error("Group not checked for completion", extra={"fields": fields})
             except StorageError as error:
                 LOG.error("Groups not checked for completion", extra={"fields": {"why": str(error)}})
                 await asyncio.sleep(_SETTLE_AGAIN_S)
             else:
                 return
-
-    async def _settle_named(self, group_id: str) -> None:
-        try:
-            group = await find_group(self.store, group_id)
-            if group is not None and group.is_open and group.size is not None:
-                await self.settle(group)
-        except ProxyError as error:  # of this group only
-            LOG.error("Group not checked for completion", extra={"fields": {"group_id": group_id, "why": str(error)}})
 
     async def after_finish(self, rollout: Rollout, *, again: bool = False) -> None:
         """Count the drift of a finished rollout, complete its group if it was the last one, and remove its timer.

@@ -10,6 +10,7 @@ other's freeze.
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -204,15 +205,12 @@ def _read_replaced(marks: Mapping[str, bytes]) -> dict[str, str]:
 
 
 class Note(Struct, frozen=True):
-    """What the entry of a group in a queue has for claims: its age as in `PolicyState`, and whether it has no tokens.
+    """What the entry of a group in a queue has for claims."""
 
-    `max_staleness`: that of a requeue, instead of the claim's.
-    """
-
-    oldest: str | None = None
+    oldest: str | None = None  # as `PolicyState`, also `epoch`
     epoch: Count = 0
-    empty: bool = False
-    max_staleness: Count | None = None
+    empty: bool = False  # it has no tokens
+    max_staleness: Count | None = None  # of a requeue, instead of the claim's
 
 
 def read_note(note: bytes) -> Note:
@@ -234,10 +232,8 @@ def age_fields(oldest: str | None, epoch: int) -> dict[str, Any]:
 async def join(store: Store, clock: Clock, rollout: StoredEntity, group_id: str) -> None:
     """Add a rollout to its group; the group is created if it does not exist.
 
-    Raises:
-        Conflict: The group was opened with all its rollouts, and this is not one of them. A rollout that was created by this
-            call is deleted.
-        StorageError: The store failed.
+    Raises Conflict if the group was opened with all its rollouts, and this is not one of them; then a rollout that was created
+    by this call is deleted.
     """
     while True:
         group = read_group(await store.groups.open(group_id, {}, now_ms=clock.now_ms()))
@@ -263,17 +259,12 @@ async def join(store: Store, clock: Clock, rollout: StoredEntity, group_id: str)
 async def mark_finished(
     store: Store, clock: Clock, group: Group, rollout_ids: Iterable[str], replaced: Mapping[str, str] | None = None
 ) -> None:
-    """Mark members as finished, and add the rollouts in place of those that are replaced, in one write.
-
-    Does nothing if the group was deleted.
-    """
+    """Mark members as finished, and add the rollouts in place of those that are replaced, in one write."""
     marks = {FINISHED_MARK + rollout_id: b"" for rollout_id in rollout_ids}
     for old, new in (replaced or {}).items():
         marks |= {MEMBER_MARK + new: b"", REPLACED_MARK + old: new.encode()}
-    try:
+    with suppress(RolloutDeleted):
         await store.groups.mark(group.group_id, group.incarnation, marks, now_ms=clock.now_ms())
-    except RolloutDeleted:
-        return
 
 
 async def find_group(store: Store, group_id: str) -> Group | None:

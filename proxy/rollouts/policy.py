@@ -33,16 +33,12 @@ _MAX_NAME: Final = 100  # characters of a model's name in the log
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What is announced of a policy: its version, its epoch, and the ID of the run that trains it, if that is known.
-
-    Versions are compared within an epoch. A new one begins when a run continues from an earlier version, and 0 is the first;
-    `highest` is the highest number that was announced in the epoch.
-    """
+    """What is announced of a policy. Versions are compared within an epoch."""
 
     version: str | None = None
-    epoch: int = 0
-    run: str | None = None
-    highest: int | None = None
+    epoch: int = 0  # the next one begins when a run continues from an earlier version
+    run: str | None = None  # the ID of the run that trains it, if that is known
+    highest: int | None = None  # the highest number that was announced in the epoch
 
     @classmethod
     def read(cls, announcement: Announcement | None, name: str, otherwise: "Announced | None" = None) -> "Announced":
@@ -63,8 +59,7 @@ class Announced:
     def advanced(self, version: str, *, run: str | None = None, new_epoch: bool = False) -> "Announced":
         """Return what is announced after this, in a new epoch if that is requested or the run is another one.
 
-        Raises:
-            LowerVersion: The number is lower than one that was announced in the epoch.
+        Raises LowerVersion if the number is lower than one that was announced in the epoch.
         """
         number = number_of(version)
         if new_epoch or (run not in (None, self.run) and self.version is not None):
@@ -121,9 +116,6 @@ class PolicyVersion:
         self._name = of_policy(POLICY_ANNOUNCEMENT, policy)
         self._number = -1
 
-    def __repr__(self) -> str:
-        return f"<PolicyVersion {self.announced!r}>"
-
     def apply(self, announcements: Mapping[str, Announcement]) -> None:
         """Apply a newer announcement."""
         announcement = newer(announcements, self._name, self._number)
@@ -135,9 +127,8 @@ class PolicyVersion:
         self, announcements: Announcements, version: str, *, run: str | None = None, new_epoch: bool = False
     ) -> None:
         """Raise LowerVersion if the version cannot be announced now."""
-        Announced.read((await announcements.read()).get(self._name), self._name).advanced(
-            version, run=run, new_epoch=new_epoch
-        )
+        present = (await announcements.read()).get(self._name)
+        Announced.read(present, self._name).advanced(version, run=run, new_epoch=new_epoch)
 
     async def announce(
         self, announcements: Announcements, version: str, *, run: str | None = None, new_epoch: bool = False
@@ -145,10 +136,7 @@ class PolicyVersion:
         """Announce the version of all calls that begin afterwards, in all processes of the store; return what is announced.
 
         It follows what is announced when it is written, so that of concurrent announcements none is lost. Also what is
-        announced already is written again: an interrupted announcement may have reached some buckets only.
-
-        Raises:
-            LowerVersion: The number is lower than one that was announced in the epoch.
+        announced already is written again: an interrupted announcement may have reached some buckets only. Raises LowerVersion.
         """
         following, value = NOTHING, b""
         while True:
@@ -167,9 +155,7 @@ class PolicyVersion:
 
 
 class Pause:
-    """The pause of a policy's calls, as this process knows it.
-
-    Call `start` inside the event loop, and `close` before the store is closed.
+    """The pause of a policy's calls, as this process knows it. Call `close` before the store is closed.
 
     `followers` read the announcements of every heartbeat. `abort_calls` stops the calls of this process that engines are
     sampling, and returns the number of those that engines have completed; it is called again until the pause ends.
@@ -318,10 +304,10 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy. `models` are names of models at the engine, with `*` for any characters."""
+    """A policy."""
 
     name: str
-    models: tuple[str, ...]
+    models: tuple[str, ...]  # names at the engine, with `*` for any characters
     is_trained: bool
     version: PolicyVersion
     pause: Pause

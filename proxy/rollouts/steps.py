@@ -53,14 +53,10 @@ async def aside(weight: int, work: Callable[[], T]) -> T:
 
 
 class Weights(NamedTuple):
-    """The weights of steps for `aside`.
+    """The weights of steps for `aside`."""
 
-    `rows` is that of rendering rows with lists. `packed` is that of planning rows, or of rendering packed ones (`Plan.pack`),
-    without a conversion of ids.
-    """
-
-    rows: int
-    packed: int
+    rows: int  # of rendering rows with lists
+    packed: int  # of planning rows, or of rendering packed ones (`Plan.pack`), without a conversion of ids
 
 
 def weights_of(steps: Sequence[Step]) -> Weights:
@@ -94,10 +90,7 @@ async def decode_records(
 ) -> list[Step]:
     """Return the steps of records; `start` is the index of the first.
 
-    Blocks are read after records, so that no required block is missing.
-
-    Raises:
-        NotFound: The rollout was deleted or created again since its records were read.
+    Blocks are read after records, so that no required block is missing. Raises NotFound if the rollout was deleted since.
     """
     name = rollout.rollout_id
     reader = BlockReader(await store.blocks(name))

@@ -82,10 +82,7 @@ def read_saved(text: str) -> Saved:
 
 
 class RolloutRows:
-    """Makes the rows of one rollout, in the order of its steps. Not thread-safe.
-
-    `group`: the JSON of its group, if the file has none yet.
-    """
+    """Makes the rows of one rollout, in the order of its steps. `group`: the JSON of its group, if the file has none yet."""
 
     def __init__(
         self,
@@ -139,9 +136,9 @@ class RolloutRows:
 def step_columns(head: Mapping[str, Any], marks: Marks) -> Row:
     """Return the columns of facts in the head that have the usual type."""
     name = _typed(head.get("step_id"), str)
-    timing, engine, sampling = (_object(head.get(part)) for part in ("timing", "engine", "sampling"))
+    timing, engine, sampling = (_typed(head.get(part), dict) or {} for part in ("timing", "engine", "sampling"))
     received, last = _number(timing.get("received")), _number(timing.get("last_byte"))
-    choices, problems = _list(head.get("choices")), _list(head.get("problems"))
+    choices, problems = (_typed(head.get(part), list) or [] for part in ("choices", "problems"))
     return {
         "step_id": name,
         "received_at": None if received is None or not 0 <= received < LATEST_S else round(1000 * received),
@@ -162,11 +159,7 @@ def step_columns(head: Mapping[str, Any], marks: Marks) -> Row:
 
 
 def record_of(row: Mapping[str, Any], known: Container[bytes]) -> Record:
-    """Return the record of a row, with the blocks that are not `known` to be stored.
-
-    Raises:
-        ValueError: The row is not one of an archive.
-    """
+    """Return the record of a row, with the blocks that are not `known` to be stored. Raises ValueError for another row."""
     if row["record_schema"] is None:
         blocks = {entry["name"]: entry["block"] for entry in row["blocks"] or () if entry["name"] not in known}
         return Record(row["record"], blocks, (), ())
@@ -234,11 +227,3 @@ def _typed(value: Any, kind: type) -> Any:
 
 def _number(value: Any) -> float | None:
     return float(value) if type(value) in (int, float) and abs(value) < _LARGEST else None
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

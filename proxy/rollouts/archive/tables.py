@@ -153,8 +153,7 @@ class ArchiveWriter:
 def read_rows(file: Any, columns: list[str] | None = None) -> Iterator[Row]:
     """Yield the rows of a Parquet file, in which numbers are little-endian bytes, in memory bounded by a row group.
 
-    Raises:
-        ValueError: The file is not an archive, or one of a newer version.
+    Raises ValueError if the file is not an archive, or one of a newer version.
     """
     parquet = import_module("pyarrow.parquet")
     library = arrow()

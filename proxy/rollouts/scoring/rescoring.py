@@ -269,10 +269,7 @@ async def differing_id(ids: Ids, own: TextOf, other: TextOf) -> tuple[int, str, 
     """Return an id that has different texts, with both; None if the compared ids have the same.
 
     Ids mean nothing to an engine with another vocabulary, and it scores most of them all the same. Parts of characters are not
-    compared, nor spaces around a text, which some decoders remove. Where an engine has no texts, see `is_unlikely`.
-
-    Raises:
-        LookupError: No id could be compared.
+    compared, nor spaces around a text, which some decoders remove. Raises LookupError if no id could be compared.
     """
     distinct = sorted(set(ids))
     chosen = distinct[:: max(1, len(distinct) // _COMPARED)]
