@@ -84,7 +84,6 @@ UNTESTED = {
     "proxy/protocols/engines/base.py": "a protocol",
     "proxy/protocols/dialects/translation.py": "protocols, and values without code",
     "tokentape/types.py": "types; tests/tokentape/test_control_api.py asserts them against the proxy's answers",
-    "proxy/cli/check/finding.py": "a frozen value",
     "storage/store.py": "a protocol; tests/storage/test_store.py is its contract suite",
     "storage/types.py": "frozen values; tests/storage/test_store.py reads them all",
     "storage/errors.py": "the kinds of one error; each is asserted where it is raised",

@@ -37,7 +37,7 @@ from proxy.cli.certify.conversations import (
 from proxy.cli.certify.printing import print_certificate
 from proxy.cli.certify.shapes import CHAT, QUESTION, SEED, SHAPES, WORDS
 from proxy.cli.certify.suite import Gone, Subject, Suite
-from proxy.cli.check.network import is_tokentape
+from proxy.cli.check.engines import is_tokentape
 from proxy.cli.console import certify_bar, print_error, print_json
 from proxy.cli.exit_codes import Exit
 from proxy.config.settings import Settings

@@ -2,13 +2,8 @@
 
 The checks change nothing. They generate one or two tokens with each engine.
 
-    finding  [pure] the result of one check
-    network  listen addresses, open files, the journal; wrong engine URLs
-    keys     [pure] missing, weak and shared API keys
-    store    whether the store opens, and settings that can lose data
-    scorers  whether the engines that score rows can
-    engines  whether an engine returns token IDs and logprobs, its clock, and missing flags
-    models   aliases of models that no engine serves; tokenizers that do not load
+    machine  listen addresses, open files, the journal, API keys, the store
+    engines  token IDs and logprobs, the clock, missing flags; models of aliases, tokenizers, scorers; wrong engine URLs
 """
 
 from collections.abc import AsyncIterator
@@ -20,13 +15,8 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.text import Text
 
-from proxy.cli.check.engines import check_engine, untrainable
-from proxy.cli.check.finding import Finding
-from proxy.cli.check.keys import check_keys
-from proxy.cli.check.models import check_aliases, check_tokenizer
-from proxy.cli.check.network import check_listening, proxy_runs
-from proxy.cli.check.scorers import check_scorers
-from proxy.cli.check.store import check_store
+from proxy.cli.check.engines import check_aliases, check_engine, check_scorers, check_tokenizer, untrainable
+from proxy.cli.check.machine import Finding, check_keys, check_listening, check_store, proxy_runs
 from proxy.cli.console import print_json, print_lines, visible, visible_lines
 from proxy.cli.exit_codes import Exit
 from proxy.cli.settings import InvalidSettings

@@ -1,34 +1,30 @@
-"""Checks that an engine returns token IDs and logprobs, its clock, and flags that it was started without."""
+"""Checks of engines: token IDs and logprobs, the clock, missing flags, models that aliases name, tokenizers, scorers."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import orjson
 
-from proxy.cli.check.finding import Finding
-from proxy.cli.check.network import find_engine, is_tokentape
+from proxy.cli.check.machine import Finding, check_clock, get_object, session
 from proxy.cli.exit_codes import Exit
 from proxy.clock import SystemClock
+from proxy.config.addresses import split_listen
+from proxy.config.engines import EndpointSettings
 from proxy.config.settings import Settings
-from proxy.errors import EngineError
+from proxy.errors import EngineError, ProxyError, UnprocessableRequest
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import CallOptions, Tokens
+from proxy.rollouts.scoring.rescoring import POLICY
+from proxy.server.app import scoring_engines
+from proxy.telemetry.metrics import Metrics
 from proxy.upstream import Endpoint, Upstream
 from proxy.upstream.client import body_of
-
-MAX_CLOCK_DIFFERENCE_S: Final = 5  # HTTP dates have whole seconds, and a response takes time
-
-
-def check_clock(subject: str, theirs: float, ours: float) -> Iterator[Finding]:
-    """Compare two clocks, in unix seconds."""
-    ahead = theirs - ours
-    if abs(ahead) > MAX_CLOCK_DIFFERENCE_S:
-        direction = "ahead of" if ahead > 0 else "behind"
-        seen = f"its clock is {abs(ahead):.0f} s {direction} ours, so timestamps and lease expiry cannot be compared"
-        yield Finding(subject, "note", seen, "synchronize both clocks with NTP (timedatectl set-ntp true, or chrony)")
+from proxy.upstream.tokenizers import load
 
 
 def read_date(header: str | None) -> float | None:
@@ -198,3 +194,71 @@ def _parse(text: bytes) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return text.decode("utf-8", "replace")
+
+
+async def find_engine(url: str) -> str | None:
+    """Return a similar base URL (other scheme, no path) that lists models, or None."""
+    parts = urlsplit(url)
+    schemes = (parts.scheme, "https" if parts.scheme == "http" else "http")
+    candidates = [f"{scheme}://{parts.netloc}{path}" for scheme in schemes for path in dict.fromkeys((parts.path, ""))]
+    async with session() as http:
+        for candidate in candidates[1:]:
+            listed = await get_object(http, f"{candidate}/v1/models")
+            if isinstance(listed.get("data"), list):
+                return candidate
+    return None
+
+
+async def is_tokentape(url: str, settings: Settings) -> bool:
+    """Return whether the URL is a TokenTape proxy: this configuration's own address, or a running one."""
+    own = [split_listen(listen) for listen in (settings.listen, settings.control.listen) if listen]
+    parts = urlsplit(url)
+    if any(parts.port == port and parts.hostname in {host, "localhost", "127.0.0.1"} for host, port in own):
+        return True
+    async with session() as http:
+        info = (await get_object(http, f"{url}/openapi.json")).get("info")
+    return isinstance(info, dict) and info.get("title") == "TokenTape"
+
+
+def check_aliases(models: Mapping[str, str], listed: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    """Check that the engines serve the models that aliases refer to. `listed` has the models of each engine."""
+    every = sorted({name for names in listed.values() for name in names})
+    for alias, served in models.items():
+        without = [label for label, names in listed.items() if served not in names]
+        subject = f"models {alias!r}"
+        if not every:
+            continue  # no engine responded; other findings report it
+        if len(without) == len(listed):
+            fix = f"use a model that the engines list ({', '.join(every)}), or start one with --served-model-name"
+            yield Finding(subject, "fault", f"refers to {served!r}, which no engine lists", fix)
+        elif without:
+            seen = f"refers to {served!r}, which {', '.join(without)} does not list"
+            fix = "calls routed there return 404; serve the model on every engine, or remove the engine"
+            yield Finding(subject, "note", seen, fix)
+        else:
+            yield Finding(subject, "ok", f"refers to {served!r}")
+
+
+async def check_tokenizer(endpoint: EndpointSettings) -> Finding:
+    """Check that the tokenizer of an endpoint loads."""
+    subject = f"tokenizer {endpoint.tokenizer}"
+    try:
+        await asyncio.to_thread(load, endpoint.tokenizer or "")
+    except UnprocessableRequest as error:
+        fix = "use a folder that contains tokenizer.json, or the name of a model on the Hugging Face Hub"
+        return Finding(subject, "fault", error.message, "" if "pip install" in error.message else fix)
+    return Finding(subject, "ok", f"loads, for {endpoint.label}")
+
+
+async def check_scorers(settings: Settings, upstream: Upstream, metrics: Metrics) -> AsyncIterator[Finding]:
+    """Check one engine of each scorer. `upstream` has the engines of calls, which have checks of their own."""
+    for name, engines in scoring_engines(settings, upstream, metrics).items():
+        if name == POLICY:
+            continue
+        subject = f"scorer {name}"
+        try:
+            yield Finding(subject, "ok", f"scores token ids with {await engines.find_model()!r}")
+        except ProxyError as error:
+            yield Finding(subject, "fault", error.message, f"fix rescore.scorers.{name}, or its engine")
+        finally:
+            await engines.upstream.close()
