@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo
 
-from proxy.cli.exit_codes import Exit
 from proxy.cli.main import app
+from proxy.cli.runner import Exit
 
 _REQUIRED: Final = inspect.Parameter.empty
 _OF_A_PROXY: Final = ["`--api-key`", "`--json`", "`--url`"]

@@ -17,13 +17,12 @@ import orjson
 from rich.console import Console
 
 from proxy.cli import audit as command
-from proxy.cli.api_client import ControlClient
 from proxy.cli.check import findings, print_findings
+from proxy.cli.commands import print_list, print_rollout, print_step
 from proxy.cli.console import print_lines
+from proxy.cli.control import Control, ControlAddress
 from proxy.cli.export import ExportRequest, download
-from proxy.cli.render.rollout import StepView
-from proxy.cli.render.step import summary
-from proxy.cli.show import ControlAddress, print_list, print_rollout, print_step
+from proxy.cli.render import StepView, summary
 from proxy.cli.tail import line
 from proxy.config.settings import load
 from proxy.server.listener import running, simulating
@@ -102,7 +101,7 @@ async def show(url: str) -> None:
     out = terminal(132)
     async with aiohttp.ClientSession() as http:
         for name in ("sums/edited", "base"):
-            async for step in ControlClient(http, url).steps(name):
+            async for step in Control(http, url).steps(name):
                 print_lines(out, [line(summary(step), with_rollout=True)], indent=14)
     keep("tail", "tokentape tail", out)
 
@@ -110,7 +109,7 @@ async def show(url: str) -> None:
 async def audit(url: str, engine: str) -> None:
     """Make the picture of an audit of rows with a wrong token id in one of them."""
     file = Path("rows.ndjson")
-    await download(url, None, ALL, file, api_key=None)
+    await download(ControlAddress(url, None, None), ALL, file)
     rows = [orjson.loads(row) for row in file.read_bytes().splitlines()]  # noqa: ASYNC240 - the loop has no other work
     changed = max(range(len(rows[0]["mask"])), key=lambda at: rows[0]["mask"][at] * at) - 12
     rows[0]["token_ids"][changed] += 1

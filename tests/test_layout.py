@@ -78,7 +78,6 @@ UNTESTED = {
     "proxy/api/context.py": "a record of what app makes, and no code",
     "proxy/errors.py": "a tree of names; docs/errors.md is made from it, and every status is asserted where it is raised",
     "proxy/__main__.py": "one call; tests/cli/test_main.py runs the command",
-    "proxy/cli/exit_codes.py": "values; tests/cli/test_main.py asserts what each command ends with, docs/cli.md lists them",
     "proxy/clock.py": "the machine's clock; new_id is asserted through every step id",
     "proxy/trajectory/step.py": "frozen values; tests/trajectory/test_codec.py draws them all",
     "proxy/protocols/engines/base.py": "a protocol",

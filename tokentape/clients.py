@@ -4,7 +4,6 @@ Each method is written once, as a coroutine of ControlApi. A transport that bloc
 end without an event loop.
 """
 
-import asyncio
 import inspect
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 
 from tokentape.batches import Batch
 from tokentape.control_api import ControlApi
-from tokentape.transport import ClientError, Request, error_from_response, require
+from tokentape.transport import Beat, ClientError, Request, Transport, error_from_response, require
 from tokentape.types import ClaimedGroup
 
 with suppress(ImportError):  # `import tokentape` works without httpx2; the constructors raise
@@ -30,7 +29,6 @@ MAX_JOIN_S: Final = 5.0  # an extension in flight may end later; nothing reads i
 P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
-Beat = Callable[[], Coroutine[Any, Any, bool]]
 
 
 class AsyncClient(ControlApi):
@@ -72,7 +70,7 @@ class AsyncClient(ControlApi):
         return ManagedServer(self, tokenizer, preserve_think_blocks=preserve_think_blocks, **options)
 
 
-class AsyncTransport:
+class AsyncTransport(Transport):
     """Sends requests with httpx2 and asyncio. A heartbeat is a task."""
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
@@ -90,49 +88,12 @@ class AsyncTransport:
         except httpx.TransportError as error:
             raise _failure(request, self._http.base_url, error) from error
 
-    async def sleep(self, seconds: float) -> None:
-        """Wait."""
-        await asyncio.sleep(seconds)
-
-    def heartbeat(self, beat: Beat, interval_s: float) -> "TaskHeartbeat":
-        """Return a task."""
-        return TaskHeartbeat(beat, interval_s)
-
-    async def finished(self, result: object) -> None:
-        """Await the result of an asynchronous callback."""
-        if inspect.isawaitable(result):
-            await result
-
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
 
 
-class TaskHeartbeat:
-    """Calls `beat` every `interval_s` in a task, until it returns False or the heartbeat is stopped."""
-
-    def __init__(self, beat: Beat, interval_s: float) -> None:
-        self._beat = beat
-        self._interval_s = interval_s
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Start the task."""
-        self._task = asyncio.create_task(self._run())  # noqa: TID251 - referenced here, cancelled in stop
-
-    async def stop(self) -> None:
-        """Cancel the task."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        is_held = True
-        while is_held:
-            await asyncio.sleep(self._interval_s)
-            is_held = await self._beat()
-
-
-class BlockingTransport:
+class BlockingTransport(Transport):
     """Sends requests with httpx2 and blocks. A heartbeat is a thread."""
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
@@ -334,6 +295,7 @@ class Client:
         self.close()
 
     close = _blocking(ControlApi.close)
+    send = _blocking(ControlApi.send)
     open_rollout = _blocking(ControlApi.open_rollout)
     rollout = _blocking(ControlApi.rollout)
     rollouts = _iterating(ControlApi.rollouts)

@@ -15,7 +15,7 @@ from tokentape.transport import (
     Request,
     Transport,
     Wait,
-    parse_line,
+    parse_json,
     retry_delay,
 )
 from tokentape.types import BatchResult, Change, FinishStatus, OpenedRollout, Rollout, Step
@@ -54,6 +54,18 @@ class ControlApi:
         """Close the connections."""
         await self.transport.close()
 
+    async def send(
+        self, method: str, path: str, /, body: Mapping[str, Any] | None = None, *, wait_s: float = 0.0, **query: Any
+    ) -> Any:
+        """Send a request to any route; return the JSON of the response, or None if it has no body.
+
+        Fields of `body` and `query` that are None are not sent. `wait_s` is how long the proxy may wait before it responds.
+        """
+        sent = None if body is None else {name: value for name, value in body.items() if value is not None}
+        request = Request(method, path, sent, _query_from(**query), wait_s=wait_s)
+        content = b"".join([part async for part in self._parts(request)])
+        return parse_json(content, self.url + path) if content else None
+
     async def open_rollout(self, /, rollout_id: str | None = None, **options: Any) -> OpenedRollout:
         """Open a rollout; the same options again return the same rollout.
 
@@ -66,11 +78,11 @@ class ControlApi:
             "rollout_id": rollout_id or uuid4().hex,
             **options,
         }  # made here, so that a repeated request opens none twice
-        return cast("OpenedRollout", await self._send("POST", "/rollouts", body))
+        return cast("OpenedRollout", await self.send("POST", "/rollouts", body))
 
     async def rollout(self, rollout_id: str) -> Rollout:
         """Return the rollout: status, counts, reward, times."""
-        return cast("Rollout", await self._send("GET", _path("rollouts", rollout_id)))
+        return cast("Rollout", await self.send("GET", path_of("rollouts", rollout_id)))
 
     def rollouts(
         self, *, status: str | None = None, group_id: str | None = None, since: int | None = None, page: int = 100
@@ -85,7 +97,7 @@ class ControlApi:
         """
         for name in ("reward", "step_rewards", "thread_rewards", "advantages"):
             _check_float32(name, changes.get(name))
-        patched = cast("Rollout", await self._send("PATCH", _path("rollouts", rollout_id), changes))
+        patched = cast("Rollout", await self.send("PATCH", path_of("rollouts", rollout_id), changes))
         if "warning" in patched:
             LOG.warning("rollout %r: %s", rollout_id, patched["warning"])
         return patched
@@ -101,21 +113,23 @@ class ControlApi:
         """Finish the rollout: it accepts no more calls. The same request again changes nothing."""
         _check_float32("reward", reward)
         body = {"status": status, "reward": reward, "metadata": metadata}
-        return cast("Rollout", await self._send("POST", _path("rollouts", rollout_id, "finish"), body))
+        return cast("Rollout", await self.send("POST", path_of("rollouts", rollout_id, "finish"), body))
 
     async def delete_rollout(self, rollout_id: str) -> None:
         """Delete the rollout and its steps; one that does not exist is no error."""
-        await self._send("DELETE", _path("rollouts", rollout_id))
+        await self.send("DELETE", path_of("rollouts", rollout_id))
 
     async def step(self, rollout_id: str, step_id: str) -> Step:
         """Return one recorded step; the `X-Step-Id` header of a response has its id."""
-        return cast("Step", await self._send("GET", _path("rollouts", rollout_id, "steps", step_id)))
+        return cast("Step", await self.send("GET", path_of("rollouts", rollout_id, "steps", step_id)))
 
-    async def steps(self, rollout_id: str, *, page: int = 100) -> AsyncGenerator[Step, None]:
-        """Iterate over the recorded steps in the order in which they were stored, `page` per request."""
-        after = None
+    async def steps(self, rollout_id: str, *, after: int | None = None, page: int = 100) -> AsyncGenerator[Step, None]:
+        """Iterate over the recorded steps in the order in which they were stored, `page` per request.
+
+        `after` is the index of the step after which to begin.
+        """
         while True:
-            answer = await self._send("GET", _path("rollouts", rollout_id, "steps"), after=after, limit=page)
+            answer = await self.send("GET", path_of("rollouts", rollout_id, "steps"), after=after, limit=page)
             for step in answer["steps"]:
                 yield step
             after = answer["after"]
@@ -124,7 +138,7 @@ class ControlApi:
 
     async def tree(self, rollout_id: str, *, texts: bool | None = None) -> dict[str, Any]:
         """Return the tree of steps, their spans, threads and drift; `texts=False`: drift is not explained with a tokenizer."""
-        return cast("dict[str, Any]", await self._send("GET", _path("rollouts", rollout_id, "tree"), texts=texts))
+        return cast("dict[str, Any]", await self.send("GET", path_of("rollouts", rollout_id, "tree"), texts=texts))
 
     async def events(self, rollout_id: str | None = None) -> AsyncGenerator[Change | None, None]:
         """Follow the changes of all rollouts or of one, without end; None after each connection.
@@ -146,7 +160,7 @@ class ControlApi:
                             yield None
                         elif line.startswith(DATA):
                             delay_s = MIN_DELAY_S
-                            yield parse_line(line.removeprefix(DATA))
+                            yield parse_json(line.removeprefix(DATA), f"{self.url}/events")
             except ClientError as error:
                 outage = Wait(MAX_WAIT_S) if outage is None else outage
                 if not was_connected or not error.may_pass or not outage.left_s:
@@ -164,7 +178,7 @@ class ControlApi:
         **options: Any,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Stream the rows of one rollout in a trainer's format. Options are the query parameters of the route."""
-        return self._rows(_path("rollouts", rollout_id, "export"), format=format, **options)
+        return self._rows(path_of("rollouts", rollout_id, "export"), format=format, **options)
 
     def export_group(
         self,
@@ -174,7 +188,7 @@ class ControlApi:
         **options: Any,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Stream the rows of one group in a trainer's format."""
-        return self._rows(_path("groups", group_id, "export"), format=format, **options)
+        return self._rows(path_of("groups", group_id, "export"), format=format, **options)
 
     def export(self, /, format: str = "sequences", **options: Any) -> AsyncGenerator[dict[str, Any], None]:  # noqa: A002
         """Stream the rows of many rollouts, newest rollout first. Options include `status`, `group_id`, `since`, `limit`."""
@@ -215,11 +229,11 @@ class ControlApi:
             "idle_s": idle_s,
             "start_s": start_s,
         }
-        return cast("dict[str, Any]", await self._send("POST", "/groups", body))
+        return cast("dict[str, Any]", await self.send("POST", "/groups", body))
 
     async def group(self, group_id: str) -> dict[str, Any]:
         """Return the group: its members, their rewards and statuses, and whether it is complete."""
-        return cast("dict[str, Any]", await self._send("GET", _path("groups", group_id)))
+        return cast("dict[str, Any]", await self.send("GET", path_of("groups", group_id)))
 
     def groups(self, *, status: str | None = None, page: int = 100) -> AsyncGenerator[dict[str, Any], None]:
         """Iterate over all groups, `page` per request."""
@@ -235,11 +249,11 @@ class ControlApi:
         or claimed.
         """
         body = {"max_staleness": max_staleness, "policy": policy}
-        return cast("dict[str, Any]", await self._send("POST", _path("groups", group_id, "requeue"), body))
+        return cast("dict[str, Any]", await self.send("POST", path_of("groups", group_id, "requeue"), body))
 
     async def delete_group(self, group_id: str) -> None:
         """Delete the group and its rollouts; one that does not exist is no error."""
-        await self._send("DELETE", _path("groups", group_id))
+        await self.send("DELETE", path_of("groups", group_id))
 
     async def claim_batch(
         self, /, *, consumer: str, groups: int, policy: str | None = None, **options: Any
@@ -254,22 +268,24 @@ class ControlApi:
         """
         body = {"consumer": consumer, "groups": groups, "policy": policy, "instance": self._instance, **options}
         wait_s = options.get("wait_s") or 0.0
-        return cast("dict[str, Any]", await self._send("POST", "/batches/claim", body, wait_s=wait_s))
+        return cast("dict[str, Any]", await self.send("POST", "/batches/claim", body, wait_s=wait_s))
 
     async def ack_batch(self, batch_id: str, *, delete: bool | None = None) -> BatchResult:
         """Acknowledge a batch; `delete` deletes its rollouts. `lost` lists groups that another consumer has claimed.
 
         `kept` lists groups that are not deleted because another policy still has them in its queue.
         """
-        return cast("BatchResult", await self._send("POST", _path("batches", batch_id, "ack"), {"delete": delete}))
+        return cast("BatchResult", await self.send("POST", path_of("batches", batch_id, "ack"), {"delete": delete}))
 
     async def release_batch(self, batch_id: str) -> BatchResult:
         """Release a batch: other consumers can claim its groups."""
-        return cast("BatchResult", await self._send("POST", _path("batches", batch_id, "release"), {}))
+        return cast("BatchResult", await self.send("POST", path_of("batches", batch_id, "release"), {}))
 
     async def extend_batch(self, batch_id: str, *, lease_s: float) -> BatchResult:
         """Set the lease of a batch to `lease_s` from now; `lost` as for `ack_batch`."""
-        return cast("BatchResult", await self._send("POST", _path("batches", batch_id, "extend"), {"lease_s": lease_s}))
+        return cast(
+            "BatchResult", await self.send("POST", path_of("batches", batch_id, "extend"), {"lease_s": lease_s})
+        )
 
     def batches(
         self,
@@ -307,17 +323,17 @@ class ControlApi:
             self,
             consumer=consumer,
             groups=groups,
-            list_open=lambda: self._send("GET", "/groups", status="open", limit=OPEN_PAGE),
+            list_open=lambda: self.send("GET", "/groups", status="open", limit=OPEN_PAGE),
             **options,
         )
 
     async def policies(self) -> dict[str, Any]:
         """Return the policies with their models, announced versions and pauses."""
-        return cast("dict[str, Any]", await self._send("GET", "/policies"))
+        return cast("dict[str, Any]", await self.send("GET", "/policies"))
 
     async def policy(self, policy: str | None = None) -> dict[str, Any]:
         """Return the announced {version, epoch, run} of a policy (None: `default`); steps whose engine reports none have it."""
-        return cast("dict[str, Any]", await self._send("GET", _policy_path(policy)))
+        return cast("dict[str, Any]", await self.send("GET", _policy_path(policy)))
 
     async def put_policy(
         self, version: str | int, *, policy: str | None = None, run: str | None = None, new_epoch: bool = False
@@ -328,7 +344,7 @@ class ControlApi:
         groups that were sampled before are dropped. Otherwise a lower version is a ClientError (code `lower_version`).
         """
         body = {"version": version, "run": run, "new_epoch": new_epoch or None}
-        return _logged(cast("dict[str, Any]", await self._send("PUT", _policy_path(policy), body)))
+        return _logged(cast("dict[str, Any]", await self.send("PUT", _policy_path(policy), body)))
 
     async def pause(
         self,
@@ -345,12 +361,12 @@ class ControlApi:
         is_kept = in_flight == "keep"
         body = {"mode": mode, "in_flight": None if is_kept else in_flight}
         wait_s = drain_s if is_kept else drain_s + ABORT_TIMEOUT_S
-        paused = await self._send("POST", f"{_policy_path(policy)}/pause", body, wait_s=wait_s, drain_s=drain_s or None)
+        paused = await self.send("POST", f"{_policy_path(policy)}/pause", body, wait_s=wait_s, drain_s=drain_s or None)
         return cast("dict[str, Any]", paused)
 
     async def resume(self, *, policy: str | None = None) -> dict[str, Any]:
         """Resume paused calls of a policy."""
-        return cast("dict[str, Any]", await self._send("POST", f"{_policy_path(policy)}/resume"))
+        return cast("dict[str, Any]", await self.send("POST", f"{_policy_path(policy)}/resume"))
 
     async def update_policy(
         self,
@@ -422,30 +438,22 @@ class ControlApi:
         pause = {"drain_s": drain_s, "mode": mode, "in_flight": in_flight}
         body = {"name": name, "path": path, "version": version, "run": run, **pause}
         wait_s = drain_s + LOAD_TIMEOUT_S
-        loaded = await self._send("POST", f"{_policy_path(policy)}/adapter", body, wait_s=wait_s)
+        loaded = await self.send("POST", f"{_policy_path(policy)}/adapter", body, wait_s=wait_s)
         return _logged(cast("dict[str, Any]", loaded))
 
     async def _list_pages(self, noun: str, **filters: Any) -> AsyncGenerator[Any, None]:
         cursor = None
         while True:
-            answer = await self._send("GET", f"/{noun}", **filters, cursor=cursor)
+            answer = await self.send("GET", f"/{noun}", **filters, cursor=cursor)
             for item in answer[noun]:
                 yield item
             cursor = answer["cursor"]
             if cursor is None:
                 return
 
-    async def _send(
-        self, method: str, path: str, /, body: Mapping[str, Any] | None = None, *, wait_s: float = 0.0, **query: Any
-    ) -> Any:
-        """Return the JSON of the response, None if it has no body. Fields of `body` and `query` that are None are not sent."""
-        sent = None if body is None else {name: value for name, value in body.items() if value is not None}
-        request = Request(method, path, sent, _query_from(**query), wait_s=wait_s)
-        content = b"".join([part async for part in self._parts(request)])
-        return parse_line(content) if content else None
-
     def _rows(self, path: str, /, **query: Any) -> AsyncGenerator[dict[str, Any], None]:
-        return self._stream(Request("GET", path, query=_query_from(**query), headers=NDJSON), parse_line)
+        request = Request("GET", path, query=_query_from(**query), headers=NDJSON)
+        return self._stream(request, lambda line: parse_json(line, self.url + path))
 
     async def _stream(self, request: Request, parse: Callable[[bytes], Any]) -> AsyncGenerator[Any, None]:
         """Yield the parsed lines of the response."""
@@ -475,7 +483,7 @@ class ControlApi:
             attempt += 1
 
 
-def _path(*names: str) -> str:
+def path_of(*names: str) -> str:
     """Return a path of these names, quoted; a name of dots alone would be read as a folder."""
     quoted = (quote(name, safe="") for name in names)
     return "".join("/" + (name.replace(".", "%2E") if set(name) == {"."} else name) for name in quoted)
@@ -483,7 +491,7 @@ def _path(*names: str) -> str:
 
 def _policy_path(policy: str | None) -> str:
     """Return the path of a policy; None is the policy `default`."""
-    return "/policy" if policy is None else _path("policies", policy)
+    return "/policy" if policy is None else path_of("policies", policy)
 
 
 def _query_from(**options: Any) -> dict[str, str]:

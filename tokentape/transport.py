@@ -1,10 +1,12 @@
 """Requests, errors, the retry policy and waits; a Transport sends the requests."""
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from inspect import isawaitable
 from time import monotonic
 from typing import Any, Final, Protocol
 
@@ -16,6 +18,8 @@ RETRIED_STATUSES: Final = (429, 503)
 ROLLOUT_LIMIT: Final = "rollout_limit"  # the type of a 429 that no retry can pass
 MAX_RETRY_DELAY_S: Final = 60.0
 MAX_ERROR_CHARACTERS: Final = 500
+
+Beat = Callable[[], Coroutine[Any, Any, bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +46,52 @@ class Heartbeat(Protocol):
         ...
 
 
-class Transport(Protocol):
-    """How a client sends requests and waits. The methods of one that blocks never suspend the coroutine that calls them."""
+class TaskHeartbeat:
+    """Calls `beat` every `interval_s` in a task, until it returns False or the heartbeat is stopped."""
+
+    def __init__(self, beat: Beat, interval_s: float) -> None:
+        self._beat = beat
+        self._interval_s = interval_s
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the task."""
+        self._task = asyncio.create_task(self._run())  # noqa: TID251 - referenced here, cancelled in stop
+
+    async def stop(self) -> None:
+        """Cancel the task."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        is_held = True
+        while is_held:
+            await asyncio.sleep(self._interval_s)
+            is_held = await self._beat()
+
+
+class Transport:
+    """How a client sends requests and waits: with asyncio. One that blocks overrides each method, and suspends no coroutine."""
 
     def parts(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Send a request, and yield the body of its response as it arrives. Raises ClientError."""
-        ...
+        raise NotImplementedError
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
-        ...
+        await asyncio.sleep(seconds)
 
-    def heartbeat(self, beat: Callable[[], Coroutine[Any, Any, bool]], interval_s: float) -> Heartbeat:
+    def heartbeat(self, beat: Beat, interval_s: float) -> Heartbeat:
         """Return a heartbeat that was not started."""
-        ...
+        return TaskHeartbeat(beat, interval_s)
 
     async def finished(self, result: object) -> None:
-        """Wait for the result of a user's callback, if it is awaitable and the transport does not block."""
-        ...
+        """Wait for the result of a user's callback, if it is asynchronous."""
+        if isawaitable(result):
+            await result
 
     async def close(self) -> None:
         """Close the connections."""
-        ...
 
 
 class ClientError(Exception):
@@ -196,9 +224,13 @@ class LineBuffer:
         return b"".join(self._pending)
 
 
-def parse_line(line: bytes) -> Any:
-    """Parse one line of NDJSON."""
-    return json.loads(line)  # noqa: TID251 - the client requires httpx2 only
+def parse_json(text: bytes, url: str) -> Any:
+    """Parse a response or one line of it. Raises ClientError (`not_json`)."""
+    try:
+        return json.loads(text)  # noqa: TID251 - the client requires httpx2 only
+    except ValueError as error:
+        message = f"{url} did not return JSON; check that it is the control API of a proxy"
+        raise ClientError(message, type="http_error", code="not_json") from error
 
 
 def _seconds(text: str | None) -> float | None:

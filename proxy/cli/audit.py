@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.cli.console import audit_bar, new_table, print_json, print_table, visible
-from proxy.cli.export import ExportRequest, iter_bytes
+from proxy.cli.control import Control
+from proxy.cli.export import ExportRequest
 from proxy.rollouts.scoring.audit import (
     NOT_SCORED,
     NOTHING,
@@ -86,17 +87,11 @@ async def rows_of_file(path: Path, export: ExportRequest) -> AsyncGenerator[Any,
 
 
 async def rows_of_proxy(session: aiohttp.ClientSession, url: str, export: ExportRequest) -> AsyncGenerator[Any, None]:
-    """Yield the selected rows of a running proxy. Raises OSError if a request fails, ValueError if a row is not JSON."""
+    """Yield the selected rows of a running proxy. Raises OSError or ClientError."""
     for path in export.paths():
-        full_url = url.rstrip("/") + path
-        rest = b""
-        async for chunk in iter_bytes(session, full_url):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                if line.strip():
-                    yield _row(line, full_url)
-        if rest.strip():
-            yield _row(rest, full_url)
+        async with aclosing(Control(session, url).rows(path)) as rows:
+            async for row in rows:
+                yield row
 
 
 def _row(line: bytes, source: str) -> Any:

@@ -1,32 +1,42 @@
-"""The commands of `tokentape`: serve, simulate, list, show, tail, export, archive, import, audit, check, certify,
-and `resources`.
+"""The commands of `tokentape` and their options.
 
 Each command imports its implementation when it runs, so that `--help` and shell completion are fast.
 """
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
-from proxy.cli import resources
-from proxy.cli.exit_codes import Exit
-from proxy.cli.invoke import address_of, run, settings_of, usage_error
 from proxy.cli.options import (
     DEFAULT_URL,
     AsJson,
     Commands,
     ConfigFile,
+    GroupId,
     OptionalRolloutId,
+    PolicyName,
     ProxyKey,
     ProxyUrl,
     RolloutId,
     StoreUrl,
     tokentape,
 )
+from proxy.cli.runner import Exit, address_of, run, settings_of, usage_error
+
+_DEFAULT_POLICY: Final = "default"
+_NEGATIVE_NUMBERS: Final = {"ignore_unknown_options": True}  # `rollout reward R -1`: else -1 is an unknown option
 
 app = Commands(name="tokentape", callback=tokentape, no_args_is_help=True, pretty_exceptions_enable=False)
+rollouts = Commands(name="rollout", help="Finish, reward or delete a rollout.", no_args_is_help=True)
+groups = Commands(name="group", help="List groups; show one, or put it into the queue again.", no_args_is_help=True)
+policies = Commands(
+    name="policy", help="List policies; announce a version; pause and resume calls.", no_args_is_help=True
+)
+for group in (rollouts, groups, policies):
+    app.add_typer(group)
 
 
 @app.command()
@@ -44,8 +54,8 @@ def serve(
     """Run the proxy. If no engine is configured, it starts the simulator."""
     overrides = {"listen": listen, "workers": workers}
     settings = settings_of(config, engine=engine, store=store, insecure=insecure, **overrides)
-    from proxy.cli.console import notes  # noqa: PLC0415 - keeps `--help` fast
-    from proxy.cli.serve import serve as serve_until_signal  # noqa: PLC0415
+    from proxy.cli.console import notes
+    from proxy.cli.serve import serve as serve_until_signal
 
     run(serve_until_signal(settings, notes()))
 
@@ -53,7 +63,7 @@ def serve(
 @app.command(hidden=True)
 def worker() -> None:
     """Run one worker process of `serve --workers`, configured through standard input."""
-    from proxy.server.supervisor import work  # noqa: PLC0415 - keeps `--help` fast
+    from proxy.server.supervisor import work
 
     run(work(), on_value_error=Exit.REFUSED)  # the supervisor passes it on if the worker cannot start
 
@@ -82,9 +92,9 @@ def simulate(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     as_json: AsJson = False,
 ) -> None:
     """Run a simulated engine with the HTTP API of vLLM or SGLang. It needs no GPU."""
-    from proxy.cli.console import notes  # noqa: PLC0415
-    from proxy.cli.serve import simulate as simulate_until_signal  # noqa: PLC0415
-    from proxy.simulator.options import Options  # noqa: PLC0415 - keeps `--help` and `check` fast
+    from proxy.cli.console import notes
+    from proxy.cli.serve import simulate as simulate_until_signal
+    from proxy.simulator.options import Options
 
     options = Options(
         model,
@@ -112,8 +122,8 @@ def list_(  # noqa: PLR0917 - each parameter is a named option
     as_json: AsJson = False,
 ) -> None:
     """List rollouts, newest first."""
-    from proxy.cli.console import output  # noqa: PLC0415 - keeps `--help` fast
-    from proxy.cli.show import ago, print_list  # noqa: PLC0415
+    from proxy.cli.commands import ago, print_list
+    from proxy.cli.console import output
 
     try:
         filters = {"status": status, "group_id": group, "since": None if since is None else ago(since)}
@@ -136,9 +146,9 @@ def show(  # noqa: PLR0913 - each parameter is a named option
     as_json: AsJson = False,
 ) -> None:
     """Show a rollout: prompts dimmed, completions bright, with its drift and problems."""
-    from proxy.cli.console import output  # noqa: PLC0415 - keeps `--help` fast
-    from proxy.cli.render.rollout import StepView  # noqa: PLC0415
-    from proxy.cli.show import print_rollout, print_step  # noqa: PLC0415
+    from proxy.cli.commands import print_rollout, print_step
+    from proxy.cli.console import output
+    from proxy.cli.render import StepView
 
     address, out = address_of(url, store, api_key), output()
     view = StepView(ids, logprobs, whole, with_values=not out.is_terminal or out.no_color)
@@ -160,8 +170,8 @@ def tail(
     as_json: AsJson = False,
 ) -> None:
     """Follow new steps, one line per step, until Ctrl-C."""
-    from proxy.cli.console import output  # noqa: PLC0415 - keeps `--help` fast
-    from proxy.cli.tail import tail as follow  # noqa: PLC0415
+    from proxy.cli.console import output
+    from proxy.cli.tail import tail as follow
 
     run(follow(address_of(url, None, api_key), rollout, last, output(), as_json=as_json))
 
@@ -202,25 +212,25 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     as_json: AsJson = False,
 ) -> None:
     """Export rollouts as training rows."""
-    from proxy.cli.export import ExportRequest, export_to  # noqa: PLC0415
-    from proxy.cli.push import PushOptions, push_all  # noqa: PLC0415
+    from proxy.cli.export import ExportRequest, export_to
+    from proxy.cli.push import PushOptions, push_all
 
     if (url is None) == (store is None):
         usage_error("specify either --url (a running proxy) or --store (a store that no other process has open)")
     more = _parameters(query or (), policy=policy, threads=threads, rescore=rescore)
     request = ExportRequest(form, tuple(rollout or ()), group, include, container, more)
-    settings = None if store is None else settings_of(None, store=store, listen="127.0.0.1:0")
+    address = address_of(str(url), store, api_key)
     if push is None:
         if as_json and out is None:
             usage_error("--json prints a report to standard output; use --out FILE for the rows")
-        run(export_to(url, settings, request, out, api_key=api_key, as_json=as_json))
+        run(export_to(address, request, out, as_json=as_json))
         return
     if rollout or query or rescore or out is not None or form not in {"sequences", "scored_data"}:
         usage_error(
             "--push exports groups as scored_data; it excludes --rollout, --query, --rescore, --out and another --format"
         )
     options = PushOptions(push, group_size, env_id, force_partial, max_len)
-    if not run(push_all(url, settings, request, options, api_key=api_key, as_json=as_json)):
+    if not run(push_all(address, request, options, as_json=as_json)):
         raise typer.Exit(Exit.FAILED)
 
 
@@ -241,8 +251,8 @@ def archive(
     as_json: AsJson = False,
 ) -> None:
     """Write finished rollouts to a dataset of Parquet files; repeat until Ctrl-C."""
-    from proxy.cli import archive as command  # noqa: PLC0415 - keeps `--help` fast
-    from proxy.cli.show import seconds_of  # noqa: PLC0415
+    from proxy.cli import archive as command
+    from proxy.cli.commands import seconds_of
 
     settings = settings_of(config, store=store, listen="127.0.0.1:0")
     try:
@@ -263,7 +273,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Bring the rollouts of an archive back into a store."""
-    from proxy.cli import archive as command  # noqa: PLC0415 - keeps `--help` fast
+    from proxy.cli import archive as command
 
     run(command.import_dataset(settings_of(config, store=store, listen="127.0.0.1:0"), url, as_json=as_json))
 
@@ -299,9 +309,9 @@ def audit(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     as_json: AsJson = False,
 ) -> None:
     """Score exported sequences again and report those whose logprobs differ."""
-    from proxy.cli import audit as command  # noqa: PLC0415 - keeps `--help` fast
-    from proxy.cli.console import notes, output  # noqa: PLC0415
-    from proxy.cli.export import ExportRequest  # noqa: PLC0415
+    from proxy.cli import audit as command
+    from proxy.cli.console import notes, output
+    from proxy.cli.export import ExportRequest
 
     if (url is None) == (file is None):
         usage_error("specify either --url (a running proxy) or --file (exported rows)")
@@ -334,9 +344,9 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check configuration, machine, store and engines; report problems and how to fix them."""
-    from proxy.cli.check import findings, print_findings, refused  # noqa: PLC0415 - keeps `--help` fast
-    from proxy.cli.console import output  # noqa: PLC0415
-    from proxy.cli.settings import InvalidSettings, load_settings  # noqa: PLC0415
+    from proxy.cli.check import findings, print_findings, refused
+    from proxy.cli.console import output
+    from proxy.cli.settings import InvalidSettings, load_settings
 
     try:
         found = findings(load_settings(config, engine=engine, store=store, insecure=insecure, listen=listen))
@@ -366,18 +376,246 @@ def certify(
     Each call is sent to the engine alone and through a temporary proxy; the engine scores the recorded tokens again. It takes
     one to three minutes and some hundred short calls, and leaves nothing. docs/exactness.md has results of real engines.
     """
-    from proxy.cli import certify as command  # noqa: PLC0415 - keeps `--help` fast
-    from proxy.cli.console import notes, output  # noqa: PLC0415
+    from proxy.cli import certify as command
+    from proxy.cli.console import notes, output
 
     settings = settings_of(config)
     request = command.Request(engine, settings, model, api_key, admin, tolerance, time_limit_s, as_json)
     raise typer.Exit(run(command.certify(request, output(), notes())))
 
 
-for group in resources.GROUPS:
-    app.add_typer(group)
-app.command("engines")(resources.engines)
-app.command("open")(resources.open_page)
+@rollouts.command("finish")
+def finish_rollout(
+    rollout: RolloutId,
+    status: Annotated[
+        Literal["completed", "failed", "aborted", "truncated"], typer.Option(help="How the rollout ended.")
+    ] = "completed",
+    reward: Annotated[float | None, typer.Option(help="Reward of the rollout.")] = None,
+    metadata: Annotated[str | None, typer.Option(help="JSON object to store with the rollout.")] = None,
+    url: ProxyUrl = DEFAULT_URL,
+    api_key: ProxyKey = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Finish a rollout: further calls are rejected. Repeating the command changes nothing."""
+    from proxy.cli.commands import finish_rollout as finish
+
+    body = {"status": status, "reward": _finite(reward), "metadata": _json_object("--metadata", metadata)}
+    run(finish(address_of(url, None, api_key), rollout, body, as_json=as_json))
+
+
+@rollouts.command("reward", context_settings=_NEGATIVE_NUMBERS)
+def reward_rollout(
+    rollout: RolloutId,
+    reward: Annotated[float | None, typer.Argument(help="Reward of the rollout.", show_default=False)] = None,
+    step: Annotated[
+        list[str] | None,
+        typer.Option(help="Reward of a step, as STEP_ID=NUMBER; repeatable.", metavar="STEP_ID=NUMBER"),
+    ] = None,
+    thread: Annotated[
+        list[str] | None,
+        typer.Option(help="Reward of a thread, as THREAD=NUMBER; repeatable.", metavar="THREAD=NUMBER"),
+    ] = None,
+    url: ProxyUrl = DEFAULT_URL,
+    api_key: ProxyKey = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Set the reward of a rollout, of its steps, of its threads. Repeating the command changes nothing."""
+    from proxy.cli.commands import reward_rollout as set_reward
+
+    if reward is None and not step and not thread:
+        usage_error("specify the reward of the rollout, of steps with --step, or of threads with --thread")
+    steps = dict(_named_reward("--step", text) for text in step or ())
+    threads = dict(_named_reward("--thread", text) for text in thread or ())
+    body = {"reward": _finite(reward), "step_rewards": steps or None, "thread_rewards": threads or None}
+    run(set_reward(address_of(url, None, api_key), rollout, body, as_json=as_json))
+
+
+@rollouts.command("delete")
+def delete_rollout(
+    rollout: RolloutId, url: ProxyUrl = DEFAULT_URL, api_key: ProxyKey = None, *, as_json: AsJson = False
+) -> None:
+    """Delete a rollout and all its steps. If it does not exist, print that nothing was deleted, and exit with 0."""
+    from proxy.cli.commands import delete_rollout as delete
+
+    run(delete(address_of(url, None, api_key), rollout, as_json=as_json))
+
+
+@groups.command("list")
+def list_groups(
+    url: ProxyUrl = DEFAULT_URL,
+    store: StoreUrl = None,
+    status: Annotated[str | None, typer.Option(help="Only groups with this status: open, complete, claimed, …")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
+    api_key: ProxyKey = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List groups, newest first."""
+    from proxy.cli.commands import print_list
+    from proxy.cli.console import output
+
+    run(print_list(address_of(url, store, api_key), output(), "groups", limit, as_json=as_json, status=status))
+
+
+@groups.command("show")
+def show_group(
+    group: GroupId,
+    url: ProxyUrl = DEFAULT_URL,
+    store: StoreUrl = None,
+    api_key: ProxyKey = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show a group: its state, and its rollouts with their rewards."""
+    from proxy.cli.commands import print_group
+    from proxy.cli.console import output
+
+    run(print_group(address_of(url, store, api_key), output(), group, as_json=as_json))
+
+
+@groups.command("requeue")
+def requeue_group(
+    group: GroupId,
+    max_staleness: Annotated[
+        int | None, typer.Option(min=0, help="`max_staleness` of its next delivery, instead of that of the claim.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Policy whose queue it is put into, if several are trained.")
+    ] = None,
+    url: ProxyUrl = DEFAULT_URL,
+    api_key: ProxyKey = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Put a group that was dropped or acknowledged into the queue again. One that was acknowledged is trained again."""
+    from proxy.cli.commands import requeue_group as requeue
+
+    body = {"max_staleness": max_staleness, "policy": policy}
+    run(requeue(address_of(url, None, api_key), group, body, as_json=as_json))
+
+
+@policies.command("list")
+def list_policies(url: ProxyUrl = DEFAULT_URL, api_key: ProxyKey = None, *, as_json: AsJson = False) -> None:
+    """List the policies with their versions, and whether their calls are paused."""
+    from proxy.cli.commands import print_policies
+    from proxy.cli.console import output
+
+    run(print_policies(address_of(url, None, api_key), output(), as_json=as_json))
+
+
+@policies.command("set", context_settings=_NEGATIVE_NUMBERS)
+def set_policy(
+    version: Annotated[str, typer.Argument(help="Version of the weights.")],
+    policy: PolicyName = _DEFAULT_POLICY,
+    run_id: Annotated[
+        str | None, typer.Option("--run", help="ID of the training run; another one begins a new epoch.")
+    ] = None,
+    url: ProxyUrl = DEFAULT_URL,
+    api_key: ProxyKey = None,
+    *,
+    new_epoch: Annotated[
+        bool, typer.Option("--new-epoch", help="Begin an epoch: the run continues from an earlier version.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Announce the version of the weights to all processes of the store; steps record it."""
+    from proxy.cli.commands import set_policy as announce
+
+    body = {"version": version, "run": run_id, "new_epoch": new_epoch or None}
+    run(announce(address_of(url, None, api_key), policy, body, as_json=as_json))
+
+
+@policies.command("pause")
+def pause_policy(
+    policy: PolicyName = _DEFAULT_POLICY,
+    mode: Annotated[
+        Literal["wait", "reject"], typer.Option(help="What new calls do: wait until `resume`, or get 429.")
+    ] = "wait",
+    drain_s: Annotated[float, typer.Option(min=0, help="Seconds to wait until no call is in flight.")] = 0,
+    url: ProxyUrl = DEFAULT_URL,
+    api_key: ProxyKey = None,
+    *,
+    abort: Annotated[bool, typer.Option("--abort", help="Abort calls that are in flight after --drain-s.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Pause new calls in all processes of the store. With --drain-s, exit with 3 if calls are still in flight after it."""
+    from proxy.cli.commands import pause_policy as pause
+
+    body = {"mode": mode, "in_flight": "abort" if abort else "keep"}
+    address = address_of(url, None, api_key)
+    is_drained = run(pause(address, policy, body, _finite(drain_s) or 0.0, as_json=as_json))
+    if not is_drained and (drain_s or abort):
+        raise typer.Exit(Exit.FOUND)
+
+
+@policies.command("resume")
+def resume_policy(
+    policy: PolicyName = _DEFAULT_POLICY,
+    url: ProxyUrl = DEFAULT_URL,
+    api_key: ProxyKey = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Resume the calls of a policy."""
+    from proxy.cli.commands import resume_policy as resume
+
+    run(resume(address_of(url, None, api_key), policy, as_json=as_json))
+
+
+@app.command("engines")
+def engines(url: ProxyUrl = DEFAULT_URL, api_key: ProxyKey = None, *, as_json: AsJson = False) -> None:
+    """Check the engines of a running proxy, and show their health, versions, calls and last failures."""
+    from proxy.cli.commands import print_engines
+    from proxy.cli.console import output
+
+    run(print_engines(address_of(url, None, api_key), output(), as_json=as_json))
+
+
+@app.command("open")
+def open_page(
+    rollout: Annotated[str | None, typer.Argument(help="Open the page of this rollout.")] = None,
+    group: Annotated[str | None, typer.Option(help="Open the page of this group.")] = None,
+    url: ProxyUrl = DEFAULT_URL,
+) -> None:
+    """Open the web page of a running proxy in the browser, and print its address."""
+    from proxy.cli.commands import open_page as open_in_browser
+
+    if rollout is not None and group is not None:
+        usage_error("specify either a rollout or --group")
+    run(open_in_browser(url, rollout, group))
+
+
+def _finite(number: float | None) -> float | None:
+    if number is not None and not math.isfinite(number):
+        usage_error(f"{number} is not a finite number")
+    return number
+
+
+def _named_reward(option: str, text: str) -> tuple[str, float]:
+    name, equals, number = text.rpartition("=")
+    try:
+        reward = float(number)
+    except ValueError:
+        reward = math.nan
+    if not (equals and name and math.isfinite(reward)):
+        usage_error(f"{option} {text}: use {'STEP_ID' if option == '--step' else 'THREAD'}=NUMBER")
+    return name, reward
+
+
+def _json_object(option: str, text: str | None) -> dict[str, object] | None:
+    import orjson
+
+    if text is None:
+        return None
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        usage_error(f"{option} is not JSON: {error}")
+    if not isinstance(found, dict):
+        usage_error(f"{option} must be a JSON object, such as '{{\"task\": 7}}'")
+    return found
 
 
 def main() -> None:

@@ -7,17 +7,17 @@ array lengths equal, and interprets the response.
 import gzip
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from http.client import CONFLICT
 from typing import Any, Final
-from urllib.parse import quote, urlencode
 
 import aiohttp
 import orjson
 from rich.console import Console
 
 from proxy.cli.console import notes, print_json, visible
-from proxy.cli.export import ExportRequest, connected, error_message
-from proxy.config.settings import Settings
+from proxy.cli.control import Control, ControlAddress, Refused, connected
+from proxy.cli.export import ExportRequest
 from proxy.export import FORMATS, Inexpressible, Rows
 from proxy.export.atropos import IGNORED
 from proxy.rollouts.rollout import FINISHED
@@ -94,13 +94,7 @@ class _NoResponse(OSError):
 
 
 async def push(
-    url: str | None,
-    settings: Settings | None,
-    request: ExportRequest,
-    options: PushOptions,
-    *,
-    api_key: str | None,
-    notes: Console,
+    address: ControlAddress, request: ExportRequest, options: PushOptions, *, notes: Console
 ) -> list[Pushed]:
     """Post the groups and print the result of each. A rejected group does not prevent the next one from being posted.
 
@@ -114,11 +108,11 @@ async def push(
     # one, it would be unknown whether the group was received.
     connector = aiohttp.TCPConnector(force_close=True)
     async with (
-        connected(url, settings, api_key) as (session, proxy),
+        connected(address) as control,
         aiohttp.ClientSession(timeout=timeout, connector=connector) as service,
     ):
         max_token_len = await _max_token_len(service, options.service)
-        async for group in _groups(session, proxy, request):
+        async for group in _groups(control, request):
             prepared = prepare(group, options, max_token_len)
             for reason in prepared.reasons:
                 notes.print(f"group {group.name!r}: {visible(reason)}", markup=False, soft_wrap=True)
@@ -194,44 +188,30 @@ def _problem(member: Member, max_token_len: int, max_len: int | None) -> str | N
     return None
 
 
-async def _groups(session: aiohttp.ClientSession, url: str, request: ExportRequest) -> AsyncIterator[GroupToPush]:
+async def _groups(control: Control, request: ExportRequest) -> AsyncIterator[GroupToPush]:
     """Yield the requested groups, newest first, with their rollouts in the order of the group."""
-    names = [request.group] if request.group is not None else [name async for name in _names(session, url)]
-    for name in names:
-        group = await _request(session, "GET", f"{url}/groups/{quote(name, safe='')}")
-        members = [await _member(session, url, rollout, request) for rollout in group["rollouts"]]
+    every = [group["group_id"] async for group in control.groups(page=PAGE_SIZE)] if request.group is None else []
+    for name in every if request.group is None else [request.group]:
+        group = await control.group(name)
+        members = [await _member(control, rollout, request) for rollout in group["rollouts"]]
         ended = group["status"] if request.group is None and group["status"] in {"done", "dropped"} else None
         yield GroupToPush(name, group["size"], members, ended)
 
 
-async def _names(session: aiohttp.ClientSession, url: str) -> AsyncIterator[str]:
-    query = {"limit": str(PAGE_SIZE)}
-    while True:
-        page = await _request(session, "GET", f"{url}/groups?{urlencode(query)}")
-        for group in page["groups"]:
-            yield group["group_id"]
-        if not page["cursor"]:
-            return
-        query["cursor"] = page["cursor"]
-
-
-async def _member(
-    session: aiohttp.ClientSession, url: str, rollout: Mapping[str, Any], request: ExportRequest
-) -> Member:
+async def _member(control: Control, rollout: Mapping[str, Any], request: ExportRequest) -> Member:
     """Return a rollout with its rows. A 409 (e.g. it has no reward) becomes its problem."""
-    name = rollout["rollout_id"]
-    query = urlencode({"format": FORMAT, "include": request.include, "container": "ndjson", **dict(request.more)})
-    export_url = f"{url}/rollouts/{quote(name, safe='')}/export?{query}"
-    async with session.get(export_url) as response:
-        body = await response.read()
-        if response.status == 409:
-            return Member(name, rollout["status"], Rows([], []), f"cannot be exported: {error_message(body)}")
-        if response.status != 200:
-            raise OSError(f"{export_url} returned {response.status}: {error_message(body)}")
-        skipped = response.headers.get("X-Export-Skipped")
-    rows = [orjson.loads(line) for line in body.splitlines()]
+    name, status = rollout["rollout_id"], rollout["status"]
+    (path,) = replace(request, format=FORMAT, rollouts=(name,), container="ndjson").paths()
+    try:
+        async with control.response(path) as response:
+            skipped = response.headers.get("X-Export-Skipped")
+            rows = [orjson.loads(line) for line in (await response.read()).splitlines()]
+    except Refused as error:
+        if error.status != CONFLICT:
+            raise
+        return Member(name, status, Rows([], []), f"cannot be exported: {error.reason}")
     problem = f"is empty: none of its steps can be exported ({skipped})" if not rows else None
-    return Member(name, rollout["status"], Rows(rows, []), problem, skipped if rows else None)
+    return Member(name, status, Rows(rows, []), problem, skipped if rows else None)
 
 
 async def _max_token_len(session: aiohttp.ClientSession, service: str) -> int:
@@ -293,17 +273,9 @@ async def _request(
     return parsed
 
 
-async def push_all(
-    url: str | None,
-    settings: Settings | None,
-    request: ExportRequest,
-    options: PushOptions,
-    *,
-    api_key: str | None,
-    as_json: bool,
-) -> bool:
+async def push_all(address: ControlAddress, request: ExportRequest, options: PushOptions, *, as_json: bool) -> bool:
     """Post the groups and return whether the service received all of them. Raises OSError if a request fails."""
-    pushed = await push(url, settings, request, options, api_key=api_key, notes=notes())
+    pushed = await push(address, request, options, notes=notes())
     is_received = all(group.is_received for group in pushed)
     if as_json:
         print_json({"received": is_received, "groups": [asdict(group) for group in pushed]})

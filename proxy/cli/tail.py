@@ -8,7 +8,7 @@ It follows `/events`. An event names a stored step; `tail` then fetches that ste
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -19,11 +19,9 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
-from proxy.cli.api_client import ControlClient, rollout_path
 from proxy.cli.console import print_json, print_lines, print_note, visible
-from proxy.cli.export import Refused, connected, error_message
-from proxy.cli.render.step import counts, latency, policy, summary, verdict
-from proxy.cli.show import ControlAddress
+from proxy.cli.control import Control, ControlAddress, Refused, connected, error_message
+from proxy.cli.render import counts, latency, policy, summary, verdict
 from proxy.protocols.sse import EventParser
 from proxy.server.shutdown import stopped_by_signals
 from proxy.upstream.failure_text import failure_text
@@ -43,7 +41,7 @@ async def tail(address: ControlAddress, rollout_id: str | None, last: int, out: 
         OSError: The first connection failed, or the proxy returned an error.
     """
 
-    def print_step(step: dict[str, Any]) -> None:
+    def print_step(step: Mapping[str, Any]) -> None:
         row = summary(step)
         if as_json:
             print_json(row, lines=True)
@@ -51,8 +49,8 @@ async def tail(address: ControlAddress, rollout_id: str | None, last: int, out: 
             print_lines(out, [line(row, with_rollout=rollout_id is None)], indent=14)
 
     with stopped_by_signals():
-        async with connected(address.url, address.settings, address.api_key) as (session, url):
-            await Tail(ControlClient(session, url), rollout_id, last, print_step).follow()
+        async with connected(address) as control:
+            await Tail(control, rollout_id, last, print_step).follow()
 
 
 def line(row: dict[str, Any], *, with_rollout: bool) -> Text:
@@ -77,7 +75,7 @@ class Tail:
     """
 
     def __init__(
-        self, client: ControlClient, rollout_id: str | None, last: int, on_step: Callable[[dict[str, Any]], None]
+        self, client: Control, rollout_id: str | None, last: int, on_step: Callable[[Mapping[str, Any]], None]
     ) -> None:
         self._client = client
         self._only = rollout_id
@@ -114,8 +112,8 @@ class Tail:
         try:
             async with self._client.session.get(f"{self._client.url}/events", params=only, timeout=timeout) as response:
                 if response.status != 200:
-                    message = error_message(await response.read())
-                    raise Refused(f"{self._client.url}/events returned {response.status}: {message}", response.status)
+                    reason = error_message(await response.read())
+                    raise Refused(f"{self._client.url}/events", response.status, reason)
                 if self._since or self._only is not None:
                     yield None
                 self._since = self._since or parsedate_to_datetime(response.headers["Date"]).timestamp()
@@ -141,7 +139,7 @@ class Tail:
 
     async def _catch_up_with(self, name: str) -> None:
         try:
-            rollout = await self._client.get(rollout_path(name))
+            rollout = await self._client.rollout(name)
         except Refused as error:
             if error.status != NOT_FOUND:
                 raise
@@ -159,7 +157,7 @@ class Tail:
     async def _print_from(self, name: str, start: int, *, any_age: bool = False) -> None:
         """Print a rollout's unprinted steps from index `start`; without `any_age`, only those stored since the last one."""
         try:
-            async for step in self._client.steps(name, start):
+            async for step in self._client.steps(name, after=start - 1 if start else None):
                 _remember(self._next, name, step["index"] + 1)
                 stored = step["timing"]["stored"] or 0
                 if step["step_id"] not in self._printed and (any_age or stored >= self._since):

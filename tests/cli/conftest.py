@@ -7,7 +7,7 @@ from rich.console import Console
 from tests.support.fakes import proxying
 
 from proxy.cli.console import output
-from proxy.cli.show import ControlAddress
+from proxy.cli.control import ControlAddress
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
 

@@ -9,6 +9,7 @@ from aiohttp import web
 from tests.support.fakes import proxying, settings_for
 from typer.testing import CliRunner
 
+from proxy.cli.control import ControlAddress
 from proxy.cli.export import ExportRequest, download, export_to
 from proxy.cli.main import app
 from proxy.cli.push import PushOptions, push_all
@@ -23,7 +24,7 @@ def export_request(*rollouts: str, container: str = "ndjson") -> ExportRequest:
 async def test_the_report_has_the_bytes_rows_and_skipped_steps(address, recorded, tmp_path, capsys):
     """Standard error has the skipped steps too."""
     out = tmp_path / "rows"
-    await export_to(address.url, None, export_request("demo", "bad"), out, api_key=None, as_json=True)
+    await export_to(address, export_request("demo", "bad"), out, as_json=True)
     printed = capsys.readouterr()
     report = orjson.loads(printed.out)
 
@@ -36,7 +37,7 @@ async def test_the_report_has_the_bytes_rows_and_skipped_steps(address, recorded
 
 
 async def test_without_json_standard_output_has_the_rows_only(address, recorded, capfdbinary):
-    await export_to(address.url, None, export_request("demo"), None, api_key=None, as_json=False)
+    await export_to(address, export_request("demo"), None, as_json=False)
     rows = capfdbinary.readouterr().out.splitlines()
 
     assert ["demo", "demo"] == [orjson.loads(row)["rollout_id"] for row in rows]
@@ -44,9 +45,7 @@ async def test_without_json_standard_output_has_the_rows_only(address, recorded,
 
 async def test_rows_of_a_container_without_lines_are_not_counted(address, recorded, tmp_path, capsys):
     """The number of rows is null."""
-    await export_to(
-        address.url, None, export_request("demo", container="json"), tmp_path / "rows", api_key=None, as_json=True
-    )
+    await export_to(address, export_request("demo", container="json"), tmp_path / "rows", as_json=True)
 
     assert None is orjson.loads(capsys.readouterr().out)["rows"]
 
@@ -64,9 +63,7 @@ async def test_the_report_of_a_push_has_a_result_per_group(address, call_proxy, 
     await call_proxy("POST", f"/rollouts/{name}/v1/completions", {"prompt": "once", "max_tokens": 4})
     if scored:
         await call_proxy("POST", f"/rollouts/{name}/finish", {"status": "completed", "reward": 1.0})
-    is_received = await push_all(
-        address.url, None, export_request(), PushOptions(engine.url), api_key=None, as_json=True
-    )
+    is_received = await push_all(address, export_request(), PushOptions(engine.url), as_json=True)
     report = orjson.loads(capsys.readouterr().out)
 
     assert (is_received, scored) == (report["received"], report["groups"][0]["result"] == "received")
@@ -97,7 +94,7 @@ def file_request(**named) -> ExportRequest:
 
 
 async def rows(out, url, *, settings=None, key="control", **named) -> list[str]:
-    await download(url, settings, file_request(**named), out, api_key=key)
+    await download(ControlAddress(url, settings, key), file_request(**named), out)
     return sorted(orjson.loads(line)["rollout_id"] for line in out.read_bytes().splitlines())
 
 
@@ -144,7 +141,7 @@ async def test_rollouts_that_the_format_cannot_express_are_skipped_with_the_reas
         async with http.post(url + "/v1/chat/completions", json=body) as response:
             assert 200 == response.status
     out = tmp_path / "rows"
-    report = await download(url, None, file_request(format="trl"), out, api_key="control")
+    report = await download(ControlAddress(url, None, "control"), file_request(format="trl"), out)
 
     assert (1, 1) == (report.rows, len(out.read_bytes().splitlines()))
     assert ["Format 'trl' requires one sequence per rollout; rollout 'c' has 2 sequences"] == [

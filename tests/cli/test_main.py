@@ -16,8 +16,8 @@ from aiohttp import web
 from tests.support.commands import TOKENTAPE, run, started
 from typer.testing import CliRunner
 
-from proxy.cli.exit_codes import Exit
 from proxy.cli.main import app
+from proxy.cli.runner import Exit
 
 
 def test_serve_with_the_simulator_records_exports_and_stops_cleanly(tmp_path):

@@ -8,9 +8,9 @@ import pytest
 from tests.support.fakes import proxying
 from typer.testing import CliRunner
 
-from proxy.cli.exit_codes import Exit
 from proxy.cli.main import app
 from proxy.cli.options import rollout_ids
+from proxy.cli.runner import Exit
 
 KEYS = {"agents": {"api_keys": ["a"]}, "control": {"api_keys": ["c"]}}
 

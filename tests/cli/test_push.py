@@ -11,6 +11,7 @@ from tests.support.atropos import atropos_service
 from tests.support.fakes import proxying
 
 from proxy.cli import push as pushing
+from proxy.cli.control import ControlAddress
 from proxy.cli.export import ExportRequest
 from proxy.cli.push import GroupToPush, Member, PushOptions, assert_even, prepare, push
 from proxy.export import Rows
@@ -75,7 +76,7 @@ async def push_to(proxy, service, request=SCORED_DATA, **options) -> tuple[bool,
     url, env_id = service
     output = io.StringIO()
     to = PushOptions(**{"service": url, "group_size": 4, "env_id": env_id, **options})
-    groups = await push(proxy, None, request, to, api_key=None, notes=Console(file=output, width=1000))
+    groups = await push(ControlAddress(proxy, None, None), request, to, notes=Console(file=output, width=1000))
     received = all(group.is_received for group in groups)
     return received, output.getvalue()
 

@@ -7,9 +7,9 @@ import pytest
 from tests.support.fakes import proxying
 from typer.testing import CliRunner
 
-from proxy.cli.actions import pause_policy
-from proxy.cli.exit_codes import Exit
+from proxy.cli.commands import pause_policy
 from proxy.cli.main import app
+from proxy.cli.runner import Exit
 
 POLICIES = {"student": {"models": ["simulated"]}, "judge": {"models": ["j-*"], "train": False}}
 
@@ -77,7 +77,7 @@ async def test_a_pause_with_calls_in_flight_is_3_if_they_should_have_ended(invok
         assert pause_policy
         return False
 
-    monkeypatch.setattr("proxy.cli.actions.pause_policy", undrained)
+    monkeypatch.setattr("proxy.cli.commands.pause_policy", undrained)
 
     assert code == (await invoke("policy", "pause", *options))[0]
 

@@ -1,4 +1,4 @@
-"""The output of `serve` and `simulate`. tests/cli/test_main.py runs them as processes."""
+"""Starting the proxy and the simulator, and the lines that are printed at a start."""
 
 import asyncio
 import io
@@ -6,10 +6,16 @@ import os
 import signal
 
 import orjson
+import pytest
+from aiohttp import web
 from rich.console import Console
+from tests.support.fakes import proxying, settings_for
 
+from proxy.cli import serve as printing
 from proxy.cli import serve as serving
+from proxy.cli.serve import banner, read_engines
 from proxy.config.settings import load
+from proxy.server.listener import RunningServer, simulating
 from proxy.simulator.options import Options
 
 
@@ -58,3 +64,72 @@ async def test_simulate_with_json_prints_one_line_with_its_address(capsys):
 
     assert "[m]" == payload["model"]
     assert f"simulator listening {payload['url']}   model '[m]'" in notes.file.getvalue()
+
+
+SERVED = RunningServer("http://0.0.0.0:8400", "http://0.0.0.0:8401")
+KEYS = {"control": {"api_keys": ["control-key"]}}
+
+
+@pytest.fixture
+async def simulator():
+    async with simulating("127.0.0.1:0", Options()) as url:
+        yield url
+
+
+async def lines_of(store, endpoints) -> list[str]:
+    settings = settings_for(None, engines={"endpoints": endpoints}, **KEYS)
+    async with proxying(None, store, engines={"endpoints": endpoints}, **KEYS) as served:
+        return list(banner(settings, served, await read_engines(settings, served)))
+
+
+async def test_an_engine_has_its_kind_and_version_or_is_unreachable_in_words(store, simulator):
+    """The control key of the settings is used."""
+    up, down, *_ = await lines_of(store, [{"url": simulator}, {"url": "http://127.0.0.1:9"}])
+
+    assert up.startswith(f"engine    {simulator} (vllm ")
+    assert (
+        "engine    http://127.0.0.1:9 [bold red]UNREACHABLE[/]: cannot connect to 127.0.0.1:9: Connection refused. "
+        "Calls get 503 until it responds."
+    ) == down
+
+
+async def test_an_engine_without_token_ids_is_named_in_red(store, engine):
+    """It lists its models, and no route shows its type."""
+    engine.fixed_responses = {"/health": {}, "/v1/models": {"data": [{"id": "m"}]}}
+    first, *_ = await lines_of(store, [{"url": engine.url}])
+
+    assert f"engine    {engine.url} (plain) [bold red]NO TOKEN IDS[/]: its calls are recorded as text" in first
+
+
+async def test_an_engine_that_does_not_respond_delays_the_lines_for_a_limited_time(store, engine, monkeypatch):
+    monkeypatch.setattr(printing, "_TIMEOUT_S", 0.1)
+    responds = asyncio.Event()
+
+    async def respond(request, body):
+        await responds.wait()
+        return web.Response()
+
+    engine.respond = respond
+    first, *_ = await lines_of(store, [{"url": engine.url}])
+    responds.set()
+
+    assert f"engine    {engine.url} (no response yet)" == first
+
+
+def test_the_page_the_docs_and_both_addresses_are_named(monkeypatch, tmp_path):
+    """The page's address can be opened on this machine, and passwords are hidden."""
+    settings = settings_for("http://e:1", store={"url": "redis://:secret@s"}, agents={"url": "https://models.example"})
+    lines = list(banner(settings, SERVED, []))
+
+    assert [
+        "engine    http://e:1 (no response yet)",
+        "store     redis://\u2026@s",
+        f"docs      {printing._PAGES}",
+        "control   http://0.0.0.0:8401",
+        "web page  http://127.0.0.1:8401/ui",
+        "[bold]listening http://0.0.0.0:8400[/]   OPENAI_BASE_URL=https://models.example/v1",
+    ] == lines
+    assert printing._PAGES.is_file()
+    monkeypatch.setattr(printing, "_PAGES", tmp_path / "none")
+    (docs,) = [line for line in banner(settings, SERVED, []) if line.startswith("docs")]
+    assert str(tmp_path) not in docs

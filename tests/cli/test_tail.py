@@ -10,8 +10,7 @@ import pytest
 from tests.support.fakes import proxying, settings_for
 
 from proxy.cli import tail as tailing
-from proxy.cli.api_client import ControlClient
-from proxy.cli.export import Refused
+from proxy.cli.control import Control, Refused
 from proxy.cli.tail import Tail, line, tail
 from proxy.server.listener import running
 
@@ -31,7 +30,7 @@ async def follow(http):
 
     async def begin(url: str, rollout_id: str | None = None, last: int = 10) -> tuple[Tail, Received]:
         received = Received()
-        follow = Tail(ControlClient(http, url), rollout_id, last, received.put_nowait)
+        follow = Tail(Control(http, url), rollout_id, last, received.put_nowait)
         tasks.append(asyncio.create_task(follow.follow()))
         await follow.is_connected.wait()
         return follow, received
@@ -113,11 +112,11 @@ async def test_steps_stored_during_a_disconnect_are_received_once_after_it(
 async def test_an_unreachable_proxy_at_the_start_or_a_missing_key_is_an_error(http, store):
     """They are not retried."""
     with pytest.raises(OSError, match="cannot follow"):
-        await Tail(ControlClient(http, "http://127.0.0.1:9"), None, 0, print).follow()
+        await Tail(Control(http, "http://127.0.0.1:9"), None, 0, print).follow()
     keys = {"agents": {"api_keys": ["a"]}, "control": {"api_keys": ["c"]}}
     async with proxying(None, store, **keys) as served:
         with pytest.raises(Refused, match="A control key is required"):
-            await Tail(ControlClient(http, served.url), None, 0, print).follow()
+            await Tail(Control(http, served.url), None, 0, print).follow()
 
 
 def test_a_line_has_the_steps_values_escaped():

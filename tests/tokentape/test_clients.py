@@ -9,7 +9,8 @@ from aiohttp import web
 from tests.support.fakes import proxying
 
 from tokentape import AsyncClient, Client, ClientError
-from tokentape.clients import TaskHeartbeat, ThreadHeartbeat, run
+from tokentape.clients import ThreadHeartbeat, run
+from tokentape.transport import TaskHeartbeat
 
 ROLLOUT = {"rollout_id": "r1"}
 

@@ -80,6 +80,11 @@ async def test_rollouts_are_listed_page_by_page(client):
     assert [] == await client.rollouts(since=4_000_000_000)
 
 
+async def test_any_route_can_be_requested(client):
+    """One without a method of its own, for example."""
+    assert {"rollouts": [], "cursor": None} == await client.send("GET", "/rollouts", limit=5, status=None)
+
+
 async def test_steps_are_listed_page_by_page(client, agent):
     """All steps once, in the order in which they were stored; also if the last page is full."""
     opened = await client.open_rollout("r1")
@@ -87,6 +92,7 @@ async def test_steps_are_listed_page_by_page(client, agent):
 
     assert sent == [step["step_id"] for step in await client.steps("r1", page=2)]
     assert sent == [step["step_id"] for step in await client.steps("r1", page=3)]
+    assert sent[2:] == [step["step_id"] for step in await client.steps("r1", after=1)]
 
 
 async def test_two_turns_are_two_nodes_of_the_tree(client, agent):

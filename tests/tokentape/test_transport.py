@@ -14,7 +14,7 @@ from tokentape.transport import (
     LineBuffer,
     Wait,
     error_from_response,
-    parse_line,
+    parse_json,
     retry_delay,
 )
 
@@ -87,9 +87,12 @@ def test_the_names_of_errors_are_those_of_the_proxy():
     assert (ROLLOUT_LIMIT, NOT_VALID) == (errors.LimitReached.kind, errors.UnprocessableRequest.code)
 
 
-def test_a_line_is_json():
-    """One row of an export."""
-    assert {"a": [1, None]} == parse_line('{"a": [1, null]}')
+def test_what_is_not_json_is_an_error_that_suggests_to_check_the_url():
+    assert {"a": [1, None]} == parse_json(b'{"a": [1, null]}', "http://x")
+    with pytest.raises(ClientError, match="http://x did not return JSON; check that it is the control API") as caught:
+        parse_json(b"<html>", "http://x")
+
+    assert (None, "not_json") == (caught.value.status, caught.value.code)
 
 
 @given(st.lists(st.sampled_from([b"a", b"\n", b"\r", "\u2028".encode(), b"\x85"])), st.integers(1, 4))

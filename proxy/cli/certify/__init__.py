@@ -22,7 +22,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from proxy.cli.certify.access import Access, Answer, Unanswered, access_to
-from proxy.cli.certify.certificate import Cell, Certificate
+from proxy.cli.certify.certificate import Cell, Certificate, print_certificate
 from proxy.cli.certify.comparing import payloads
 from proxy.cli.certify.conversations import (
     ADMIN,
@@ -34,12 +34,11 @@ from proxy.cli.certify.conversations import (
     paused,
     reports_versions,
 )
-from proxy.cli.certify.printing import print_certificate
 from proxy.cli.certify.shapes import CHAT, QUESTION, SEED, SHAPES, WORDS
 from proxy.cli.certify.suite import Gone, Subject, Suite
 from proxy.cli.check.engines import is_tokentape
 from proxy.cli.console import certify_bar, print_error, print_json
-from proxy.cli.exit_codes import Exit
+from proxy.cli.runner import Exit
 from proxy.config.settings import Settings
 from proxy.protocols.engines.base import Traits
 from proxy.rollouts.scoring.requests import NotScored, find_scorer

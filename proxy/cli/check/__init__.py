@@ -18,7 +18,7 @@ from rich.text import Text
 from proxy.cli.check.engines import check_aliases, check_engine, check_scorers, check_tokenizer, untrainable
 from proxy.cli.check.machine import Finding, check_keys, check_listening, check_store, proxy_runs
 from proxy.cli.console import print_json, print_lines, visible, visible_lines
-from proxy.cli.exit_codes import Exit
+from proxy.cli.runner import Exit
 from proxy.cli.settings import InvalidSettings
 from proxy.clock import SystemClock
 from proxy.config.settings import Settings

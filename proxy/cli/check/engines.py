@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from proxy.cli.check.machine import Finding, check_clock, get_object, session
-from proxy.cli.exit_codes import Exit
+from proxy.cli.runner import Exit
 from proxy.clock import SystemClock
 from proxy.config.addresses import split_listen
 from proxy.config.engines import EndpointSettings

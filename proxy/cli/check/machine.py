@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 
 from proxy.api.api_keys import MINTED_PREFIX, read_minted
-from proxy.cli.exit_codes import Exit
+from proxy.cli.runner import Exit
 from proxy.clock import Clock
 from proxy.config.addresses import is_loopback, split_listen, without_secrets
 from proxy.config.sections import StoreSettings

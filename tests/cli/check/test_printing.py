@@ -3,7 +3,7 @@
 import orjson
 
 from proxy.cli.check import Finding, print_findings, refused
-from proxy.cli.exit_codes import Exit
+from proxy.cli.runner import Exit
 from proxy.cli.settings import InvalidSettings
 
 FOUND = (

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from proxy.cli.exit_codes import Exit
+from proxy.cli.runner import Exit
 from proxy.config.settings import Settings
 
 from .conftest import DEPLOY

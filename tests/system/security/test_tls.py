@@ -9,6 +9,7 @@ from aiohttp import web
 from tests.support.fakes import proxying, settings_for
 from tests.support.recorded import load
 
+from proxy.cli.control import ControlAddress
 from proxy.cli.export import ExportRequest, download
 from proxy.server.listener import running
 
@@ -114,6 +115,6 @@ async def test_an_export_with_an_own_store_needs_no_certificate(tmp_path, engine
         pass
     out = tmp_path / "rows"
     export = ExportRequest("sequences", (), None, "exact", "ndjson")
-    await download(None, settings, export, out, api_key=None)
+    await download(ControlAddress(None, settings, None), export, out)
 
     assert b"" == out.read_bytes()

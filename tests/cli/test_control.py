@@ -3,13 +3,13 @@
 import pytest
 from aiohttp import web
 
-from proxy.cli.api_client import ControlClient, rollout_path
-from proxy.cli.export import Refused
+from proxy.cli.control import Control, Refused
+from tokentape import ClientError
 
 
 @pytest.fixture
 def client(http, address):
-    return ControlClient(http, f"{address.url}/")
+    return Control(http, f"{address.url}/")
 
 
 async def test_lists_are_read_page_by_page_up_to_the_limit(client, call_proxy):
@@ -25,13 +25,13 @@ async def test_lists_are_read_page_by_page_up_to_the_limit(client, call_proxy):
 
 async def test_steps_are_read_in_order_from_an_index_on(client, recorded):
     assert [0, 1, 2] == [step["index"] async for step in client.steps("demo")]
-    assert [2] == [step["index"] async for step in client.steps("demo", 2)]
+    assert [2] == [step["index"] async for step in client.steps("demo", after=1)]
 
 
 async def test_an_error_response_raises_its_message_and_status(client):
     """The rollout ID is percent-encoded."""
     with pytest.raises(Refused, match="Rollout 'a/b c' not found.") as refused:
-        await client.get(rollout_path("a/b c"))
+        await client.rollout("a/b c")
 
     assert 404 == refused.value.status
 
@@ -43,8 +43,8 @@ async def test_a_response_that_is_not_json_is_an_error_that_suggests_to_check_th
         return web.Response(text="<html>")
 
     engine.respond = respond
-    with pytest.raises(OSError, match="check that it is the control API of a proxy"):
-        await ControlClient(http, engine.url).get("/rollouts")
+    with pytest.raises(ClientError, match="check that it is the control API of a proxy"):
+        await Control(http, engine.url).send("GET", "/rollouts")
 
 
 @pytest.mark.parametrize("has_route", [True, False])
@@ -66,7 +66,7 @@ async def test_missing_token_texts_are_requested_from_the_proxy(http, engine, ha
         {"rollout_id": "r", "step_id": step_id, "prompt_ids": [1, 2, 3], "choices": choices, "response": response}
         for step_id, response in (("s1", with_texts), ("s2", None), ("s3", {}))
     ]
-    texts = await ControlClient(http, engine.url).texts(steps)
+    texts = await Control(http, engine.url).texts(steps)
 
     expected = ["t0", None, "t2", None]
     assert ({("s2", 0): expected, ("s3", 0): expected} if has_route else {}) == texts

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.cli.console import output
-from proxy.cli.render.tables import (
+from proxy.cli.tables import (
     age,
     drift,
     engines_table,

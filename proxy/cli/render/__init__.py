@@ -1,1 +1,0 @@
-"""Renders rollouts, groups and steps as text for a terminal."""
