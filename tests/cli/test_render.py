@@ -451,7 +451,7 @@ async def test_each_step_shows_its_continuation(read):
     alone = plain(step_lines(steps[1], StepView()))
 
     assert shown.index("step 1  ") < shown.index("continued: 7 ids kept, 2 ids rendered\n") < shown.index("step 2  ")
-    assert shown.index("step 2  ") < shown.index("not continued: The messages differ")
+    assert shown.index("step 2  ") < shown.index("not continued: The messages continue no earlier step")
     assert 2 == shown.count("continued: ")
     assert "continued: 7 ids kept, 2 ids rendered\n" in alone
 
