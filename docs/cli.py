@@ -36,7 +36,7 @@ $ tokentape export --url http://127.0.0.1:8400 --out rows.ndjson
 - **Output.** Results go to standard output, everything else to standard error. With `--json`, standard output is one JSON
   document (`tail` and `simulate`: one line per document) in the shapes of the [control API](http-api.md).
 - **Terminal.** Pipes get no colors and all columns. `NO_COLOR=1` disables colors, `FORCE_COLOR=1` keeps them
-  (`tokentape show R | less -R`). Control characters, text direction marks and invisible characters are printed escaped.
+  (`tokentape show R | less -R`). Control and invisible characters are printed escaped.
 - **Completion.** `tokentape --install-completion` adds completion of commands, options and rollout IDs to bash, zsh or fish.
 """
 

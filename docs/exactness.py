@@ -37,7 +37,7 @@ $ tokentape certify http://127.0.0.1:8000
 ```
 
 It sends each shape of a call to the engine alone and through TokenTape, compares what an agent sees, checks the recorded step,
-and lets vLLM and SGLang score the recorded tokens again. Exit code 0: every shape is exact, flagged for a known limitation, or
+and lets vLLM and SGLang score its tokens again. Exit code 0: every shape is exact, flagged for a known limitation, or
 not served. With `--admin` it also changes the weight version, pauses, and aborts **all** calls of the engine. Its last line is
 for bug reports. Below are its results with the engines of `make test-engine`, on a CPU with tiny models; [the
 files][certified] name every shape. vLLM 0.32.0 in bfloat16 on one H200 (torch 2.11, Triton attention, eager) gives the same
