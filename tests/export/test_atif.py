@@ -1,12 +1,10 @@
 """Harbor's trajectories (ATIF) and RolloutDetail, against Harbor's published models."""
 
-import time
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import orjson
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
@@ -170,31 +168,6 @@ def test_the_choice_with_which_the_agent_continued_is_the_reply():
         rows.rows[0]["completion_token_ids"],
         [(left["step_id"], left["dropped_tokens"]) for left in rows.skipped],
     )
-
-
-@pytest.mark.parametrize("histories", [False, True], ids=["retries", "histories without replies"])
-def test_a_thousand_abandoned_replies_cost_half_a_second_at_most(histories):
-    messages = [SYSTEM, *({**USER, "content": f"result {number}"} for number in range(1000))]
-    steps = [call(f"{n:04}", messages[: n + 2] if histories else messages[:2], REPLY) for n in range(999)]
-    started = time.process_time()
-    rows = ATIF.rows(FACTS, steps, Options())
-
-    assert time.process_time() - started < 0.5
-    assert 998 == len(rows.skipped)
-
-
-def test_branches_in_turns_with_long_prompts_cost_half_a_second_at_most():
-    """The ids of replies are read once, when it is known which ones are kept."""
-    histories, steps = [[USER], [USER]], []
-    for number in range(120):
-        messages, reply = histories[number % 2], {**REPLY, "content": f"reply {number}"}
-        steps.append(call(f"{number:03}", messages, reply, range(20_000)))
-        histories[number % 2] = [*messages, reply, {**USER, "content": f"more {number}"}]
-    started = time.process_time()
-    rows = ATIF.rows(FACTS, steps, Options())
-
-    assert time.process_time() - started < 0.5
-    assert [tuple(f"{number:03}" for number in range(1, 120, 2))] == rows.trained
 
 
 def test_rewards_of_steps_and_threads_are_in_extra():

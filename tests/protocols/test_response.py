@@ -1,10 +1,5 @@
 """The response stream of an engine: the moment at which the end begins. Recorded ones: test_exchange.py."""
 
-import time
-
-import orjson
-import pytest
-
 from proxy.protocols.dialects import DIALECTS
 from proxy.protocols.engines import ENGINES, StripRules
 from proxy.protocols.response import ClientView, StreamResponse
@@ -72,37 +67,3 @@ def test_a_chunk_that_cannot_be_accumulated_is_forwarded_and_flags_the_step():
     end, response = reply.finish()
     assert event == end
     assert ("", ("unparsed_event",)) == (response.response["choices"][0]["text"], response.problems)
-
-
-def chunk_of(text: str, **more) -> bytes:
-    choice = {"index": 0, "delta": {"content": text}, **more}
-    return b"data: " + orjson.dumps({"id": "c", "choices": [choice]}) + b"\n\n"
-
-
-@pytest.mark.parametrize(
-    "piece",
-    [
-        b"\n",
-        b"\r",
-        b":\n\n",
-        b"data: 1\n\n",
-        b"data: [DONE]\n\n",
-        chunk_of("a"),
-        chunk_of("a") + chunk_of("b", stop_reason=None),
-    ],
-    ids=["lf", "cr", "comments", "numbers", "ends", "repeated", "alternating"],
-)
-@pytest.mark.parametrize("start", [b"", chunk_of("x") * 20])
-def test_the_time_of_a_read_is_linear_in_its_length(piece, start):
-    """However many events it has, and whichever of them repeat."""
-
-    def cpu_s(size: int) -> float:
-        response, read = StreamResponse(view()), start + piece * (size // len(piece))
-        before = time.thread_time()
-        response.feed(read)
-        response.finish()
-        return time.thread_time() - before
-
-    short, long = (min(cpu_s(size) for _ in range(3)) for size in (2**16, 2**19))
-
-    assert long < 20 * short

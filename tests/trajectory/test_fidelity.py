@@ -4,7 +4,6 @@ from array import array
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
-from time import thread_time
 from unittest.mock import patch
 
 import orjson
@@ -151,23 +150,13 @@ def test_each_flag_is_described_by_a_sentence():
     assert ["later: unknown problem."] == describe(["later"])
 
 
-def test_a_long_response_is_checked_in_milliseconds():
-    """Every token is checked: the last id and logprob are found."""
+def test_every_token_of_a_long_response_is_checked():
+    """The last id and logprob are found."""
     many = 32_768
-    long = Choice(0, array("i", range(many)), array("f", [-0.5]) * many, "stop")
-    prompts = (array("i", range(200_000)),)
-    usage = {"prompt_tokens": 200_000, "completion_tokens": many}
-    sound = evidence(long, prompts=prompts, usage=usage)
-    started = thread_time()
-    found = check(sound)
-    taken_s = thread_time() - started
+    long = Choice(0, array("i", [*range(many - 1), -1]), array("f", [*[-0.5] * (many - 1), nan]), "stop")
+    usage = {"prompt_tokens": 1, "completion_tokens": many}
 
-    assert () == found
-    assert taken_s < 0.1  # measured: 3 ms
-
-    long.ids[-1] = -1
-    long.logprobs[-1] = nan
-    assert ("bad_token_id", "bad_logprob") == check(sound)
+    assert check(evidence(long, prompts=(array("i", [1]),), usage=usage)) == ("bad_token_id", "bad_logprob")
 
 
 WITHHELD = ("no_token_ids", "no_logprobs", "completion_count")

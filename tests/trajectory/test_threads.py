@@ -1,7 +1,6 @@
 """Threads of rollouts: the main one, sub-agents, compactions and auxiliary calls."""
 
 import random
-import time
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
@@ -288,41 +287,6 @@ def test_titles_are_short_and_one_line():
     (thread,) = find_threads([call(0, user("A  long\ntask " * 100))]).all
 
     assert " ".join(["A long task"] * 7)[:80] == thread.title
-
-
-RESULTS_OF_TOOLS = [{"role": role, "content": f"{n}"} for n in range(1000) for role in ("assistant", "tool")]
-RESULTS = [user(f"result {n}") for n in range(1000)]
-
-
-def words(count, seed):
-    return " ".join(
-        f"{chr(97 + n % 26)}{chr(97 + n // 26 % 26)}{chr(97 + seed % 26)}{seed // 26}x" for n in range(count)
-    )
-
-
-@pytest.mark.parametrize(
-    "calls",
-    [
-        [{"messages": [TASK], "system": words(60, n), "tools": ("a",)} for n in range(2000)],
-        [{"messages": [user("\n".join(f"a reply that is long, {m}" for m in range(max(0, n - 20), n)))],
-          "reply": f"a reply that is long, {n}"} for n in range(2000)],
-        [{"messages": [TASK], "tools": ("t",), "reply": said("", *[("t", {"p": f"do {n}"}) for n in range(2000)])},
-         *({"messages": [user(f"do {n}")]} for n in range(2000))],
-        [{"messages": [TASK, said("r"), *[user("more")] * n], "system": f"{words(50, n)}"} for n in range(1000)],
-        [{"messages": RESULTS[: n + 1], "system": "S", "reply": said(f"reply {n}")} for n in range(1000)],
-        [{"messages": [TASK], "reply": said("", ("t", {"p": "A line that is long.\nAnother line, the end."}))},
-         {"messages": [user("A line that is long.\n" * 20_000)]}],
-        [{"messages": [TASK], "system": f"{n} " + "é — " * 5000} for n in range(400)],
-        [{"messages": [TASK, *RESULTS_OF_TOOLS[: 2 * n]], "system": "S", "tools": ("t",)} for n in range(1000)],
-    ],
-    ids=["prompts", "states", "agents", "turns", "histories without replies", "a repeated line", "long prompts", "tools"],
-)  # fmt: skip
-def test_thousands_of_roots_cost_a_second_at_most(calls):
-    steps = rollout(*calls)
-    started = time.process_time()
-    find_threads(steps, ALL_PRESETS)
-
-    assert time.process_time() - started < 1
 
 
 def test_the_words_of_many_long_prompts_are_not_all_kept():

@@ -3,7 +3,6 @@
 import tracemalloc
 from array import array
 from dataclasses import replace
-from time import process_time
 
 import pytest
 from hypothesis import given
@@ -168,16 +167,6 @@ def test_a_call_with_a_continued_choice_is_not_superseded():
 
     assert set() == superseded(first, second, make_step("c", [1, 10], [30]), make_step("d", [1, 20], [40]))
     assert {("b", 0), ("b", 1)} == superseded(first, second, make_step("c", [1, 10], [30]))
-
-
-def test_a_rollout_of_2000_steps_is_joined_in_less_than_two_seconds():
-    steps = [make_step(f"{turn:04}", range(turn * 11 + 1), range(turn * 11 + 1, turn * 11 + 9)) for turn in range(2000)]
-    started = process_time()
-    tree = grow(steps[::-1])
-    spent_s = process_time() - started
-
-    assert (1, 2000, frozenset()) == (len(tree.leaves), len(tree.path(tree.nodes[-1])), tree.superseded())
-    assert spent_s < 2  # 0.1 s on a quiet machine
 
 
 @st.composite
@@ -346,7 +335,6 @@ def test_prompts_on_a_shared_chain_are_indexed_without_copies(steps):
         link = Link(link, array("i", [number] * 256).tobytes())
         prompts.append(SharedIds(link, b""))
     tracemalloc.start()
-    begun = process_time()
     prefixes = Prefixes()
     located = [prefixes.locate(prompt) for prompt in prompts]
     for number, location in enumerate(located):
@@ -357,4 +345,3 @@ def test_prompts_on_a_shared_chain_are_indexed_without_copies(steps):
 
     assert [[]] * steps == found
     assert peak < 1500 * steps  # copies of the prompts would be 200 times as much
-    assert process_time() - begun < 1
