@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import orjson
 
 from proxy.continuation.matching import Match
-from proxy.continuation.turns import Turn, end_of_rendering, own_rendering
+from proxy.continuation.turns import Turn, own_rendering
 from proxy.continuation.types import (
     Continuation,
     Detokenize,
@@ -24,10 +24,11 @@ from proxy.continuation.types import (
     Mode,
     Reason,
     Render,
+    digest_of,
     rendering_of,
 )
-from proxy.trajectory.conversations import bare, calls_tools, text_of, thoughts_of
-from proxy.trajectory.drift import first_difference
+from proxy.trajectory.blocks import count_equal
+from proxy.trajectory.conversations import bare, calls_of, calls_tools, text_of, thoughts_of
 from proxy.trajectory.step import Ids
 
 _EMPTY_THOUGHTS: Final = re.compile(r"<think>\s*</think>")
@@ -98,8 +99,7 @@ def _are_in_order(parts: Sequence[str], text: str, *, overlap: bool) -> bool:
 
 
 def _names(reply: Message) -> list[str]:
-    calls: Any = reply.get("tool_calls")
-    functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    functions = [call.get("function") for call in calls_of(reply)]
     return [str(function.get("name")) for function in functions if isinstance(function, dict)]
 
 
@@ -192,35 +192,26 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """The turn of a reply in the rendering of the call.
-
-    `full`: the rendering. `start`: the index at which the turn begins; None if the template renders the history differently.
-    `seam`: the text of the history that the ids from `start` on begin with. `text`: the text of the sampled ids. `is_cut`:
-    they have no stop token. `stops`: ids that are known to close turns.
-    """
+    """The turn of a reply in the rendering of the call."""
 
     mode: Mode
-    stops: Collection[int]
-    full: Ids
-    start: int | None
-    seam: str
-    text: str
-    is_cut: bool
+    stops: Collection[int]  # ids that are known to close turns
+    full: Ids  # the rendering
+    start: int | None  # the index at which the turn begins; None if the template renders the history differently
+    seam: str  # the text of the history that the ids from `start` on begin with
+    text: str  # of the sampled ids
+    is_cut: bool  # they have no stop token
 
 
 @dataclass(frozen=True, slots=True)
 class _Twins:
-    """Renderings with a stand-in for a reply.
-
-    `one`: the first of them; the stand-in is in its ids from `begin` to `start`. `end`: what follows, up to the first text of
-    the new messages. `renewed`: the same with `word` in place of each new text.
-    """
+    """Renderings with a stand-in for a reply."""
 
     one: Ids
-    begin: int
+    begin: int  # the stand-in is in the ids of `one` from `begin` to `start`
     start: int
-    end: Ids
-    renewed: Ids
+    end: Ids  # what follows, up to the first text of the new messages
+    renewed: Ids  # `one` with `word` in place of each new text
     word: str
 
 
@@ -272,10 +263,16 @@ def _end_of_history(full: Ids, match: Match) -> Lookups[tuple[int | None, str]]:
     Rule F: the rendering begins with that of the history, except that its last token may be merged or split if the texts
     agree. The index is None if the template renders the history differently.
     """
-    found = end_of_rendering(match.turn, full)
-    if found is None:
+    rendering = match.turn.rendering
+    if rendering is None:  # it is the prompt: comparing ids takes a quarter of the time of two digests
+        prompt = match.turn.prompt_ids
+        last, last_id = len(prompt) - 1, prompt[-1]
+        begins = full[:last] == prompt[:last]
+    else:
+        last, last_id = rendering.length - 1, rendering.last
+        begins = digest_of(full[:last]) == rendering.digest
+    if not begins or len(full) <= last:
         return None, ""
-    last, last_id = found
     if full[last] == last_id:
         return last + 1, ""
     seam = yield from _text([last_id])
@@ -381,7 +378,7 @@ def _twins(match: Match, history: list[Message]) -> Lookups[_Twins]:
     if not word or one is None or other is None or renewed is None:
         raise Refused("twin")
     common = _common_suffix(one, other)
-    begin, start, first_new = first_difference(one, other), len(one) - common, first_difference(one, renewed)
+    begin, start, first_new = count_equal(one, other), len(one) - common, count_equal(one, renewed)
     if not 0 < common < min(len(one), len(other)) or start > first_new:
         raise Refused("close")
     # A template that writes a part again, such as a quotation in the next message, has the turn's end before that.
@@ -469,17 +466,12 @@ def _check_shown(match: Match, read: _Turn, bridge: Ids) -> Lookups[None]:
 def _shows_nothing(match: Match) -> bool:
     """Return whether more was sampled than a stop token, but the message is empty."""
     reply = match.reply
-    is_empty = (
-        not text_of(reply)
-        and not calls_tools(reply)
-        and not reply.get("reasoning")
-        and not reply.get("reasoning_content")
-    )
-    return is_empty and len(match.turn.ids) > (0 if match.turn.is_cut else 1)
+    shows = text_of(reply) or calls_tools(reply) or reply.get("reasoning") or reply.get("reasoning_content")
+    return not shows and len(match.turn.ids) > (0 if match.turn.is_cut else 1)
 
 
 def _common_suffix(left: Ids, right: Ids) -> int:
-    return first_difference(left[::-1], right[::-1])
+    return count_equal(left[::-1], right[::-1])
 
 
 def _render(messages: list[Message]) -> "Lookups[Ids | None]":

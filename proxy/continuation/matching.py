@@ -26,16 +26,12 @@ _REPLY_FIELDS: Final = ("role", "content", "reasoning", "reasoning_content", "to
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A turn that a call continues.
-
-    `history`: the messages before the reply, as the turn's step rendered them. `reply`: the reply as the engine returned it.
-    `new`: the messages after it.
-    """
+    """A turn that a call continues."""
 
     turn: Turn
-    history: list[Message]
-    reply: Message
-    new: list[Message]
+    history: list[Message]  # before the reply, as the turn's step rendered them
+    reply: Message  # as the engine returned it
+    new: list[Message]  # after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +43,13 @@ class Ambiguous:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """What samples a call: the kind of its engine, the name of the model there, and the policy of the model.
+    """What samples a call, and whose call it is."""
 
-    And whose call it is: the name of its agent, and the steps whose responses it names by id.
-    """
-
-    kind: str
+    kind: str  # of the engine
     model: str | None
     policy: str = DEFAULT_POLICY
     agent: str | None = None
-    steps: Collection[str] = ()
+    steps: Collection[str] = ()  # whose responses the call names by id
 
 
 def match(
@@ -106,7 +99,7 @@ def nearest(turns: Sequence[Turn], undelivered: Collection[str] = ()) -> Turn | 
 
 
 def _has_ids_of(turn: Turn, other: Turn) -> bool:
-    """Return whether two turns have equal ids. The choices of a step share their prompt, which may be long."""
+    # The choices of a step share their prompt, which may be long.
     is_shared = turn.prompt is other.prompt and turn.prompt_length == other.prompt_length
     return turn.ids == other.ids and (is_shared or turn.prompt_ids == other.prompt_ids)
 

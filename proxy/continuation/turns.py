@@ -1,18 +1,19 @@
 """The turns of a rollout: the choices of its recorded steps, indexed by the messages or the text that they answer."""
 
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
 import orjson
 
-from proxy.continuation.types import Message, Reason, Rendering, digest_of, rendering_of
+from proxy.continuation.types import Message, Reason, Rendering, rendering_of
 from proxy.trajectory.conversations import (
     NewestMessages,
     Replies,
     bare,
+    calls_of,
     canonical_calls,
     raw_calls,
     role_of,
@@ -23,7 +24,7 @@ from proxy.trajectory.conversations import (
 from proxy.trajectory.step import Choice, Ids, Step, answers_of, messages_of
 from proxy.trajectory.thread_rules import agent_of
 
-Place: TypeAlias = tuple[int, bytes]
+Place: TypeAlias = tuple[int, bytes]  # the number of messages or bytes, and their digest
 
 # Fields of a body that do not change the prompt of a call. A field that is unknown here may change it.
 _NEUTRAL: Final = frozenset(
@@ -57,28 +58,19 @@ _BYTES_PER_CALL: Final = 500  # an estimate: the objects of a tool call, without
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One choice of a recorded step.
-
-    `place`: the number of messages before the reply, and their digest; of a completions step, the number of bytes of its prompt
-    and completion text, and their digest; the prompt text has `text_start` characters. `reply`: the message as the engine
-    returned it; empty for completions. `names`: the ids of its response and of its calls. The first `prompt_length` values of
-    `prompt` are the prompt ids (a later prompt that begins with them is shared); `ids` are the sampled ones. `rendering`
-    identifies the rendering of the step's messages, None if it is the prompt. `parent`: the turn that the step continues, if
-    its prompt was sent as ids. `problem`: why the turn cannot be continued. `is_hidden`: the message may not contain
-    everything that was sampled. `is_full`: it has as many ids as the client allows.
-    """
+    """One choice of a recorded step."""
 
     step_id: str
     choice: int
     index: int
-    place: Place
-    reply: Message
-    names: frozenset[str]
+    place: Place  # the messages before it; of completions, the bytes of the prompt and completion text
+    reply: Message  # as the engine returned it; empty for completions
+    names: frozenset[str]  # the ids of the response and of its calls
     agent: str | None
     is_delivered: bool
-    prompt: Ids
+    prompt: Ids  # or a later prompt that begins with it, which is shared
     prompt_length: int
-    ids: Ids
+    ids: Ids  # the sampled ones
     finish_reason: str | None
     stop_reason: int | str | None
     client_stops: frozenset[int]
@@ -86,12 +78,12 @@ class Turn:
     kind: str
     model: str | None
     policy: str
-    rendering: Rendering | None
-    parent: "Turn | None"
-    problem: Reason | None
-    is_hidden: bool
-    is_full: bool = False
-    text_start: int = 0
+    rendering: Rendering | None  # of the step's messages; None if it is the prompt
+    parent: "Turn | None"  # the turn that the step continues, if its prompt was sent as ids
+    problem: Reason | None  # why the turn cannot be continued
+    is_hidden: bool  # the message may not contain everything that was sampled
+    is_full: bool = False  # it has as many ids as the client allows
+    text_start: int = 0  # of completions, the characters of the prompt text
 
     @property
     def prompt_ids(self) -> Ids:
@@ -263,9 +255,9 @@ def _known_names(message: Message, known: Collection[str]) -> frozenset[str]:
 
     A call without an ID of its own has one of its dialect: a prefix, the step ID and the index of the call.
     """
-    calls = message.get("tool_calls")
-    found = [call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
-    names = [name for name in (*found, message.get("id")) if isinstance(name, str)]
+    names = [
+        name for name in (*(call.get("id") for call in calls_of(message)), message.get("id")) if isinstance(name, str)
+    ]
     both = (name if name in known else name.partition("_")[2] for name in names)
     return frozenset(name for name in both if name in known)
 
@@ -292,22 +284,16 @@ def _rank(reply: Message, message: Message) -> int:
 
 @dataclass(slots=True, eq=False)
 class Turns:
-    """The turns of one rollout.
-
-    `calls`: the functions of the sampled tool calls, by call id. `size`: the approximate memory in bytes; `longest`: that of
-    the longest reply. `indexes`: those of the steps that were added. `stops`: the engine kind, model and id of each stop token
-    that closed a turn. `conversations`: the turns by messages; the memory of the newest messages is not part of `size`.
-    `named`: the turns by step id and choice.
-    """
+    """The turns of one rollout."""
 
     conversations: Conversations = field(default_factory=Conversations)
     by_text: dict[int, dict[bytes, list[Turn]]] = field(default_factory=dict)
-    indexes: set[int] = field(default_factory=set)
-    stops: set[tuple[str, str | None, int]] = field(default_factory=set)
-    calls: dict[str, Message] = field(default_factory=dict)
-    size: int = 0
-    longest: int = 0
-    named: dict[tuple[str, int], Turn] = field(default_factory=dict)
+    indexes: set[int] = field(default_factory=set)  # of the steps that were added
+    stops: set[tuple[str, str | None, int]] = field(default_factory=set)  # engine kind, model and id that closed a turn
+    calls: dict[str, Message] = field(default_factory=dict)  # the functions of the sampled tool calls, by call id
+    size: int = 0  # the approximate memory in bytes, without the newest messages
+    longest: int = 0  # of that, the longest reply
+    named: dict[tuple[str, int], Turn] = field(default_factory=dict)  # by step id and choice
     _users: dict[int, int] = field(default_factory=dict)  # the number of turns that share an array, by its id()
 
     def __len__(self) -> int:
@@ -340,9 +326,10 @@ class Turns:
         """Add the choices of a step after the messages of this place, or after this prompt text."""
         answers = answers_of(step)
         for answer in answers.values():
-            if calls := calls_by_id(step.step_id, answer.get("message")):
+            if calls := _calls_by_id(step.step_id, answer.get("message")):
                 self.calls |= calls
-                size = _size_of_calls(calls)
+                texts = [function.get("arguments") for function in calls.values()]
+                size = _BYTES_PER_CALL * len(calls) + _length(texts)
                 self.size += size
                 self.longest = max(self.longest, size)
         before, parent, rendering = self._continued(step)
@@ -361,9 +348,9 @@ class Turns:
                 turn.place, turn.text_start = (len(whole), _digest(whole)), len(text)
                 self.by_text.setdefault(len(whole), {}).setdefault(turn.place[1], []).append(turn)
             self.named[turn.step_id, turn.choice] = turn
-            texts = _size_of_texts(turn.reply)
-            self.size += _BYTES_PER_TURN + _BYTES_PER_ID * len(turn.ids) + texts
-            self.longest = max(self.longest, texts)
+            size = _length(map(turn.reply.get, ("content", "reasoning", "reasoning_content")))
+            self.size += _BYTES_PER_TURN + _BYTES_PER_ID * len(turn.ids) + size
+            self.longest = max(self.longest, size)
             self._hold(turn.prompt)
             if turn.is_closed and turn.ids:
                 self.stops.add((turn.kind, turn.model, turn.ids[-1]))
@@ -430,7 +417,7 @@ class Turns:
             self.size -= _BYTES_PER_ID * len(prompt)
 
 
-def calls_by_id(step_id: str, message: Any) -> dict[str, Message]:
+def _calls_by_id(step_id: str, message: Any) -> dict[str, Message]:
     """Return the functions of a reply's tool calls by id; a call without an id of its own has the step id and its index."""
     calls = message.get("tool_calls") if isinstance(message, dict) else None
     found: dict[str, Message] = {}
@@ -484,7 +471,7 @@ def _turn(  # noqa: PLR0917 - the parts of a turn
     prompt, body = prompts[choice.prompt], step.body
     stops = body.get("stop_token_ids")
     response_id = (step.response or {}).get("id")
-    names = {*calls_by_id(step.step_id, message), *([response_id] if isinstance(response_id, str) else ())}
+    names = {*_calls_by_id(step.step_id, message), *([response_id] if isinstance(response_id, str) else ())}
     return Turn(
         step_id=step.step_id,
         choice=choice.index,
@@ -513,34 +500,10 @@ def _turn(  # noqa: PLR0917 - the parts of a turn
     )
 
 
-def _size_of_texts(reply: Message) -> int:
-    """Return the approximate memory of a reply without its tool calls in bytes."""
-    texts = (reply.get("content"), reply.get("reasoning"), reply.get("reasoning_content"))
+def _length(texts: Iterable[Any]) -> int:
     return sum([len(text) for text in texts if isinstance(text, str)])
-
-
-def _size_of_calls(calls: Mapping[str, Message]) -> int:
-    """Return the approximate memory of the functions of tool calls in bytes."""
-    texts = [function.get("arguments") for function in calls.values()]
-    return _BYTES_PER_CALL * len(calls) + sum([len(text) for text in texts if isinstance(text, str)])
 
 
 def own_rendering(turn: Turn) -> Rendering:
     """Return what identifies the rendering of the messages of a turn's step."""
     return turn.rendering or rendering_of(turn.prompt_ids)
-
-
-def end_of_rendering(turn: Turn, full: Ids) -> tuple[int, int] | None:
-    """Return the index and the last id of the rendering of the messages of a turn's step.
-
-    None if `full` does not begin with all ids of that rendering but the last.
-    """
-    rendering = turn.rendering
-    if rendering is None:  # it is the prompt: comparing ids takes a quarter of the time of two digests
-        prompt = turn.prompt_ids
-        last, last_id = len(prompt) - 1, prompt[-1]
-        begins = full[:last] == prompt[:last]
-    else:
-        last, last_id = rendering.length - 1, rendering.last
-        begins = digest_of(full[:last]) == rendering.digest
-    return (last, last_id) if begins and len(full) > last else None

@@ -85,10 +85,10 @@ class LookupFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What identifies the rendering of a step's messages: its length, the digest of all ids but the last, and the last id."""
+    """What identifies the rendering of a step's messages."""
 
     length: int
-    digest: str
+    digest: str  # of all ids but the last
     last: int
 
 
@@ -96,18 +96,16 @@ class Rendering:
 class Continuation:
     """The result for one call: the prompt ids to send, or the reason why the call is sent unchanged.
 
-    `ids` None: the call is sent unchanged. `kept`: the number of ids at the beginning that are recorded ones. `bridge`: the
-    number of ids after them. `is_unchanged`: they are the engine's own rendering of the call. `rendering`: the rendering of the
-    call's messages, if it differs from `ids`. `reason` is also set for a continued call whose prompt differs from what the
-    agent sent: `history` (mode `append`) and `stop_string`.
+    A continued call has a `reason` as well if its prompt differs from what the agent sent: `history` (mode `append`) or
+    `stop_string`.
     """
 
-    ids: "Ids | None"
+    ids: "Ids | None"  # None: the call is sent unchanged
     reason: Reason | None = None
-    kept: int = 0
-    bridge: int = 0
-    rendering: Rendering | None = None
-    is_unchanged: bool = False
+    kept: int = 0  # the number of recorded ids, with which it begins
+    bridge: int = 0  # the number of ids after them
+    rendering: Rendering | None = None  # of the call's messages, if it differs from `ids`
+    is_unchanged: bool = False  # the ids are the engine's own rendering of the call
 
 
 def rendering_of(ids: Ids) -> Rendering:

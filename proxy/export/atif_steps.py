@@ -16,7 +16,7 @@ from mimetypes import guess_type
 from typing import Any, Final, TypeAlias
 
 from proxy.trajectory.blocks import count_equal
-from proxy.trajectory.conversations import Digests, Replies, role_of, text_of
+from proxy.trajectory.conversations import Digests, Replies, calls_of, role_of, text_of
 from proxy.trajectory.fidelity import is_unlogged
 from proxy.trajectory.json_bytes import parse_text, to_json_bytes
 from proxy.trajectory.openings import texts_in
@@ -374,5 +374,4 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _call_ids(message: Mapping[str, Any]) -> list[Any]:
-    calls = message.get("tool_calls")
-    return [call.get("id") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [call.get("id") for call in calls_of(message)]

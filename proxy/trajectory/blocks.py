@@ -10,7 +10,7 @@ takes few blocks, which are compressed in a quarter of the time, and one that gr
 Names do not depend on the runs, so processes that cut the same ids differently still name, and share, the same chain.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -111,8 +111,8 @@ def units_of(raw: bytes, start: int = 0) -> list[bytes]:
     return [raw[at : at + UNIT_BYTES] for at in range(start * UNIT_BYTES, max(1, len(raw)), UNIT_BYTES)]
 
 
-def count_equal(before: Content, content: Content) -> int:
-    """Return how many pieces at the beginning are equal."""
+def count_equal(before: Sequence[Any], content: Sequence[Any]) -> int:
+    """Return how many pieces, or values, at the beginning are equal. Bisects, since slices compare fast."""
     unit = UNIT_BYTES if isinstance(content, bytes) else 1
     equal, end = 0, min(len(before), len(content)) // unit
     middle = end  # the usual case: one is the beginning of the other

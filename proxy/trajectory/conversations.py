@@ -26,6 +26,7 @@ import orjson
 
 from proxy.trajectory.blocks import count_equal
 from proxy.trajectory.json_bytes import parse_text, write_python
+from proxy.trajectory.step import Step, answers_of
 
 T = TypeVar("T")
 
@@ -81,13 +82,10 @@ class Digests:
         # Most lists continue the previous one. Comparing shared objects is cheap; digests would be quadratic in the turns.
         links = links.copy() if _begins_with(messages, before) else []
         for message in messages[len(links) :]:
-            links.append(self.link(links[-1] if links else b"", message))
+            before_it = links[-1] if links else b""
+            links.append(blake2b(before_it + self.of(message), digest_size=16).digest())
         self._before = (messages, links)
         return links
-
-    def link(self, before: bytes, message: Any) -> bytes:
-        """Return the digest of a list that ends in this message."""
-        return blake2b(before + self.of(message), digest_size=16).digest()
 
     def of(self, message: Any) -> bytes:
         """Return the digest of one message."""
@@ -156,12 +154,18 @@ def _begins_with(messages: list[Any], before: list[Any]) -> bool:
     return all(one is other or (one == other and _essence(one) == _essence(other)) for one, other in pairs)
 
 
+def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tool calls of a message that are objects."""
+    calls = message.get("tool_calls")
+    return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+
+
 def raw_calls(message: Mapping[str, Any]) -> list[list[Any]]:
     """Return the name and the arguments of each call of a message, that of the deprecated `function_call` included."""
-    calls, function = message.get("tool_calls"), message.get("function_call")
-    if not calls and function is None:
+    function = message.get("function_call")
+    if not message.get("tool_calls") and function is None:
         return []
-    found = [call.get("function") or {} for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    found = [call.get("function") or {} for call in calls_of(message)]
     if function is not None:
         found.append(function)
     return [[function.get("name"), function.get("arguments")] for function in found if isinstance(function, dict)]
@@ -169,12 +173,9 @@ def raw_calls(message: Mapping[str, Any]) -> list[list[Any]]:
 
 def canonical_calls(message: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the name and the arguments of each call as texts that are equal for equal JSON."""
-    calls = raw_calls(message)
-    if not calls:
-        return []
     return [
         (name if isinstance(name, str) else canonical_json(name), canonical_json(arguments))
-        for name, arguments in calls
+        for name, arguments in raw_calls(message)
     ]
 
 
@@ -184,15 +185,18 @@ def canonical_json(text: Any) -> str:
     Spaces, escapes and the order of keys make no difference; 1, 1.0 and true do, and integers are compared digit by digit.
     """
     if not isinstance(text, str):
-        return _canonical(text)
+        return write_python(text, _CANONICAL)
     try:
-        return _canonical(parse_text(text, json.loads if _LONG_NUMBER.search(text) else orjson.loads))  # noqa: TID251
+        value = parse_text(text, json.loads if _LONG_NUMBER.search(text) else orjson.loads)  # noqa: TID251
+        return write_python(value, _CANONICAL)
     except (ValueError, RecursionError):
         return text
 
 
-def _canonical(value: Any) -> str:
-    return write_python(value, _CANONICAL)
+def replies_of(step: Step) -> dict[int, dict[str, Any]]:
+    """Return the messages that were sampled in a step, by the index of the choice."""
+    messages = {index: answer.get("message") for index, answer in answers_of(step).items()}
+    return {index: message for index, message in messages.items() if isinstance(message, dict)}
 
 
 def role_of(message: Any) -> Any:

@@ -6,11 +6,14 @@ after the boundaries are found, or were stored with the step.
 A step continues an earlier one of its policy if its messages begin with that one's messages and reply; or with its messages
 and a reply that the agent changed; or if they differ from them in one message of the same role. A step whose agent dropped
 the reply continues what came before it: it is another branch, and not drift.
+
+Bytes that are not a whole character decode to U+FFFD: where a window cuts a character, and where a sampled token was never
+completed. They are omitted from every comparison of texts, because engines show, drop or re-encode them.
 """
 
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -18,6 +21,7 @@ from itertools import islice, takewhile
 from typing import Any, Final, Literal
 
 from proxy.trajectory.arrays import to_little_endian
+from proxy.trajectory.blocks import count_equal
 from proxy.trajectory.conversations import (
     Change,
     Digests,
@@ -25,18 +29,18 @@ from proxy.trajectory.conversations import (
     Reply,
     bare,
     calls_tools,
+    replies_of,
     role_of,
     text_of,
     thinks,
     thoughts_of,
 )
-from proxy.trajectory.step import Ids, Step, answers_of, messages_of
+from proxy.trajectory.step import Ids, messages_of
 from proxy.trajectory.tree import Node, Tree
 
 Kind = Literal[
     "reasoning_stripped", "tool_call_rewritten", "retokenized", "whitespace", "template", "edited", "other", "unexplained"
 ]  # fmt: skip
-
 KINDS: Final[dict[Kind, str]] = {
     "reasoning_stripped": "The prompt no longer contains reasoning of an earlier reply.",
     "tool_call_rewritten": "A tool call was formatted differently, such as other whitespace or another order of its "
@@ -48,9 +52,13 @@ KINDS: Final[dict[Kind, str]] = {
     "other": "The texts are known, but none of these kinds applies.",
     "unexplained": "Not known yet because the texts could not be requested; it is determined on a later request.",
 }
-
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _NEAR: Final = 8  # characters on either side by which a position is found in a message
+Texts = Literal["ok", "unavailable", "timeout", "over_limit", "not_requested"]
+AROUND: Final = 8  # ids shown on either side of the boundary
+OPENING: Final = 8  # ids before a reply, which may start its reasoning or be tokenized together with its first ids
+_LOOKED_BACK: Final = 4  # replies that are searched for one that differs in one message
+_COMPARED: Final = 64  # the youngest replies to the same messages, which a changed one is compared with
 
 
 def kind_by_texts(message: Any, expected: str, found: str, *, in_reply: bool, may_lose_thoughts: bool) -> Kind:
@@ -98,28 +106,15 @@ def _touches(text: str, before: str, after: str) -> bool:
     return any(around and around in text for around in (before, after))
 
 
-Texts = Literal["ok", "unavailable", "timeout", "over_limit", "not_requested"]
-
-AROUND: Final = 8  # ids shown on either side of the boundary
-OPENING: Final = (
-    8  # ids of the prompt before a reply, which may start its reasoning or be tokenized together with its first ids
-)
-_LOOKED_BACK: Final = 4  # replies that are searched for one that differs in one message
-_COMPARED: Final = 64  # the youngest replies to the same messages, which a changed one is compared with
-
-
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The ids around a boundary: those of the earlier node, from `engine`, and those of the later prompt.
+    """The ids around a boundary, from position `start` on. They differ from position `index`."""
 
-    Both start at position `start` and differ from position `index`.
-    """
-
-    engine: str
+    engine: str  # of the earlier node
     index: int
     start: int
-    expected_ids: tuple[int, ...]
-    found_ids: tuple[int, ...]
+    expected_ids: tuple[int, ...]  # of the earlier node
+    found_ids: tuple[int, ...]  # of the later prompt
 
     @property
     def key(self) -> str:
@@ -135,22 +130,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The position where a step's prompt differs from the ids of an earlier node that its messages continue.
-
-    `changed`: what the agent changed in the messages, if anything. `reply`: the message of the turn in which the ids
-    differ, or before which they do. `sent_back`: the message that the step has in its place. `in_reply`: the ids differ
-    within sampled ones.
-    `opens_reply`: they differ within the few ids before those.
-    """
+    """The position where a step's prompt differs from the ids of an earlier node that its messages continue."""
 
     step_id: str
     earlier: Node
     window: Window
-    changed: Change | None
-    reply: Any
-    sent_back: Any
-    in_reply: bool
-    opens_reply: bool
+    changed: Change | None  # what the agent changed in the messages
+    reply: Any  # the message of the turn in which the ids differ, or before which they do
+    sent_back: Any  # the message that the step has in its place
+    in_reply: bool  # the ids differ within sampled ones
+    opens_reply: bool  # they differ within the few ids before those
 
     @property
     def known(self) -> Kind | None:
@@ -175,19 +164,18 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """An explained boundary: the step, the earlier node, and the position where their ids differ.
+    """An explained boundary.
 
-    `index` is the first differing position in the full ids; the ids around it start at `around_from`. `texts` is `ok`
-    if both texts are known, else the reason: neither a tokenizer nor the engine has them (`unavailable`), the time
-    limit passed (`timeout`), too many boundaries came before (`over_limit`), or they were not requested. `kind` is one
-    of `KINDS`: `unexplained` if it depends on missing texts.
+    `texts` is `ok` if both texts are known, else the reason: neither a tokenizer nor the engine has them (`unavailable`), the
+    time limit passed (`timeout`), too many boundaries came before (`over_limit`), or they were not requested. The kind is
+    `unexplained` if it depends on missing texts.
     """
 
     step_id: str
     earlier_step_id: str
     earlier_choice: int
-    index: int
-    around_from: int
+    index: int  # the first differing position in the full ids
+    around_from: int  # the position of the first of these ids
     expected_ids: tuple[int, ...]
     found_ids: tuple[int, ...]
     expected_text: str | None = None
@@ -209,7 +197,9 @@ def find_boundaries(tree: Tree) -> list[Boundary]:
         earlier, changed = memory.earlier(messages)
         if earlier and not _begins_with_one(tree, node, earlier):
             found.append(_boundary(tree, node, next(iter(earlier.values())), changed, messages))
-        memory.add(messages, list(_replies(tree, node.step)))
+        replies = replies_of(node.step)
+        nodes = [each for each in tree.nodes_of(node.step) if each.choice.index in replies]
+        memory.add(messages, [(replies[each.choice.index], each) for each in nodes])
     return found
 
 
@@ -304,7 +294,7 @@ def _boundary(tree: Tree, node: Node, before: Node, changed: Change | None, mess
     prompt = node.prompt[:]
     end = len(prompt) + AROUND  # a thousand short prompts may differ from one long reply
     full = before.prompt[:end] + before.choice.ids[: max(0, end - len(before.prompt))]
-    index = first_difference(full, prompt)
+    index = count_equal(full, prompt)
     turn = before
     while turn.parent is not None and index < tree.nodes[turn.parent].end:
         turn = tree.nodes[turn.parent]
@@ -314,7 +304,7 @@ def _boundary(tree: Tree, node: Node, before: Node, changed: Change | None, mess
         earlier=before,
         window=window_at(before.step.engine.name, full, prompt, index),
         changed=changed,
-        reply=answers_of(turn.step).get(turn.choice.index, {}).get("message"),
+        reply=replies_of(turn.step).get(turn.choice.index),
         sent_back=messages[position] if position < len(messages) else None,
         in_reply=turn.start <= index,
         opens_reply=turn.start - OPENING <= index < turn.start,
@@ -326,27 +316,3 @@ def window_at(engine: str, full: Ids, prompt: Ids, index: int, offset: int = 0) 
     start = max(index - AROUND, 0)
     ends = slice(start - offset, index + AROUND - offset)
     return Window(engine, index, start, tuple(full[ends]), tuple(prompt[ends]))
-
-
-def first_difference(left: Ids, right: Ids) -> int:
-    """Return the first index at which they differ, or the length of the shorter one.
-
-    Bisects, since slices compare fast.
-    """
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _replies(tree: Tree, step: Step) -> Iterator[tuple[Any, Node]]:
-    """Return the message of each choice of a step, with its node."""
-    answers = answers_of(step)
-    for node in tree.nodes_of(step):
-        message = answers.get(node.choice.index, {}).get("message")
-        if isinstance(message, dict):
-            yield message, node

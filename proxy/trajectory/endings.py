@@ -12,8 +12,9 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from proxy.trajectory.blocks import count_equal
 from proxy.trajectory.conversations import Digests, thinks
-from proxy.trajectory.drift import AROUND, OPENING, Window, first_difference, window_at
+from proxy.trajectory.drift import AROUND, OPENING, Window, window_at
 from proxy.trajectory.step import Ids, Prompt, Step, answers_of, messages_of
 
 _MAX_WEIGHT: Final = 2**24  # of ids of 4 bytes: 64 MB
@@ -90,7 +91,7 @@ def _window(known: Sequence[_Ending], messages: list[Any], step: Step) -> Window
     if any(prompt[ending.offset : ending.end] == ending.ids for ending in nearest):
         return None
     ending = nearest[0]
-    index = ending.offset + first_difference(ending.ids, prompt[ending.offset : ending.end])
+    index = ending.offset + count_equal(ending.ids, prompt[ending.offset : ending.end])
     may_show = index - AROUND >= ending.offset or ending.offset == 0
     if not may_show or (ending.has_thoughts and not thinks(messages[ending.position])):
         return None

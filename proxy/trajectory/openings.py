@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
-from proxy.trajectory.conversations import Digests, text_of
-from proxy.trajectory.step import Step, answers_of, messages_of
+from proxy.trajectory.conversations import Digests, calls_of, replies_of, role_of, text_of
+from proxy.trajectory.step import Step, messages_of
 from proxy.trajectory.thread_rules import agent_of
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class Opening:
     def parts(self) -> Iterator[str]:
         """Yield the texts of the user messages before the first reply; of many, those of the first and the last ones."""
         for at in _ends(range(self.start, self.start + self.first)):
-            if _role(self.messages[at]) == "user":
+            if role_of(self.messages[at]) == "user":
                 yield from _parts(self.messages[at])
 
     def imported(self) -> Iterator[str]:
@@ -117,7 +117,9 @@ class Openings:
     def read(self, step: Step) -> Opening:
         """Return the opening of a step, which needs its request."""
         messages = messages_of(step) if step.is_chat else []
-        start = next((at for at, message in enumerate(messages) if _role(message) not in _INSTRUCTIONS), len(messages))
+        start = next(
+            (at for at, message in enumerate(messages) if role_of(message) not in _INSTRUCTIONS), len(messages)
+        )
         first, digest = self._beginning(messages, start)
         key = b"".join(map(self.digests.of, messages[:start]))
         if key not in self._systems:
@@ -131,7 +133,7 @@ class Openings:
         before, found = self._users.get(opening.digest, ([], None))
         messages = opening.messages
         begun = len(before) if messages[: len(before)] == before else 0
-        users = (at for at in range(len(messages) - 1, begun - 1, -1) if _role(messages[at]) == "user")
+        users = (at for at in range(len(messages) - 1, begun - 1, -1) if role_of(messages[at]) == "user")
         found = next(users, found if begun else None)
         self._users[opening.digest] = messages, found
         return "" if found is None else text_of(messages[found])
@@ -145,7 +147,7 @@ class Openings:
         if messages[start : start + len(before)] != before:
             before, hashed = [], _hashed()
         begun = start + len(before)
-        end = next((at for at in range(begun, len(messages)) if _role(messages[at]) == "assistant"), len(messages))
+        end = next((at for at in range(begun, len(messages)) if role_of(messages[at]) == "assistant"), len(messages))
         hashed = hashed.copy()
         hashed.update(b"".join(map(self.digests.of, messages[begun:end])))
         self._before = messages[start:end], hashed
@@ -163,7 +165,7 @@ def works_in_turns(openings: Sequence[Opening], digests: Digests) -> bool:
     ends: defaultdict[bytes, defaultdict[int, set[bytes]]] = defaultdict(partial(defaultdict, set))
     for opening in openings:
         if opening.length:
-            last = (opening.messages[-1], *replies_of(opening.step))
+            last = (opening.messages[-1], *replies_of(opening.step).values())
             ends[opening.digest][opening.length].update(map(digests.of, last))
     shorter = {digest: dict(pairwise(sorted(by_length, reverse=True))) for digest, by_length in ends.items()}
     for opening in openings:
@@ -176,19 +178,10 @@ def works_in_turns(openings: Sequence[Opening], digests: Digests) -> bool:
     return False
 
 
-def replies_of(step: Step) -> Iterator[dict[str, Any]]:
-    """Yield the messages that were sampled in a step."""
-    for answer in answers_of(step).values():
-        message = answer.get("message")
-        if isinstance(message, dict):
-            yield message
-
-
 def called_with(message: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name of each called tool with each text in its arguments."""
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function") if isinstance(call, dict) else None
+    for call in calls_of(message):
+        function = call.get("function")
         if not isinstance(function, dict):
             continue
         arguments, name = function.get("arguments"), function.get("name")
@@ -244,7 +237,3 @@ def _tools(step: Step) -> frozenset[str]:
         if isinstance(function, dict) and isinstance(name := function.get("name"), str):
             names.add(name)
     return frozenset(names)
-
-
-def _role(message: Any) -> Any:
-    return message.get("role") if isinstance(message, dict) else None

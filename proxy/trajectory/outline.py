@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from proxy.trajectory.blocks import count_equal
-from proxy.trajectory.conversations import Digests
+from proxy.trajectory.conversations import Digests, replies_of, role_of
 from proxy.trajectory.drift import Drift
 from proxy.trajectory.facts import RolloutFacts
 from proxy.trajectory.sequence import sequences
@@ -100,7 +100,7 @@ def _compared(node: Node, nearest: Node, same: int) -> Fork:
     name = nearest.step.step_id
     if sent and same == len(sent) == len(earlier):
         return Fork("repeated", name)
-    is_same_task = any(isinstance(message, dict) and message.get("role") == "user" for message in whole[:same])
+    is_same_task = any(role_of(message) == "user" for message in whole[:same])
     if node.parent is None and not is_same_task:
         return Fork("conversation", name)
     if same == len(sent):
@@ -111,8 +111,8 @@ def _compared(node: Node, nearest: Node, same: int) -> Fork:
 
 def _conversation(node: Node) -> list[Any]:
     """Return the messages of a node, and its reply."""
-    reply = answers_of(node.step).get(node.choice.index, {}).get("message")
-    return [*messages_of(node.step), *([reply] if isinstance(reply, dict) else [])]
+    reply = replies_of(node.step).get(node.choice.index)
+    return [*messages_of(node.step), *([] if reply is None else [reply])]
 
 
 def _text(messages: Sequence[Any], at: int) -> str | None:

@@ -22,8 +22,8 @@ from heapq import nlargest
 from itertools import islice
 from typing import Any, Final
 
-from proxy.trajectory.conversations import Digests, Replies, text_of
-from proxy.trajectory.openings import Opening, Openings, called_with, replies_of, works_in_turns
+from proxy.trajectory.conversations import Digests, Replies, replies_of, text_of
+from proxy.trajectory.openings import Opening, Openings, called_with, works_in_turns
 from proxy.trajectory.step import Step
 from proxy.trajectory.thread_rules import KINDS_OF, SUB_AGENT, RuleSearch, ThreadKind, ThreadRule, Wanted
 
@@ -107,7 +107,7 @@ class Families:
         return None
 
     def _add_replies(self, node: int, opening: Opening) -> None:
-        for reply in replies_of(opening.step):
+        for reply in replies_of(opening.step).values():
             self._replied.add(self._place(opening, opening.length), self._digests.of(reply), (node, opening))
 
     def _place(self, opening: Opening, at: int) -> Hashable:
@@ -203,7 +203,7 @@ class Starts:
 
     def _add(self, at: int) -> None:
         """Add the texts that a step sampled: arguments of tools as a whole, and all by their longest lines."""
-        for reply in replies_of(self._openings[at].step):
+        for reply in replies_of(self._openings[at].step).values():
             for tool, text in called_with(reply):
                 sampled = _Sampled(at, text.strip(), tool)
                 if sampled.text:
