@@ -27,10 +27,7 @@ _ENDS: Final = 16  # messages, and parts of a message, that are read at the begi
 
 
 class System:
-    """A system prompt. `key` is equal for prompts that differ in digits only, as in dates and times.
-
-    `words_of` returns the different words of a text, and may keep them.
-    """
+    """A system prompt. `key` is equal for prompts that differ in digits only, as in dates and times."""
 
     __slots__ = ("_words_of", "key", "text")
 
@@ -55,20 +52,16 @@ class System:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opening:
-    """A step as a part of a conversation.
-
-    `messages` are all messages, and `start` the number of those of the system prompt. After these, `first` is the number of
-    messages before the first reply, and `digest` a digest of them. `agent` is the one that the client named.
-    """
+    """A step as a part of a conversation."""
 
     step: Step
-    agent: str | None
+    agent: str | None  # which the client named
     system: System
     tools: frozenset[str]
     messages: list[Any]
-    start: int
-    first: int
-    digest: bytes
+    start: int  # the number of messages of the system prompt
+    first: int  # the number of messages after these, before the first reply
+    digest: bytes  # of these `first` messages
 
     @property
     def length(self) -> int:
@@ -109,9 +102,8 @@ class Openings:
     digests: Digests = field(default_factory=Digests)
     _systems: dict[bytes, System] = field(default_factory=dict)
     _words_of: Callable[[str], frozenset[str]] = field(default_factory=lambda: lru_cache(maxsize=_PROMPTS)(_words_of))
-    _users: dict[bytes, tuple[list[Any], int | None]] = field(
-        default_factory=dict
-    )  # of the newest step by conversation
+    # The messages of the newest step of each conversation, and the index of the last one of a user.
+    _users: dict[bytes, tuple[list[Any], int | None]] = field(default_factory=dict)
     _before: tuple[list[Any], blake2b] = field(default_factory=lambda: ([], _hashed()))  # of the step before
 
     def read(self, step: Step) -> Opening:

@@ -42,10 +42,9 @@ _CUT: Final = frozenset({"length", "abort", "error"})
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The logprobs of the trained tokens of a row, in their order, as float32.
+    """The logprobs of the trained tokens of a row, in their order, as float32, and what computed them.
 
-    `engine`, `model` and `policy_version` describe what computed them. `top_ids` and `top_logprobs` have the `top_k` most
-    likely tokens in place of each trained one, the most likely first.
+    `top_ids` and `top_logprobs` have the `top_k` most likely tokens in place of each trained one, the most likely first.
     """
 
     engine: str
@@ -110,27 +109,19 @@ def decode_scores(encoded: bytes) -> Scores | None:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which rows are exported.
+    """Which rows are exported."""
 
-    `branches`: every leaf, or the longest one or the youngest of each policy; `one` is every leaf, and formats refuse a rollout
-    with several in one thread. `include`: exact steps only, flagged ones too (whose rows then have the problems), or even
-    `retokenized` ones, all logprobs null. `max_len`: the maximum number of tokens; a longer row is `cut` at a span boundary,
-    dropped, or kept. `row_weight`: whether each row has the rollout's whole reward and advantage, or an equal share.
-    """
-
+    # Every leaf, or the longest or youngest one of each policy. `one`: every leaf; formats refuse several in one thread.
     branches: Literal["all", "one", "longest", "last"] = "all"
+    # Exact steps, flagged ones too (whose rows have the problems), or even retokenized ones, all logprobs null.
     include: Literal["exact", "flagged", "retokenized"] = "exact"
-    max_len: int | None = None
-    overlong: Literal["cut", "drop", "keep"] = "cut"
-    row_weight: Literal["full", "split"] = "full"
+    max_len: int | None = None  # the maximum number of tokens
+    overlong: Literal["cut", "drop", "keep"] = "cut"  # a longer row, at a span boundary
+    row_weight: Literal["full", "split"] = "full"  # each row has the rollout's whole reward and advantage, or a share
 
 
 class SequenceSpan(Struct, frozen=True):
-    """A sampled half-open range of a sequence.
-
-    `owned`: trained in this row; else it is context, trained in another one. `constrained` is that of its step. `epoch` is
-    that of its policy when the call was sent. `logprobs_over` is that of its choice.
-    """
+    """A sampled half-open range of a sequence."""
 
     start: int
     end: int
@@ -138,10 +129,10 @@ class SequenceSpan(Struct, frozen=True):
     choice: int
     policy_version: str | None
     temperature: float | None
-    owned: bool
-    constrained: bool | None = None
-    epoch: int = 0
-    logprobs_over: Literal["mask", "truncated"] | None = None
+    owned: bool  # trained in this row; else it is context, trained in another one
+    constrained: bool | None = None  # `Step.constrained`
+    epoch: int = 0  # of the policy, when the call was sent
+    logprobs_over: Literal["mask", "truncated"] | None = None  # `Step.logprobs_over`
 
     def as_dict(self) -> dict[str, Any]:
         """Return the span as JSON has it: the first epoch and logprobs over all tokens are not written."""
@@ -155,32 +146,23 @@ class SequenceSpan(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Row:
-    """One path of the tree, as a row.
-
-    `trained` is 1 for each token that is trained in this row, else 0. `logged` has the logprobs of these tokens, by the
-    position of the first; a part without logprobs is missing. The lists are made when they are read: they have the same length,
-    and `logprobs` is None where `mask` is 0.
-
-    `truncated`: the model did not end its last turn (`is_cut`), or `max_len` shortened the row. `masks` are the sampling masks
-    of the tokens that are trained, by the position of the first. `experts` are those of all tokens but the last, None if some
-    are missing.
-    """
+    """One path of the tree, as a row. Its lists are made when they are read, and have the same length."""
 
     facts: RolloutFacts
     branch: int
     ids: Ids
-    trained: bytearray
-    logged: tuple[tuple[int, Logprobs], ...]
+    trained: bytearray  # 1 for each token that is trained in this row, else 0
+    logged: tuple[tuple[int, Logprobs], ...]  # of these tokens, by the position of the first; a part may have none
     prompt_len: int
     spans: tuple[SequenceSpan, ...]
     finish_reason: str | None
-    truncated: bool
+    truncated: bool  # the model did not end its last turn (`is_cut`), or `max_len` shortened the row
     stop_token_sampled: bool | None
     problems: tuple[str, ...] = ()
     policy: str = DEFAULT_POLICY
     thread: str | None = None
-    masks: tuple[tuple[int, Mask], ...] = ()
-    experts: ExpertRows | None = None
+    masks: tuple[tuple[int, Mask], ...] = ()  # of the tokens that are trained, by the position of the first
+    experts: ExpertRows | None = None  # of all tokens but the last; None if some are missing
 
     @cached_property
     def token_ids(self) -> list[int]:
@@ -253,26 +235,20 @@ def _of_steps(values: Any, steps: Iterable[str]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A step of which nothing is trained, or not all, and why.
-
-    `dropped_tokens`: sampled tokens that would be trained without `branches` or `max_len`.
-    """
+    """A step that is not trained, or only in part, and why."""
 
     step_id: str
     why: str
-    dropped_tokens: int = 0
+    dropped_tokens: int = 0  # sampled ones that would be trained without `branches` or `max_len`
 
 
 @dataclass(slots=True)
 class Branch:
-    """A path of the tree that becomes a row. `owned` has the places of the nodes that are trained in this row.
-
-    `cut`: `max_len` shortened the path.
-    """
+    """A path of the tree that becomes a row."""
 
     path: list[Node]
-    cut: bool = False
-    owned: set[int] = field(default_factory=set)
+    cut: bool = False  # `max_len` shortened the path
+    owned: set[int] = field(default_factory=set)  # the positions of the nodes that are trained in this row
 
     @property
     def end(self) -> int:
@@ -334,15 +310,15 @@ def sequences(
     whole = grow(steps) if tree is None else tree
     replaced = {whole.nodes[position].key for position in whole.superseded()}
     kept = [(step, choice) for step, choice in chosen if (step.step_id, choice.index) not in replaced]
-    skipped += [
-        Skipped(step.step_id, "superseded by a retry")
-        for step, choice in chosen
-        if (step.step_id, choice.index) in replaced
-    ]
+    superseded = (step.step_id for step, choice in chosen if (step.step_id, choice.index) in replaced)
+    skipped += [Skipped(step_id, "superseded by a retry") for step_id in superseded]
     planted = whole if len(kept) == len(whole.nodes) else plant(kept)
     wanted = [Branch(planted.path(leaf)) for leaf in _wanted(planted.leaves, options)]
     branches = [fitting for branch in wanted if (fitting := _fit(branch, options)) is not None]
-    _assign_owners(branches)
+    assigned: set[int] = set()
+    for branch in branches:  # by the age of their leaves: a node is trained in the first row that contains it
+        branch.owned = {node.position for node in branch.path if node.position not in assigned}
+        assigned |= branch.owned
     skipped += _untrained(planted, wanted, branches, options)
     # one that was cut to nodes that others train is dropped
     rows = tuple(branch for branch in branches if branch.owned)
@@ -368,10 +344,7 @@ def select(steps: Iterable[Step], options: Options) -> tuple[list[tuple[Step, Ch
 
 
 def _why_not(step: Step, choice: Choice, options: Options, *, unlogged: bool) -> str | None:
-    """Return why a choice cannot be exported; None if it can.
-
-    A choice whose tokens and logprobs do not align never is.
-    """
+    """Return why a choice cannot be exported; None if it can."""
     codes = ",".join(step.problems)
     if not 0 <= choice.prompt < len(step.prompts):
         return codes or "the engine returned no prompt ids"
@@ -407,14 +380,6 @@ def _fit(branch: Branch, options: Options) -> Branch | None:
         return branch
     fitting = [node for node in branch.path if node.end <= options.max_len]
     return None if options.overlong == "drop" or not fitting else Branch(fitting, cut=True)
-
-
-def _assign_owners(branches: Sequence[Branch]) -> None:
-    """Assign each node to the first branch that contains it: branches are ordered by the age of their leaves."""
-    assigned: set[int] = set()
-    for branch in branches:
-        branch.owned = {node.position for node in branch.path if node.position not in assigned}
-        assigned |= branch.owned
 
 
 def _untrained(tree: Tree, wanted: list[Branch], branches: list[Branch], options: Options) -> list[Skipped]:

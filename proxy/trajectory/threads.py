@@ -15,7 +15,7 @@ is linear in the steps and their new messages: steps are compared by digests, an
 
 from collections import defaultdict, deque
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from heapq import nlargest
@@ -94,7 +94,9 @@ class Families:
             shares = bool(opening.tools & state.tools)
             if self._root(node) != self._root(other) and opening.system.resembles(state.system, share_tools=shares):
                 self._unite(node, other)
-        self._add_replies(node, opening)
+        place = self._place(opening, opening.length)
+        for reply in replies_of(opening.step).values():
+            self._replied.add(place, self._digests.of(reply), (node, opening))
 
     def _continued(self, opening: Opening) -> tuple[int, Opening] | None:
         """Return the newest step whose messages and reply an opening begins with."""
@@ -105,10 +107,6 @@ class Families:
             if found:
                 return found[-1]
         return None
-
-    def _add_replies(self, node: int, opening: Opening) -> None:
-        for reply in replies_of(opening.step).values():
-            self._replied.add(self._place(opening, opening.length), self._digests.of(reply), (node, opening))
 
     def _place(self, opening: Opening, at: int) -> Hashable:
         """Return what identifies the place of a reply: its conversation, its index, and the message before it."""
@@ -127,15 +125,12 @@ class Families:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What starts a conversation: the text, the ID of the step that sampled it, and the tool; None for a summary.
+    """What starts a conversation."""
 
-    `is_summary`: it is the start of the conversation that follows the summary that this step samples.
-    """
-
-    source: str
+    source: str  # the ID of the step that sampled the text
     text: str
-    tool: str | None = None
-    is_summary: bool = False
+    tool: str | None = None  # None for a summary
+    is_summary: bool = False  # it starts the conversation that follows the summary that this step samples
 
     @property
     def key(self) -> Hashable:
@@ -152,9 +147,6 @@ class _Sampled:
     tool: str | None = None
 
 
-_NONE: Final = deque[_Sampled]()
-
-
 class Starts:
     """The starts of the conversations of a rollout, by the index of an opening; openings are sorted by age.
 
@@ -168,8 +160,8 @@ class Starts:
         self._conversations = [(families.of(at), opening.digest) for at, opening in enumerate(openings)]
         self._found: dict[Hashable, Start] = {}
         self._summaries: dict[Hashable, Start] = {}
-        self._arguments: defaultdict[str, deque[_Sampled]] = defaultdict(_newest)
-        self._lines: defaultdict[str, deque[_Sampled]] = defaultdict(_newest)
+        self._arguments: defaultdict[str, deque[_Sampled]] = defaultdict(partial(deque, maxlen=_SOURCES))
+        self._lines: defaultdict[str, deque[_Sampled]] = defaultdict(partial(deque, maxlen=_SOURCES))
         self._family_began: dict[int, int] = {}
         self._beginnings: dict[tuple[int, int], bool] = {}
         self._searches: dict[int, int] = {}
@@ -238,13 +230,13 @@ class Starts:
         """Yield the sampled texts that occur in the messages with which a conversation begins, and the line of each."""
         opening = self._openings[at]
         for part in opening.parts():
-            for sampled in reversed(self._arguments.get(part, _NONE)):
+            for sampled in reversed(self._arguments.get(part, ())):
                 yield sampled, part
         repeated = (
             (sampled, line, text)
             for text in opening.imported()
             for line in dict.fromkeys(map(str.strip, text.splitlines()))
-            for sampled in reversed(self._lines.get(line, _NONE))
+            for sampled in reversed(self._lines.get(line, ()))
         )
         for sampled, line, text in islice(repeated, _CHECKED):
             if sampled.tool is None or sampled.text in text:
@@ -286,10 +278,6 @@ class Starts:
         return any(text in part for text in texts for part in parts)
 
 
-def _newest() -> deque[_Sampled]:
-    return deque(maxlen=_SOURCES)
-
-
 def _longest_lines(text: str) -> list[str]:
     lines = {line for each in text.splitlines() if len(line := each.strip()) >= _LINE}
     return sorted(lines, key=lambda line: (-len(line), line))[:_LINES]
@@ -297,20 +285,16 @@ def _longest_lines(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A thread. `name` identifies it within its rollout.
+    """A thread."""
 
-    `agent` is that of its calls, `model` that of the oldest one. `title` begins the text with which it starts. `started_by` is
-    the step that called it with `tool` or sampled its summary, and `parent` the thread of that step.
-    """
-
-    name: str
+    name: str  # unique within its rollout
     kind: ThreadKind
-    agent: str | None
-    model: str | None
-    title: str
+    agent: str | None  # which its calls name
+    model: str | None  # of the oldest call
+    title: str  # the beginning of the text with which it starts
     steps: int
-    parent: str | None = None
-    started_by: str | None = None
+    parent: str | None = None  # the thread of the step that started it
+    started_by: str | None = None  # the step that called it with `tool`, or sampled its summary
     tool: str | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -362,31 +346,25 @@ def select_threads(
     """Return the steps of these threads with the names of their threads, and the others as skipped."""
     of, kinds = find_threads(steps, rules).of, KINDS_OF[wanted]
     kept = [replace(step, thread=of[step.step_id].name) for step in steps if of[step.step_id].kind in kinds]
+    others = [(step.step_id, of[step.step_id]) for step in steps if of[step.step_id].kind not in kinds]
+    why = f"threads={wanted}: its thread is "
     skipped = [
-        {
-            "step_id": step.step_id,
-            "thread": thread.name,
-            "why": f"threads={wanted}: its thread is {_ARTICLES[thread.kind]}",
-        }
-        for step in steps
-        if (thread := of[step.step_id]).kind not in kinds
+        {"step_id": step_id, "thread": thread.name, "why": why + _ARTICLES[thread.kind]} for step_id, thread in others
     ]
     return kept, skipped
 
 
+@dataclass(slots=True, eq=False)
 class _Group:
     """The steps of a thread, before its kind is known."""
 
-    __slots__ = ("agent", "is_long", "kind", "openings", "parent", "rule", "start")
-
-    def __init__(self, agent: str | None) -> None:
-        self.agent = agent  # after which it is named
-        self.openings: list[Opening] = []
-        self.is_long = False
-        self.start: Start | None = None
-        self.rule: ThreadRule | None = None
-        self.kind: ThreadKind | None = None
-        self.parent: _Group | None = None
+    agent: str | None  # after which it is named
+    openings: list[Opening] = field(default_factory=list)
+    is_long: bool = False
+    start: Start | None = None
+    rule: ThreadRule | None = None
+    kind: ThreadKind | None = None
+    parent: "_Group | None" = None
 
     @property
     def is_task(self) -> bool:
