@@ -11,7 +11,6 @@ import orjson
 
 from proxy.cli.certify.certificate import FAULTS, MEANINGS
 from proxy.protocols.engines import ENGINES, Engine
-from proxy.protocols.engines.quirks import QUIRKS
 from proxy.trajectory.fidelity import PROBLEMS
 
 CERTIFIED = Path(__file__).parent / "certified"
@@ -119,11 +118,10 @@ def _engine(engine: Engine) -> Iterator[str]:
         version, _, flags = path.stem.removeprefix(f"{engine.kind}-").partition("-")
         yield from _certified(f"{version} {flags.replace('-', ' ')}".strip(), orjson.loads(path.read_bytes()))
     yield "| limitation | when | flagged as |\n|---|---|---|"
-    for quirk in QUIRKS:
-        if quirk.engine == engine.kind:
-            where = "live streams" if quirk.framings == "streams" else "always"
-            codes = ", ".join(f"`{code}`" for code in quirk.codes if code in PROBLEMS)
-            yield f"| {quirk.what} | {', '.join(quirk.dialects)}; {where} | {codes} |"
+    for quirk in engine.quirks:
+        where = "live streams" if quirk.framings == "streams" else "always"
+        codes = ", ".join(f"`{code}`" for code in quirk.codes if code in PROBLEMS)
+        yield f"| {quirk.what} | {', '.join(quirk.dialects)}; {where} | {codes} |"
     yield ""
 
 

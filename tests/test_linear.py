@@ -24,7 +24,7 @@ NOT_FED = {
     "it takes numbers, names or settings": (
         "arrays.floats_with_gaps", "facts.RolloutFacts.split", "tree.Spot.shorter", "thread_rules.rules_of",
         "token_annotations.TokenAnnotations.fields",
-        "export.with_threads", "sequence_view.RowSource.refuse_unlogged", "detection.vocabulary_request",
+        "export.with_threads", "sequence_view.RowSource.refuse_unlogged",
     ),
     "it returns what it is given, or nothing": (
         "translated_call.TranslatedCall.with_steps", "translated_call.TranslatedCall.reshape",

@@ -301,7 +301,7 @@ def prepare(
         wants_logprobs=options.wants_logprobs,
         headers=injection.headers,
         problems=injection.problems,
-        expected=_expected(dialect, edited, options, framing),
+        expected=_expected(engine, dialect, edited, options, framing),
         extra={} if framing == "whole" else {"streaming": framing},
     )
     fields = {key: value for key, value in fields.items() if key in sent_body}  # without `stream` if it is replayed
@@ -312,7 +312,7 @@ def _framing(body: Json, dialect: Dialect, engine: Engine, options: CallOptions,
     """Return how the call is sent upstream."""
     if must_replay:
         options = replace(options, streaming="replay")
-    framing = choose_framing(dialect.name, body, options, can_replay=engine.can_replay(dialect.name, body))
+    framing = choose_framing(engine, dialect.name, body, options)
     if must_replay and framing == "live":
         raise UnprocessableRequest(
             "X-Reply-Tokens and X-Reply-Ids require an unstreamed call to the engine, which is not "
@@ -322,9 +322,9 @@ def _framing(body: Json, dialect: Dialect, engine: Engine, options: CallOptions,
     return framing
 
 
-def _expected(dialect: Dialect, body: Json, options: CallOptions, framing: Framing) -> frozenset[str]:
+def _expected(engine: Engine, dialect: Dialect, body: Json, options: CallOptions, framing: Framing) -> frozenset[str]:
     """Return the problems that the engine is known to have with such a call."""
-    quirks = applicable(dialect.name, body, options, live=framing == "live")
+    quirks = applicable(engine, dialect.name, body, options, live=framing == "live")
     return frozenset([code for quirk in quirks for code in quirk.codes])
 
 

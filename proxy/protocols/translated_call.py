@@ -32,13 +32,6 @@ CHAT: Final = "/v1/chat/completions"
 # raised by a stored response that does not have chat's format: it cannot be rendered again
 _ODD_SHAPE: Final = (TypeError, KeyError, AttributeError, ValueError, IndexError, UnprocessableRequest)
 
-# How an engine itself translates these dialects (see `TranslationOptions`). Seen: vLLM 0.32.0; read: SGLang 0.5.23
-# (entrypoints/anthropic/serving.py:421), llama.cpp 2026.10.
-_OWN: Final[Mapping[str, Mapping[str, Any]]] = {
-    "sglang": {"thought": "reasoning_content", "system_joint": "\n"},
-    "llamacpp": {"thought": "reasoning_content"},
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAdapter:
@@ -153,7 +146,7 @@ def engine_options(
         options.ignore_hosted_tools,
         merges_systems=merges_systems,
         has_developers=has_developers,
-        **_OWN.get(kind or "", {}),
+        **(ENGINES[kind].translation if kind in ENGINES else {}),
     )
 
 
@@ -164,10 +157,18 @@ def error_dialect_for(endpoint: str, headers: Mapping[str, str]) -> Translator |
     return METHODS[GENERATE] if is_of_google(headers) else None
 
 
+def translator_of(step: Step) -> Translator | None:
+    """Return the translator of a step's dialect; None for a dialect that engines support."""
+    translators = (*TRANSLATORS.values(), *METHODS.values())
+    return next((translator for translator in translators if translator.name == step.dialect), None)
+
+
 def renderer_for(step: Step) -> ResponseRenderer:
-    """Return the renderer of a step's response, as it was rendered originally."""
+    """Return the renderer of a step's response, as it was rendered originally. The step is of a translated dialect."""
+    translator = translator_of(step)
+    assert translator is not None
     identity = call_identity(step.step_id, step.rollout_id, step.timing.received, step.model_asked)
-    return TRANSLATORS_BY_NAME[step.dialect].renderer(step.request, identity)
+    return translator.renderer(step.request, identity)
 
 
 def client_response(step: Step) -> dict[str, Any] | None:
@@ -197,8 +198,3 @@ def client_response_bytes(step: Step) -> bytes | None:
 def call_identity(step_id: str, rollout_id: str, received: float, model: str | None) -> CallIdentity:
     """Return the identity of a call."""
     return CallIdentity(step_id=step_id, created_s=int(received), model=model or "", rollout_id=rollout_id)
-
-
-TRANSLATORS_BY_NAME: Final = {
-    translation.name: translation for translation in (*TRANSLATORS.values(), *METHODS.values())
-}

@@ -128,7 +128,7 @@ class AdapterUpdates:
             fault = await self._upstream.ensure_detected(endpoint)
             if fault is not None:
                 raise fault
-            if endpoint.kind != "vllm":
+            if not endpoint.engine.loads_adapters:
                 message = f"Adapters are loaded into vLLM only, and engine {endpoint.label} is of kind {endpoint.kind}."
                 raise UnprocessableRequest(message, param="name")
         return endpoints

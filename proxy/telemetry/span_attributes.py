@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from proxy.protocols.dialects.base import GENERATES
+from proxy.protocols.engines import ENGINES
 from proxy.protocols.plan import Plan
 from proxy.trajectory.json_bytes import size_of, to_json_bytes
 from proxy.trajectory.step import Step, answers_of, messages_of
@@ -232,7 +233,7 @@ def request_attributes(plan: Plan) -> Attributes:
 
 def provider(kind: str) -> str:
     """Return the name of the provider: the engine type, or `openai` for an engine that is only known to be compatible."""
-    return kind if kind in {"vllm", "sglang", "llamacpp"} else "openai"
+    return kind if kind in ENGINES and ENGINES[kind].returns_ids else "openai"
 
 
 def step_attributes(step: Step, *, content: bool) -> Attributes:

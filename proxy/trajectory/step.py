@@ -23,7 +23,9 @@ _PROCESSED: Final = (
     "processed_logits",
 )  # modes after truncation, from which logprobs are renormalized
 _TRUNCATES: Final[dict[str, tuple[float, ...]]] = {"top_p": (1,), "top_k": (0, -1), "min_p": (0,)}  # and without effect
-_CHAT_DIALECTS = ("chat", "messages", "responses", "gemini")
+_OTHERS: Final = frozenset[Dialect](
+    {"completions", "generate", "sglang_generate"}
+)  # other dialects are translated to chat
 
 Ids: TypeAlias = "array[int]"  # array itself takes no index before Python 3.12
 Prompt: TypeAlias = "Ids | SharedIds"
@@ -160,7 +162,7 @@ class Step:
     @property
     def is_chat(self) -> bool:
         """Whether the engine received a chat completions request: `response` and `body` then have messages."""
-        return self.dialect in _CHAT_DIALECTS
+        return self.dialect not in _OTHERS
 
     @property
     def body(self) -> dict[str, Any]:

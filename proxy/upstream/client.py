@@ -12,7 +12,7 @@ import orjson
 
 from proxy.config.engines import EndpointSettings, EnginesSettings
 from proxy.errors import EngineDisconnected, EngineError, EngineResponseTooLarge, EngineTimeout, EngineUnreachable
-from proxy.protocols.engines.detection import ProbeResponse, model_names
+from proxy.protocols.engines import ProbeResponse, model_names
 from proxy.protocols.json_weight import most_weight
 from proxy.protocols.number_lists import KnownPrompt, cut_tokens, repeated_tokens
 from proxy.telemetry.logs import LOG

@@ -28,7 +28,7 @@ async def count_prompt(
     upstream: Upstream, endpoint: Endpoint, dialect: Dialect, body: Mapping[str, Any], *, body_bytes: int
 ) -> Counted | None:
     """Return the number of tokens in the prompt of a call, counted by its engine; None if the engine cannot count it."""
-    lookup = token_count_request(endpoint.kind, dialect.name, body)
+    lookup = token_count_request(endpoint.engine, dialect.name, body)
     if lookup is None:
         return None
     text = await off_loop(body_bytes, LARGE_BYTES, orjson.dumps, lookup.body)

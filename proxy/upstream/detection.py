@@ -6,22 +6,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from proxy.errors import EngineError
-from proxy.protocols.engines.base import Traits
-from proxy.protocols.engines.detection import (
-    PROBE_PATHS,
-    ProbeResponse,
-    has_prompt_field,
-    identify_engine,
-    read_vocabulary_size,
-    vocabulary_request,
-)
-from proxy.protocols.engines.sampling_defaults import read_rendered, sampling_defaults_request
+from proxy.protocols.engines import ENGINES, PROBE_PATHS, ProbeResponse, Traits, identify_engine
 from proxy.telemetry.logs import LOG
 from proxy.upstream.endpoint import Endpoint
 
 SendProbe = Callable[..., Coroutine[Any, Any, ProbeResponse]]
 
-_DEFAULTS_TIMEOUT_S: Final = 2
+_REQUEST_TIMEOUT_S: Final = 2
 _MAX_PAUSE_S: Final = 60  # between detections, as long as no connection is lost
 
 
@@ -45,9 +36,7 @@ async def detect(endpoint: Endpoint, send_probe: SendProbe) -> None:
         is_known = traits.kind != "plain" or (answers[common].status == 200 and not has_errors)
         _update(endpoint, traits, is_known=is_known)
         endpoint.server = answers[specific[0]].server
-        traits = await _with_defaults(endpoint, traits, send_probe)
-        traits = await _with_vocabulary(endpoint, traits, send_probe)
-        endpoint.describe(await _with_prompt_field(endpoint, traits, send_probe))
+        endpoint.describe(await _with_further_traits(endpoint, traits, send_probe))
         endpoint.is_detected = is_known and not endpoint.is_lost
     except EngineError as fault:
         endpoint.last_fault = fault.message
@@ -65,7 +54,7 @@ def _update(endpoint: Endpoint, traits: Traits, *, is_known: bool) -> None:
         LOG.warning("Engine %s is configured as %s but was detected as %s", endpoint.label, endpoint.kind, traits.kind)
     if endpoint.is_lost or endpoint.traits is None or _identity(traits) != _identity(endpoint.traits):
         endpoint.forget()
-        endpoint.returns_ids = traits.kind != "plain"
+        endpoint.returns_ids = ENGINES[traits.kind].returns_ids
     endpoint.describe(traits)
     endpoint.is_lost = False
     endpoint.detections = 0 if is_known else endpoint.detections + 1
@@ -77,42 +66,16 @@ def _identity(traits: Traits) -> tuple[Any, ...]:
     return traits.kind, traits.version, traits.has_parser, traits.model
 
 
-async def _with_defaults(endpoint: Endpoint, traits: Traits, send_probe: SendProbe) -> Traits:
-    """Add the sampling defaults if the engine shows them within the timeout; calls wait for it."""
-    lookup = sampling_defaults_request(traits.kind)
-    if lookup is None:
-        return traits
-    try:
-        async with asyncio.timeout(_DEFAULTS_TIMEOUT_S):
-            rendered = await send_probe(endpoint, lookup.path, body=lookup.body)
-    except (EngineError, TimeoutError):
-        return traits  # the type was detected
-    return replace(traits, sampling_defaults=read_rendered(rendered.body))
-
-
-async def _with_vocabulary(endpoint: Endpoint, traits: Traits, send_probe: SendProbe) -> Traits:
-    """Add the size of SGLang's vocabulary if it shows that within the timeout."""
-    request = vocabulary_request(traits)
-    if request is None:
-        return traits
-    try:
-        async with asyncio.timeout(_DEFAULTS_TIMEOUT_S):
-            rejected = await send_probe(endpoint, request.path, body=request.body)
-    except (EngineError, TimeoutError):
-        return traits
-    return replace(traits, vocabulary_size=read_vocabulary_size(rejected.error))
-
-
-async def _with_prompt_field(endpoint: Endpoint, traits: Traits, send_probe: SendProbe) -> Traits:
-    """Add whether vLLM's chat requests have a field for prompt ids, if it shows that within the timeout."""
-    if traits.kind != "vllm":
-        return traits
-    try:
-        async with asyncio.timeout(_DEFAULTS_TIMEOUT_S):
-            described = await send_probe(endpoint, "/openapi.json")
-    except (EngineError, TimeoutError):
-        return traits
-    return replace(traits, has_prompt_field=has_prompt_field(described.body))
+async def _with_further_traits(endpoint: Endpoint, traits: Traits, send_probe: SendProbe) -> Traits:
+    """Add the traits that the engine shows on request within the timeout, such as its sampling defaults; calls wait for it."""
+    for request in ENGINES[traits.kind].traits_requests(traits):
+        try:
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                response = await send_probe(endpoint, request.path, body=request.body)
+        except (EngineError, TimeoutError):
+            continue  # the type was detected
+        traits = replace(traits, **request.read(response))
+    return traits
 
 
 async def _probe_all(endpoint: Endpoint, paths: Sequence[str], send_probe: SendProbe) -> list[ProbeResponse]:

@@ -25,7 +25,7 @@ from proxy.errors import (
     EngineUnreachable,
     NotFound,
 )
-from proxy.protocols.engines import ENGINES, VLLM_WITH_PROMPT_FIELD, Engine, Traits
+from proxy.protocols.engines import ENGINES, Engine, Traits
 from proxy.protocols.plan import PreparedPlans
 from proxy.trajectory.step import EngineFacts
 from proxy.upstream.headers import NOT_SENT
@@ -253,10 +253,7 @@ class Endpoint:
         self.traits = traits
         self.label = settings.label
         self.kind = detected.kind if settings.kind == "auto" else settings.kind
-        if self.kind == "vllm" and detected.has_prompt_field:
-            self.engine = VLLM_WITH_PROMPT_FIELD
-        else:
-            self.engine = ENGINES["plain" if self.kind == "auto" else self.kind]
+        self.engine = ENGINES["plain" if self.kind == "auto" else self.kind].for_traits(detected)
         self.version = settings.version or detected.version
         self.sampling_defaults = (detected.sampling_defaults or {}) | settings.sampling_defaults
         self.facts = EngineFacts(self.label, self.kind, self.version, settings.url)

@@ -50,7 +50,7 @@ async def _looked_up(upstream: Upstream, endpoint: Endpoint, model: str | None) 
 
 async def _id_of(upstream: Upstream, endpoint: Endpoint, model: str | None, name: str) -> "list[int] | None":
     """Return the ids of a name; None if the engine does not return them."""
-    request = tokenize_request(endpoint.kind, {"model": model}, name)
+    request = tokenize_request(endpoint.engine, {"model": model}, name)
     if request is None:
         return None
     status, body = await upstream.post_json(endpoint, request.path, orjson.dumps(request.body))

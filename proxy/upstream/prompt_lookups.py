@@ -77,9 +77,9 @@ class PromptLookups:
         texts = self._endpoint.token_texts
         if is_single and (known := texts.get((self._model, lookup.ids[0]))) is not None:
             return known
-        request = text_request(self._endpoint.kind, lookup.ids)
+        request = text_request(self._endpoint.engine, lookup.ids)
         body = await self._post(request, _BYTES_PER_ID * len(lookup.ids))
-        text = read_text(self._endpoint.kind, body)
+        text = read_text(self._endpoint.engine, body)
         if text is None:
             raise LookupFailed("the engine returned no text for token ids")
         if is_single:
@@ -87,11 +87,11 @@ class PromptLookups:
         return text
 
     async def _ids(self, lookup: Lookup) -> LookupResult:
-        kind = self._endpoint.kind
+        engine = self._endpoint.engine
         request = (
-            render_request(kind, self._body, lookup.messages)
+            render_request(engine, self._body, lookup.messages)
             if isinstance(lookup, Render)
-            else tokenize_request(kind, self._body, lookup.text)  # type: ignore[union-attr]
+            else tokenize_request(engine, self._body, lookup.text)  # type: ignore[union-attr]
         )
         # The replies of the history are those of the engine, which may be longer than what the agent sends back.
         texts = lookup.messages if isinstance(lookup, Render) else [lookup.text]  # type: ignore[union-attr]

@@ -15,17 +15,12 @@ import orjson
 
 from proxy.errors import EngineError
 from proxy.protocols.dialects.translation import TranslationOptions
-from proxy.protocols.engines.quirks import version_numbers
 from proxy.protocols.sampling import served_as
 from proxy.protocols.translated_call import TranslatedCall, engine_options
 from proxy.telemetry.logs import LOG
 from proxy.upstream import Endpoint, Upstream
 
 _COUNT: Final = "/v1/messages/count_tokens"
-_KINDS: Final = ("vllm", "sglang")
-# Since this version, vLLM passes developer messages to templates without a developer role (renderers/hf.py:804). Earlier
-# versions may drop them (Qwen3's template does). The exact version is unknown (PR #43590 was merged after 0.22).
-_DEVELOPERS: Final = (0, 32)
 _COUNT_TIMEOUT_S: Final = 2  # a call waits for it
 
 # Roles alternate, as some templates require.
@@ -44,7 +39,7 @@ def expected_options(options: TranslationOptions, endpoints: Sequence[Endpoint])
 
 def has_developers(endpoint: Endpoint) -> bool:
     """Return whether the engine's chat accepts developer messages."""
-    return endpoint.kind == "vllm" and version_numbers(endpoint.version or "") >= _DEVELOPERS
+    return endpoint.engine.accepts_developers(endpoint.version)
 
 
 async def with_engine_traits(
@@ -53,7 +48,7 @@ async def with_engine_traits(
     """Return the call with what this engine does with its system and developer messages."""
     if call.has_developers != has_developers(endpoint):
         call = replace(call, has_developers=not call.has_developers)
-    if endpoint.kind not in _KINDS or call.translation.name != "messages" or not _has_inline(call.body):
+    if not endpoint.engine.counts_messages or call.translation.name != "messages" or not _has_inline(call.body):
         return call
     model = str(call.body.get("model") or "")
     served, joint = served_as(model, models) or model, call.options_for(endpoint.kind).system_joint

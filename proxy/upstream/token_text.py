@@ -77,14 +77,14 @@ async def detokenize_at_engine(
     upstream: Upstream, endpoint: Endpoint, ids: Sequence[int], *, new_connection: bool = False
 ) -> str | None:
     """Return the text of ids from the engine; None if it cannot detokenize them."""
-    lookup = text_request(endpoint.kind, ids)
+    lookup = text_request(endpoint.engine, ids)
     if lookup is None:
         return None
     try:
         status, body = await upstream.post_json(
             endpoint, lookup.path, orjson.dumps(lookup.body), new_connection=new_connection
         )
-        return read_text(endpoint.kind, body) if status == 200 else None
+        return read_text(endpoint.engine, body) if status == 200 else None
     except EngineError:
         return None
 

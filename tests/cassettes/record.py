@@ -19,9 +19,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from proxy.protocols.engines import ENGINES, Traits
+from proxy.protocols.engines import ENGINES, PROBE_PATHS, ProbeResponse, Traits, identify_engine
 from proxy.protocols.engines.base import CallOptions
-from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
 from proxy.protocols.plan import prepare
 from proxy.trajectory.step import EngineFacts
 

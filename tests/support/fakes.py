@@ -10,7 +10,7 @@ from tests.support.recorded import Cassette
 
 from proxy.clock import Clock
 from proxy.config.settings import Settings, load
-from proxy.protocols.engines.detection import PROBE_PATHS
+from proxy.protocols.engines import PROBE_PATHS
 from proxy.server.listener import RunningServer, running
 from storage.errors import StoreUnreachable
 

@@ -21,14 +21,14 @@ from proxy.protocols.dialects import DIALECTS, METHODS, TRANSLATORS
 from proxy.protocols.dialects.gemini import GEMINI
 from proxy.protocols.dialects.gemini.paths import STREAM, Target, alt_from, bound_fields, is_gemini, read_target
 from proxy.protocols.dialects.gemini.signatures import sign
+from proxy.protocols.dialects.messages import MESSAGES
 from proxy.protocols.dialects.responses.history import Sent, Turn, resolve_references
 from proxy.protocols.dialects.responses.item_ids import rollout_of
 from proxy.protocols.dialects.responses.tools import FreeformReader
 from proxy.protocols.dialects.tool_arguments import PartialObject
 from proxy.protocols.dialects.translation import CallIdentity, ResolvedReferences
-from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines import ENGINES, PROBE_PATHS, ProbeResponse, identify_engine
 from proxy.protocols.engines.base import CallOptions
-from proxy.protocols.engines.detection import PROBE_PATHS, ProbeResponse, identify_engine
 from proxy.protocols.exchange import Exchange
 from proxy.protocols.long_texts import fresh_bytes, read_long
 from proxy.protocols.number_lists import KnownPrompt, cut_tokens, prompt_of, read_lists, repeated_tokens
@@ -668,6 +668,7 @@ def paths_and_names(fragment: str, size: int) -> Work:
         identify_engine(bodies)
         engine_model({"model": long}, names, Sampling().over(Sampling(override={"a": 1})))
         rollout_of(f"resp_{_step_id(1)}.{long}")
-        GEMINI.models([{"id": long}])
+        for dialect in (GEMINI, MESSAGES):
+            dialect.models([{"id": long}])
 
     return work

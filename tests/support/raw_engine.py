@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from proxy.protocols.engines.detection import PROBE_PATHS
+from proxy.protocols.engines import PROBE_PATHS
 
 
 @dataclass

@@ -218,7 +218,7 @@ async def test_vllms_sampling_defaults_are_requested(upstream_to):
 
 
 async def test_a_timeout_of_the_sampling_defaults_request_does_not_fail_detection(upstream_to, monkeypatch):
-    monkeypatch.setattr("proxy.upstream.detection._DEFAULTS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("proxy.upstream.detection._REQUEST_TIMEOUT_S", 0.01)
     async with fake_engine() as engine:
         response, never = engine.handle, asyncio.Event()
 

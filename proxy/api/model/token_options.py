@@ -9,6 +9,7 @@ from typing import Any, Final
 from proxy.api.context import Context
 from proxy.errors import UnprocessableRequest
 from proxy.protocols.dialects import Dialect
+from proxy.protocols.engines import ENGINES
 from proxy.protocols.token_annotations import TokenAnnotations
 from proxy.rollouts.rollout import Rollout
 from proxy.upstream import Endpoint, choose
@@ -16,7 +17,7 @@ from proxy.upstream import Endpoint, choose
 TOKENS: Final = "X-Reply-Tokens"
 IDS: Final = "X-Reply-Ids"
 _KNOWN: Final = {TOKENS: "pieces", IDS: "choices"}
-_RETURNS_ALL: Final = ("vllm", "sglang")  # engines whose responses have all ids, of prompts too
+_RETURNS_ALL: Final = tuple(kind for kind, engine in ENGINES.items() if engine.returns_prompt_ids)
 
 
 async def read_token_annotations(
@@ -67,7 +68,7 @@ def _check_pieces(endpoint: Endpoint, dialect: Dialect, body: Mapping[str, Any])
         raise UnprocessableRequest(
             f"{TOKENS} is supported for /v1/chat/completions only, not for {dialect.name}.", param=TOKENS
         )
-    if endpoint.kind == "sglang" and body.get("top_logprobs"):
+    if not endpoint.engine.names_alternatives and body.get("top_logprobs"):
         raise UnprocessableRequest(
             f"{TOKENS} with top_logprobs requires vLLM; SGLang returns alternatives as text only.",
             param="top_logprobs",

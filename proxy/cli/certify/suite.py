@@ -20,8 +20,9 @@ from proxy.cli.certify.comparing import (
 )
 from proxy.cli.certify.shapes import SGLANG_GENERATE, TOKENS, Body, Shape
 from proxy.protocols.dialects import DIALECTS
-from proxy.protocols.engines.base import CallOptions, Traits
-from proxy.protocols.engines.quirks import QUIRK_CODES, Quirk, applicable
+from proxy.protocols.engines import ENGINES
+from proxy.protocols.engines.base import CallOptions, Quirk, Traits
+from proxy.protocols.engines.quirks import QUIRK_CODES, applicable
 from proxy.rollouts.scoring.audit import NOT_SCORED, AuditLog, AuditOptions, Result, audit_rows
 from proxy.rollouts.scoring.requests import Scorer
 from proxy.trajectory.fidelity import describe
@@ -213,7 +214,9 @@ class Suite:
     def _quirks(self, path: str, body: Mapping[str, Any], step: Mapping[str, Any]) -> list[Quirk]:
         dialect = DIALECTS[path].name if path in DIALECTS else "chat"  # to which the others are translated
         options = CallOptions(traits=self.subject.traits)
-        return applicable(dialect, body, options, live=step["extra"].get("streaming") == "live")
+        return applicable(
+            ENGINES[options.traits.kind], dialect, body, options, live=step["extra"].get("streaming") == "live"
+        )
 
     async def _other_ids(self, shape: Shape, step: Mapping[str, Any]) -> Cell | None:
         """Return a cell if the engine returns other ids for the same request, where its text is the same."""

@@ -2,14 +2,15 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import orjson
 
 from proxy.errors import ProxyError
 from proxy.protocols.accumulators import Accumulator
+from proxy.trajectory import step
 
-DialectName = Literal["chat", "completions", "generate", "sglang_generate", "messages", "responses", "gemini"]
+DialectName: TypeAlias = step.Dialect
 # Those of the endpoints that sample from ids without a chat template, with the parameters in `sampling_params`.
 GENERATES: Final = frozenset[DialectName]({"generate", "sglang_generate"})
 

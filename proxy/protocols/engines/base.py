@@ -4,9 +4,11 @@ Invariant: `strip` removes exactly what `inject` added, so the client receives t
 TokenTape. Requests and responses that are passed in are never modified.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import takewhile
 from typing import Any, Final, Literal, Protocol
 
 from proxy.protocols.dialects.base import DialectName, ResponseOptions, is_on, requested_usage
@@ -201,27 +203,107 @@ class StreamShape:
     no_usage_yet: bool = False
 
 
-class Engine(Protocol):
-    """One kind of inference server.
+@dataclass(frozen=True, slots=True)
+class ProbeResponse:
+    """One response: its status, the `Server` header, the JSON of a body with status 200 (None otherwise), the error's text."""
 
-    `logprobs_mode` is the default if the configuration sets none. `always_sends_usage`: each unstreamed response has token
-    counts, so a response without them is faulty. `sums_usage`: they are those of all choices. `verifies_renderings`: prompt
-    ids are sent only to an endpoint whose rendering of messages was equal to the prompt ids of a step. `unnamed_model`: the
-    model that responses name if the request names none. `headers_read`: those of the client that `inject` reads.
-    """
+    status: int
+    server: str
+    body: Any
+    error: str = ""
+
+
+class Probed:
+    """What a server returned to harmless requests. `owner` is that of its first model: all that some gateways forward."""
+
+    def __init__(self, responses: Mapping[str, ProbeResponse]) -> None:
+        self.servers = tuple(response.server for response in responses.values())
+        self._bodies = {path: body for path, response in responses.items() if isinstance(body := response.body, dict)}
+        models = self.facts("/v1/models").get("data")
+        first = models[0] if isinstance(models, list) and models else None
+        self.owner = str(first.get("owned_by")) if isinstance(first, dict) else None
+
+    def facts(self, *paths: str) -> Json:
+        """Return the first JSON object of these paths that is not empty."""
+        return next((body for path in paths if (body := self._bodies.get(path))), {})
+
+
+@dataclass(frozen=True, slots=True)
+class TraitsRequest:
+    """A harmless request to a detected server; `read` returns the traits that its response shows, by their names."""
+
+    path: str
+    body: Json | None
+    read: Callable[[ProbeResponse], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Quirk:
+    """One known limitation of an engine."""
+
+    dialects: tuple[DialectName, ...]
+    framings: Literal["streams", "always"]  # it affects live streams only (replay avoids it), or every call
+    what: str
+    codes: tuple[str, ...]  # of `fidelity.PROBLEMS`, some of which an affected step may have
+    source: str
+    applies: Callable[[Mapping[str, Any], CallOptions], bool]  # to a body and its options
+
+
+class Engine(Protocol):
+    """One kind of inference server. What an engine does not define is as of an unknown server, to which nothing is added."""
 
     kind: str
-    logprobs_mode: str | None
-    always_sends_usage: bool
-    sums_usage: bool
-    verifies_renderings: bool
-    unnamed_model: str | None
-    headers_read: Collection[str]
+    quirks: tuple[Quirk, ...] = ()
     shape: StreamShape
+    logprobs_mode: str | None = None  # the default if the configuration sets none
+    returns_ids: bool = True
+    returns_prompt_ids: bool = False  # with those of every sampled token
+    names_alternatives: bool = False  # by token id: `return_tokens_as_token_ids`
+    always_sends_usage: bool = True  # in unstreamed responses: one without it is faulty
+    sums_usage: bool = True  # over all choices
+    # Prompt ids are sent only to an endpoint whose rendering of messages was equal to the prompt ids of a step.
+    verifies_renderings: bool = False
+    unnamed_model: str | None = None  # in responses to requests that name no model
+    headers_read: Collection[str] = ()  # of the client, by `inject`
+
+    # Detection: what it serves, and the owner of its models
+    probe_paths: tuple[str, ...] = ()
+    owners: Collection[str] = ()
+
+    # Other endpoints: paths of POSTs, the field of the text, and further fields
+    tokenize_path: str | None = None
+    detokenize_path: str | None = None
+    detokenized_field: str = ""
+    detokenize_fields: Mapping[str, Any] = {}
+    counts_messages: bool = False  # /v1/messages/count_tokens
+    loads_adapters: bool = False  # /v1/load_lora_adapter
+
+    # `TranslationOptions` with which it translates Messages and Responses itself
+    translation: Mapping[str, Any] = {}
+
+    def identify(self, probed: Probed) -> Traits | None:
+        """Return the traits of a server of this kind; None for another one."""
+        return None
+
+    def traits_requests(self, traits: Traits) -> tuple[TraitsRequest, ...]:
+        """Return the requests that show further traits of a server."""
+        return ()
+
+    def for_traits(self, traits: Traits) -> "Engine":
+        """Return the engine for a server with these traits."""
+        return self
+
+    def accepts_developers(self, version: str | None) -> bool:
+        """Return whether chat of this version accepts developer messages with every template."""
+        return False
+
+    def template_fields(self, body: Mapping[str, Any]) -> Json:
+        """Return the fields of a chat body that determine its prompt, for the tokenize endpoint."""
+        return {name: body[name] for name in TEMPLATE_FIELDS if body.get(name) is not None}
 
     def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
         """Return what to add to a request to obtain ids and logprobs; the rules of `options` are applied to `body` already."""
-        ...
+        return Injection({}, StripRules())
 
     def constrains(self, sampling: Mapping[str, Any], logprobs_mode: str | None) -> bool:
         """Return whether logprobs of this mode are of a modified distribution, not of the model's own at the temperature.
@@ -229,31 +311,35 @@ class Engine(Protocol):
         `sampling` is the part of the sent body with the sampling parameters (`Dialect.sampling`). A plain forward pass over
         the same ids does not reproduce such logprobs. True if the request does not determine it.
         """
-        ...
+        return has_grammar(sampling, ())
 
     def can_replay(self, dialect: DialectName, body: Mapping[str, Any]) -> bool:
         """Return whether a streamed call may be sent unstreamed: false if the engine would refuse the stream."""
-        ...
+        return True
+
+    def must_replay(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> bool:
+        """Return whether a stream lacks what `options` request."""
+        return False
 
     def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
         """Return an unstreamed (or accumulated) response without what the client did not request; a new dict if it differs."""
-        ...
+        return response
 
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
         """Return a stripped stream chunk; the same dict if nothing is to be stripped, None if the chunk is to be dropped."""
-        ...
+        return chunk
 
     def prompt_ids_fields(self, dialect: DialectName, ids: Any) -> Json | None:
         """Return the fields of a body that make these ids (a list, or its JSON) its prompt; None if the engine accepts none."""
-        ...
+        return None
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
         """Return whether a stream with this finish event must have a usage event, if one was requested."""
-        ...
+        return False
 
     def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
         """Return the request to send after an unstreamed (or accumulated) response that lacks some of its tokens."""
-        ...
+        return None
 
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
         """Return the tokens of an unstreamed (or accumulated) response.
@@ -263,6 +349,37 @@ class Engine(Protocol):
         ...
 
 
+# The fields of a chat body that determine its prompt.
+TEMPLATE_FIELDS: Final = (
+    "messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
+    "reasoning_effort",
+)  # fmt: skip
+
+
+@lru_cache(64)
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return `0.5.23.post1` as (0, 5, 23)."""
+    return tuple(int(part) for part in takewhile(str.isdecimal, version.split(".")))
+
+
+def text_or_none(value: Any) -> str | None:
+    """Return the value if it is a string."""
+    return value if isinstance(value, str) else None
+
+
+def sampling_defaults(params: Any) -> dict[str, float] | None:
+    """Return an engine's values for sampling fields that a request omits; None if it shows none."""
+    found = (
+        {name: params[name] for name in _DEFAULTED if type(params.get(name)) in (int, float)}
+        if isinstance(params, dict)
+        else {}
+    )
+    return found or None
+
+
+_DEFAULTED: Final = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
 _HIGHEST_INDEX: Final = 2**31 - 1
 # vLLM 0.32.0 names tokens by their ids on request, or with the server flag --return-tokens-as-token-ids.
 _NAMED: Final = "token_id:"

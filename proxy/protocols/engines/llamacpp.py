@@ -13,38 +13,89 @@ Rule 5: the prompt's ids are never returned. `__verbose.prompt` is the text that
         again; the engine's count must agree.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.engines.base import (
     CallOptions,
+    Engine,
     FollowUpRequest,
     Injection,
     Json,
+    Probed,
+    Quirk,
     Sampled,
     StreamShape,
     StripRules,
     Tokens,
+    Traits,
     index_of,
     logprobs_of,
+    sampling_defaults,
+    text_or_none,
     without,
 )
+from proxy.protocols.engines.quirks import BOTH, CHAT, COMPLETIONS, always, has, requests_no_tokens, several
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _VERBOSE = "__verbose"
 
 
-class Llamacpp:
+def _has_prompts_that_are_no_ids(body: Mapping[str, Any], _options: CallOptions) -> bool:
+    prompt = body.get("prompt")
+    return isinstance(prompt, list) and not all(type(token) is int for token in prompt)
+
+
+def _requests_no_alternatives(body: Mapping[str, Any], _options: CallOptions) -> bool:
+    return type(body.get("logprobs")) is int and body["logprobs"] == 0
+
+
+_QUIRKS: Final[tuple[Quirk, ...]] = (
+    Quirk(
+        CHAT, "streams", "The EOS has no logprob, and `verbose` lists no tokens.",
+        ("logprob_count", "completion_count", "no_logprobs"), "seen on 2026.10", always,
+    ),
+    Quirk(
+        BOTH, "always", "A character of several tokens has a logprob for the last one only. Some tokens of a "
+        "matched stop string have none.", ("logprob_count", "completion_count", "no_logprobs"), "seen on 2026.10",
+        always,
+    ),
+    Quirk(
+        BOTH, "always", "Several choices: usage counts only one of them.",
+        ("uncounted",), "seen on 2026.10", several,
+    ),
+    Quirk(
+        COMPLETIONS, "always", "Several prompts, or one of text and ids: their ids are unavailable.",
+        ("no_prompt_ids", "uncounted"), "seen on 2026.10", _has_prompts_that_are_no_ids,
+    ),
+    Quirk(
+        COMPLETIONS, "always", "`logprobs: 0`: no logprobs, and a stream has no ids then.",
+        ("no_logprobs", "no_token_ids", "completion_count"), "run on 2026.10", _requests_no_alternatives,
+    ),
+    Quirk(
+        BOTH, "always", "`max_tokens: 0` still samples one token.", ("phantom_token",),
+        "seen on 2026.10", requests_no_tokens,
+    ),
+    Quirk(
+        BOTH, "always", "`post_sampling_probs`: probabilities in place of logprobs.",
+        ("bad_logprob",), "seen on 2026.10", has("post_sampling_probs"),
+    ),
+)  # fmt: skip
+
+
+class Llamacpp(Engine):
     """llama.cpp's server: a step is exact if every sampled id has a logprob, else it is flagged."""
 
     kind = "llamacpp"
-    logprobs_mode: str | None = "raw_logprobs"  # the same number at temperature 0 and 0.8
-    always_sends_usage = True
+    quirks = _QUIRKS
+    logprobs_mode = "raw_logprobs"  # the same number at temperature 0 and 0.8
     sums_usage = False
-    verifies_renderings = False
-    unnamed_model: str | None = None
-    headers_read: Collection[str] = ()
+    probe_paths = ("/props",)
+    owners = ("llamacpp",)
+    detokenize_path = "/detokenize"
+    detokenized_field = "content"
+    translation: Mapping[str, Any] = {"thought": "reasoning_content"}
     shape = StreamShape(
         head=frozenset({"created", "id", "model", "system_fingerprint", "object"}),
         role={"role": "assistant", "content": None},
@@ -53,6 +104,15 @@ class Llamacpp:
         last=("timings",),
         null_logprobs=False,
     )
+
+    def identify(self, probed: Probed) -> Traits | None:
+        """It names itself in the `Server` header; /props has its build and its sampling defaults."""
+        if probed.owner not in self.owners and not any(server.startswith("llama.cpp") for server in probed.servers):
+            return None
+        props = probed.facts("/props")
+        settings = props.get("default_generation_settings")
+        defaults = sampling_defaults(settings.get("params")) if isinstance(settings, dict) else None
+        return Traits(self.kind, text_or_none(props.get("build_info")), sampling_defaults=defaults)
 
     def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
         """Request `verbose` and `return_tokens` for ids and the prompt, `logprobs` where the server permits it."""
@@ -94,10 +154,6 @@ class Llamacpp:
     def strip_chunk(self, dialect: DialectName, chunk: Json, rules: StripRules) -> Json | None:
         """Strip a chunk: no event exists only because of the flags."""
         return self.strip(dialect, chunk, rules)
-
-    def prompt_ids_fields(self, dialect: DialectName, ids: Any) -> Json | None:
-        """Return None: the server renders chats itself."""
-        return None
 
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
         """Return false: the finish of a completions stream has the usage."""

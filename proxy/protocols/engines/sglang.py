@@ -13,10 +13,11 @@ Rule 5: each stream must count its tokens. The usage event is dropped again, als
         (stream_response_default_include_usage), because its streams look the same.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from proxy.errors import InvalidValue
 from proxy.protocols.dialects.base import GENERATES, DialectName, ResponseOptions, is_on
@@ -26,22 +27,28 @@ from proxy.protocols.engines.base import (
     BIASES,
     PROCESSED,
     CallOptions,
-    FollowUpRequest,
+    Engine,
     Injection,
     Json,
+    Probed,
+    Quirk,
     Sampled,
     StreamShape,
     StripRules,
     Tokens,
     Traits,
+    TraitsRequest,
     changes_distribution,
     has_grammar,
     has_other_ids_as_names,
     index_of,
     logprobs_of,
+    text_or_none,
     usage_options,
+    version_numbers,
     without,
 )
+from proxy.protocols.engines.quirks import BOTH, CHAT, COMPLETIONS, has, has_more_than_text, several
 from proxy.trajectory.step import CACHED_TOKENS
 
 _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
@@ -94,17 +101,101 @@ def returns_mask(body: Mapping[str, Any], options: CallOptions) -> bool:
     return type(top_k) is int and 1 <= top_k <= MASK_TOP_K and not body.get("custom_logit_processor")
 
 
-class Sglang:
+def _loses_logprobs_without_parser(_body: Mapping[str, Any], options: CallOptions) -> bool:
+    return options.wants_logprobs and not options.traits.has_parser
+
+
+def _is_older(_body: Mapping[str, Any], options: CallOptions) -> bool:
+    """Return whether the version is older than the first with ids in chat, or unknown."""
+    version = options.traits.version
+    return version is None or version_numbers(version) < (0, 5, 23)
+
+
+def _several_in_all(body: Mapping[str, Any], options: CallOptions) -> bool:
+    """Return whether a completions call may have more than one choice over all its prompts."""
+    prompt = body.get("prompt")
+    prompts = len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
+    return several(body, options) or prompts > 1
+
+
+def _has_beams(body: Mapping[str, Any], _options: CallOptions) -> bool:
+    return has_beams(body.get("sampling_params"))
+
+
+_NATIVE_ONLY: Final[tuple[DialectName, ...]] = ("sglang_generate",)
+_QUIRKS: Final[tuple[Quirk, ...]] = (
+    Quirk(
+        CHAT, "streams", "Without a parser, events without text, such as the EOS, have no logprobs.",
+        ("logprob_count",), "seen on 0.5.23; serving_chat.py:1054-1080", _loses_logprobs_without_parser,
+    ),
+    Quirk(
+        CHAT, "streams", "Before 0.5.23 or of unknown version: ids may be missing.",
+        ("no_token_ids", "no_prompt_ids"), "read; PR #34488 (August 2026)", _is_older,
+    ),
+    Quirk(
+        CHAT, "always", "Images and other media are not in the prompt ids.",
+        ("prompt_count",), "read in 0.5.23; tokenizer_manager.py:948", has_more_than_text,
+    ),
+    Quirk(
+        COMPLETIONS, "streams", "Several choices or prompts: usage is only their sum, so errors may cancel "
+        "out.", ("uncounted",), "seen on 0.5.23; serving_completions.py", _several_in_all,
+    ),
+    Quirk(
+        BOTH, "always", "`echo` and beam search: the response has another format.", ("echo", "beam_search"),
+        "seen (`echo`) and read in 0.5.23", has("echo", "use_beam_search"),
+    ),
+    Quirk(
+        _NATIVE_ONLY, "always", "Images and other media, and the earlier turns of `session_params`, are not in the prompt "
+        "ids.", ("prompt_count",), "read in 0.5.23; tokenizer_manager.py:948",
+        has("image_data", "video_data", "audio_data", "session_params"),
+    ),
+    Quirk(
+        _NATIVE_ONLY, "always", "`input_embeds`: no prompt ids.", ("no_prompt_ids",), "read in 0.5.23",
+        has("input_embeds"),
+    ),
+    Quirk(
+        _NATIVE_ONLY, "always", "Beam search (`beam_width`): the best sequence without logprobs.",
+        ("beam_search", "no_logprobs"), "run on 0.5.23", _has_beams,
+    ),
+)  # fmt: skip
+
+# It reports the size of its vocabulary nowhere but in this error (0.5.23, run): it checks the ids of biases before a request
+# reaches the scheduler, and those of prompts not at all. An earlier version may not check them.
+_VOCABULARY: Final = TraitsRequest(
+    "/generate",
+    {"input_ids": [0], "sampling_params": {"max_new_tokens": 0, "logit_bias": {str(2**31 - 1): 0}}},
+    lambda answer: {"vocabulary_size": read_vocabulary_size(answer.error)},
+)
+_CHECKS_BIASES: Final = (0, 5, 23)
+_LAST_ID: Final = re.compile(r"logit_bias must has keys in \[0, (\d{1,9})\]")
+
+
+def read_vocabulary_size(error: str) -> int | None:
+    """Return the size of the vocabulary in an error for a bias of an unknown id; None if it is another error."""
+    last = _LAST_ID.search(error)
+    return int(last[1]) + 1 if last else None
+
+
+class Sglang(Engine):
     """SGLang ≥ 0.5.23 (the first with ids in chat); calls of older servers are recorded and flagged."""
 
     kind = "sglang"
+    quirks = _QUIRKS
     # log_softmax of logits / temperature, after penalties and bias, before top-k and top-p (layers/sampler.py:208-331).
-    logprobs_mode: str | None = "after_temperature_logprobs"
-    always_sends_usage = True
-    sums_usage = True
+    logprobs_mode = "after_temperature_logprobs"
+    returns_prompt_ids = True
     verifies_renderings = True  # run on 0.5.23 with `input_ids`
-    unnamed_model: str | None = "default"
-    headers_read: Collection[str] = tuple(_HEADERS.values())
+    unnamed_model = "default"
+    headers_read = tuple(_HEADERS.values())
+    probe_paths = ("/server_info", "/get_server_info", "/model_info", "/get_model_info")  # two under older names
+    owners = ("sglang",)
+    tokenize_path = "/v1/tokenize"
+    detokenize_path = "/v1/detokenize"
+    detokenized_field = "text"
+    # Otherwise it drops special tokens (run on 0.5.23), and the end of a turn is one.
+    detokenize_fields: Mapping[str, Any] = {"skip_special_tokens": False}
+    counts_messages = True
+    translation: Mapping[str, Any] = {"thought": "reasoning_content", "system_joint": "\n"}
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model"}),
         role={"reasoning_content": None, "role": "assistant", "content": ""},
@@ -116,6 +207,20 @@ class Sglang:
         alone=("sglext",),
         no_usage_yet=True,
     )
+
+    def identify(self, probed: Probed) -> Traits | None:
+        """It reports the version of its weights. Its flags show whether a reasoning or tool parser is configured."""
+        models = probed.facts("/model_info", "/get_model_info")
+        if "weight_version" not in models and probed.owner not in self.owners:
+            return None
+        facts = {**probed.facts("/server_info", "/get_server_info"), **models}
+        parsers = [facts[name] for name in ("reasoning_parser", "tool_call_parser") if name in facts]
+        version, model = (text_or_none(facts.get(name)) for name in ("version", "served_model_name"))
+        return Traits(self.kind, version, any(map(bool, parsers)) if parsers else None, model=model)
+
+    def traits_requests(self, traits: Traits) -> tuple[TraitsRequest, ...]:
+        """Request the size of the vocabulary."""
+        return (_VOCABULARY,) if version_numbers(traits.version or "") >= _CHECKS_BIASES else ()
 
     def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
         """Request ids by the flags of the framing, logprobs, weight versions. Raises InvalidValue for an unknown prompt id."""
@@ -183,6 +288,10 @@ class Sglang:
             dialect != "chat" or not any(is_on(body.get(flag)) for flag in _NOT_STREAMED)
         )
 
+    def must_replay(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> bool:
+        """Return true for chat with masks, which streams lack, or with experts, which they have of one choice only."""
+        return dialect == "chat" and (returns_mask(body, options) or options.routed_experts)
+
     def strip(self, dialect: DialectName, response: Json, rules: StripRules) -> Json:
         """Delete injected keys; set injected values to null."""
         if not rules.anything:
@@ -224,10 +333,6 @@ class Sglang:
     def must_send_usage(self, dialect: DialectName, finish: Json) -> bool:
         """Return true for completions, where only usage counts tokens. A chat stream has its ids in one list per choice."""
         return dialect == "completions"
-
-    def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
-        """Return None: all tokens are in the response."""
-        return None
 
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
         """Unstreamed: in the choices. Streamed chat: in `sglext`, one list per choice."""

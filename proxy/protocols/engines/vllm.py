@@ -10,8 +10,8 @@ Rule 2: each stream must count its tokens: ids alone cannot show a lost or repea
 Rule 3: vLLM must still refuse a body that it refuses without injection.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from proxy.protocols.dialects.base import DialectName, is_on
 from proxy.protocols.engines.base import (
@@ -19,22 +19,30 @@ from proxy.protocols.engines.base import (
     BIASES,
     PROCESSED,
     CallOptions,
-    FollowUpRequest,
+    Engine,
     Injection,
     Json,
+    Probed,
+    Quirk,
     Sampled,
     StreamShape,
     StripRules,
     Tokens,
+    Traits,
+    TraitsRequest,
     changes_distribution,
     has_grammar,
     has_other_ids_as_names,
     has_running_usage,
     index_of,
     logprobs_of,
+    sampling_defaults,
+    text_or_none,
     tools_of,
     usage_options,
+    version_numbers,
 )
+from proxy.protocols.engines.quirks import BOTH, CHAT, COMPLETIONS, has, requests_no_tokens
 
 _OF_THE_PROMPT = ("prompt_token_ids", "mm_placeholders")  # both are returned by `return_token_ids`
 
@@ -154,7 +162,44 @@ _PROMPT: dict[DialectName, str] = {"chat": "messages", "completions": "prompt"}
 _GRAMMARS = ("structured_outputs",)  # 0.32.0 ignores the guided_ fields, which vLLM had before 0.12
 
 
-class Vllm:
+def _no_reasoning(body: Mapping[str, Any], options: CallOptions) -> bool:
+    return body.get("include_reasoning") is False and not options.keep_reasoning
+
+
+def _alternatives_alone(body: Mapping[str, Any], _options: CallOptions) -> bool:
+    return bool(body.get("top_logprobs")) and not is_on(body.get("logprobs"))
+
+
+_QUIRKS: Final[tuple[Quirk, ...]] = (
+    Quirk(
+        CHAT, "always", "`include_reasoning: false` with any parser: no ids and no logprobs (overridden by "
+        "default).", ("reasoning_withheld",),
+        "seen on 0.32.0; chat_completion/serving.py:702-715, 1004-1008", _no_reasoning,
+    ),
+    Quirk(
+        COMPLETIONS, "always", "`echo` with ids omits the echoed prompt, so no ids are requested.", ("echo",),
+        "seen on 0.32.0; completion/serving.py:341, 537", has("echo"),
+    ),
+    Quirk(
+        COMPLETIONS, "always", "`max_tokens: 0` still samples one token.", ("phantom_token",),
+        "seen on 0.32.0; completion/protocol.py:377", requests_no_tokens,
+    ),
+    Quirk(
+        BOTH, "always", "Beam search: the logprobs are not those of a sampled path.", ("beam_search",),
+        "seen on 0.32.0", has("use_beam_search"),
+    ),
+    Quirk(
+        CHAT, "always", "`top_logprobs` without `logprobs`: the engine returns 400.", ("no_logprobs",),
+        "seen on 0.32.0; chat_completion/protocol.py:884", _alternatives_alone,
+    ),
+)  # fmt: skip
+
+# Since this version, developer messages are passed to templates without a developer role (renderers/hf.py:804). Earlier
+# versions may drop them (Qwen3's template does). The exact version is unknown (PR #43590 was merged after 0.22).
+_DEVELOPERS: Final = (0, 32)
+
+
+class Vllm(Engine):
     """vLLM ≥ 0.10 (the first with `return_token_ids` on both endpoints); verified on 0.32.0.
 
     `has_prompt_field`: its chat requests have the field `prompt_token_ids` (vllm-project/vllm#55771, in review).
@@ -164,12 +209,17 @@ class Vllm:
         self._has_prompt_field = has_prompt_field
 
     kind = "vllm"
-    logprobs_mode: str | None = "raw_logprobs"
-    always_sends_usage = True
-    sums_usage = True
-    verifies_renderings = False
-    unnamed_model: str | None = None
-    headers_read: Collection[str] = ()
+    quirks = _QUIRKS
+    logprobs_mode = "raw_logprobs"
+    returns_prompt_ids = True
+    names_alternatives = True
+    probe_paths = ("/version",)
+    owners = ("vllm", "tokentape-simulator")
+    tokenize_path = "/tokenize"
+    detokenize_path = "/detokenize"
+    detokenized_field = "prompt"
+    counts_messages = True
+    loads_adapters = True
     shape = StreamShape(
         head=frozenset({"id", "object", "created", "model"}),
         role={"role": "assistant", "content": ""},
@@ -182,6 +232,41 @@ class Vllm:
         last=("system_fingerprint",),
         null_usage=False,
     )
+
+    def identify(self, probed: Probed) -> Traits | None:
+        """It has /version only, or is the owner of its models."""
+        version = text_or_none(probed.facts("/version").get("version"))
+        return Traits(self.kind, version) if version is not None or probed.owner in self.owners else None
+
+    def traits_requests(self, traits: Traits) -> tuple[TraitsRequest, ...]:
+        """Request its sampling defaults, and whether chat requests have a field for prompt ids.
+
+        The defaults, for chat and completions, are of the model's generation_config.json and --override-generation-config. Only
+        a rendered request shows them, which is a 403 without --enable-scale-out.
+        """
+        return _RENDER, _OPENAPI
+
+    def for_traits(self, traits: Traits) -> Engine:
+        """Return the engine with or without the field for prompt ids."""
+        return Vllm(has_prompt_field=True) if traits.has_prompt_field else self
+
+    def accepts_developers(self, version: str | None) -> bool:
+        """Return whether templates without a developer role get developer messages."""
+        return version_numbers(version or "") >= _DEVELOPERS
+
+    def template_fields(self, body: Mapping[str, Any]) -> Json:
+        """Return the template arguments that chat derives from `reasoning_effort`, which the tokenize endpoint does not accept.
+
+        vLLM 0.32.0: entrypoints/openai/chat_completion/protocol.py:621.
+        """
+        fields = super().template_fields(body)
+        effort = fields.pop("reasoning_effort", None)
+        if effort is None:
+            return fields
+        own = fields.get("chat_template_kwargs")
+        own = own if isinstance(own, Mapping) else {}
+        kwargs = {"enable_thinking": effort != "none", **own, "reasoning_effort": effort}
+        return {**fields, "chat_template_kwargs": kwargs}
 
     def inject(self, dialect: DialectName, body: Mapping[str, Any], options: CallOptions) -> Injection:
         """Request `return_token_ids`, and `logprobs` if they are configured, unless the call does not permit them."""
@@ -278,10 +363,6 @@ class Vllm:
         """Return true for a finish without the fingerprint, which is then on the usage event. Streams of generate have none."""
         return dialect != "generate" and "system_fingerprint" not in finish
 
-    def follow_up(self, dialect: DialectName, body: Mapping[str, Any], response: Json) -> FollowUpRequest | None:
-        """Return None: all tokens are in the response."""
-        return None
-
     def tokens(self, dialect: DialectName, body: Mapping[str, Any], response: Json, found: Any = None) -> Tokens:
         """Chat: one prompt, on the top level. Completions: each choice has its own."""
         if dialect == "generate":
@@ -302,6 +383,27 @@ class Vllm:
             if has_other_ids_as_names(choice, sampled_choice.ids):
                 problems = ("ids_disagree",)
         return Tokens(response.get("prompt_token_ids"), tuple(sampled), problems)
+
+
+_RENDER: Final = TraitsRequest(
+    "/v1/chat/completions/render",
+    {"messages": [{"role": "user", "content": "."}], "max_tokens": 1},
+    lambda answer: {"sampling_defaults": _rendered_defaults(answer.body)},
+)
+_OPENAPI: Final = TraitsRequest(
+    "/openapi.json", None, lambda answer: {"has_prompt_field": has_prompt_field(answer.body)}
+)
+
+
+def _rendered_defaults(response: Any) -> dict[str, float] | None:
+    return sampling_defaults(response.get("sampling_params")) if isinstance(response, dict) else None
+
+
+def has_prompt_field(described: Any) -> bool:
+    """Return whether an OpenAPI document has `prompt_token_ids` among the fields of chat requests."""
+    for name in ("components", "schemas", "ChatCompletionRequest", "properties"):
+        described = described.get(name) if isinstance(described, dict) else None
+    return isinstance(described, dict) and "prompt_token_ids" in described
 
 
 def _problems(dialect: DialectName, body: Mapping[str, Any], *, keep_reasoning: bool) -> list[str]:

@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from proxy.protocols.engines.detection import read_vocabulary_size
+from proxy.protocols.engines.sglang import read_vocabulary_size
 from proxy.upstream import Endpoint, Upstream
 
 # Method, path, JSON body -> status and body. Raises OSError or EngineError if the engine is unreachable.

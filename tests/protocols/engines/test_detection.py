@@ -4,15 +4,9 @@ import orjson
 import pytest
 from tests.support.recorded import load, load_http
 
-from proxy.protocols.engines.base import Traits
-from proxy.protocols.engines.detection import (
-    PROBE_PATHS,
-    ProbeResponse,
-    has_prompt_field,
-    identify_engine,
-    read_vocabulary_size,
-    vocabulary_request,
-)
+from proxy.protocols.engines import ENGINES, PROBE_PATHS, ProbeResponse, Traits, identify_engine
+from proxy.protocols.engines.sglang import read_vocabulary_size
+from proxy.protocols.engines.vllm import has_prompt_field
 
 NO_PARSER = {"reasoning_parser": None, "tool_call_parser": None}
 MODEL_FACTS = {"model_path": "m", "weight_version": "default", "reasoning_parser": None, "tool_call_parser": "qwen25"}
@@ -95,22 +89,55 @@ def test_the_field_for_prompt_ids_is_found_in_the_description_of_chat_requests(p
         (Traits("sglang", "0.6.0.post1"), True),
         (Traits("sglang", "0.5.22"), False),
         (Traits("sglang"), False),
-        (Traits("vllm", "0.32.0"), False),
     ],
 )
 def test_only_a_server_that_is_known_to_reject_it_gets_a_bias_of_an_unknown_id(traits, is_requested):
     """An earlier SGLang may read it."""
-    assert is_requested == (vocabulary_request(traits) is not None)
+    assert is_requested == bool(ENGINES["sglang"].traits_requests(traits))
 
 
 def test_the_size_of_sglangs_vocabulary_is_in_its_error_for_a_bias():
     recorded = load("recorded/err_unknown_bias_n_plain", "sglang")
-    request = vocabulary_request(Traits("sglang", "0.5.23"))
+    (request,) = ENGINES["sglang"].traits_requests(Traits("sglang", "0.5.23"))
+    error = ProbeResponse(400, "uvicorn", None, recorded.response.decode())
 
     assert (request.path, request.body) == (recorded.path, recorded.body)
-    assert 4096 == read_vocabulary_size(recorded.response.decode())
+    assert {"vocabulary_size": 4096} == request.read(error)
 
 
 @pytest.mark.parametrize("error", ["", "logit_bias must has keys in [0, many], got 5", "[0, 4095]", "x" * 1000])
 def test_another_error_has_no_vocabulary_size(error):
     assert read_vocabulary_size(error) is None
+
+
+def test_vllms_defaults_are_read_from_a_rendered_chat_request():
+    """The recorded request sets only the temperature."""
+    rendered = ProbeResponse(200, "uvicorn", orjson.loads(load("scale_out/render_chat").response))
+    request, _ = ENGINES["vllm"].traits_requests(Traits("vllm"))
+
+    assert "/v1/chat/completions/render" == request.path
+    defaults = {
+        "temperature": 1.0, "top_p": 1.0, "min_p": 0.0,
+        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    }  # fmt: skip
+    assert {"sampling_defaults": defaults} == request.read(rendered)
+
+
+def test_llamacpps_defaults_are_read_from_its_properties():
+    """By the names of request fields."""
+    probed = responses(props=orjson.loads(load_http("llamacpp", "get_props").response), v1__models=models("llamacpp"))
+    found = identify_engine(probed).sampling_defaults
+
+    assert ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty") == tuple(found)
+    assert (pytest.approx(0.8), 40) == (found["temperature"], found["top_k"])
+
+
+@pytest.mark.parametrize(
+    "response", [None, [], {}, {"sampling_params": "x"}, {"sampling_params": {"temperature": "1"}}]
+)
+def test_a_response_of_another_shape_has_no_defaults(response):
+    request, _ = ENGINES["vllm"].traits_requests(Traits("vllm"))
+    props = {"default_generation_settings": response}
+
+    assert {"sampling_defaults": None} == request.read(ProbeResponse(200, "uvicorn", response))
+    assert identify_engine(responses(props=props, v1__models=models("llamacpp"))).sampling_defaults is None

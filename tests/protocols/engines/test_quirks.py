@@ -3,20 +3,19 @@
 import pytest
 
 from proxy.protocols.engines import ENGINES, CallOptions, Traits
-from proxy.protocols.engines.quirks import QUIRK_CODES, QUIRKS, applicable, choose_framing
+from proxy.protocols.engines.quirks import QUIRK_CODES, applicable, choose_framing
 from proxy.trajectory.fidelity import PROBLEMS
 
 STREAM = {"stream": True}
 
 
-def framing(streaming: str, body: dict, kind: str = "llamacpp", *, can_replay: bool = True) -> str:
-    return choose_framing("chat", body, CallOptions(streaming=streaming, traits=Traits(kind)), can_replay=can_replay)
+def framing(streaming: str, body: dict, kind: str = "llamacpp") -> str:
+    return choose_framing(ENGINES[kind], "chat", body, CallOptions(streaming=streaming, traits=Traits(kind)))
 
 
 def test_every_quirk_has_an_engine_flags_and_a_source():
     """docs/fidelity.md prints them."""
-    for quirk in QUIRKS:
-        assert quirk.engine in ENGINES
+    for quirk in (quirk for engine in ENGINES.values() for quirk in engine.quirks):
         assert quirk.codes
         assert set(quirk.codes) <= PROBLEMS.keys()
         assert quirk.what.endswith(".")
@@ -55,7 +54,7 @@ def test_streams_with_unknown_options_are_not_replayed(body):
 
 def test_a_stream_that_the_engine_rejects_is_not_replayed():
     """The 400 is forwarded."""
-    assert "live" == framing("replay", STREAM, can_replay=False)
+    assert "live" == framing("replay", STREAM | {"prompt_logprobs": 1}, "vllm")
 
 
 @pytest.mark.parametrize(
@@ -77,4 +76,6 @@ def test_the_quirks_of_a_call_are_found_by_engine_and_request(kind, dialect, bod
     """Known defects are not logged as new ones."""
     options = CallOptions(traits=Traits(kind), keep_reasoning=False)
 
-    assert codes == {code for quirk in applicable(dialect, body, options, live=False) for code in quirk.codes}
+    assert codes == {
+        code for quirk in applicable(ENGINES[kind], dialect, body, options, live=False) for code in quirk.codes
+    }

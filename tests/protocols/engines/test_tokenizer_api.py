@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.protocols.engines.base import FollowUpRequest
+from proxy.protocols.engines import ENGINES, FollowUpRequest
 from proxy.protocols.engines.tokenizer_api import Counted, read_count, token_count_request
 
 CHAT = {"messages": [], "tools": [{}], "temperature": 1, "model": "m", "chat_template_kwargs": {"a": 1}, "stream": True}
@@ -53,7 +53,7 @@ CHAT = {"messages": [], "tools": [{}], "temperature": 1, "model": "m", "chat_tem
 )
 def test_the_count_request_has_the_fields_that_shape_the_prompt(kind, dialect, body, expected):
     """None if the engine has no such endpoint."""
-    assert expected == token_count_request(kind, dialect, body)
+    assert expected == token_count_request(ENGINES[kind], dialect, body)
 
 
 @pytest.mark.parametrize(

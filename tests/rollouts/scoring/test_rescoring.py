@@ -10,6 +10,7 @@ from tests.support.fakes import settings_for
 from tests.support.forests import forests, make_choice, make_step
 
 from proxy.errors import Conflict, EngineBusy
+from proxy.protocols.engines import ENGINES
 from proxy.rollouts.policy import PAUSE_ANNOUNCEMENT, POLICY_ANNOUNCEMENT
 from proxy.rollouts.scoring.engines import ScoringEngines, ScoringLimits
 from proxy.rollouts.scoring.requests import Kept, TokenScores
@@ -87,6 +88,7 @@ class OneEndpoint:
     class Endpoint:
         label = "e"
         kind = "plain"
+        engine = ENGINES[kind]
 
     endpoints = (Endpoint(),)
 

@@ -231,7 +231,7 @@ async def render(request: web.Request) -> web.Response:
     endpoint = choose(context.upstream.endpoints, rollout.rollout_id)
     call = chat.native(context.settings.models, endpoint.kind)
     await context.upstream.ensure_detected(endpoint)
-    lookup = render_request(endpoint.kind, call, call["messages"])
+    lookup = render_request(endpoint.engine, call, call["messages"])
     if lookup is None:
         raise NotRendered(f"{endpoint.settings.public_label} ({endpoint.kind}) does not support /tokenize for messages")
     try:
