@@ -36,9 +36,9 @@ class LongText(NamedTuple):
         return len(self.pieces) * _PIECE_BYTES
 
 
-def fresh_bytes(text: bytes, before: LongText | None) -> int:
+def fresh_bytes(text: bytes, before: LongText) -> int:
     """Return about how many bytes of a text take time to process: those after `before`, if that has few values."""
-    if before is None or len(text) > _LIGHT_BYTES or before.weight > _LIGHT_WEIGHT:
+    if len(text) > _LIGHT_BYTES or before.weight > _LIGHT_WEIGHT:
         return len(text)
     start = before.size - _PIECE_BYTES  # where its last piece is equal, most likely all are
     return len(text) - before.size if text.startswith(before.pieces[-1].text, start) else len(text)

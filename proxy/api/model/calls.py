@@ -39,7 +39,7 @@ from proxy.rollouts.steps import read_steps
 from proxy.trajectory.json_bytes import size_of
 from proxy.trajectory.thread_rules import AGENT_NAME
 from proxy.upstream import Endpoint, least_loaded, ranked
-from proxy.upstream.concurrency import LARGE_BYTES, off_loop
+from proxy.upstream.concurrency import LARGE_BYTES, in_thread, off_loop
 from proxy.upstream.headers import AGENT_HEADER, GROUP_HEADER, ROLLOUT_HEADER, STEP_HEADER
 from proxy.upstream.system_messages import expected_options
 
@@ -83,8 +83,9 @@ async def receive(request: ModelRequest, route: CallRoute) -> Call | web.StreamR
     text = await read_bytes(request.request)
     live = context.rollouts.get(_text_rollout(request)) if len(text) >= LONG_TEXT else None
     before = None if live is None else live.text
-    work_bytes = fresh_bytes(text, before)
-    body, adapter, digest, long = await off_loop(work_bytes, LARGE_BYTES, _read, text, route, request, before)
+    work_bytes = len(text) if before is None else fresh_bytes(text, before)
+    read = partial(_read, text, route, request, before)
+    body, adapter, digest, long = read() if work_bytes <= LARGE_BYTES else await in_thread(read)
     path = request.endpoint if adapter is None else adapter.endpoint
     dialect = DIALECTS[path]
     rollout_id = request.rollout_id if adapter is None else None

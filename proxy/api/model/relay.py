@@ -232,7 +232,8 @@ async def _finished(call: Call, exchange: Exchange) -> Outcome:
     """Return the outcome of a complete response."""
     context, plan = call.context, call.plan
     timing, version = call.timing(context.clock.now()), call.policy.version.announced.version
-    outcome = await off_loop(call.work_bytes, PLAIN_BYTES, exchange.finish, timing, version)
+    finish = partial(exchange.finish, timing, version)
+    outcome = finish() if call.work_bytes <= PLAIN_BYTES else await in_thread(finish)
     if plan.prompt is not None:
         if "other_prompt" in outcome.step.problems:  # the engine did not use them
             context.continuation.refuse(call.endpoint, plan.rollout_id, "returned_ids")
@@ -372,7 +373,7 @@ async def _wait_for_slot(call: Call, client: ClientStream) -> None:
 async def _sent(call: Call) -> HttpResponse:
     """Send the call to its endpoint, and return the response."""
     plan = call.plan
-    body = await off_loop(call.work_bytes, PLAIN_BYTES, orjson.dumps, plan.body)
+    body = orjson.dumps(plan.body) if call.work_bytes <= PLAIN_BYTES else await in_thread(orjson.dumps, plan.body)
     call.sent, call.admitted.is_sent = call.context.clock.monotonic(), True
     headers = [*call.request.headers.items(), *plan.headers.items()]
     if call.trace is not None:

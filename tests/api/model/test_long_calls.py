@@ -6,9 +6,9 @@ from unittest.mock import patch
 import orjson
 import pytest
 from aiohttp import web
-from fakes import proxying
-from recorded import load
-from stored import stored_steps
+from tests.support.fakes import proxying
+from tests.support.recorded import load
+from tests.support.stored import stored_steps
 
 from proxy.protocols import number_lists
 
