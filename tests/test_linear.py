@@ -23,17 +23,22 @@ REPEATS = 3
 NOT_FED = {
     "it takes numbers, names or settings": (
         "arrays.floats_with_gaps", "facts.RolloutFacts.split", "tree.Spot.shorter", "thread_rules.rules_of",
-        "token_annotations.TokenAnnotations.fields",
-        "export.with_threads", "sequence_view.RowSource.refuse_unlogged",
+        "token_annotations.TokenAnnotations.fields", "export.with_threads", "sequence_view.RowSource.refuse_unlogged",
+        "sequence_view.SequenceView.placed", "areal.ArealFormat.placed",
+    ),
+    "it looks at the version of an engine, or at single fields of a body": (
+        "vllm.Vllm.traits_requests", "vllm.Vllm.for_traits", "vllm.Vllm.accepts_developers", "vllm.Vllm.template_fields",
+        "sglang.Sglang.traits_requests", "sglang.Sglang.must_replay", "llamacpp.Llamacpp.can_replay",
     ),
     "it returns what it is given, or nothing": (
-        "translated_call.TranslatedCall.with_steps", "translated_call.TranslatedCall.reshape",
-        "translated_call.TranslatedCall.answer", "sequence_view.SequenceView.with_scores", "turn_view.TurnView.bare",
+        "translated_call.CallAdapter.native", "translated_call.CallAdapter.with_steps",
+        "translated_call.CallAdapter.reshape", "translated_call.CallAdapter.answer", "turn_view.TurnView.bare",
     ),
     "it compares a text with a few names of an enum": ("gemini.request.one_of_names",),
     "it compares two sets of words": ("openings.System.resembles",),
     "it is a part of functions that are fed: `rendering_of`, `plant`, `turns`, `_grouped`": (
         "turns.own_rendering", "shared_ids.SharedIds.after", "sequence_view.owned_turns", "marin.MarinFormat.order",
+        "sequence_view.SequenceView.packed", "sequences.SequencesFormat.packed",
     ),
     "its rows are those of other formats, with one more list": (
         "verl.VerlDataProtoFormat.with_scores", "verifiers.VerifiersFormat.bare",
