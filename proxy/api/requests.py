@@ -15,12 +15,13 @@ from aiohttp import web
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, ValidationError
 
 from proxy.api.body import faults_of, read_body, read_bytes
-from proxy.api.context import CONTEXT
+from proxy.api.context import CONTEXT, Context
 from proxy.api.rollout_id import id_from_path
 from proxy.errors import BadRequest, UnprocessableRequest
 from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout
 from proxy.rollouts.stored_fields import LARGEST, check_numbers
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
+from storage.errors import FieldsChanged
 from storage.types import Page
 
 _MAX_BODY_BYTES: Final = 8 * 2**20  # terms and metadata are serialized again for the store and the response
@@ -76,6 +77,22 @@ async def rollout_from(request: web.Request) -> Rollout:
     if stored is None:
         raise no_rollout(name)
     return read_rollout(stored)
+
+
+async def update_rollout(
+    context: Context, rollout: Rollout, fields: Mapping[str, bytes | None], expect: Mapping[str, bytes | None]
+) -> tuple[bool, Rollout]:
+    """Set fields of a rollout if it has the expected ones; return whether it had, and the rollout as it is now.
+
+    Raises NotFound if it was deleted.
+    """
+    try:
+        stored = await context.store.update_if(rollout.rollout_id, fields, expect=expect, now_ms=context.clock.now_ms())
+    except FieldsChanged as changed:
+        return False, read_rollout(changed.rollout)
+    if stored is None:
+        raise no_rollout(rollout.rollout_id)
+    return True, read_rollout(stored)
 
 
 def query_from(request: web.Request, model: type[Read], *, takes_others: bool = False) -> Read:

@@ -5,12 +5,13 @@ Any process may finish such a rollout, so each process looks at those of its own
 
 import asyncio
 from collections.abc import Set as AbstractSet
-from typing import Final, Self
+from typing import Final
 
 from proxy.api.memory_limit import CallInFlight
 from proxy.rollouts.rollout import SURPLUS, read_rollouts
 from proxy.telemetry.logs import LOG
 from proxy.telemetry.metrics import Metrics
+from proxy.upstream.concurrency import BackgroundWork
 from storage.errors import StorageError
 from storage.store import Store
 
@@ -18,25 +19,13 @@ _INTERVAL_S: Final = 1.0
 _READS_AT_ONCE: Final = 64
 
 
-class SurplusCalls:
-    """Stop the calls of surplus rollouts, about once a second. Call `close` at the end."""
+class SurplusCalls(BackgroundWork):
+    """Stop the calls of surplus rollouts, about once a second."""
 
     def __init__(self, store: Store, calls: AbstractSet[CallInFlight], metrics: Metrics) -> None:
         self._store = store
         self._metrics = metrics
         self._calls = calls
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> Self:
-        """Start to look at the calls."""
-        self._task = asyncio.get_running_loop().create_task(self._stop_forever())
-        return self
-
-    async def close(self) -> None:
-        """Stop to look at the calls."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
 
     async def stop_surplus(self) -> None:
         """Stop the calls whose rollouts are surplus now. Raises StorageError."""
@@ -49,7 +38,7 @@ class SurplusCalls:
             for call in [call for call in self._calls if call.over_sampled in surplus]:
                 call.stop("its group is complete without it")
 
-    async def _stop_forever(self) -> None:
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(_INTERVAL_S)
             try:

@@ -25,7 +25,7 @@ from proxy.api.control.schemas import (
     ShowEvents,
 )
 from proxy.api.http import json_response
-from proxy.api.requests import body_from, named, page_from, query_from, rollout_from, rollout_id_from
+from proxy.api.requests import body_from, named, page_from, query_from, rollout_from, rollout_id_from, update_rollout
 from proxy.api.rollout_id import model_url, path_prefix
 from proxy.clock import new_id
 from proxy.errors import Conflict, Damaged, NotFound
@@ -34,7 +34,6 @@ from proxy.rollouts.rollout import (
     Rollout,
     deadlines_of,
     first_due_ms,
-    no_rollout,
     own_metadata,
     read_marks,
     read_rollout,
@@ -44,7 +43,7 @@ from proxy.rollouts.rollout import (
 from proxy.rollouts.steps import aside, check_step_rewards, check_threads, read_steps, weights_of
 from proxy.rollouts.stored_fields import left_out
 from proxy.trajectory.text_search import Needle, search
-from storage.errors import FieldsChanged, StorageError
+from storage.errors import StorageError
 from storage.types import Change, StoredEntity
 
 _FIELDS_OF_OPENING = (
@@ -154,20 +153,12 @@ async def change_rollout(
                 param=min(signals),
             )
         expected = {name: known.get(name) for name in fields.keys() & added} | ({"claimed_by": None} if signals else {})
-        try:
-            stored = await context.store.update_if(
-                rollout.rollout_id, fields, expect=expected, now_ms=context.clock.now_ms()
-            )
-        except FieldsChanged as changed:
-            rollout = read_rollout(changed.rollout)  # changed by another request: try again
-            known = changed.rollout.fields
-            continue
-        if stored is None:
-            raise no_rollout(rollout.rollout_id)
-        changed_rollout = read_rollout(stored)
-        if "reward" in fields:
-            await context.finisher.rewarded(changed_rollout)
-        return changed_rollout
+        is_set, rollout = await update_rollout(context, rollout, fields, expected)
+        if is_set:
+            if "reward" in fields:
+                await context.finisher.rewarded(rollout)
+            return rollout
+        known = rollout.origin.fields  # changed by another request: try again
 
 
 def _changes(

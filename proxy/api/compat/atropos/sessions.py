@@ -38,7 +38,7 @@ from proxy.api.model.call import ModelRequest
 from proxy.api.model.calls import handle_call
 from proxy.api.model.routes import CALLS
 from proxy.api.model.unrecorded import show_models
-from proxy.api.requests import Handler, Route, route
+from proxy.api.requests import Handler, Route, route, update_rollout
 from proxy.config.addresses import base_url
 from proxy.errors import BadRequest, Conflict, EngineError, NotFound, ProxyError, StoreUnavailable
 from proxy.export import Inexpressible
@@ -51,7 +51,7 @@ from proxy.upstream import Endpoint, choose, preferred
 from proxy.upstream.client import body_of, json_of
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
 from proxy.upstream.token_text import detokenize_at_engine
-from storage.errors import FieldsChanged, StorageError
+from storage.errors import StorageError
 
 _COUNT_TIMEOUT_S: Final = 2
 _MODEL_TIMEOUT_S: Final = 2
@@ -192,15 +192,12 @@ async def _finish(context: Context, rollout: Rollout) -> None:
     if not rollout.is_finished:
         with suppress(Conflict):  # another request has finished it
             rollout = await context.finisher.finish(rollout, "completed")
-    while True:
-        fields = write_fields({"metadata": deleted_metadata(rollout)})
-        expect = {"metadata": rollout.origin.fields.get("metadata")}
-        try:
-            await context.store.update_if(rollout.rollout_id, fields, expect=expect, now_ms=context.clock.now_ms())
-        except FieldsChanged as changed:
-            rollout = read_rollout(changed.rollout)  # changed by another request: try again
-        else:
-            return
+    is_marked = False
+    with suppress(NotFound):  # deleted meanwhile
+        while not is_marked:
+            fields = write_fields({"metadata": deleted_metadata(rollout)})
+            expect = {"metadata": rollout.origin.fields.get("metadata")}
+            is_marked, rollout = await update_rollout(context, rollout, fields, expect)
 
 
 async def _count_sessions(context: Context) -> int | None:

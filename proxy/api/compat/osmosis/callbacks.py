@@ -1,6 +1,7 @@
 """The callback by which Osmosis' rollout servers report the result of a rollout, which finishes it."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
 import orjson
@@ -13,17 +14,13 @@ from proxy.api.context import Context
 from proxy.api.http import json_response
 from proxy.api.model.call import ModelRequest
 from proxy.api.model.routes import ModelRoute
-from proxy.api.requests import Signal, read_object, validated
-from proxy.errors import BadRequest, Conflict, RequestTooLarge
-from proxy.rollouts.rollout import RESULT, Rollout, checked_id, no_rollout, read_rollout, write_fields
+from proxy.api.requests import Signal, read_object, update_rollout, validated
+from proxy.errors import BadRequest, Conflict, RequestTooLarge, UnprocessableRequest
+from proxy.rollouts.rollout import RESULT, Rollout, checked_id, read_rollout, write_fields
 from proxy.upstream.concurrency import LARGE_BYTES, off_loop
-from storage.errors import FieldsChanged
 
 COMPLETED: Final = "/v1/rollout/completed"
 _STATUS: Final[Mapping[str, Literal["completed", "failed"]]] = {"COMPLETED": "completed", "ERROR": "failed"}
-_DECIDING: Final = ("status", "reward", "metadata", "result")  # fields that decide what a result changes
-
-
 MAX_RESULT_BYTES: Final = 64_000  # of a result in a rollout's metadata
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -42,34 +39,40 @@ class RolloutResult(BaseModel):
     extra_fields: dict[str, Any] | None = None
     reward: Signal | None = None
 
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """The fields that are stored with the rollout: at most 64 kB of JSON. Raises RequestTooLarge.
 
-def read_result(text: bytes) -> RolloutResult:
-    """Return the result in the body of a completed callback. Raises BadRequest, UnprocessableRequest or RequestTooLarge."""
-    result = validated(RolloutResult, read_object(text))
-    kept_result(result)
+        If they are larger, the messages are removed, which are in the steps as well, and `left_out` names them.
+        """
+        fields = self.model_dump(exclude_none=True, exclude={"rollout_id"})
+        if len(orjson.dumps(fields)) > MAX_RESULT_BYTES and fields.pop("final_messages", None) is not None:
+            fields["left_out"] = ["final_messages"]
+        if len(orjson.dumps(fields)) > MAX_RESULT_BYTES:
+            raise RequestTooLarge(
+                f"The result without its messages is too large; the maximum is {MAX_RESULT_BYTES} bytes of JSON."
+            )
+        return fields
+
+
+def read_result(body: Mapping[str, Any], rollout_id: str | None = None) -> RolloutResult:
+    """Return the result in this body, of this rollout if it is known. Raises UnprocessableRequest or RequestTooLarge."""
+    result = validated(RolloutResult, body)
+    if rollout_id not in (None, result.rollout_id):
+        raise UnprocessableRequest(f"rollout_id: the response is for another rollout, {result.rollout_id!r}.")
+    _ = result.kept
     return result
 
 
-def kept_result(result: RolloutResult) -> dict[str, Any]:
-    """Return the fields of a result that are stored with the rollout: at most 64 kB of JSON.
-
-    If they are larger, the messages are removed, which are in the steps as well, and `left_out` names them. Raises
-    RequestTooLarge if the other fields are too large.
-    """
-    fields = result.model_dump(exclude_none=True, exclude={"rollout_id"})
-    if len(orjson.dumps(fields)) > MAX_RESULT_BYTES and fields.pop("final_messages", None) is not None:
-        fields["left_out"] = ["final_messages"]
-    if len(orjson.dumps(fields)) > MAX_RESULT_BYTES:
-        raise RequestTooLarge(
-            f"The result without its messages is too large; the maximum is {MAX_RESULT_BYTES} bytes of JSON."
-        )
-    return fields
-
-
 async def report_result(call: ModelRequest) -> web.Response:
-    """`POST /v1/rollout/completed`: a rollout server reports the result of a rollout. Raises BadRequest, Forbidden."""
-    text = await read_bytes(call.request)
-    result = await off_loop(len(text), LARGE_BYTES, read_result, text)
+    """`POST /v1/rollout/completed`: a rollout server reports the result of a rollout. Raises BadRequest, Forbidden.
+
+    Its clients retry: a repeated result changes nothing and is 200. A claim, which is a result from a caller without the
+    permission to report one, is stored and has no effect. The rollout is created if it does not exist: it may have failed
+    before its first call.
+    """
+    context, text = call.context, await read_bytes(call.request)
+    result = await off_loop(len(text), LARGE_BYTES, lambda: read_result(read_object(text)))
     rollout_id = call.rollout_id or checked_id(result.rollout_id)
     check_minted(call.caller.minted, rollout_id)
     if result.rollout_id != rollout_id:
@@ -77,20 +80,8 @@ async def report_result(call: ModelRequest) -> web.Response:
             f"rollout_id is {result.rollout_id!r} in the request body but {rollout_id!r} in the path.",
             param="rollout_id",
         )
-    return await complete(call.context, rollout_id, result, is_claim=not may_report(call.caller, call.context))
-
-
-async def complete(context: Context, rollout_id: str, result: RolloutResult, *, is_claim: bool) -> web.Response:
-    """Handle `POST /v1/rollout/completed`. Its clients retry: a repeated result changes nothing and is 200.
-
-    A claim, which is a result from a caller without the permission to report one, is stored and has no effect. The rollout is
-    created if it does not exist: it may have failed before its first call.
-    """
     rollout = read_rollout(await context.store.open(rollout_id, {}, now_ms=context.clock.now_ms()))
-    if is_claim:
-        await keep_claim(context, rollout, result)
-    else:
-        await take_result(context, rollout, result)
+    await (take_result if may_report(call.caller, context) else _keep_claim)(context, rollout, result)
     return json_response({"status": "ok"})
 
 
@@ -107,16 +98,18 @@ async def take_result(
         NotFound: the rollout was deleted.
         RequestTooLarge: the result has too many bytes.
     """
-    reported = kept_result(result)
     decisive = {"status": result.status, "reward": result.reward}
     while rollout.result is None:
         was_finished = rollout.is_finished
-        fields: dict[str, Any] = {"result": decisive, "metadata": _with_reported(rollout, reported)}
+        current = rollout.metadata.get(RESULT)
+        claim = {"claim": current["claim"]} if isinstance(current, Mapping) and "claim" in current else {}
+        metadata = {**rollout.metadata, RESULT: {**result.kept, **claim}}
+        fields: dict[str, Any] = {"result": decisive, "metadata": metadata}
         if not was_finished:
             fields |= {"status": status or _STATUS[result.status], "finished_ms": context.clock.now_ms()}
             fields |= {} if rollout.reward is not None else {"reward": result.reward}
-        changed, rollout = await _update(context, rollout, fields)
-        if changed:
+        is_set, rollout = await update_rollout(context, rollout, write_fields(fields), _deciding(rollout))
+        if is_set:
             await context.finisher.after_finish(rollout, again=was_finished)
             return
     if rollout.result["status"] != result.status or result.reward not in (None, rollout.result["reward"]):
@@ -124,40 +117,20 @@ async def take_result(
     await context.finisher.after_finish(rollout, again=True)
 
 
-async def keep_claim(context: Context, rollout: Rollout, claim: RolloutResult) -> None:
-    """Store a claim in `metadata.osmosis.claim` unless a result is reported. It changes no reward and no status.
-
-    Raises NotFound if the rollout was deleted, RequestTooLarge for a claim with too many bytes.
-    """
-    claimed, changed = kept_result(claim), False
-    while not changed and rollout.result is None:
+async def _keep_claim(context: Context, rollout: Rollout, claim: RolloutResult) -> None:
+    """Store a claim in `metadata.osmosis.claim` unless a result is reported. It changes no reward and no status."""
+    is_set = False
+    while not is_set and rollout.result is None:
         current = rollout.metadata.get(RESULT, {})
-        if not isinstance(current, Mapping) or current.get("claim") == claimed:
+        if not isinstance(current, Mapping) or current.get("claim") == claim.kept:
             return  # the trainer uses this name for something else, or the claim is repeated
-        metadata = {**rollout.metadata, RESULT: {**current, "claim": claimed}}
-        changed, rollout = await _update(context, rollout, {"metadata": metadata})
+        fields = write_fields({"metadata": {**rollout.metadata, RESULT: {**current, "claim": claim.kept}}})
+        is_set, rollout = await update_rollout(context, rollout, fields, _deciding(rollout))
 
 
-def _with_reported(rollout: Rollout, reported: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a rollout with its result and an unchanged claim."""
-    current = rollout.metadata.get(RESULT)
-    claim = {"claim": current["claim"]} if isinstance(current, Mapping) and "claim" in current else {}
-    return {**rollout.metadata, RESULT: {**reported, **claim}}
-
-
-async def _update(context: Context, rollout: Rollout, fields: Mapping[str, Any]) -> tuple[bool, Rollout]:
-    """Set fields of a rollout unless a deciding field has changed; return whether they are set, and the rollout.
-
-    Raises NotFound if it was deleted.
-    """
-    name, expect = rollout.rollout_id, {field: rollout.origin.fields.get(field) for field in _DECIDING}
-    try:
-        stored = await context.store.update_if(name, write_fields(fields), expect=expect, now_ms=context.clock.now_ms())
-    except FieldsChanged as changed:
-        return False, read_rollout(changed.rollout)
-    if stored is None:
-        raise no_rollout(name)
-    return True, read_rollout(stored)
+def _deciding(rollout: Rollout) -> dict[str, bytes | None]:
+    """Return the stored fields that decide what a result changes."""
+    return {name: rollout.origin.fields.get(name) for name in ("status", "reward", "metadata", "result")}
 
 
 def ticket(server: str, protocol: str, digest: str, state: str) -> dict[str, Any]:

@@ -16,19 +16,19 @@ from pydantic import BaseModel
 
 from proxy.api.api_keys import mint
 from proxy.api.body import read_bytes
-from proxy.api.compat.osmosis.callbacks import Name, RolloutResult, kept_result, take_result, ticket
+from proxy.api.compat.osmosis.callbacks import Name, RolloutResult, read_result, take_result, ticket
 from proxy.api.context import CONTEXT, Context
 from proxy.api.control.schemas import DispatchRollout
 from proxy.api.http import json_response
-from proxy.api.requests import read_as, rollout_from, route, validated
+from proxy.api.requests import named, read_as, rollout_from, route, update_rollout, validated
 from proxy.api.rollout_id import model_url
 from proxy.config.sections import OsmosisSettings, RolloutServerSettings
 from proxy.errors import Conflict, ProxyError, RequestTooLarge, UnprocessableRequest
 from proxy.protocols.json_weight import most_weight
-from proxy.rollouts.rollout import Rollout, no_rollout, read_rollout, write_fields
+from proxy.rollouts.rollout import Rollout, write_fields
 from proxy.telemetry.logs import LOG
-from proxy.upstream.concurrency import LARGE_BYTES, off_loop
-from storage.errors import FieldsChanged, StorageError
+from proxy.upstream.concurrency import LARGE_BYTES, BackgroundTasks, off_loop
+from storage.errors import StorageError
 
 _CONNECT_TIMEOUT_S: Final = 10
 _MAX_QUOTED: Final = 500  # characters of an error response
@@ -56,7 +56,7 @@ class RolloutServers:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def __repr__(self) -> str:
         return f"<RolloutServers {', '.join(self._settings.servers) or 'none'}; {len(self._tasks)} requests>"
@@ -103,18 +103,13 @@ class RolloutServers:
         return await off_loop(len(text), LARGE_BYTES, _read, name, text)
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Start a task that waits for a server. It is referenced until it is done, and `close` cancels it."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        """Start a task that waits for a server; `close` cancels it."""
+        return self._tasks.start(work)
 
     async def close(self) -> None:
         """Cancel all requests and close the session."""
-        for task in self._tasks:
-            task.cancel()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        self._tasks.cancel()
+        await self._tasks.wait()
         await self._session.close()
 
 
@@ -169,19 +164,12 @@ async def dispatch_rollout(request: web.Request) -> web.Response:
     rollout = await rollout_from(request)
     state = "starting" if dispatch.protocol == "async" else "started"
     fields = write_fields({"osmosis": ticket(dispatch.server, dispatch.protocol, digest, state)})
-    try:
-        stored = await context.store.update_if(
-            rollout.rollout_id, fields, expect={"osmosis": None, "status": None}, now_ms=context.clock.now_ms()
-        )
-    except FieldsChanged as changed:
-        rollout = read_rollout(changed.rollout)
+    is_new, rollout = await update_rollout(context, rollout, fields, {"osmosis": None, "status": None})
+    if not is_new:
         if rollout.osmosis.get("asked") != digest:
             state = f"dispatched to {rollout.osmosis['server']}" if rollout.osmosis else rollout.status or ""
-            raise Conflict(f"Rollout {rollout.rollout_id!r} is already {state}.", param="rollout_id") from None
+            raise Conflict(f"Rollout {rollout.rollout_id!r} is already {state}.", param="rollout_id")
         return _answer(rollout, status=202)
-    if stored is None:
-        raise no_rollout(rollout.rollout_id)
-    rollout = read_rollout(stored)
     body = _rollout_request(dispatch, rollout, servers.server_url or model_url(request, context))
     key = mint(rollout.rollout_id, rollout.incarnation, context.secret, dispatch=digest)
     body["callback_api_key" if dispatch.protocol == "sync" else "api_key"] = key
@@ -209,7 +197,7 @@ async def _run(
             init = validated(InitAnswer, await servers.post(dispatch.server, "/v1/rollout/init", body))
             await _begin(context, rollout, init)
             return
-        result = _result_from(rollout, await servers.post(dispatch.server, "/rollout", body))
+        result = read_result(await servers.post(dispatch.server, "/rollout", body), rollout.rollout_id)
     except ServerFault as fault:
         result = _failed(rollout, fault.category, fault.message, fault.status)
     except (UnprocessableRequest, RequestTooLarge) as fault:
@@ -220,14 +208,6 @@ async def _run(
         await _settle(context, rollout, _failed(rollout, "aborted", message), is_aborted=True)
         raise
     await _settle(context, rollout, result)
-
-
-def _result_from(rollout: Rollout, body: dict[str, Any]) -> RolloutResult:
-    result = validated(RolloutResult, body)
-    if result.rollout_id != rollout.rollout_id:
-        raise UnprocessableRequest(f"rollout_id: the response is for another rollout, {result.rollout_id!r}.")
-    kept_result(result)
-    return result
 
 
 async def _begin(context: Context, rollout: Rollout, init: InitAnswer) -> None:
@@ -268,8 +248,7 @@ def _answer(rollout: Rollout, *, status: int) -> web.Response:
         "rollout_id": rollout.rollout_id,
         "server": rollout.osmosis.get("server"),
         "protocol": rollout.osmosis.get("protocol"),
-        "status": rollout.status,
-        "tools": rollout.tools,
+        **named(rollout, "status", "tools"),
         "result": rollout.metadata.get("osmosis"),
     }
     return json_response(payload, status=status)
