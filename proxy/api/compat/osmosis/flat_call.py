@@ -81,16 +81,10 @@ class FlatCall(CallAdapter):
         return self.body
 
     def recorded(self, plan: Plan) -> Plan:
-        """Return the plan to record: with the client's body, and its differences from the chat call."""
-        changed = {"messages": self.body["messages"]} if self.body["messages"] != self.request["messages"] else {}
-        model = self.request.get("model")
-        return replace(
-            plan,
-            request=dict(self.request),
-            sent={"set": {**changed, **plan.sent["set"]}, "unset": sorted(self.request.keys() - plan.body.keys())},
-            model_asked=model if isinstance(model, str) else None,
-            extra={**plan.extra, "form": "osmosis", **({} if self.mask is None else {"mask_claim": len(self.mask)})},
-        )
+        """Return the plan to record, with the length of the claimed mask."""
+        plan, model = CallAdapter.recorded(self, plan), self.request.get("model")
+        extra = {**plan.extra, "form": "osmosis", **({} if self.mask is None else {"mask_claim": len(self.mask)})}
+        return replace(plan, model_asked=model if isinstance(model, str) else None, extra=extra)
 
     def reshape(self, outcome: Outcome) -> Outcome:
         """Return the end in the client's format, and the step with a mismatch of its mask. Engines' errors are unchanged."""
@@ -102,7 +96,7 @@ class FlatCall(CallAdapter):
         return replace(outcome, step=step, end=outcome.end if flat is None else flat)
 
     def answer(self, step: Step) -> bytes | None:
-        """See `flat_answer`."""
+        """Return the response of a step in the flat format; None if it is incomplete."""
         return flat_answer(step)
 
     def _mismatch(self, step: Step) -> dict[str, int | None] | None:
