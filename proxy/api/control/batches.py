@@ -31,7 +31,7 @@ from proxy.api.control.export_query import export_query
 from proxy.api.control.groups import drop_group
 from proxy.api.control.schemas import AckBatch, ClaimBatch, ExtendBatch, ReleaseBatch
 from proxy.api.http import CLIENT_CLOSED_REQUEST, json_response
-from proxy.api.requests import body_from, rollout_id_from
+from proxy.api.requests import body_from, named, rollout_id_from
 from proxy.clock import new_id
 from proxy.errors import Conflict, Damaged, LeaseLost, NotFound
 from proxy.rollouts.group import Batch, Ending, read_batch, read_group, state_fields, write_batch
@@ -152,12 +152,7 @@ async def _end_silent(context: Context, batch: Batch, instance: str, limit_ms: i
         await context.store.batches.update_if(batch.batch_id, fields, expect={"ended": None}, now_ms=now_ms)
     for waiting in batch.held:
         await release(context, batch.batch_id, waiting)
-    shown = {
-        "batch_id": batch.batch_id,
-        "consumer": batch.consumer,
-        "instance": batch.instance,
-        "taken_over_by": instance,
-    }
+    shown = {**named(batch, "batch_id", "consumer", "instance"), "taken_over_by": instance}
     LOG.warning("Batch taken over from an instance of its consumer that missed a heartbeat", extra={"fields": shown})
 
 
@@ -231,15 +226,15 @@ async def ack_batch(request: web.Request) -> web.Response:
         return json_response(batch.answer)
     fields = state_fields(batch.policy, status="done", batch_id=batch.batch_id)
     done: list[str] = []
-    lost: list[str] = []
     for waiting in batch.held:
         removed = await context.store.queue.remove(waiting, batch.batch_id, fields, now_ms=context.clock.now_ms())
-        (done if removed or await _was_done(context, batch, waiting) else lost).append(waiting.group)
+        done += [waiting.group] if removed or await _was_done(context, batch, waiting) else []
     _check_any(batch, done)
     kept = [name for name in done if not await _delete(context, name)] if ack.delete else []
     context.metrics.group_events.labels(batch.policy, "done").inc(len(done))
-    answer = {"batch_id": batch.batch_id, "acked": done, "lost": lost, **({"kept": kept} if kept else {})}
-    return await _end(context, batch, "acked", answer)
+    return await _end(
+        context, batch, "acked", {"acked": done, "lost": _lost(batch, done), **({"kept": kept} if kept else {})}
+    )
 
 
 async def _delete(context: Context, group_id: str) -> bool:
@@ -276,9 +271,8 @@ async def release_batch(request: web.Request) -> web.Response:
     if batch.answer is not None:
         return json_response(batch.answer)
     released = [entry.group for entry in batch.held if await release(context, batch.batch_id, entry)]
-    lost = [entry.group for entry in batch.held if entry.group not in released]
     context.metrics.group_events.labels(batch.policy, "released").inc(len(released))
-    return await _end(context, batch, "released", {"batch_id": batch.batch_id, "released": released, "lost": lost})
+    return await _end(context, batch, "released", {"released": released, "lost": _lost(batch, released)})
 
 
 async def extend_batch(request: web.Request) -> web.Response:
@@ -294,8 +288,8 @@ async def extend_batch(request: web.Request) -> web.Response:
         if await context.store.queue.extend(waiting, batch.batch_id, fields, lease_ms=lease_ms, now_ms=now_ms)
     ]
     _check_any(batch, held)
-    lost = [entry.group for entry in batch.held if entry.group not in held]
-    return json_response({"batch_id": batch.batch_id, "lease_ms": now_ms + lease_ms, "held": held, "lost": lost})
+    shown = {"batch_id": batch.batch_id, "lease_ms": now_ms + lease_ms, "held": held, "lost": _lost(batch, held)}
+    return json_response(shown)
 
 
 async def _batch_from(request: web.Request, *, ending: Ending | None) -> Batch:
@@ -327,8 +321,13 @@ def _check_any(batch: Batch, held: list[str]) -> None:
         )
 
 
-async def _end(context: Context, batch: Batch, ended: Ending, payload: dict[str, Any]) -> web.Response:
+def _lost(batch: Batch, kept: list[str]) -> list[str]:
+    return [waiting.group for waiting in batch.held if waiting.group not in kept]
+
+
+async def _end(context: Context, batch: Batch, ended: Ending, answer: dict[str, Any]) -> web.Response:
     """Store the response for retries, and return it."""
+    payload = {"batch_id": batch.batch_id, **answer}
     fields = write_fields({"ended": ended, "answer": payload})
     await context.store.batches.update_if(batch.batch_id, fields, expect={}, now_ms=context.clock.now_ms())
     return json_response(payload)

@@ -22,6 +22,7 @@ from proxy.api.control.export_query import ExportQuery
 from proxy.api.control.group_rows import (
     REWARD_PENDING,
     Reason,
+    all_ended,
     check_members,
     read_group_rows,
     why_pending,
@@ -70,7 +71,7 @@ class Held:
 
     waiting: QueuedGroup  # its entry in the queue
     members: tuple[str, ...] = ()  # whose rewards the claim froze, or `freezing` freezes
-    freezing: asyncio.Task[list[Rollout]] | None = None
+    freezing: asyncio.Task[list[Rollout | None]] | None = None
     earlier: Mapping[str, Claims] = field(
         default_factory=dict
     )  # of members that other claims of the policy froze before
@@ -80,12 +81,6 @@ class Held:
     delivery: int = 1  # how many batches of the policy had the group, with this one
     previous_consumer: str | None = None  # of the last of them
     undone: Mapping[str, bytes | None] = field(default_factory=dict)  # fields with which a release undoes the delivery
-
-    def note_deliveries(self, state: PolicyState | None) -> None:
-        """Note the deliveries before this one. Batches before deliveries were counted left claims only."""
-        if state is not None:
-            self.delivery = 1 + (state.delivery or bool(self.earlier))
-            self.previous_consumer = state.delivered_to
 
     def delivered_to(self, consumer: str) -> dict[str, bytes | None]:
         """Return the fields of the group in a batch of this consumer, and note how to undo them."""
@@ -227,11 +222,11 @@ async def _take(context: Context, claim: Claim, entries: Iterator[QueuedGroup], 
 
 async def _lease(context: Context, claim: Claim, waiting: QueuedGroup) -> bool:
     """Lease one group, unless it is too stale or incomplete and remains in the queue; return whether the claim has it now."""
-    too_stale = why_stale(claim, waiting)
-    keeps = claim.body.stale == "keep" or (too_stale is not None and too_stale.code == _LATER)
-    kept = too_stale if keeps else None
-    if kept is None and too_stale is None:
+    kept = why_stale(claim, waiting)
+    if kept is None:
         kept = await _why_incomplete(context, claim, waiting)
+    elif claim.body.stale != "keep" and kept.code != _LATER:
+        kept = None  # `_render` drops it
     if kept is not None:
         claim.refused[waiting.group] = kept
         return False
@@ -248,7 +243,9 @@ async def _why_incomplete(context: Context, claim: Claim, waiting: QueuedGroup) 
 
     It is not leased and its rewards are not frozen for this: a missing one may be set at any time.
     """
-    reward_s = _reward_s(context, claim)
+    reward_s = claim.body.reward_s
+    if reward_s is None:  # by default, if the claim does not choose the members that count
+        reward_s = context.settings.groups.reward_s if claim.body.members is None else 0
     if claim.body.members != "all" and not reward_s:
         return None
     try:
@@ -263,13 +260,6 @@ async def _why_incomplete(context: Context, claim: Claim, waiting: QueuedGroup) 
     return why_pending(rollouts, left_s) if left_s > 0 else None
 
 
-def _reward_s(context: Context, claim: Claim) -> float:
-    """Return how long the claim waits for rewards; by default, if it does not choose the members that count."""
-    if claim.body.reward_s is not None:
-        return claim.body.reward_s
-    return context.settings.groups.reward_s if claim.body.members is None else 0
-
-
 async def _render(context: Context, claim: Claim, held: Held, outcomes: Sequence[Outcome] | None = None) -> bool:
     """Render a leased group; return False if it was refused, dropped or deleted.
 
@@ -282,7 +272,8 @@ async def _render(context: Context, claim: Claim, held: Held, outcomes: Sequence
             group, rollouts = counted(group, await _freeze(context, claim, held, group))
             if outcomes is None:
                 held.earned = None if held.earlier else earned_by(rollouts)
-                held.note_deliveries(group.states.get(claim.policy.name))
+                state = group.states.get(claim.policy.name) or PolicyState("complete")
+                held.delivery, held.previous_consumer = 1 + state.delivery, state.delivered_to
             else:
                 known = {outcome.rollout.rollout_id for outcome in outcomes}
                 rollouts = [rollout for rollout in rollouts if rollout.rollout_id in known]
@@ -304,20 +295,10 @@ async def _render(context: Context, claim: Claim, held: Held, outcomes: Sequence
 async def _freeze(context: Context, claim: Claim, held: Held, group: Group) -> list[Rollout]:
     """Freeze the rewards of a group's rollouts; return those that exist, as they are since then."""
     rollouts = await members_of(context.store, group)
-
-    async def frozen() -> list[Rollout]:
-        found = await asyncio.gather(
-            *(freeze(context.store, context.clock, rollout, claim.id) for rollout in rollouts),
-            return_exceptions=True,  # all of them end before any is undone
-        )
-        for result in found:
-            if isinstance(result, BaseException):
-                raise result
-        return [result for result in found if isinstance(result, Rollout)]
-
     held.members = tuple(rollout.rollout_id for rollout in rollouts)
-    held.freezing = context.recorder.tasks.start(frozen())
-    found = await asyncio.shield(held.freezing)
+    works = [freeze(context.store, context.clock, rollout, claim.id) for rollout in rollouts]
+    held.freezing = context.recorder.tasks.start(all_ended(works))  # all of them end before any is undone
+    found = [rollout for rollout in await asyncio.shield(held.freezing) if rollout is not None]
     held.freezing = None
     held.earlier = {
         rollout.rollout_id: rollout.claims

@@ -1,10 +1,11 @@
 """The rows of a group's rollouts with their advantages, combined in the trainer's format."""
 
+import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from proxy.api.context import Context
 from proxy.api.control.export_query import ExportQuery, refusal
@@ -17,8 +18,8 @@ from proxy.rollouts.group import Group
 from proxy.rollouts.rollout import Rollout
 from proxy.rollouts.steps import aside
 from proxy.trajectory.advantages import ESTIMATORS
-from proxy.upstream.concurrency import run_all
 
+T = TypeVar("T")
 GONE: Final = "deleted or expired"
 REWARD_PENDING: Final = "reward_pending"
 _SCORED: Final = ("completed", "truncated")  # rollouts that get a reward
@@ -121,8 +122,8 @@ async def read_group_rows(
     found = {outcome.rollout.rollout_id: outcome for outcome in outcomes}
     counted = [found[name] for name in group.members if name not in excluded]
     works = [partial(_read_member, context, query, outcome, conditions, whole=whole) for outcome in counted]
-    # Members that are scored are all read at the same time.
-    read = iter(await run_all(works, at_once=1 if query.rescoring is None else len(works)))
+    # Members that are scored are all read at the same time, and to their end: what was scored is cached.
+    read = iter(await all_ended(work() for work in works) if query.rescoring else [await work() for work in works])
     members = []
     missing: Counter[str] = Counter()
     skipped: list[dict[str, Any]] = [{"rollout_id": name, "why": why} for name, why in group.unneeded.items()]
@@ -138,6 +139,17 @@ async def read_group_rows(
     if len(members) < least:
         return GroupRows([], skipped, _too_few(len(members), missing, least))
     return GroupRows(members, skipped, outcomes=outcomes)
+
+
+async def all_ended(works: Iterable[Awaitable[T]]) -> list[T]:
+    """Run these works at the same time; return their results, or raise the first failure, once all have ended."""
+    found = await asyncio.gather(*works, return_exceptions=True)
+    results: list[T] = []
+    for result in found:
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
 
 
 def _why_equal(rollouts: Sequence[Rollout]) -> Reason | None:

@@ -229,17 +229,6 @@ async def test_a_redelivered_group_counts_in_its_metric(proxy):
     assert 'tokentape_redelivered_groups_total{policy="default"} 2.0' in metrics.decode()
 
 
-async def test_a_group_that_was_claimed_before_deliveries_were_counted_is_redelivered(proxy, store):
-    """Its rollouts have the earlier claim; which consumer that was is not known."""
-    await proxy.group("g", 1)
-    await settle(proxy, await proxy.claim(), "release")
-    fields = {"delivery": None, "delivered_to": None}
-    await store.groups.update_if("g", fields, expect={}, now_ms=1)
-    batch = await proxy.claim()
-
-    assert [("g", 2, None)] == [delivered(group) for group in batch["groups"]]
-
-
 async def test_a_new_instance_takes_over_the_batches_of_one_that_missed_its_heartbeat(proxy, store):
     """At any process and long before the lease ends; all requests of the earlier instance are then 409."""
     await proxy.group("g1", 1)
