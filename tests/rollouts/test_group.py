@@ -1,11 +1,29 @@
 """A group, read from the store's fields and marks."""
 
+import asyncio
+from types import SimpleNamespace
+
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.fakes import FailingStore
 
-from proxy.rollouts.group import FINISHED_MARK, MEMBER_MARK, STATUSES, read_group, state_fields
-from storage.types import StoredEntity
+from proxy.clock import SystemClock
+from proxy.errors import Conflict
+from proxy.rollouts.group import (
+    FINISHED_MARK,
+    MEMBER_MARK,
+    STATUSES,
+    find_group,
+    join,
+    mark_finished,
+    read_batch,
+    read_group,
+    state_fields,
+    write_batch,
+)
+from storage.types import QueuedGroup, StoredEntity
 
 
 def stored(**fields):
@@ -69,3 +87,85 @@ def test_the_state_of_the_default_policy_has_fields_without_a_suffix():
         read_group(stored(size=1)).status_for("planner", 0),
         read_group(stored(size=1)).is_open,
     )
+
+
+def test_a_batch_is_read_as_it_was_written():
+    """Groups keep their entry IDs; notes are dropped."""
+    fields = write_batch("trainer", "default", [QueuedGroup("g1", "5-0", b"note"), QueuedGroup("a/b", "6-1", b"")])
+    batch = read_batch(StoredEntity("b", "incarnation", 1, 1, fields, {}))
+
+    assert ("b", "trainer", None, None) == (batch.batch_id, batch.consumer, batch.ended, batch.answer)
+    assert (QueuedGroup("g1", "5-0", b""), QueuedGroup("a/b", "6-1", b"")) == batch.held
+
+
+def test_a_batch_of_a_named_policy_has_its_groups_in_the_queue_of_the_policy():
+    """That of the default policy is stored without its name."""
+    batch = read_batch(StoredEntity("b", "i", 1, 1, write_batch("t", "planner", [QueuedGroup("g", "5-0", b"")]), {}))
+
+    assert ("planner", (QueuedGroup("g", "5-0", b"", "planner"),)) == (batch.policy, batch.held)
+    assert {"consumer", "held"} == write_batch("t", "default", []).keys()
+
+
+def test_an_ended_batch_has_its_response():
+    fields = {**write_batch("t", "default", []), "ended": b'"acked"', "answer": orjson.dumps({"acked": ["g"]})}
+    batch = read_batch(StoredEntity("b", "incarnation", 1, 1, fields, {}))
+
+    assert ("acked", {"acked": ["g"]}) == (batch.ended, batch.answer)
+
+
+CLOCK = SystemClock()
+
+
+async def opened(store, name="r1"):
+    return await store.open(name, {}, now_ms=1)
+
+
+async def test_joining_creates_the_group_and_is_idempotent(store):
+    rollouts = [await opened(store, name) for name in ("r2", "r1", "r2")]
+    await asyncio.gather(*(join(store, CLOCK, rollout, "g") for rollout in rollouts))
+
+    assert ("r1", "r2") == (await find_group(store, "g")).members
+
+
+async def test_only_its_own_rollouts_can_join_an_opened_group(store):
+    """A rollout that was created for the join is deleted; an existing one remains."""
+    name = next(name for name in (f"m{n}" for n in range(1000)) if store.same_slot("g", name))
+    await store.open_group("g", {"size": b"1", "members": b'["%s"]' % name.encode()}, {name: {}}, now_ms=1)
+    existing = await opened(store, "existing")
+
+    await join(store, CLOCK, await opened(store, name), "g")
+    for rollout in (await opened(store, "new"), await opened(store, existing.name)):
+        with pytest.raises(Conflict, match="not one of them"):
+            await join(store, CLOCK, rollout, "g")
+
+    assert await store.get("new") is None
+    assert await store.get("existing") is not None
+    assert (name,) == (await find_group(store, "g")).members
+
+
+async def test_a_group_that_is_deleted_during_a_join_is_created_again(store):
+    groups = FailingStore(store.groups)
+    groups.waiting["mark"] = asyncio.Event()
+    task = asyncio.ensure_future(join(SimpleNamespace(groups=groups), CLOCK, await opened(store), "g"))
+    groups.reached["mark"] = asyncio.Event()
+    await groups.reached["mark"].wait()
+    await store.groups.delete("g")
+    groups.waiting.pop("mark").set()
+    await task
+
+    assert ("r1",) == (await find_group(store, "g")).members
+
+
+async def test_finished_members_are_marked_in_this_incarnation_of_the_group(store):
+    await join(store, CLOCK, await opened(store), "g")
+    group = await find_group(store, "g")
+    await mark_finished(store, CLOCK, group, ["r1"])
+
+    assert {"r1"} == (await find_group(store, "g")).finished
+
+    await store.groups.delete("g")
+    await store.groups.open("g", {}, now_ms=1)
+    await mark_finished(store, CLOCK, group, ["r1"])
+
+    assert frozenset() == (await find_group(store, "g")).finished
+    assert read_group(await store.groups.get("g")).members == ()

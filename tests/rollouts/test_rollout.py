@@ -1,9 +1,21 @@
 """A rollout, written to and read from the store's fields."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.protocols.sampling import Sampling
-from proxy.rollouts.rollout import CountedDrift, Limits, read_marks, read_rollout, write_fields
+from proxy.rollouts.rollout import (
+    CountedDrift,
+    Limits,
+    Rollout,
+    deadlines_of,
+    first_due_ms,
+    is_past_deadline,
+    read_marks,
+    read_rollout,
+    write_fields,
+)
 from storage.types import StoredEntity
 
 
@@ -81,3 +93,70 @@ def test_drift_totals_are_replaced_by_totals_of_more_steps_or_fewer_unexplained(
     if before is not None:
         assert more == found.knows_more_than(before)
     assert new == found.known_since(before)
+
+
+def due_ms(*, touched_ms: int, began: bool = False, **terms) -> int | None:
+    return Rollout("r1", "b", 0, touched_ms, began_ms=touched_ms if began else None, **terms).due_ms
+
+
+@pytest.mark.parametrize(
+    ("terms", "due"),
+    [
+        ({}, None), ({"deadline_s": 1.5}, 1500), ({"idle_s": 3}, 3200), ({"deadline_s": 3.5, "idle_s": 3}, 3200),
+        ({"idle_s": 3, "start_s": 2}, 3200), ({"idle_s": 3, "start_s": 9}, 9000),
+        ({"start_s": 2}, 2200),
+        ({"idle_s": 3, "start_s": 9, "began": True}, 3200), ({"start_s": 2, "began": True}, None),
+        ({"start_s": 9, "deadline_s": 5}, 5000),
+        ({"start_s": 9, "touched_ms": 0}, 9000), ({"start_s": 9, "idle_s": 3, "touched_ms": 0}, 9000),
+        ({"deadline_s": 0.0001}, 1), ({"idle_s": 0.0001}, 1200), ({"deadline_s": 1e306}, 2**52), ({"idle_s": 1.7e308}, 2**52),
+    ],
+)  # fmt: skip
+def test_a_rollout_is_due_at_the_first_of_its_deadlines(terms, due):
+    """Idle times shorter than a second count as one second; times beyond any clock are never.
+
+    Before its first step, a rollout that was touched may have a call in flight: it is not due before it is idle.
+    """
+    assert due == due_ms(**{"touched_ms": 200, **terms})
+
+
+@given(st.floats(min_value=0, exclude_min=True, allow_infinity=False), st.integers(0, 2**45), st.integers(0, 2**45))
+def test_a_rollout_that_was_touched_later_is_not_due_earlier(idle_s, touched_ms, later_ms):
+    first = due_ms(touched_ms=touched_ms, idle_s=idle_s)
+
+    assert touched_ms < first <= due_ms(touched_ms=touched_ms + later_ms, idle_s=idle_s)
+    assert first == first_due_ms({"idle_s": idle_s}, touched_ms)
+
+
+@pytest.mark.parametrize(
+    ("terms", "now_ms", "is_past"),
+    [
+        ({"deadline_s": 2}, 2999, False), ({"deadline_s": 2}, 3000, True), ({"idle_s": 1}, 10**9, False),
+        ({"deadline_s": 2, "status": "completed"}, 3000, False), ({}, 10**9, False),
+    ],
+)  # fmt: skip
+def test_an_open_rollout_is_past_its_deadline_at_that_age(terms, now_ms, is_past):
+    """A call that arrives then is not admitted. Idleness ends with the call."""
+    assert is_past == is_past_deadline(Rollout("r1", "b", 1000, 1000, **terms), now_ms)
+
+
+@pytest.mark.parametrize(
+    ("terms", "idle_s", "deadlines"),
+    [
+        ({}, None, {}), ({}, 9, {"idle_s": 9, "start_s": 4}), ({"idle_s": 2}, None, {"idle_s": 2, "start_s": 4}),
+        ({"start_s": 1, "deadline_s": 3}, None, {"start_s": 1, "deadline_s": 3}),
+        ({"start_s": 1, "idle_s": None, "model": "m"}, 9, {"start_s": 1, "idle_s": 9}),
+    ],
+)  # fmt: skip
+def test_a_rollout_with_an_idle_limit_has_one_for_its_start(terms, idle_s, deadlines):
+    assert deadlines == deadlines_of(terms, idle_s=idle_s, start_s=4)
+
+
+@pytest.mark.parametrize(
+    ("terms", "left"),
+    [
+        ({}, {}), ({"idle_s": 5, "start_s": 7}, {"idle_s": 5, "start_s": 7}),
+        ({"deadline_s": 5, "idle_s": 3}, {"deadline_s": 3, "idle_s": 3}), ({"deadline_s": 2}, None), ({"deadline_s": 1}, None),
+    ],
+)  # fmt: skip
+def test_a_replacement_has_what_is_left_of_the_deadline(terms, left):
+    assert left == Rollout("r1", "b", 1000, 1000, **terms).deadlines_left(3000)

@@ -410,7 +410,9 @@ class BackgroundArchive(BackgroundWork):
         return self._name == min(name for name in beats if name.endswith(_SUFFIX))
 
     async def _run(self) -> None:
-        await asyncio.gather(self._beat_forever(), self._sweep_forever())
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._beat_forever())
+            tasks.create_task(self._sweep_forever())
 
     async def _beat_forever(self) -> None:
         while True:
