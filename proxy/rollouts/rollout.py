@@ -43,7 +43,7 @@ _MIN_IDLE_S: Final = 1.0  # shorter values of `idle_s` and `start_s` act as this
 MAX_ID_CHARACTERS: Final = 256
 _NEVER_MS: Final = 2**52  # later than any time of a rollout, and exact as the score of a sorted set
 _DEADLINES: Final = ("deadline_s", "idle_s", "start_s")
-_DISPATCH: Final = frozenset({"server", "protocol", "asked", "state"})
+_DISPATCH: Final = ("server", "protocol", "asked", "state")
 _UNPRINTABLE: Final = ("Cc", "Cs")  # control characters; surrogates, which UTF-8 cannot encode
 
 
@@ -122,7 +122,7 @@ class Rollout(Struct, frozen=True):
     idle_s: Seconds | None = None
     start_s: Seconds | None = None
     is_over_sampled: bool = False  # its group may not need it
-    osmosis: Mapping[str, str] = {}  # its dispatch to a rollout server, with the keys `_DISPATCH`
+    osmosis: Mapping[str, Any] = {}  # its dispatch to a rollout server, with the texts `_DISPATCH`
     result: _Result | None = None  # reported by its rollout server
     reply: Mapping[str, str] = {}  # which token fields responses have
     continuation: Mode | None = None  # None: the configured mode
@@ -248,11 +248,12 @@ def read_rollout(stored: StoredEntity) -> Rollout:
         has_reservation=stored.has_reservation,
         origin=Origin(stored.created_ms, stored.fields),
     )
-    if isinstance(rollout.advantages, list | dict) or rollout.sampling.cap or "osmosis" in stored.fields:
+    has_dispatch = stored.fields.get("osmosis", b"null") != b"null"
+    if isinstance(rollout.advantages, list | dict) or rollout.sampling.cap or has_dispatch:
         with damage_of("rollout", stored.name):
             check_numbers([rollout.advantages, rollout.sampling.cap])
-            if "osmosis" in stored.fields and not rollout.osmosis.keys() >= _DISPATCH:
-                raise ValueError(f"`osmosis` must have {', '.join(sorted(_DISPATCH))}")
+            if has_dispatch and not all(isinstance(rollout.osmosis.get(key), str) for key in _DISPATCH):
+                raise ValueError(f"`osmosis` must have the texts {', '.join(_DISPATCH)}")
     if rollout.drift is not None and rollout.drift.steps > rollout.counts.get("steps", 0):
         return structs.replace(rollout, drift=None)  # it was counted in steps that are gone because the rollout expired
     return rollout

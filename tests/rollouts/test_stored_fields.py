@@ -93,6 +93,10 @@ def test_members_that_replace_themselves_are_damaged():
         ({"reward": b'"1"'}, "got `str` - at `reward`"),
         ({"status": b'"zzz"'}, "at `status`"),
         ({"advantages": b'{"a":[1e39]}'}, "range of float32"),
+        ({"sampling": b'{"cap":{"max_tokens":1e39}}'}, "range of float32"),
+        ({"osmosis": b"{}"}, "`osmosis` must have"),
+        ({"osmosis": b'{"server":"s","protocol":"p","asked":"a","state":5}'}, "`osmosis` must have"),
+        ({"claimed_by": b'[["policy"]]'}, "at `claimed_by"),
     ],
 )
 def test_the_error_names_the_field(fields, why):
