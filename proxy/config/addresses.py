@@ -10,8 +10,7 @@ _HOST = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", re.ASCII)
 def split_listen(listen: str) -> tuple[str, int]:
     """Return host and port of `HOST:PORT`, `[::1]:PORT` or `:PORT` (all addresses).
 
-    Raises:
-        ValueError: It is none of these.
+    Raises ValueError if it is none of these.
     """
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
@@ -22,8 +21,7 @@ def split_listen(listen: str) -> tuple[str, int]:
 def base_url(url: str) -> str:
     """Return the URL without a trailing slash and /v1.
 
-    Raises:
-        ValueError: It is not an http(s) base URL, or has credentials, a query or a fragment.
+    Raises ValueError if it is not an http(s) base URL, or has credentials, a query or a fragment.
     """
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not _can_be_called(url, parts):

@@ -165,11 +165,7 @@ class Format(ABC):
 
     @abstractmethod
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
-        """Choose the rows of one rollout.
-
-        Raises:
-            Inexpressible: The format cannot represent the rollout.
-        """
+        """Choose the rows of one rollout. Raises Inexpressible if the format cannot represent the rollout."""
 
     def rows(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Rows:
         """Render all rows of one rollout. Raises what `plan` and its rendering raise."""
@@ -184,9 +180,7 @@ class Format(ABC):
         """Combine a group into the one JSON value that the trainer accepts: here the list of all rows, by member.
 
         `members` are the results of `rows` for each rollout of the group, in the group's order. The input is not changed.
-
-        Raises:
-            Inexpressible: The members cannot be combined.
+        Raises Inexpressible if the members cannot be combined.
         """
         return [self.numbered(members[number].rows[index], number) for number, index in self.order(members)]
 

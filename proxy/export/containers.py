@@ -297,8 +297,7 @@ CONTAINERS: dict[str, type[Writer]] = {
 def container_for(accept: str | None, named: str | None) -> type[Writer]:
     """Return the container with this name, or else the one that an `Accept` header requests; JSON by default.
 
-    Raises:
-        ValueError: The name is unknown.
+    Raises ValueError if the name is unknown.
     """
     if named is not None:
         if named not in CONTAINERS:

@@ -44,11 +44,7 @@ class RowSource:
         )
 
     def reward(self) -> float:
-        """Return the rollout's reward.
-
-        Raises:
-            Inexpressible: It has none.
-        """
+        """Return the rollout's reward. Raises Inexpressible if it has none."""
         if self.facts.reward is None:
             raise self.refuse("a reward", "none", MissingReward)
         return float(self.facts.reward)
@@ -60,8 +56,7 @@ class RowSource:
     def env_name(self) -> str:
         """Return the name of the environment from the metadata, which only the trainer knows.
 
-        Raises:
-            Inexpressible: The metadata has none.
+        Raises Inexpressible if the metadata has none.
         """
         name = self.facts.metadata.get("env_name")
         if not isinstance(name, str) or not name:
@@ -71,8 +66,7 @@ class RowSource:
     def version(self, step_id: str, version: str | None) -> int:
         """Return a policy version as the number that the format requires.
 
-        Raises:
-            Inexpressible: It is not a number.
+        Raises Inexpressible if it is not a number.
         """
         found = number_of(version)
         if found is None:
@@ -91,8 +85,7 @@ class SequenceView(Format):
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
         """Plan a view of each canonical row, the oldest leaf's first.
 
-        Raises:
-            Inexpressible: The format cannot represent the rollout.
+        Raises Inexpressible if the format cannot represent the rollout.
         """
         found = sequences(steps, facts, options)
         by_id = {step.step_id: step for step in steps}
@@ -118,11 +111,7 @@ class SequenceView(Format):
 
     @abstractmethod
     def view(self, row: Row, source: RowSource) -> Any:
-        """Return the row in this format.
-
-        Raises:
-            Inexpressible: The format cannot represent the row.
-        """
+        """Return the row in this format. Raises Inexpressible if the format cannot represent the row."""
 
     def packed(self, row: Row, source: RowSource) -> Any:
         """Return the row for `Plan.pack`, of a format that `packs`."""
@@ -174,11 +163,7 @@ def references(row: Row, source: RowSource) -> list[str]:
 
 
 def advantage_from(source: RowSource) -> float:
-    """Return the rollout's only advantage, unchanged.
-
-    Raises:
-        Inexpressible: It has none, or several.
-    """
+    """Return the rollout's only advantage, unchanged. Raises Inexpressible if it has none, or several."""
     advantages = source.facts.advantages
     if advantages is None:
         raise source.refuse("an advantage", "none", MissingAdvantage)

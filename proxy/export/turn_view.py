@@ -83,8 +83,7 @@ class TurnView(Format):
     def plan(self, facts: RolloutFacts, steps: Sequence[Step], options: Options, fill: Fill = PLAIN) -> Plan:
         """Plan a view of each turn, the oldest first; the turns of threads with a reward of their own follow the others.
 
-        Raises:
-            Inexpressible: The format cannot represent the rollout.
+        Raises Inexpressible if the format cannot represent the rollout.
         """
         found = sequences(steps, facts, replace(options, max_len=None, row_weight="full"))
         self.check_branches(facts, options, found.branches)
@@ -115,11 +114,7 @@ class TurnView(Format):
 
     @abstractmethod
     def turn(self, turn: TurnRow, source: RowSource) -> Any:
-        """Render a turn in this format.
-
-        Raises:
-            Inexpressible: The format cannot represent the turn.
-        """
+        """Render a turn in this format. Raises Inexpressible if the format cannot represent the turn."""
 
     def without_tokens(self, steps: Sequence[Step]) -> Iterable[tuple[Step, Choice]]:
         """Return the choices without token ids that have a row in this format; none by default."""

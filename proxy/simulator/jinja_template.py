@@ -23,8 +23,7 @@ _END_TAG: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 class JinjaTemplate:
     """The template of one engine. `eos` is the value of `eos_token`.
 
-    Raises:
-        ValueError: the source is not a valid template.
+    Raises ValueError if the source is not a valid template.
     """
 
     __slots__ = ("_eos", "_source")
@@ -49,8 +48,7 @@ class JinjaTemplate:
     ) -> str:
         """Return the prompt; `source` is a template in place of the engine's own.
 
-        Raises:
-            RequestError: a message has content that is not text, or the template raises an exception.
+        Raises RequestError if a message has content that is not text, or the template raises an exception.
         """
         source = source if isinstance(source, str) and source else self._source
         conversation = _conversation(messages)

@@ -280,8 +280,7 @@ def load_model(
 ) -> Model:
     """Return the model over the installed vocabulary; engines with the same arguments share it.
 
-    Raises:
-        ValueError: the template is invalid or requires jinja2, or an EOS is not a single token.
+    Raises ValueError if the template is invalid or requires jinja2, or an EOS is not a single token.
     """
     vocabulary = load_vocabulary()
     markers = [] if template is None else markers_of(template, eos)

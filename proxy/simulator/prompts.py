@@ -30,12 +30,9 @@ _PARAM: Final = "kv_transfer_params.prompt_token_ids"
 def reused_ids(body: Body, model: Model, *, has_field: bool = False) -> list[int] | None:
     """Return the ids of a vLLM chat in place of its rendered messages; None if there are none.
 
-    `has_field`: they may be in the field `prompt_token_ids`, which 0.32 ignores.
-    They are ignored with `echo`, and if a message has content that is not text (vLLM 0.32, renderers/online_renderer.py,
-    `_reused_prompt_token_ids`).
-
-    Raises:
-        RequestError: the ids are not a list of ids of the vocabulary, or the list is empty.
+    `has_field`: they may be in the field `prompt_token_ids`, which 0.32 ignores. They are ignored with `echo`, and if a
+    message has content that is not text (vLLM 0.32, renderers/online_renderer.py, `_reused_prompt_token_ids`). Raises
+    RequestError if the ids are not a list of ids of the vocabulary, or the list is empty.
     """
     params = body.get("kv_transfer_params")
     ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
@@ -60,8 +57,7 @@ def _has_other_than_text(messages: Any) -> bool:
 def with_fault(ids: Sequence[int] | None, faults: Faults) -> Sequence[int] | None:
     """Return the ids that the engine uses in place of these: the same ones unless it has a fault.
 
-    Raises:
-        RequestError: the fault is that the engine rejects ids.
+    Raises RequestError if the fault is that the engine rejects ids.
     """
     if not ids or faults.prompt_ids is None:
         return ids
@@ -76,8 +72,7 @@ _SIZES: Final = 4
 def with_placeholders(messages: Sequence[Message]) -> tuple[list[Message], list[str]]:
     """Return the messages with a text in place of each image, and the URLs of the images.
 
-    Raises:
-        RequestError: an image has no URL, or data that is not base64.
+    Raises RequestError if an image has no URL, or data that is not base64.
     """
     urls: list[str] = []
     prepared = list(messages)
@@ -129,8 +124,7 @@ MaxTokensRule = Callable[[int, int | None, CommonFields, Options], int]
 def vllm_max_tokens(prompt_length: int, requested: int | None, common: CommonFields, options: Options) -> int:
     """Return the number of tokens that may be sampled after a prompt, by the rules of vLLM 0.32.
 
-    Raises:
-        RequestError: the prompt or the requested length does not fit into the context window.
+    Raises RequestError if the prompt or the requested length does not fit into the context window.
     """
     window = options.max_model_len
     if prompt_length > window:
@@ -171,8 +165,7 @@ class Prompt:
 def render_chat(chat: ChatRequest, template: "JinjaTemplate | None" = None) -> str:
     """Return the text of a chat's prompt.
 
-    Raises:
-        RequestError: the text has a lone surrogate, which JSON in `arguments` can contain, or the template fails.
+    Raises RequestError if the text has a lone surrogate, which JSON in `arguments` can contain, or the template fails.
     """
     if template is None:
         text = render(
@@ -210,8 +203,7 @@ def chat_prompt(
 ) -> Prompt:
     """Return the prompt of a chat; `ids` replace those of the rendered text.
 
-    Raises:
-        RequestError: the prompt does not fit into the context window, or the script fails the request.
+    Raises RequestError if the prompt does not fit into the context window, or the script fails the request.
     """
     unexpanded, urls = None, list[str]()
     if options.image_tokens:
@@ -295,8 +287,7 @@ def text_prompts(
 ) -> list[Prompt]:
     """Return the prompts of a completions request.
 
-    Raises:
-        RequestError: an id is outside the vocabulary, or a prompt is empty or does not fit into the context window.
+    Raises RequestError if an id is outside the vocabulary, or a prompt is empty or does not fit into the context window.
     """
     requested = _DEFAULT_MAX_TOKENS if common.max_tokens is None else common.max_tokens
     if requested == 0 and completions.echo:

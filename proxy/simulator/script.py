@@ -92,8 +92,7 @@ class Script:
     def turn(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Turn, int | None]:
         """Return the turn of a chat, and the number of tokens after which this attempt disconnects (None: it does not).
 
-        Raises:
-            RequestError: this attempt fails by the script, or the script has no such conversation or turn.
+        Raises RequestError if this attempt fails by the script, or the script has no such conversation or turn.
         """
         users = (content_text(message.get("content")) for message in messages if message.get("role") == "user")
         topic = next(users, "")

@@ -23,8 +23,7 @@ _MAX_BODY_BYTES: Final = 64 << 20
 def make_engine(options: Options, clock: Clock | None = None) -> web.Application:
     """Return the application of a simulated engine.
 
-    Raises:
-        ValueError: the chat template or the EOS of the options is invalid.
+    Raises ValueError if the chat template or the EOS of the options is invalid.
     """
     model = load_model(
         options.template,

@@ -173,8 +173,7 @@ def read_native(body: Body, options: Options) -> tuple[NativeRequest, CommonFiel
 def sglang_max_tokens(prompt_length: int, requested: int | None, common: CommonFields, options: Options) -> int:
     """Return the number of tokens that may be sampled after a prompt (cassette `err_overlong`).
 
-    Raises:
-        RequestError: the prompt or the requested length does not fit into the context window.
+    Raises RequestError if the prompt or the requested length does not fit into the context window.
     """
     window = options.max_model_len
     if prompt_length >= window:
@@ -350,11 +349,7 @@ def output_logprobs(
 
 
 def routed_experts(prompt: Sequence[int], sampled: Sequence[int], start: int = 0) -> str:
-    """Return `routed_experts` of one choice, from a token on.
-
-    Raises:
-        RequestError: The prompt is shorter.
-    """
+    """Return `routed_experts` of one choice, from a token on. Raises RequestError if the prompt is shorter."""
     if not 0 <= start <= len(prompt):
         raise invalid_value(f"routed_experts_start_len={start} is not within the prompt of {len(prompt)} tokens.")
     return experts_as_int32([*prompt, *sampled], start)

@@ -52,8 +52,7 @@ def render(
 ) -> str:
     """Return the prompt. With `continue_final_message` it ends inside the last message.
 
-    Raises:
-        RequestError: a message has content that is not text.
+    Raises RequestError if a message has content that is not text.
     """
     users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
     last_user = users[-1] if users else -1
@@ -81,8 +80,7 @@ def render(
 def content_text(content: object) -> str:
     """Return the text of a message's content: a string, a list of text parts, or None.
 
-    Raises:
-        RequestError: the content is something else.
+    Raises RequestError if the content is something else.
     """
     if content is None:
         return ""
@@ -211,10 +209,7 @@ def prepare_for_vllm(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with an object as the arguments of each tool call.
 
     Arguments that are empty, invalid JSON, or JSON of another type become `{}` (vLLM 0.32, renderers/chat_utils.py,
-    `_postprocess_messages`).
-
-    Raises:
-        RequestError: a call has no id, type or name, or its arguments are not a string.
+    `_postprocess_messages`). Raises RequestError if a call has no id, type or name, or its arguments are not a string.
     """
     return [_prepared(message, _VLLM_CALLS, _object_or_empty) for message in messages]
 
@@ -222,9 +217,8 @@ def prepare_for_vllm(messages: Sequence[Message]) -> list[Message]:
 def prepare_for_sglang(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with an object as the arguments of each tool call, or None for a call without arguments.
 
-    Raises:
-        RequestError: arguments are a string but not a JSON object (SGLang 0.5.23, entrypoints/openai/serving_chat.py,
-            `normalize_assistant_tool_call_arguments`), or a call has no function.
+    Raises RequestError if arguments are a string but not a JSON object (SGLang 0.5.23, entrypoints/openai/serving_chat.py,
+    `normalize_assistant_tool_call_arguments`), or a call has no function.
     """
     return [_prepared(message, _SGLANG_CALLS, _object_required) for message in messages]
 

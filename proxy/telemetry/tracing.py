@@ -63,10 +63,8 @@ class Tracing:
 def start_tracing(endpoint: str, protocol: str, metrics: Metrics, *, content: bool) -> Tracing:
     """Start the export to a collector.
 
-    Headers, timeout, compression and certificates are those of the OTEL_EXPORTER_OTLP_* variables.
-
-    Raises:
-        ImportError: The package of the protocol is not installed.
+    Headers, timeout, compression and certificates are those of the OTEL_EXPORTER_OTLP_* variables. Raises ImportError if
+    the package of the protocol is not installed.
     """
     return Tracing(_exporter(endpoint, protocol), metrics, content=content)
 
