@@ -143,7 +143,7 @@ ADDED = {
 }
 USE = """
 import orjson
-from forests import make_choice, make_step
+from tests.support.forests import make_choice, make_step
 from proxy.api.control.export_query import export_query, export_query_from
 from proxy.api.control.schemas import ClaimBatch, ExportGroup, ExportMany, ExportRollout
 from proxy.api.requests import read_as
