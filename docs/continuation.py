@@ -130,8 +130,6 @@ the reason `stop_string`.
 The first call of a conversation, calls without a rollout ID, and `/inference/v1/generate`. Any other call that is not
 continued is sent as it came, and the reason is counted:
 
-| reason | meaning |
-|---|---|
 """
 
 _MIXED = """
@@ -155,15 +153,12 @@ continued: 457 ids kept, 12 ids rendered
 - The metrics `tokentape_continuations_total` by `result` and `reason`, `tokentape_continuation_duration_seconds` and
   `tokentape_rollout_cache_bytes`, and the row *Continuation* of the dashboard.
 
-| `result` | meaning |
-|---|---|
-| `continued` | recorded ids were sent in place of a rendering that differs |
-| `unchanged` | the rendering begins with the recorded ids: it was sent as ids |
-| `refused` | the call was sent as it came, for the reason |
+`result` is `continued` (recorded ids were sent in place of a rendering that differs), `unchanged` (the rendering begins with
+the recorded ids: it was sent as ids) or `refused` (the call was sent as it came, for the reason).
 """
 
 
 def continuation_page(made: str) -> str:
     """Return the page."""
-    rows = "".join(f"| `{code}` | {sentence} |\n" for code, sentence in REASONS.items())
+    rows = "".join(f"- `{code}`: {sentence}\n" for code, sentence in REASONS.items())
     return f"# Continuation\n\n{made}{_OPENING}{rows}{_MIXED}"

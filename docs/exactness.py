@@ -44,8 +44,6 @@ results; its scores of 1,816 recorded tokens differ by 0.009 on average, 0.062 a
 
 [certified]: https://github.com/tokentape/tokentape/tree/main/docs/certified
 
-| result | meaning |
-|---|---|
 {meanings}
 
 **Logprobs.** `record.logprobs` determines which logprobs are requested if the client requests none:
@@ -102,7 +100,7 @@ Steps of [translated dialects](dialects.md) are chat steps, and as exact; what M
 
 def exactness_page(made: str) -> str:
     """Return the page."""
-    meanings = "\n".join(f"| {verdict} | {meaning} |" for verdict, meaning in MEANINGS.items())
+    meanings = "\n".join(f"- *{verdict}*: {meaning}" for verdict, meaning in MEANINGS.items())
     engines = "\n".join("\n".join(_engine(engine)) for engine in ENGINES.values())
     return f"# Exactness\n\n{made}{_OPENING.replace('{meanings}', meanings)}\n{engines}\n{_UNSEEN}"
 

@@ -86,7 +86,7 @@ def _fields(fields: dict[str, Any], required: Any, schemas: dict[str, Any], expo
     ]
     if shared:
         others = ", ".join(f"`{name}`" for name in sorted(exports - shared))
-        texts.insert(0, f"the options of `GET /export` but {others}")
+        texts.insert(0, f"the options of `GET /export` (not {others})")
     return ", ".join(texts)
 
 
