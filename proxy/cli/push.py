@@ -107,10 +107,7 @@ async def push(
     # A separate session: the service must not receive our API key. A connection per request: if the service closed an idle
     # one, it would be unknown whether the group was received.
     connector = aiohttp.TCPConnector(force_close=True)
-    async with (
-        connected(address) as control,
-        aiohttp.ClientSession(timeout=timeout, connector=connector) as service,
-    ):
+    async with connected(address) as control, aiohttp.ClientSession(timeout=timeout, connector=connector) as service:
         max_token_len = await _max_token_len(service, options.service)
         async for group in _groups(control, request):
             prepared = prepare(group, options, max_token_len)

@@ -137,15 +137,7 @@ def headline(step: Mapping[str, Any]) -> Text:
     """Return the heading line of a step."""
     row = summary(step)
     reward = f"reward {step['reward']}" if step["reward"] is not None else ""
-    parts = (
-        row["step_id"],
-        row["dialect"],
-        row["model"] or "",
-        counts(row),
-        latency(row),
-        policy(row),
-        reward,
-    )
+    parts = (row["step_id"], row["dialect"], row["model"] or "", counts(row), latency(row), policy(row), reward)
     undelivered = ("" if row["delivered"] else "  not delivered") + ("  late" if row.get("late") else "")
     facts = "  ".join(visible(part) for part in parts if part)
     is_flagged = row["status"] != "error" and not row["exact"]

@@ -102,11 +102,7 @@ def _sglang(name: str, **fields: Any) -> Shape:
 
 THINKING_OFF: Final = {"chat_template_kwargs": {"enable_thinking": False}}
 # Calls that are forced by their text: vLLM's and SGLang's parsers for Hermes and Qwen read them, others show them as text.
-_FORCED: Final[dict[str, Any]] = {
-    "tools": [TOOL],
-    "max_tokens": 100,
-    "more": constraint(CALL, ""),
-}
+_FORCED: Final[dict[str, Any]] = {"tools": [TOOL], "max_tokens": 100, "more": constraint(CALL, "")}
 _REASONING: Final[Body] = {"logit_bias": {END_OF_THINKING: 6.5}, "max_tokens": 60}
 _SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "add", "schema": TOOL["function"]["parameters"]}}
 _CONVERSATION: Final = [
