@@ -4,10 +4,11 @@ The ids and logprobs of a node are those that the proxy recorded, never those of
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, Self, TypeVar
 from uuid import uuid4
 from warnings import warn
 
@@ -31,6 +32,8 @@ with suppress(ImportError):  # `import tokentape` works without openai; the cons
 if TYPE_CHECKING:
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
+
+T = TypeVar("T")
 
 PROMPT_FIELDS: Final = ("prompt", "messages", "input_ids")
 _NOT_SUPPORTED: Final = (
@@ -337,8 +340,8 @@ class ManagedServerAdapter:
     def __init__(self, managed_server: ManagedServer, base_url: str) -> None:
         self.managed_server = managed_server
         self.base_url = base_url
-        self.chat = _Chat(managed_server)
-        self.completions = _Completions(managed_server)
+        self.chat = _Chat(_Completions(managed_server.chat_completion))
+        self.completions = _Completions(managed_server.completion)
 
     async def post(self, *_: Any, **__: Any) -> NoReturn:
         """Not supported: raises NotImplementedError."""
@@ -349,22 +352,11 @@ class ManagedServerAdapter:
         raise NotImplementedError(_NOT_SUPPORTED.format("copy"))
 
 
+@dataclass(frozen=True, slots=True)
+class _Completions(Generic[T]):
+    create: Callable[..., Coroutine[Any, Any, T]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Chat:
-    def __init__(self, managed_server: ManagedServer) -> None:
-        self.completions = _ChatCompletions(managed_server)
-
-
-class _ChatCompletions:
-    def __init__(self, managed_server: ManagedServer) -> None:
-        self._managed_server = managed_server
-
-    async def create(self, **body: Any) -> "ChatCompletion":
-        return await self._managed_server.chat_completion(**body)
-
-
-class _Completions:
-    def __init__(self, managed_server: ManagedServer) -> None:
-        self._managed_server = managed_server
-
-    async def create(self, **body: Any) -> "Completion":
-        return await self._managed_server.completion(**body)
+    completions: "_Completions[ChatCompletion]"

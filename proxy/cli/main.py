@@ -4,7 +4,6 @@ Each command imports its implementation when it runs, so that `--help` and shell
 """
 
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -176,12 +175,6 @@ def tail(
     run(follow(address_of(url, None, api_key), rollout, last, output(), as_json=as_json))
 
 
-def _parameters(query: Iterable[str], **named: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the parameters NAME=VALUE of `--query`, and those of other options."""
-    given = [(name, value) for name, _, value in (parameter.partition("=") for parameter in query)]
-    return (*given, *((name, value) for name, value in named.items() if value))
-
-
 @app.command()
 def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     url: Annotated[str | None, typer.Option(help="Control API of a running proxy.")] = None,
@@ -212,13 +205,16 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
     as_json: AsJson = False,
 ) -> None:
     """Export rollouts as training rows."""
+    from proxy.cli.console import notes
     from proxy.cli.export import ExportRequest, export_to
-    from proxy.cli.push import PushOptions, push_all
+    from proxy.cli.push import PushOptions
+    from proxy.cli.push import push as post_groups
 
     if (url is None) == (store is None):
         usage_error("specify either --url (a running proxy) or --store (a store that no other process has open)")
-    more = _parameters(query or (), policy=policy, threads=threads, rescore=rescore)
-    request = ExportRequest(form, tuple(rollout or ()), group, include, container, more)
+    more = [(name, value) for name, _, value in (parameter.partition("=") for parameter in query or ())]
+    more += [(name, value) for name, value in (("policy", policy), ("threads", threads), ("rescore", rescore)) if value]
+    request = ExportRequest(form, tuple(rollout or ()), group, include, container, tuple(more))
     address = address_of(str(url), store, api_key)
     if push is None:
         if as_json and out is None:
@@ -230,7 +226,7 @@ def export(  # noqa: PLR0913, PLR0917 - each parameter is a named option
             "--push exports groups as scored_data; it excludes --rollout, --query, --rescore, --out and another --format"
         )
     options = PushOptions(push, group_size, env_id, force_partial, max_len)
-    if not run(push_all(address, request, options, as_json=as_json)):
+    if not run(post_groups(address, request, options, notes(), as_json=as_json)):
         raise typer.Exit(Exit.FAILED)
 
 

@@ -15,10 +15,25 @@ import orjson
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+TIMEOUT_S: Final = 1
+MAX_COMPLETIONS: Final = 200
+# Shells insert completions unquoted, so IDs with shell metacharacters are not offered.
+_SAFE: Final = re.compile(r"[\w./:@+-]+", re.ASCII)
 
-def complete_rollout_id(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the rollout IDs with this prefix."""
-    return rollout_ids(ctx, incomplete)
+
+def rollout_ids(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the newest rollout IDs with this prefix; none if the control API does not respond within TIMEOUT_S."""
+    url, key = ctx.params.get("url"), ctx.params.get("api_key")
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        return []
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        request = Request(f"{url.rstrip('/')}/rollouts?limit={MAX_COMPLETIONS}", headers=headers)  # noqa: S310 - the scheme is checked above
+        with urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
+            names = [str(rollout["rollout_id"]) for rollout in orjson.loads(response.read())["rollouts"]]
+    except (URLError, OSError, ValueError, KeyError, TypeError):
+        return []
+    return [name for name in names if name.startswith(incomplete) and _SAFE.fullmatch(name)]
 
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings; see config.example.yaml.")]
@@ -31,12 +46,12 @@ StoreUrl = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
-RolloutId = Annotated[str, typer.Argument(help="Rollout ID.", autocompletion=complete_rollout_id)]
+RolloutId = Annotated[str, typer.Argument(help="Rollout ID.", autocompletion=rollout_ids)]
 GroupId = Annotated[str, typer.Argument(help="Group ID.")]
 PolicyName = Annotated[str, typer.Option("--policy", help="Name of the policy.")]
 OptionalRolloutId = Annotated[
     str | None,
-    typer.Argument(help="Follow only this rollout, starting with its last steps.", autocompletion=complete_rollout_id),
+    typer.Argument(help="Follow only this rollout, starting with its last steps.", autocompletion=rollout_ids),
 ]
 
 
@@ -73,26 +88,6 @@ class Commands(typer.Typer):
 
 
 DEFAULT_URL = "http://127.0.0.1:8400"
-
-TIMEOUT_S: Final = 1
-MAX_COMPLETIONS: Final = 200
-# Shells insert completions unquoted, so IDs with shell metacharacters are not offered.
-_SAFE: Final = re.compile(r"[\w./:@+-]+", re.ASCII)
-
-
-def rollout_ids(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the newest rollout IDs with this prefix; none if the control API does not respond within TIMEOUT_S."""
-    url, key = ctx.params.get("url"), ctx.params.get("api_key")
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
-        return []
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        request = Request(f"{url.rstrip('/')}/rollouts?limit={MAX_COMPLETIONS}", headers=headers)  # noqa: S310 - the scheme is checked above
-        with urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
-            names = [str(rollout["rollout_id"]) for rollout in orjson.loads(response.read())["rollouts"]]
-    except (URLError, OSError, ValueError, KeyError, TypeError):
-        return []
-    return [name for name in names if name.startswith(incomplete) and _SAFE.fullmatch(name)]
 
 
 def _print_version(requested: bool) -> None:  # noqa: FBT001 - typer calls it this way

@@ -6,8 +6,8 @@ array lengths equal, and interprets the response.
 
 import gzip
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from http.client import CONFLICT
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 from rich.console import Console
 
-from proxy.cli.console import notes, print_json, visible
+from proxy.cli.console import print_json, visible
 from proxy.cli.control import Control, ControlAddress, Refused, connected
 from proxy.cli.export import ExportRequest
 from proxy.export import FORMATS, Inexpressible, Rows
@@ -54,83 +54,64 @@ class Member:
     skipped: str | None = None  # number of steps without a row, and why
 
 
-@dataclass(frozen=True, slots=True)
-class GroupToPush:
-    """A group: its ID, the size that it was opened with, and its rollouts.
-
-    `ended` is the status of a group that a consumer has acknowledged or dropped.
-    """
-
-    name: str
-    size: int | None
-    members: list[Member]
-    ended: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedGroup:
-    """The object to post, or None, and the problems that were found."""
-
-    body: dict[str, Any] | None
-    reasons: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """The result of pushing a group, and the problems that were found."""
-
-    group_id: str
-    result: str
-    reasons: list[str]
-
-    @property
-    def is_received(self) -> bool:
-        """Whether the service received the group."""
-        return self.result == "received"
-
-
 class _NoResponse(OSError):
     """The request was sent, but no response was received."""
 
 
 async def push(
-    address: ControlAddress, request: ExportRequest, options: PushOptions, *, notes: Console
-) -> list[Pushed]:
-    """Post the groups and print the result of each. A rejected group does not prevent the next one from being posted.
+    address: ControlAddress, request: ExportRequest, options: PushOptions, notes: Console, *, as_json: bool
+) -> bool:
+    """Post the groups, print the result of each, and return whether the service received all of them.
+
+    A rejected group does not prevent the next one from being posted.
 
     Raises:
         OSError: A request to the proxy failed, or the service is unreachable or not an Atropos service.
     """
-    results: Counter[str] = Counter()
-    pushed: list[Pushed] = []
+    results: list[dict[str, Any]] = []
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     # A separate session: the service must not receive our API key. A connection per request: if the service closed an idle
     # one, it would be unknown whether the group was received.
     connector = aiohttp.TCPConnector(force_close=True)
     async with connected(address) as control, aiohttp.ClientSession(timeout=timeout, connector=connector) as service:
         max_token_len = await _max_token_len(service, options.service)
-        async for group in _groups(control, request):
-            prepared = prepare(group, options, max_token_len)
-            for reason in prepared.reasons:
-                notes.print(f"group {group.name!r}: {visible(reason)}", markup=False, soft_wrap=True)
-            result = "not posted" if prepared.body is None else await _post(service, options.service, prepared.body)
-            notes.print(f"group {group.name!r}: {visible(result)}", markup=False, soft_wrap=True)
-            results[result if result in {"received", "not posted"} else "posted but not received"] += 1
-            pushed.append(Pushed(group.name, result, prepared.reasons))
-    summary = ", ".join(f"{count} {result}" for result, count in results.items()) or "none"
+        every = [group["group_id"] async for group in control.groups(page=PAGE_SIZE)] if request.group is None else []
+        for name in every if request.group is None else [request.group]:
+            group = await control.group(name)
+            if request.group is None and group["status"] in {"done", "dropped"}:
+                body, reasons = None, [f"its status is already {group['status']}; use --group to post it anyway"]
+            else:
+                members = [await _member(control, rollout, request) for rollout in group["rollouts"]]
+                body, reasons = prepare(group["size"], members, options, max_token_len)
+            result = "not posted" if body is None else await _post(service, options.service, body)
+            for line in (*reasons, result):
+                notes.print(f"group {name!r}: {visible(line)}", markup=False, soft_wrap=True)
+            results.append({"group_id": name, "result": result, "reasons": reasons})
+    counts = Counter(
+        found["result"] if found["result"] in {"received", "not posted"} else "posted but not received"
+        for found in results
+    )
+    summary = ", ".join(f"{count} {result}" for result, count in counts.items()) or "none"
     notes.print(f"groups: {summary}", markup=False, soft_wrap=True)
-    return pushed
+    is_received = all(found["result"] == "received" for found in results)
+    if as_json:
+        print_json({"received": is_received, "groups": results})
+    return is_received
 
 
-def prepare(group: GroupToPush, options: PushOptions, max_token_len: int) -> PreparedGroup:
-    """Return what to post of a group. `max_token_len` is the limit of the service; 0 or less means no limit."""
+def prepare(
+    opened_size: int | None, members: Sequence[Member], options: PushOptions, max_token_len: int
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the object to post for a group, or None, and the problems that were found.
+
+    `opened_size` is the size that the group was opened with. `max_token_len` is the limit of the service; 0 or less means no
+    limit.
+    """
     reasons, kept = [], []
-    size = group.size if options.group_size is None else options.group_size
-    if group.ended is not None:
-        return PreparedGroup(None, [f"its status is already {group.ended}; use --group to post it anyway"])
+    size = opened_size if options.group_size is None else options.group_size
     if size is None:
-        return PreparedGroup(None, ["its size is unknown because calls created it; use --group-size"])
-    for member in group.members:
+        return None, ["its size is unknown because calls created it; use --group-size"]
+    for member in members:
         problem = _problem(member, max_token_len, options.max_len)
         reasons += [f"rollout {member.rollout_id!r}: skipped {member.skipped}"] if member.skipped else []
         if problem is None:
@@ -141,18 +122,18 @@ def prepare(group: GroupToPush, options: PushOptions, max_token_len: int) -> Pre
         body = FORMATS[FORMAT].gather(kept)
         assert_even(body)
     except (Inexpressible, ValueError) as error:
-        return PreparedGroup(None, [*reasons, str(error)])
+        return None, [*reasons, str(error)]
     scores = body.get("scores", [])
     if not scores:
-        return PreparedGroup(None, [*reasons, "it has no sequences to post"])
+        return None, [*reasons, "it has no sequences to post"]
     if len(scores) > 1 and len(set(scores)) == 1:  # an Atropos environment drops such a group too, by default
-        return PreparedGroup(None, [*reasons, f"all scores are equal ({scores[0]}), so it has no learning signal"])
+        return None, [*reasons, f"all scores are equal ({scores[0]}), so it has no learning signal"]
     if len(scores) != size:
         reasons.append(f"it has {len(scores)} sequences to post; a complete group has {size}")
-    is_complete = len(group.members) == len(kept) == len(scores) == size
+    is_complete = len(members) == len(kept) == len(scores) == size
     if not is_complete and not options.force_partial:
-        return PreparedGroup(None, [*reasons, "it is incomplete; use --force-partial to post it anyway"])
-    return PreparedGroup({**body, **({} if options.env_id is None else {"env_id": options.env_id})}, reasons)
+        return None, [*reasons, "it is incomplete; use --force-partial to post it anyway"]
+    return {**body, **({} if options.env_id is None else {"env_id": options.env_id})}, reasons
 
 
 def assert_even(body: Mapping[str, Any]) -> None:
@@ -183,16 +164,6 @@ def _problem(member: Member, max_token_len: int, max_len: int | None) -> str | N
     if 0 < max_token_len <= max(lengths):  # an environment also drops sequences that are as long as the limit
         return f"is too long: it has {max(lengths)} tokens, and the service accepts fewer than {max_token_len}"
     return None
-
-
-async def _groups(control: Control, request: ExportRequest) -> AsyncIterator[GroupToPush]:
-    """Yield the requested groups, newest first, with their rollouts in the order of the group."""
-    every = [group["group_id"] async for group in control.groups(page=PAGE_SIZE)] if request.group is None else []
-    for name in every if request.group is None else [request.group]:
-        group = await control.group(name)
-        members = [await _member(control, rollout, request) for rollout in group["rollouts"]]
-        ended = group["status"] if request.group is None and group["status"] in {"done", "dropped"} else None
-        yield GroupToPush(name, group["size"], members, ended)
 
 
 async def _member(control: Control, rollout: Mapping[str, Any], request: ExportRequest) -> Member:
@@ -268,12 +239,3 @@ async def _request(
     if not isinstance(parsed, dict):
         raise OSError(f"{url} did not return a JSON object; check that it is an Atropos service")
     return parsed
-
-
-async def push_all(address: ControlAddress, request: ExportRequest, options: PushOptions, *, as_json: bool) -> bool:
-    """Post the groups and return whether the service received all of them. Raises OSError if a request fails."""
-    pushed = await push(address, request, options, notes=notes())
-    is_received = all(group.is_received for group in pushed)
-    if as_json:
-        print_json({"received": is_received, "groups": [asdict(group) for group in pushed]})
-    return is_received

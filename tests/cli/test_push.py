@@ -13,7 +13,7 @@ from tests.support.fakes import proxying
 from proxy.cli import push as pushing
 from proxy.cli.control import ControlAddress
 from proxy.cli.export import ExportRequest
-from proxy.cli.push import GroupToPush, Member, PushOptions, assert_even, prepare, push
+from proxy.cli.push import Member, PushOptions, assert_even, prepare, push
 from proxy.export import Rows
 from proxy.server.listener import simulating
 from proxy.simulator.options import Options
@@ -76,8 +76,9 @@ async def push_to(proxy, service, request=SCORED_DATA, **options) -> tuple[bool,
     url, env_id = service
     output = io.StringIO()
     to = PushOptions(**{"service": url, "group_size": 4, "env_id": env_id, **options})
-    groups = await push(ControlAddress(proxy, None, None), request, to, notes=Console(file=output, width=1000))
-    received = all(group.is_received for group in groups)
+    received = await push(
+        ControlAddress(proxy, None, None), request, to, Console(file=output, width=1000), as_json=False
+    )
     return received, output.getvalue()
 
 
@@ -198,28 +199,26 @@ def test_ab_4_a_group_with_a_rollout_at_the_length_limit_is_not_posted():
     """The service accepts shorter ones only; 0 or less means no limit."""
     members = [member("a", 8, 0.0), member("b", 7, 1.0)]
 
-    prepared = prepare(GroupToPush("g", 2, members), PushOptions(""), 8)
+    body, reasons = prepare(2, members, PushOptions(""), 8)
 
-    assert prepared.body is None
-    assert "rollout 'a' is too long: it has 8 tokens, and the service accepts fewer than 8" == prepared.reasons[0]
-    assert prepare(GroupToPush("g", 2, members), PushOptions(""), -1).body is not None
+    assert body is None
+    assert "rollout 'a' is too long: it has 8 tokens, and the service accepts fewer than 8" == reasons[0]
+    assert prepare(2, members, PushOptions(""), -1)[0] is not None
 
 
 def test_a_group_with_an_open_rollout_is_not_posted():
-    prepared = prepare(
-        GroupToPush("g", 2, [member("a", 8, 0.0), member("b", 7, 1.0, status="open")]), PushOptions(""), -1
-    )
+    body, reasons = prepare(2, [member("a", 8, 0.0), member("b", 7, 1.0, status="open")], PushOptions(""), -1)
 
-    assert prepared.body is None
-    assert "rollout 'b' has status open; finish it first" == prepared.reasons[0]
+    assert body is None
+    assert "rollout 'b' has status open; finish it first" == reasons[0]
 
 
 def test_a_group_has_an_env_id_only_if_one_is_configured():
     """Without one the service accepts any group size."""
     members = [member("a", 8, 0.0), member("b", 7, 1.0)]
 
-    assert 3 == prepare(GroupToPush("g", None, members), PushOptions("", 2, env_id=3), -1).body["env_id"]
-    assert "env_id" not in prepare(GroupToPush("g", None, members), PushOptions("", 2), -1).body
+    assert 3 == prepare(None, members, PushOptions("", 2, env_id=3), -1)[0]["env_id"]
+    assert "env_id" not in prepare(None, members, PushOptions("", 2), -1)[0]
 
 
 @pytest.mark.parametrize("name", ["masks", "inference_logprobs", "advantages"])
@@ -284,10 +283,10 @@ async def test_a_done_group_is_not_posted_unless_named(http, proxy, service):
 def test_a_group_with_a_sequence_without_trained_tokens_is_not_posted():
     untrained = member("a", 3, 0.0)
     untrained.rows.rows[0]["masks"] = [[-100] * 3]
-    prepared = prepare(GroupToPush("g", 2, [untrained, member("b", 3, 1.0)]), PushOptions(""), -1)
+    body, reasons = prepare(2, [untrained, member("b", 3, 1.0)], PushOptions(""), -1)
 
-    assert prepared.body is None
-    assert "rollout 'a' has a sequence without trained tokens" == prepared.reasons[0]
+    assert body is None
+    assert "rollout 'a' has a sequence without trained tokens" == reasons[0]
 
 
 async def test_an_unreachable_service_is_an_error(proxy):

@@ -538,7 +538,7 @@ async def test_both_create_methods_of_the_adapter_sample_through_the_managed_ser
 
 async def test_methods_of_the_adapter_that_would_bypass_the_nodes_raise():
     """`post` and `copy` of an OpenAI client."""
-    adapter = ManagedServerAdapter(None, "http://base/v1")
+    adapter = ManagedServerAdapter(ManagedServer(None), "http://base/v1")
 
     with pytest.raises(NotImplementedError, match="copy"):
         adapter.copy()
