@@ -22,6 +22,6 @@ async def suite_of(url: str, *, model: str | None = None, limit_s: float = LIMIT
 
 async def run_shape(suite: Suite, name: str, *, stream: bool = False) -> Cell:
     """Run the shape with this name."""
-    kind = suite.subject.traits.kind
+    kind = suite.kind
     (shape,) = (shape for shape in SHAPES if shape.name == name and shape.is_for(kind))
     return await suite.run(shape, stream=stream)

@@ -35,7 +35,7 @@ from proxy.cli.certify.conversations import (
     reports_versions,
 )
 from proxy.cli.certify.shapes import CHAT, QUESTION, SEED, SHAPES, WORDS
-from proxy.cli.certify.suite import Gone, Subject, Suite
+from proxy.cli.certify.suite import Gone, Suite
 from proxy.cli.check.engines import is_tokentape
 from proxy.cli.console import certify_bar, print_error, print_json
 from proxy.cli.runner import Exit
@@ -97,13 +97,17 @@ async def make_suite(access: Access, wanted: str | None, tolerance: float) -> Su
     shown = await _detected(access)
     traits = Traits(shown["kind"], shown["version"], has_parser=shown["parser"])
     words = {word: token for word in WORDS if (token := await _token(access, traits.kind, model, word)) is not None}
-    subject = Subject(traits, model, shown["logprobs_mode"], words=words, tolerance=tolerance)
-    subject.has_seeds, subject.tokens_per_s = await _has_seeds(access, model)
+    has_seeds, tokens_per_s = await _has_seeds(access, model)
     today = datetime.now(UTC).date().isoformat()
     certificate = Certificate(traits.kind, traits.version or "of unknown version", model, version("tokentape"), today)
-    certificate.facts = {"seeds": subject.has_seeds, "parser": shown["parser"], "streams": shown["streams"]}
-    await _find_scorer(access, subject, certificate)
-    return Suite(access, subject, certificate)
+    certificate.facts = {"seeds": has_seeds, "parser": shown["parser"], "streams": shown["streams"]}
+    scorer = None
+    try:
+        scorer = replace(await find_scorer(access.engine.score, traits.kind, None), model=model)
+    except (NotScored, OSError, TypeError) as error:  # TypeError: a list of models that is none
+        certificate.scores.reason = str(error)
+    mode = shown["logprobs_mode"]
+    return Suite(access, certificate, traits, model, mode, words, has_seeds, tokens_per_s, scorer, tolerance)
 
 
 async def _one(suite: Suite, run: Callable[[], Awaitable[Cell]]) -> Cell:
@@ -131,7 +135,7 @@ async def _one(suite: Suite, run: Callable[[], Awaitable[Cell]]) -> Cell:
 
 
 def _tests(suite: Suite, *, admin: bool) -> Iterator[Test]:
-    kind = suite.subject.traits.kind
+    kind = suite.kind
     for shape in SHAPES:
         if shape.is_for(kind):
             for stream in shape.modes:
@@ -215,11 +219,3 @@ def _text(answer: Answer) -> Any:
         return response["choices"][0]["message"]
     except (ValueError, KeyError, IndexError, TypeError):
         return None
-
-
-async def _find_scorer(access: Access, subject: Subject, certificate: Certificate) -> None:
-    try:
-        subject.scorer = await find_scorer(access.engine.score, subject.traits.kind, None)
-        subject.scorer = replace(subject.scorer, model=subject.model)
-    except (NotScored, OSError, TypeError) as error:  # TypeError: a list of models that is none
-        certificate.scores.reason = str(error)

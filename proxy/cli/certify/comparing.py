@@ -123,7 +123,7 @@ def difference(expected: Merged, actual: Merged) -> str:
             return (
                 f"{place} {_two_keys(wanted, shown)}"
                 if path[-1:] == ("keys",)
-                else (f"{place} is {_short(shown)}, the engine alone returns {_short(wanted)}")
+                else (f"{place} is {short(shown)}, the engine alone returns {short(wanted)}")
             )
     return ""
 
@@ -132,8 +132,8 @@ def _two_keys(wanted: Any, shown: Any) -> str:
     """Return how two sets of keys of objects differ."""
     alone, through = ({key for keys in every or () for key in keys} for every in (wanted, shown))
     if alone == through:
-        return f"has its keys as {_short(sorted(shown or ()))}, of the engine alone as {_short(sorted(wanted or ()))}"
-    return f"has more keys {_short(sorted(through - alone))}, and lacks {_short(sorted(alone - through))}"
+        return f"has its keys as {short(sorted(shown or ()))}, of the engine alone as {short(sorted(wanted or ()))}"
+    return f"has more keys {short(sorted(through - alone))}, and lacks {short(sorted(alone - through))}"
 
 
 def _gather(value: Any, path: Path, found: Merged, depth: int) -> None:
@@ -174,7 +174,8 @@ def _steady(value: Any, depth: int) -> Any:
     return {key: inner is not None if _changes(key) else _steady(inner, depth + 1) for key, inner in value.items()}
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Return the start of a value's text."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

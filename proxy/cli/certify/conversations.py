@@ -87,7 +87,7 @@ async def continued(suite: Suite, mode: str, *, tools: bool, stream: bool) -> Ce
 async def _talk(suite: Suite, path: str, *, tools: bool, stream: bool) -> None:
     """Send the messages back as text, as agents do. Raises NotServed."""
     calling = await _calling(suite) if tools else {}
-    sentence = _SENTENCE.get(suite.subject.traits.kind, {})
+    sentence = _SENTENCE.get(suite.kind, {})
     messages: list[Any] = list(QUESTION)
     for turn in range(_TURNS):
         calls = tools and turn != 1
@@ -102,7 +102,7 @@ async def _talk(suite: Suite, path: str, *, tools: bool, stream: bool) -> None:
 
 async def _calling(suite: Suite) -> Body:
     """Return the fields with which the engine's response has a tool call. Raises NotServed."""
-    regex = constraint(CALL, "").get(suite.subject.traits.kind, {})
+    regex = constraint(CALL, "").get(suite.kind, {})
     for fields in (regex, {"tool_choice": "required"}):
         body = _turn(suite, QUESTION, 0, {"tools": [TOOL], **fields})
         with suppress(NotServed):
@@ -112,8 +112,8 @@ async def _calling(suite: Suite) -> Body:
 
 
 def _turn(suite: Suite, messages: list[Any], turn: int, more: Body) -> Body:
-    body = {"model": suite.subject.model, "messages": messages, "seed": SEED + turn, "max_tokens": 80, **_ENDS, **more}
-    return biased(body, suite.subject.words)
+    body = {"model": suite.model, "messages": messages, "seed": SEED + turn, "max_tokens": 80, **_ENDS, **more}
+    return biased(body, suite.words)
 
 
 async def _reply(suite: Suite, path: str, body: Body, *, stream: bool) -> Body:
@@ -174,20 +174,20 @@ async def _stored(suite: Suite, rollout: str) -> dict[str, Any]:
 def _tokens(suite: Suite) -> int:
     """Return the number of tokens of a call that takes long enough to be interrupted."""
     least, most = _LONGEST
-    window = suite.subject.scorer.window if suite.subject.scorer is not None else None
-    return max(least, min(int(suite.subject.tokens_per_s * _LONG_S), most, (window or most) - 100))
+    window = suite.scorer.window if suite.scorer is not None else None
+    return max(least, min(int(suite.tokens_per_s * _LONG_S), most, (window or most) - 100))
 
 
 def _long(suite: Suite, path: str, fields: Body) -> Body:
     body = {**fields, "stream": True}
-    return body if path == SGLANG_GENERATE else body | {"model": suite.subject.model, "ignore_eos": True}
+    return body if path == SGLANG_GENERATE else body | {"model": suite.model, "ignore_eos": True}
 
 
 async def logprobs_mode(suite: Suite) -> Cell:
     """Measure what the engine computes logprobs from, and compare it with what steps record."""
     alternatives = []
     for sampling in ({"temperature": 1}, {"temperature": 0.5}, {"temperature": 1, "top_k": 1}):
-        body = {"model": suite.subject.model, "messages": QUESTION, "seed": SEED, "max_tokens": 1, **THINKING_OFF}
+        body = {"model": suite.model, "messages": QUESTION, "seed": SEED, "max_tokens": 1, **THINKING_OFF}
         answer = await suite.access.engine.post(CHAT, {**body, "logprobs": True, "top_logprobs": 5, **sampling})
         if answer.status != OK:
             return Cell("not served", f"the engine returns {answer.status}: {answer.message}")
@@ -196,7 +196,7 @@ async def logprobs_mode(suite: Suite) -> Cell:
     if mode is None:
         return Cell("not served", "the likely tokens in the engine's responses do not show it")
     suite.certificate.facts["logprobs_mode"] = mode
-    recorded = suite.subject.logprobs_mode
+    recorded = suite.logprobs_mode
     if mode == recorded:
         return Cell("ok", mode)
     fix = f"set engines.endpoints[].logprobs_mode: {mode}"
@@ -238,7 +238,7 @@ async def reports_versions(suite: Suite) -> Cell:
     found = []
     for path, body in calls:
         rollout = suite.new_rollout()
-        named = body if path == SGLANG_GENERATE else body | {"model": suite.subject.model}
+        named = body if path == SGLANG_GENERATE else body | {"model": suite.model}
         await suite.access.proxy.post(f"/rollouts/{rollout}{path}", named)
         steps = await suite.steps(rollout)
         if any(span.get("policy_version") for step in steps for choice in step["choices"] for span in choice["spans"]):
@@ -255,7 +255,7 @@ def _native(suite: Suite, tokens: int) -> list[tuple[str, Body]]:
         "vllm": (VLLM_GENERATE, {"token_ids": IDS, "sampling_params": {"max_tokens": tokens, **sampling}}),
         "sglang": (SGLANG_GENERATE, {"input_ids": IDS, "sampling_params": {"max_new_tokens": tokens, **sampling}}),
     }
-    return [calls[suite.subject.traits.kind]] if suite.subject.traits.kind in calls else []
+    return [calls[suite.kind]] if suite.kind in calls else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ _OTHER: Final = "tokentape-certify"
 
 async def new_version(suite: Suite) -> Cell:
     """Change the label of the weights within a call, and restore it; return whether the step has both."""
-    answer = await suite.access.engine.get(ADMIN[suite.subject.traits.kind].version)
+    answer = await suite.access.engine.get(ADMIN[suite.kind].version)
     shown = answer.json()
     before = shown.get("weight_version") if isinstance(shown, dict) else None
     if answer.status != OK or not isinstance(before, str):
@@ -310,7 +310,7 @@ async def new_version(suite: Suite) -> Cell:
 
 async def paused(suite: Suite) -> Cell:
     """Pause the engine within a call, and resume it; return whether the step is exact."""
-    routes = ADMIN[suite.subject.traits.kind]
+    routes = ADMIN[suite.kind]
 
     async def pause() -> Answer:
         answer = await suite.access.engine.post(*routes.pause)
@@ -327,7 +327,7 @@ async def paused(suite: Suite) -> Cell:
 
 async def aborted(suite: Suite) -> Cell:
     """Abort the engine's calls; return whether the step is flagged as aborted, with the ids until then."""
-    routes = ADMIN[suite.subject.traits.kind]
+    routes = ADMIN[suite.kind]
     body = {"prompt": IDS, "max_tokens": _tokens(suite)}
     try:
         abort = routes.abort

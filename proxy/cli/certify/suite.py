@@ -17,6 +17,7 @@ from proxy.cli.certify.comparing import (
     merged,
     payloads,
     sampled_ids,
+    short,
 )
 from proxy.cli.certify.shapes import SGLANG_GENERATE, TOKENS, Body, Shape
 from proxy.protocols.dialects import DIALECTS
@@ -48,37 +49,28 @@ class Gone(Exception):
     """The engine does not answer any more; the message is the reason."""
 
 
-@dataclass(slots=True)
-class Subject:
-    """What is known of the engine that is certified.
-
-    `has_seeds`: whether two requests with one seed get the same tokens. `tokens_per_s`: of one
-    call. `words`: the ids of special tokens, by their text.
-    """
-
-    traits: Traits
-    model: str
-    logprobs_mode: str | None
-    has_seeds: bool = False
-    tokens_per_s: float = 100.0
-    words: dict[str, int] = field(default_factory=dict)
-    scorer: Scorer | None = None
-    tolerance: float = 0.01
-
-
+@dataclass
 class Suite:
     """Runs shapes against an engine. Each method returns a cell, or raises `Gone`."""
 
-    def __init__(self, access: Access, subject: Subject, certificate: Certificate) -> None:
-        self.access = access
-        self.subject = subject
-        self.certificate = certificate
-        self._rollouts = 0
-        self._slow = 0
-        self._ids: dict[str, dict[int, list[int]] | None] = {}
+    access: Access
+    certificate: Certificate
+    traits: Traits
+    model: str
+    logprobs_mode: str | None
+    words: dict[str, int]  # the ids of special tokens, by their text
+    has_seeds: bool  # two requests with one seed get the same tokens
+    tokens_per_s: float  # of one call
+    scorer: Scorer | None
+    tolerance: float
+    _rollouts: int = 0
+    _slow: int = 0
+    _ids: dict[str, dict[int, list[int]] | None] = field(default_factory=dict)
 
-    def __repr__(self) -> str:
-        return f"<Suite of {self.subject.traits.kind}, {self._rollouts} rollouts>"
+    @property
+    def kind(self) -> str:
+        """The engine type."""
+        return self.traits.kind
 
     def new_rollout(self) -> str:
         """Return the ID of a new rollout."""
@@ -87,11 +79,11 @@ class Suite:
 
     def body_of(self, shape: Shape, *, stream: bool) -> Body:
         """Return the request of a shape to this engine."""
-        body = shape.body_for(self.subject.traits.kind, self.subject.model, self.subject.words)
-        if not self.subject.has_seeds and not shape.draws and "seed" in body:
+        body = shape.body_for(self.kind, self.model, self.words)
+        if not self.has_seeds and not shape.draws and "seed" in body:
             body |= _GREEDY
         if body.get("max_tokens") == TOKENS:
-            body["max_tokens"] = max(_LEAST, min(TOKENS, int(TOKENS * self.subject.tokens_per_s / _FAST)))
+            body["max_tokens"] = max(_LEAST, min(TOKENS, int(TOKENS * self.tokens_per_s / _FAST)))
         return body | ({"stream": True} if stream else {})
 
     async def run(self, shape: Shape, *, stream: bool) -> Cell:
@@ -185,7 +177,7 @@ class Suite:
             return cell
         if (cell := await self._other_ids(shape, steps[0])) is not None:
             return cell
-        if self.subject.logprobs_mode == "processed_logprobs" and _TRUNCATING & body.keys():
+        if self.logprobs_mode == "processed_logprobs" and _TRUNCATING & body.keys():
             return Cell("exact")  # its logprobs are of the kept tokens only, and scores are of all
         return await self.scored(rollout) or Cell("exact")
 
@@ -213,14 +205,12 @@ class Suite:
 
     def _quirks(self, path: str, body: Mapping[str, Any], step: Mapping[str, Any]) -> list[Quirk]:
         dialect = DIALECTS[path].name if path in DIALECTS else "chat"  # to which the others are translated
-        options = CallOptions(traits=self.subject.traits)
-        return applicable(
-            ENGINES[options.traits.kind], dialect, body, options, live=step["extra"].get("streaming") == "live"
-        )
+        options, live = CallOptions(traits=self.traits), step["extra"].get("streaming") == "live"
+        return applicable(ENGINES[self.kind], dialect, body, options, live=live)
 
     async def _other_ids(self, shape: Shape, step: Mapping[str, Any]) -> Cell | None:
         """Return a cell if the engine returns other ids for the same request, where its text is the same."""
-        kind = self.subject.traits.kind
+        kind = self.kind
         if shape.treatment != "compared" or shape.draws or kind not in ASKING or shape.path not in DIALECTS:
             return None
         if shape.name not in self._ids:
@@ -232,7 +222,7 @@ class Suite:
         again = await self._asked(shape, kind)
         if again != expected:
             return None  # it samples other tokens each time
-        return Cell("wrong", f"recorded ids {_short(actual)}, the engine alone returns {_short(expected)}")
+        return Cell("wrong", f"recorded ids {short(actual)}, the engine alone returns {short(expected)}")
 
     async def _asked(self, shape: Shape, kind: str) -> dict[int, list[int]] | None:
         answer = await self.access.engine.post(shape.path, self.body_of(shape, stream=False) | ASKING[kind])
@@ -240,12 +230,12 @@ class Suite:
 
     async def scored(self, rollout: str) -> Cell | None:
         """Let the engine score what a rollout exports; return a cell if it contradicts."""
-        scorer, mode = self.subject.scorer, self.subject.logprobs_mode
+        scorer, mode = self.scorer, self.logprobs_mode
         if scorer is None or mode not in {"raw_logprobs", "processed_logprobs", "after_temperature_logprobs"}:
             return None
         answer = await self.access.proxy.get(f"/rollouts/{rollout}/export?format=sequences")
         rows = answer.json()["rows"] if answer.status == OK else []
-        options = AuditOptions(self.subject.tolerance, mode, at_once=1)  # type: ignore[arg-type]  # checked above
+        options = AuditOptions(self.tolerance, mode, at_once=1)  # type: ignore[arg-type]  # checked above
         results = await audit_rows(_each(rows), scorer, options, AuditLog(None), lambda _result: None)
         for result in results:
             if result.mean is not None and result.max is not None:
@@ -258,7 +248,7 @@ class Suite:
 
     def _is_wrong(self, result: Result) -> bool:
         if result.verdict == "other weights":
-            limit = self.subject.tolerance
+            limit = self.tolerance
             return (result.mean or 0) >= _SMALL * limit or (result.max or 0) >= _SMALL_ALONE * limit
         return not result.is_well
 
@@ -294,8 +284,3 @@ def _unnamed(answer: Answer) -> Any:
 def _first(result: Result) -> str:
     first = result.first or {}
     return f"first at {first.get('position')}, recorded {first.get('recorded')}, scored {first.get('scored')}"
-
-
-def _short(ids: Any) -> str:
-    text = str(ids)
-    return text if len(text) <= 60 else f"{text[:57]}..."

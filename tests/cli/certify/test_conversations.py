@@ -74,7 +74,7 @@ async def test_an_agent_that_leaves_has_a_partial_step():
 async def test_the_mode_of_logprobs_is_measured(shape, mode):
     async with simulating("127.0.0.1:0", Options(shape=shape)) as engine, suite_of(engine) as suite:
         cell = await logprobs_mode(suite)
-        suite.subject.logprobs_mode = "processed_logprobs"
+        suite.logprobs_mode = "processed_logprobs"
         other = await logprobs_mode(suite)
 
     assert ("ok", mode) == (cell.verdict, cell.why)

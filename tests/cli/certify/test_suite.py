@@ -44,7 +44,7 @@ async def test_a_slow_engine_gets_shorter_replies():
     """Except of shapes whose length is a part of them."""
     async with simulating("127.0.0.1:0", Options()) as engine, suite_of(engine) as suite:
         lengths = {}
-        for suite.subject.tokens_per_s in (1000.0, 25.0, 0.1):
+        for suite.tokens_per_s in (1000.0, 25.0, 0.1):
             for shape in SHAPES:
                 body = suite.body_of(shape, stream=False)
                 lengths.setdefault(shape.name, []).append(body.get("max_tokens"))
