@@ -9,6 +9,7 @@ from typing import Any, Final
 import orjson
 
 from deploy.grafana.panels import DATASOURCE, Panel, Row, graph, heatmap, laid_out, stat, state_timeline, table
+from proxy.telemetry.metrics import DECLARED
 
 ALL: Final = 'job=~"$job", instance=~"$instance"'
 SCHEMA_VERSION: Final = 39  # Grafana 11.0; later versions migrate it when they load it
@@ -31,18 +32,18 @@ def gauge(metric: str, by: str = "", aggregate: str = "sum") -> str:
     return f"{aggregate} by ({by}) (tokentape_{metric}{{{ALL}}})" if by else f"{aggregate}(tokentape_{metric}{{{ALL}}})"
 
 
-def quantiles(title: str, description: str, metric: str, **options: Any) -> Panel:
-    """Return a panel with p50, p90 and p99 of a duration."""
+def quantiles(title: str, metric: str, description: str = "", **options: Any) -> Panel:
+    """Return a panel with p50, p90 and p99 of a duration, by default with the help text of its metric."""
     queries = [(quantile(share, metric), legend) for share, legend in ((0.5, "p50"), (0.9, "p90"), (0.99, "p99"))]
-    return graph(title, description, "s", *queries, **options)
+    return graph(title, description or DECLARED[metric].text, "s", *queries, **options)
 
 
-def quantiles_by_engine(title: str, description: str, metric: str) -> Panel:
+def quantiles_by_engine(title: str, metric: str) -> Panel:
     """Return a panel with p50 and p99 of a duration, by engine."""
     queries = [
         (quantile(share, metric, "engine"), f"{{{{engine}}}}, {name}") for share, name in ((0.5, "p50"), (0.99, "p99"))
     ]
-    return graph(title, description, "s", *queries, width=12)
+    return graph(title, DECLARED[metric].text, "s", *queries, width=12)
 
 
 def process(metric: str) -> str:
@@ -95,10 +96,9 @@ TRAFFIC = Row("Traffic", [
           "reqps", (f"{rate('errors', 'code')} > 0", "{{code}}"), stacked=True),
     graph("In flight", "Calls in flight, and how many of them are queued for an endpoint.", "short",
           (gauge("in_flight_calls", "instance"), "{{instance}}"), (gauge("queued_calls"), "queued")),
-    quantiles("Call duration", "Time from the arrival of a call to its end. Most of it is spent at the engine.",
-              "call_duration_seconds"),
-    quantiles("Time to first byte", "Time from the arrival of a call to the first byte of the engine's response.",
-              "time_to_first_byte_seconds"),
+    quantiles("Call duration", "call_duration_seconds",
+              "Time from the arrival of a call to its end. Most of it is spent at the engine."),
+    quantiles("Time to first byte", "time_to_first_byte_seconds"),
     graph("Replays and health probes",
           "Stored responses for repeated Idempotency-Keys, and health probes, which are not recorded.",
           "reqps", (rate("idempotent_replays"), "replays"), (rate("health_probes"), "health probes"), width=12),
@@ -108,12 +108,11 @@ TRAFFIC = Row("Traffic", [
 ])  # fmt: skip
 
 OVERHEAD = Row("Overhead", [
-    quantiles("Overhead per call", "Time that a call spends in the proxy, its queue and its store, not at the engine.",
-              "proxy_overhead_seconds", limit=0.1),
+    quantiles("Overhead per call", "proxy_overhead_seconds", limit=0.1),
     heatmap("Distribution of overhead", "Number of calls by overhead.", "s",
             f"sum by (le) (increase(tokentape_proxy_overhead_seconds_bucket{{{ALL}}}[$__rate_interval]))"),
-    quantiles("Time in queue", "Of the calls that were queued because their endpoint reached max_in_flight.",
-              "queue_duration_seconds"),
+    quantiles("Time in queue", "queue_duration_seconds",
+              "Of the calls that were queued because their endpoint reached max_in_flight."),
     graph("Dropped spans", "Spans that were not exported: the collector did not accept them, or too many were waiting.",
           "suffix: /s", (f"{rate('dropped_spans', 'reason')} > 0", "{{reason}}"), width=24),
 ])  # fmt: skip
@@ -155,8 +154,8 @@ CONTINUATION = Row("Continuation", [
           "reqps", (rate("continuations", "result"), "{{result}}"), stacked=True),
     graph("Refused continuations by reason", "Reasons for which calls were sent as they came (docs/continuation.md).", "reqps",
           (f"{rate('continuations', 'reason', REFUSED)} > 0", "{{reason}}"), stacked=True),
-    quantiles("Duration of continuations", "Time for the engine's renderings before the call is sent.",
-              "continuation_duration_seconds"),
+    quantiles("Duration of continuations", "continuation_duration_seconds",
+              "Time for the engine's renderings before the call is sent."),
     graph("Rollouts in memory", "Memory for the rollouts of calls. Its limit is agents.rollout_cache_bytes.",
           "bytes", (gauge("rollout_cache_bytes", "instance"), "{{instance}}"), width=24),
 ])  # fmt: skip
@@ -194,10 +193,8 @@ ENGINES = Row("Engines", [
           (gauge("queued_calls", "engine"), "{{engine}}")),
     table("Detected engines", "Kind and version of each endpoint; auto until its first call.",
           f"max by (engine, kind, version) (tokentape_engine_info{{{ALL}}})", ("engine", "kind", "version")),
-    quantiles_by_engine("Call duration by engine", "Time from the arrival of a call to its end.", "call_duration_seconds"),
-    quantiles_by_engine("Time to first byte by engine",
-                        "Time from the arrival of a call to the first byte of the engine's response.",
-                        "time_to_first_byte_seconds"),
+    quantiles_by_engine("Call duration by engine", "call_duration_seconds"),
+    quantiles_by_engine("Time to first byte by engine", "time_to_first_byte_seconds"),
 ])  # fmt: skip
 
 ROLLOUTS = Row("Rollouts", [
@@ -212,7 +209,7 @@ ROLLOUTS = Row("Rollouts", [
           (gauge("claimed_groups", "policy", "max"), "claimed: {{policy}}")),
     graph("Age of the oldest group", "Time since the oldest unclaimed group is complete. An alert fires above an hour.", "s",
           (gauge("oldest_complete_group_age_seconds", "policy", "max"), "{{policy}}"), limit=3600),
-    quantiles("Wait of claims", "Time that claims of batches waited for groups.", "claim_wait_seconds"),
+    quantiles("Wait of claims", "claim_wait_seconds"),
     graph("Refused, dropped and redelivered groups",
           "Refused groups remain in the queue and count in each claim (docs/http-api.md). Redelivered: in a batch before.",
           "suffix: /s", (f"{rate('refused_groups', 'policy, reason')} > 0", "refused for {{policy}}: {{reason}}"),
@@ -277,19 +274,8 @@ PROCESS = Row("Process", [
 ])  # fmt: skip
 
 ROWS: Final = (
-    OVERVIEW,
-    TRAFFIC,
-    OVERHEAD,
-    TOKENS,
-    FIDELITY,
-    DRIFT,
-    CONTINUATION,
-    STORE,
-    ENGINES,
-    ROLLOUTS,
-    REWARDS,
-    PROCESS,
-)
+    OVERVIEW, TRAFFIC, OVERHEAD, TOKENS, FIDELITY, DRIFT, CONTINUATION, STORE, ENGINES, ROLLOUTS, REWARDS, PROCESS,
+)  # fmt: skip
 
 
 def dashboard() -> dict[str, Any]:
