@@ -2,13 +2,11 @@
 
 upstream    an engine that responds immediately with fixed bytes
 turns       the same for conversations
-bare        the minimal proxy: an aiohttp reverse proxy that parses and stores nothing
 load        clients with little overhead
 servers     runs each server in its own process
 rows        the rows of the table of targets
 curves      costs as functions of prompt length, concurrency and stored data
 storing     memory of the store per token
-exporting   memory of an export of many rollouts
 profile     where the CPU time of a call goes
 results     files and pages with the results
 plots       plots of the results

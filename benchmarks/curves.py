@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks import exporting, load
+from benchmarks import load
 from benchmarks.load import chat
 from benchmarks.rows import Places, conversation
 from benchmarks.servers import Server, serving, started
@@ -115,7 +115,7 @@ def steps(places: Places) -> Curve:
 
     async def measure(server: Server, socket: Path, count: int) -> dict[str, float]:
         name = f"with-{count}"
-        await exporting.fill(socket, 1, conversation(count, 16 * count, "r"), names=lambda _: name)
+        await load.fill(socket, 1, conversation(count, 16 * count, "r"), names=lambda _: name)
         page = await _milliseconds(server, f"/rollouts/{name}/steps?limit=50")
         export = await _milliseconds(server, f"/rollouts/{name}/export?format=sequences&container=arrow")
         tree = await _milliseconds(server, f"/rollouts/{name}/tree")
@@ -139,7 +139,7 @@ def stored(places: Places) -> Curve:
 
     async def measure(server: Server, socket: Path, count: int) -> dict[str, float]:
         nonlocal count_before
-        await exporting.fill(socket, count - count_before, conversation(2, 64, "r"), first=count_before)
+        await load.fill(socket, count - count_before, conversation(2, 64, "r"), first=count_before)
         count_before = count
         page = await _milliseconds(server, "/rollouts?limit=100")
         export = await _milliseconds(server, "/rollouts/r7/export?format=sequences&container=arrow")

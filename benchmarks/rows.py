@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import redis
 
-from benchmarks import exporting, load, upstream
+from benchmarks import load, upstream
 from benchmarks.load import Calls, chat, translated
 from benchmarks.servers import Server, serving, started
 from proxy.export import FORMATS
@@ -254,7 +254,7 @@ def storage_row(rollouts: int = 8) -> Row:
             with redis.Redis(unix_socket_path=str(socket)) as server:
                 before = server.info("memory")["used_memory_dataset"]
                 for number in range(rollouts):
-                    await exporting.fill(socket, 1, conversation(50, 32_000, f"r{number}"), first=number)
+                    await load.fill(socket, 1, conversation(50, 32_000, f"r{number}"), first=number)
                 grown = server.info("memory")["used_memory_dataset"] - before
             await store.close()
         return grown / (rollouts * 32_000)
@@ -291,11 +291,11 @@ def export_whole_row(places: Places, rollouts: int = 1_000, tokens: int = 8_000)
         started("tokentape", places.direct.url, f"embedded:{folder}/store") as server,
     ):
         steps = conversation(20, tokens, "r")
-        asyncio.run(exporting.fill(Path(folder) / "store/valkey.sock", rollouts, steps))
+        asyncio.run(load.fill(Path(folder) / "store/valkey.sock", rollouts, steps))
         rates = []
         for _ in range(3):
             started_at = time.perf_counter()
-            asyncio.run(exporting.export(server, "arrow"))
+            asyncio.run(load.export(server, "arrow"))
             rates.append(rollouts * tokens / (time.perf_counter() - started_at) / 1e6)
     return _rate_row("by GET /export, from the store", rollouts, median(rates))
 
@@ -311,8 +311,8 @@ def export_memory_rows(places: Places, rollouts: int = 10_000) -> list[Row]:
         tempfile.TemporaryDirectory() as folder,
         started("tokentape", places.direct.url, f"embedded:{folder}/store") as server,
     ):
-        asyncio.run(exporting.fill(Path(folder) / "store/valkey.sock", rollouts, conversation(4, 2_000, "r")))
-        measured = [(name, *asyncio.run(exporting.export(server, name))) for name in ("ndjson", "arrow", "parquet")]
+        asyncio.run(load.fill(Path(folder) / "store/valkey.sock", rollouts, conversation(4, 2_000, "r")))
+        measured = [(name, *asyncio.run(load.export(server, name))) for name in ("ndjson", "arrow", "parquet")]
     what = f"export of {rollouts:,} rollouts x 2k tokens, {{}}: peak resident memory"
     return [
         Row(what.format(name), "<= 200 MB", f"{peak / 1e6:.0f} MB (of {length / 1e6:.0f} MB)", at_most(200e6, peak))

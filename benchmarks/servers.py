@@ -1,4 +1,7 @@
-"""Runs each server in its own process: `python -m benchmarks.servers KIND [ARGUMENTS]` prints its port and serves."""
+"""Runs each server in its own process: `python -m benchmarks.servers KIND [ARGUMENTS]` prints its port and serves.
+
+Bare is the baseline: a minimal aiohttp reverse proxy that forwards bytes and parses and stores nothing.
+"""
 
 import asyncio
 import json
@@ -13,17 +16,51 @@ import time
 import types
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import uvloop
 from aiohttp import web
 
-from benchmarks.bare import make_bare
 from benchmarks.turns import TurnsEngine
 from benchmarks.upstream import listen
+
+ENGINE = web.AppKey("engine", str)
+SESSION = web.AppKey("session", aiohttp.ClientSession)
+
+
+async def pass_on(request: web.Request) -> web.StreamResponse:
+    """Forward one call."""
+    body = await request.read()
+    url = request.app[ENGINE] + request.path
+    async with request.app[SESSION].post(url, data=body, headers={"Content-Type": "application/json"}) as answer:
+        response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]})
+        await response.prepare(request)
+        async for read in answer.content.iter_any():
+            await response.write(read)
+        await response.write_eof()
+        return response
+
+
+async def session_of(app: web.Application) -> AsyncIterator[None]:
+    """Provide one client session without limits."""
+    connector = aiohttp.TCPConnector(limit=0)
+    app[SESSION] = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+    yield
+    await app[SESSION].close()
+
+
+def make_bare(engine: str) -> web.Application:
+    """Return the application."""
+    app = web.Application(client_max_size=2**26)
+    app[ENGINE] = engine
+    app.cleanup_ctx.append(session_of)
+    app.router.add_route("POST", "/{path:.*}", pass_on)
+    return app
+
 
 _HERE = Path(__file__).parent.parent
 _INSTALLED = re.compile(r".*/(site-packages|lib/python3\.\d+)/")
