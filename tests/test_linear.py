@@ -22,7 +22,7 @@ REPEATS = 3
 # Public functions that no feeder calls, and why they take nothing whose size a stranger decides.
 NOT_FED = {
     "it takes numbers, names or settings": (
-        "arrays.floats_with_gaps", "facts.RolloutFacts.split", "tree.Spot.shorter", "thread_rules.rules_of",
+        "arrays.floats_with_gaps", "facts.RolloutFacts.split", "thread_rules.rules_of",
         "token_annotations.TokenAnnotations.fields", "export.with_threads", "sequence_view.RowSource.refuse_unlogged",
         "sequence_view.SequenceView.placed", "areal.ArealFormat.placed",
     ),

@@ -86,7 +86,12 @@ def match(
             return Ambiguous(replies)
         refused = turn_problem(turn, options, sampler)
         if refused is None:
-            return _match(turn, messages, position)
+            restored = turn.restored
+            history = [
+                restore(restored[index], message) if index in restored else message
+                for index, message in enumerate(messages[:position])
+            ]
+            return Match(turn, history, restore(turn.reply, messages[position]), messages[position + 1 :])
         reason = refused if reason == "edited" else reason  # the reason of the longest match
     return reason
 
@@ -132,14 +137,10 @@ def _are_texts(content: Any) -> bool:
         isinstance(part, Mapping)
         and part.get("type") == "text"
         and isinstance(part.get("text"), str)
-        and (len(part) == _TEXT_FIELDS or not any(map(_names_media, part)))
+        # With a field of a medium, even null, vLLM (0.32.0) ignores prompt ids.
+        and (len(part) == _TEXT_FIELDS or not any(word in name for name in part for word in _MEDIA))
         for part in content
     )
-
-
-def _names_media(field: Any) -> bool:
-    """Return whether a field of a part is that of a medium: with one, even null, vLLM (0.32.0) ignores prompt ids."""
-    return isinstance(field, str) and any(word in field for word in _MEDIA)
 
 
 def turn_problem(turn: Turn, options: bytes, sampler: Sampler) -> Reason | None:
@@ -154,15 +155,6 @@ def _fits(turn: Turn, options: bytes, sampler: Sampler) -> Reason | None:
     if (turn.kind, turn.model, turn.policy) != (sampler.kind, sampler.model, sampler.policy):
         return "model"
     return "options" if turn.options != options else None
-
-
-def _match(turn: Turn, messages: Sequence[Message], position: int) -> Match:
-    restored = turn.restored
-    history = [
-        restore(restored[index], message) if index in restored else message
-        for index, message in enumerate(messages[:position])
-    ]
-    return Match(turn, history, restore(turn.reply, messages[position]), list(messages[position + 1 :]))
 
 
 def restore(reply: Message, sent_back: Message) -> Message:

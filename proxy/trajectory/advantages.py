@@ -71,34 +71,29 @@ class SoftPenalty:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """The steps that share a reward: those that rows train, the oldest first, all steps, and the longest response's length.
+    """The steps that share a reward."""
 
-    `thread` is the one whose reward it is; None if it is that of the rollout.
-    """
-
-    trained: tuple[str, ...]
+    trained: tuple[str, ...]  # those that rows train, the oldest first
     steps: tuple[str, ...]
-    response_len: int
-    thread: str | None = None
+    response_len: int  # of the longest response
+    thread: str | None = None  # whose reward it is; None: the rollout's
 
     def penalized(self, facts: RolloutFacts, penalty: SoftPenalty) -> RolloutFacts:
         """Return the facts with the penalty: in the reward, and in that of its last trained step if it has one."""
         lowered_by = penalty.of(self.response_len)
         if not lowered_by:
             return facts
-        facts = self._with_reward(facts, lowered_by)
+        if self.thread is not None:
+            rewards = {**facts.thread_rewards, self.thread: facts.thread_rewards[self.thread] + lowered_by}
+            facts = replace(facts, thread_rewards=rewards)
+        elif facts.reward is not None:
+            facts = replace(facts, reward=facts.reward + lowered_by)
         last = self.trained[-1]
         own = facts.step_rewards.get(last)
         if own is None:
             return facts
         lowered = own + lowered_by if isinstance(own, int | float) else [*own[:-1], own[-1] + lowered_by]
         return replace(facts, step_rewards={**facts.step_rewards, last: lowered})
-
-    def _with_reward(self, facts: RolloutFacts, lowered_by: float) -> RolloutFacts:
-        if self.thread is not None:
-            lowered = facts.thread_rewards[self.thread] + lowered_by
-            return replace(facts, thread_rewards={**facts.thread_rewards, self.thread: lowered})
-        return facts if facts.reward is None else replace(facts, reward=facts.reward + lowered_by)
 
     def turns(self, facts: RolloutFacts) -> tuple[str, ...]:
         """Return the ids of the turns, the oldest first."""

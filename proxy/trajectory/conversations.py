@@ -195,8 +195,8 @@ def canonical_json(text: Any) -> str:
 
 def replies_of(step: Step) -> dict[int, dict[str, Any]]:
     """Return the messages that were sampled in a step, by the index of the choice."""
-    messages = {index: answer.get("message") for index, answer in answers_of(step).items()}
-    return {index: message for index, message in messages.items() if isinstance(message, dict)}
+    answers = answers_of(step).items()
+    return {index: message for index, answer in answers if isinstance(message := answer.get("message"), dict)}
 
 
 def role_of(message: Any) -> Any:

@@ -50,7 +50,8 @@ def expert_rows(experts: Experts | None, count: int) -> ExpertRows | None:
     if header is None:
         return None
     kind, size, fortran, *shape = (group.decode() for group in header.groups())
-    data = experts.raw[_npy_start(experts.raw) :]
+    start = 12 if experts.raw[6] > 1 else 10  # the length of the header has 2 bytes in version 1, then 4
+    data = experts.raw[start + int.from_bytes(experts.raw[8:start], "little") :]
     tokens, layers, chosen = map(int, shape)
     if fortran == "True" or tokens != count or len(data) != count * layers * chosen * int(size) or not data:
         return None
@@ -73,12 +74,6 @@ def join_experts(parts: Iterable[tuple[int, ExpertRows | None]]) -> ExpertRows |
         raws.append(rows.raw[(count - start) * (len(rows.raw) // rows.count) :])
         count = start + rows.count
     return None if first is None else ExpertRows(b"".join(raws), count, first.shape, first.dtype)
-
-
-def _npy_start(raw: bytes) -> int:
-    """Return where the data of a .npy file begins: after its header, whose length is in 2 bytes (version 1) or 4."""
-    wide = raw[6] > 1
-    return (12 if wide else 10) + int.from_bytes(raw[8 : 12 if wide else 10], "little")
 
 
 def head_of(choice: Choice) -> dict[str, Any]:

@@ -43,17 +43,13 @@ _BINS: Final = 20  # down to -10; lower logprobs are rare
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Why a step is a fork, and the earlier step it was compared with.
-
-    `message` is the index of the first message that differs, `expected` and `found` begin the texts of both; None if no message
-    differs.
-    """
+    """Why a step is a fork."""
 
     kind: Kind
-    step_id: str
-    message: int | None = None
-    expected: str | None = None
-    found: str | None = None
+    step_id: str  # of the earlier step that it was compared with
+    message: int | None = None  # the index of the first message that differs, if one does
+    expected: str | None = None  # the beginning of its text in the earlier step
+    found: str | None = None  # and in the fork
 
 
 def find_forks(tree: Tree, drifting: Container[str] = ()) -> dict[Key, Fork]:
@@ -164,12 +160,20 @@ def outline(
                 "superseded": node.position in superseded,
                 "branches": branches.get(node.key, []),
                 "owner": owners.get(node.key),
-                **({"fork": _shown_fork(fork)} if (fork := forks.get(node.key)) else {}),
+                **(
+                    {"fork": {**_present(asdict(fork)), "why": KINDS[fork.kind]}}
+                    if (fork := forks.get(node.key))
+                    else {}
+                ),
             }
             for node in tree.nodes
         ],
         "logprobs": histogram(node.choice for node in tree.nodes),
-        "drift": [_boundary(boundary, continuations.get(boundary.step_id, {})) for boundary in drift],
+        "drift": [
+            {**asdict(boundary), **{name: why[name] for name in ("reason", "why") if name in why}}
+            for boundary in drift
+            for why in [continuations.get(boundary.step_id, {})]
+        ],
         "unplaced": [{**calls[step.step_id][0], "why": why} for step, why in tree.unplaced],
         "threads": [thread.as_json() for thread in threads.all],
         "counts": _counts(steps, tree, len(exported.branches), len(drift)),
@@ -189,14 +193,8 @@ def _node(node: Node, call: Mapping[str, Any], answers: Mapping[int, Mapping[str
     }
 
 
-def _shown_fork(fork: Fork) -> dict[str, Any]:
-    """Return why a step is a fork, with the sentence for its kind."""
-    return {**{name: value for name, value in asdict(fork).items() if value is not None}, "why": KINDS[fork.kind]}
-
-
-def _boundary(boundary: Drift, continuation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a drift boundary, with the reason why its step was not continued, if there is one."""
-    return {**asdict(boundary), **{name: continuation[name] for name in ("reason", "why") if name in continuation}}
+def _present(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _call(step: Step, continuation: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -231,7 +229,7 @@ def _continuation(step: Step, reasons: Mapping[Any, str]) -> dict[str, Any] | No
     recorded = step.extra.get("continuation")
     if not isinstance(recorded, Mapping):
         return None
-    shown = {name: recorded[name] for name in _CONTINUATION if recorded.get(name) is not None}
+    shown = _present({name: recorded.get(name) for name in _CONTINUATION})
     return {**shown, "why": reasons.get(shown["reason"], shown["reason"])} if "reason" in shown else shown
 
 

@@ -402,6 +402,7 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
     spans: list[SequenceSpan] = []
     problems: dict[str, None] = {}
     masks: list[tuple[int, Mask]] = []
+    starts = [(node, node.step.experts_start) for node in branch.path]
     for node in branch.path:
         owned = node.position in branch.owned
         spans += _spans(node, owned=owned)
@@ -427,17 +428,9 @@ def _row(branch: Branch, facts: RolloutFacts, position: int) -> Row:
         policy=branch.policy,
         thread=branch.thread,
         masks=tuple(masks),
-        experts=_experts(branch.path),
+        # The last sampled token of a step has no experts there: it is read by the next step only.
+        experts=join_experts((at, expert_rows(node.choice.routed_experts, node.end - 1 - at)) for node, at in starts),
     )
-
-
-def _experts(path: Sequence[Node]) -> ExpertRows | None:
-    """Return the experts of each token of a path but the last, each from the first step that has it; None if some are missing.
-
-    The last sampled token of a step has none there: it is read by the next one only.
-    """
-    starts = [(node, node.step.experts_start) for node in path]
-    return join_experts((at, expert_rows(node.choice.routed_experts, node.end - 1 - at)) for node, at in starts)
 
 
 def _marks(step: Step) -> Iterator[str]:

@@ -100,10 +100,8 @@ class Families:
 
     def _continued(self, opening: Opening) -> tuple[int, Opening] | None:
         """Return the newest step whose messages and reply an opening begins with."""
-        start = max(opening.first, opening.length - _STATES)
-        places = [self._place(opening, at) for at in range(start, opening.length)]
-        for at, replies in self._replied.follow(places):
-            found = replies.get(self._digests.of(opening.message(start + at)))
+        for at in range(opening.length - 1, max(opening.first, opening.length - _STATES) - 1, -1):
+            found = self._replied.at(self._place(opening, at)).get(self._digests.of(opening.message(at)))
             if found:
                 return found[-1]
         return None
@@ -299,8 +297,7 @@ class Thread:
 
     def as_json(self) -> dict[str, Any]:
         """Return the thread without what is absent."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,14 +497,10 @@ def _name(group: _Group) -> str:
     started = b"" if group.start is None else group.start.text.encode(errors="replace")
     if group.rule is not None and group.rule.kind == "sub-agent":
         started = group.oldest.digest
-    digest = blake2b(min(map(_key, others)) + started, digest_size=_DIGEST_BYTES)
+    keys = [("\0".join((each.model or "", *sorted(each.tools))), each.system.key) for each in others]
+    digests = (blake2b(key + text.encode(errors="replace"), digest_size=16).digest() for text, key in keys)
+    digest = blake2b(min(digests) + started, digest_size=_DIGEST_BYTES)
     return f"{group.kind}:{digest.hexdigest()}"
-
-
-def _key(opening: Opening) -> bytes:
-    """Return a digest of the model, the system prompt and the tools of a step."""
-    values = "\0".join((opening.model or "", *sorted(opening.tools)))
-    return blake2b(opening.system.key + values.encode(errors="replace"), digest_size=16).digest()
 
 
 def _thread(name: str, groups: Sequence[_Group], names: Mapping[int, str]) -> Thread:

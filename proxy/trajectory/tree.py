@@ -15,7 +15,7 @@ Rule 4: nothing is recursive: a rollout may be thousands of steps deep. Nothing 
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise, takewhile
 from typing import Any
@@ -31,44 +31,34 @@ from proxy.trajectory.step import Choice, Ids, Prompt, Step
 Key = tuple[str, int]
 
 
-class Spot:
-    """A sequence of whole pieces.
+class _Spot:
+    """A sequence of whole pieces."""
 
-    `ending` has the indexed sequences that end within the next piece, by their remaining bytes.
-    """
+    __slots__ = ("ending", "links", "nearest", "parent", "piece", "rests")
 
-    __slots__ = ("_links", "_rests", "ending", "nearest", "parent", "piece")
-
-    def __init__(self, parent: "Spot | None", piece: bytes) -> None:
+    def __init__(self, parent: "_Spot | None", piece: bytes) -> None:
         self.parent = parent
         self.piece = piece
-        self.ending: dict[bytes, int] = {}
-        self._rests: list[bytes] | None = None
-        self._links: list[int] = []
-        self.nearest: tuple[Spot, int] | bool | None = False  # False: not searched yet
+        self.ending: dict[
+            bytes, int
+        ] = {}  # the indexed sequences that end within the next piece, by their remaining bytes
+        self.rests: list[bytes] = []  # these bytes in order, once `ending` is complete
+        self.links: list[int] = []  # the index of the longest other rest that each begins with, or -1
+        self.nearest: tuple[_Spot, int] | bool | None = False  # False: not searched yet
 
     def longest(self, rest: bytes) -> int:
         """Return the index in the sorted rests of the longest one that `rest` begins with; -1 if there is none."""
-        if not self.ending:
-            return -1
-        rests = self._sorted()
+        if len(self.rests) < len(self.ending):
+            self._sort()
         # All that sorts between a prefix of `rest` and `rest` begins with that prefix too.
-        index = bisect_right(rests, rest) - 1
-        while index >= 0 and not rest.startswith(rests[index]):
-            index = self._links[index]
+        index = bisect_right(self.rests, rest) - 1
+        while index >= 0 and not rest.startswith(self.rests[index]):
+            index = self.links[index]
         return index
 
-    def shorter(self, index: int) -> int:
-        """Return the index of the longest other rest that the one at this index begins with, or -1."""
-        return self._links[index]
-
-    def number(self, index: int) -> int:
-        """Return the number of the sequence whose rest is at this index."""
-        return self.ending[self._sorted()[index]]
-
-    def above(self) -> "tuple[Spot, int] | None":
+    def above(self) -> "tuple[_Spot, int] | None":
         """Return the longest indexed sequence that ends before this one and is a prefix of it, as spot and index."""
-        path: list[Spot] = []
+        path: list[_Spot] = []
         spot, found = self, None
         while spot.parent is not None:
             if not isinstance(spot.nearest, bool):
@@ -84,28 +74,25 @@ class Spot:
             visited.nearest = found
         return found
 
-    def _sorted(self) -> list[bytes]:
-        """Return the rests in order, each linked to the longest other one that it begins with."""
-        if self._rests is None:
-            self._rests = sorted(self.ending)
-            inside: list[int] = []
-            for index, rest in enumerate(self._rests):
-                while inside and not rest.startswith(self._rests[inside[-1]]):
-                    inside.pop()
-                self._links.append(inside[-1] if inside else -1)
-                inside.append(index)
-        return self._rests
+    def _sort(self) -> None:
+        self.rests, self.links = sorted(self.ending), []
+        inside: list[int] = []
+        for index, rest in enumerate(self.rests):
+            while inside and not rest.startswith(self.rests[inside[-1]]):
+                inside.pop()
+            self.links.append(inside[-1] if inside else -1)
+            inside.append(index)
 
 
 class Prefixes:
     """An index of numbered id sequences. All of them are added before the first lookup."""
 
     def __init__(self) -> None:
-        self._root = Spot(None, b"")
-        self._next: dict[tuple[int, bytes], Spot] = {}
-        self._of_links: dict[int, tuple[Link, Spot]] = {}  # by id(): the links are referenced here, so no id is reused
+        self._root = _Spot(None, b"")
+        self._next: dict[tuple[int, bytes], _Spot] = {}
+        self._of_links: dict[int, tuple[Link, _Spot]] = {}  # by id(): the links are referenced here, so no id is reused
 
-    def locate(self, prompt: Prompt) -> tuple[Spot, bytes]:
+    def locate(self, prompt: Prompt) -> tuple[_Spot, bytes]:
         """Return the location where a prompt ends: equal for equal ids."""
         if not isinstance(prompt, SharedIds):
             return self._onwards(self._root, to_little_endian(prompt))
@@ -124,7 +111,7 @@ class Prefixes:
             self._of_links[id(link)] = (link, spot)
         return self._onwards(spot, prompt.tail)
 
-    def add(self, location: tuple[Spot, bytes], ids: Ids, number: int) -> int:
+    def add(self, location: tuple[_Spot, bytes], ids: Ids, number: int) -> int:
         """Index the sequence of these ids after a located prompt; return its number.
 
         If the same ids were added before, that is their number.
@@ -133,7 +120,7 @@ class Prefixes:
         return spot.ending.setdefault(rest, number)
 
     @staticmethod
-    def beginnings(location: tuple[Spot, bytes]) -> Iterator[int]:
+    def beginnings(location: tuple[_Spot, bytes]) -> Iterator[int]:
         """Return the numbers of the indexed sequences that a located prompt begins with, the longest first."""
         spot, rest = location
         index = spot.longest(rest)
@@ -141,22 +128,16 @@ class Prefixes:
         while found is not None:
             spot, index = found
             while index >= 0:
-                yield spot.number(index)
-                index = spot.shorter(index)
+                yield spot.ending[spot.rests[index]]
+                index = spot.links[index]
             found = spot.above()
 
-    def _onwards(self, spot: Spot, raw: bytes) -> tuple[Spot, bytes]:
+    def _onwards(self, spot: _Spot, raw: bytes) -> tuple[_Spot, bytes]:
         whole = len(raw) - len(raw) % UNIT_BYTES
         for start in range(0, whole, UNIT_BYTES):
-            spot = self._after(spot, raw[start : start + UNIT_BYTES])
+            key = id(spot), raw[start : start + UNIT_BYTES]
+            spot = self._next.get(key) or self._next.setdefault(key, _Spot(spot, key[1]))
         return spot, raw[whole:]
-
-    def _after(self, spot: Spot, piece: bytes) -> Spot:
-        key = (id(spot), piece)
-        found = self._next.get(key)
-        if found is None:
-            found = self._next[key] = Spot(spot, piece)
-        return found
 
 
 def earlier_attempts(steps: Iterable[Step]) -> dict[str, str]:
@@ -194,33 +175,15 @@ def _attempt(step: Step) -> int:
     return int(step.extra.get("attempt", 0))
 
 
-def _earlier_of_policies(calls: Mapping[str, Step]) -> dict[str, str]:
-    """Return the previous attempt of each retry, where both are calls of one policy."""
-    by_policy: dict[str, list[Step]] = {}
-    for step in calls.values():
-        by_policy.setdefault(step.policy, []).append(step)
-    if len(by_policy) <= 1:
-        return earlier_attempts(calls.values())
-    return {
-        step_id: earlier
-        for policy, steps in by_policy.items()
-        for step_id, earlier in earlier_attempts(steps).items()
-        if earlier in calls and calls[earlier].policy == policy
-    }
-
-
 class Node(Struct, frozen=True):
-    """One choice of one step. `position` and `parent` are indexes into the tree's nodes, which are ordered by age.
+    """One choice of one step."""
 
-    `start` is the position of its first sampled id in its full ids, `end` their length.
-    """
-
-    position: int
-    parent: int | None
+    position: int  # in the tree's nodes, which are ordered by age
+    parent: int | None  # the position of its parent
     step: Step
     choice: Choice
-    start: int
-    end: int
+    start: int  # the position of its first sampled id in its full ids
+    end: int  # the length of its full ids
 
     @property
     def key(self) -> Key:
@@ -235,10 +198,8 @@ class Node(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """The locations of the nodes' prompts in the index of prefixes, and for each node the one that represents its full ids."""
-
-    spots: list[tuple[Spot, bytes]]
-    same: list[int]
+    spots: list[tuple[_Spot, bytes]]  # the location of each node's prompt in the index of prefixes
+    same: list[int]  # for each node the one that represents its full ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +263,13 @@ class Tree:
         calls = {
             step.step_id: step for step in (*(node.step for node in self.nodes), *(step for step, _ in self.unplaced))
         }
-        earlier = _earlier_of_policies(calls)
+        by_policy: defaultdict[str, list[Step]] = defaultdict(list)
+        for step in calls.values():
+            by_policy[step.policy].append(step)
+        pairs = (pair for steps in by_policy.values() for pair in earlier_attempts(steps).items())
+        earlier = {
+            later: before for later, before in pairs if before in calls and calls[before].policy == calls[later].policy
+        }
         if not earlier:
             return
         continued = {node.step.step_id for node in self.nodes if self.children[node.position]}
@@ -369,7 +336,7 @@ def _is_path(placed: Sequence[tuple[Step, Choice]]) -> bool:
 def _index(placed: Sequence[tuple[Step, Choice]]) -> _Index:
     # by policy and thread, and images of unknown places
     prefixes: defaultdict[tuple[str, str | None, str], Prefixes] = defaultdict(Prefixes)
-    located: dict[Any, tuple[Spot, bytes]] = {}  # by id(): the choices of a step share their prompts
+    located: dict[Any, tuple[_Spot, bytes]] = {}  # by id(): the choices of a step share their prompts
     spots = []
     joined: list[Prefixes] = []  # of each node
     for step, choice in placed:
